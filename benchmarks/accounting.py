@@ -1,7 +1,9 @@
-"""How long an epsilon and a calibration take: the tight accountant against dp-accounting's PLD at its default grid.
+"""How long an epsilon and a calibration take: the tight accountant against dp-accounting's PLD at
+its default grid.
 
-Run it alone on the machine: ``python benchmarks/accounting.py`` prints a Markdown table and says whether the promises hold;
-``--json`` prints one JSON object instead; ``--quick`` skips the slowest reference runs (T = 1e7).
+Run it alone on the machine: ``python benchmarks/accounting.py`` prints a Markdown table and says
+whether the promises hold; ``--json`` prints one JSON object instead; ``--quick`` skips the slowest
+reference runs (T = 1e7).
 """
 
 from __future__ import annotations
@@ -69,7 +71,12 @@ def peer_noise(rate: float, steps: int, epsilon: float, delta: float) -> float:
         )
 
     found = dp_accounting.calibrate_dp_mechanism(
-        pld.PLDAccountant, make, epsilon, delta, dp_accounting.LowerEndpointAndGuess(0.1, 2.0), tol=1e-4
+        pld.PLDAccountant,
+        make,
+        epsilon,
+        delta,
+        dp_accounting.LowerEndpointAndGuess(0.1, 2.0),
+        tol=1e-4,
     )
     return float(found)
 
@@ -83,7 +90,11 @@ def epsilons(quick: bool) -> list[dict[str, Any]]:
         lower = accounting.curve(event)
         upper_again = lower.epsilon(delta)
         skip = quick and steps > 1_000_000
-        theirs_value, theirs = (None, None) if skip else timed(lambda a=(rate, noise, steps, delta): peer_epsilon(*a), 1)
+        theirs_value, theirs = (
+            (None, None)
+            if skip
+            else timed(lambda a=(rate, noise, steps, delta): peer_epsilon(*a), 1)
+        )
         rows.append(
             {
                 "rate": rate,
@@ -105,7 +116,10 @@ def calibrations() -> list[dict[str, Any]]:
     rows = []
     for rate, steps, epsilon, delta in CALIBRATIONS:
         found, ours = timed(
-            lambda r=rate, n=steps, e=epsilon, d=delta: accounting.calibrate.noise(lambda s: training(r, s, n), e, d), 3
+            lambda r=rate, n=steps, e=epsilon, d=delta: accounting.calibrate.noise(
+                lambda s: training(r, s, n), e, d
+            ),
+            3,
         )
         theirs_value, theirs = timed(lambda a=(rate, steps, epsilon, delta): peer_noise(*a), 1)
         rows.append(
@@ -142,13 +156,17 @@ def verdict(rows: list[dict[str, Any]], targets: list[dict[str, Any]]) -> dict[s
 def table(rows: list[dict[str, Any]], targets: list[dict[str, Any]]) -> str:
     """Markdown."""
     lines = [
-        "| q | sigma | T | delta | epsilon (lower - upper) | tight | dp-accounting PLD | its epsilon |",
+        "| q | sigma | T | delta | epsilon (lower - upper) | tight | dp-accounting PLD | its "
+        "epsilon |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        peer = ("-", "-") if row["pld"] is None else (f"{row['pld_ms']:.0f} ms", f"{row['pld']:.6g}")
+        peer = (
+            ("-", "-") if row["pld"] is None else (f"{row['pld_ms']:.0f} ms", f"{row['pld']:.6g}")
+        )
         lines.append(
-            f"| {row['rate']:g} | {row['noise']:g} | {row['steps']:g} | {row['delta']:g} | {row['lower']:.6g} - {row['upper']:.6g} "
+            f"| {row['rate']:g} | {row['noise']:g} | {row['steps']:g} | {row['delta']:g} | "
+            f"{row['lower']:.6g} - {row['upper']:.6g} "
             f"| {row['tight_ms']:.0f} ms | {peer[0]} | {peer[1]} |"
         )
     lines += [
@@ -158,7 +176,8 @@ def table(rows: list[dict[str, Any]], targets: list[dict[str, Any]]) -> str:
     ]
     for row in targets:
         lines.append(
-            f"| {row['rate']:g} | {row['steps']:g} | {row['epsilon']:g} | {row['delta']:g} | {row['noise']:.5f} "
+            f"| {row['rate']:g} | {row['steps']:g} | {row['epsilon']:g} | {row['delta']:g} | "
+            f"{row['noise']:.5f} "
             f"| {row['tight_ms']:.0f} ms | {row['pld_ms']:.0f} ms | {row['pld_noise']:.5f} |"
         )
     return "\n".join(lines)

@@ -1,7 +1,9 @@
-"""Measure the audit: how tight it is, how often it is wrong on correct code, and what one training run shows.
+"""Measure the audit: how tight it is, how often it is wrong on correct code, and what one training
+run shows.
 
-python benchmarks/audit.py tight            0.8 of epsilon 1, 3 and 8 must be certified, each within five minutes
-python benchmarks/audit.py sound [200]      audits of correct code with independent seeds; the share that exceeds the claim
+python benchmarks/audit.py tight            0.8 of epsilon 1, 3 and 8 must be certified, each within
+five minutes python benchmarks/audit.py sound [200]      audits of correct code with independent
+seeds; the share that exceeds the claim
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def network() -> nn.Module:
 def white_box(plan: dpfy.Plan, canaries: int, seed: int) -> whitebox.Observed:
     """One training with canaries, seen by the attacker."""
     coins = whitebox.fair_coins(canaries, seed)
-    seen = audited.observe_table(network(), real(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed)
+    seen = audited.observe_table(
+        network(), real(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed
+    )
     return whitebox.Observed(seen, coins)
 
 
@@ -54,12 +58,20 @@ def tight(canaries: int = 90_000) -> None:
         claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
         verdict = whitebox.audit(white_box(plan, canaries, 1), claim)
         seconds = round(time.perf_counter() - started, 1)
-        row = {"claimed": plan.epsilon, "certified": verdict.bound.epsilon, "share": verdict.bound.epsilon / plan.epsilon}
+        row = {
+            "claimed": plan.epsilon,
+            "certified": verdict.bound.epsilon,
+            "share": verdict.bound.epsilon / plan.epsilon,
+        }
         print(json.dumps(row | {"canaries": canaries, "seconds": seconds}), flush=True)
 
 
-def sound(repetitions: int = 200, canaries: int = 1000, steps: int = 10, confidence: float = 0.95) -> int:
-    """How many of the audits of correct code exceed the claim. Exceeding is asked of the claim's own curve: no search."""
+def sound(
+    repetitions: int = 200, canaries: int = 1000, steps: int = 10, confidence: float = 0.95
+) -> int:
+    """How many of the audits of correct code exceed the claim. Exceeding is asked of the claim's
+    own curve: no search.
+    """
     plan = recipe(canaries, steps).with_noise(0.8, delta=DELTA)
     family = families.ClaimedFamily(audited.claimed_curve(plan))
     allowed = (1 + family.advantage(1.0)) / 2
@@ -70,7 +82,12 @@ def sound(repetitions: int = 200, canaries: int = 1000, steps: int = 10, confide
         exceeded += whitebox.best_attack(observed, claim, confidence)[3] > allowed
         right = int(((whitebox.ratio(observed, claim) > 0) == observed.included).sum())
         plain += whitebox.intervals.lower(right, canaries, 1 - confidence) > allowed
-    row = {"repetitions": repetitions, "exceeded": exceeded, "stated": 1 - confidence, "likelihood_ratio_alone": plain}
+    row = {
+        "repetitions": repetitions,
+        "exceeded": exceeded,
+        "stated": 1 - confidence,
+        "likelihood_ratio_alone": plain,
+    }
     print(json.dumps(row | {"claimed": plan.epsilon, "canaries": canaries}), flush=True)
     return exceeded
 

@@ -31,7 +31,11 @@ def classes(output: Tensor, target: Tensor) -> Tensor:
 
 def tokens(output: Tensor, target: Tensor) -> Tensor:
     """Mean cross entropy over the positions of each example."""
-    return F.cross_entropy(output.flatten(0, 1).float(), target.flatten(), reduction="none").view(target.shape).mean(1)
+    return (
+        F.cross_entropy(output.flatten(0, 1).float(), target.flatten(), reduction="none")
+        .view(target.shape)
+        .mean(1)
+    )
 
 
 def pixels(output: Tensor, target: Tensor) -> Tensor:
@@ -51,7 +55,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -77,7 +85,9 @@ class Gpt(nn.Module):
 class Vit(nn.Module):
     """A vision transformer on 16 x 16 patches."""
 
-    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12, classes: int = 100) -> None:
+    def __init__(
+        self, layers: int = 12, width: int = 768, heads: int = 12, classes: int = 100
+    ) -> None:
         super().__init__()
         self.patch = nn.Linear(3 * 16 * 16, width)
         self.blocks = nn.ModuleList([Block(width, heads, causal=False) for _ in range(layers)])
@@ -140,7 +150,9 @@ class Bag(nn.Module):
 class Sequences(nn.Module):
     """Token embeddings, two recurrent layers, a linear layer on the last output."""
 
-    def __init__(self, kind: type[nn.RNNBase], width: int, vocabulary: int = 2048, classes: int = 10) -> None:
+    def __init__(
+        self, kind: type[nn.RNNBase], width: int, vocabulary: int = 2048, classes: int = 10
+    ) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, classes)
         self.layers = kind(width, width, num_layers=2, batch_first=True)  # type: ignore[call-arg, arg-type]
@@ -194,14 +206,19 @@ def maps(count: int, size: int, kinds: int) -> Callable[[], Batch]:
 
 def text(count: int, length: int, vocabulary: int) -> Callable[[], Batch]:
     """Random token sequences and next tokens."""
-    return lambda: (torch.randint(0, vocabulary, (count, length)), torch.randint(0, vocabulary, (count, length)))
+    return lambda: (
+        torch.randint(0, vocabulary, (count, length)),
+        torch.randint(0, vocabulary, (count, length)),
+    )
 
 
 def zipf(count: int, length: int, vocabulary: int) -> Callable[[], Batch]:
     """Token sequences in which frequent tokens repeat, and a label for each."""
 
     def make() -> Batch:
-        ranks = (torch.rand(count, length).clamp(min=1e-6) ** (-1 / 0.3)).clamp(max=vocabulary).long() - 1
+        ranks = (torch.rand(count, length).clamp(min=1e-6) ** (-1 / 0.3)).clamp(
+            max=vocabulary
+        ).long() - 1
         return ranks, torch.randint(0, 10, (count,))
 
     return make
@@ -248,10 +265,19 @@ GPU: dict[str, Case] = {
     "lstm-128": Case(lambda: Sequences(nn.LSTM, 512), zipf(128, 64, 2048), classes),
     "gru-128": Case(lambda: Sequences(nn.GRU, 512), zipf(128, 64, 2048), classes),
     "mlp-4096": Case(lambda: perceptron(784, 4096, 4096, 10), images(4096, 784), classes),
-    "encoder-t128-64": Case(lambda: Encoder(12, 768, 12, vocabulary=30522), sentences(64, 128, 30522), classes),
+    "encoder-t128-64": Case(
+        lambda: Encoder(12, 768, 12, vocabulary=30522), sentences(64, 128, 30522), classes
+    ),
     "llama-160m-16": Case(lambda: Llama(14, 768, 12, 4, 3072, 50304), text(16, 512, 50257), tokens),
     "llama-1b-8": Case(lambda: Llama(16, 2048, 32, 8, 8192, 32768), text(8, 512, 32768), tokens),
-    "lora-8b-8": Case(lambda: adapted(Llama(32, 4096, 32, 8, 14336, 128256), 16), text(8, 512, 128256), tokens),
-    "lora-3b-8": Case(lambda: adapted(Llama(28, 3072, 24, 8, 8192, 32768), 16), text(8, 512, 32768), tokens),
+    "lora-8b-8": Case(
+        lambda: adapted(Llama(32, 4096, 32, 8, 14336, 128256), 16), text(8, 512, 128256), tokens
+    ),
+    "lora-3b-8": Case(
+        lambda: adapted(Llama(28, 3072, 24, 8, 8192, 32768), 16), text(8, 512, 32768), tokens
+    ),
 }
-GPU |= {name + AUTOCAST: under_autocast(GPU[name]) for name in ("gpt2-t256-32", "vit-b16-64", "encoder-t128-64", "llama-160m-16")}
+GPU |= {
+    name + AUTOCAST: under_autocast(GPU[name])
+    for name in ("gpt2-t256-32", "vit-b16-64", "encoder-t128-64", "llama-160m-16")
+}

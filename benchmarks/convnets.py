@@ -1,4 +1,6 @@
-"""Convolutional networks of the step benchmark with depthwise, grouped or transposed convolutions."""
+"""Convolutional networks of the step benchmark with depthwise, grouped or transposed
+convolutions.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,16 @@ class ChannelNorm(nn.Module):
 
 
 class NextBlock(nn.Module):
-    """Depthwise 7 x 7, then two linear layers with the channels last, scaled by a bare parameter."""
+    """Depthwise 7 x 7, then two linear layers with the channels last, scaled by a bare
+    parameter.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mix, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
+        self.mix, self.norm = (
+            nn.Conv2d(width, width, 7, padding=3, groups=width),
+            nn.LayerNorm(width),
+        )
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.scale = nn.Parameter(torch.full((width,), 0.1))
 
@@ -39,23 +46,38 @@ class ConvNext(nn.Module):
     """ConvNeXt, by default the tiny one."""
 
     def __init__(
-        self, depths: Sequence[int] = (3, 3, 9, 3), widths: Sequence[int] = (96, 192, 384, 768), classes: int = 100
+        self,
+        depths: Sequence[int] = (3, 3, 9, 3),
+        widths: Sequence[int] = (96, 192, 384, 768),
+        classes: int = 100,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ChannelNorm(widths[0])]
         for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
             if stage:
-                layers += [ChannelNorm(widths[stage - 1]), nn.Conv2d(widths[stage - 1], width, 2, 2)]
+                layers += [
+                    ChannelNorm(widths[stage - 1]),
+                    nn.Conv2d(widths[stage - 1], width, 2, 2),
+                ]
             layers += [NextBlock(width) for _ in range(depth)]
-        self.body, self.norm, self.head = nn.Sequential(*layers), nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], classes)
+        self.body, self.norm, self.head = (
+            nn.Sequential(*layers),
+            nn.LayerNorm(widths[-1]),
+            nn.Linear(widths[-1], classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.body(x).mean((2, 3))))
 
 
-def convolved(into: int, out: int, kernel: int, stride: int = 1, groups: int = 1, act: bool = True) -> list[nn.Module]:
+def convolved(
+    into: int, out: int, kernel: int, stride: int = 1, groups: int = 1, act: bool = True
+) -> list[nn.Module]:
     """Convolution and GroupNorm, and an activation."""
-    made = [nn.Conv2d(into, out, kernel, stride, kernel // 2, groups=groups, bias=False), nn.GroupNorm(8, out)]
+    made = [
+        nn.Conv2d(into, out, kernel, stride, kernel // 2, groups=groups, bias=False),
+        nn.GroupNorm(8, out),
+    ]
     return [*made, nn.ReLU6(inplace=True)] if act else made
 
 
@@ -66,14 +88,24 @@ class Inverted(nn.Module):
         super().__init__()
         wide = wider * into
         first = convolved(into, wide, 1) if wider > 1 else []
-        self.body = nn.Sequential(*first, *convolved(wide, wide, 3, stride, wide), *convolved(wide, out, 1, act=False))
+        self.body = nn.Sequential(
+            *first, *convolved(wide, wide, 3, stride, wide), *convolved(wide, out, 1, act=False)
+        )
         self.residual = stride == 1 and into == out
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x) if self.residual else self.body(x)
 
 
-TINY = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+TINY = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 """MobileNetV2 for 32 x 32 images: how much wider inside, channels, blocks, stride."""
 
 SMALL = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2), (6, 64, 2, 1))
@@ -83,21 +115,28 @@ SMALL = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 2, 2), (6, 64, 2, 1))
 class MobileNet(nn.Module):
     """MobileNetV2 with GroupNorm."""
 
-    def __init__(self, plan: Sequence[tuple[int, int, int, int]] = TINY, last: int = 1280, classes: int = 10) -> None:
+    def __init__(
+        self, plan: Sequence[tuple[int, int, int, int]] = TINY, last: int = 1280, classes: int = 10
+    ) -> None:
         super().__init__()
         layers, into = convolved(3, 32, 3), 32
         for wider, out, count, stride in plan:
             for i in range(count):
                 layers.append(Inverted(into, out, stride if i == 0 else 1, wider))
                 into = out
-        self.body, self.head = nn.Sequential(*layers, *convolved(into, last, 1)), nn.Linear(last, classes)
+        self.body, self.head = (
+            nn.Sequential(*layers, *convolved(into, last, 1)),
+            nn.Linear(last, classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x).mean((2, 3)))
 
 
 class UNet(nn.Module):
-    """A U-Net with GroupNorm: down by pooling, up by transposed convolutions, one value per pixel and class."""
+    """A U-Net with GroupNorm: down by pooling, up by transposed convolutions, one value per pixel
+    and class.
+    """
 
     def __init__(self, widths: Sequence[int] = (64, 128, 256, 512), classes: int = 4) -> None:
         super().__init__()

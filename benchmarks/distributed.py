@@ -1,9 +1,11 @@
-"""What several ranks cost: a step of a model given plain, to DDP and to FSDP2, private or not, and the memory of a rank of four.
+"""What several ranks cost: a step of a model given plain, to DDP and to FSDP2, private or not, and
+the memory of a rank of four.
 
-``python benchmarks/distributed.py`` measures both on this machine (gloo, CPU; CPU seconds); ``--device cuda`` measures the step on one GPU
-(wall seconds) and looks, by NCCL, whether one rank releases what no ranks do. ``--only step``, ``memory`` or ``equal``. One JSON line
-for each case. The promise: with one rank at most 1.05 of the private step without ranks; what torch's own wrapper costs a step that is
-not private stands beside it.
+``python benchmarks/distributed.py`` measures both on this machine (gloo, CPU; CPU seconds);
+``--device cuda`` measures the step on one GPU (wall seconds) and looks, by NCCL, whether one rank
+releases what no ranks do. ``--only step``, ``memory`` or ``equal``. One JSON line for each case.
+The promise: with one rank at most 1.05 of the private step without ranks; what torch's own wrapper
+costs a step that is not private stands beside it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attention with heads of 64, then the feed-forward part."""
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, width // 64, 64).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(batch, length, 3, width // 64, 64).permute(2, 0, 3, 1, 4)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
@@ -66,7 +70,9 @@ class Mean(nn.Module):
 
 @dataclass(frozen=True)
 class Shape:
-    """A model of `layers` equal blocks, and its batch; with `length`, transformer blocks on sequences of tokens."""
+    """A model of `layers` equal blocks, and its batch; with `length`, transformer blocks on
+    sequences of tokens.
+    """
 
     width: int
     layers: int
@@ -80,16 +86,28 @@ class Shape:
         w = self.width
         with torch.device(device):
             if self.length:
-                blocks = [nn.Embedding(self.tokens, w), *(Block(w) for _ in range(self.layers)), nn.LayerNorm(w), Mean()]
+                blocks = [
+                    nn.Embedding(self.tokens, w),
+                    *(Block(w) for _ in range(self.layers)),
+                    nn.LayerNorm(w),
+                    Mean(),
+                ]
             else:
-                blocks = [nn.Sequential(nn.Linear(w, w), nn.GELU(), nn.LayerNorm(w)) for _ in range(self.layers)]
+                blocks = [
+                    nn.Sequential(nn.Linear(w, w), nn.GELU(), nn.LayerNorm(w))
+                    for _ in range(self.layers)
+                ]
             return nn.Sequential(*blocks, nn.Linear(w, 10))
 
     def data(self, batches: int = 1) -> tuple[Tensor, Tensor]:
         """Records and their classes."""
         torch.manual_seed(1)
         count = batches * self.batch
-        x = torch.randint(0, self.tokens, (count, self.length)) if self.length else torch.randn(count, self.width)
+        x = (
+            torch.randint(0, self.tokens, (count, self.length))
+            if self.length
+            else torch.randn(count, self.width)
+        )
         return x, torch.randint(0, 10, (count,))
 
 
@@ -117,7 +135,9 @@ def wrapped(model: nn.Sequential, layout: str, device: str) -> nn.Module:
 
 
 class Clock:
-    """Seconds between its calls: of a CPU those that this process used, of a GPU those on the wall, its work done."""
+    """Seconds between its calls: of a CPU those that this process used, of a GPU those on the wall,
+    its work done.
+    """
 
     def __init__(self, device: str) -> None:
         self.cuda, self.taken = device == "cuda", list[float]()
@@ -156,11 +176,18 @@ def not_private(shape: Shape, layout: str, device: str, count: int) -> list[floa
 
 
 def private(
-    shape: Shape, layout: str, device: str, count: int, strategy: str = "dpsgd", look: Callable[[Any], object] = id
+    shape: Shape,
+    layout: str,
+    device: str,
+    count: int,
+    strategy: str = "dpsgd",
+    look: Callable[[Any], object] = id,
 ) -> list[float]:
-    """Seconds of each private step. With DP-SGD every record is in every batch, so that all steps are of one size.
+    """Seconds of each private step. With DP-SGD every record is in every batch, so that all steps
+    are of one size.
 
-    The plan has more steps than are measured: a run that ends would write its model and a checkpoint, which takes longer than the steps.
+    The plan has more steps than are measured: a run that ends would write its model and a
+    checkpoint, which takes longer than the steps.
     """
     blt = strategy == "blt"
     model, (x, y) = wrapped(shape.model(device), layout, device), shape.data(4 if blt else 1)
@@ -188,7 +215,12 @@ def one_rank(backend: str) -> Iterator[None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+    }
     dist.init_process_group(backend)
     try:
         yield
@@ -197,41 +229,73 @@ def one_rank(backend: str) -> Iterator[None]:
 
 
 def alone(shape: Shape, device: str, count: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a step by layout with one rank, measured in turn: for each step the least of all rounds, and the median of these."""
+    """Seconds of a step by layout with one rank, measured in turn: for each step the least of all
+    rounds, and the median of these.
+    """
     found: dict[str, dict[str, list[list[float]]]] = {"private": {}, "not private": {}}
     recorded: dict[str, int] = {}
     for _ in range(rounds):
         for layout in LAYOUTS:
             taken = private(
-                shape, layout, device, count, look=lambda t, layout=layout: recorded.update({layout: t.engine._recorder.repeated})
+                shape,
+                layout,
+                device,
+                count,
+                look=lambda t, layout=layout: recorded.update(
+                    {layout: t.engine._recorder.repeated}
+                ),
             )
-            found["private"].setdefault(layout, []).append(taken[count // 2 : -1])  # behind what is measured and checked first
-            found["not private"].setdefault(layout, []).append(not_private(shape, layout, device, count)[count // 2 : -1])
-            print(f"# {layout}, private: {1e3 * statistics.median(taken[count // 2 : -1]):.2f} ms", file=sys.stderr, flush=True)
+            found["private"].setdefault(layout, []).append(
+                taken[count // 2 : -1]
+            )  # behind what is measured and checked first
+            found["not private"].setdefault(layout, []).append(
+                not_private(shape, layout, device, count)[count // 2 : -1]
+            )
+            print(
+                f"# {layout}, private: {1e3 * statistics.median(taken[count // 2 : -1]):.2f} ms",
+                file=sys.stderr,
+                flush=True,
+            )
     row: dict[str, Any] = {"steps by recordings": recorded}
     for kind, layouts in found.items():
-        means = {layout: statistics.median(map(min, zip(*taken, strict=True))) for layout, taken in layouts.items()}
-        row[kind] = {"ms": round(1e3 * means["plain"], 3)} | {k: round(means[k] / means["plain"], 3) for k in LAYOUTS[1:]}
+        means = {
+            layout: statistics.median(map(min, zip(*taken, strict=True)))
+            for layout, taken in layouts.items()
+        }
+        row[kind] = {"ms": round(1e3 * means["plain"], 3)} | {
+            k: round(means[k] / means["plain"], 3) for k in LAYOUTS[1:]
+        }
     row["holds"] = max(row["private"]["ddp"], row["private"]["fsdp"]) <= LIMIT
     return row
 
 
 def equal(device: str) -> dict[str, Any]:
-    """The largest difference of the weights after a few steps between no ranks and one rank, by layout: DP-SGD and BLT."""
+    """The largest difference of the weights after a few steps between no ranks and one rank, by
+    layout: DP-SGD and BLT.
+    """
     shape, weights = Shape(256, 3, 64), {layout: list[Tensor]() for layout in LAYOUTS}
 
     def keep(training: Any) -> None:
-        weights[layout] += [getattr(p, "_local_tensor", p).detach().clone() for p in training.model.parameters()]
+        weights[layout] += [
+            getattr(p, "_local_tensor", p).detach().clone() for p in training.model.parameters()
+        ]
 
     for layout in LAYOUTS:
         for strategy in ("dpsgd", "blt"):
             private(shape, layout, device, 8, strategy, keep)
-    apart = {k: max(float((a - b).abs().max()) for a, b in zip(weights[k], weights["plain"], strict=True)) for k in LAYOUTS[1:]}
+    apart = {
+        k: max(
+            float((a - b).abs().max()) for a, b in zip(weights[k], weights["plain"], strict=True)
+        )
+        for k in LAYOUTS[1:]
+    }
     return {"apart": apart, "holds": max(apart.values()) <= 1e-6}
 
 
 def held(training: Any) -> dict[str, int]:
-    """Bytes that a rank holds between two steps: parameters, optimizer, past noise, and what the noise of a step is made in."""
+    """Bytes that a rank holds between two steps: parameters, optimizer, past noise, and what the
+    noise of a step is made in.
+    """
 
     def size(tensors: Any) -> int:
         return sum(getattr(t, "_local_tensor", t).nbytes for t in tensors if isinstance(t, Tensor))
@@ -248,19 +312,33 @@ def held(training: Any) -> dict[str, int]:
 
 def _rank(rank: int, layout: str, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{layout}", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{layout}", rank=rank, world_size=RANKS
+    )
     note = Path(folder, f"{layout}-{rank}.json")
-    private(SHAPES["cpu"]["mlp-512x4"], layout, "cpu", 6, "blt", lambda t: note.write_text(json.dumps(held(t))))
+    private(
+        SHAPES["cpu"]["mlp-512x4"],
+        layout,
+        "cpu",
+        6,
+        "blt",
+        lambda t: note.write_text(json.dumps(held(t))),
+    )
     dist.barrier()
     dist.destroy_process_group()
 
 
 def memory() -> Iterator[dict[str, Any]]:
-    """What a rank of four holds with buffered linear Toeplitz noise: the largest over the ranks, in MiB."""
+    """What a rank of four holds with buffered linear Toeplitz noise: the largest over the ranks, in
+    MiB.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for layout in ("plain", "fsdp"):
             start_processes(_rank, (layout, folder), RANKS, start_method="spawn")
-            each = [json.loads(Path(folder, f"{layout}-{rank}.json").read_text()) for rank in range(RANKS)]
+            each = [
+                json.loads(Path(folder, f"{layout}-{rank}.json").read_text())
+                for rank in range(RANKS)
+            ]
             most = {name: round(max(h[name] for h in each) / 2**20, 2) for name in each[0]}
             yield {"case": "memory", "ranks": RANKS, "layout": layout, "MiB": most}
 
@@ -282,9 +360,16 @@ def main() -> None:
             where = {"device": device, "backend": backend}
             if options.only in (None, "equal"):
                 _print({"case": "equal", **where}, partial(equal, device))
-            for name in (options.shapes or ",".join(shapes)).split(",") if options.only in (None, "step") else ():
+            for name in (
+                (options.shapes or ",".join(shapes)).split(",")
+                if options.only in (None, "step")
+                else ()
+            ):
                 if backend == backends[0]:
-                    _print({"case": name, **where}, partial(alone, shapes[name], device, options.steps, options.rounds))
+                    _print(
+                        {"case": name, **where},
+                        partial(alone, shapes[name], device, options.steps, options.rounds),
+                    )
     for row in memory() if options.only in (None, "memory") and device == "cpu" else ():
         print(json.dumps(row), flush=True)
 

@@ -1,9 +1,12 @@
-"""Processor seconds and memory of private linear models, naive Bayes and components, beside those of scikit-learn on the same records.
+"""Processor seconds and memory of private linear models, naive Bayes and components, beside those
+of scikit-learn on the same records.
 
-    python benchmarks/estimators.py [--records 1000000] [--columns 50] [--only LogisticRegression ...] [--out docs/benchmarks]
+    python benchmarks/estimators.py [--records 1000000] [--columns 50] [--only LogisticRegression
+    ...] [--out docs/benchmarks]
 
-Every fit runs in a process of its own, on one thread: seconds are those of `fit` alone, memory is the peak of the process, with the table
-and the imports in it. With DPFY_DATA the Adult data is fitted too.
+Every fit runs in a process of its own, on one thread: seconds are those of `fit` alone, memory is
+the peak of the process, with the table and the imports in it. With DPFY_DATA the Adult data is
+fitted too.
 """
 
 from __future__ import annotations
@@ -22,9 +25,23 @@ import numpy as np
 
 CLASSES, NUMBERS = "classes", "numbers"
 CASES: dict[str, tuple[str, str, dict[str, Any], str, str, dict[str, Any]]] = {
-    "LogisticRegression": (CLASSES, "LogisticRegression", {}, "sklearn.linear_model", "LogisticRegression", {}),
+    "LogisticRegression": (
+        CLASSES,
+        "LogisticRegression",
+        {},
+        "sklearn.linear_model",
+        "LogisticRegression",
+        {},
+    ),
     "LinearSVC": (CLASSES, "LinearSVC", {}, "sklearn.svm", "LinearSVC", {}),
-    "LinearRegression": (NUMBERS, "LinearRegression", {}, "sklearn.linear_model", "LinearRegression", {}),
+    "LinearRegression": (
+        NUMBERS,
+        "LinearRegression",
+        {},
+        "sklearn.linear_model",
+        "LinearRegression",
+        {},
+    ),
     "LinearRegression, statistics": (
         NUMBERS,
         "LinearRegression",
@@ -34,7 +51,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str, str, dict[str, Any]]] = {
         {},
     ),
     "Ridge": (NUMBERS, "Ridge", {}, "sklearn.linear_model", "Ridge", {}),
-    "PoissonRegressor": (NUMBERS, "PoissonRegressor", {}, "sklearn.linear_model", "PoissonRegressor", {}),
+    "PoissonRegressor": (
+        NUMBERS,
+        "PoissonRegressor",
+        {},
+        "sklearn.linear_model",
+        "PoissonRegressor",
+        {},
+    ),
     "NaiveBayes": (CLASSES, "NaiveBayes", {}, "sklearn.naive_bayes", "GaussianNB", {}),
     "PCA": (CLASSES, "PCA", {}, "sklearn.decomposition", "PCA", {}),
 }
@@ -60,7 +84,9 @@ def made(case: str, ours: bool) -> Any:
     import dpfy.estimators
 
     public: dict[str, Any] = {"classes": [0, 1]} if kind == CLASSES else {"target_bounds": (0, 20)}
-    return getattr(dpfy.estimators, name)(bounds=(-1, 1), **({} if name == "PCA" else public), **settings)
+    return getattr(dpfy.estimators, name)(
+        bounds=(-1, 1), **({} if name == "PCA" else public), **settings
+    )
 
 
 def one(case: str, ours: bool, records: int, columns: int) -> dict[str, float]:
@@ -71,15 +97,30 @@ def one(case: str, ours: bool, records: int, columns: int) -> dict[str, float]:
         made(case, True).fit(X[:100], y[:100])
     started = time.process_time()
     estimator.fit(X, y)
-    return {"seconds": time.process_time() - started, "mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {
+        "seconds": time.process_time() - started,
+        "mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 def apart(case: str, ours: bool, records: int, columns: int) -> dict[str, float]:
     """The same in a process of its own, on one thread."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    asked = ["--one", case, "ours" if ours else "theirs", "--records", str(records), "--columns", str(columns)]
+    asked = [
+        "--one",
+        case,
+        "ours" if ours else "theirs",
+        "--records",
+        str(records),
+        "--columns",
+        str(columns),
+    ]
     said = subprocess.run(
-        [sys.executable, __file__, *asked], env=os.environ | threads, stdout=subprocess.PIPE, check=True, text=True
+        [sys.executable, __file__, *asked],
+        env=os.environ | threads,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
     ).stdout
     found: dict[str, float] = json.loads(said.splitlines()[-1])
     return found
@@ -112,20 +153,33 @@ def compared(case: str, records: int, columns: int) -> dict[str, Any]:
     ours, theirs = (apart(case, who, records, columns) for who in (True, False))
     ratios = {key: ours[key] / theirs[key] for key in ours}
     holds = ratios["seconds"] <= MOST_SECONDS and ratios["mebibytes"] <= MOST_MEMORY
-    return {"estimator": case, "counterpart": CASES[case][4], "ours": ours, "theirs": theirs, "ratios": ratios, "holds": holds}
+    return {
+        "estimator": case,
+        "counterpart": CASES[case][4],
+        "ours": ours,
+        "theirs": theirs,
+        "ratios": ratios,
+        "holds": holds,
+    }
 
 
 def line(row: dict[str, Any]) -> str:
     """A row in print."""
     (ours, theirs), ratios = (row["ours"], row["theirs"]), row["ratios"]
     seconds = f"{ours['seconds']:8.2f} s {theirs['seconds']:8.2f} s {ratios['seconds']:6.2f}"
-    memory = f"{ours['mebibytes']:8.0f} MiB {theirs['mebibytes']:6.0f} MiB {ratios['mebibytes']:6.2f}"
-    return f"{row['estimator']:<30}{seconds}{memory}   {'holds' if row['holds'] else 'DOES NOT HOLD'}"
+    memory = (
+        f"{ours['mebibytes']:8.0f} MiB {theirs['mebibytes']:6.0f} MiB {ratios['mebibytes']:6.2f}"
+    )
+    return (
+        f"{row['estimator']:<30}{seconds}{memory}   {'holds' if row['holds'] else 'DOES NOT HOLD'}"
+    )
 
 
 def main() -> None:
     """All cases, or those asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=50)
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
@@ -143,7 +197,10 @@ def main() -> None:
     if os.environ.get("DPFY_DATA"):
         told["adult"] = adult()
         for row in told["adult"]:
-            print(f"Adult, {row['estimator']:<23}{row['seconds']:8.3f} s   {'holds' if row['holds'] else 'DOES NOT HOLD'}")
+            print(
+                f"Adult, {row['estimator']:<23}{row['seconds']:8.3f} s   "
+                f"{'holds' if row['holds'] else 'DOES NOT HOLD'}"
+            )
     if given.out:
         (given.out / "estimators.json").write_text(json.dumps(told, indent=1) + "\n")
 

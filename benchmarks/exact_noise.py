@@ -1,13 +1,17 @@
-"""Speed of exact integer noise: values a CPU second on one thread, cipher included, beside NumPy's inexact normal and OpenDP.
+"""Speed of exact integer noise: values a CPU second on one thread, cipher included, beside NumPy's
+inexact normal and OpenDP.
 
     python benchmarks/exact_noise.py
     python benchmarks/exact_noise.py --scales 1 30 1000 10000 1000000 --values 10000000 --json
 
-OpenDP is an optional peer: without it its columns are empty. It goes into an environment of its own, beside dpfy's packages:
+OpenDP is an optional peer: without it its columns are empty. It goes into an environment of its
+own, beside dpfy's packages:
 
-    python -m venv --system-site-packages peer && peer/bin/pip install opendp==0.16.0 && peer/bin/python benchmarks/exact_noise.py
+    python -m venv --system-site-packages peer && peer/bin/pip install opendp==0.16.0 &&
+    peer/bin/python benchmarks/exact_noise.py
 
-Tables are made before the clock starts (their time is a column): a training draws from one table in every step.
+Tables are made before the clock starts (their time is a column): a training draws from one table in
+every step.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ def seconds(run: Callable[[], Any], repeats: int = 3) -> float:
 
 
 def peer(law: str, scale: Fraction, values: int) -> float | None:
-    """Values a second of OpenDP's sampler on a vector of integers, or None where it is not installed."""
+    """Values a second of OpenDP's sampler on a vector of integers, or None where it is not
+    installed.
+    """
     try:
         import opendp.prelude as dp
     except ImportError:
@@ -53,7 +59,9 @@ def peer(law: str, scale: Fraction, values: int) -> float | None:
 
 def measure(law: str, scale: Fraction, values: int, peer_values: int) -> dict[str, Any]:
     draw, bits = LAWS[law], Bits(Randomness.from_os(), "benchmark", 0)
-    table = seconds(lambda: draw(1 << 20, scale, bits), 1)  # from 2^20 values on every draw uses the same table
+    table = seconds(
+        lambda: draw(1 << 20, scale, bits), 1
+    )  # from 2^20 values on every draw uses the same table
     rate = values / seconds(lambda: draw(values, scale, bits))
     table = max(0.0, table - (1 << 20) / rate)
     theirs = peer(law, scale, peer_values)
@@ -83,14 +91,24 @@ def main() -> None:
 
     normal = np.random.default_rng().standard_normal
     inexact = options.values / seconds(lambda: normal(options.values)) / 1e6
-    rows = [measure(law, scale, options.values, options.peer_values) for law in LAWS for scale in options.scales]
+    rows = [
+        measure(law, scale, options.values, options.peer_values)
+        for law in LAWS
+        for scale in options.scales
+    ]
     if options.json:
         print(json.dumps({"numpy_normal_million_a_second": inexact, "rows": rows}))
         return
     print(f"numpy's inexact normal: {inexact:.0f} million values a CPU second")
-    print(f"{'law':10}{'scale':>16}{'million/s':>11}{'table s':>9}{'one, us':>9}{'OpenDP million/s':>18}{'times':>8}")
+    print(
+        f"{'law':10}{'scale':>16}{'million/s':>11}{'table s':>9}{'one, us':>9}{'OpenDP million/s':>18}{'times':>8}"
+    )
     for row in rows:
-        theirs = "" if row["times_opendp"] is None else f"{row['opendp_million_a_second']:18.4f}{row['times_opendp']:8.0f}"
+        theirs = (
+            ""
+            if row["times_opendp"] is None
+            else f"{row['opendp_million_a_second']:18.4f}{row['times_opendp']:8.0f}"
+        )
         print(
             f"{row['law']:10}{row['scale']:>16}{row['million_a_second']:11.0f}{row['table_seconds']:9.3f}{row['one_value_microseconds']:9.0f}{theirs}"
         )

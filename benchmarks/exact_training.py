@@ -1,8 +1,10 @@
-"""The noise stage of training with float and with exact noise, in turns: medians, and the ratio of the two.
+"""The noise stage of training with float and with exact noise, in turns: medians, and the ratio of
+the two.
 
-python benchmarks/exact_training.py --device cuda --parameters 124000000             # also: other shapes of the kernel
-python benchmarks/exact_training.py --device cuda --prove                            # single precision for all 2^32 words, two doubles
-python benchmarks/exact_training.py --device cpu --parameters 4000000
+python benchmarks/exact_training.py --device cuda --parameters 124000000             # also: other
+shapes of the kernel python benchmarks/exact_training.py --device cuda --prove
+# single precision for all 2^32 words, two doubles python benchmarks/exact_training.py --device cpu
+--parameters 4000000
 """
 
 from __future__ import annotations
@@ -47,9 +49,13 @@ SHAPES: dict[str, dict[str, int | None]] = {
 """Other constants of the kernel, to be compared."""
 
 
-def stage(strategy: Strategy, total: dict[str, torch.Tensor], exact: bool, scale: float) -> Callable[[int], None]:
+def stage(
+    strategy: Strategy, total: dict[str, torch.Tensor], exact: bool, scale: float
+) -> Callable[[int], None]:
     """One release in the memory of the sum."""
-    stream = NoiseStream(strategy, scale, Randomness.for_tests(0), divisor=64.0, in_place=True, exact=exact)
+    stream = NoiseStream(
+        strategy, scale, Randomness.for_tests(0), divisor=64.0, in_place=True, exact=exact
+    )
     permit, held = rehearsal(Gaussian(scale), 10**6), [stream.init(total)]
 
     def run(step: int) -> None:
@@ -82,7 +88,11 @@ def compared(parameters: int, device: str, rounds: int, only: str, scale: float)
     total = {str(i): torch.zeros(n, device=device) for i, n in enumerate(sizes)}
     stages = {"float": stage(STRATEGIES[only], total, False, scale)}
     exact = stage(STRATEGIES[only], total, True, scale)
-    stages |= {f"exact, {name}": shaped(exact, given) for name, given in SHAPES.items()} if device == "cuda" else {"exact": exact}
+    stages |= (
+        {f"exact, {name}": shaped(exact, given) for name, given in SHAPES.items()}
+        if device == "cuda"
+        else {"exact": exact}
+    )
     found: dict[str, list[float]] = {name: [] for name in stages}
     for step in range(WARM + rounds):
         for name, run in stages.items():
@@ -92,7 +102,10 @@ def compared(parameters: int, device: str, rounds: int, only: str, scale: float)
     torch.set_num_threads(threads)
     medians = {name: 1e3 * statistics.median(times) for name, times in found.items()}
     ratios = {name: round(value / medians["float"], 3) for name, value in medians.items()}
-    return {"milliseconds": {name: round(value, 3) for name, value in medians.items()}, "ratio to float": ratios}
+    return {
+        "milliseconds": {name: round(value, 3) for name, value in medians.items()},
+        "ratio to float": ratios,
+    }
 
 
 def undecided(parameters: int, device: str) -> float:
@@ -104,10 +117,17 @@ def undecided(parameters: int, device: str) -> float:
 
 
 def proven(device: str) -> dict[str, float]:
-    """Binary logarithms of errors: of single precision over all words there are, of numbers of two doubles; and cells that are wrong."""
+    """Binary logarithms of errors: of single precision over all words there are, of numbers of two
+    doubles; and cells that are wrong.
+    """
     where, chunk = torch.device(device), 1 << 26
-    worst = max(exact_selftest.single_error(where, begin, 1, chunk) for begin in range(0, 2**32, chunk))
-    wrong = [exact_selftest.disagreements(where, exact_selftest.MANY, kind) for kind in (torch.float32, torch.bfloat16)]
+    worst = max(
+        exact_selftest.single_error(where, begin, 1, chunk) for begin in range(0, 2**32, chunk)
+    )
+    wrong = [
+        exact_selftest.disagreements(where, exact_selftest.MANY, kind)
+        for kind in (torch.float32, torch.bfloat16)
+    ]
     sure = exact_selftest.disagreements(where, exact_selftest.FEW, torch.float32, 1.0)
     return {
         "single precision": math.log2(worst),
@@ -121,7 +141,9 @@ def main() -> None:
     """Measure and print one JSON object."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--parameters", type=float, default=124e6 if torch.cuda.is_available() else 4e6)
+    parser.add_argument(
+        "--parameters", type=float, default=124e6 if torch.cuda.is_available() else 4e6
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--scale", type=float, default=0.5, help="noise in clip norms")
     parser.add_argument("--strategy", default="independent", choices=list(STRATEGIES))

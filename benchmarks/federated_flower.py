@@ -1,6 +1,8 @@
-"""Flower's own simulation with its own wrapper for DP: seconds a round of 100 clients of LeNet-5, 10 local steps of 20 examples each.
+"""Flower's own simulation with its own wrapper for DP: seconds a round of 100 clients of LeNet-5,
+10 local steps of 20 examples each.
 
-Run it with an environment that has Flower and Ray (`make test-flower` makes one): one JSON line. benchmarks/federated.py is ours.
+Run it with an environment that has Flower and Ray (`make test-flower` makes one): one JSON line.
+benchmarks/federated.py is ours.
 """
 
 from __future__ import annotations
@@ -12,7 +14,11 @@ import resource
 import sys
 import time
 
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+os.environ |= {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -29,7 +35,7 @@ CLIENTS, STEPS, BATCH = 100, 10, 20
 def lenet() -> nn.Module:
     """LeNet-5 with tanh, for 28 x 28 images."""
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(),  # noqa: E501
         nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10),
     )  # fmt: skip
 
@@ -45,13 +51,19 @@ def client_app() -> ClientApp:
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         made = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
-        images, labels = torch.rand(STEPS, BATCH, 1, 28, 28, generator=made), torch.randint(10, (STEPS, BATCH), generator=made)
+        images, labels = (
+            torch.rand(STEPS, BATCH, 1, 28, 28, generator=made),
+            torch.randint(10, (STEPS, BATCH), generator=made),
+        )
         for x, y in zip(images, labels, strict=True):
             optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
             optimizer.step()
         metrics = MetricRecord({"num-examples": STEPS * BATCH})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=message,
+        )
 
     return app
 
@@ -95,7 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     rounds = parser.parse_args().rounds
-    strategy = Timed(FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS, min_train_nodes=CLIENTS), 1.0, 1.0, CLIENTS)
+    strategy = Timed(
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS, min_train_nodes=CLIENTS),
+        1.0,
+        1.0,
+        CLIENTS,
+    )
     server = ServerApp()
 
     @server.main()

@@ -1,12 +1,14 @@
-"""Time per example and peak memory as the logical batch grows from 64 to 65,536 at a fixed physical batch: both should be flat.
+"""Time per example and peak memory as the logical batch grows from 64 to 65,536 at a fixed physical
+batch: both should be flat.
 
     python benchmarks/growth.py                                   # CPU seconds at one thread
     python benchmarks/growth.py --device cuda --physical 1024 --width 2048
 
-Every point is a run of dpfy.PrivateTraining (ledger, sampler, engine, noise, optimizer) in a fresh process, so that its peak is
-its own. The first logical batch is not timed. Points are visited in turn, round by round, and medians are reported. What a step
-costs once (noise and update) is shared by the examples of its logical batch, so the time per example may fall at first; it must
-not rise. Writes growth.md and growth.json into --out.
+Every point is a run of dpfy.PrivateTraining (ledger, sampler, engine, noise, optimizer) in a fresh
+process, so that its peak is its own. The first logical batch is not timed. Points are visited in
+turn, round by round, and medians are reported. What a step costs once (noise and update) is shared
+by the examples of its logical batch, so the time per example may fall at first; it must not rise.
+Writes growth.md and growth.json into --out.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Meter:
         self.start = time.perf_counter() if self.cuda else time.process_time()
 
     def read(self) -> tuple[float, float]:
-        """(seconds: wall clock on a GPU, CPU seconds otherwise; peak MiB: tensors on a GPU, the whole process otherwise)."""
+        """(seconds: wall clock on a GPU, CPU seconds otherwise; peak MiB: tensors on a GPU, the
+        whole process otherwise).
+        """
         if self.cuda:
             torch.cuda.synchronize()
             return time.perf_counter() - self.start, torch.cuda.max_memory_allocated() / 2**20
@@ -72,7 +76,9 @@ def point(logical: int, options: argparse.Namespace) -> dict[str, float]:
     plan = dpfy.dpsgd(RECORDS, logical, steps=steps).with_noise(1.0)
     runtime = dpfy.Runtime(max_physical_batch=options.physical, device=options.device)
     with tempfile.TemporaryDirectory() as folder:
-        training = dpfy.PrivateTraining(model, optimizer, train, plan, dpfy.Run(f"{folder}/run", seed=0), runtime=runtime)
+        training = dpfy.PrivateTraining(
+            model, optimizer, train, plan, dpfy.Run(f"{folder}/run", seed=0), runtime=runtime
+        )
         with training:
             meter, seen = None, 0
             for x, y in training.batches():
@@ -82,12 +88,21 @@ def point(logical: int, options: argparse.Namespace) -> dict[str, float]:
                 seen += len(x) if meter else 0
             assert meter is not None
             seconds, peak = meter.read()
-    return {"logical": logical, "steps": steps - 1, "microseconds": 1e6 * seconds / seen, "peak_mib": peak}
+    return {
+        "logical": logical,
+        "steps": steps - 1,
+        "microseconds": 1e6 * seconds / seen,
+        "peak_mib": peak,
+    }
 
 
 def fresh(logical: int, options: argparse.Namespace) -> dict[str, float]:
     """`point` in a process of its own."""
-    flags = {k: v for k, v in vars(options).items() if k in ("device", "physical", "features", "width", "examples", "threads")}
+    flags = {
+        k: v
+        for k, v in vars(options).items()
+        if k in ("device", "physical", "features", "width", "examples", "threads")
+    }
     command = [
         sys.executable,
         __file__,
@@ -104,8 +119,12 @@ def fresh(logical: int, options: argparse.Namespace) -> dict[str, float]:
 
 
 def measured(options: argparse.Namespace) -> list[dict[str, float]]:
-    """The points, medians over the rounds, with ratios to the smallest batch (inside each round, so that a busy machine cancels)."""
-    rounds = [[fresh(logical, options) for logical in options.logical] for _ in range(options.rounds)]
+    """The points, medians over the rounds, with ratios to the smallest batch (inside each round, so
+    that a busy machine cancels).
+    """
+    rounds = [
+        [fresh(logical, options) for logical in options.logical] for _ in range(options.rounds)
+    ]
     rows = []
     for i, logical in enumerate(options.logical):
         column = [each[i] for each in rounds]
@@ -121,9 +140,22 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
 
 def table(rows: list[dict[str, float]], options: argparse.Namespace, where: dict[str, str]) -> str:
     """The results as Markdown."""
-    what = f"MLP {options.features}-{options.width}-{options.width}-{CLASSES}, physical batch {options.physical}, noise included"
-    lines = ["# Growth of the logical batch", "", what, "", ", ".join(f"{k} {v}" for k, v in where.items()), ""]
-    lines += ["| logical batch | microseconds per example (ratio) | peak MiB (ratio) |", "|---|---|---|"]
+    what = (
+        f"MLP {options.features}-{options.width}-{options.width}-{CLASSES}, physical batch "
+        f"{options.physical}, noise included"
+    )
+    lines = [
+        "# Growth of the logical batch",
+        "",
+        what,
+        "",
+        ", ".join(f"{k} {v}" for k, v in where.items()),
+        "",
+    ]
+    lines += [
+        "| logical batch | microseconds per example (ratio) | peak MiB (ratio) |",
+        "|---|---|---|",
+    ]
     for r in rows:
         seconds, peak = (
             f"{r['microseconds']:.1f} ({r['microseconds_ratio']:.2f})",
@@ -137,11 +169,18 @@ def parse() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--logical", type=lambda s: [int(n) for n in s.split(",")], default=list(LOGICAL))
+    parser.add_argument(
+        "--logical", type=lambda s: [int(n) for n in s.split(",")], default=list(LOGICAL)
+    )
     parser.add_argument("--physical", type=int, default=64)
     parser.add_argument("--features", type=int, default=64)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--examples", type=int, default=RECORDS, help="examples of a point, at least two logical batches")
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=RECORDS,
+        help="examples of a point, at least two logical batches",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)

@@ -1,10 +1,12 @@
-"""What training through Trainer, Lightning and Accelerate costs over the same run of level 2: ratios of CPU seconds, in one process.
+"""What training through Trainer, Lightning and Accelerate costs over the same run of level 2:
+ratios of CPU seconds, in one process.
 
     python benchmarks/integrations.py [--steps 12] [--rounds 5] [--model gpt2]
 
-Each round trains the same model by the same plan through level 2 and through each tool, each time beginning with another. A run is timed
-between its third step and its last, so that what is paid once (imports, opening of the run, first checks, writing of the card) is left
-out. The watch over mixing checks the same steps in all of them. Evaluation and saving are off, logging is on.
+Each round trains the same model by the same plan through level 2 and through each tool, each time
+beginning with another. A run is timed between its third step and its last, so that what is paid
+once (imports, opening of the run, first checks, writing of the card) is left out. The watch over
+mixing checks the same steps in all of them. Evaluation and saving are off, logging is on.
 """
 
 from __future__ import annotations
@@ -40,14 +42,23 @@ FIRST = 2
 
 def gpt2(wide: int = 128) -> nn.Module:
     """Two layers: a step of about a second on one core."""
-    config = transformers.GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=wide, n_layer=2, n_head=4)
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_positions=LENGTH, n_embd=wide, n_layer=2, n_head=4
+    )
     return transformers.GPT2LMHeadModel(config)
 
 
 def bert(wide: int = 128) -> nn.Module:
     """Two layers and a classifier."""
-    shape = {"hidden_size": wide, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * wide}
-    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, num_labels=3, **shape))
+    shape = {
+        "hidden_size": wide,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 4 * wide,
+    }
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(vocab_size=WORDS, num_labels=3, **shape)
+    )
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"gpt2": gpt2, "bert": bert}
@@ -83,11 +94,15 @@ class Clock:
 
 
 class Case:
-    """A model, its data and its plan; each method trains it in one way and returns the CPU seconds."""
+    """A model, its data and its plan; each method trains it in one way and returns the CPU
+    seconds.
+    """
 
     def __init__(self, name: str, steps: int, batch: int, physical: int, **shape: Any) -> None:
         self.name, self.shape = name, shape
-        self.plan = dpfy.dpsgd(RECORDS, batch, steps=steps, clip_norm=0.5).with_noise(1.0, delta=1e-4)
+        self.plan = dpfy.dpsgd(RECORDS, batch, steps=steps, clip_norm=0.5).with_noise(
+            1.0, delta=1e-4
+        )
         self.runtime = dpfy.Runtime(max_physical_batch=physical, device="cpu")
         self.steps = steps
 
@@ -110,7 +125,9 @@ class Case:
         """The loop by hand."""
         (net, optimizer), clock = self.fresh(), Clock(self.steps)
         loss = task_losses.of_model(net)
-        with dpfy.PrivateTraining(net, optimizer, self.loader(), self.plan, self.run(place), runtime=self.runtime) as training:
+        with dpfy.PrivateTraining(
+            net, optimizer, self.loader(), self.plan, self.run(place), runtime=self.runtime
+        ) as training:
             for batch in training.batches():
                 training.step(loss(net(input_ids=batch["input_ids"]), {"labels": batch["labels"]}))
                 if training.boundary:
@@ -134,7 +151,7 @@ class Case:
             "log_level": "error",
         }
         made = PrivateTrainer(
-            model=net, args=transformers.TrainingArguments(str(place / "out"), **quiet), train_dataset=Texts(self.name), plan=self.plan,
+            model=net, args=transformers.TrainingArguments(str(place / "out"), **quiet), train_dataset=Texts(self.name), plan=self.plan,  # noqa: E501
             run=self.run(place), runtime=self.runtime, callbacks=[Tick()], optimizers=(optimizer, None),
         )  # fmt: skip
         made.train()
@@ -160,8 +177,15 @@ class Case:
                 clock.tick(self.trainer.global_step)
 
         strategy = PrivateStrategy(self.plan, self.run(place), runtime=self.runtime, device="cpu")
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        made = lightning.Trainer(strategy=strategy, max_steps=self.steps, accelerator="cpu", devices=1, **quiet)
+        quiet = {
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
+        made = lightning.Trainer(
+            strategy=strategy, max_steps=self.steps, accelerator="cpu", devices=1, **quiet
+        )
         made.fit(Module(), self.loader())
         return clock.seconds
 
@@ -175,7 +199,9 @@ class Case:
         model, moved, loader = mine.prepare(net, optimizer, self.loader())
         while mine.training is None or not mine.training.folder.finished:
             for batch in loader:
-                mine.backward(loss(model(input_ids=batch["input_ids"]), {"labels": batch["labels"]}))
+                mine.backward(
+                    loss(model(input_ids=batch["input_ids"]), {"labels": batch["labels"]})
+                )
                 moved.step()
                 moved.zero_grad()
                 if mine.sync_gradients and mine.training is not None:
@@ -184,8 +210,15 @@ class Case:
 
 
 def measured(case: Case, rounds: int) -> dict[str, dict[str, float]]:
-    """For each tool the median over the rounds of its CPU seconds over those of level 2 in the same round."""
-    tools = {"level 2": case.level_two, "Trainer": case.trainer, "Lightning": case.lightning, "Accelerate": case.accelerate}
+    """For each tool the median over the rounds of its CPU seconds over those of level 2 in the same
+    round.
+    """
+    tools = {
+        "level 2": case.level_two,
+        "Trainer": case.trainer,
+        "Lightning": case.lightning,
+        "Accelerate": case.accelerate,
+    }
     seen: dict[str, list[float]] = {name: [] for name in tools}
     for turn in range(rounds):
         order = list(tools)[turn % len(tools) :] + list(tools)[: turn % len(tools)]
@@ -195,7 +228,10 @@ def measured(case: Case, rounds: int) -> dict[str, dict[str, float]]:
             gc.collect()
     base = seen["level 2"]
     return {
-        name: {"seconds": statistics.median(found), "ratio": statistics.median(a / b for a, b in zip(found, base, strict=True))}
+        name: {
+            "seconds": statistics.median(found),
+            "ratio": statistics.median(a / b for a, b in zip(found, base, strict=True)),
+        }
         for name, found in seen.items()
     }
 
@@ -213,7 +249,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     case = Case(given.model, given.steps, given.batch, given.physical)
-    print(json.dumps({"model": given.model, "steps": given.steps, "rounds": given.rounds, "tools": measured(case, given.rounds)}))
+    print(
+        json.dumps(
+            {
+                "model": given.model,
+                "steps": given.steps,
+                "rounds": given.rounds,
+                "tools": measured(case, given.rounds),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

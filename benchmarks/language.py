@@ -1,4 +1,6 @@
-"""Transformers as people write them: torch's own encoder, Llama-style language models, low-rank adapters on a frozen one."""
+"""Transformers as people write them: torch's own encoder, Llama-style language models, low-rank
+adapters on a frozen one.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,24 @@ from torch import Tensor, nn
 class Encoder(nn.Module):
     """Torch's own encoder on token embeddings; the mean of its positions is classified."""
 
-    def __init__(self, layers: int, width: int, heads: int, vocabulary: int = 8192, length: int = 128, classes: int = 10) -> None:
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        vocabulary: int = 8192,
+        length: int = 128,
+        classes: int = 10,
+    ) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True
+        )
         self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.body, self.head = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), nn.Linear(width, classes)
+        self.body, self.head = (
+            nn.TransformerEncoder(layer, layers, enable_nested_tensor=False),
+            nn.Linear(width, classes),
+        )
 
     def forward(self, index: Tensor) -> Tensor:
         places = torch.arange(index.shape[1], device=index.device).expand(index.shape)
@@ -30,7 +45,9 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(
+            x.dtype
+        ) * self.weight
 
 
 class LowRank(nn.Module):
@@ -47,7 +64,9 @@ class LowRank(nn.Module):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary positions: [batch, heads, positions, width of a head], and [positions, half of it] angles."""
+    """Rotary positions: [batch, heads, positions, width of a head], and [positions, half of it]
+    angles.
+    """
     a, b = x.chunk(2, -1)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -60,14 +79,20 @@ class LlamaBlock(nn.Module):
         super().__init__()
         self.each, self.heads, self.groups = width // heads, heads, groups
         self.norm1, self.norm2 = RmsNorm(width), RmsNorm(width)
-        self.q, self.project = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.q, self.project = (
+            nn.Linear(width, width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
         self.k, self.v = (nn.Linear(width, groups * self.each, bias=False) for _ in range(2))
         self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         h = self.norm1(x)
-        q, k, v = (layer(h).unflatten(-1, (-1, self.each)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (
+            layer(h).unflatten(-1, (-1, self.each)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
         q, k = rotated(q, angles), rotated(k, angles)
         k, v = (t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -79,11 +104,15 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """A Llama-style language model with a head tied to its embedding."""
 
-    def __init__(self, layers: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int) -> None:
+    def __init__(
+        self, layers: int, width: int, heads: int, groups: int, hidden: int, vocabulary: int
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.token.weight, std=0.02)
-        self.blocks = nn.ModuleList([LlamaBlock(width, heads, groups, hidden) for _ in range(layers)])
+        self.blocks = nn.ModuleList(
+            [LlamaBlock(width, heads, groups, hidden) for _ in range(layers)]
+        )
         self.norm, self.head = RmsNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.token.weight
 

@@ -1,6 +1,8 @@
-"""Laplace or Gaussian noise: the standard deviation in each coordinate, by the number of coordinates that a unit adds to.
+"""Laplace or Gaussian noise: the standard deviation in each coordinate, by the number of
+coordinates that a unit adds to.
 
-python benchmarks/laplace_gaussian.py [--epsilon 0.5] [--delta 1e-6] [--plot docs/laplace-gaussian.svg]
+python benchmarks/laplace_gaussian.py [--epsilon 0.5] [--delta 1e-6] [--plot
+docs/laplace-gaussian.svg]
 """
 
 from __future__ import annotations
@@ -21,9 +23,14 @@ COPIES = 20_000
 
 def measured(epsilon: float, delta: float, coordinates: int) -> tuple[float, float]:
     """The standard deviation of what is released in one coordinate: Laplace, Gaussian."""
-    bound, zeros = Bound(math.sqrt(coordinates), float(coordinates), 1.0), np.zeros(max(coordinates, COPIES), np.int64)
+    bound, zeros = (
+        Bound(math.sqrt(coordinates), float(coordinates), 1.0),
+        np.zeros(max(coordinates, COPIES), np.int64),
+    )
     mechanisms = Laplace(1 / epsilon), Gaussian(sigma_analytic(epsilon, delta))
-    laplace, gaussian = (m.release(Bounded(zeros, bound), rehearsal(m.event, 1)).value.std() for m in mechanisms)
+    laplace, gaussian = (
+        m.release(Bounded(zeros, bound), rehearsal(m.event, 1)).value.std() for m in mechanisms
+    )
     return float(laplace), float(gaussian)
 
 
@@ -42,7 +49,13 @@ def plot(rows: list[tuple[int, float, float]], epsilon: float, delta: float, pat
 
     figure, axes = pyplot.subplots(figsize=(6, 3.6))
     for column, name in ((1, "Laplace"), (2, "Gaussian")):
-        axes.loglog([row[0] for row in rows], [row[column] for row in rows], marker="o", markersize=3, label=name)
+        axes.loglog(
+            [row[0] for row in rows],
+            [row[column] for row in rows],
+            marker="o",
+            markersize=3,
+            label=name,
+        )
     axes.axvline(least_coordinates(epsilon, delta), color="grey", linewidth=0.8, linestyle=":")
     axes.set(
         xlabel="coordinates that a unit adds to",
@@ -65,7 +78,10 @@ def main() -> None:
     print("coordinates   Laplace  Gaussian")
     for d, laplace, gaussian in rows:
         print(f"{d:11d} {laplace:9.3f} {gaussian:9.3f}")
-    print(f"Gaussian noise has less variance from {least_coordinates(given.epsilon, given.delta)} coordinates on")
+    print(
+        f"Gaussian noise has less variance from {least_coordinates(given.epsilon, given.delta)} "
+        f"coordinates on"
+    )
     if given.plot:
         plot(rows, given.epsilon, given.delta, given.plot)
 

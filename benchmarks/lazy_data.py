@@ -1,9 +1,12 @@
-"""Lazy data: 60,000 PNG files read by two workers, and a memory-mapped file of 20 GB, each trained on privately.
+"""Lazy data: 60,000 PNG files read by two workers, and a memory-mapped file of 20 GB, each trained
+on privately.
 
-    python benchmarks/lazy_data.py images            private loop against a plain DataLoader loop, in one run
-    python benchmarks/lazy_data.py mapped            peak resident memory, with all else of the process in it
+    python benchmarks/lazy_data.py images            private loop against a plain DataLoader loop,
+    in one run python benchmarks/lazy_data.py mapped            peak resident memory, with all else
+    of the process in it
 
-Files are made in a temporary folder and removed. The mapped file is sparse: it takes no room on the disk.
+Files are made in a temporary folder and removed. The mapped file is sparse: it takes no room on the
+disk.
 """
 
 from __future__ import annotations
@@ -33,11 +36,15 @@ SIDE, CLASSES = 28, 10
 TURN = 12
 
 PLANNED = 4000
-"""Steps of the plan, of which the first ones are measured: the checks of a run are as many in a short one."""
+"""Steps of the plan, of which the first ones are measured: the checks of a run are as many in a
+short one.
+"""
 
 
 class Images(Dataset[Any]):
-    """PNG files `0.png`, `1.png`, ...; the label is the number's last digit. With `flips`, augmented by torch's generator."""
+    """PNG files `0.png`, `1.png`, ...; the label is the number's last digit. With `flips`,
+    augmented by torch's generator.
+    """
 
     def __init__(self, folder: Path, images: int, flips: bool) -> None:
         self.folder, self.images, self.flips = folder, images, flips
@@ -67,12 +74,21 @@ def write_images(folder: Path, images: int) -> None:
 
 def perceptron() -> nn.Module:
     """One hidden layer: reading the files takes most of the time."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 128), nn.Tanh(), nn.Linear(128, CLASSES))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(SIDE * SIDE, 128), nn.Tanh(), nn.Linear(128, CLASSES)
+    )
 
 
 def lenet() -> nn.Module:
     """LeNet-5 with tanh and average pooling: on a CPU as slow as the reading."""
-    convolutions = (nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2))
+    convolutions = (
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+    )
     dense = (nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, CLASSES))
     return nn.Sequential(*convolutions, nn.Flatten(), *dense)
 
@@ -101,7 +117,11 @@ class Loop:
         """A plain DataLoader loop; gives the images of each step."""
         net, optimizer = self.parts()
         loader = DataLoader(
-            self.data, batch_size=self.batch, shuffle=True, num_workers=self.workers, pin_memory=self.device != "cpu"
+            self.data,
+            batch_size=self.batch,
+            shuffle=True,
+            num_workers=self.workers,
+            pin_memory=self.device != "cpu",
         )
         done = 0
         while True:
@@ -119,9 +139,13 @@ class Loop:
     def private(self, run: Path) -> Iterator[int]:
         """The private loop on the same files; gives the images of each step."""
         net, optimizer = self.parts()
-        recipe = dpfy.dpsgd(len(self.data), self.batch, steps=max(PLANNED, self.steps), clip_norm=1.0)
+        recipe = dpfy.dpsgd(
+            len(self.data), self.batch, steps=max(PLANNED, self.steps), clip_norm=1.0
+        )
         data = dpfy.lazy(self.data, workers=self.workers)
-        with dpfy.PrivateTraining(net, optimizer, data, recipe.with_noise(1.0, delta=1e-5), run) as training:
+        with dpfy.PrivateTraining(
+            net, optimizer, data, recipe.with_noise(1.0, delta=1e-5), run
+        ) as training:
             for x, y in training.batches():
                 training.step(functional.cross_entropy(net(x), y, reduction="none"))
                 yield len(x)
@@ -130,13 +154,20 @@ class Loop:
 
 
 def images(loop: Loop, folder: Path) -> dict[str, float]:
-    """Images a second of both loops, which take turns, and the processor time that each takes for an image, workers included."""
+    """Images a second of both loops, which take turns, and the processor time that each takes for
+    an image, workers included.
+    """
     rates = turns({"plain": loop.plain(), "private": loop.private(folder / "run")}, loop.steps)
-    spent = {"plain": cpu_seconds(loop.plain()), "private": cpu_seconds(loop.private(folder / "again"))}
+    spent = {
+        "plain": cpu_seconds(loop.plain()),
+        "private": cpu_seconds(loop.private(folder / "again")),
+    }
     return {
         "plain_images_a_second": statistics.median(rates["plain"]),
         "private_images_a_second": statistics.median(rates["private"]),
-        "ratio": statistics.median(b / a for a, b in zip(rates["plain"], rates["private"], strict=True)),
+        "ratio": statistics.median(
+            b / a for a, b in zip(rates["plain"], rates["private"], strict=True)
+        ),
         "plain_cpu_us": 1e6 * spent["plain"],
         "private_cpu_us": 1e6 * spent["private"],
         "cpu_ratio": spent["plain"] / spent["private"],
@@ -144,7 +175,9 @@ def images(loop: Loop, folder: Path) -> dict[str, float]:
 
 
 def turns(loops: dict[str, Iterator[int]], steps: int) -> dict[str, list[float]]:
-    """The rates of each loop in turns of TURN steps, one after the other, so that what else the machine does meets all alike."""
+    """The rates of each loop in turns of TURN steps, one after the other, so that what else the
+    machine does meets all alike.
+    """
     for loop in loops.values():
         next(loop)
     rates: dict[str, list[float]] = {name: [] for name in loops}
@@ -159,7 +192,9 @@ def turns(loops: dict[str, Iterator[int]], steps: int) -> dict[str, list[float]]
 
 
 def cpu_seconds(loop: Iterator[int]) -> float:
-    """Processor time for an image, after the first step: of this process, and of the workers that end with the loop."""
+    """Processor time for an image, after the first step: of this process, and of the workers that
+    end with the loop.
+    """
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     first, began = next(loop), time.process_time()
     seen = sum(loop)
@@ -167,8 +202,12 @@ def cpu_seconds(loop: Iterator[int]) -> float:
     return here + (sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before) / (first + seen)
 
 
-def mapped(folder: Path, gigabytes: float, steps: int, batch: int, workers: int) -> dict[str, float]:
-    """Train on records of 3 x 64 x 64 bytes, and tell the most memory that this process and its workers held."""
+def mapped(
+    folder: Path, gigabytes: float, steps: int, batch: int, workers: int
+) -> dict[str, float]:
+    """Train on records of 3 x 64 x 64 bytes, and tell the most memory that this process and its
+    workers held.
+    """
     size = 3 * 64 * 64
     path, rows = folder / "data.bin", int(gigabytes * 1e9) // size
     with path.open("wb") as file:
@@ -178,17 +217,33 @@ def mapped(folder: Path, gigabytes: float, steps: int, batch: int, workers: int)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     plan = dpfy.dpsgd(rows, batch, steps=steps, clip_norm=1.0).with_noise(1.0, delta=1e-8)
     read = 0
-    with dpfy.PrivateTraining(net, optimizer, dpfy.lazy(x, workers=workers), plan, folder / "run") as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, dpfy.lazy(x, workers=workers), plan, folder / "run"
+    ) as training:
         for (pixels,) in training.batches():
             read += pixels.numel()
-            training.step(functional.cross_entropy(net(pixels.float() / 255), pixels[:, 0].long() % CLASSES, reduction="none"))
-    peak = [resource.getrusage(who).ru_maxrss / 2**20 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return {"gigabytes": gigabytes, "read_gigabytes": read / 1e9, "peak_gib": peak[0], "largest_worker_gib": peak[1]}
+            training.step(
+                functional.cross_entropy(
+                    net(pixels.float() / 255), pixels[:, 0].long() % CLASSES, reduction="none"
+                )
+            )
+    peak = [
+        resource.getrusage(who).ru_maxrss / 2**20
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    return {
+        "gigabytes": gigabytes,
+        "read_gigabytes": read / 1e9,
+        "peak_gib": peak[0],
+        "largest_worker_gib": peak[1],
+    }
 
 
 def main() -> None:
     """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["images", "mapped"])
     parser.add_argument("--images", type=int, default=60_000)
     parser.add_argument("--batch", type=int, default=512)
@@ -204,7 +259,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if chosen.what == "mapped":
-            print(json.dumps(mapped(folder, chosen.gigabytes, chosen.steps, chosen.batch, chosen.workers)))
+            print(
+                json.dumps(
+                    mapped(folder, chosen.gigabytes, chosen.steps, chosen.batch, chosen.workers)
+                )
+            )
             return
         write_images(folder, chosen.images)
         data = Images(folder, chosen.images, chosen.flips)

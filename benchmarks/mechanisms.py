@@ -9,7 +9,7 @@ point of the grid runs with every seed and the best mean is shown; with it the b
 runs with the seeds of the table. What is compared is the mechanism, not a released model.
 
 With `--out` every run is one line of that file, and runs that are in it already are not made again.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from dpfy.plan.auto import Setting, Target, measure, recipe_for
 from dpfy.plan.recipe import Plan
 
 SETTINGS = {
-    # data, model, steps, delta, clip norm, learning rates (for gradients of norm at most the clip norm)
+    # data, model, steps, delta, clip norm, learning rates (for gradients of norm at most the clip
+    # norm)
     "small": ("embedded", "mlp", 200, 1e-6, 1.0, (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)),
     "mnist": ("mnist", "lenet5", 2400, 1e-5, 1.0, (0.25, 0.5, 1.0, 2.0)),
 }
@@ -67,7 +68,10 @@ class Point:
     @property
     def plan(self) -> str:
         """The name of its plan."""
-        return f"{self.setting} {self.batch_size:g} {self.clip_norm:g} {self.mechanism} {self.epsilon:g} {self.steps}"
+        return (
+            f"{self.setting} {self.batch_size:g} {self.clip_norm:g} {self.mechanism} "
+            f"{self.epsilon:g} {self.steps}"
+        )
 
 
 class Job(NamedTuple):
@@ -82,8 +86,12 @@ class Job(NamedTuple):
         return json.dumps([*asdict(self.point).values(), self.seed])
 
 
-def work(options: argparse.Namespace, plans: dict[str, Any], todo: multiprocessing.Queue[Any], done: Any) -> None:
-    """A process of its own: the data is loaded once, then jobs are taken until there are no more."""
+def work(
+    options: argparse.Namespace, plans: dict[str, Any], todo: multiprocessing.Queue[Any], done: Any
+) -> None:
+    """A process of its own: the data is loaded once, then jobs are taken until there are no
+    more.
+    """
     torch.set_num_threads(1)
     kind, model, *_ = SETTINGS[options.setting]
     data = source.load(DataConfig(kind), data_dir=os.environ.get("DPFY_DATA"))
@@ -94,12 +102,18 @@ def work(options: argparse.Namespace, plans: dict[str, Any], todo: multiprocessi
         done.put((job, {"accuracy": score, "seconds": round(time.perf_counter() - started, 1)}))
 
 
-def accuracy(plan: Plan, data: source.DataSource, model: str, job: Job, options: argparse.Namespace) -> float:
-    """Held-out accuracy of one run, with all of its bookkeeping, in a folder that is thrown away."""
+def accuracy(
+    plan: Plan, data: source.DataSource, model: str, job: Job, options: argparse.Namespace
+) -> float:
+    """Held-out accuracy of one run, with all of its bookkeeping, in a folder that is thrown
+    away.
+    """
     torch.manual_seed(job.seed)
     net = build.build(ModelConfig(model), data.features, data.classes or 10).to(options.device)
     momentum = job.point.momentum
-    optimizer = torch.optim.SGD(net.parameters(), lr=job.point.rate * (1 - momentum), momentum=momentum)
+    optimizer = torch.optim.SGD(
+        net.parameters(), lr=job.point.rate * (1 - momentum), momentum=momentum
+    )
     with tempfile.TemporaryDirectory() as folder:
         run = dpfy.Run(Path(folder) / "run", seed=job.seed, checkpoint_every=1e9)
         runtime, update = dpfy.Runtime(device=options.device), dpfy.Update(job.point.average)
@@ -145,7 +159,10 @@ class Results:
         count = min(options.jobs, len(missing))
         for job in [*missing, *[None] * count]:
             todo.put(job)
-        workers = [context.Process(target=work, args=(options, plans, todo, done), daemon=True) for _ in range(count)]
+        workers = [
+            context.Process(target=work, args=(options, plans, todo, done), daemon=True)
+            for _ in range(count)
+        ]
         for worker in workers:
             worker.start()
         for position in range(len(missing)):
@@ -167,12 +184,16 @@ def grid(options: argparse.Namespace) -> Iterator[list[Point]]:
     """For each mechanism and guarantee, the points that are tried."""
     _, _, steps, _, clip, rates = SETTINGS[options.setting]
     fixed = (options.setting, options.batch_size, options.clip_norm or clip, options.average)
-    tried = list(itertools.product(options.steps or [steps], options.rates or rates, options.momentum))
+    tried = list(
+        itertools.product(options.steps or [steps], options.rates or rates, options.momentum)
+    )
     for epsilon, mechanism in itertools.product(options.epsilon, options.mechanisms):
         yield [Point(*fixed, mechanism, epsilon, *values) for values in tried]
 
 
-def make_plans(points: Iterable[Point], options: argparse.Namespace, records: int) -> dict[str, Any]:
+def make_plans(
+    points: Iterable[Point], options: argparse.Namespace, records: int
+) -> dict[str, Any]:
     """Every plan that is needed; those in the file `--plans` are not computed again."""
     delta = SETTINGS[options.setting][3]
     file = options.plans
@@ -187,10 +208,16 @@ def make_plans(points: Iterable[Point], options: argparse.Namespace, records: in
     return plans
 
 
-def row(points: list[Point], best: Point, results: Results, options: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+def row(
+    points: list[Point], best: Point, results: Results, options: argparse.Namespace, plan: Plan
+) -> dict[str, Any]:
     """One line of the table."""
     found = results.of(best, range(options.seeds))
-    tried = range(TUNING, TUNING + options.tuning_seeds) if options.tuning_seeds else range(options.seeds)
+    tried = (
+        range(TUNING, TUNING + options.tuning_seeds)
+        if options.tuning_seeds
+        else range(options.seeds)
+    )
     strategy = plan.recipe.strategy
     return {
         "mechanism": best.mechanism,
@@ -206,7 +233,10 @@ def row(points: list[Point], best: Point, results: Results, options: argparse.Na
         "steps": best.steps,
         "learning_rate": best.rate,
         "momentum": best.momentum,
-        "all": {f"{p.steps} {p.rate:g} {p.momentum:g}": round(statistics.mean(results.of(p, tried)), 4) for p in points},
+        "all": {
+            f"{p.steps} {p.rate:g} {p.momentum:g}": round(statistics.mean(results.of(p, tried)), 4)
+            for p in points
+        },
     }
 
 
@@ -226,22 +256,37 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--out", type=Path, help="file of results, one line a run; runs in it are not made again")
-    parser.add_argument("--plans", type=Path, help="file of plans; plans in it are not calibrated again")
+    parser.add_argument(
+        "--out", type=Path, help="file of results, one line a run; runs in it are not made again"
+    )
+    parser.add_argument(
+        "--plans", type=Path, help="file of plans; plans in it are not calibrated again"
+    )
     parser.add_argument("--only-plans", action="store_true")
     options = parser.parse_args()
-    records = len(source.load(DataConfig(SETTINGS[options.setting][0]), data_dir=os.environ.get("DPFY_DATA")).train)
+    records = len(
+        source.load(
+            DataConfig(SETTINGS[options.setting][0]), data_dir=os.environ.get("DPFY_DATA")
+        ).train
+    )
     groups = list(grid(options))
     plans = make_plans(itertools.chain(*groups), options, records)
     if options.only_plans:
         return
     results, seeds = Results(options.out), range(options.seeds)
     tuning = range(TUNING, TUNING + options.tuning_seeds) if options.tuning_seeds else seeds
-    results.make([Job(point, seed) for seed in tuning for points in groups for point in points], options, plans)
+    results.make(
+        [Job(point, seed) for seed in tuning for points in groups for point in points],
+        options,
+        plans,
+    )
     best = [max(points, key=lambda p: statistics.mean(results.of(p, tuning))) for points in groups]
     results.make([Job(point, seed) for seed in seeds for point in best], options, plans)
     for points, point in zip(groups, best, strict=True):
-        print(json.dumps(row(points, point, results, options, Plan.from_json(plans[point.plan]))), flush=True)
+        print(
+            json.dumps(row(points, point, results, options, Plan.from_json(plans[point.plan]))),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Mechanisms beside those of other libraries, part by part. Peers are optional: what is not installed is named and left out.
+"""Mechanisms beside those of other libraries, part by part. Peers are optional: what is not
+installed is named and left out.
 
     python benchmarks/mechanisms_peers.py --part speed
 
 OpenDP goes into an environment of its own: see benchmarks/exact_noise.py.
 
-speed: exact discrete Laplace and Gaussian noise, cipher included, one thread, in the same run as OpenDP's. Bars: 10 million values a CPU
-second for scales from 1 to 10^4, and 100 times OpenDP.
+speed: exact discrete Laplace and Gaussian noise, cipher included, one thread, in the same run as
+OpenDP's. Bars: 10 million values a CPU second for scales from 1 to 10^4, and 100 times OpenDP.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ def speed() -> bool:
             times = row["times_opendp"]
             holds = row["million_a_second"] >= BAR and (times is None or times >= TIMES)
             beside = (
-                "OpenDP is not installed" if times is None else f"{times:.0f} times OpenDP's {row['opendp_million_a_second']:.3f}"
+                "OpenDP is not installed"
+                if times is None
+                else f"{times:.0f} times OpenDP's {row['opendp_million_a_second']:.3f}"
             )
             print(
-                f"{law:10}{scale:>8}{row['million_a_second']:8.0f} million a second, {beside}{'' if holds else '  BELOW THE BAR'}"
+                f"{law:10}{scale:>8}{row['million_a_second']:8.0f} million a second, "
+                f"{beside}{'' if holds else '  BELOW THE BAR'}"
             )
             good = good and holds
     return good

@@ -1,8 +1,10 @@
-"""Cost of the noise stage: draw, correlate, add to the sum, divide. All strategies interleaved, medians.
+"""Cost of the noise stage: draw, correlate, add to the sum, divide. All strategies interleaved,
+medians.
 
-python benchmarks/noise.py --device cuda --parameters 124      # milliseconds on the device, ratios, bytes a second
-python benchmarks/noise.py --device cuda --host                # microseconds of the host for one call
-python benchmarks/noise.py --before FOLDER                     # against the dpfy package of another checkout, in turns
+python benchmarks/noise.py --device cuda --parameters 124      # milliseconds on the device, ratios,
+bytes a second python benchmarks/noise.py --device cuda --host                # microseconds of the
+host for one call python benchmarks/noise.py --before FOLDER                     # against the dpfy
+package of another checkout, in turns
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from dpfy.noise.stream import NoiseStream
 
 STEPS = 2048
 WARM = 5
-"""Steps before the first that counts: kernels are compiled, and band-inverse noise takes all of its draws."""
+"""Steps before the first that counts: kernels are compiled, and band-inverse noise takes all of its
+draws.
+"""
 
 STRATEGIES: dict[str, Recurrent] = {  # what the coefficients are does not change the cost
     "independent": Identity(),
@@ -50,7 +54,9 @@ Stage = Callable[[int], None]
 
 
 def gradients(millions: float, device: str) -> Grads:
-    """Tensors shaped as in a GPT: 12 blocks of width w and an embedding, scaled to the number of parameters."""
+    """Tensors shaped as in a GPT: 12 blocks of width w and an embedding, scaled to the number of
+    parameters.
+    """
     width = 768 if millions > 50 else 128
     shapes = {"embedding": (int((millions * 1e6 - 12 * 12 * width**2) // width), width)}
     for block in range(12):
@@ -82,10 +88,15 @@ def shipped(strategy: Recurrent, total: Grads) -> Stage:
 
 
 def unfused(total: Grads) -> Stage:
-    """Independent noise with torch alone: its generator into one vector, added, divided. No cipher."""
+    """Independent noise with torch alone: its generator into one vector, added, divided. No
+    cipher.
+    """
     sums = list(total.values())
     flat = torch.empty(sum(t.numel() for t in sums), device=sums[0].device)
-    noise = [part.view(t.shape) for t, part in zip(sums, flat.split([t.numel() for t in sums]), strict=True)]
+    noise = [
+        part.view(t.shape)
+        for t, part in zip(sums, flat.split([t.numel() for t in sums]), strict=True)
+    ]
 
     def stage(step: int) -> None:
         flat.normal_()
@@ -96,7 +107,9 @@ def unfused(total: Grads) -> Stage:
 
 
 def passes(name: str) -> int:
-    """How often memory of the size of the model must be read or written. Torch alone: noise out, added (2 in, 1 out), divided (1, 1)."""
+    """How often memory of the size of the model must be read or written. Torch alone: noise out,
+    added (2 in, 1 out), divided (1, 1).
+    """
     if name == UNFUSED:
         return 6
     step = STRATEGIES[name].recurrence(STEPS)
@@ -104,7 +117,9 @@ def passes(name: str) -> int:
 
 
 def seconds(stage: Stage, step: int, device: str) -> float:
-    """Of the device, which is kept busy until the host has asked for everything, as it is in training; on a CPU, CPU seconds."""
+    """Of the device, which is kept busy until the host has asked for everything, as it is in
+    training; on a CPU, CPU seconds.
+    """
     if device != "cuda":
         start = time.process_time()
         stage(step)
@@ -140,23 +155,35 @@ def measure(stages: dict[str, Stage], rounds: int, device: str, host: bool) -> d
 
 
 def report(medians: dict[str, float], parameters: int, device: str, host: bool) -> dict[str, Any]:
-    """What is printed for each stage. The passes are those of the one launch; on a CPU there are more."""
+    """What is printed for each stage. The passes are those of the one launch; on a CPU there are
+    more.
+    """
     if host:
-        return {"microseconds of the host": {name: round(1e6 * t, 1) for name, t in medians.items()}}
+        return {
+            "microseconds of the host": {name: round(1e6 * t, 1) for name, t in medians.items()}
+        }
     found: dict[str, Any] = {
         "milliseconds": {name: round(1e3 * t, 3) for name, t in medians.items()},
-        "ratio to independent": {n: round(t / medians.get("independent", t), 2) for n, t in medians.items()},
-        f"ratio to {UNFUSED}": {name: round(t / medians[UNFUSED], 2) for name, t in medians.items()},
+        "ratio to independent": {
+            n: round(t / medians.get("independent", t), 2) for n, t in medians.items()
+        },
+        f"ratio to {UNFUSED}": {
+            name: round(t / medians[UNFUSED], 2) for name, t in medians.items()
+        },
         "buffers": {name: buffers(s, STEPS) for name, s in STRATEGIES.items()},
     }
     if device == "cuda":
         found["passes over memory"] = {name: passes(name) for name in medians}
-        found["GB/s"] = {name: round(4e-9 * parameters * passes(name) / t) for name, t in medians.items()}
+        found["GB/s"] = {
+            name: round(4e-9 * parameters * passes(name) / t) for name, t in medians.items()
+        }
     return found
 
 
 def compared(before: str, turns: int, arguments: list[str]) -> dict[str, Any]:
-    """This benchmark with the package of the folder `before` and with this one, in turns: medians over turns, and their ratio."""
+    """This benchmark with the package of the folder `before` and with this one, in turns: medians
+    over turns, and their ratio.
+    """
     folders = {"before": before, "after": str(Path(__file__).resolve().parents[1])}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
     for _ in range(turns):
@@ -170,8 +197,14 @@ def compared(before: str, turns: int, arguments: list[str]) -> dict[str, Any]:
             )
             answer = json.loads(told.stdout)
             found[name].append(answer.get("milliseconds") or answer["microseconds of the host"])
-    medians = {k: {stage: statistics.median([f[stage] for f in many]) for stage in many[0]} for k, many in found.items()}
-    ratios = {stage: round(medians["after"][stage] / medians["before"][stage], 3) for stage in medians["after"]}
+    medians = {
+        k: {stage: statistics.median([f[stage] for f in many]) for stage in many[0]}
+        for k, many in found.items()
+    }
+    ratios = {
+        stage: round(medians["after"][stage] / medians["before"][stage], 3)
+        for stage in medians["after"]
+    }
     return medians | {"after over before": ratios}
 
 
@@ -179,22 +212,44 @@ def main() -> None:
     """Measure and print one JSON object."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--parameters", type=float, default=124 if torch.cuda.is_available() else 10, help="millions")
+    parser.add_argument(
+        "--parameters",
+        type=float,
+        default=124 if torch.cuda.is_available() else 10,
+        help="millions",
+    )
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument(
-        "--host", action="store_true", help="the host's time for one call instead, on a small model of as many tensors"
+        "--host",
+        action="store_true",
+        help="the host's time for one call instead, on a small model of as many tensors",
     )
     parser.add_argument("--before", help="a folder that holds another version of the package dpfy")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=list(STRATEGIES), choices=list(STRATEGIES), help="these strategies")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=list(STRATEGIES),
+        choices=list(STRATEGIES),
+        help="these strategies",
+    )
     options = parser.parse_args()
     if options.before:
-        passed = ["--device", options.device, "--parameters", str(options.parameters), "--rounds", str(options.rounds)]
+        passed = [
+            "--device",
+            options.device,
+            "--parameters",
+            str(options.parameters),
+            "--rounds",
+            str(options.rounds),
+        ]
         passed += ["--only", *options.only, *(["--host"] if options.host else [])]
         print(json.dumps(compared(options.before, options.turns, passed), indent=1))
         return
     total = gradients(3 if options.host else options.parameters, options.device)
-    stages = {UNFUSED: unfused(total)} | {name: shipped(STRATEGIES[name], total) for name in options.only}
+    stages = {UNFUSED: unfused(total)} | {
+        name: shipped(STRATEGIES[name], total) for name in options.only
+    }
     medians = measure(stages, options.rounds, options.device, options.host)
     parameters = sum(t.numel() for t in total.values())
     where = {

@@ -1,4 +1,6 @@
-"""Steps of other libraries for the step benchmark: opacus by hooks and by ghost clipping, and vmap(grad) of torch."""
+"""Steps of other libraries for the step benchmark: opacus by hooks and by ghost clipping, and
+vmap(grad) of torch.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ Step = Callable[[Tensor, Tensor], None]
 
 
 def opacus_step(ghost: bool) -> Callable[[nn.Module, Case], Step]:
-    """The peer: per-sample gradients by hooks, or ghost clipping. Torch's attention and recurrent layers become opacus' own."""
+    """The peer: per-sample gradients by hooks, or ghost clipping. Torch's attention and recurrent
+    layers become opacus' own.
+    """
 
     def make(model: nn.Module, case: Case) -> Step:
         from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
         from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
         from opacus.validators import ModuleValidator
 
-        if any(isinstance(module, nn.RNNBase | nn.MultiheadAttention) for module in model.modules()):
+        if any(
+            isinstance(module, nn.RNNBase | nn.MultiheadAttention) for module in model.modules()
+        ):
             model = ModuleValidator.fix(model)
         sgd = torch.optim.SGD(model.parameters(), lr=RATE)
         known = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "expected_batch_size": 1}
@@ -35,7 +41,9 @@ def opacus_step(ghost: bool) -> Callable[[nn.Module, Case], Step]:
                 optimizer.step()
 
             return hooks
-        wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+        wrapped = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=CLIP, use_ghost_clipping=True
+        )
         fast = DPOptimizerFastGradientClipping(sgd, **known)
 
         def step(x: Tensor, y: Tensor) -> None:
@@ -55,7 +63,9 @@ def opacus_step(ghost: bool) -> Callable[[nn.Module, Case], Step]:
 
 
 def vmap_step(model: nn.Module, case: Case) -> Step:
-    """The peer that needs no package: a gradient for each example by torch.func, all of them in memory. Not of frozen parameters."""
+    """The peer that needs no package: a gradient for each example by torch.func, all of them in
+    memory. Not of frozen parameters.
+    """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 

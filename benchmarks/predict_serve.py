@@ -1,10 +1,12 @@
-"""`dpfy predict serve` under load: answers a second, the time of a restart, and what is counted when it is killed at random moments.
+"""`dpfy predict serve` under load: answers a second, the time of a restart, and what is counted
+when it is killed at random moments.
 
-    python benchmarks/predict_serve.py                    # 250 voters, 32 clients: speed, then 20 kills
-    python benchmarks/predict_serve.py --kills 0          # the speed alone
+    python benchmarks/predict_serve.py                    # 250 voters, 32 clients: speed, then 20
+    kills python benchmarks/predict_serve.py --kills 0          # the speed alone
 
-The clients run in a process of their own. Answers a second are given by the clock and by the server's processor time (on a busy machine
-the second is the one to compare); a restart is timed from the start of the process to its first answer.
+The clients run in a process of their own. Answers a second are given by the clock and by the
+server's processor time (on a busy machine the second is the one to compare); a restart is timed
+from the start of the process to its first answer.
 """
 
 from __future__ import annotations
@@ -35,9 +37,20 @@ class Server:
     """The service as a process."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "dpfy", "predict", "serve", str(folder / "voters"), "--run", str(folder / "run")]
+        command = [
+            sys.executable,
+            "-m",
+            "dpfy",
+            "predict",
+            "serve",
+            str(folder / "voters"),
+            "--run",
+            str(folder / "run"),
+        ]
         self.began = time.monotonic()
-        self.process = subprocess.Popen([*command, "--port", "0", "--no-token", *flags], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [*command, "--port", "0", "--no-token", *flags], stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if "serving on" not in line:
@@ -55,13 +68,17 @@ class Server:
 
 
 def ask(connection: http.client.HTTPConnection, rows: list[list[float]]) -> dict[str, Any]:
-    connection.request("POST", "/predict", json.dumps({"inputs": rows}), {"Content-Type": "application/json"})
+    connection.request(
+        "POST", "/predict", json.dumps({"inputs": rows}), {"Content-Type": "application/json"}
+    )
     held: dict[str, Any] = json.loads(connection.getresponse().read())
     return held
 
 
 def clients(port: int, count: int, seconds: float, seed: int, out: Any) -> None:
-    """So many clients at once, each with questions of its own, until the time is over or the service is gone."""
+    """So many clients at once, each with questions of its own, until the time is over or the
+    service is gone.
+    """
     totals = [0] * count
 
     def one(number: int) -> None:
@@ -98,7 +115,9 @@ def prepared(voters: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="dpfy-serve-"))
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(FEATURES, voters, CLASSES)).astype(np.float32)
-    LinearVoters(weights, np.zeros((voters, CLASSES), np.float32)).save(folder / "voters", labels=[])
+    LinearVoters(weights, np.zeros((voters, CLASSES), np.float32)).save(
+        folder / "voters", labels=[]
+    )
     return folder
 
 
@@ -111,11 +130,16 @@ def speed(voters: int, count: int, seconds: float) -> None:
     wall, cpu = time.monotonic() - began, server.seconds() - used
     server.kill()
     print(f"{total} answers to {count} clients from {voters} voters")
-    print(f"{total / wall:.0f} a second by the clock, {total / cpu:.0f} a second of the server's processor time")
+    print(
+        f"{total / wall:.0f} a second by the clock, {total / cpu:.0f} a second of the server's "
+        f"processor time"
+    )
 
 
 def kills(voters: int, count: int, times: int, budget: int) -> None:
-    """Killed at random moments: what clients got is never more than what the folder says was spent, nor than the budget."""
+    """Killed at random moments: what clients got is never more than what the folder says was spent,
+    nor than the budget.
+    """
     folder, chance, received, restarts = prepared(voters), random.Random(1), 0, []
     first = ["--answers", str(budget), "--epsilon", "100"]
     for number in range(times + 1):
@@ -131,17 +155,24 @@ def kills(voters: int, count: int, times: int, budget: int) -> None:
             timer.join()
         spent = json.loads((folder / "run" / "checkpoint" / "spent.json").read_text())["answer"]
         if not received <= spent <= budget:
-            raise SystemExit(f"{received} answers were received, {spent} were paid for, of {budget}")
+            raise SystemExit(
+                f"{received} answers were received, {spent} were paid for, of {budget}"
+            )
         if number == times:
             server.kill()
     wall, cpu = (sorted(row[k] for row in restarts[1:]) for k in (0, 1))
     print(f"{times} kills: {received} answers received, {spent} paid for, budget {budget}")
     for name, found in (("clock", wall), ("processor", cpu)):
-        print(f"restart to first answer by the {name}: median {found[len(found) // 2]:.2f} s, most {found[-1]:.2f} s")
+        print(
+            f"restart to first answer by the {name}: median {found[len(found) // 2]:.2f} s, most "
+            f"{found[-1]:.2f} s"
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--voters", type=int, default=250)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10.0)

@@ -1,8 +1,10 @@
-"""Error of the mean over clients with noise in shares, against central Gaussian noise at the same epsilon: one JSON line a case.
+"""Error of the mean over clients with noise in shares, against central Gaussian noise at the same
+epsilon: one JSON line a case.
 
     python benchmarks/shares.py --clients 1000 --coordinates 14 --bits 14,16,18 --epsilon 1
 
-Vectors nearly agree, which is the hardest case for the range of the sums. Central noise is the least that the tight accountant allows.
+Vectors nearly agree, which is the hardest case for the range of the sums. Central noise is the
+least that the tight accountant allows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ DELTA = 1e-6
 
 def measured(scheme: Scheme, clients: int, seed: int) -> float:
     """The mean squared error of a coordinate of the sum."""
-    rng, size, secret = np.random.default_rng(seed), scheme.shares.dimension, Randomness.for_tests(seed)
+    rng, size, secret = (
+        np.random.default_rng(seed),
+        scheme.shares.dimension,
+        Randomness.for_tests(seed),
+    )
     common = rng.normal(size=size)
     total, truth = np.zeros(scheme.shares.coordinates, np.uint64), np.zeros(size)
     for client in range(clients):
@@ -37,14 +43,23 @@ def measured(scheme: Scheme, clients: int, seed: int) -> float:
     return float(np.mean((found - truth) ** 2))
 
 
-def case(clients: int, size: int, bits: int, epsilon: float, law: str, seed: int) -> dict[str, object]:
+def case(
+    clients: int, size: int, bits: int, epsilon: float, law: str, seed: int
+) -> dict[str, object]:
     """One row of the table."""
     about = {"clients": clients, "coordinates": size, "bits": bits, "epsilon": epsilon, "law": law}
     central = calibrate.noise(events.Gaussian, epsilon, DELTA)
     by_rdp = calibrate.noise(events.Gaussian, epsilon, DELTA, accountant="rdp")
     try:
         scheme = choose(
-            dimension=size, clip=1.0, clients=clients, bits=bits, epsilon=epsilon, delta=DELTA, law=law, rotation=seed
+            dimension=size,
+            clip=1.0,
+            clients=clients,
+            bits=bits,
+            epsilon=epsilon,
+            delta=DELTA,
+            law=law,
+            rotation=seed,
         )
     except Unsupported as problem:
         return about | {"refused": str(problem)}
@@ -63,7 +78,9 @@ def case(clients: int, size: int, bits: int, epsilon: float, law: str, seed: int
 
 def main() -> None:
     """Print the cases."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--coordinates", type=int, default=14, help="a power of two")
     parser.add_argument("--bits", default="14,15,16,18,20")
@@ -74,7 +91,12 @@ def main() -> None:
     for law in given.laws.split(","):
         for epsilon in map(float, given.epsilon.split(",")):
             for bits in map(int, given.bits.split(",")):
-                print(json.dumps(case(given.clients, 1 << given.coordinates, bits, epsilon, law, given.seed)), flush=True)
+                print(
+                    json.dumps(
+                        case(given.clients, 1 << given.coordinates, bits, epsilon, law, given.seed)
+                    ),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

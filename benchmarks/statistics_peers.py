@@ -1,9 +1,12 @@
-"""Errors of private statistics on UCI Adult, beside OpenDP, Google's library (PyDP) and diffprivlib at the same epsilon.
+"""Errors of private statistics on UCI Adult, beside OpenDP, Google's library (PyDP) and diffprivlib
+at the same epsilon.
 
-    DPFY_DATA=... python benchmarks/statistics_peers.py --peers VENV/bin/python [--runs 100] [--out docs/benchmarks]
+    DPFY_DATA=... python benchmarks/statistics_peers.py --peers VENV/bin/python [--runs 100] [--out
+    docs/benchmarks]
 
-The peers live in an environment of their own (pip install opendp==0.16.0 python-dp==1.1.5 diffprivlib==0.6.6 scikit-learn==1.7.2); this
-file is run there as a worker, with the columns on standard input. All are pure: delta 0.
+The peers live in an environment of their own (pip install opendp==0.16.0 python-dp==1.1.5
+diffprivlib==0.6.6 scikit-learn==1.7.2); this file is run there as a worker, with the columns on
+standard input. All are pure: delta 0.
 """
 
 from __future__ import annotations
@@ -53,7 +56,10 @@ def truth(data):
         f"histogram(age, bins={BINS})": np.histogram(age, bins=BINS, range=RANGES["age"])[0],
     }
     due |= {"mean(age), n public": age.mean(), "variance(age), n public": age.var()}
-    return due | {name: float(np.quantile(data[c], q, method="inverted_cdf")) for name, (c, q) in QUANTILES.items()}
+    return due | {
+        name: float(np.quantile(data[c], q, method="inverted_cdf"))
+        for name, (c, q) in QUANTILES.items()
+    }
 
 
 def opendp(data, epsilon):
@@ -73,17 +79,22 @@ def opendp(data, epsilon):
 
     rich = age[data["rich"]].tolist()
     count = chain(lambda s: floats >> dp.t.then_count() >> dp.m.then_laplace(s))
-    total = chain(lambda s: floats >> dp.t.then_clamp((low, high)) >> dp.t.then_sum() >> dp.m.then_laplace(s))
+    total = chain(
+        lambda s: floats >> dp.t.then_clamp((low, high)) >> dp.t.then_sum() >> dp.m.then_laplace(s)
+    )
     mean = chain(lambda s: sized >> dp.t.then_mean() >> dp.m.then_laplace(s), 2)
     variance = chain(lambda s: sized >> dp.t.then_variance(ddof=0) >> dp.m.then_laplace(s), 2)
     keys = [str(k) for k in range(BINS)]
     bins = [str(k) for k in np.minimum((age - low) * BINS // (high - low), BINS - 1).astype(int)]
     table = chain(lambda s: words >> dp.t.then_count_by_categories(keys) >> dp.m.then_laplace(s))
     half = [
-        dp.binary_search_chain(lambda s, c=c: floats >> c >> dp.m.then_laplace(s), 1, epsilon / 2) for c in (dp.t.then_count(),)
+        dp.binary_search_chain(lambda s, c=c: floats >> c >> dp.m.then_laplace(s), 1, epsilon / 2)
+        for c in (dp.t.then_count(),)
     ]
     halved = dp.binary_search_chain(
-        lambda s: floats >> dp.t.then_clamp((low, high)) >> dp.t.then_sum() >> dp.m.then_laplace(s), 1, epsilon / 2
+        lambda s: floats >> dp.t.then_clamp((low, high)) >> dp.t.then_sum() >> dp.m.then_laplace(s),
+        1,
+        epsilon / 2,
     )
     ages = age.tolist()
     made = {
@@ -97,7 +108,11 @@ def opendp(data, epsilon):
     for name, (column, q) in QUANTILES.items():
         values = list(range(RANGES[column][0], RANGES[column][1] + 1))
         scores = whole >> dp.t.then_quantile_score_candidates(values, alpha=q)
-        pick = chain(lambda s, scores=scores: scores >> dp.m.then_noisy_max(dp.max_divergence(), s, negate=True))
+        pick = chain(
+            lambda s, scores=scores: (
+                scores >> dp.m.then_noisy_max(dp.max_divergence(), s, negate=True)
+            )
+        )
         cells = data[column].astype(int).tolist()
         made[name] = lambda pick=pick, cells=cells, values=values: values[pick(cells)]
     return made
@@ -105,11 +120,19 @@ def opendp(data, epsilon):
 
 def pydp(data, epsilon):
     """Google's algorithms through PyDP."""
-    from pydp.algorithms.laplacian import BoundedMean, BoundedSum, BoundedVariance, Count, Percentile
+    from pydp.algorithms.laplacian import (
+        BoundedMean,
+        BoundedSum,
+        BoundedVariance,
+        Count,
+        Percentile,
+    )
 
     def asked(kind, cells, column="age", **more):
         low, high = RANGES[column]
-        return lambda: kind(epsilon=epsilon, lower_bound=low, upper_bound=high, dtype="float", **more).quick_result(cells)
+        return lambda: kind(
+            epsilon=epsilon, lower_bound=low, upper_bound=high, dtype="float", **more
+        ).quick_result(cells)
 
     age, rich = data["age"].tolist(), data["age"][data["rich"]].tolist()
     made = {
@@ -133,11 +156,15 @@ def diffprivlib(data, epsilon):
         "sum(age)": lambda: tools.sum(age, epsilon=epsilon, bounds=low_high),
         "mean(age), n public": lambda: tools.mean(age, epsilon=epsilon, bounds=low_high),
         "variance(age), n public": lambda: tools.var(age, epsilon=epsilon, bounds=low_high),
-        f"histogram(age, bins={BINS})": lambda: tools.histogram(age, epsilon=epsilon, bins=BINS, range=low_high)[0],
+        f"histogram(age, bins={BINS})": lambda: tools.histogram(
+            age, epsilon=epsilon, bins=BINS, range=low_high
+        )[0],
     }
     for name, (column, q) in QUANTILES.items():
         cells, bounds = data[column], RANGES[column]
-        made[name] = lambda cells=cells, bounds=bounds, q=q: tools.quantile(cells, q, epsilon=epsilon, bounds=bounds)
+        made[name] = lambda cells=cells, bounds=bounds, q=q: tools.quantile(
+            cells, q, epsilon=epsilon, bounds=bounds
+        )
     return made
 
 
@@ -149,7 +176,10 @@ def ours(data, epsilon):
     from dpfy.statistics.columns import Number, Table, Words
     from dpfy.statistics.statistic import Spend
 
-    columns = Columns({c: Number(c, *map(float, r)) for c, r in RANGES.items()} | {"income": Words("income", ("<=50K", ">50K"))})
+    columns = Columns(
+        {c: Number(c, *map(float, r)) for c, r in RANGES.items()}
+        | {"income": Words("income", ("<=50K", ">50K"))}
+    )
     cells = {c: data[c] for c in RANGES} | {"income": np.where(data["rich"], ">50K", "<=50K")}
 
     def asked(name):
@@ -161,7 +191,9 @@ def ours(data, epsilon):
 
         def run():
             permit = rehearsal(claim.event, claim.releases, adjacency=claim.adjacency)
-            found = [a.value for a in statistic.release(table, Spend(claim, terms.contribution, permit))]
+            found = [
+                a.value for a in statistic.release(table, Spend(claim, terms.contribution, permit))
+            ]
             return found if len(found) > 1 else found[0]
 
         return run
@@ -173,7 +205,9 @@ PEERS = {"OpenDP": opendp, "PyDP": pydp, "diffprivlib": diffprivlib, "dpfy": our
 
 
 def measured(name, data, runs):
-    """statistic -> epsilon -> [mean absolute error, its standard error, share of failures, milliseconds, runs], by one library."""
+    """statistic -> epsilon -> [mean absolute error, its standard error, share of failures,
+    milliseconds, runs], by one library.
+    """
     warnings.simplefilter("ignore")
     due, found = truth(data), {}
     for epsilon in EPSILONS:
@@ -189,7 +223,13 @@ def measured(name, data, runs):
             spent = (time.process_time() - start) / made * 1e3
             error = float(np.mean(errors)) if errors else None
             chance = float(np.std(errors) / np.sqrt(len(errors))) if errors else None
-            found.setdefault(statistic, {})[str(epsilon)] = [error, chance, failed / made, spent, made]
+            found.setdefault(statistic, {})[str(epsilon)] = [
+                error,
+                chance,
+                failed / made,
+                spent,
+                made,
+            ]
             print(name, statistic, epsilon, error, f"{spent:.1f} ms", failed or "", file=sys.stderr)
     return found
 
@@ -200,25 +240,47 @@ def adult():
     from dpfy.data.files import DataFolder
 
     cells = read_csv(DataFolder.find(None).file("adult", "adult.csv.gz", "adult.csv"))
-    return {"age": cells["age"], "hours": cells["hr_per_week"], "rich": [c == ">50K" for c in cells["income"]]}
+    return {
+        "age": cells["age"],
+        "hours": cells["hr_per_week"],
+        "rich": [c == ">50K" for c in cells["income"]],
+    }
 
 
 def arrays(cells):
     """Columns as arrays."""
-    return {"age": np.array(cells["age"], float), "hours": np.array(cells["hours"], float), "rich": np.array(cells["rich"], bool)}
+    return {
+        "age": np.array(cells["age"], float),
+        "hours": np.array(cells["hours"], float),
+        "rich": np.array(cells["rich"], bool),
+    }
 
 
 def table(found):
     """The figures as Markdown."""
-    lines = ["| statistic | epsilon | " + " | ".join(PEERS) + " |", "|---|---|" + "---|" * len(PEERS)]
+    lines = [
+        "| statistic | epsilon | " + " | ".join(PEERS) + " |",
+        "|---|---|" + "---|" * len(PEERS),
+    ]
     for statistic in ASKED:
         for epsilon in map(str, EPSILONS):
             row = []
             for name in PEERS:
                 held = found[name].get(statistic, {}).get(epsilon)
-                error = "" if held is None or held[0] is None else f"{held[0]:.3g}" + (f" ± {held[1]:.1g}" if held[1] else "")
+                error = (
+                    ""
+                    if held is None or held[0] is None
+                    else f"{held[0]:.3g}" + (f" ± {held[1]:.1g}" if held[1] else "")
+                )
                 text = "-" if held is None else error or "fails"
-                row.append(text + (f" ({held[2]:.0%} of the runs fail)" if held and held[0] is not None and held[2] else ""))
+                row.append(
+                    text
+                    + (
+                        f" ({held[2]:.0%} of the runs fail)"
+                        if held and held[0] is not None and held[2]
+                        else ""
+                    )
+                )
             lines.append(f"| {statistic} | {epsilon} | {' | '.join(row)} |")
     return lines
 
@@ -239,19 +301,32 @@ def main():
     for name in PEERS:
         if name != "dpfy":
             command = [options.peers, __file__, "--worker", name, "--runs", str(options.runs)]
-            answer = subprocess.run(command, input=json.dumps(cells), text=True, stdout=subprocess.PIPE, check=True, env=alone)
+            answer = subprocess.run(
+                command,
+                input=json.dumps(cells),
+                text=True,
+                stdout=subprocess.PIPE,
+                check=True,
+                env=alone,
+            )
             found[name] = json.loads(answer.stdout)
     lines = table(found)
     print("\n".join(lines))
     if options.out:
-        (options.out / "statistics.json").write_text(json.dumps({"runs": options.runs, "found": found}, indent=1))
+        (options.out / "statistics.json").write_text(
+            json.dumps({"runs": options.runs, "found": found}, indent=1)
+        )
         head = [
             "# Errors of private statistics beside three libraries",
             "",
-            f"Mean absolute error over up to {options.runs} runs, with what chance leaves open (one standard error), on UCI Adult (30,162",
-            "records), delta 0, public ranges: age 0 to 125, hours 0 to 168. OpenDP 0.16.0, PyDP 1.1.5, diffprivlib 0.6.6. `n public`: the",
-            "number of records is taken for public, and one record is replaced. The table is written by `benchmarks/statistics_peers.py`.",
-            "Where all use the same noise (counts, sums, means with n public) the figures differ by chance alone.",
+            f"Mean absolute error over up to {options.runs} runs, with what chance leaves open "
+            f"(one standard error), on UCI Adult (30,162",
+            "records), delta 0, public ranges: age 0 to 125, hours 0 to 168. OpenDP 0.16.0, PyDP "
+            "1.1.5, diffprivlib 0.6.6. `n public`: the",
+            "number of records is taken for public, and one record is replaced. The table is "
+            "written by `benchmarks/statistics_peers.py`.",
+            "Where all use the same noise (counts, sums, means with n public) the figures differ "
+            "by chance alone.",
             "",
         ]
         (options.out / "statistics.md").write_text("\n".join([*head, *lines, ""]))

@@ -1,14 +1,17 @@
-"""Time and peak memory of one private step against the plain step of the same model, batch and dtype.
+"""Time and peak memory of one private step against the plain step of the same model, batch and
+dtype.
 
-    python benchmarks/step.py                       # the CPU set, CPU seconds at one thread
-    python benchmarks/step.py --device cuda         # the GPU set, float32 (TF32) and bfloat16, CUDA events
-    python benchmarks/step.py --cases gpt-16 --profile
-    python benchmarks/step.py --device cuda --cases gpt2-t256-32+autocast    # float32 weights under autocast to bfloat16
+    python benchmarks/step.py                       # the CPU set, CPU seconds at one thread python
+    benchmarks/step.py --device cuda         # the GPU set, float32 (TF32) and bfloat16, CUDA events
+    python benchmarks/step.py --cases gpt-16 --profile python benchmarks/step.py --device cuda
+    --cases gpt2-t256-32+autocast    # float32 weights under autocast to bfloat16
 
-Every implementation takes turns with the plain step, round by round, in one process; a ratio is formed inside each round and the
-median is reported with its spread. Before anything is timed, the private update without noise is compared with the plain gradient.
-The private step is the training loop's: engine, noise stream, gradients handed to the optimizer. Peers: vmap(grad) of torch, and
-opacus when it is installed. On a CPU the peak of memory is that of a process of its own. Writes step.md and step.json into --out.
+Every implementation takes turns with the plain step, round by round, in one process; a ratio is
+formed inside each round and the median is reported with its spread. Before anything is timed, the
+private update without noise is compared with the plain gradient. The private step is the training
+loop's: engine, noise stream, gradients handed to the optimizer. Peers: vmap(grad) of torch, and
+opacus when it is installed. On a CPU the peak of memory is that of a process of its own. Writes
+step.md and step.json into --out.
 """
 
 from __future__ import annotations
@@ -45,10 +48,14 @@ from dpfy.noise.stream import NoiseStream
 from dpfy.training.update import hand_over, rounded
 
 SLOW = 8
-"""Implementations that take this many times the plain step are timed in three rounds, one step each."""
+"""Implementations that take this many times the plain step are timed in three rounds, one step
+each.
+"""
 
 SHORT = 3e-3
-"""Plain steps of fewer seconds are timed in five times as many rounds: other work of the host shows in them."""
+"""Plain steps of fewer seconds are timed in five times as many rounds: other work of the host shows
+in them.
+"""
 
 
 def plain(model: nn.Module, case: Case) -> Step:
@@ -93,10 +100,14 @@ def private_graph(model: nn.Module, case: Case) -> Step:
 
 
 def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = False) -> Step:
-    """What the training loop does: forward, bounded sum, noise by address, division by the batch size, SGD."""
+    """What the training loop does: forward, bounded sum, noise by address, division by the batch
+    size, SGD.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     engine, count = BookkeepingEngine(), iter(range(10**9))
-    stream = NoiseStream(Identity(), noise, Randomness.for_tests(0), divisor=len(case.batch()[1]), in_place=True)
+    stream = NoiseStream(
+        Identity(), noise, Randomness.for_tests(0), divisor=len(case.batch()[1]), in_place=True
+    )
     assert stream.event is not None
     permit = rehearsal(stream.event, 10**9)
     engine.sparse = True
@@ -105,8 +116,14 @@ def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = Fa
     captured = CapturedSum(engine, lambda x, y: case.losses(model(x), y))
 
     def step(x: Tensor, y: Tensor) -> None:
-        total = captured((x, y), clip, None) if graph else engine.bounded_sum(case.losses(model(x), y), clip)
-        released, _ = stream.release(total, next(count), {}, permit, rounded(total.value, parameters))
+        total = (
+            captured((x, y), clip, None)
+            if graph
+            else engine.bounded_sum(case.losses(model(x), y), clip)
+        )
+        released, _ = stream.release(
+            total, next(count), {}, permit, rounded(total.value, parameters)
+        )
         hand_over(released, parameters)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -169,22 +186,31 @@ def disagreement(case: Case, device: str, dtype: torch.dtype) -> float:
     """Relative distance of the unclipped sum of gradients from the plain gradient."""
     model, (x, y) = fresh(case, device, dtype)
     losses = case.losses(model(x), y)
-    expected = [g.double() for g in torch.autograd.grad(losses.sum(), list(trained(model).values()))]
+    expected = [
+        g.double() for g in torch.autograd.grad(losses.sum(), list(trained(model).values()))
+    ]
     engine = BookkeepingEngine()
     engine.attach(model)
     found = engine.bounded_sum(case.losses(model(x), y), FlatClip(math.inf)).value.values()
     engine.detach()
-    gap = math.sqrt(sum(float((a.double() - b).square().sum()) for a, b in zip(found, expected, strict=True)))
+    gap = math.sqrt(
+        sum(float((a.double() - b).square().sum()) for a, b in zip(found, expected, strict=True))
+    )
     return gap / math.sqrt(sum(float(b.square().sum()) for b in expected))
 
 
 def peak(case: Case, kind: str, dtype: torch.dtype) -> float:
-    """MiB of all tensors on the GPU at the highest point of one step, and what graphs hold besides; of a captured step, all that the
-    process holds for it."""
+    """MiB of all tensors on the GPU at the highest point of one step, and what graphs hold besides;
+    of a captured step, all that the process holds for it.
+    """
     gc.collect()
     torch.cuda.empty_cache()
     captured = "graph" in kind
-    before = torch.cuda.memory_reserved() if captured else torch.cuda.memory_allocated() + _idle_in_pools()
+    before = (
+        torch.cuda.memory_reserved()
+        if captured
+        else torch.cuda.memory_allocated() + _idle_in_pools()
+    )
     step, batch = _warm(case, kind, "cuda", dtype)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -200,22 +226,46 @@ def peak(case: Case, kind: str, dtype: torch.dtype) -> float:
 
 def _idle_in_pools() -> int:
     """Bytes that pools of graphs hold and no tensor: nothing else can use them."""
-    pools = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
+    pools = [
+        segment
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+    ]
     return sum(int(segment["total_size"]) - int(segment["allocated_size"]) for segment in pools)
 
 
 @lru_cache
 def peak_apart(name: str, kind: str, dtype: str) -> float | None:
-    """MiB that a process of its own grows by at most, from before the model was made, in a step after two others. None if it failed."""
-    command = [sys.executable, __file__, "--cases", name, "--steps", kind, "--dtypes", dtype, "--peak"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
+    """MiB that a process of its own grows by at most, from before the model was made, in a step
+    after two others. None if it failed.
+    """
+    command = [
+        sys.executable,
+        __file__,
+        "--cases",
+        name,
+        "--steps",
+        kind,
+        "--dtypes",
+        dtype,
+        "--peak",
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
     return float(done.stdout.split()[-1]) if done.returncode == 0 else None
 
 
 def peak_here(case: Case, kind: str, dtype: torch.dtype) -> float:
-    """What `peak_apart` asks of its process. A tiny model first, so that libraries are loaded before the count begins.
+    """What `peak_apart` asks of its process. A tiny model first, so that libraries are loaded
+    before the count begins.
 
-    The first steps are left out, as on a GPU: there dpfy measures where the examples lie and holds all gradients once.
+    The first steps are left out, as on a GPU: there dpfy measures where the examples lie and holds
+    all gradients once.
     """
     tiny = Case(lambda: perceptron(4, 4), images(4, 4, kinds=4), classes)
     _warm(tiny, kind, "cpu", dtype)
@@ -234,20 +284,37 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
-def measure(name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every implementation of one case in turns with the plain step, and with it alone: none moves the memory of another."""
+def measure(
+    name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Every implementation of one case in turns with the plain step, and with it alone: none moves
+    the memory of another.
+    """
     made: dict[str, dict[str, Any]] = {}
-    for kind in [kind for kind in options.steps if kind != "plain" and (device == "cuda" or "graph" not in kind)] or ["plain"]:
-        pair = _interleaved(name, case, device, dtype, options, list(dict.fromkeys(["plain", kind])))
+    for kind in [
+        kind
+        for kind in options.steps
+        if kind != "plain" and (device == "cuda" or "graph" not in kind)
+    ] or ["plain"]:
+        pair = _interleaved(
+            name, case, device, dtype, options, list(dict.fromkeys(["plain", kind]))
+        )
         made |= {each: row for each, row in pair.items() if each not in made}
         gc.collect()
-    if "milliseconds" in (other := made.get("plain graph", {})) and "milliseconds" in (mine := made.get("dpfy graph", {})):
+    if "milliseconds" in (other := made.get("plain graph", {})) and "milliseconds" in (
+        mine := made.get("dpfy graph", {})
+    ):
         mine["ratio_to_plain_graph"] = mine["milliseconds"] / other["milliseconds"]
     return list(made.values())
 
 
 def _interleaved(
-    name: str, case: Case, device: str, dtype: torch.dtype, options: argparse.Namespace, kinds: list[str]
+    name: str,
+    case: Case,
+    device: str,
+    dtype: torch.dtype,
+    options: argparse.Namespace,
+    kinds: list[str],
 ) -> dict[str, dict[str, Any]]:
     """A row for each of `kinds`, which take turns."""
     clock, steps, rows = Clock(device), {}, {}
@@ -277,7 +344,9 @@ def _interleaved(
         for kind, (step, batch) in steps.items():
             slow = first[kind] > SLOW * first["plain"]
             if turn < 3 or not slow:
-                rows[kind]["seconds"].append(min(clock.time(step, batch) for _ in range(1 if slow else options.burst)))
+                rows[kind]["seconds"].append(
+                    min(clock.time(step, batch) for _ in range(1 if slow else options.burst))
+                )
     steps.clear()
     if device == "cpu" and not options.no_memory:
         for kind, row in rows.items():
@@ -315,10 +384,21 @@ def _summary(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 def machine(device: str) -> dict[str, str]:
     """What the figures were measured on."""
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    name = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else platform.processor() or platform.machine()
+    )
     if device == "cpu" and Path("/proc/cpuinfo").exists():
         text = Path("/proc/cpuinfo").read_text()
-        name = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), name)
+        name = next(
+            (
+                line.split(":")[1].strip()
+                for line in text.splitlines()
+                if line.startswith("model name")
+            ),
+            name,
+        )
     return {
         "device": name,
         "torch": torch.__version__,
@@ -329,16 +409,32 @@ def machine(device: str) -> dict[str, str]:
 
 def table(rows: list[dict[str, Any]], where: dict[str, str]) -> str:
     """The results as Markdown."""
-    lines = ["# One private step against one plain step", "", ", ".join(f"{k} {v}" for k, v in where.items()), ""]
-    lines += ["| case | dtype | step | ms | ratio (spread) | peak MiB (ratio) |", "|---|---|---|---|---|---|"]
+    lines = [
+        "# One private step against one plain step",
+        "",
+        ", ".join(f"{k} {v}" for k, v in where.items()),
+        "",
+    ]
+    lines += [
+        "| case | dtype | step | ms | ratio (spread) | peak MiB (ratio) |",
+        "|---|---|---|---|---|---|",
+    ]
     for r in rows:
         start = f"| {r['case']} | {r['dtype']} | {r['step']} | "
         if "error" in r:
             lines.append(f"{start}{r['error']} | | |")
             continue
         spread = f"{r['ratio']:.2f} ({r['ratio_low']:.2f}-{r['ratio_high']:.2f})"
-        spread += f"; {r['ratio_to_plain_graph']:.2f} of plain graph" if "ratio_to_plain_graph" in r else ""
-        memory = f"{r['peak_mib']:.0f} ({r['memory_ratio']:.2f})" if r["memory_ratio"] is not None else ""
+        spread += (
+            f"; {r['ratio_to_plain_graph']:.2f} of plain graph"
+            if "ratio_to_plain_graph" in r
+            else ""
+        )
+        memory = (
+            f"{r['peak_mib']:.0f} ({r['memory_ratio']:.2f})"
+            if r["memory_ratio"] is not None
+            else ""
+        )
         lines.append(f"{start}{r['milliseconds']:.2f} | {spread} | {memory} |")
     return "\n".join(lines) + "\n"
 
@@ -354,7 +450,9 @@ def save(folder: Path | None, name: str, text: str, facts: dict[str, Any]) -> No
 def profile(case: Case, kind: str, device: str, dtype: torch.dtype) -> str:
     """Where the time of a step goes."""
     step, batch = _warm(case, kind, device, dtype)
-    kinds = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else [])
+    kinds = [torch.profiler.ProfilerActivity.CPU] + (
+        [torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else []
+    )
     with torch.profiler.profile(activities=kinds) as watched:
         for _ in range(3):
             step(*batch)
@@ -369,14 +467,24 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--cases", help="comma separated; default all of the device's set")
-    parser.add_argument("--dtypes", default="", help="float32,bfloat16 (default: float32 on a CPU, both on a GPU)")
+    parser.add_argument(
+        "--dtypes", default="", help="float32,bfloat16 (default: float32 on a CPU, both on a GPU)"
+    )
     parser.add_argument("--steps", default=",".join(STEPS), type=lambda s: s.split(","))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--burst", type=int, default=3, help="steps in a row in each round; the fastest counts")
+    parser.add_argument(
+        "--burst", type=int, default=3, help="steps in a row in each round; the fastest counts"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--no-memory", action="store_true", help="leave the peak of memory out (CPU)")
-    parser.add_argument("--peak", action="store_true", help="print the peak of memory of one case and step, and nothing else")
+    parser.add_argument(
+        "--no-memory", action="store_true", help="leave the peak of memory out (CPU)"
+    )
+    parser.add_argument(
+        "--peak",
+        action="store_true",
+        help="print the peak of memory of one case and step, and nothing else",
+    )
     parser.add_argument("--out", type=Path, default=None)
     return parser.parse_args()
 
@@ -388,7 +496,11 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     known = GPU if options.device == "cuda" else CPU
     names = options.cases.split(",") if options.cases else list(known)
-    dtypes = options.dtypes.split(",") if options.dtypes else ["float32"] + (["bfloat16"] if options.device == "cuda" else [])
+    dtypes = (
+        options.dtypes.split(",")
+        if options.dtypes
+        else ["float32"] + (["bfloat16"] if options.device == "cuda" else [])
+    )
     if options.peak:
         print(peak_here(known[names[0]], options.steps[0], getattr(torch, dtypes[0])))
         return 0
@@ -400,7 +512,10 @@ def main() -> int:
                 continue
             gap = disagreement(known[name], options.device, dtype)
             if gap > (5e-2 if dtype == torch.bfloat16 or name.endswith(AUTOCAST) else 2e-3):
-                print(f"{name} {text}: update differs from the plain one by {gap:.1e}", file=sys.stderr)
+                print(
+                    f"{name} {text}: update differs from the plain one by {gap:.1e}",
+                    file=sys.stderr,
+                )
                 return 1
             rows += measure(name, known[name], options.device, dtype, options)
             for row in rows[-len(options.steps) :]:

@@ -1,12 +1,15 @@
-"""Seconds to train 250 LeNet-5 on disjoint parts of MNIST side by side, beside one LeNet-5 on all of it, for the same number of passes.
+"""Seconds to train 250 LeNet-5 on disjoint parts of MNIST side by side, beside one LeNet-5 on all
+of it, for the same number of passes.
 
     python benchmarks/teachers.py --data-dir DATA                  # CPU seconds, of one thread
-    python benchmarks/teachers.py --data-dir DATA --device cuda    # seconds by the clock
-    python benchmarks/teachers.py                                  # made-up images of the same size: the time is the same
+    python benchmarks/teachers.py --data-dir DATA --device cuda    # seconds by the clock python
+    benchmarks/teachers.py                                  # made-up images of the same size: the
+    time is the same
 
-The one is trained as one usually does, by torch: SGD on minibatches drawn without replacement, records on the device. It is measured with
-minibatches of every size in --one-batch, and the fastest counts. The teachers' time is all of `teach_networks`: dealing out the records,
-training, weights back in memory. Both are run once on a little beforehand. Prints one JSON line.
+The one is trained as one usually does, by torch: SGD on minibatches drawn without replacement,
+records on the device. It is measured with minibatches of every size in --one-batch, and the fastest
+counts. The teachers' time is all of `teach_networks`: dealing out the records, training, weights
+back in memory. Both are run once on a little beforehand. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -60,7 +63,14 @@ def many(x: Tensor, y: Tensor, passes: int, given: argparse.Namespace) -> Networ
     steps = max(1, round(passes * len(x) / given.teachers / given.batch))
     training = NetworkTraining(LENET, steps, given.batch, given.rate, given.device)
     secret = Randomness.for_tests(0)
-    return teach_networks(x.numpy(), y.numpy(), voters=given.teachers, classes=CLASSES, training=training, randomness=secret)
+    return teach_networks(
+        x.numpy(),
+        y.numpy(),
+        voters=given.teachers,
+        classes=CLASSES,
+        training=training,
+        randomness=secret,
+    )
 
 
 def seconds(device: str) -> float:
@@ -99,14 +109,20 @@ def main() -> None:
         "seconds_of_teachers": round(taken, 3),
         "seconds_of_one": {batch: round(found, 3) for batch, found in alone.items()},
         "times_the_one": round(taken / min(alone.values()), 3),
-        "device": torch.cuda.get_device_name() if given.device.startswith("cuda") else f"cpu, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name()
+        if given.device.startswith("cuda")
+        else f"cpu, {torch.get_num_threads()} threads",
     }
     if given.data_dir is not None:
         votes = torch.from_numpy(voters.votes(test[:500].flatten(1).numpy()))
         told["right_by_vote"] = round(float((votes.argmax(1) == truth[:500]).double().mean()), 4)
-        told["right_of_a_teacher"] = round(float(votes[torch.arange(500), truth[:500]].double().mean() / given.teachers), 4)
+        told["right_of_a_teacher"] = round(
+            float(votes[torch.arange(500), truth[:500]].double().mean() / given.teachers), 4
+        )
         with torch.no_grad():
-            told["right_of_the_one"] = round(float((model.cpu()(test).argmax(1) == truth).double().mean()), 4)
+            told["right_of_the_one"] = round(
+                float((model.cpu()(test).argmax(1) == truth).double().mean()), 4
+            )
     print(json.dumps(told))
 
 

@@ -1,10 +1,12 @@
-"""Bills of the public votes of 250 teachers (Papernot et al. 2018): for all votes; for these votes, made private; for these, exactly.
+"""Bills of the public votes of 250 teachers (Papernot et al. 2018): for all votes; for these votes,
+made private; for these, exactly.
 
     python benchmarks/vote_bill.py --data-dir DATA      # DATA/pate-votes holds the three files
 
-Each bill of these votes is a run: reserved, released with noise from the operating system, verified. The exact one is a fact about votes,
-which are public here and never are elsewhere: it is found by comparing, since it cannot be printed, and written to no file. Prints one JSON
-line for each data set.
+Each bill of these votes is a run: reserved, released with noise from the operating system,
+verified. The exact one is a fact about votes, which are public here and never are elsewhere: it is
+found by comparing, since it cannot be printed, and written to no file. Prints one JSON line for
+each data set.
 """
 
 from __future__ import annotations
@@ -27,9 +29,15 @@ from dpfy.runs.folder import Place
 
 RUNS = 3
 CLAIMS = {
-    "mnist": Answers("confident", 10, 250, 640, 283, sigma=40.0, check_sigma=150.0, threshold=200.0, delta=1e-5),
-    "adult": Answers("confident", 2, 250, 1500, 539, sigma=40.0, check_sigma=200.0, threshold=300.0, delta=1e-5),
-    "svhn": Answers("confident", 10, 250, 8500, 2970, sigma=40.0, check_sigma=200.0, threshold=300.0, delta=1e-6),
+    "mnist": Answers(
+        "confident", 10, 250, 640, 283, sigma=40.0, check_sigma=150.0, threshold=200.0, delta=1e-5
+    ),
+    "adult": Answers(
+        "confident", 2, 250, 1500, 539, sigma=40.0, check_sigma=200.0, threshold=300.0, delta=1e-5
+    ),
+    "svhn": Answers(
+        "confident", 10, 250, 8500, 2970, sigma=40.0, check_sigma=200.0, threshold=300.0, delta=1e-6
+    ),
 }
 
 
@@ -43,8 +51,17 @@ def main() -> None:
         votes = np.load(io.BytesIO(gzip.decompress(content)))[: answers.queries]
         claim, began = VoteBill.of(answers), time.process_time()
         found = [released(claim, votes) for _ in range(RUNS)]
-        told = {"data": name, "delta": answers.delta, "for_all_votes": round(plan.spent(answers), 3)}
-        told |= {"order": claim.order, "beta": claim.beta, "noise_multiplier": claim.noise_multiplier, "runs": RUNS}
+        told = {
+            "data": name,
+            "delta": answers.delta,
+            "for_all_votes": round(plan.spent(answers), 3),
+        }
+        told |= {
+            "order": claim.order,
+            "beta": claim.beta,
+            "noise_multiplier": claim.noise_multiplier,
+            "runs": RUNS,
+        }
         for part in ("epsilon_of_these_answers", "epsilon_with_this_number"):
             told[part] = sorted(round(each[part], 3) for each in found)
         told["cpu_seconds"] = round(time.process_time() - began, 1)

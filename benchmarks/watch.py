@@ -1,11 +1,13 @@
-"""What the checks for mixing cost in a run of 1,000 steps: CPU seconds of the steps that were recorded, beyond those of the others.
+"""What the checks for mixing cost in a run of 1,000 steps: CPU seconds of the steps that were
+recorded, beyond those of the others.
 
     python benchmarks/watch.py [--steps 300]
 
-Every step is timed by itself, from the batch being asked for to the end of `step`; the extra time of the recorded ones, over the median
-of the others, is divided by 1,000 such medians. The number of checks that are due does not depend on the number of steps; further ones
-take less than half a percent of the time. Beside it stands what watching every step adds to an ordinary one: their median over that of a
-run that watches none, in turns.
+Every step is timed by itself, from the batch being asked for to the end of `step`; the extra time
+of the recorded ones, over the median of the others, is divided by 1,000 such medians. The number of
+checks that are due does not depend on the number of steps; further ones take less than half a
+percent of the time. Beside it stands what watching every step adds to an ordinary one: their median
+over that of a run that watches none, in turns.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def perceptron() -> nn.Module:
 def convolutions() -> nn.Module:
     """The small network of many studies."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, padding=2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(1, 16, 8, 2, padding=2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1),  # noqa: E501
         nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10),
     )  # fmt: skip
 
@@ -52,10 +54,14 @@ def convolutions() -> nn.Module:
 def transformer() -> nn.Module:
     """Two encoder layers over the rows of an image."""
     layer = nn.TransformerEncoderLayer(28, 4, 112, dropout=0.1, batch_first=True)
-    return nn.Sequential(nn.Flatten(1, 2), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(784, 10))
+    return nn.Sequential(
+        nn.Flatten(1, 2), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(784, 10)
+    )
 
 
-def share(make: Callable[[], nn.Module], batch: int, steps: int, watched: bool = True) -> tuple[float, float]:
+def share(
+    make: Callable[[], nn.Module], batch: int, steps: int, watched: bool = True
+) -> tuple[float, float]:
     """Median seconds of an ordinary step, and the share of the checks in 1,000 of them."""
     torch.manual_seed(0)
     model, times = make(), dict[Kind, list[float]]()
@@ -93,7 +99,12 @@ def share(make: Callable[[], nn.Module], batch: int, steps: int, watched: bool =
                     started, done = time.process_time(), training.steps_done
     plain = statistics.median(times[Kind.NOTHING])
     # The first step is the engine's first too; of it only the check itself counts.
-    later = [t for kind in Kind if kind is not Kind.NOTHING for t in times.get(kind, [])[kind is Kind.THOROUGH :]]
+    later = [
+        t
+        for kind in Kind
+        if kind is not Kind.NOTHING
+        for t in times.get(kind, [])[kind is Kind.THOROUGH :]
+    ]
     extra = first + sum(t - plain for t in later)
 
     return plain, extra / (1000 * plain)
@@ -110,9 +121,15 @@ def main() -> None:
         for batch in (64, 256):
             found = [share(make, batch, steps) for _ in range(3)]
             without = [share(make, batch, steps, watched=False)[0] for _ in range(3)]
-            plain, part = statistics.median(f[0] for f in found), statistics.median(f[1] for f in found)
+            plain, part = (
+                statistics.median(f[0] for f in found),
+                statistics.median(f[1] for f in found),
+            )
             ratio = min(f[0] for f in found) / min(without)
-            line = f"{make.__name__:12} batch {batch:4}  step {1e3 * plain:6.2f} ms  checks {100 * part:.2f}% of 1,000 steps"
+            line = (
+                f"{make.__name__:12} batch {batch:4}  step {1e3 * plain:6.2f} ms  checks "
+                f"{100 * part:.2f}% of 1,000 steps"
+            )
             print(f"{line}  watched / not {ratio:.3f}", flush=True)
 
 

@@ -1,8 +1,9 @@
-"""dpfy: differentially private machine learning, from the first look at the data to the sentence under the released model.
+"""dpfy: differentially private machine learning, from the first look at the data to the sentence
+under the released model.
 
-recipe = dpfy.dpsgd(records=60_000, batch_size=4096, epochs=40, clip_norm=1.0)
-plan = recipe.calibrate(epsilon=3.0, delta=1e-5)
-result = dpfy.fit(model, train, loss="cross_entropy", optimizer=optimizer, plan=plan, run="runs/mnist")
+recipe = dpfy.dpsgd(records=60_000, batch_size=4096, epochs=40, clip_norm=1.0) plan =
+recipe.calibrate(epsilon=3.0, delta=1e-5) result = dpfy.fit(model, train, loss="cross_entropy",
+optimizer=optimizer, plan=plan, run="runs/mnist")
 """
 
 from __future__ import annotations

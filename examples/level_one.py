@@ -1,4 +1,6 @@
-"""Train privately in one call, on data that comes with scikit-learn.  python examples/level_one.py"""
+"""Train privately in one call, on data that comes with scikit-learn.  python
+examples/level_one.py
+"""
 
 import torch
 from sklearn.datasets import load_digits
@@ -16,7 +18,15 @@ plan = recipe.calibrate(epsilon=3.0, delta=1e-4)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-result = dpfy.fit(model, train, plan=plan, optimizer=optimizer, test=test, test_is="public", update=dpfy.Update(average=0.9))
+result = dpfy.fit(
+    model,
+    train,
+    plan=plan,
+    optimizer=optimizer,
+    test=test,
+    test_is="public",
+    update=dpfy.Update(average=0.9),
+)
 
 print(f"accuracy {result.utility['test_accuracy']:.1%}")
 print(result.guarantee.sentence(plan.delta))

@@ -17,8 +17,13 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
 with dpfy.PrivateTraining(model, optimizer, (x[:1500], y[:1500]), plan) as training:
     print(training.engine_reason)
-    for features, targets in training.batches():  # physical batches; padding and accumulation are handled inside
-        losses = functional.cross_entropy(model(features), targets, reduction="none")  # one loss per example
+    for (
+        features,
+        targets,
+    ) in training.batches():  # physical batches; padding and accumulation are handled inside
+        losses = functional.cross_entropy(
+            model(features), targets, reduction="none"
+        )  # one loss per example
         training.step(losses)  # clip, sum; at the end of the logical batch noise and optimizer.step
     print(training.guarantee().sentence(plan.delta))
 

@@ -1,9 +1,12 @@
-"""Synthetic passages in the manner of Shakespeare: a small model trained privately, samples of it, and what it learnt by heart.
+"""Synthetic passages in the manner of Shakespeare: a small model trained privately, samples of it,
+and what it learnt by heart.
 
-    python examples/synthetic_text.py --data-dir DATA      # DATA holds shakespeare/input.txt.gz; or set DPFY_DATA
+    python examples/synthetic_text.py --data-dir DATA      # DATA holds shakespeare/input.txt.gz; or
+    set DPFY_DATA
 
-A text is a passage of `--length` bytes and no byte is in two of them: one passage is protected, not a scene or an author. Ten secrets are
-planted, to see whether they come out. What is printed about copies and secrets is not private.
+A text is a passage of `--length` bytes and no byte is in two of them: one passage is protected, not
+a scene or an author. Ten secrets are planted, to see whether they come out. What is printed about
+copies and secrets is not private.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ def passages(data_dir: str | None, length: int) -> tuple[list[str], list[str]]:
 def main(given: list[str] | None = None) -> None:
     """Train, sample, check."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", help="folder that holds shakespeare/; default: the environment's DPFY_DATA")
+    parser.add_argument(
+        "--data-dir", help="folder that holds shakespeare/; default: the environment's DPFY_DATA"
+    )
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--epochs", type=float, default=2.0)
     parser.add_argument("--length", type=int, default=64)
@@ -47,11 +52,16 @@ def main(given: list[str] | None = None) -> None:
     train, other = passages(asked.data_dir, asked.length)
     secrets = Canaries.made(10, seed=0)
     private = [*train, *secrets.texts]
-    # the text is public, so the number of its records is, too; of private texts state a public number instead
+    # the text is public, so the number of its records is, too; of private texts state a public
+    # number instead
     terms = dpfy.TextTerms(asked.epsilon, 1e-5, len(private))
     options = dpfy.TextOptions(asked.texts, asked.length, epochs=asked.epochs, device=asked.device)
     made = dpfy.synthesize_text(private, terms=terms, run=asked.run, options=options)
-    held_out = losses_of(made.model.cpu(), rows_of(other[:500], ByteTokens(), asked.length), 256).mean().item()
+    held_out = (
+        losses_of(made.model.cpu(), rows_of(other[:500], ByteTokens(), asked.length), 256)
+        .mean()
+        .item()
+    )
     print(json.dumps(made.texts[:3], indent=1))
     print(f"held-out loss {held_out:.3f} nats a byte")
     print(json.dumps(copies(made.texts, train, holdout=other).to_json(), indent=1))

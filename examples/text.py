@@ -1,10 +1,12 @@
-"""A BERT, a GPT-2 or a Llama with LoRA adapters, trained privately for one epoch on Shakespeare, with no change to the model's code.
+"""A BERT, a GPT-2 or a Llama with LoRA adapters, trained privately for one epoch on Shakespeare,
+with no change to the model's code.
 
-    pip install dpfy[text]
-    python examples/text.py --model gpt2 --data-dir DATA      # DATA holds shakespeare/input.txt.gz; or set DPFY_DATA
+    pip install dpfy[text] python examples/text.py --model gpt2 --data-dir DATA      # DATA holds
+    shakespeare/input.txt.gz; or set DPFY_DATA
 
-The models come from small random configurations, so nothing is downloaded. An example is a run of `--length` + 1 bytes of the text and no
-byte is in two of them. One example is the unit of privacy: the guarantee is for such a passage, not for a scene or an author.
+The models come from small random configurations, so nothing is downloaded. An example is a run of
+`--length` + 1 bytes of the text and no byte is in two of them. One example is the unit of privacy:
+the guarantee is for such a passage, not for a scene or an author.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def llama_lora(length: int) -> nn.Module:
         max_position_embeddings=length,
         use_cache=False,
     )
-    adapters = peft.LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj", "down_proj", "lm_head"])
+    adapters = peft.LoraConfig(
+        r=16, lora_alpha=32, target_modules=["q_proj", "v_proj", "down_proj", "lm_head"]
+    )
     return peft.get_peft_model(transformers.LlamaForCausalLM(config), adapters)
 
 
@@ -80,7 +84,9 @@ def next_byte(model: nn.Module, text: Tensor, following: Tensor) -> Tensor:
 
 
 def hidden_bytes(model: nn.Module, text: Tensor, following: Tensor) -> Tensor:
-    """One loss per record: the mean over a few hidden positions of how badly the byte there is guessed."""
+    """One loss per record: the mean over a few hidden positions of how badly the byte there is
+    guessed.
+    """
     count = max(1, round(HIDDEN_SHARE * text.shape[1]))
     places = torch.rand(text.shape, device=text.device).topk(count, dim=1).indices
     logits = model(input_ids=text.scatter(1, places, MASK)).logits
@@ -102,7 +108,10 @@ def held_out_loss(model: nn.Module, losses: Losses, records: Records, device: st
     model.eval()
     with torch.random.fork_rng():
         torch.manual_seed(0)  # BERT: the same bytes hidden before and after
-        parts = [losses(model, *[t.to(device) for t in records.take(rows)]) for rows in torch.arange(len(records)).split(256)]
+        parts = [
+            losses(model, *[t.to(device) for t in records.take(rows)])
+            for rows in torch.arange(len(records)).split(256)
+        ]
     model.train()
     return float(torch.cat(parts).mean())
 
@@ -111,11 +120,15 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="gpt2")
-    parser.add_argument("--data-dir", help="folder that holds shakespeare/; default: the environment's DPFY_DATA")
+    parser.add_argument(
+        "--data-dir", help="folder that holds shakespeare/; default: the environment's DPFY_DATA"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--length", type=int, default=64, help="bytes the model reads at once")
-    parser.add_argument("--batch-size", type=int, default=256, help="expected number of records in a step")
+    parser.add_argument(
+        "--batch-size", type=int, default=256, help="expected number of records in a step"
+    )
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--run", default=None, help="run folder; default: a new one under runs/")
@@ -130,8 +143,11 @@ def main(given: list[str] | None = None) -> None:
     print(data.description)
 
     unit = dpfy.Unit(tokens=options.length + 1)  # bytes, which are the tokens of these models
-    # the text is public, so the number of its records is, too; of a private text state a public number instead
-    recipe = dpfy.dpsgd(records=len(data.train), batch_size=options.batch_size, epochs=options.epochs, unit=unit)
+    # the text is public, so the number of its records is, too; of a private text state a public
+    # number instead
+    recipe = dpfy.dpsgd(
+        records=len(data.train), batch_size=options.batch_size, epochs=options.epochs, unit=unit
+    )
     plan = recipe.calibrate(epsilon=options.epsilon, delta=options.delta)
 
     model = build(options.length).to(options.device)
@@ -140,7 +156,9 @@ def main(given: list[str] | None = None) -> None:
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
     runtime = dpfy.Runtime(max_physical_batch=64, device=options.device, progress=True)
 
-    with dpfy.PrivateTraining(model, optimizer, data.train, plan, options.run, runtime=runtime) as training:
+    with dpfy.PrivateTraining(
+        model, optimizer, data.train, plan, options.run, runtime=runtime
+    ) as training:
         for text, following in training.batches():
             training.step(losses(model, text, following))
         after = held_out_loss(model, losses, data.test, options.device)

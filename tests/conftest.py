@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# Processes that tests start find `tests` wherever they begin; at the end, so that a copy of dpfy in front is the one that is tested.
+# Processes that tests start find `tests` wherever they begin; at the end, so that a copy of dpfy in
+# front is the one that is tested.
 sys.path.append(str(Path(__file__).parents[1]))
 
 
@@ -23,12 +24,17 @@ LONG = (
     "training/test_tensor_parallel.py",
     "training/test_rank_deaths.py",
 )
-"""Files of few tests that take long: begun first, so that no process is left alone with one at the end."""
+"""Files of few tests that take long: begun first, so that no process is left alone with one at the
+end.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        return next((n for n, name in enumerate(LONG) if item.path.as_posix().endswith(f"/tests/{name}")), len(LONG))
+        return next(
+            (n for n, name in enumerate(LONG) if item.path.as_posix().endswith(f"/tests/{name}")),
+            len(LONG),
+        )
 
     items.sort(key=place)
 
@@ -43,7 +49,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_compiled() -> Iterator[None]:
-    """The watch looks whether anything was compiled in its process: what one test compiles must not reach the next."""
+    """The watch looks whether anything was compiled in its process: what one test compiles must not
+    reach the next.
+    """
     yield
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None and len(frames.cached_backends) > 1:
@@ -54,7 +62,9 @@ def _nothing_stays_compiled() -> Iterator[None]:
 
 @pytest.fixture
 def fineness(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Choose how fine the lattice of noise is. What was computed for another fineness is forgotten, before and after."""
+    """Choose how fine the lattice of noise is. What was computed for another fineness is forgotten,
+    before and after.
+    """
     from dpfy.noise import lattice
 
     def forget() -> None:

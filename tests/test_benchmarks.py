@@ -1,4 +1,6 @@
-"""The benchmarks of the step and of the noise run: figures that nobody can measure again are worth nothing."""
+"""The benchmarks of the step and of the noise run: figures that nobody can measure again are worth
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,25 @@ def test_a_mapped_file_of_20_gigabytes_trains_within_2_gibibytes(tmp_path: Path)
     import subprocess
 
     script = Path(__file__).resolve().parents[1] / "benchmarks" / "lazy_data.py"
-    command = [sys.executable, str(script), "mapped", "--steps", "400", "--batch", "1024", "--workers", "2"]
+    command = [
+        sys.executable,
+        str(script),
+        "mapped",
+        "--steps",
+        "400",
+        "--batch",
+        "1024",
+        "--workers",
+        "2",
+    ]
     found = json.loads(
-        subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}).stdout
+        subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        ).stdout
     )
     assert found["read_gigabytes"] > 4
     assert found["peak_gib"] + 2 * found["largest_worker_gib"] < 2

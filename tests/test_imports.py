@@ -12,7 +12,17 @@ import pytest
 ROOT = Path(__file__).parent.parent / "dpfy"
 
 BELOW_PLAN = {"core", "accounting", "mechanisms", "sampling", "gradients", "noise"}
-ABOVE_PLAN = BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit", "statistics", "queries"}
+ABOVE_PLAN = BELOW_PLAN | {
+    "plan",
+    "models",
+    "data",
+    "report",
+    "runs",
+    "training",
+    "audit",
+    "statistics",
+    "queries",
+}
 MAY_IMPORT = {
     "core": set(),
     "accounting": {"core"},
@@ -34,13 +44,35 @@ MAY_IMPORT = {
     "prediction": {"core", "accounting", "mechanisms", "models", "data", "audit", "report", "runs"}
     | {"training", "federated", "labels"},
     "training": BELOW_PLAN
-    | {"plan", "models", "data", "report", "runs", "local", "prediction", "estimators", "synthetic", "labels"},
+    | {
+        "plan",
+        "models",
+        "data",
+        "report",
+        "runs",
+        "local",
+        "prediction",
+        "estimators",
+        "synthetic",
+        "labels",
+    },
     "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "synthetic": BELOW_PLAN | {"plan", "data", "report", "runs", "training", "prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},
-    "studies": ABOVE_PLAN | {"federated", "local", "estimators", "tuning", "synthetic", "prediction", "labels"},
-    "cli": ABOVE_PLAN | {"studies", "federated", "local", "estimators", "tuning", "synthetic", "prediction", "labels"},
+    "studies": ABOVE_PLAN
+    | {"federated", "local", "estimators", "tuning", "synthetic", "prediction", "labels"},
+    "cli": ABOVE_PLAN
+    | {
+        "studies",
+        "federated",
+        "local",
+        "estimators",
+        "tuning",
+        "synthetic",
+        "prediction",
+        "labels",
+    },
 }
 """DESIGN's table; that training imports report is explained in docs/decisions.md."""
 
@@ -53,7 +85,11 @@ def imports(file: Path) -> set[tuple[str, str]]:
         if isinstance(node, ast.Import):
             names = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "dpfy" else [node.module]
+            names = (
+                [f"{node.module}.{a.name}" for a in node.names]
+                if node.module == "dpfy"
+                else [node.module]
+            )
             if node.module.count(".") == 1:
                 names = [f"{node.module}.{a.name}" for a in node.names]
         found |= {(n.split(".")[1], n) for n in names if n.startswith("dpfy.")}
@@ -72,7 +108,9 @@ def test_layers(file):
             continue
         assert imported in MAY_IMPORT[folder], f"{folder} must not import {module}"
         if folder == "plan" and imported == "gradients":
-            assert module.startswith("dpfy.gradients.clip"), "plan reads only the clip from gradients"
+            assert module.startswith("dpfy.gradients.clip"), (
+                "plan reads only the clip from gradients"
+            )
 
 
 LIGHT = [
@@ -90,4 +128,9 @@ HEAVY = ("torch", "dp_accounting", "matplotlib", "pandas")
 @pytest.mark.parametrize("module", LIGHT)
 def test_no_torch_at_import(module):
     code = f"import sys, {module}; sys.exit(', '.join(m for m in {HEAVY} if m in sys.modules))"
-    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stderr.strip() == ""
+    assert (
+        subprocess.run(
+            [sys.executable, "-P", "-c", code], capture_output=True, text=True
+        ).stderr.strip()
+        == ""
+    )

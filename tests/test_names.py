@@ -1,4 +1,6 @@
-"""One name, one thing: no two modules of a package define public classes or aliases of one name; files of gradients/ stay short."""
+"""One name, one thing: no two modules of a package define public classes or aliases of one name;
+files of gradients/ stay short.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,26 @@ ALIAS = re.compile(r"[A-Z][a-z]\w*")
 
 
 def types(file: Path) -> dict[str, str]:
-    """The public classes and type aliases that a module defines at its top, also under `if` and `try`, and what they stand for."""
+    """The public classes and type aliases that a module defines at its top, also under `if` and
+    `try`, and what they stand for.
+    """
     found: dict[str, str] = {}
     todo = list(ast.parse(file.read_text()).body)
     while todo:
         node = todo.pop()
         if isinstance(node, ast.If | ast.Try):
-            todo += [*node.body, *node.orelse, *(n for h in getattr(node, "handlers", []) for n in h.body)]
+            todo += [
+                *node.body,
+                *node.orelse,
+                *(n for h in getattr(node, "handlers", []) for n in h.body),
+            ]
         elif isinstance(node, ast.ClassDef):
             found[node.name] = f"a class of {file}"
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and ALIAS.fullmatch(node.targets[0].id):
+        elif (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and ALIAS.fullmatch(node.targets[0].id)
+        ):
             found[node.targets[0].id] = ast.unparse(node.value)
     return {name: meaning for name, meaning in found.items() if not name.startswith("_")}
 
@@ -46,14 +58,22 @@ def test_no_two_modules_of_a_package_define_a_public_type_of_one_name(package: s
 
 def test_homonyms_are_found(tmp_path: Path) -> None:
     (tmp_path / "room").mkdir()
-    (tmp_path / "one.py").write_text("class Layout: ...\nclass _Own: ...\nPiece = tuple[int, int]\nKey = tuple[int, ...]\n")
-    (tmp_path / "room" / "two.py").write_text(
-        "try:\n    class Layout: ...\nexcept ImportError:\n    pass\nclass _Own: ...\nclass Piece: ...\nKey = tuple[int, ...]\n"
+    (tmp_path / "one.py").write_text(
+        "class Layout: ...\nclass _Own: ...\nPiece = tuple[int, int]\nKey = tuple[int, ...]\n"
     )
-    assert homonyms(sorted(tmp_path.rglob("*.py"))) == {"Layout": ["one", "two"], "Piece": ["one", "two"]}
+    (tmp_path / "room" / "two.py").write_text(
+        "try:\n    class Layout: ...\nexcept ImportError:\n    pass\nclass _Own: ...\nclass Piece: "
+        "...\nKey = tuple[int, ...]\n"
+    )
+    assert homonyms(sorted(tmp_path.rglob("*.py"))) == {
+        "Layout": ["one", "two"],
+        "Piece": ["one", "two"],
+    }
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "gradients").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "gradients").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_files_of_gradients_stay_short(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= MOST_LINES
 
@@ -66,9 +86,17 @@ ROOMS = sorted(p.name for p in (ROOT / "gradients").iterdir() if (p / "__init__.
 def test_files_that_the_docs_name_exist(page: Path) -> None:
     """With folders from the project, dpfy/ or a package of it on; without, wherever they are."""
     packages = [ROOT.parent, ROOT, *(p for p in ROOT.rglob("*") if (p / "__init__.py").exists())]
-    anywhere = {p.name for folder in ("dpfy", "tests", "benchmarks") for p in (ROOT.parent / folder).rglob("*.py")}
+    anywhere = {
+        p.name
+        for folder in ("dpfy", "tests", "benchmarks")
+        for p in (ROOT.parent / folder).rglob("*.py")
+    }
     named = set(re.findall(r"`([\w/]+\.py)`", page.read_text()))
-    assert {name for name in named if name not in anywhere and not any((folder / name).exists() for folder in packages)} == set()
+    assert {
+        name
+        for name in named
+        if name not in anywhere and not any((folder / name).exists() for folder in packages)
+    } == set()
 
 
 def test_the_path_of_the_data_names_every_room() -> None:
@@ -77,7 +105,9 @@ def test_the_path_of_the_data_names_every_room() -> None:
 
 
 def test_no_two_folders_of_tests_have_a_module_of_one_name_to_share() -> None:
-    """Tests put their folders on one path: of two modules of one name, one process would get the other's."""
+    """Tests put their folders on one path: of two modules of one name, one process would get the
+    other's.
+    """
     shared = [p.name for p in Path(__file__).parent.rglob("*.py") if not p.name.startswith("test_")]
     known = {"conftest.py", "__init__.py"}
     assert sorted(name for name in set(shared) - known if shared.count(name) > 1) == []

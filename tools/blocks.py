@@ -1,8 +1,11 @@
-"""Run the code blocks of the documentation as they are printed: `python tools/blocks.py docs/accounting.md README.md`.
+"""Run the code blocks of the documentation as they are printed: `python tools/blocks.py
+docs/accounting.md README.md`.
 
-The Python and bash blocks of one page share a session: one namespace, one empty folder, in the order of the page. A block that cannot
-run here says so to its reader, in a line before it: `*Not run here: REASON.*` Anything else that is fenced (output, TOML, diagrams)
-says what it is (```text, ```toml). Blocks after the line `<!-- slow -->` take long and are left to `make docs`; `--quick` runs the others.
+The Python and bash blocks of one page share a session: one namespace, one empty folder, in the
+order of the page. A block that cannot run here says so to its reader, in a line before it: `*Not
+run here: REASON.*` Anything else that is fenced (output, TOML, diagrams) says what it is (```text,
+```toml). Blocks after the line `<!-- slow -->` take long and are left to `make docs`; `--quick`
+runs the others.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ TITLE = re.compile(r"#\s*([\w-]+\.(?:py|toml))\s*$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page: its language, its text, its first line, why it is not run (empty: it is), and whether it takes long."""
+    """A fenced block of a page: its language, its text, its first line, why it is not run (empty:
+    it is), and whether it takes long.
+    """
 
     language: str
     text: str
@@ -85,13 +90,17 @@ def indented(page: Path) -> list[int]:
             fence = not fence
         elif not fence and quiet and not listed and re.match(r"^ {4}\S", line):
             found.append(number)
-        listed = bool(re.match(r"^\s*([-*+]|\d+\.)\s", line)) or (listed and (not line.strip() or line.startswith(" ")))
+        listed = bool(re.match(r"^\s*([-*+]|\d+\.)\s", line)) or (
+            listed and (not line.strip() or line.startswith(" "))
+        )
         quiet = not line.strip()
     return found
 
 
 def run(page: Path, quick: bool) -> None:
-    """Run the blocks of a page, here and now, in the current folder; if `quick`, those before the mark alone."""
+    """Run the blocks of a page, here and now, in the current folder; if `quick`, those before the
+    mark alone.
+    """
     space: dict[str, object] = {"__name__": "__main__"}
     sys.path.insert(0, os.getcwd())
     for block in blocks(page):
@@ -104,7 +113,9 @@ def run(page: Path, quick: bool) -> None:
                 _run(block, space, page)
         except BaseException as problem:
             traceback.print_exc()
-            raise SystemExit(f"{page.relative_to(ROOT)}: the block in line {block.line} failed: {problem}") from None
+            raise SystemExit(
+                f"{page.relative_to(ROOT)}: the block in line {block.line} failed: {problem}"
+            ) from None
 
 
 def _run(block: Block, space: dict[str, object], page: Path) -> None:
@@ -118,9 +129,13 @@ def _run(block: Block, space: dict[str, object], page: Path) -> None:
 
 
 def in_a_process_of_its_own(*pages: Path, quick: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run pages in one fresh process, each in an empty folder of its own (but for the project's examples)."""
+    """Run pages in one fresh process, each in an empty folder of its own (but for the project's
+    examples).
+    """
     paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
-    environment = os.environ | {name: f"{path}{os.pathsep}{os.environ.get(name, '')}" for name, path in paths.items()}
+    environment = os.environ | {
+        name: f"{path}{os.pathsep}{os.environ.get(name, '')}" for name, path in paths.items()
+    }
     environment |= {"MPLBACKEND": "agg", "DPFY_DATA": ""}
     words = ["--here", *(["--quick"] if quick else []), *map(str, pages)]
     command = [sys.executable, str(Path(__file__).resolve()), *words]
@@ -138,22 +153,36 @@ def here(pages: list[Path], quick: bool) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the pages that are named, or all; print how many blocks ran, and each that says why it does not."""
-    quick, named = "--quick" in arguments, [Path(word).resolve() for word in arguments if not word.startswith("--")]
+    """Run the pages that are named, or all; print how many blocks ran, and each that says why it
+    does not.
+    """
+    quick, named = (
+        "--quick" in arguments,
+        [Path(word).resolve() for word in arguments if not word.startswith("--")],
+    )
     if "--here" in arguments:
         here(named, quick)
         return 0
     failed, ran, reasons = 0, 0, []
     for page in named or pages():
-        held = [block for block in blocks(page) if block.language in RUN and not (quick and block.slow)]
-        reasons += [f"{page.relative_to(ROOT)}:{block.line}: {block.reason}" for block in held if block.reason]
+        held = [
+            block for block in blocks(page) if block.language in RUN and not (quick and block.slow)
+        ]
+        reasons += [
+            f"{page.relative_to(ROOT)}:{block.line}: {block.reason}"
+            for block in held
+            if block.reason
+        ]
         count = sum(block.runs for block in held)
         if not count:
             continue
         ended = in_a_process_of_its_own(page, quick=quick)
         failed += ended.returncode != 0
         ran += count
-        print(f"{'FAILED' if ended.returncode else 'ok':7}{page.relative_to(ROOT)}: {count} blocks", flush=True)
+        print(
+            f"{'FAILED' if ended.returncode else 'ok':7}{page.relative_to(ROOT)}: {count} blocks",
+            flush=True,
+        )
         if ended.returncode:
             print(ended.stdout[-3000:] + ended.stderr[-3000:], flush=True)
     print(f"{ran} blocks ran; {len(reasons)} did not, and say why:")

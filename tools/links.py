@@ -1,6 +1,8 @@
-"""Check the built site: `python tools/links.py build/site`. Every link inside leads somewhere, and nothing is fetched from outside.
+"""Check the built site: `python tools/links.py build/site`. Every link inside leads somewhere, and
+nothing is fetched from outside.
 
-Links to other sites are listed, not followed: the check needs no network and says the same every time.
+Links to other sites are listed, not followed: the check needs no network and says the same every
+time.
 """
 
 from __future__ import annotations
@@ -11,14 +13,32 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
-RELATIONS = {"stylesheet", "icon", "preload", "preconnect", "dns-prefetch", "modulepreload", "manifest", "shortcut"}
+FETCHED = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+}
+RELATIONS = {
+    "stylesheet",
+    "icon",
+    "preload",
+    "preconnect",
+    "dns-prefetch",
+    "modulepreload",
+    "manifest",
+    "shortcut",
+}
 """What a <link> must be related as, for a browser to fetch it by itself."""
 
 
 @dataclass
 class Page(HTMLParser):
-    """What one page links to, what a browser fetches for it, and the names inside it that can be linked to."""
+    """What one page links to, what a browser fetches for it, and the names inside it that can be
+    linked to.
+    """
 
     links: list[str] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
@@ -53,7 +73,11 @@ def check(site: Path) -> tuple[list[str], list[str]]:
     outside: set[str] = set()
     for path, page in pages.items():
         shown = path.relative_to(site.resolve())
-        wrong += [f"{shown}: fetches {link} from outside" for link in page.fetched if urlsplit(link).netloc]
+        wrong += [
+            f"{shown}: fetches {link} from outside"
+            for link in page.fetched
+            if urlsplit(link).netloc
+        ]
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme in ("http", "https", "mailto"):

@@ -1,7 +1,9 @@
-"""Build wheel and sdist, and see that they are whole: `python tools/package.py [FOLDER]`, by default into dist/.
+"""Build wheel and sdist, and see that they are whole: `python tools/package.py [FOLDER]`, by
+default into dist/.
 
-The wheel is installed into a new environment, whose other packages are those of this one, and asked for its version, an epsilon and what it
-carries. A wheel made from the sdist must hold the same files.
+The wheel is installed into a new environment, whose other packages are those of this one, and asked
+for its version, an epsilon and what it carries. A wheel made from the sdist must hold the same
+files.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CARRIED = ("py.typed", "data/schemas/adult.toml", "report/templates/report.html.j2", "report/schema/privacy-card-2.json")
+CARRIED = (
+    "py.typed",
+    "data/schemas/adult.toml",
+    "report/templates/report.html.j2",
+    "report/schema/privacy-card-2.json",
+)
 WITH_SDIST = (
     "README.md",
     "LICENSE",
@@ -35,7 +42,10 @@ BUILD = "from setuptools import build_meta; import sys; print(build_meta.build_{
 def built(what: str, source: Path, out: Path) -> Path:
     """The wheel or the sdist of the project in `source`."""
     ended = subprocess.run(
-        [sys.executable, "-c", BUILD.format(what=what), str(out.resolve())], cwd=source, capture_output=True, text=True
+        [sys.executable, "-c", BUILD.format(what=what), str(out.resolve())],
+        cwd=source,
+        capture_output=True,
+        text=True,
     )
     if ended.returncode:
         raise SystemExit(f"{what} could not be built:\n{ended.stderr[-2000:]}")
@@ -44,7 +54,11 @@ def built(what: str, source: Path, out: Path) -> Path:
 
 def package_files() -> set[str]:
     """Every file of the package that a user needs: all but compiled leftovers."""
-    return {str(p.relative_to(ROOT)) for p in (ROOT / "dpfy").rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    return {
+        str(p.relative_to(ROOT))
+        for p in (ROOT / "dpfy").rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
 
 
 def held(wheel: Path) -> set[str]:
@@ -53,10 +67,21 @@ def held(wheel: Path) -> set[str]:
 
 
 def installed(wheel: Path, folder: Path) -> Path:
-    """The program `dpfy` of the wheel, installed into a new environment that borrows all other packages from this one."""
+    """The program `dpfy` of the wheel, installed into a new environment that borrows all other
+    packages from this one.
+    """
     venv.create(folder, with_pip=False, symlinks=True)
     packages = next((folder / "lib").iterdir()) / "site-packages"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, "--target", str(packages), str(wheel)], check=True, capture_output=True)
     (packages / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return folder / "bin" / "python"
@@ -65,7 +90,9 @@ def installed(wheel: Path, folder: Path) -> Path:
 def asked(python: Path, *words: str) -> str:
     """What the installed program answers, somewhere else than in the project."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    ended = subprocess.run([str(python), *words], cwd="/", env=environment, capture_output=True, text=True)
+    ended = subprocess.run(
+        [str(python), *words], cwd="/", env=environment, capture_output=True, text=True
+    )
     if ended.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{ended.stderr[-2000:]}")
     return ended.stdout.strip()
@@ -74,7 +101,11 @@ def asked(python: Path, *words: str) -> str:
 def _copied(to: Path) -> None:
     """The files that git knows or would take, as in a clean clone."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0"):
+    for name in (
+        subprocess.run(listed, cwd=ROOT, capture_output=True, check=True)
+        .stdout.decode()
+        .split("\0")
+    ):
         if name and (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name)
@@ -100,7 +131,12 @@ def check(out: Path) -> list[str]:
         if not where.startswith(str(Path(work).resolve())):
             raise SystemExit(f"the new environment found dpfy in {where}")
         for name in CARRIED:
-            asked(python, "-c", f"from importlib.resources import files; files('dpfy').joinpath({name!r}).read_bytes()")
+            asked(
+                python,
+                "-c",
+                f"from importlib.resources import files; "
+                f"files('dpfy').joinpath({name!r}).read_bytes()",
+            )
         version = asked(python, "-m", "dpfy", "--version")
         epsilon = asked(
             python,

@@ -1,4 +1,6 @@
-"""What MkDocs calls while it builds the site: pages made from the code, pages of the project's root, and every page in the navigation."""
+"""What MkDocs calls while it builds the site: pages made from the code, pages of the project's
+root, and every page in the navigation.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,13 @@ MORE = "More"
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """Put pages that the navigation does not name into its last section, and leave out those that are not there (yet)."""
-    there = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} | {"api.md", *OF_ROOT}
+    """Put pages that the navigation does not name into its last section, and leave out those that
+    are not there (yet).
+    """
+    there = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} | {
+        "api.md",
+        *OF_ROOT,
+    }
     named = {page for section in config["nav"] for pages in section.values() for page in pages}
     for section in config["nav"]:
         for title, pages in section.items():
@@ -34,12 +41,16 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Add the API page and the pages of the project's root."""
     files.append(File.generated(config, "api.md", content=reference.api()))
     for name, source in OF_ROOT.items():
-        files.append(File.generated(config, name, content=_moved((ROOT / source).read_text("utf-8"))))
+        files.append(
+            File.generated(config, name, content=_moved((ROOT / source).read_text("utf-8")))
+        )
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links of a page that leave docs/ for the project's root: to its pages here, as plain text otherwise."""
+    """Links of a page that leave docs/ for the project's root: to its pages here, as plain text
+    otherwise.
+    """
     depth = page.file.src_uri.count("/")
     up = "../" * (depth + 1)
 
@@ -57,4 +68,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def _moved(text: str) -> str:
     """A page of the root as a page of docs/."""
-    return text.replace("](docs/", "](").replace("](README.md)", "](index.md)").replace("](CHANGELOG.md)", "](changelog.md)")
+    return (
+        text.replace("](docs/", "](")
+        .replace("](README.md)", "](index.md)")
+        .replace("](CHANGELOG.md)", "](changelog.md)")
+    )

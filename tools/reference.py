@@ -1,6 +1,8 @@
-"""Pages made from the code: docs/configuration.md (every key of a job, a schema and a phase file) and the API page of the site.
+"""Pages made from the code: docs/configuration.md (every key of a job, a schema and a phase file)
+and the API page of the site.
 
-`python tools/reference.py` writes docs/configuration.md; `--check` says whether it is stale. The API page is made when the site is built.
+`python tools/reference.py` writes docs/configuration.md; `--check` says whether it is stale. The
+API page is made when the site is built.
 """
 
 from __future__ import annotations
@@ -28,24 +30,51 @@ AGAIN = "python tools/reference.py"
 
 SCHEMA_KEYS = {
     "missing": ("list of words", '[""]', "Cells that mean “no value”."),
-    "columns.NAME.kind": ("text", "must be given", f"What the column is: {', '.join(schema.KINDS)}."),
-    "columns.NAME.ignore": ("true", "none", "The column must be in the file and is never read. Stands alone."),
-    "columns.NAME.range": ("[low, high]", "must be given", "Of a number: values beyond it are moved to its end."),
-    "columns.NAME.scale": ("text", '"symmetric"', f"Of a number: {', '.join(schema.SCALES)}; mapped to [-1, 1], or to [0, 1]."),
+    "columns.NAME.kind": ("text", "must be given", f"What the column is: "
+                                                   f"{', '.join(schema.KINDS)}."),
+    "columns.NAME.ignore": ("true", "none", "The column must be in the file and is never read. "
+                                            "Stands alone."),
+    "columns.NAME.range": ("[low, high]", "must be "
+                                          "given", "Of a number: values beyond it are moved to its "
+                                                   "end."),
+    "columns.NAME.scale": ("text", '"symmetric"', f"Of a number: {', '.join(schema.SCALES)}; "
+                                                  f"mapped to [-1, 1], or to [0, 1]."),
     "columns.NAME.transform": ("text", '"none"', f"Of a number: {', '.join(schema.TRANSFORMS)}."),
-    "columns.NAME.fill": ("value", "none: a missing cell is an error", "What a missing cell becomes (a listed word, or other)."),
-    "columns.NAME.categories": ("list of words", "must be given", "Of a category: one feature a word; what is not listed is all zeros."),
-    "columns.NAME.classes": ("list of words", "must be given", "Of the label: at least two; the first is class 0."),
+    "columns.NAME.fill": ("value", "none: a missing cell is an "
+                                   "error", "What a missing cell becomes (a listed word, or "
+                                            "other)."),
+    "columns.NAME.categories": ("list of words", "must be "
+                                                 "given", "Of a category: one feature a word; what "
+                                                          "is not listed is all zeros."),
+    "columns.NAME.classes": ("list of words", "must be "
+                                              "given", "Of the label: at least two; the first is "
+                                                       "class 0."),
 }  # fmt: skip
 PHASE_KEYS = {
-    "noise_multiplier": ("number", "must be given", "Noise of the phase, in units of the clip norm."),
+    "noise_multiplier": (
+        "number",
+        "must be given",
+        "Noise of the phase, in units of the clip norm.",
+    ),
     "sampling_rate": ("number", "`1.0`", "Probability that a record is in a batch."),
     "steps": ("whole number", "`1`", "Steps of the phase."),
     "sampling": ("text", '`"poisson"`', f"How batches are drawn: {', '.join(patterns.PATTERNS)}."),
-    "records": ("whole number", "`0`: not given", "Number of records, where the sampling needs it."),
-    "batch_size": ("whole number", "`0`: not given", "Size of a batch, where the sampling needs it."),
+    "records": (
+        "whole number",
+        "`0`: not given",
+        "Number of records, where the sampling needs it.",
+    ),
+    "batch_size": (
+        "whole number",
+        "`0`: not given",
+        "Size of a batch, where the sampling needs it.",
+    ),
 }
-CHOICES = {"data": ("kind", FIELDS_OF_KIND), "model": ("name", FIELDS_OF_MODEL), "training": ("clip", FIELDS_OF_CLIP)}
+CHOICES = {
+    "data": ("kind", FIELDS_OF_KIND),
+    "model": ("name", FIELDS_OF_MODEL),
+    "training": ("clip", FIELDS_OF_CLIP),
+}
 """Keys that decide which others are read."""
 
 
@@ -62,26 +91,37 @@ def configuration() -> str:
         "",
         "## A job",
         "",
-        "`dpfy train job.toml`; any key is also `--set section.key=value`, and `dpfy train --show-config` prints them with their values.",
-        "A misspelt key is refused, and so is one that the chosen kind, model or clip rule does not read; all problems are told at once.",
+        "`dpfy train job.toml`; any key is also `--set section.key=value`, and `dpfy train "
+        "--show-config` prints them with their values.",
+        "A misspelt key is refused, and so is one that the chosen kind, model or clip rule does "
+        "not read; all problems are told at once.",
         "`dpfy init` drafts a job for a table ([tutorial](tutorials/tabular.md)).",
     ]
     for name, kind in SECTIONS.items():
         rows = [
-            (f"`{item.name}`", _type(str(item.type)), _default(item), item.metadata["words"]) for item in dataclasses.fields(kind)
+            (f"`{item.name}`", _type(str(item.type)), _default(item), item.metadata["words"])
+            for item in dataclasses.fields(kind)
         ]
         lines += ["", f"### [{name}]", "", _sentence(kind), "", *_table(rows)]
         if name in CHOICES:
             key, read = CHOICES[name]
-            listed = "; ".join(f"`{choice}`: {', '.join(keys) or 'none'}" for choice, keys in read.items())
+            listed = "; ".join(
+                f"`{choice}`: {', '.join(keys) or 'none'}" for choice, keys in read.items()
+            )
             lines += ["", f"What each `{key}` reads besides: {listed}."]
-    lines += ["", "## A schema", "", "What may be known of the columns of a table ([data](data.md)). `dpfy init` drafts one."]
+    lines += [
+        "",
+        "## A schema",
+        "",
+        "What may be known of the columns of a table ([data](data.md)). `dpfy init` drafts one.",
+    ]
     lines += ["", *_table([(f"`{key}`", *row) for key, row in SCHEMA_KEYS.items()])]
     lines += [
         "",
         "## A phase file",
         "",
-        "One `[[phase]]` table for each phase, for `dpfy account --phases` ([accounting](accounting.md)).",
+        "One `[[phase]]` table for each phase, for `dpfy account --phases` "
+        "([accounting](accounting.md)).",
     ]
     lines += ["", *_table([(f"`{key}`", *row) for key, row in PHASE_KEYS.items()])]
     return "\n".join(lines) + "\n"
@@ -89,7 +129,9 @@ def configuration() -> str:
 
 def _sentence(kind: type) -> str:
     """The first paragraph of what a section says of itself, without its own name."""
-    words = re.sub(r"^\[\w+\]: ", "", inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
+    words = (
+        re.sub(r"^\[\w+\]: ", "", inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
+    )
     return words[0].upper() + words[1:]
 
 
@@ -97,7 +139,9 @@ def _type(written: str) -> str:
     words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
     parts = [part.strip() for part in written.split("|") if part.strip() != "None"]
     named = [
-        "list of " + words.get(found[1], found[1]) + "s" if (found := re.match(r"tuple\[(\w+)", part)) else words.get(part, part)
+        "list of " + words.get(found[1], found[1]) + "s"
+        if (found := re.match(r"tuple\[(\w+)", part))
+        else words.get(part, part)
         for part in parts
     ]
     return " or ".join(named)
@@ -111,13 +155,16 @@ def _default(item: dataclasses.Field[Any]) -> str:
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
     cells = [
-        [cell.replace("|", "\\|") for cell in row] for row in [("key", "type", "default", "what it is"), ("---",) * 4, *rows]
+        [cell.replace("|", "\\|") for cell in row]
+        for row in [("key", "type", "default", "what it is"), ("---",) * 4, *rows]
     ]
     return ["| " + " | ".join(row) + " |" for row in cells]
 
 
 def api() -> str:
-    """The reference of the Python interface, as Markdown: every public name with its signature and its docstring."""
+    """The reference of the Python interface, as Markdown: every public name with its signature and
+    its docstring.
+    """
     lines = [
         "# Python interface",
         "",
@@ -133,11 +180,21 @@ def api() -> str:
 
 
 def _entry(name: str, found: Any) -> list[str]:
-    lines = [f"## {name}", "", "```python", f"{name}{_signature(found, broken=True)}", "```", "", *_doc(found)]
+    lines = [
+        f"## {name}",
+        "",
+        "```python",
+        f"{name}{_signature(found, broken=True)}",
+        "```",
+        "",
+        *_doc(found),
+    ]
     if inspect.isclass(found) and not issubclass(found, Exception):
         for key, member in sorted(vars(found).items()):
             target = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-            if key.startswith("_") or not (inspect.isfunction(target) or isinstance(target, property)):
+            if key.startswith("_") or not (
+                inspect.isfunction(target) or isinstance(target, property)
+            ):
                 continue
             shown = "" if isinstance(target, property) else _signature(target)
             lines += [f"**`{key}{shown}`**", "", *_doc(target)]
@@ -166,7 +223,11 @@ def _signature(found: Any, broken: bool = False) -> str:
         else f" -> {_annotation(signature.return_annotation)}"
     )
     line = f"({', '.join(words)}){back}"
-    return line if not broken or len(line) < 90 else "(\n" + "".join(f"    {word},\n" for word in words) + f"){back}"
+    return (
+        line
+        if not broken or len(line) < 90
+        else "(\n" + "".join(f"    {word},\n" for word in words) + f"){back}"
+    )
 
 
 def _parameter(item: inspect.Parameter) -> str:
@@ -199,7 +260,11 @@ def main(arguments: list[str]) -> int:
     made = configuration()
     if "--check" in arguments:
         stale = PAGE.read_text("utf-8") != made
-        print(f"docs/configuration.md is stale: {AGAIN}" if stale else "docs/configuration.md is as the code says")
+        print(
+            f"docs/configuration.md is stale: {AGAIN}"
+            if stale
+            else "docs/configuration.md is as the code says"
+        )
         return int(stale)
     PAGE.write_text(made, "utf-8")
     return 0

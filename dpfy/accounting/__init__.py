@@ -1,4 +1,6 @@
-"""From events to guarantees: accountants, privacy curves, calibration, filters. Imports no torch and, until asked, no SciPy."""
+"""From events to guarantees: accountants, privacy curves, calibration, filters. Imports no torch
+and, until asked, no SciPy.
+"""
 
 from __future__ import annotations
 
@@ -37,44 +39,69 @@ FAR = 1e6
 _accountant = accountant
 
 
-def curve(event: Event, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, accountant: str = DEFAULT) -> Curve:
+def curve(
+    event: Event, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, accountant: str = DEFAULT
+) -> Curve:
     """The privacy curve of `event`.
 
-    Guarantees: ``epsilon`` and ``delta`` of the curve are upper bounds under `adjacency`; an event that the accountant has no
-    bound for raises `Unsupported` and names a route that has one.
+    Guarantees: ``epsilon`` and ``delta`` of the curve are upper bounds under `adjacency`; an event
+    that the accountant has no bound for raises `Unsupported` and names a route that has one.
     """
     return _accountant(accountant).curve(event, adjacency)
 
 
 def epsilon(
-    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, accountant: str = DEFAULT
+    event: Event,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    accountant: str = DEFAULT,
 ) -> float:
-    """An upper bound on the epsilon of `event` at `delta`; at delta 0 the pure guarantee, by ``accountant="basic"``."""
+    """An upper bound on the epsilon of `event` at `delta`; at delta 0 the pure guarantee, by
+    ``accountant="basic"``.
+    """
     if check.below_one("delta", delta) == 0 and accountant not in PURE:
-        raise InvalidInput("delta", delta, f"must lie strictly between 0 and 1; a pure guarantee takes --accountant {PURE[0]}")
+        raise InvalidInput(
+            "delta",
+            delta,
+            f"must lie strictly between 0 and 1; a pure guarantee takes --accountant {PURE[0]}",
+        )
     return curve(event, adjacency=adjacency, accountant=accountant).epsilon(delta)
 
 
 def why_not(
-    event: Event, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, accountant: str = DEFAULT
+    event: Event,
+    delta: float,
+    *,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    accountant: str = DEFAULT,
 ) -> str | None:
-    """None if the guarantee of `event`, a whole bill, can be stated at `delta`; else one line that says why not.
+    """None if the guarantee of `event`, a whole bill, can be stated at `delta`; else one line that
+    says why not.
 
-    For whoever is about to make the releases: it makes the computation that the card will make, both bounds included, so that what is
-    reserved has a guarantee when it ends. What nobody could compute anyway (an unknown mixture, a wrong adjacency) is refused at once.
+    For whoever is about to make the releases: it makes the computation that the card will make,
+    both bounds included, so that what is reserved has a guarantee when it ends. What nobody could
+    compute anyway (an unknown mixture, a wrong adjacency) is refused at once.
 
-    Guarantees: after None, `curve` of the same event and accountant answers at `delta`, with a finite epsilon unless a release has no
-    protection at all.
+    Guarantees: after None, `curve` of the same event and accountant answers at `delta`, with a
+    finite epsilon unless a release has no protection at all.
     """
     try:
         found = curve(event, adjacency=adjacency, accountant=accountant)
-        upper = epsilon(event, delta, adjacency=adjacency, accountant=accountant) if delta == 0 else found.epsilon(delta)
+        upper = (
+            epsilon(event, delta, adjacency=adjacency, accountant=accountant)
+            if delta == 0
+            else found.epsilon(delta)
+        )
         if delta > 0:
             found.epsilon_lower(delta)
     except DpfyError as error:
         return str(error)
     if isinf(upper) and found.delta(FAR) < 1:
-        return f"epsilon is infinite at delta {delta:g}: something released fails with a chance as large; state a larger delta"
+        return (
+            f"epsilon is infinite at delta {delta:g}: something released fails with a chance as "
+            f"large; state a larger delta"
+        )
     return None
 
 
@@ -88,4 +115,10 @@ def guarantee(
 ) -> Guarantee:
     """The curve of `event` together with unit, adjacency, accountant and caveats."""
     adjacency = Adjacency.parse(adjacency)
-    return Guarantee(curve(event, adjacency=adjacency, accountant=accountant), accountant, adjacency, unit, caveats=caveats)
+    return Guarantee(
+        curve(event, adjacency=adjacency, accountant=accountant),
+        accountant,
+        adjacency,
+        unit,
+        caveats=caveats,
+    )

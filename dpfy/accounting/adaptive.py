@@ -1,16 +1,19 @@
-"""Releases that are chosen one after the other, each from a family, with sight of all before: the most that they tell together.
+"""Releases that are chosen one after the other, each from a family, with sight of all before: the
+most that they tell together.
 
 With H_0(g) = (1 - g)+ the most that j releases can reach, delta at epsilon log g, is
 
     H_j(g) = max over the family of  sum over outcomes of  P(o) H_{j-1}(g Q(o) / P(o)).
 
-It is computed on a grid of log g, from above: the loss of every outcome is split between the two grid points around it so that its
-masses under P and Q stay, which dominates. On the grid a release is a row of masses, and a step a product of matrices. The family must be
-the same in both directions, so that H(1/g) = 1 - 1/g + H(g) / g, and one half is enough.
+It is computed on a grid of log g, from above: the loss of every outcome is split between the two
+grid points around it so that its masses under P and Q stay, which dominates. On the grid a release
+is a row of masses, and a step a product of matrices. The family must be the same in both
+directions, so that H(1/g) = 1 - 1/g + H(g) / g, and one half is enough.
 
-A family of very many releases is first made smaller: the profile of a release, its delta at every epsilon, says all about it, and
-the largest of several profiles is the profile of a release that dominates them all. Neighbours on a lattice are put together as long as
-their common profile has less area than the largest single one: area is what many small releases add up.
+A family of very many releases is first made smaller: the profile of a release, its delta at every
+epsilon, says all about it, and the largest of several profiles is the profile of a release that
+dominates them all. Neighbours on a lattice are put together as long as their common profile has
+less area than the largest single one: area is what many small releases add up.
 """
 
 from __future__ import annotations
@@ -34,14 +37,18 @@ ROUNDED = 1e-13
 RAISED = 1e-10
 """By this part common profiles are raised: more than the rounding of their masses."""
 TILTS = np.array([0.0, 0.15, 0.3, 0.6, 1.2])
-"""How areas are weighted: the tail of what many releases tell falls by so much in the loss of one."""
+"""How areas are weighted: the tail of what many releases tell falls by so much in the loss of
+one.
+"""
 SLACK = 2e-3
 """How much larger the area of a common profile may be than the largest single one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Releases on a grid of losses: row by row the P-masses at losses -reach .. reach, in units of `spacing`, and at infinity."""
+    """Releases on a grid of losses: row by row the P-masses at losses -reach .. reach, in units of
+    `spacing`, and at infinity.
+    """
 
     spacing: float
     masses: Array
@@ -53,11 +60,14 @@ class Family:
 
     def joined(self, *others: Family) -> Family:
         """This family and others on the same grid."""
-        return Family(self.spacing, np.concatenate([self.masses, *(other.masses for other in others)]))
+        return Family(
+            self.spacing, np.concatenate([self.masses, *(other.masses for other in others)])
+        )
 
 
 def on_grid(absent: Array, gain: Array, spacing: float, slack: float = 0.0) -> Family:
-    """Releases on a grid, a row of outcomes each: their chances under Q, and what they have more under P.
+    """Releases on a grid, a row of outcomes each: their chances under Q, and what they have more
+    under P.
 
     Every loss is raised by `slack` and split between the points around it.
     """
@@ -68,8 +78,13 @@ def on_grid(absent: Array, gain: Array, spacing: float, slack: float = 0.0) -> F
         places = (np.log1p(gain / absent) + slack) / spacing
     places = np.where(present <= 0, -np.inf, np.where(absent <= 0, np.inf, places))
     low = np.clip(np.floor(np.clip(places, -reach, reach)), -reach, reach - 1)
-    above = np.clip(np.expm1(-spacing * np.clip(places - low, 0.0, 1.0)) / math.expm1(-spacing), 0.0, 1.0)
-    slot = np.where(places <= reach, low.astype(np.int64) + reach, width - 1) + width * np.arange(rows)[:, None]
+    above = np.clip(
+        np.expm1(-spacing * np.clip(places - low, 0.0, 1.0)) / math.expm1(-spacing), 0.0, 1.0
+    )
+    slot = (
+        np.where(places <= reach, low.astype(np.int64) + reach, width - 1)
+        + width * np.arange(rows)[:, None]
+    )
     upper = np.where(places <= reach, slot + 1, slot)
     flat = np.concatenate([slot.ravel(), upper.ravel()])
     weights = np.concatenate([(present * (1 - above)).ravel(), (present * above).ravel()])
@@ -78,17 +93,23 @@ def on_grid(absent: Array, gain: Array, spacing: float, slack: float = 0.0) -> F
 
 
 def profiles(family: Family) -> tuple[Array, Array]:
-    """delta of every release at the epsilons 0 .. reach of its grid, and the same in the other direction."""
+    """delta of every release at the epsilons 0 .. reach of its grid, and the same in the other
+    direction.
+    """
     epsilons = family.spacing * np.arange(family.reach + 1)
     losses = family.spacing * np.arange(-family.reach, family.reach + 1)
     ahead = -np.expm1(np.minimum(epsilons[None, :] - losses[:, None], 0.0))
-    back = -np.expm1(np.minimum(epsilons[None, :] + losses[:, None], 0.0)) * np.exp(-losses)[:, None]
+    back = (
+        -np.expm1(np.minimum(epsilons[None, :] + losses[:, None], 0.0)) * np.exp(-losses)[:, None]
+    )
     masses = family.masses[:, :-1]
     return np.asarray(masses @ ahead + family.masses[:, -1:]), np.asarray(masses @ back)
 
 
 def covered(family: Family, shape: tuple[int, int], area: Array) -> Family:
-    """A smaller family that dominates one whose rows lie on a lattice of this shape; no common profile has larger areas than `area`."""
+    """A smaller family that dominates one whose rows lie on a lattice of this shape; no common
+    profile has larger areas than `area`.
+    """
     ahead, back = (curve.reshape(*shape, -1) for curve in profiles(family))
     found: list[tuple[Array, Array]] = []
 
@@ -113,7 +134,9 @@ def covered(family: Family, shape: tuple[int, int], area: Array) -> Family:
 
 
 def _joined(curves: Array, area: Array) -> Array:
-    """Profiles (both directions side by side), each put together with the first before it that it fits."""
+    """Profiles (both directions side by side), each put together with the first before it that it
+    fits.
+    """
     half = curves.shape[1] // 2
     kept = np.empty((0, 2 * half))
     for curve in curves[np.argsort(-_areas(curves[:, :half], curves[:, half:])[:, 0])]:
@@ -137,9 +160,11 @@ def _areas(ahead: Array, back: Array) -> Array:
 
 
 def _masses(ahead: Array, back: Array, spacing: float) -> Array:
-    """The P-masses of releases with these profiles: e^epsilon times the change of slope in e^epsilon.
+    """The P-masses of releases with these profiles: e^epsilon times the change of slope in
+    e^epsilon.
 
-    Left of 0 in terms of the other direction, where nothing cancels (as in `dpfy.accounting.profiles`).
+    Left of 0 in terms of the other direction, where nothing cancels (as in
+    `dpfy.accounting.profiles`).
     """
     up, down = math.expm1(spacing), -math.expm1(-spacing)
     before = down + math.exp(-spacing) * back[:, 1:2]  # the profile one point left of 0
@@ -149,12 +174,19 @@ def _masses(ahead: Array, back: Array, spacing: float) -> Array:
     mirrored = back[:, ::-1]  # at epsilons -reach .. 0
     places = np.exp(-spacing * np.arange(back.shape[1] - 1, 0, -1))
     rise = (mirrored[:, 1:] - mirrored[:, :-1]) / down
-    fall = np.concatenate([np.zeros((len(back), 1)), (mirrored[:, 1:-1] - mirrored[:, :-2]) / up], axis=1)
-    return np.concatenate([np.maximum(places * (rise - fall), 0.0), np.maximum(right, 0.0), last, ahead[:, -1:]], axis=1)
+    fall = np.concatenate(
+        [np.zeros((len(back), 1)), (mirrored[:, 1:-1] - mirrored[:, :-2]) / up], axis=1
+    )
+    return np.concatenate(
+        [np.maximum(places * (rise - fall), 0.0), np.maximum(right, 0.0), last, ahead[:, -1:]],
+        axis=1,
+    )
 
 
 def reached(family: Family, steps: int, charge: float = 0.0) -> list[Points]:
-    """H of 1, 2, ... releases from the family, rounded up; `charge` is a chance, at every step, to tell all."""
+    """H of 1, 2, ... releases from the family, rounded up; `charge` is a chance, at every step, to
+    tell all.
+    """
     reach, h = family.reach, family.spacing
     kernel = np.ascontiguousarray(family.masses[:, -2::-1].T)
     epsilons = h * np.arange(math.ceil(END * FINE * math.sqrt(steps)) + reach + 1)
@@ -162,7 +194,9 @@ def reached(family: Family, steps: int, charge: float = 0.0) -> list[Points]:
     for _ in range(steps):
         right = np.concatenate([known, np.full(reach, known[-1])])
         left = -np.expm1(-h * down) + np.exp(-h * down) * right[down]  # both directions are alike
-        windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([left, right]), 2 * reach + 1)
+        windows = np.lib.stride_tricks.sliding_window_view(
+            np.concatenate([left, right]), 2 * reach + 1
+        )
         best = (windows @ kernel + family.masses[:, -1]).max(axis=1)
         known = np.minimum(1.0, np.maximum(best, known) * (1 + ROUNDED) + charge)
         found.append(Points(epsilons, known))

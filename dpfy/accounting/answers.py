@@ -1,4 +1,6 @@
-"""The answers that the command line prints, as plain dictionaries: no printing here, no computing there."""
+"""The answers that the command line prints, as plain dictionaries: no printing here, no computing
+there.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +25,46 @@ def account(
     adjacency: str = "add-or-remove-one",
     meaning: bool = False,
 ) -> dict[str, Any]:
-    """Epsilon of a plan at `delta`, with its lower bound where there is one, assumptions and (on request) meaning.
+    """Epsilon of a plan at `delta`, with its lower bound where there is one, assumptions and (on
+    request) meaning.
 
     Guarantees: a finite upper bound, or an error; never NaN and never a silent infinity.
     """
     relation = Adjacency.parse(adjacency)
     check.delta("delta", delta)
     claims = [phase.claim() for phase in plan]
-    event = claims[0].event if len(claims) == 1 else Composed(tuple(claim.event for claim in claims))
+    event = (
+        claims[0].event if len(claims) == 1 else Composed(tuple(claim.event for claim in claims))
+    )
     curve = table.accountant(accountant).curve(event, relation)
     epsilon = curve.epsilon(delta)
     if math.isinf(epsilon):
-        raise InvalidInput("noise_multiplier", 0, "gives no differential privacy at all: epsilon is infinite")
-    answer: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "adjacency": relation.value}
+        raise InvalidInput(
+            "noise_multiplier", 0, "gives no differential privacy at all: epsilon is infinite"
+        )
+    answer: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "accountant": accountant,
+        "adjacency": relation.value,
+    }
     lower = curve.epsilon_lower(delta)
     if lower is not None:
         answer["epsilon_lower"] = lower
     if len(plan) == 1:
         only = plan[0]
         told = {"sampling_rate": only.sampling_rate, "steps": only.steps, "sampling": only.sampling}
-        noise = {"local_epsilon": only.epsilon0} if isinstance(only, Reports) else {"noise_multiplier": only.noise_multiplier}
+        noise = (
+            {"local_epsilon": only.epsilon0}
+            if isinstance(only, Reports)
+            else {"noise_multiplier": only.noise_multiplier}
+        )
         answer |= noise | told
     else:
         answer["phases"] = len(plan)
-    answer["assumptions"] = list(dict.fromkeys(line for claim in claims for line in claim.assumptions))
+    answer["assumptions"] = list(
+        dict.fromkeys(line for claim in claims for line in claim.assumptions)
+    )
     if meaning:
         from dpfy.accounting.meaning import meaning as explain
 
@@ -55,9 +73,16 @@ def account(
 
 
 def calibrate(
-    plan: Training, epsilon: float, delta: float, *, accountant: str = table.DEFAULT, adjacency: str = "add-or-remove-one"
+    plan: Training,
+    epsilon: float,
+    delta: float,
+    *,
+    accountant: str = table.DEFAULT,
+    adjacency: str = "add-or-remove-one",
 ) -> dict[str, Any]:
-    """The least noise for a target, everything else of `plan` fixed. Guarantees: the epsilon reported is at most the target."""
+    """The least noise for a target, everything else of `plan` fixed. Guarantees: the epsilon
+    reported is at most the target.
+    """
     from dataclasses import replace
 
     relation = Adjacency.parse(adjacency)
@@ -66,11 +91,17 @@ def calibrate(
         return replace(plan, noise_multiplier=noise).claim().event
 
     noise = search.noise(make, epsilon, delta, adjacency=relation, accountant=accountant)
-    reached = account([replace(plan, noise_multiplier=noise)], delta, accountant=accountant, adjacency=adjacency)
-    return {"noise_multiplier": noise, "target_epsilon": epsilon} | {k: v for k, v in reached.items() if k != "noise_multiplier"}
+    reached = account(
+        [replace(plan, noise_multiplier=noise)], delta, accountant=accountant, adjacency=adjacency
+    )
+    return {"noise_multiplier": noise, "target_epsilon": epsilon} | {
+        k: v for k, v in reached.items() if k != "noise_multiplier"
+    }
 
 
-def bounds(plan: Sequence[Training], delta: float, adjacency: str = "add-or-remove-one") -> list[dict[str, Any]]:
+def bounds(
+    plan: Sequence[Training], delta: float, adjacency: str = "add-or-remove-one"
+) -> list[dict[str, Any]]:
     """Every accountant's epsilon for a plan, tightest first; those that do not apply say why."""
     relation = Adjacency.parse(adjacency)
     check.delta("delta", delta)
@@ -80,18 +111,33 @@ def bounds(plan: Sequence[Training], delta: float, adjacency: str = "add-or-remo
         route = table.accountant(name)
         try:
             curve = route.curve(event, relation)
-            row: dict[str, Any] = {"accountant": name, "epsilon": curve.epsilon(delta), "kind": "upper bound"}
+            row: dict[str, Any] = {
+                "accountant": name,
+                "epsilon": curve.epsilon(delta),
+                "kind": "upper bound",
+            }
         except Unsupported as error:
             row = {"accountant": name, "epsilon": None, "kind": "does not apply", "why": str(error)}
         else:
             if name == "tight" and (lower := curve.epsilon_lower(delta)) is not None:
-                rows.append({"accountant": "tight (lower)", "epsilon": lower, "kind": "lower bound"})
+                rows.append(
+                    {"accountant": "tight (lower)", "epsilon": lower, "kind": "lower bound"}
+                )
         rows.append(row)
-    if len(plan) == 1 and plan[0].sampling == "poisson" and plan[0].noise_multiplier > 0.04 and plan[0].sampling_rate > 0:
+    if (
+        len(plan) == 1
+        and plan[0].sampling == "poisson"
+        and plan[0].noise_multiplier > 0.04
+        and plan[0].sampling_rate > 0
+    ):
         from dpfy.accounting import gaussian, gdp
 
         mu = gdp.clt_mu(plan[0].sampling_rate, plan[0].noise_multiplier, max(plan[0].steps, 1))
         rows.append(
-            {"accountant": "central limit", "epsilon": gaussian.epsilon(mu, delta), "kind": "approximation, no guarantee"}
+            {
+                "accountant": "central limit",
+                "epsilon": gaussian.epsilon(mu, delta),
+                "kind": "approximation, no guarantee",
+            }
         )
     return sorted(rows, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])

@@ -1,13 +1,17 @@
-"""Balls-in-bins whose responses do not overlap: delta by convolution on a grid, an upper bound without any chance.
+"""Balls-in-bins whose responses do not overlap: delta by convolution on a grid, an upper bound
+without any chance.
 
-With orthogonal responses the likelihood ratio of the release is S = mean over bins of independent log-normal Y_k, each with mean one
-under Q. Removing the unit costs the call E (S - e^eps)_+, adding it e^eps times the put E (e^-eps - S)_+; E S = 1 makes the call with
-strike K 1 - K more than the put. They are convex in each Y_k, so that moving Y_k at random to one of the two grid points around it, with
-its mean kept, can only raise them (Jensen's inequality).
+With orthogonal responses the likelihood ratio of the release is S = mean over bins of independent
+log-normal Y_k, each with mean one under Q. Removing the unit costs the call E (S - e^eps)_+, adding
+it e^eps times the put E (e^-eps - S)_+; E S = 1 makes the call with strike K 1 - K more than the
+put. They are convex in each Y_k, so that moving Y_k at random to one of the two grid points around
+it, with its mean kept, can only raise them (Jensen's inequality).
 
-Small strikes: Fourier transforms, on fine grids. What matters for the put are sums below m K. A Y_k beyond that makes it zero and is left
-out; the sums that wrap around the grid only raise it. Rounding is charged by the standard bound of a transform in the Euclidean norm.
-Large strikes: there that charge is too much. Sums of non-negative products have no cancellation and so a relative error only.
+Small strikes: Fourier transforms, on fine grids. What matters for the put are sums below m K. A Y_k
+beyond that makes it zero and is left out; the sums that wrap around the grid only raise it.
+Rounding is charged by the standard bound of a transform in the Euclidean norm. Large strikes: there
+that charge is too much. Sums of non-negative products have no cancellation and so a relative error
+only.
 """
 
 from __future__ import annotations
@@ -35,12 +39,16 @@ SHARED = 1.3
 """Strikes within this factor are read off one grid."""
 UNIT = 2.0**-52
 RELATIVE = 1e-9
-"""More than the relative rounding error of all sums of non-negative products here: about terms x levels x UNIT."""
+"""More than the relative rounding error of all sums of non-negative products here: about terms x
+levels x UNIT.
+"""
 
 
 @dataclass(frozen=True)
 class Orthogonal:
-    """The pair of a release whose bins have responses of these lengths, in units of the noise, at right angles to each other."""
+    """The pair of a release whose bins have responses of these lengths, in units of the noise, at
+    right angles to each other.
+    """
 
     norms: tuple[float, ...]
 
@@ -57,7 +65,9 @@ class Orthogonal:
         return float(self.adding(np.array([epsilon]))[0])
 
     def removing(self, epsilons: Floats) -> Floats:
-        """The bounds for removing the unit at many epsilons; strikes within a factor `SHARED` share a grid."""
+        """The bounds for removing the unit at many epsilons; strikes within a factor `SHARED` share
+        a grid.
+        """
         strikes, found = np.exp(epsilons), np.empty(len(epsilons))
         for group in _groups(strikes):
             put, rounding = self.puts(strikes[group])
@@ -77,7 +87,9 @@ class Orthogonal:
         return found
 
     def puts(self, strikes: Floats) -> tuple[Floats, Floats]:
-        """E (strike - S)_+ under Q, from above but for rounding, and bounds on what was lost by rounding; one grid for all strikes."""
+        """E (strike - S)_+ under Q, from above but for rounding, and bounds on what was lost by
+        rounding; one grid for all strikes.
+        """
         most = float(strikes.max())
         bins, cells = len(self.norms), self._cells(most)
         size, step = ROOM * cells, len(self.norms) * most / cells
@@ -100,8 +112,9 @@ class Orthogonal:
         return np.array(found), np.array(lost)
 
     def calls(self, strikes: Floats) -> Floats:
-        """E (S - strike)_+ under Q, from above: all bins are added up pair by pair, with what lies at or beyond the largest strike kept
-        apart."""
+        """E (S - strike)_+ under Q, from above: all bins are added up pair by pair, with what lies
+        at or beyond the largest strike kept apart.
+        """
         bins, most = len(self.norms), float(strikes.max())
         step = bins * most / DIRECT_CELLS
         total = CellSum(np.eye(1, DIRECT_CELLS)[0], 0.0, 0.0, 0.0)
@@ -116,7 +129,9 @@ class Orthogonal:
         return np.array(found)
 
     def _cells(self, strike: float) -> int:
-        """A power of two: fine enough that moving to the grid adds little to the variance of the sum."""
+        """A power of two: fine enough that moving to the grid adds little to the variance of the
+        sum.
+        """
         bins = len(self.norms)
         spread = min(math.sqrt(math.expm1(min(norm**2, 50.0))) for norm in self.norms)
         wanted = bins * strike / max(SPREAD * spread, 3e-4 * strike * math.sqrt(bins))
@@ -135,7 +150,9 @@ def _groups(strikes: Floats) -> list[NDArray[np.intp]]:
 
 @dataclass(frozen=True)
 class CellSum:
-    """A sum of independent grid values: masses below the strike, and mass, moment beyond it and mean in cells."""
+    """A sum of independent grid values: masses below the strike, and mass, moment beyond it and
+    mean in cells.
+    """
 
     below: Floats
     beyond: float
@@ -146,11 +163,17 @@ class CellSum:
         """The sum of two independent sums. Every term is non-negative."""
         cells = len(self.below)
         place = np.arange(cells)
-        mass = np.concatenate([[other.beyond], other.below[:0:-1]]).cumsum()  # at or beyond cells, cells - 1, ..., 1
+        mass = np.concatenate(
+            [[other.beyond], other.below[:0:-1]]
+        ).cumsum()  # at or beyond cells, cells - 1, ..., 1
         moment = np.concatenate([[other.moment], (place * other.below)[:0:-1]]).cumsum()
         beyond = self.beyond + float(self.below @ mass)
-        moments = self.moment + self.beyond * other.mean + float(self.below @ (place * mass + moment))
-        return CellSum(np.convolve(self.below, other.below)[:cells], beyond, moments, self.mean + other.mean)
+        moments = (
+            self.moment + self.beyond * other.mean + float(self.below @ (place * mass + moment))
+        )
+        return CellSum(
+            np.convolve(self.below, other.below)[:cells], beyond, moments, self.mean + other.mean
+        )
 
     def times(self, count: int) -> CellSum:
         """The sum of `count` such sums, by doubling."""
@@ -164,11 +187,17 @@ def _beyond(norm: float, step: float) -> CellSum:
     masses = split(norm, step, DIRECT_CELLS)
     cut = math.log(DIRECT_CELLS * step) / norm + norm / 2
     beyond = float(ndtr(-cut)) + float(masses[-1])
-    return CellSum(masses[:-1], beyond, float(ndtr(norm - cut)) / step + float(masses[-1]) * DIRECT_CELLS, 1 / step)
+    return CellSum(
+        masses[:-1],
+        beyond,
+        float(ndtr(norm - cut)) / step + float(masses[-1]) * DIRECT_CELLS,
+        1 / step,
+    )
 
 
 def split(norm: float, step: float, cells: int) -> Floats:
-    """Masses at 0, step, ..., cells * step of exp(norm x - norm^2 / 2), x standard normal, moved to the grid with its mean kept.
+    """Masses at 0, step, ..., cells * step of exp(norm x - norm^2 / 2), x standard normal, moved to
+    the grid with its mean kept.
 
     What lies beyond the grid is left out.
     """
@@ -184,6 +213,8 @@ def split(norm: float, step: float, cells: int) -> Floats:
 
 
 def _between(edges: Floats) -> Floats:
-    """Standard normal mass between neighbouring edges; in the upper half by the upper tails, which keep their relative precision."""
+    """Standard normal mass between neighbouring edges; in the upper half by the upper tails, which
+    keep their relative precision.
+    """
     lower, upper = np.diff(ndtr(edges)), -np.diff(ndtr(-edges))
     return np.asarray(np.where(edges[:-1] > 0, upper, lower))

@@ -1,8 +1,11 @@
-"""Balls-in-bins in the languages in which releases are composed with others: Rényi divergences, and a whole privacy profile.
+"""Balls-in-bins in the languages in which releases are composed with others: Rényi divergences, and
+a whole privacy profile.
 
-The draws of one tilt serve for all epsilons. So a few tilts over the range of epsilons, with draws of their own, give a profile. All points
-of EVALUATIONS such profiles hold together with probability 1 - FAILURE, which is added to every delta. What is certain without draws (the
-Rényi divergences here, and the Gaussian around the longest response) takes over where it is better, and alone where delta is below FAILURE.
+The draws of one tilt serve for all epsilons. So a few tilts over the range of epsilons, with draws
+of their own, give a profile. All points of EVALUATIONS such profiles hold together with probability
+1 - FAILURE, which is added to every delta. What is certain without draws (the Rényi divergences
+here, and the Gaussian around the longest response) takes over where it is better, and alone where
+delta is below FAILURE.
 """
 
 from __future__ import annotations
@@ -13,8 +16,26 @@ from functools import lru_cache
 import numpy as np
 
 from dpfy.accounting import gaussian, profiles
-from dpfy.accounting.bins import EVALUATIONS, FAILURE, LOUD, Pilots, _cost, _orthogonal, _root, upper_bound
-from dpfy.accounting.bins_tilted import POWERS, Adding, Drawn, Floats, Pair, Removing, adding, removing
+from dpfy.accounting.bins import (
+    EVALUATIONS,
+    FAILURE,
+    LOUD,
+    Pilots,
+    _cost,
+    _orthogonal,
+    _root,
+    upper_bound,
+)
+from dpfy.accounting.bins_tilted import (
+    POWERS,
+    Adding,
+    Drawn,
+    Floats,
+    Pair,
+    Removing,
+    adding,
+    removing,
+)
 from dpfy.accounting.profiles import Points, Sides
 from dpfy.core.events import BallsInBins
 
@@ -29,10 +50,12 @@ END = 1e-11
 def divergences(event: BallsInBins, orders: Floats) -> tuple[Floats, Floats]:
     """Upper bounds on the Rényi divergences of removing and of adding the unit, without any draws.
 
-    With y = dP/dQ the mean of exp(t_k - G_kk / 2) over bins k. Removing: E_Q y^p at a whole order p is at most the product of the largest
-    mean weights of p - 1 further bins (:mod:`dpfy.accounting.bins_tilted`); log E_Q y^a is convex in a and zero at 1, so that between
-    whole orders the chord is a bound. Adding: y is at least the exponential of the mean of its exponents, u - h, so E_Q y^-s is at most
-    exp(s h + s^2 var(u) / 2). Both are at most those of the longest response alone (joint convexity).
+    With y = dP/dQ the mean of exp(t_k - G_kk / 2) over bins k. Removing: E_Q y^p at a whole order p
+    is at most the product of the largest mean weights of p - 1 further bins
+    (:mod:`dpfy.accounting.bins_tilted`); log E_Q y^a is convex in a and zero at 1, so that between
+    whole orders the chord is a bound. Adding: y is at least the exponential of the mean of its
+    exponents, u - h, so E_Q y^-s is at most exp(s h + s^2 var(u) / 2). Both are at most those of
+    the longest response alone (joint convexity).
     """
     gram = Pair.of(event).gram
     longest = orders * float(gram.diagonal().max()) / 2
@@ -44,15 +67,21 @@ def divergences(event: BallsInBins, orders: Floats) -> tuple[Floats, Floats]:
 
 
 def certain(event: BallsInBins) -> Sides:
-    """The profile of removing and of adding the unit as far as it is known without draws: the better of Rényi and Gaussian."""
+    """The profile of removing and of adding the unit as far as it is known without draws: the
+    better of Rényi and Gaussian.
+    """
     pair, orders = (
         Pair.of(event),
-        np.concatenate([1 + np.geomspace(0.01, 1.0, 30), np.arange(3.0, 33.0), np.geomspace(36, 4000, 40)]),
+        np.concatenate(
+            [1 + np.geomspace(0.01, 1.0, 30), np.arange(3.0, 33.0), np.geomspace(36, 4000, 40)]
+        ),
     )
     sides = []
     for values in divergences(event, orders):
         renyi = profiles.of_renyi(orders, values)
-        sides.append(profiles.points(lambda e, renyi=renyi: np.minimum(renyi(e), _gaussian(pair, e))))  # type: ignore[misc]
+        sides.append(
+            profiles.points(lambda e, renyi=renyi: np.minimum(renyi(e), _gaussian(pair, e)))  # type: ignore[misc]
+        )
     return sides[0], sides[1]
 
 
@@ -60,8 +89,9 @@ def certain(event: BallsInBins) -> Sides:
 def profile(event: BallsInBins) -> Sides:
     """The profile of removing and of adding the unit, in that order. Remembered.
 
-    Guarantees: with probability at least 1 - FAILURE over the draws every point is an upper bound, and FAILURE is already added to each.
-    Where no two bins overlap, or noise is so low that bins hardly help, there are no draws and the points are certain.
+    Guarantees: with probability at least 1 - FAILURE over the draws every point is an upper bound,
+    and FAILURE is already added to each. Where no two bins overlap, or noise is so low that bins
+    hardly help, there are no draws and the points are certain.
     """
     pair = Pair.of(event)
     if _root(lambda e: pair.gaussian_delta(e) - END, None) > LOUD:
@@ -83,7 +113,9 @@ def _exact(pair: Pair) -> Sides:
 
 
 def _drawn(pair: Pair, name: str) -> Points:
-    """One direction by Monte Carlo: tilts for a few epsilons, chosen by pilots, each point by the tilt that its pilots favour."""
+    """One direction by Monte Carlo: tilts for a few epsilons, chosen by pilots, each point by the
+    tilt that its pilots favour.
+    """
     samples, direction = SAMPLES[name], 0 if name == "remove" else 1
 
     def tilts(epsilon: float) -> tuple[Removing | Adding, ...]:
@@ -93,17 +125,24 @@ def _drawn(pair: Pair, name: str) -> Points:
     end = _root(lambda e: min(t.limit(pair, e) for t in tilts(e)) - 30 * END, most)
     pilots: list[Drawn] = []
     for k, knot in enumerate(np.linspace(0.0, end, KNOTS)):
-        best, _ = Pilots.of(pair, tilts(float(knot)), samples, 100 + 10 * k + direction).best(float(knot), samples)
+        best, _ = Pilots.of(pair, tilts(float(knot)), samples, 100 + 10 * k + direction).best(
+            float(knot), samples
+        )
         if best.tilt not in [p.tilt for p in pilots]:
             pilots.append(best)
-    fresh = [p.tilt.draw(pair, samples, np.random.default_rng([300, k, direction, samples])) for k, p in enumerate(pilots)]
+    fresh = [
+        p.tilt.draw(pair, samples, np.random.default_rng([300, k, direction, samples]))
+        for k, p in enumerate(pilots)
+    ]
     epsilons = np.linspace(0.0, end, POINTS)
     bounds = []
     for epsilon in map(float, epsilons):
         at = min(range(len(pilots)), key=lambda k: _cost(pilots[k], epsilon, samples))
         values, limit = fresh[at].values(epsilon), fresh[at].limit(epsilon)
         failure = FAILURE / EVALUATIONS / (2 * POINTS)
-        bounds.append(upper_bound(values, limit, float(pilots[at].values(epsilon).var()), failure) + FAILURE)
+        bounds.append(
+            upper_bound(values, limit, float(pilots[at].values(epsilon).var()), failure) + FAILURE
+        )
     return Points(epsilons, np.minimum(_gaussian(pair, epsilons), bounds))
 
 

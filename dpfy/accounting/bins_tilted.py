@@ -1,16 +1,20 @@
 """Draws whose mean is the delta of balls-in-bins and which cannot exceed a small, known limit.
 
-y = dP/dQ is the mean over bins k of Y_k = exp(t_k - G_kk / 2), t centred Gaussian with the covariance G of the responses under Q. Removing
-the unit costs E (y - E)_+, adding it E (1 - E y)_+, with E = e^epsilon. Draws from Q would almost always be zero. Instead:
+y = dP/dQ is the mean over bins k of Y_k = exp(t_k - G_kk / 2), t centred Gaussian with the
+covariance G of the responses under Q. Removing the unit costs E (y - E)_+, adding it E (1 - E y)_+,
+with E = e^epsilon. Draws from Q would almost always be zero. Instead:
 
-Removing, with p picks: y^p is, up to its mean, the density of Q moved by m_k1 + ... + m_kp, the bins picked one after the other, bin k with
-weight exp(G_k,k1 + G_k,k2 + ...); W, the product of the mean weights, is what the picks leave over. Then X = W (y - E)_+ / y^p has the
-mean delta. The mean weight is a convex function of how often each bin was picked, so it is largest if all picks were the same bin: X has a
-limit, for the best p not far above the Rényi bound on delta. With one pick and stretch s >= 1: Q moved by s m_k and X = (y - E)_+ / M, M
-the mean over k of exp(s t_k - s^2 G_kk / 2), which is at least y^s exp(-s (s - 1) max G_kk / 2) (power means).
+Removing, with p picks: y^p is, up to its mean, the density of Q moved by m_k1 + ... + m_kp, the
+bins picked one after the other, bin k with weight exp(G_k,k1 + G_k,k2 + ...); W, the product of the
+mean weights, is what the picks leave over. Then X = W (y - E)_+ / y^p has the mean delta. The mean
+weight is a convex function of how often each bin was picked, so it is largest if all picks were the
+same bin: X has a limit, for the best p not far above the Rényi bound on delta. With one pick and
+stretch s >= 1: Q moved by s m_k and X = (y - E)_+ / M, M the mean over k of exp(s t_k - s^2 G_kk /
+2), which is at least y^s exp(-s (s - 1) max G_kk / 2) (power means).
 
-Adding, with push c >= 0: Q moved by -c times the mean response a; X = (1 - E y)_+ exp(c u + c^2 |a|^2 / 2), u the mean of the t_k. The
-mean of exponentials is at least the exponential of the mean, so u bounds y from below, and X has a limit again.
+Adding, with push c >= 0: Q moved by -c times the mean response a; X = (1 - E y)_+ exp(c u + c^2
+|a|^2 / 2), u the mean of the t_k. The mean of exponentials is at least the exponential of the mean,
+so u bounds y from below, and X has a limit again.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ PUSHES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0
 
 @dataclass(frozen=True)
 class Pair:
-    """The two distributions, up to rotation: inner products of the bins' responses in units of the noise."""
+    """The two distributions, up to rotation: inner products of the bins' responses in units of the
+    noise.
+    """
 
     gram: Floats
     root: Floats = field(repr=False)
@@ -58,7 +64,9 @@ class Pair:
 
     @cached_property
     def log_weights(self) -> Floats:
-        """By how many bins are picked already, 0, 1, ...: the log of the largest mean weight of the next."""
+        """By how many bins are picked already, 0, 1, ...: the log of the largest mean weight of the
+        next.
+        """
         return np.array([float(_log_mean(a * self.gram).max()) for a in range(POWERS[-1])])
 
     def centred(self, count: int, rng: np.random.Generator) -> Floats:
@@ -68,13 +76,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Removing:
-    """A tilt towards large y: several bins stand out (`picks`), or one by more than its response (`stretch`)."""
+    """A tilt towards large y: several bins stand out (`picks`), or one by more than its response
+    (`stretch`).
+    """
 
     picks: int = 1
     stretch: float = 1.0
 
     def limit(self, pair: Pair, epsilon: float) -> float:
-        """The most that a draw can be: for y^q, q = picks x stretch, the largest (y - E) / y^q is at y = E q / (q - 1)."""
+        """The most that a draw can be: for y^q, q = picks x stretch, the largest (y - E) / y^q is
+        at y = E q / (q - 1).
+        """
         order = self.picks * self.stretch
         loss = self.stretch * (self.stretch - 1) * float(pair.gram.diagonal().max()) / 2
         value = (1 - order) * epsilon - order * math.log(order)
@@ -83,7 +95,9 @@ class Removing:
 
     def draw(self, pair: Pair, count: int, rng: np.random.Generator) -> Drawn:
         """`count` independent draws, for every epsilon."""
-        parts = [self._some(pair, min(CHUNK, count - start), rng) for start in range(0, count, CHUNK)]
+        parts = [
+            self._some(pair, min(CHUNK, count - start), rng) for start in range(0, count, CHUNK)
+        ]
         log_weight, y = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Drawn(self, pair, log_weight, y)
 
@@ -110,9 +124,15 @@ class Adding:
     push: float
 
     def limit(self, pair: Pair, epsilon: float) -> float:
-        """The most that a draw can be: with v = e^u the largest (1 - E v e^-h) v^c, h half the mean of the G_kk."""
+        """The most that a draw can be: with v = e^u the largest (1 - E v e^-h) v^c, h half the mean
+        of the G_kk.
+        """
         c, size = self.push, float(pair.gram.mean())
-        value = c**2 * size / 2 - c * (epsilon - float(pair.gram.diagonal().mean()) / 2) - (1 + c) * math.log1p(c)
+        value = (
+            c**2 * size / 2
+            - c * (epsilon - float(pair.gram.diagonal().mean()) / 2)
+            - (1 + c) * math.log1p(c)
+        )
         return math.exp(min(value + (c * math.log(c) if c else 0.0), 700.0))
 
     def draw(self, pair: Pair, count: int, rng: np.random.Generator) -> Drawn:
@@ -137,7 +157,11 @@ class Drawn:
 
     def values(self, epsilon: float) -> Floats:
         """X at `epsilon`: independent, with the mean delta, between 0 and `limit`."""
-        gain = self.y - math.exp(epsilon) if isinstance(self.tilt, Removing) else 1 - math.exp(epsilon) * self.y
+        gain = (
+            self.y - math.exp(epsilon)
+            if isinstance(self.tilt, Removing)
+            else 1 - math.exp(epsilon) * self.y
+        )
         inside = gain > 0
         found = np.zeros(len(gain))
         found[inside] = np.exp(self.log_weight[inside]) * gain[inside]

@@ -1,4 +1,6 @@
-"""The least noise that reaches a target, found by bisection and always returned from the private side."""
+"""The least noise that reaches a target, found by bisection and always returned from the private
+side.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,22 @@ from dpfy.core.unit import Adjacency
 
 LEAST, MOST = 1e-3, 1e9
 READINGS = 128
-"""How many curves one calibration reads at most; about ten are usual. A Monte Carlo bound is charged for as many."""
+"""How many curves one calibration reads at most; about ten are usual. A Monte Carlo bound is
+charged for as many.
+"""
 TOLERANCE = 4e-5
 BELOW = 1e-3
-"""A part of the target below which a coarse upper bound is enough: where next to nothing is spent, a close one can take long."""
+"""A part of the target below which a coarse upper bound is enough: where next to nothing is spent,
+a close one can take long.
+"""
 STEP = 0.2
-"""The least log of a step towards the other side of the target; the first one, from a guess that is near, may be less."""
+"""The least log of a step towards the other side of the target; the first one, from a guess that is
+near, may be less.
+"""
 FAR = 4.0
-"""A log of epsilons beyond which the search for less noise leaps: epsilon grows hardly faster than the third power of 1/noise."""
+"""A log of epsilons beyond which the search for less noise leaps: epsilon grows hardly faster than
+the third power of 1/noise.
+"""
 
 
 def noise(
@@ -33,12 +43,13 @@ def noise(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     accountant: str = table.DEFAULT,
 ) -> float:
-    """The least noise multiplier, to a relative 4e-5, for which ``make_event(noise)`` is (epsilon, delta)-private.
+    """The least noise multiplier, to a relative 4e-5, for which ``make_event(noise)`` is (epsilon,
+    delta)-private.
 
     An accountant whose figures are coarser than that names a `tolerance` of its own.
 
-    Guarantees: the epsilon that `accountant` computes at the value returned is at most `epsilon`. An unreachable target raises
-    `InvalidInput` and names the least epsilon that was reached.
+    Guarantees: the epsilon that `accountant` computes at the value returned is at most `epsilon`.
+    An unreachable target raises `InvalidInput` and names the least epsilon that was reached.
     """
     route, made = table.accountant(accountant), itertools.count(1)
     most = getattr(route, "most_readings", READINGS)
@@ -46,7 +57,8 @@ def noise(
     def curve(multiplier: float) -> Curve:
         if next(made) > most:  # bounds by draws are charged for so many readings
             raise Unsupported(
-                f"a calibration by more than {most} readings of a curve", "ask for another epsilon, or give the noise"
+                f"a calibration by more than {most} readings of a curve",
+                "ask for another epsilon, or give the noise",
             )
         return route.curve(make_event(multiplier), adjacency)
 
@@ -59,7 +71,12 @@ def tolerance(accountant: str) -> float:
 
 
 def noise_by(
-    curve: Callable[[float], Curve], epsilon: float, delta: float, *, start: float = 1.0, tolerance: float = TOLERANCE
+    curve: Callable[[float], Curve],
+    epsilon: float,
+    delta: float,
+    *,
+    start: float = 1.0,
+    tolerance: float = TOLERANCE,
 ) -> float:
     """`noise` for who has curves already; `start` is a guess, and a good one saves time."""
     target = check.epsilon("epsilon", epsilon)
@@ -75,11 +92,15 @@ def noise_by(
     return least(reached, target, start=start, tolerance=tolerance)
 
 
-def least(reached: Callable[[float], float], target: float, *, start: float, tolerance: float = TOLERANCE) -> float:
-    """The least x, to a relative tolerance, with ``reached(x) <= target``, for a function that falls as x grows.
+def least(
+    reached: Callable[[float], float], target: float, *, start: float, tolerance: float = TOLERANCE
+) -> float:
+    """The least x, to a relative tolerance, with ``reached(x) <= target``, for a function that
+    falls as x grows.
 
-    Guarantees: the value returned was evaluated and is on the private side. Secant steps in logarithms, aimed just below the target
-    and kept inside a bracket, take few evaluations; where they stall, bisection takes over.
+    Guarantees: the value returned was evaluated and is on the private side. Secant steps in
+    logarithms, aimed just below the target and kept inside a bracket, take few evaluations; where
+    they stall, bisection takes over.
     """
     (low, above), (high, below) = _bracket(reached, target, start)
     points = [(math.log(low), above), (math.log(high), below)]
@@ -106,14 +127,25 @@ def _gap(value: float, target: float) -> float:
     return math.log(value / target) if value > 0 else -math.inf
 
 
-def _bracket(reached: Callable[[float], float], target: float, start: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Two points with the target between their values: (x, log value/target) above it and below it."""
+def _bracket(
+    reached: Callable[[float], float], target: float, start: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two points with the target between their values: (x, log value/target) above it and below
+    it.
+    """
     x, gap = start, _gap(reached(start), target)
     first_side, least_step = gap > 0, min(2 * abs(gap), STEP)
     while True:
-        # Epsilon falls roughly as 1/noise, faster at the low end: a step a little beyond that guess brackets soon.
+        # Epsilon falls roughly as 1/noise, faster at the low end: a step a little beyond that guess
+        # brackets soon.
         factor = math.exp(min(max(abs(gap), least_step), 2.5)) if math.isfinite(gap) else 4.0
-        factor = 1.05 * factor if first_side else math.exp(-gap / 3) if FAR < -gap < math.inf else min(1.05 * factor, 1.6)
+        factor = (
+            1.05 * factor
+            if first_side
+            else math.exp(-gap / 3)
+            if FAR < -gap < math.inf
+            else min(1.05 * factor, 1.6)
+        )
         other = x * factor if first_side else max(x / factor, LEAST / 2)
         value = _gap(reached(other), target)
         if (value > 0) != first_side:
@@ -122,11 +154,19 @@ def _bracket(reached: Callable[[float], float], target: float, start: float) -> 
             raise InvalidInput(
                 "epsilon",
                 target,
-                f"cannot be reached: noise {other:g} still gives epsilon {target * math.exp(min(value, 700)):.4g}; "
+                f"cannot be reached: noise {other:g} still gives epsilon "
+                f"{target * math.exp(min(value, 700)):.4g}; "
                 "ask for more epsilon or delta",
             )
         if other < LEAST and value == -math.inf:
-            raise InvalidInput("epsilon", target, f"is reached with noise {other:g} already: at this delta hardly any is needed")
+            raise InvalidInput(
+                "epsilon",
+                target,
+                f"is reached with noise {other:g} already: at this delta hardly any is needed",
+            )
         if other < LEAST:
-            raise Unsupported(f"a target as large as epsilon {target:g}", "almost no noise reaches it; ask for a smaller epsilon")
+            raise Unsupported(
+                f"a target as large as epsilon {target:g}",
+                "almost no noise reaches it; ask for a smaller epsilon",
+            )
         x, gap, least_step = other, value, STEP

@@ -1,21 +1,27 @@
-"""What a Gaussian number tells when only the cell of a public partition that it lies in is released: thresholds, and noisy votes.
+"""What a Gaussian number tells when only the cell of a public partition that it lies in is
+released: thresholds, and noisy votes.
 
-Two cells. A number with standard Gaussian noise is moved by mu, and it is told on which side of a point it lies. With p the chance
-of the lower side before the move and q after it, (p, q) lies on the curve q = Phi(Phi^-1(p) - mu), whatever the point. All that accounting
-needs are sums of functions such as p^a q^(1-a), convex in (p, q): their largest value on the curve is at most that at the corners
-of a polygon around it, which its tangents make.
+Two cells. A number with standard Gaussian noise is moved by mu, and it is told on which side of a
+point it lies. With p the chance of the lower side before the move and q after it, (p, q) lies on
+the curve q = Phi(Phi^-1(p) - mu), whatever the point. All that accounting needs are sums of
+functions such as p^a q^(1-a), convex in (p, q): their largest value on the curve is at most that at
+the corners of a polygon around it, which its tangents make.
 
-Three cells. The arg-max of votes with Gaussian noise, one of which moves from class a to class b. Let m be the largest of the
-other noisy votes, which knows nothing of the move: by joint convexity the worst case is one where m is known. Then a wins, b wins,
-or neither does. With u the difference of the two noisy votes over sqrt(2), w their sum over sqrt(2) and t = sqrt(2) m - w, b wins where
-u > max(t, 0), a where u < -max(t, 0). The move is one of u alone, by mu = sqrt(2) / sigma; w is independent of it.
-The worst case over the means u0 of u and v of -t (in units of sigma) is a supremum over the plane. It is taken over a lattice:
+Three cells. The arg-max of votes with Gaussian noise, one of which moves from class a to class b.
+Let m be the largest of the other noisy votes, which knows nothing of the move: by joint convexity
+the worst case is one where m is known. Then a wins, b wins, or neither does. With u the difference
+of the two noisy votes over sqrt(2), w their sum over sqrt(2) and t = sqrt(2) m - w, b wins where u
+> max(t, 0), a where u < -max(t, 0). The move is one of u alone, by mu = sqrt(2) / sigma; w is
+independent of it. The worst case over the means u0 of u and v of -t (in units of sigma) is a
+supremum over the plane. It is taken over a lattice:
 
-    N(x, 1) = sum over i of  weight_i(x) N(x_i, 1 - tau^2),  up to a factor of 1 +- 3 exp(-2 pi^2 tau^2 (1 - tau^2) / h^2),
+    N(x, 1) = sum over i of  weight_i(x) N(x_i, 1 - tau^2),  up to a factor of 1 +- 3 exp(-2 pi^2
+    tau^2 (1 - tau^2) / h^2),
 
-x_i a lattice of spacing h, for weights that do not depend on the move (Poisson's summation formula: the product of two Gaussians is a
-Gaussian in x_i). So every (u0, v) is a mixture of lattice points with a little less noise, and the worst of those is at least as bad.
-Points outside a window are two cells up to a chance of 1e-27 (docs/noisy-votes.md has the whole proof).
+x_i a lattice of spacing h, for weights that do not depend on the move (Poisson's summation formula:
+the product of two Gaussians is a Gaussian in x_i). So every (u0, v) is a mixture of lattice points
+with a little less noise, and the worst of those is at least as bad. Points outside a window are two
+cells up to a chance of 1e-27 (docs/noisy-votes.md has the whole proof).
 """
 
 from __future__ import annotations
@@ -30,17 +36,27 @@ from scipy.special import log_ndtr, ndtr
 from dpfy.accounting.moments import Array
 
 LEAST, MOST = 1e-8, 2.0
-"""Moves for which cells are computed. Smaller ones are billed as the least, larger ones as the whole number."""
+"""Moves for which cells are computed. Smaller ones are billed as the least, larger ones as the
+whole number.
+"""
 STEEPEST = 3.0
-"""Above this order times the move, divergences are those of the whole number: a cell far out tells nearly as much."""
+"""Above this order times the move, divergences are those of the whole number: a cell far out tells
+nearly as much.
+"""
 WINDOW = 12.0
-"""The lattice reaches so far beyond what is moved. What lies outside has a chance of Phi(-WINDOW), 2e-33."""
+"""The lattice reaches so far beyond what is moved. What lies outside has a chance of Phi(-WINDOW),
+2e-33.
+"""
 FINE, COARSE = (0.064, 0.32), (0.09, 0.45)
-"""tau: the standard deviations that are taken off the noise of u and of w. They cost 0.4% and 0.3% of a divergence, and 0.8% and 0.7%."""
+"""tau: the standard deviations that are taken off the noise of u and of w. They cost 0.4% and 0.3%
+of a divergence, and 0.8% and 0.7%.
+"""
 SPACING = 0.65
 """The spacing of the lattice over tau sqrt(1 - tau^2): the factor is 1 +- 2e-20."""
 MIXED = 5e-20
-"""By how much the log of a chance may be off for the lattice in two directions. What rounding adds is a part of 1e-9 at most."""
+"""By how much the log of a chance may be off for the lattice in two directions. What rounding adds
+is a part of 1e-9 at most.
+"""
 PIECE = 1.0
 """Length of a piece of the quadrature: about that of the density."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -48,7 +64,8 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Partitions, a row each: the chances of their cells when the unit is absent, and by how much they are larger when it is present.
+    """Partitions, a row each: the chances of their cells when the unit is absent, and by how much
+    they are larger when it is present.
 
     `shape` says how the rows lie on a lattice.
     """
@@ -73,7 +90,12 @@ def gap(x: Array, mu: float) -> Array:
     middle = x - mu / 2
     if mu < 1e-2:  # midpoint rule with its first three corrections
         y, d2 = middle**2, (mu / 2) ** 2
-        series = 1 + d2 * (y - 1) / 6 + d2**2 * (y**2 - 6 * y + 3) / 120 + d2**3 * (y**3 - 15 * y**2 + 45 * y - 15) / 5040
+        series = (
+            1
+            + d2 * (y - 1) / 6
+            + d2**2 * (y**2 - 6 * y + 3) / 120
+            + d2**3 * (y**3 - 15 * y**2 + 45 * y - 15) / 5040
+        )
         near = mu * np.exp(-y / 2) / math.sqrt(2 * math.pi) * series
         if (np.abs(middle) < 40).all():
             return np.asarray(near)
@@ -85,52 +107,83 @@ def gap(x: Array, mu: float) -> Array:
 def two_cells(mu: float, fine: float = 0.002, growth: float = 0.01) -> Cells:
     """The corners of a polygon around all thresholds within twice WINDOW of what is moved.
 
-    `fine` is half the distance of the tangents beside a tie; where less is told they lie farther apart, by `growth` of how far from it.
+    `fine` is half the distance of the tangents beside a tie; where less is told they lie farther
+    apart, by `growth` of how far from it.
 
-    Guarantees: a convex function of the chances is, for every such threshold, at most what it is at one of the corners.
+    Guarantees: a convex function of the chances is, for every such threshold, at most what it is at
+    one of the corners.
     """
     steps = [fine]
     while steps[-1] < 2 * WINDOW:
         steps.append(steps[-1] + min(0.5, 2 * fine + growth * steps[-1]))
-    x = mu / 2 - np.array(steps)  # the lower side is the less likely one; the other half of the polygon is its mirror image
-    p, q, d, y = ndtr(x), ndtr(x - mu), gap(x, mu), x * mu - mu**2 / 2  # q grows with p at the rate e^y, d = p - q at 1 - e^y
+    x = mu / 2 - np.array(
+        steps
+    )  # the lower side is the less likely one; the other half of the polygon is its mirror image
+    p, q, d, y = (
+        ndtr(x),
+        ndtr(x - mu),
+        gap(x, mu),
+        x * mu - mu**2 / 2,
+    )  # q grows with p at the rate e^y, d = p - q at 1 - e^y
     rate, step = np.exp(y), p[1:] - p[:-1]
-    # From one tangent's point to where it meets the next: in terms of q where the two chances are far apart, else in terms of d.
-    bend = np.where(rate[:-1] < 0.5, rate[1:] * step - (q[1:] - q[:-1]), d[1:] - d[:-1] + np.expm1(y[1:]) * step)
-    along = bend / (rate[:-1] * np.expm1(y[1:] - y[:-1]))
-    middle = (1 + d[0] + np.expm1(y[0]) * p[0]) / (1 + rate[0])  # where the first tangent meets its mirror image: p + q = 1
-    lower = np.concatenate([[middle], p[:-1] + along, p[-1:]])
-    more = np.concatenate([[d[0] - np.expm1(y[0]) * (middle - p[0])], d[:-1] - np.expm1(y[:-1]) * along, d[-1:]])
-    less = np.concatenate(
-        [[middle - more[0]], np.where(rate[:-1] < 0.5, q[:-1] + rate[:-1] * along, lower[1:-1] - more[1:-1]), q[-1:]]
+    # From one tangent's point to where it meets the next: in terms of q where the two chances are
+    # far apart, else in terms of d.
+    bend = np.where(
+        rate[:-1] < 0.5, rate[1:] * step - (q[1:] - q[:-1]), d[1:] - d[:-1] + np.expm1(y[1:]) * step
     )
-    absent = np.concatenate([np.stack([less, 1 - less], axis=1), np.stack([1 - lower, lower], axis=1)])
+    along = bend / (rate[:-1] * np.expm1(y[1:] - y[:-1]))
+    middle = (1 + d[0] + np.expm1(y[0]) * p[0]) / (
+        1 + rate[0]
+    )  # where the first tangent meets its mirror image: p + q = 1
+    lower = np.concatenate([[middle], p[:-1] + along, p[-1:]])
+    more = np.concatenate(
+        [[d[0] - np.expm1(y[0]) * (middle - p[0])], d[:-1] - np.expm1(y[:-1]) * along, d[-1:]]
+    )
+    less = np.concatenate(
+        [
+            [middle - more[0]],
+            np.where(rate[:-1] < 0.5, q[:-1] + rate[:-1] * along, lower[1:-1] - more[1:-1]),
+            q[-1:],
+        ]
+    )
+    absent = np.concatenate(
+        [np.stack([less, 1 - less], axis=1), np.stack([1 - lower, lower], axis=1)]
+    )
     gain = np.concatenate([np.stack([more, -more], axis=1)] * 2)
     return Cells(absent, gain, (1, len(absent)))
 
 
 @lru_cache(maxsize=8)
 def three_cells(mu: float, tau: tuple[float, float] = FINE) -> Cells:
-    """Cells of the arg-max of three or more noisy votes: the lattice in the window, by rows of v and columns of u0, with less noise.
+    """Cells of the arg-max of three or more noisy votes: the lattice in the window, by rows of v
+    and columns of u0, with less noise.
 
-    t is at most 0 with probability Phi(v); beyond, its density is integrated by Gauss-Legendre quadrature on short pieces.
+    t is at most 0 with probability Phi(v); beyond, its density is integrated by Gauss-Legendre
+    quadrature on short pieces.
 
-    Guarantees: every arg-max whose worst neighbours move u by `mu` is, in both directions, a mixture of these and of the two cells of
-    `narrowed`, up to factors of exp(MIXED) in its chances and a chance of CHARGE.
+    Guarantees: every arg-max whose worst neighbours move u by `mu` is, in both directions, a
+    mixture of these and of the two cells of `narrowed`, up to factors of exp(MIXED) in its chances
+    and a chance of CHARGE.
     """
     (su, sv), move = (math.sqrt(1 - x**2) for x in tau), narrowed(mu, tau)
     u = _lattice(-WINDOW, WINDOW + mu, SPACING * tau[0] * su)[:, None] / su
     v = _lattice(-2 * WINDOW, WINDOW, SPACING * tau[1] * sv)[:, None] / sv
     t = (PIECE * (np.arange(math.ceil(4 * WINDOW / PIECE))[:, None] + (1 + _NODES) / 2)).ravel()
     weights = (
-        np.tile(PIECE / 2 * _WEIGHTS, len(t) // len(_NODES)) * np.exp(-((t / sv + v) ** 2) / 2) / (sv * math.sqrt(2 * math.pi))
+        np.tile(PIECE / 2 * _WEIGHTS, len(t) // len(_NODES))
+        * np.exp(-((t / sv + v) ** 2) / 2)
+        / (sv * math.sqrt(2 * math.pi))
     )
     t, weights = np.append(t, 0.0) / su, np.concatenate([weights, ndtr(v)], axis=1).T
-    # b wins where u > t, a where u < -t; u0 is u where the unit is present, u - mu where it is absent.
+    # b wins where u > t, a where u < -t; u0 is u where the unit is present, u - mu where it is
+    # absent.
     up, down = gap(u - t, move), gap(move - u - t, move)
     absent = ndtr(u - move - t), _between(-t - u + move, t - u + move), ndtr(move - u - t)
     gains = up, gap(-t - u + move, move) - gap(t - u + move, move), -down
-    cells = [np.stack([(part @ weights).T.ravel() for part in parts], axis=1) for parts in (absent, gains)]
+    cells = [
+        np.stack([(part @ weights).T.ravel() for part in parts], axis=1)
+        for parts in (absent, gains)
+    ]
     return Cells(cells[0], cells[1], (len(v), len(u)))
 
 
@@ -153,7 +206,9 @@ def _lattice(low: float, high: float, spacing: float) -> Array:
 
 
 def divergences(mu: float, classes: int, alphas: Array) -> Array:
-    """Rényi divergences of one cell among two, or of the arg-max of more, at most: in both directions, for any neighbours."""
+    """Rényi divergences of one cell among two, or of the arg-max of more, at most: in both
+    directions, for any neighbours.
+    """
     mu = max(mu, LEAST)
     whole = np.asarray(alphas * mu**2 / 2)
     reach, steepest = (2 * WINDOW, 2 * WINDOW / 3) if classes == 2 else (WINDOW, STEEPEST)
@@ -164,7 +219,9 @@ def divergences(mu: float, classes: int, alphas: Array) -> Array:
     values = largest(two_cells(mu if classes == 2 else narrowed(mu, FINE)), orders)
     if classes > 2:
         values = np.maximum(values, largest(three_cells(mu), orders))
-    outside = 4 * orders * np.exp(orders * (orders - 1) * mu**2 / 2 + log_ndtr(orders * mu + 1 - reach))
+    outside = (
+        4 * orders * np.exp(orders * (orders - 1) * mu**2 / 2 + log_ndtr(orders * mu + 1 - reach))
+    )
     values = (values + (outside + 2 * orders * MIXED) / (orders - 1)) * (1 + 1e-9)
     found[here] = np.minimum(values, whole[here])
     return found
@@ -173,8 +230,8 @@ def divergences(mu: float, classes: int, alphas: Array) -> Array:
 def largest(cells: Cells, orders: Array) -> Array:
     """The largest Rényi divergence over the rows, at every order.
 
-    A divergence grows with the order, so a row whose divergence at the last of some orders is below the largest at the first of them
-    cannot be the largest at any of them.
+    A divergence grows with the order, so a row whose divergence at the last of some orders is below
+    the largest at the first of them cannot be the largest at any of them.
     """
     found, by_order = np.zeros(len(orders)), np.argsort(orders)
     rows = np.arange(len(cells.absent))
@@ -189,11 +246,15 @@ def largest(cells: Cells, orders: Array) -> Array:
 
 
 def _moments(cells: Cells, rows: Array, order: float) -> Array:
-    """Rényi divergences of the rows at an order: log(1 + sum q g(gain / q)) / (order - 1), g(y) = (1 + y)^a - 1 - a y."""
+    """Rényi divergences of the rows at an order: log(1 + sum q g(gain / q)) / (order - 1), g(y) =
+    (1 + y)^a - 1 - a y.
+    """
     q, gain = cells.absent[rows], cells.gain[rows]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         y = np.maximum(np.where(q > 0, gain / q, 0.0), -1.0)
         far = np.expm1(order * np.log1p(y)) - order * y
-        near = order * (order - 1) / 2 * y**2 * (1 + (order - 2) / 3 * y * (1 + (order - 3) / 4 * y))
+        near = (
+            order * (order - 1) / 2 * y**2 * (1 + (order - 2) / 3 * y * (1 + (order - 3) / 4 * y))
+        )
         terms = q * np.where(np.abs(order * y) < 1e-4, near * (1 + 1e-11), far)
         return np.asarray(np.log1p(np.maximum(terms, 0.0).sum(axis=1)) / (order - 1))

@@ -1,8 +1,10 @@
-"""The tight engine: an upper and a lower bound on epsilon of any composition, at any delta, at a cost that does not grow with steps.
+"""The tight engine: an upper and a lower bound on epsilon of any composition, at any delta, at a
+cost that does not grow with steps.
 
-The loss of one step is rounded up and down onto a fine grid, under a tilt near the saddle point of the answer. Blocks of steps are
-composed by FFT; when the sum has become wide, its grid is made coarser (again rounded up and down), so the arrays stay short
-whatever the number of steps. The spacings are chosen for the gap between the two bounds that was asked for. See `lattice` for why
+The loss of one step is rounded up and down onto a fine grid, under a tilt near the saddle point of
+the answer. Blocks of steps are composed by FFT; when the sum has become wide, its grid is made
+coarser (again rounded up and down), so the arrays stay short whatever the number of steps. The
+spacings are chosen for the gap between the two bounds that was asked for. See `lattice` for why
 each operation is sound, `docs/accounting.md` for the whole argument.
 """
 
@@ -15,7 +17,16 @@ from functools import cached_property
 
 import numpy as np
 
-from dpfy.accounting.lattice import FACTOR, Lattice, Layers, coarsen_down, coarsen_up, compose, contract, spread
+from dpfy.accounting.lattice import (
+    FACTOR,
+    Lattice,
+    Layers,
+    coarsen_down,
+    coarsen_up,
+    compose,
+    contract,
+    spread,
+)
 from dpfy.accounting.losses import Atoms, Grid, Loss, TooFine, halves_of_points
 from dpfy.accounting.moments import ROUNDING, Array, Moments
 from dpfy.accounting.multiresolution import coarsen_layers, compose_layers, flat
@@ -34,7 +45,9 @@ LARGEST_LOG_TILT = 18.0
 TAIL = 1e-9
 """Tilted mass that may be cut off, relative to what matters."""
 SPARSE, UNDERFLOW = 25.0, 746.0
-"""A spacing at which few points count beside the first, and a difference of losses at which none does: exp(-746) is zero."""
+"""A spacing at which few points count beside the first, and a difference of losses at which none
+does: exp(-746) is zero.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,8 @@ class Sum:
         return sum(count * loss.cut for loss, count in self.parts)
 
     def capped(self, mass: float) -> Sum:
-        """The same with outliers of probability at most `mass` altogether left out and noted in `cut`.
+        """The same with outliers of probability at most `mass` altogether left out and noted in
+        `cut`.
 
         Heavy tails, which would spoil every tilt, end where they no longer matter.
         """
@@ -74,9 +88,15 @@ class Sum:
         return Moments(*(sum(column) for column in zip(*rows, strict=True)))
 
     def upper(self, s: float) -> float:
-        """A certified upper bound on log E[exp(sL)]: that of `log_mgf`. Kept: the search for a tilt comes back to the same ones."""
+        """A certified upper bound on log E[exp(sL)]: that of `log_mgf`. Kept: the search for a tilt
+        comes back to the same ones.
+        """
         if s not in self._uppers:
-            rows = [(count * log, count * error) for loss, count in self.parts for log, error in [_log_moment(loss, s)]]
+            rows = [
+                (count * log, count * error)
+                for loss, count in self.parts
+                for log, error in [_log_moment(loss, s)]
+            ]
             logs, errors = zip(*rows, strict=True)
             self._uppers[s] = sum(logs) + sum(errors)
         return self._uppers[s]
@@ -95,8 +115,9 @@ def _log_moment(loss: Loss, s: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Saddle:
-    """Where the answer is expected: epsilon, the tilt in use, how fast log delta falls there, the log of by how much the Chernoff
-    bound exceeds delta, and mean and variance of the tilted sum."""
+    """Where the answer is expected: epsilon, the tilt in use, how fast log delta falls there, the
+    log of by how much the Chernoff bound exceeds delta, and mean and variance of the tilted sum.
+    """
 
     epsilon: float
     tilt: float
@@ -122,18 +143,23 @@ def sharpest(total: Sum, delta: float) -> float:
 
 
 def steepest(total: Sum) -> float:
-    """The log of the largest tilt that is of use: where losses end, a larger one would only look at the last of them more sharply."""
+    """The log of the largest tilt that is of use: where losses end, a larger one would only look at
+    the last of them more sharply.
+    """
     if not 0 < total.top < math.inf:
         return LARGEST_LOG_TILT
-    return min(LARGEST_LOG_TILT, math.log(2e4 * math.sqrt(sum(count for _, count in total.parts)) / total.top))
+    return min(
+        LARGEST_LOG_TILT,
+        math.log(2e4 * math.sqrt(sum(count for _, count in total.parts)) / total.top),
+    )
 
 
 def saddle(total: Sum, delta: float, high: float, guess: float | None = None) -> Saddle:
     """A tilt fit to find epsilon at `delta`, given the log `high` of the sharpest one.
 
-    Errors stay small at any tilt where the Chernoff bound on delta is within a modest factor of `delta`; the least such tilt keeps
-    far outliers, which a larger one would put in the middle of the picture, at the rim. `guess` is epsilon where it is already
-    known roughly.
+    Errors stay small at any tilt where the Chernoff bound on delta is within a modest factor of
+    `delta`; the least such tilt keeps far outliers, which a larger one would put in the middle of
+    the picture, at the rim. `guess` is epsilon where it is already known roughly.
     """
 
     def excess(log_s: float, epsilon: float) -> float:
@@ -150,11 +176,15 @@ def saddle(total: Sum, delta: float, high: float, guess: float | None = None) ->
     else:
         high = low
     found = total.log_mgf(math.exp(high))
-    return Saddle(epsilon, math.exp(high), best, max(0.0, excess(high, epsilon)), found.mean, found.variance)
+    return Saddle(
+        epsilon, math.exp(high), best, max(0.0, excess(high, epsilon)), found.mean, found.variance
+    )
 
 
 def minimise(function: Callable[[float], float], low: float, high: float, most: float) -> float:
-    """A minimum of a unimodal function, to 1e-2, starting from [low, high] and growing down to e^-20 and up to `most`."""
+    """A minimum of a unimodal function, to 1e-2, starting from [low, high] and growing down to
+    e^-20 and up to `most`.
+    """
     low, high = min(low, most - 1), min(high, most)
     while low > -20 and function(low - 0.5) < function(low):
         low, high = low - 3, low
@@ -188,54 +218,87 @@ UP, DOWN = Rounding(spread, coarsen_up, False), Rounding(contract, coarsen_down,
 
 
 def final_spacing(total: Sum, saddle: Saddle, tolerance: float) -> float:
-    """The spacing of the last grid: rounding the blocks onto it widens the sum by what moves epsilon by the tolerance."""
+    """The spacing of the last grid: rounding the blocks onto it widens the sum by what moves
+    epsilon by the tolerance.
+    """
     target = max(saddle.epsilon, 0.05 * math.sqrt(saddle.variance), LEAST_EPSILON) * tolerance
-    target = min(target, 1 / saddle.tilt)  # else rounding up would grow the tilted mass by powers of e
+    target = min(
+        target, 1 / saddle.tilt
+    )  # else rounding up would grow the tilted mass by powers of e
     # Every level of coarsening rounds once more by about as much as the last grid does.
-    blocks = sum(min(TOP, count) * max(1.0, math.log(count / TOP) / math.log(FACTOR**2)) for _, count in total.parts)
+    blocks = sum(
+        min(TOP, count) * max(1.0, math.log(count / TOP) / math.log(FACTOR**2))
+        for _, count in total.parts
+    )
     return math.sqrt(6 * 2 * target / (saddle.slope + 1) / blocks)
 
 
-def compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding, rough: bool = False) -> Lattice:
-    """The whole composition on one lattice, rounded up or down, on a grid of about the spacing `final`; `rough` spares precision.
+def compose_sum(
+    total: Sum, saddle: Saddle, final: float, rounding: Rounding, rough: bool = False
+) -> Lattice:
+    """The whole composition on one lattice, rounded up or down, on a grid of about the spacing
+    `final`; `rough` spares precision.
 
-    Where that takes too many points the spacing is widened: the bound stays a bound and moves away a little.
+    Where that takes too many points the spacing is widened: the bound stays a bound and moves away
+    a little.
     """
     for _ in range(8):
         try:
-            made = _compose_sum(total, saddle, final, rounding, 0.0 if rough else math.exp(min(saddle.excess, 60.0)))
+            made = _compose_sum(
+                total, saddle, final, rounding, 0.0 if rough else math.exp(min(saddle.excess, 60.0))
+            )
         except TooFine:
             final *= 1.7
             continue
         if made.weights.any():
             return made
         break  # every mass has underflowed: nothing can be read off
-    raise Unsupported("this composition (its loss spans too many scales)", "ask for a larger delta, or use --accountant rdp")
+    raise Unsupported(
+        "this composition (its loss spans too many scales)",
+        "ask for a larger delta, or use --accountant rdp",
+    )
 
 
-def _compose_sum(total: Sum, saddle: Saddle, final: float, rounding: Rounding, weight: float) -> Lattice:
+def _compose_sum(
+    total: Sum, saddle: Saddle, final: float, rounding: Rounding, weight: float
+) -> Lattice:
     tail = TAIL * math.exp(-min(saddle.excess, 60.0)) / len(total.parts)
-    phases = [_phase(loss, count, saddle, final, (rounding, weight), tail) for loss, count in total.parts]
+    phases = [
+        _phase(loss, count, saddle, final, (rounding, weight), tail) for loss, count in total.parts
+    ]
     if len(phases) == 1:
         return compose(phases[0], tail, weight)
-    return compose([piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, weight)
+    return compose(
+        [piece for phase in phases for piece in _onto(phase, final, rounding, tail)], tail, weight
+    )
 
 
-def _onto(phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, tail: float) -> list[tuple[Lattice, int]]:
-    """The blocks of a phase; where they lie on a grid of another spacing, their composition rounded onto the common one."""
+def _onto(
+    phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, tail: float
+) -> list[tuple[Lattice, int]]:
+    """The blocks of a phase; where they lie on a grid of another spacing, their composition rounded
+    onto the common one.
+    """
     if abs(phase[0][0].spacing / final - 1) < 1e-9:
         return phase
     whole = compose(phase, tail)
     keep = whole.weights > 0
     grid = Grid(float(whole.positions()[keep][-1]), final, whole.tilt, whole.log_scale)
-    halves = halves_of_points(whole.positions()[keep], np.log(whole.weights[keep]), grid, whole.error, rounding.needs_smooth)
+    halves = halves_of_points(
+        whole.positions()[keep],
+        np.log(whole.weights[keep]),
+        grid,
+        whole.error,
+        rounding.needs_smooth,
+    )
     return [(flat(rounding.release(halves, grid)), 1)]
 
 
 def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
     """How many times finer than the last the first grid must be, as a power of `FACTOR`.
 
-    A smooth loss is widened by spacing^2 / 6 a step. One whose mass sits close to a grid point is widened less: measured here.
+    A smooth loss is widened by spacing^2 / 6 a step. One whose mass sits close to a grid point is
+    widened less: measured here.
     """
     losses, log_weights = loss.nodes(saddle.tilt)
     tilted = np.exp(log_weights + saddle.tilt * losses - loss.log_mgf(saddle.tilt).log)
@@ -255,7 +318,9 @@ def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
 def _tiers(
     loss: Loss, count: int, saddle: Saddle, spacing: float, final: float, smooth: bool
 ) -> tuple[tuple[float, float, int], ...]:
-    """Ranges of losses outside which coarser spacings change the sum by less than a tenth of what is allowed."""
+    """Ranges of losses outside which coarser spacings change the sum by less than a tenth of what
+    is allowed.
+    """
     losses, log_weights = loss.nodes(saddle.tilt)
     exponent = log_weights + saddle.tilt * losses
     tilted = np.exp(exponent - exponent.max())
@@ -268,7 +333,13 @@ def _tiers(
         if smooth:
             rare = min(rare, 0.05 * TOLERANCE * max(saddle.epsilon, 0.01) / (count * step))
         low, high = np.searchsorted(sums, rare) - 1, np.searchsorted(sums, 1 - rare) + 1
-        tiers.append((float(losses[max(int(low), 0)]), float(losses[min(int(high), len(losses) - 1)]), stride))
+        tiers.append(
+            (
+                float(losses[max(int(low), 0)]),
+                float(losses[min(int(high), len(losses) - 1)]),
+                stride,
+            )
+        )
         stride *= FACTOR
     return tuple(tiers)
 
@@ -281,13 +352,18 @@ def _smoothing(layers: Layers) -> int:
     padded[: len(block.weights)] = block.weights
     sums = np.convolve(padded, np.ones(FACTOR), mode="valid")
     heaviest = float(sums.max()) / sum(float(layer.weights.sum()) for layer in layers)
-    return 1 if heaviest < 0.2 else min(1 << 40, math.ceil(math.log(0.03) / math.log(min(heaviest, 1 - 1e-12))))
+    return (
+        1
+        if heaviest < 0.2
+        else min(1 << 40, math.ceil(math.log(0.03) / math.log(min(heaviest, 1 - 1e-12))))
+    )
 
 
 def _phase(
     loss: Loss, count: int, saddle: Saddle, final: float, how: tuple[Rounding, float], tail: float
 ) -> list[tuple[Lattice, int]]:
-    """One loss `count` times, as blocks on one grid, the last one or (where it pays) a finer one: [(block, times), (rest, 1)].
+    """One loss `count` times, as blocks on one grid, the last one or (where it pays) a finer one:
+    [(block, times), (rest, 1)].
 
     `how` is the rounding and how many times an error counts in the answer.
     """
@@ -318,12 +394,17 @@ def _phase(
 
 
 class Reading:
-    """Reads delta and epsilon off a composed lattice; `sign` +1 adds the numeric error (upper bound), -1 takes it off."""
+    """Reads delta and epsilon off a composed lattice; `sign` +1 adds the numeric error (upper
+    bound), -1 takes it off.
+    """
 
     def __init__(self, lattice: Lattice, infinity: float, sign: float) -> None:
         positions, tilt = lattice.positions(), lattice.tilt
         if not 0 < float(lattice.weights.sum()) < math.inf or math.isnan(lattice.error):
-            raise Internal("the masses of a composition are finite", f"their sum is {float(lattice.weights.sum())}")
+            raise Internal(
+                "the masses of a composition are finite",
+                f"their sum is {float(lattice.weights.sum())}",
+            )
         self.reference = float(np.sum(lattice.weights * positions)) / float(lattice.weights.sum())
         exponent = -tilt * (positions - self.reference)
         keep = exponent < 300
@@ -333,7 +414,8 @@ class Reading:
         self.error = lattice.error
         # Masses, and the scale they are read at, are right up to these factors.
         self.factor = 1 + sign * 1.1 * (
-            lattice.relative + 16 * ROUNDING * (1 + abs(lattice.log_scale) + abs(tilt * self.reference))
+            lattice.relative
+            + 16 * ROUNDING * (1 + abs(lattice.log_scale) + abs(tilt * self.reference))
         )
 
     def slope(self, epsilon: float, step: float) -> float:
@@ -342,7 +424,11 @@ class Reading:
         for at in (epsilon - step, epsilon + step):
             first = int(np.searchsorted(self.positions, at, side="right"))
             values.append(float(np.sum(self.mass[first:] * -np.expm1(at - self.positions[first:]))))
-        return math.log(values[0] / values[1]) / (2 * step) if values[1] > 0 and values[0] > 0 else 20.0 / step
+        return (
+            math.log(values[0] / values[1]) / (2 * step)
+            if values[1] > 0 and values[0] > 0
+            else 20.0 / step
+        )
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at `epsilon`."""
@@ -350,14 +436,17 @@ class Reading:
             return 1.0
         at = int(np.searchsorted(self.positions, epsilon, side="right"))
         seen = float(np.sum(self.mass[at:] * -np.expm1(epsilon - self.positions[at:])))
-        doubt = self.error * math.exp(min(600.0, -self.tilt * (epsilon - self.reference) + log_peak(self.tilt)))
+        doubt = self.error * math.exp(
+            min(600.0, -self.tilt * (epsilon - self.reference) + log_peak(self.tilt))
+        )
         value = self.factor * seen + self.sign * doubt
         if value <= 0:
             return self.infinity
         return min(1.0, self.infinity + math.exp(min(0.0, self.log_scale + math.log(value))))
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon at which an upper bound is at most `delta`; the largest at which a lower bound is at least it.
+        """The least epsilon at which an upper bound is at most `delta`; the largest at which a
+        lower bound is at least it.
 
         Infinity, or minus infinity for a lower bound, where there is none on the lattice.
         """
@@ -370,7 +459,9 @@ class Reading:
         return high if self.sign > 0 else low
 
     def _discounted(self) -> Array:
-        """For every point x_k the sum over x_j >= x_k of mass_j exp(x_k - x_j), in stretches short enough for the exponentials."""
+        """For every point x_k the sum over x_j >= x_k of mass_j exp(x_k - x_j), in stretches short
+        enough for the exponentials.
+        """
         x, result = self.positions, np.empty_like(self.mass)
         if (
             len(x) > 1 and (gap := float(x[1] - x[0])) > SPARSE
@@ -384,12 +475,16 @@ class Reading:
             start = int(np.searchsorted(x, x[stop - 1] - 300.0))
             part = x[start:stop] - x[stop - 1]
             sums = np.cumsum((self.mass[start:stop] * np.exp(-part))[::-1])[::-1]
-            result[start:stop] = np.exp(part) * (sums + carried * math.exp(min(0.0, float(x[stop - 1]) - after)))
+            result[start:stop] = np.exp(part) * (
+                sums + carried * math.exp(min(0.0, float(x[stop - 1]) - after))
+            )
             stop, carried, after = start, float(result[start]), float(x[start])
         return result
 
     def _cell(self, delta: float) -> tuple[float, float]:
-        """Neighbouring points between which the bound on delta falls through `delta`, the last such pair."""
+        """Neighbouring points between which the bound on delta falls through `delta`, the last such
+        pair.
+        """
         x = self.positions
         seen = np.cumsum(self.mass[::-1])[::-1] - self._discounted()
         exponent = -self.tilt * (x - self.reference) + log_peak(self.tilt)
@@ -402,9 +497,13 @@ class Reading:
             if self.sign > 0:
                 return float(x[0]), float(x[0])
             lows = [float(x[0]) - step / (1 + self.tilt) for step in (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)]
-            return next(((low, float(x[0])) for low in lows if self.delta(low) > delta), (math.nan, math.nan))
+            return next(
+                ((low, float(x[0])) for low in lows if self.delta(low) > delta),
+                (math.nan, math.nan),
+            )
         at = int(above[-1])
-        # One cell more on each side: the running sums place the crossing only up to their own round-off.
+        # One cell more on each side: the running sums place the crossing only up to their own
+        # round-off.
         high = float(x[min(at + 2, len(x) - 1)])
         for low in (float(x[max(at - 1, 0)]), float(x[at])):
             if self.delta(high) <= delta and (self.sign > 0 or self.delta(low) > delta):

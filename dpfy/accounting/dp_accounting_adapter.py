@@ -1,4 +1,6 @@
-"""dp-accounting's accountants behind our protocol: the field's reference, kept for comparison and cross-checks."""
+"""dp-accounting's accountants behind our protocol: the field's reference, kept for comparison and
+cross-checks.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 
 PLD_LEAST_DELTA = 1e-9
-"""Below this, round-off of the plain FFT power in dp-accounting 0.6.0 makes its PLD report too small an epsilon."""
+"""Below this, round-off of the plain FFT power in dp-accounting 0.6.0 makes its PLD report too
+small an epsilon.
+"""
 
 PLD_LEAST_RATE = 1e-12
 PLD_MOST_EACH, PLD_MOST_EPSILON = 60.0, 200.0
 """Of one release and of all: its grid of 1e-4 takes seconds to fill beyond."""
 PLD_MOST_STEPS = 10**6
-"""dp-accounting 0.6.0 computes the size of a loss distribution to the power of the steps, as a whole number with all its digits."""
+"""dp-accounting 0.6.0 computes the size of a loss distribution to the power of the steps, as a
+whole number with all its digits.
+"""
 _FEW_ORDERS = (1.2, 1.5, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0)
 NUMERIC = (ArithmeticError, ValueError, MemoryError)
 """What dp-accounting raises on numbers it cannot handle."""
@@ -36,8 +42,9 @@ NUMERIC = (ArithmeticError, ValueError, MemoryError)
 def _quiet() -> Iterator[None]:
     """No warnings of dp-accounting while it composes.
 
-    Its RDP leaves out an order whose series does not converge, which only loosens the bound, and says so for every such order. The
-    level of its logger is what it was once the block is left. Conversions to epsilon and delta stay outside: what they warn of matters.
+    Its RDP leaves out an order whose series does not converge, which only loosens the bound, and
+    says so for every such order. The level of its logger is what it was once the block is left.
+    Conversions to epsilon and delta stay outside: what they warn of matters.
     """
     logger = logging.getLogger("absl")
     level = logger.level
@@ -55,9 +62,14 @@ class _PeerCurve:
         self._accountant, self._least = accountant, least_delta
 
     def epsilon(self, delta: float) -> float:
-        """Upper bound on epsilon at `delta`; a delta the library cannot certify raises `Unsupported`."""
+        """Upper bound on epsilon at `delta`; a delta the library cannot certify raises
+        `Unsupported`.
+        """
         if check.inside_unit("delta", delta) < self._least:
-            raise Unsupported(f"delta {delta:g} with this accountant (least {self._least:g})", "use --accountant tight")
+            raise Unsupported(
+                f"delta {delta:g} with this accountant (least {self._least:g})",
+                "use --accountant tight",
+            )
         return float(self._accountant.get_epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
@@ -71,7 +83,9 @@ class _PeerCurve:
 
 
 class _Peer:
-    """One accountant of dp-accounting, rebuilt for every curve so that nothing is kept between calls."""
+    """One accountant of dp-accounting, rebuilt for every curve so that nothing is kept between
+    calls.
+    """
 
     name: str
     least_delta = 0.0
@@ -91,18 +105,32 @@ class _Peer:
         if reason := self._refused(event, adjacency):
             return reason
         try:
-            problem = self._new(adjacency)._maybe_compose(to_peer(self._event(event, adjacency)), 1, False)
+            problem = self._new(adjacency)._maybe_compose(
+                to_peer(self._event(event, adjacency)), 1, False
+            )
         except Unsupported as error:
             return str(error)
         except NUMERIC as error:
-            return f"this event by the {self.name} accountant of dp-accounting ({error}) is not supported; use --accountant tight"
+            return (
+                f"this event by the {self.name} accountant of dp-accounting ({error}) is not "
+                f"supported; use --accountant tight"
+            )
         if problem is None:
             return None
-        found = type(from_peer(problem.invalid_event)).__name__ if problem.invalid_event is not None else "the event"
-        return f"the {self.name} accountant has no bound for {found} under {adjacency.value}; use --accountant tight or rdp"
+        found = (
+            type(from_peer(problem.invalid_event)).__name__
+            if problem.invalid_event is not None
+            else "the event"
+        )
+        return (
+            f"the {self.name} accountant has no bound for {found} under {adjacency.value}; use "
+            f"--accountant tight or rdp"
+        )
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
-        """The curve of `event`. Guarantees: as dp-accounting's; what `why_not` names raises `Unsupported`."""
+        """The curve of `event`. Guarantees: as dp-accounting's; what `why_not` names raises
+        `Unsupported`.
+        """
         if reason := self.why_not(event, adjacency):
             what, _, way_out = reason.partition("; ")
             raise Unsupported(what.removesuffix(" is not supported"), way_out)
@@ -111,12 +139,16 @@ class _Peer:
             with _quiet():
                 accountant.compose(to_peer(self._event(event, adjacency)))
         except NUMERIC as error:
-            raise Unsupported(f"this event by dp-accounting ({error})", "use --accountant tight") from None
+            raise Unsupported(
+                f"this event by dp-accounting ({error})", "use --accountant tight"
+            ) from None
         return _PeerCurve(accountant, self.least_delta)
 
 
 class PeerRdp(_Peer):
-    """dp-accounting's RDP accountant at its default orders (replace-one: two contributions, so half the noise)."""
+    """dp-accounting's RDP accountant at its default orders (replace-one: two contributions, so half
+    the noise).
+    """
 
     name = "rdp"
 
@@ -143,18 +175,29 @@ class PeerPld(_Peer):
     def _refused(self, event: Event, adjacency: Adjacency) -> str | None:
         for leaf, count in leaves(event):
             if isinstance(leaf, RandomizedResponse) and count > 1:
-                return "repeated RandomizedResponse by dp-accounting's PLD (it ignores the count) is not supported; use --accountant tight"
+                return (
+                    "repeated RandomizedResponse by dp-accounting's PLD (it ignores the count) is "
+                    "not supported; use --accountant tight"
+                )
             if count > PLD_MOST_STEPS:
-                return f"{count} steps by dp-accounting's PLD (at most {PLD_MOST_STEPS}) is not supported; use --accountant tight"
+                return (
+                    f"{count} steps by dp-accounting's PLD (at most {PLD_MOST_STEPS}) is not "
+                    f"supported; use --accountant tight"
+                )
             if (rate := getattr(leaf, "rate", 1.0)) < PLD_LEAST_RATE:
-                return f"a sampling rate of {rate:g} by dp-accounting's PLD is not supported; use --accountant tight"
+                return (
+                    f"a sampling rate of {rate:g} by dp-accounting's PLD is not supported; use "
+                    f"--accountant tight"
+                )
             if reason := _too_long(leaf, adjacency, PLD_MOST_EACH):
                 return reason
         return _too_long(event, adjacency, PLD_MOST_EPSILON)
 
 
 def _too_long(event: Event, adjacency: Adjacency, most: float) -> str | None:
-    """Why the losses of `event` are too many for a grid of 1e-4, judged by a quick bound on epsilon; None where they are not."""
+    """Why the losses of `event` are too many for a grid of 1e-4, judged by a quick bound on
+    epsilon; None where they are not.
+    """
     try:
         values, _ = approximate(event, adjacency, _FEW_ORDERS)
     except Unsupported:
@@ -162,4 +205,7 @@ def _too_long(event: Event, adjacency: Adjacency, most: float) -> str | None:
     size = to_epsilon(np.asarray(_FEW_ORDERS), values, 1e-12)
     if size <= most:
         return None
-    return f"an epsilon of about {size:.3g} by dp-accounting's PLD (its grid of 1e-4 is too long) is not supported; use --accountant tight"
+    return (
+        f"an epsilon of about {size:.3g} by dp-accounting's PLD (its grid of 1e-4 is too long) is "
+        f"not supported; use --accountant tight"
+    )

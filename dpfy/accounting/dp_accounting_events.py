@@ -1,4 +1,6 @@
-"""Our events and dp-accounting's, translated both ways. dp-accounting is imported only when one of these functions is called."""
+"""Our events and dp-accounting's, translated both ways. dp-accounting is imported only when one of
+these functions is called.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ def _library() -> Any:
         import dp_accounting
     except ImportError:
         raise Unsupported(
-            "the dp-accounting library, which is not installed here,", "install dp-accounting or use --accountant tight"
+            "the dp-accounting library, which is not installed here,",
+            "install dp-accounting or use --accountant tight",
         ) from None
     return dp_accounting
 
@@ -33,17 +36,25 @@ def relation(adjacency: Adjacency) -> Any:
 def to_peer(event: Event) -> Any:
     """The dp-accounting event of the same meaning.
 
-    Guarantees: field by field the same mechanism; an event that dp-accounting has no word for raises `Unsupported`.
+    Guarantees: field by field the same mechanism; an event that dp-accounting has no word for
+    raises `Unsupported`.
     """
     peer = row_of(event).peer
     if peer is None:
-        raise Unsupported(f"{type(event).__name__} in dp-accounting", "use --accountant tight or rdp")
+        raise Unsupported(
+            f"{type(event).__name__} in dp-accounting", "use --accountant tight or rdp"
+        )
     return getattr(_library().dp_event, peer.name)(*peer.arguments(event, to_peer))
 
 
 def from_peer(event: Any) -> Event:
-    """Our event of the same meaning as the dp-accounting event `event`; an unknown one raises `Unsupported`."""
+    """Our event of the same meaning as the dp-accounting event `event`; an unknown one raises
+    `Unsupported`.
+    """
     for row in TABLE.values():
         if row.peer is not None and type(event) is getattr(_library().dp_event, row.peer.name):
             return row.peer.back(event, from_peer)
-    raise Unsupported(f"the dp-accounting event {type(event).__name__}", "describe it with the events of dpfy.core.events")
+    raise Unsupported(
+        f"the dp-accounting event {type(event).__name__}",
+        "describe it with the events of dpfy.core.events",
+    )

@@ -1,6 +1,8 @@
-"""The Gaussian mechanism, exactly, and the rules for choosing its noise: classic, the blog's, Pei's, analytic.
+"""The Gaussian mechanism, exactly, and the rules for choosing its noise: classic, the blog's,
+Pei's, analytic.
 
-mu is sensitivity over standard deviation. Composition adds squares: T releases of mu are one of mu * sqrt(T) (Dong, Roth & Su 2022).
+mu is sensitivity over standard deviation. Composition adds squares: T releases of mu are one of mu
+* sqrt(T) (Dong, Roth & Su 2022).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ _UP = 1 + 1e-13
 
 
 def log_delta(mu: float, epsilon: float) -> float:
-    """log of Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), the exact delta (Balle & Wang 2018, Theorem 8)."""
+    """log of Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), the exact delta (Balle & Wang 2018,
+    Theorem 8).
+    """
     from scipy.special import log_ndtr
 
     if mu == 0:
@@ -38,14 +42,21 @@ def _legendre() -> tuple[Any, Any]:
 
 
 def _log_delta_by_series(mu: float, epsilon: float) -> float:
-    """The same by quadrature of E[(1 - exp(eps - L))+], L ~ N(mu^2/2, mu^2): a sum of positive terms, so nothing cancels."""
+    """The same by quadrature of E[(1 - exp(eps - L))+], L ~ N(mu^2/2, mu^2): a sum of positive
+    terms, so nothing cancels.
+    """
     import numpy as np
 
     nodes, weights = _legendre()
     low = (epsilon - mu**2 / 2) / mu
     span = 40.0 / max(1.0, low) if low > 0 else 40.0 - min(low, 0.0)
     z = low + span * (nodes + 1) / 2
-    log_terms = np.log(-np.expm1(-mu * (z - low))) - z**2 / 2 + np.log(weights * span / 2) - 0.5 * math.log(2 * math.pi)
+    log_terms = (
+        np.log(-np.expm1(-mu * (z - low)))
+        - z**2 / 2
+        + np.log(weights * span / 2)
+        - 0.5 * math.log(2 * math.pi)
+    )
     top = float(log_terms.max())
     return top + math.log(float(np.exp(log_terms - top).sum()))
 
@@ -92,15 +103,23 @@ class GaussianCurve:
 
 
 def sigma_classic(target: float, delta: float) -> float:
-    """Dwork & Roth 2014, Theorem A.1: sqrt(2 ln(1.25/delta)) / epsilon, proven for epsilon below 1 only."""
+    """Dwork & Roth 2014, Theorem A.1: sqrt(2 ln(1.25/delta)) / epsilon, proven for epsilon below 1
+    only.
+    """
     if check.positive("epsilon", target) >= 1:
-        raise InvalidInput("epsilon", target, "the classic rule is proven below 1 only; use the analytic rule")
+        raise InvalidInput(
+            "epsilon", target, "the classic rule is proven below 1 only; use the analytic rule"
+        )
     return math.sqrt(2 * math.log(1.25 / check.inside_unit("delta", delta))) / target
 
 
 def sigma_blog(target: float, delta: float) -> float:
-    """The rule of the building-blocks text: sqrt(2 ln(1/delta) + 2 epsilon) / epsilon, any epsilon (by zCDP, Bun & Steinke 2016)."""
-    return math.sqrt(2 * math.log(1 / check.inside_unit("delta", delta)) + 2 * target) / check.positive("epsilon", target)
+    """The rule of the building-blocks text: sqrt(2 ln(1/delta) + 2 epsilon) / epsilon, any epsilon
+    (by zCDP, Bun & Steinke 2016).
+    """
+    return math.sqrt(
+        2 * math.log(1 / check.inside_unit("delta", delta)) + 2 * target
+    ) / check.positive("epsilon", target)
 
 
 def sigma_pei(target: float, delta: float) -> float:
@@ -137,9 +156,12 @@ def sigma_analytic(target: float, delta: float) -> float:
 
 
 def least_coordinates(target: float, delta: float) -> int:
-    """From how many coordinates on Gaussian noise has less variance than Laplace noise at `target` (and `delta`).
+    """From how many coordinates on Gaussian noise has less variance than Laplace noise at `target`
+    (and `delta`).
 
-    A unit adds at most 1 to each of d coordinates, so d in the L1 norm and sqrt(d) in the L2 norm: Laplace noise has the variance
-    2 (d / epsilon)^2 in each, Gaussian noise d sigma^2.
+    A unit adds at most 1 to each of d coordinates, so d in the L1 norm and sqrt(d) in the L2 norm:
+    Laplace noise has the variance 2 (d / epsilon)^2 in each, Gaussian noise d sigma^2.
     """
-    return math.floor((check.positive("epsilon", target) * sigma_analytic(target, delta)) ** 2 / 2) + 1
+    return (
+        math.floor((check.positive("epsilon", target) * sigma_analytic(target, delta)) ** 2 / 2) + 1
+    )

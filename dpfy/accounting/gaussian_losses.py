@@ -10,12 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.accounting.losses import Density, Grid, Halves, TooFine
-from dpfy.accounting.moments import MOST_NODES, QUADRATURE, ROUNDING, Array, Moments, moments, settled, trapezoid
+from dpfy.accounting.moments import (
+    MOST_NODES,
+    QUADRATURE,
+    ROUNDING,
+    Array,
+    Moments,
+    moments,
+    settled,
+    trapezoid,
+)
 from dpfy.core.errors import Internal
 
 
 def _log_ratio(weights: Array, exponents: Array, missing: float) -> Array:
-    """log(sum_i w_i exp(y_i)) over the first axis, accurate also where the sum is close to 1; the weights add up to 1 - `missing`."""
+    """log(sum_i w_i exp(y_i)) over the first axis, accurate also where the sum is close to 1; the
+    weights add up to 1 - `missing`.
+    """
     if len(weights) == 1 and not missing:  # far below zero the sum would be lost in rounding
         return np.asarray(exponents[0] + math.log(weights[0]))
     top = exponents.max(axis=0)
@@ -40,7 +51,8 @@ def log_odds(losses: Array, weight: float) -> Array:
 class GaussianPair(Density):
     """P and Q are mixtures of Gaussians of one standard deviation whose log ratio grows with x.
 
-    Covers the Gaussian mechanism, its Poisson-subsampled form in both directions and mixtures of sensitivities.
+    Covers the Gaussian mechanism, its Poisson-subsampled form in both directions and mixtures of
+    sensitivities.
     """
 
     sigma: float
@@ -53,18 +65,24 @@ class GaussianPair(Density):
 
     @property
     def top(self) -> float:
-        """See `Loss`: where the uppermost components of P and Q coincide the ratio tends to that of their weights."""
+        """See `Loss`: where the uppermost components of P and Q coincide the ratio tends to that of
+        their weights.
+        """
         (w_p, m_p), (w_q, m_q) = (max(side, key=lambda part: part[1]) for side in (self.p, self.q))
         return math.log(w_p / w_q) * (1 + 1e-13) if m_p == m_q else math.inf
 
     def capped(self, mass: float) -> GaussianPair:
         """See `Loss`."""
         p, missing = list(self.p), 0.0
-        while len(p) > 2 and missing + p[-1][0] <= mass / 2:  # rare large moves go whole, the rest of the mass cuts the tail
+        while (
+            len(p) > 2 and missing + p[-1][0] <= mass / 2
+        ):  # rare large moves go whole, the rest of the mass cuts the tail
             missing += p.pop()[0]
         fewer = replace(self, p=tuple(p), missing=missing) if missing else self
         high = max(m for _, m in (*fewer.p, *fewer.q))
-        return replace(fewer, cut=mass, ceiling=fewer._end(high, 0.0, math.log(mass - missing), True))
+        return replace(
+            fewer, cut=mass, ceiling=fewer._end(high, 0.0, math.log(mass - missing), True)
+        )
 
     @cached_property
     def _arrays(self) -> tuple[Array, Array, Array, Array]:
@@ -79,7 +97,9 @@ class GaussianPair(Density):
         def part(weights: Array, means: Array, missing: float) -> Array:
             if len(means) == 1 and means[0] == 0:
                 return np.zeros_like(x)
-            return _log_ratio(weights, (2 * means[:, None] * x - means[:, None] ** 2) / two, missing)
+            return _log_ratio(
+                weights, (2 * means[:, None] * x - means[:, None] ** 2) / two, missing
+            )
 
         return part(weights_p, means_p, self.missing), part(weights_q, means_q, 0.0)
 
@@ -109,10 +129,12 @@ class GaussianPair(Density):
         return log_p - 0.5 * (x / self.sigma) ** 2 - math.log(self.sigma * math.sqrt(2 * math.pi))
 
     def _log_tails(self, x: Array, s: float, upper: bool) -> Array:
-        """Logs of bounds on the integral of P exp(sL) beyond each x; infinity where the slope argument does not apply.
+        """Logs of bounds on the integral of P exp(sL) beyond each x; infinity where the slope
+        argument does not apply.
 
-        The log of the integrand has slope ((s+1) m_P - s m_Q - x) / sigma^2 with posterior means m that grow with x: beyond x the
-        slope is at most its worst value, so the tail is below that of an exponential.
+        The log of the integrand has slope ((s+1) m_P - s m_Q - x) / sigma^2 with posterior means m
+        that grow with x: beyond x the slope is at most its worst value, so the tail is below that
+        of an exponential.
         """
         _, means_p, _, _ = self._arrays
         sign = 1.0 if upper else -1.0
@@ -120,14 +142,20 @@ class GaussianPair(Density):
         gap = sign * (x - ((s + 1) * extreme - s * self._posterior_q(x)))
         log_density, loss = self.density(x)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(gap > 0, log_density + s * loss + np.log(self.sigma**2 / np.maximum(gap, 1e-300)), np.inf)
+            return np.where(
+                gap > 0,
+                log_density + s * loss + np.log(self.sigma**2 / np.maximum(gap, 1e-300)),
+                np.inf,
+            )
 
     def reach(self, s: float, log_tail: float) -> tuple[float, float]:
         """See `Density`."""
         _, means_p, _, means_q = self._arrays
         low = min(float(means_p.min()), float(means_q.min()))
         high = max(float(means_p.max()), float(means_q.max()))
-        return self._end(low, s, log_tail, False), self._end(high, s, log_tail, True) if high < self.ceiling else self.ceiling
+        return self._end(low, s, log_tail, False), self._end(
+            high, s, log_tail, True
+        ) if high < self.ceiling else self.ceiling
 
     def _end(self, start: float, s: float, log_tail: float, upper: bool) -> float:
         sign, stride = (1.0 if upper else -1.0), self.sigma / 2
@@ -144,7 +172,9 @@ class GaussianPair(Density):
         raise TooFine
 
     def log_mgf(self, s: float, side: int = 0) -> Moments:
-        """See `Loss`; with a `side` of positive (1) or negative (-1) losses only. Where quadrature is out of reach, a closed bound."""
+        """See `Loss`; with a `side` of positive (1) or negative (-1) losses only. Where quadrature
+        is out of reach, a closed bound.
+        """
         if not side and len(self.p) == len(self.q) == 1 and self.p[0][0] == self.q[0][0] == 1:
             return self._gaussian(s)
         try:
@@ -165,8 +195,9 @@ class GaussianPair(Density):
     def _quadrature(self, most: float, side: int) -> tuple[Array, Array] | None:
         """Losses and log weights for all tilts up to `most`, None where too many would be needed.
 
-        Sums of an analytic function over equal steps converge geometrically. P and Q have no zeros within pi sigma^2 / span of the
-        real line, span the range of their means: there the terms of either lie in one half plane.
+        Sums of an analytic function over equal steps converge geometrically. P and Q have no zeros
+        within pi sigma^2 / span of the real line, span the range of their means: there the terms of
+        either lie in one half plane.
         """
         _, means_p, _, means_q = self._arrays
         span = max(float(np.ptp(means_p)), float(np.ptp(means_q)))
@@ -176,7 +207,9 @@ class GaussianPair(Density):
             return None
         if side:
             zero = float(self.inverse(np.zeros(1), low, high)[0])
-            low, high = (zero, high) if side > 0 else (min(low, zero - 10 * self.sigma), min(zero, high))
+            low, high = (
+                (zero, high) if side > 0 else (min(low, zero - 10 * self.sigma), min(zero, high))
+            )
         if low >= high:
             return np.zeros(0), np.zeros(0)
         hard = side > 0, side < 0 or high >= self.ceiling
@@ -200,11 +233,16 @@ class GaussianPair(Density):
         least, largest = self.reach(0.0, -50)
         low, high = min(low, least), max(high, largest)
         if most < 1:
-            low, high = min(low, float(means_q.min()) - 9 * self.sigma), max(high, float(means_q.max()) + 9 * self.sigma)
+            low, high = (
+                min(low, float(means_q.min()) - 9 * self.sigma),
+                max(high, float(means_q.max()) + 9 * self.sigma),
+            )
         return low, min(high, self.ceiling)
 
     def _gaussian(self, s: float) -> Moments:
-        """The moment of single Gaussians P and Q: tilted, x is Gaussian again, about (s + 1) m_P - s m_Q, and ends at the ceiling."""
+        """The moment of single Gaussians P and Q: tilted, x is Gaussian again, about (s + 1) m_P -
+        s m_Q, and ends at the ceiling.
+        """
         ((_, m_p),), ((_, m_q),) = self.p, self.q
         slope = (m_p - m_q) / self.sigma  # of the loss, by standard deviations of x
         whole, middle = s * (s + 1) * slope**2 / 2, (s + 0.5) * slope**2
@@ -215,17 +253,23 @@ class GaussianPair(Density):
         end = (self.ceiling - m_p) / self.sigma - s * slope
         log_kept = float(log_ndtr(end))
         hazard = math.exp(-0.5 * end**2 - 0.5 * math.log(2 * math.pi) - log_kept)
-        spread = 1 - end * hazard - hazard**2 if end > -30 else (1 - 6 / end**2 + 50 / end**4) / end**2  # where all digits cancel
+        spread = (
+            1 - end * hazard - hazard**2 if end > -30 else (1 - 6 / end**2 + 50 / end**4) / end**2
+        )  # where all digits cancel
         error = self._error(s) + 64 * ROUNDING * (8 + whole + end**2)
         return Moments(whole + log_kept, middle - slope * hazard, slope**2 * spread, error)
 
     def _error(self, s: float) -> float:
-        """Of the log of a moment by quadrature. Exponents as large as this are rounded, and their error comes s + 1 times."""
+        """Of the log of a moment by quadrature. Exponents as large as this are rounded, and their
+        error comes s + 1 times.
+        """
         size = (s + 1) * max(abs(mean) for _, mean in (*self.p, *self.q)) / self.sigma
         return QUADRATURE + 2 * ROUNDING * size**2
 
     def _closed(self, s: float) -> Moments:
-        """An upper bound on the moment: P^(s+1) Q^-s is jointly convex, so any way to pair the components of P and Q gives one."""
+        """An upper bound on the moment: P^(s+1) Q^-s is jointly convex, so any way to pair the
+        components of P and Q gives one.
+        """
         weights, squares = self._pairing
         exponents = np.log(weights) + s * (s + 1) * squares
         top = float(exponents.max())
@@ -238,8 +282,13 @@ class GaussianPair(Density):
 
     @cached_property
     def _pairing(self) -> tuple[Array, Array]:
-        """Components of P and Q paired in order: weights, and half the squared distances in units of the noise."""
-        ends = [np.concatenate([[0.0], np.cumsum(sorted_weights)]) for sorted_weights in (self._arrays[0], self._arrays[2])]
+        """Components of P and Q paired in order: weights, and half the squared distances in units
+        of the noise.
+        """
+        ends = [
+            np.concatenate([[0.0], np.cumsum(sorted_weights)])
+            for sorted_weights in (self._arrays[0], self._arrays[2])
+        ]
         if len(self.p) == 1 or len(self.q) == 1:  # no sums, in which rare components would be lost
             weights = self._arrays[0] * self._arrays[2]
             distances = self._arrays[1] - self._arrays[3]
@@ -247,32 +296,47 @@ class GaussianPair(Density):
             cuts = np.unique(np.concatenate(ends))
             middles = (cuts[1:] + cuts[:-1]) / 2
             at = [np.clip(np.searchsorted(end, middles) - 1, 0, len(end) - 2) for end in ends]
-            weights, distances = np.diff(cuts) + 4 * ROUNDING, self._arrays[1][at[0]] - self._arrays[3][at[1]]
+            weights, distances = (
+                np.diff(cuts) + 4 * ROUNDING,
+                self._arrays[1][at[0]] - self._arrays[3][at[1]],
+            )
         return weights, (distances / self.sigma) ** 2 / 2
 
     def _below_closed(self, losses: Array, log_weights: Array, s: float) -> None:
         found, most = moments(log_weights, losses, s), self._closed(s)
         if found.log > most.upper + 1e-9:
-            raise Internal("a log moment lies below its closed bound", f"at {s:g} it is {found.log:.9g} above {most.log:.9g}")
+            raise Internal(
+                "a log moment lies below its closed bound",
+                f"at {s:g} it is {found.log:.9g} above {most.log:.9g}",
+            )
 
     @cached_property
     def _known(self) -> dict[tuple[int, int], tuple[Array, Array] | None]:
         return {}
 
     def _peak(self, s: float) -> float:
-        """The log of P exp(sL), at its largest of a few points: a floor for the scale of the integral."""
+        """The log of P exp(sL), at its largest of a few points: a floor for the scale of the
+        integral.
+        """
         _, means_p, _, _ = self._arrays
         spots = np.unique(np.concatenate([means_p, (s + 1) * means_p]))
         log_p, log_q = self._parts(spots)
-        return float((self._log_density(spots, log_p) + s * (log_p - log_q)).max()) + min(0.0, math.log(self.sigma))
+        return float((self._log_density(spots, log_p) + s * (log_p - log_q)).max()) + min(
+            0.0, math.log(self.sigma)
+        )
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
-        """See `Loss`. Where the loss has an edge, the mass within half a spacing of it averages exactly to a point.
+        """See `Loss`. Where the loss has an edge, the mass within half a spacing of it averages
+        exactly to a point.
 
-        An edge exists where the outermost components of P and Q coincide: the ratio then tends to a constant.
+        An edge exists where the outermost components of P and Q coincide: the ratio then tends to a
+        constant.
         """
         _, means_p, _, means_q = self._arrays
-        for upper, at_edge in ((False, means_p.min() == means_q.min()), (True, means_p.max() == means_q.max())):
+        for upper, at_edge in (
+            (False, means_p.min() == means_q.min()),
+            (True, means_p.max() == means_q.max()),
+        ):
             if at_edge:
                 return self._edge(spacing, upper, mean), spacing
         return mean, spacing
@@ -298,23 +362,40 @@ class GaussianPair(Density):
             if not len(inside) or inside[0] == 0:
                 return mean
             inner, outer = float(x[inside[0]]), float(x[inside[0] - 1])
-        # A hair inwards: the merged mass then lies on the outer side of its point and never needs mass from beyond the edge.
+        # A hair inwards: the merged mass then lies on the outer side of its point and never needs
+        # mass from beyond the edge.
         return float(beyond(np.array([inner]))[0]) + sign * 1e-6 * spacing
 
     def inverse(self, losses: Array, low: float, high: float) -> Array:
-        """The x between `low` and `high` at which the loss is reached: closed form where there is one, else Newton in a bracket."""
+        """The x between `low` and `high` at which the loss is reached: closed form where there is
+        one, else Newton in a bracket.
+        """
         weights_p, means_p, weights_q, means_q = self._arrays
         two = 2 * self.sigma**2
-        if len(means_q) == 1 and means_q[0] == 0 and len(means_p) <= 2 and means_p[0] == (0 if len(means_p) == 2 else means_p[0]):
+        if (
+            len(means_q) == 1
+            and means_q[0] == 0
+            and len(means_p) <= 2
+            and means_p[0] == (0 if len(means_p) == 2 else means_p[0])
+        ):
             weight, mean = float(weights_p[-1]), float(means_p[-1])
             return (two * log_odds(losses, weight) + mean**2) / (2 * mean)
-        if len(means_p) == 1 and means_p[0] == 0 and len(means_q) <= 2 and means_q[0] == (0 if len(means_q) == 2 else means_q[0]):
+        if (
+            len(means_p) == 1
+            and means_p[0] == 0
+            and len(means_q) <= 2
+            and means_q[0] == (0 if len(means_q) == 2 else means_q[0])
+        ):
             weight, mean = float(weights_q[-1]), float(means_q[-1])
             return (two * log_odds(-losses, weight) + mean**2) / (2 * mean)
         return self._newton(losses, low, high)
 
     def _newton(self, losses: Array, low: float, high: float) -> Array:
-        table = np.linspace(low, high, max(256, min(65_536, int((high - low) * 64 / min(self.sigma, self.sigma**2)))))
+        table = np.linspace(
+            low,
+            high,
+            max(256, min(65_536, int((high - low) * 64 / min(self.sigma, self.sigma**2)))),
+        )
         values = np.maximum.accumulate(self.loss(table))
         at = np.clip(np.searchsorted(values, losses) - 1, 0, len(table) - 2)
         left, right = table[at].copy(), table[at + 1].copy()
@@ -332,7 +413,9 @@ class GaussianPair(Density):
 
 @dataclass(frozen=True)
 class Side:
-    """The part of a Gaussian pair with positive (`sign` 1) or negative (-1) losses: a measure, not a distribution."""
+    """The part of a Gaussian pair with positive (`sign` 1) or negative (-1) losses: a measure, not
+    a distribution.
+    """
 
     pair: GaussianPair
     sign: int
@@ -369,9 +452,14 @@ class Side:
         return self.pair.extent(grid, tail)
 
     def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
-        """See `Loss`. Zero must be a point of the grid: no half cell then holds losses of both signs."""
+        """See `Loss`. Zero must be a point of the grid: no half cell then holds losses of both
+        signs.
+        """
         if grid.offset != 0:
-            raise Internal("one side of a loss is put on a grid through zero", f"the grid begins at {grid.offset:g}")
+            raise Internal(
+                "one side of a loss is put on a grid through zero",
+                f"the grid begins at {grid.offset:g}",
+            )
         whole = self.pair.halves(grid, tail, index)
         outside = self.sign * whole.index
         right = outside >= 0 if self.sign > 0 else outside > 0

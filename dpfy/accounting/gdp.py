@@ -21,23 +21,31 @@ def mu_of(event: Event, adjacency: Adjacency) -> float:
     for one, count in plain_leaves(event):
         noise = row_of(one).gaussian(one)
         if noise is None and not isinstance(one, Nothing):
-            raise Unsupported(f"{type(one).__name__} by the gdp accountant", "use --accountant tight")
+            raise Unsupported(
+                f"{type(one).__name__} by the gdp accountant", "use --accountant tight"
+            )
         squared += count * (moves(adjacency) / noise) ** 2 if noise else 0.0
     return math.sqrt(squared)
 
 
 def clt_mu(sampling_rate: float, noise_multiplier: float, steps: int) -> float:
-    """The central-limit mu of subsampled Gaussian training, q sqrt(T (exp(1/sigma^2) - 1)) (Bu et al. 2020).
+    """The central-limit mu of subsampled Gaussian training, q sqrt(T (exp(1/sigma^2) - 1)) (Bu et
+    al. 2020).
 
-    APPROXIMATION: it can be below the truth. It is for plots and intuition; nothing in dpfy accepts it as a guarantee.
+    APPROXIMATION: it can be below the truth. It is for plots and intuition; nothing in dpfy accepts
+    it as a guarantee.
     """
     check.rate("sampling_rate", sampling_rate)
     check.positive("noise_multiplier", noise_multiplier)
-    return sampling_rate * math.sqrt(check.integer("steps", steps) * math.expm1(1 / noise_multiplier**2))
+    return sampling_rate * math.sqrt(
+        check.integer("steps", steps) * math.expm1(1 / noise_multiplier**2)
+    )
 
 
 class Gdp:
-    """GDP accounting: exact for compositions of Gaussians, and nothing else, because the central limit is no guarantee."""
+    """GDP accounting: exact for compositions of Gaussians, and nothing else, because the central
+    limit is no guarantee.
+    """
 
     name = "gdp"
 

@@ -1,13 +1,17 @@
-"""Measures on a grid of losses, tilted: rounding them up or down in the order of privacy, composing them, reading off delta.
+"""Measures on a grid of losses, tilted: rounding them up or down in the order of privacy, composing
+them, reading off delta.
 
-A point at loss g carries P-mass ``weights * exp(log_scale - tilt * g)``. With the tilt near the saddle point of the answer, the part
-of the distribution that decides delta has weights of order one, so that round-off is relative to what matters.
+A point at loss g carries P-mass ``weights * exp(log_scale - tilt * g)``. With the tilt near the
+saddle point of the answer, the part of the distribution that decides delta has weights of order
+one, so that round-off is relative to what matters.
 
-Rounding up (`spread`) splits the mass of a cell between its ends so that its P- and Q-mass stay: the log ratio is spread, hence the
-new pair dominates the old one (connect-the-dots, Doroshenko et al. 2022). Rounding down (`contract`) merges the mass around a
-point, and a little of the neighbouring points' mass, so that the ratio is exactly that of the point; merging is post-processing, so
-the old pair dominates the new one. Both change the loss in second order only. Every other error (truncation, wrap-around, FFT
-round-off, arithmetic) is bounded in tilted total mass, which `pld.Reading` turns into a bound on delta.
+Rounding up (`spread`) splits the mass of a cell between its ends so that its P- and Q-mass stay:
+the log ratio is spread, hence the new pair dominates the old one (connect-the-dots, Doroshenko et
+al. 2022). Rounding down (`contract`) merges the mass around a point, and a little of the
+neighbouring points' mass, so that the ratio is exactly that of the point; merging is
+post-processing, so the old pair dominates the new one. Both change the loss in second order only.
+Every other error (truncation, wrap-around, FFT round-off, arithmetic) is bounded in tilted total
+mass, which `pld.Reading` turns into a bound on delta.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ LENT = 0.45
 FACTOR = 5
 """Coarsening between transforms, and from one layer to the next (odd)."""
 VISIBLE = 2e-4
-"""A bound on round-off, relative to delta, from which on extended precision is used; far earlier for transforms up to `SHORT`."""
+"""A bound on round-off, relative to delta, from which on extended precision is used; far earlier
+for transforms up to `SHORT`.
+"""
 SHORT = 1 << 16
 
 
@@ -36,8 +42,8 @@ SHORT = 1 << 16
 class Lattice:
     """A tilted measure on the points ``offset + spacing * (start + k)``.
 
-    Guarantees: it differs from one that exactly dominates (or is dominated by) the described release by at most `error` in
-    tilted total mass and by the factor 1 +- `relative` in every mass.
+    Guarantees: it differs from one that exactly dominates (or is dominated by) the described
+    release by at most `error` in tilted total mass and by the factor 1 +- `relative` in every mass.
     """
 
     offset: float
@@ -55,18 +61,21 @@ class Lattice:
 
 
 Layers = tuple[Lattice, ...]
-"""A measure as a sum of lattices on one offset, each `FACTOR` times coarser than the one before. Error and relative error of the
-whole are those of the first; the others carry none."""
+"""A measure as a sum of lattices on one offset, each `FACTOR` times coarser than the one before.
+Error and relative error of the whole are those of the first; the others carry none.
+"""
 
 
 def spread(halves: Halves, grid: Grid) -> Layers:
     """Round a release up onto the grid.
 
-    Guarantees: up to `error` the result dominates the release; its P- and Q-mass are those of the release.
+    Guarantees: up to `error` the result dominates the release; its P- and Q-mass are those of the
+    release.
     """
     gaps = grid.spacing * np.diff(halves.index)
     up, fall = np.exp(grid.tilt * gaps), -np.expm1(-gaps)
-    # The mass left of a point belongs to the cell whose lower end is the point before: state it relative to that end.
+    # The mass left of a point belongs to the cell whose lower end is the point before: state it
+    # relative to that end.
     inner, drop = halves.left[1:] / up, halves.drop[1:] / up
     mass = halves.right[:-1] + inner
     top = np.clip(halves.rise[:-1] + inner * fall - drop * np.exp(-gaps), 0.0, mass * fall) / fall
@@ -88,15 +97,30 @@ def contract(halves: Halves, grid: Grid) -> Layers:
 
 
 def _layers(grid: Grid, halves: Halves, weights: Array, shift: float, error: float) -> Layers:
-    """The points in use, sorted by the stride they lie on. Where the finest stride is not in use, all go to the finest layer."""
+    """The points in use, sorted by the stride they lie on. Where the finest stride is not in use,
+    all go to the finest layer.
+    """
     index = halves.index
     if int(index[-1] - index[0]) == len(index) - 1:  # every point of the grid
         return (
-            Lattice(grid.offset + shift, grid.spacing, int(index[0]), weights, grid.tilt, grid.log_scale, error, halves.relative),
+            Lattice(
+                grid.offset + shift,
+                grid.spacing,
+                int(index[0]),
+                weights,
+                grid.tilt,
+                grid.log_scale,
+                error,
+                halves.relative,
+            ),
         )
     gaps = np.diff(index)
-    level = np.rint(np.log(np.minimum(np.append(gaps[:1], gaps), np.append(gaps, gaps[-1:]))) / math.log(FACTOR)).astype(int)
-    level = np.where((level == level.min()) | (index % FACTOR ** np.minimum(level, 24) != 0), 0, level)
+    level = np.rint(
+        np.log(np.minimum(np.append(gaps[:1], gaps), np.append(gaps, gaps[-1:]))) / math.log(FACTOR)
+    ).astype(int)
+    level = np.where(
+        (level == level.min()) | (index % FACTOR ** np.minimum(level, 24) != 0), 0, level
+    )
     result = []
     for k in range(int(level.max()) + 1):
         at = index[level == k] // FACTOR**k
@@ -104,7 +128,17 @@ def _layers(grid: Grid, halves: Halves, weights: Array, shift: float, error: flo
         start = int(at[0]) if len(at) else 0
         dense[at - start] = weights[level == k]
         doubt = (error, halves.relative) if k == 0 else (0.0, 0.0)
-        result.append(Lattice(grid.offset + shift, grid.spacing * FACTOR**k, start, dense, grid.tilt, grid.log_scale, *doubt))
+        result.append(
+            Lattice(
+                grid.offset + shift,
+                grid.spacing * FACTOR**k,
+                start,
+                dense,
+                grid.tilt,
+                grid.log_scale,
+                *doubt,
+            )
+        )
     return tuple(result)
 
 
@@ -114,23 +148,32 @@ def _merge(halves: Halves, gaps: Array, c: float) -> tuple[Array, float]:
     Tries the halves as they are and with the outermost atoms opened up, and keeps what loses less.
     """
     up = np.exp(c * gaps)
-    left, drop, right, rise = (part.copy() for part in (halves.left, halves.drop, halves.right, halves.rise))
+    left, drop, right, rise = (
+        part.copy() for part in (halves.left, halves.drop, halves.right, halves.rise)
+    )
     _drop_ends(left, drop, right, rise, halves.error)
     plain = _settle(left + right, rise - drop, gaps, up)
     _give_inwards(left, drop, right, rise, gaps, up)
     opened = _settle(left + right, rise - drop, gaps, up)
-    return _nonnegative(max(plain, opened, key=lambda weights: float(weights.sum())), gaps, c, halves.error)
+    return _nonnegative(
+        max(plain, opened, key=lambda weights: float(weights.sum())), gaps, c, halves.error
+    )
 
 
 def _settle(mass: Array, excess: Array, gaps: Array, up: Array) -> Array:
     """Atoms put exactly onto their points by merging.
 
-    The excess of an atom is the integral of 1 - exp(g - L): zero if its ratio P/Q is that of the point g. An atom above its point
-    is merged with as much of the mass one point below as brings the ratio down to the point, one below with mass from above. Where
-    the neighbour has too little to lend, only a part `kept` of the atom is merged; the rest is moved down, to its point or to the
-    one before, at the same P-mass. Merging and moving down both lower the privacy curve everywhere, so their sum does.
+    The excess of an atom is the integral of 1 - exp(g - L): zero if its ratio P/Q is that of the
+    point g. An atom above its point is merged with as much of the mass one point below as brings
+    the ratio down to the point, one below with mass from above. Where the neighbour has too little
+    to lend, only a part `kept` of the atom is merged; the rest is moved down, to its point or to
+    the one before, at the same P-mass. Merging and moving down both lower the privacy curve
+    everywhere, so their sum does.
     """
-    need_below, need_above = np.maximum(excess[1:], 0.0) / np.expm1(gaps), np.maximum(-excess[:-1], 0.0) / -np.expm1(-gaps)
+    need_below, need_above = (
+        np.maximum(excess[1:], 0.0) / np.expm1(gaps),
+        np.maximum(-excess[:-1], 0.0) / -np.expm1(-gaps),
+    )
     kept = np.ones(len(mass))
     kept[-1] = float(excess[-1] >= 0)
     for _ in range(4):  # who keeps less can lend less
@@ -147,7 +190,9 @@ def _settle(mass: Array, excess: Array, gaps: Array, up: Array) -> Array:
 
 
 def _drop_ends(left: Array, drop: Array, right: Array, rise: Array, noise: float) -> None:
-    """Leave out what lies beyond the ends of the mass that can be told from numeric noise: less mass is dominated. In place."""
+    """Leave out what lies beyond the ends of the mass that can be told from numeric noise: less
+    mass is dominated. In place.
+    """
     sums = np.cumsum(left + right)
     low, high = np.searchsorted(sums, noise), np.searchsorted(sums, sums[-1] - noise) + 1
     for part in (left, drop, right, rise):
@@ -155,8 +200,12 @@ def _drop_ends(left: Array, drop: Array, right: Array, rise: Array, noise: float
         part[high:] = 0.0
 
 
-def _give_inwards(left: Array, drop: Array, right: Array, rise: Array, gaps: Array, up: Array) -> None:
-    """Hand the inner half of the outermost atoms to their neighbours, so that none needs mass from beyond the ends. In place."""
+def _give_inwards(
+    left: Array, drop: Array, right: Array, rise: Array, gaps: Array, up: Array
+) -> None:
+    """Hand the inner half of the outermost atoms to their neighbours, so that none needs mass from
+    beyond the ends. In place.
+    """
     filled = np.flatnonzero(left + right > 0)
     if not len(filled):
         return
@@ -180,9 +229,11 @@ def _give_inwards(left: Array, drop: Array, right: Array, rise: Array, gaps: Arr
 
 
 def _nonnegative(weights: Array, gaps: Array, c: float, allowed: float) -> tuple[Array, float]:
-    """Cancel negative masses against Q-mass at higher losses: moving Q-mass to a lower loss only lowers the curve.
+    """Cancel negative masses against Q-mass at higher losses: moving Q-mass to a lower loss only
+    lowers the curve.
 
-    The smallest ones, together at most `allowed`, are dropped. Returns what was dropped, in tilted mass: the caller counts it as error.
+    The smallest ones, together at most `allowed`, are dropped. Returns what was dropped, in tilted
+    mass: the caller counts it as error.
     """
     places = np.flatnonzero(weights < 0)
     if not len(places):
@@ -202,7 +253,8 @@ def _nonnegative(weights: Array, gaps: Array, c: float, allowed: float) -> tuple
             growth = math.exp((c + 1) * gaps[at]) if at < len(gaps) else 1.0
             debt, at = -value * growth, at + 1
         if at == len(weights):
-            # Nothing above to merge with: leave these points and the one that needed their mass out. Less mass is dominated.
+            # Nothing above to merge with: leave these points and the one that needed their mass
+            # out. Less mass is dominated.
             weights[max(k - 1, 0) :] = 0.0
             break
     return np.maximum(weights, 0.0), dropped
@@ -224,12 +276,18 @@ def coarsen_up(lattice: Lattice, factor: int) -> Lattice:
     weights[1:] += _dot(table, share * np.exp(c * h * (factor - j)))
     growth = math.exp(c * h * factor)
     return replace(
-        lattice, spacing=h * factor, start=(lattice.start - shift) // factor, weights=weights, error=lattice.error * growth
+        lattice,
+        spacing=h * factor,
+        start=(lattice.start - shift) // factor,
+        weights=weights,
+        error=lattice.error * growth,
     )
 
 
 def coarsen_down(lattice: Lattice, factor: int) -> Lattice:
-    """Round down onto every `factor`-th point, `factor` odd. Guarantees: the result is dominated."""
+    """Round down onto every `factor`-th point, `factor` odd. Guarantees: the result is
+    dominated.
+    """
     if factor == 1:
         return lattice
     h, c, half = lattice.spacing, lattice.tilt, factor // 2
@@ -259,10 +317,11 @@ def coarsen_down(lattice: Lattice, factor: int) -> Lattice:
 def compose(parts: Sequence[tuple[Lattice, int]], tail: float, weight: float = 1.0) -> Lattice:
     """The sum of independent losses: each lattice `count` times, all of one spacing and tilt.
 
-    An error of the result counts `weight` times in the answer; where that would show, the transforms use extended precision.
+    An error of the result counts `weight` times in the answer; where that would show, the
+    transforms use extended precision.
 
-    Guarantees: `error` of the result covers the errors of the parts, what wraps around or falls outside (at most 4 `tail`) and the
-    round-off of the transforms.
+    Guarantees: `error` of the result covers the errors of the parts, what wraps around or falls
+    outside (at most 4 `tail`) and the round-off of the transforms.
     """
     parts = [(part, count) for part, count in parts if count > 0]
     if len(parts) == 1 and parts[0][1] == 1:
@@ -271,14 +330,20 @@ def compose(parts: Sequence[tuple[Lattice, int]], tail: float, weight: float = 1
 
 
 def compose_without(
-    parts: Sequence[tuple[Lattice, int]], inner: Sequence[tuple[Lattice, int]], tail: float, weight: float
+    parts: Sequence[tuple[Lattice, int]],
+    inner: Sequence[tuple[Lattice, int]],
+    tail: float,
+    weight: float,
 ) -> Lattice:
-    """`compose(parts)` less `compose(inner)`, where each of `inner` is a part of its partner in `parts` and has its count.
+    """`compose(parts)` less `compose(inner)`, where each of `inner` is a part of its partner in
+    `parts` and has its count.
 
     Guarantees: as `compose`, the errors of `parts` counted and those of `inner` not.
     """
     spacing, tilt = parts[0][0].spacing, parts[0][0].tilt
-    if not all(part.weights.any() for part, _ in parts):  # rounding down left nothing on points so far apart
+    if not all(
+        part.weights.any() for part, _ in parts
+    ):  # rounding down left nothing on points so far apart
         raise TooFine
     low, high = _window(parts, tail)
     size = _fast_size(high - low + 1)
@@ -296,19 +361,36 @@ def compose_without(
     weights = np.roll(np.fft.irfft(spectrum, size).astype(np.float64), -(low % size))
     noise += 3 * float(np.finfo(kind).eps) * math.log2(size) * math.sqrt(size) * _norm(weights)
     start = low + sum(count * base for (_, count), base in zip(parts, bases, strict=True))
-    offset, log_scale = sum(count * part.offset for part, count in parts), sum(count * part.log_scale for part, count in parts)
-    error = (1.05 * sum(count * part.error for part, count in parts) + 4 * tail) * largest_mass(parts) + 2 * noise
+    offset, log_scale = (
+        sum(count * part.offset for part, count in parts),
+        sum(count * part.log_scale for part, count in parts),
+    )
+    error = (1.05 * sum(count * part.error for part, count in parts) + 4 * tail) * largest_mass(
+        parts
+    ) + 2 * noise
     relative = 2 * ROUNDING + sum(count * part.relative for part, count in parts)
-    return _trimmed(Lattice(offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error, relative), tail)
+    return _trimmed(
+        Lattice(offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error, relative),
+        tail,
+    )
 
 
 def largest_mass(parts: Sequence[tuple[Lattice, int]]) -> float:
     """The total tilted mass of a composition, at least 1."""
-    return math.exp(min(700.0, max(0.0, sum(count * math.log(float(part.weights.sum())) for part, count in parts))))
+    return math.exp(
+        min(
+            700.0,
+            max(0.0, sum(count * math.log(float(part.weights.sum())) for part, count in parts)),
+        )
+    )
 
 
-def _spectrum(parts: Sequence[tuple[Lattice, int]], bases: Sequence[int], size: int, kind: Any) -> tuple[NDArray[Any], float]:
-    """The transform of the composition, each part with its base at the origin, and a bound on its round-off in total mass."""
+def _spectrum(
+    parts: Sequence[tuple[Lattice, int]], bases: Sequence[int], size: int, kind: Any
+) -> tuple[NDArray[Any], float]:
+    """The transform of the composition, each part with its base at the origin, and a bound on its
+    round-off in total mass.
+    """
     epsilon = float(np.finfo(kind).eps)
     unit = 3 * epsilon * math.log2(size)
     spectrum: NDArray[Any] = np.ones(1)
@@ -316,9 +398,12 @@ def _spectrum(parts: Sequence[tuple[Lattice, int]], bases: Sequence[int], size: 
     for (part, count), base in zip(parts, bases, strict=True):
         folded = _fold(part, base, size)
         transform = np.fft.rfft(folded.astype(kind))
-        # An output of the transform is a sum over log2(size) stages of partial sums of the weights: its error is below eta.
+        # An output of the transform is a sum over log2(size) stages of partial sums of the weights:
+        # its error is below eta.
         eta = unit * float(folded.sum())
-        doubt = doubt + count * (eta / np.maximum(np.abs(transform).astype(np.float64), eta) + 8 * epsilon)
+        doubt = doubt + count * (
+            eta / np.maximum(np.abs(transform).astype(np.float64), eta) + 8 * epsilon
+        )
         spectrum = spectrum * _power(transform, count)
     noise = 1.2 * math.sqrt(2) * _norm(np.minimum(doubt, 2.0) * np.abs(spectrum).astype(np.float64))
     return spectrum, noise
@@ -340,7 +425,12 @@ def _trimmed(lattice: Lattice, tail: float) -> Lattice:
     high = len(lattice.weights) - int(np.searchsorted(np.cumsum(lattice.weights[::-1]), tail))
     if high <= low:
         return lattice
-    return replace(lattice, start=lattice.start + low, weights=lattice.weights[low:high], error=lattice.error + 2 * tail)
+    return replace(
+        lattice,
+        start=lattice.start + low,
+        weights=lattice.weights[low:high],
+        error=lattice.error + 2 * tail,
+    )
 
 
 def _power(values: NDArray[Any], count: int) -> NDArray[Any]:
@@ -397,6 +487,8 @@ def _window(parts: Sequence[tuple[Lattice, int]], tail: float) -> tuple[int, int
 
 
 def _fast_size(least: int) -> int:
-    """The smallest 2^a, 3*2^a or 5*2^a that is at least `least`: sizes on which the transform is quick."""
+    """The smallest 2^a, 3*2^a or 5*2^a that is at least `least`: sizes on which the transform is
+    quick.
+    """
     sizes = [k << a for k in (1, 3, 5) for a in range(40) if k << a >= max(least, 16)]
     return min(size for size in sizes if size % 2 == 0)

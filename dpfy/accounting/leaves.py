@@ -1,4 +1,6 @@
-"""The leaves of an event, within the limits of floating point: every accountant reads events through here."""
+"""The leaves of an event, within the limits of floating point: every accountant reads events
+through here.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def plain_leaves(event: Event) -> list[tuple[Event, int]]:
 
 
 def _added_up(found: list[tuple[Event, int]]) -> list[tuple[Event, int]]:
-    """Releases over the same disjoint parts, part by part: a unit lies in the same part every time."""
+    """Releases over the same disjoint parts, part by part: a unit lies in the same part every
+    time.
+    """
     same: dict[frozenset[str], dict[str, list[Event]]] = {}
     rest: list[tuple[Event, int]] = []
     for leaf, count in found:
@@ -45,7 +49,8 @@ def _added_up(found: list[tuple[Event, int]]) -> list[tuple[Event, int]]:
         for name, part in leaf.parts:
             parts.setdefault(name, []).append(Repeated(part, count))
     return rest + [
-        (Parallel(tuple((name, Composed(tuple(all_of))) for name, all_of in sorted(p.items()))), 1) for p in same.values()
+        (Parallel(tuple((name, Composed(tuple(all_of))) for name, all_of in sorted(p.items()))), 1)
+        for p in same.values()
     ]
 
 

@@ -1,4 +1,6 @@
-"""The numbers that can be computed with: others overflow or underflow when they are squared or divided by."""
+"""The numbers that can be computed with: others overflow or underflow when they are squared or
+divided by.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from dpfy.core.errors import InvalidInput
 MOST_COUNT = 10**15
 """Releases of one kind, records and the like."""
 LEAST_NOISE, MOST_NOISE = check.NOISE
-"""Noise per sensitivity: less means an epsilon of tens of millions, more one that no number here can tell from zero."""
+"""Noise per sensitivity: less means an epsilon of tens of millions, more one that no number here
+can tell from zero.
+"""
 
 
 def noise(field: str, value: float) -> None:

@@ -1,8 +1,9 @@
 """The privacy loss of one release: two output distributions P and Q, and L = log(P/Q) under P.
 
-A loss answers two questions. `log_mgf` says log E_P[exp(sL)] with its first two derivatives and a bound on its error (Chernoff
-bounds, Rényi divergences, the choice of a tilt). `halves` says how much of P lies in each half cell of a grid of losses and how far
-it lies from the grid point, which is all that a sound discretisation needs. `verified` holds a loss to the laws it must obey.
+A loss answers two questions. `log_mgf` says log E_P[exp(sL)] with its first two derivatives and a
+bound on its error (Chernoff bounds, Rényi divergences, the choice of a tilt). `halves` says how
+much of P lies in each half cell of a grid of losses and how far it lies from the grid point, which
+is all that a sound discretisation needs. `verified` holds a loss to the laws it must obey.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from dpfy.accounting.moments import ROUNDING, Array, Moments, log_moment, moment
 from dpfy.core.errors import Internal
 
 LAW = 1e-11
-"""How far from one the masses of a release may lie: rounding and quadrature, whose errors are charged, are smaller."""
+"""How far from one the masses of a release may lie: rounding and quadrature, whose errors are
+charged, are smaller.
+"""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 MOST_POINTS = 1 << 22
 MOST_PIECES = 400_000
@@ -34,8 +37,9 @@ class TooFine(Exception):
 class Grid:
     """The points ``offset + spacing * k``, and the tilt and scale under which masses are reported.
 
-    Far from the middle, where little mass lies, only every ``stride``-th point is used: `tiers` lists (low, high, stride), meaning
-    that outside the losses low to high no stride smaller than that is needed.
+    Far from the middle, where little mass lies, only every ``stride``-th point is used: `tiers`
+    lists (low, high, stride), meaning that outside the losses low to high no stride smaller than
+    that is needed.
     """
 
     offset: float
@@ -45,31 +49,47 @@ class Grid:
     tiers: tuple[tuple[float, float, int], ...] = ()
 
     def indices(self, first: int, last: int) -> NDArray[np.int64]:
-        """The points in use from `first` to `last` or a little beyond, ascending; too many raise `TooFine`."""
+        """The points in use from `first` to `last` or a little beyond, ascending; too many raise
+        `TooFine`.
+        """
         if not self.tiers and last - first + 1 > MOST_POINTS:
             raise TooFine
         lows = [math.floor((left - self.offset) / self.spacing) for left, _, _ in self.tiers]
         highs = [math.ceil((right - self.offset) / self.spacing) for _, right, _ in self.tiers]
-        index = _points(first, max(last, first + 1), lows, highs, [stride for _, _, stride in self.tiers])
-        if self.tiers and len(index) > MOST_POINTS // 4:  # strides keep these few; more would be slow for nothing
+        index = _points(
+            first, max(last, first + 1), lows, highs, [stride for _, _, stride in self.tiers]
+        )
+        if (
+            self.tiers and len(index) > MOST_POINTS // 4
+        ):  # strides keep these few; more would be slow for nothing
             raise TooFine
         return index
 
 
-def _points(first: int, last: int, lows: list[int], highs: list[int], strides: list[int]) -> NDArray[np.int64]:
-    """Every point from lows[0] to highs[0], then every strides[0]-th out to lows[1] and highs[1], and so on to first and last."""
+def _points(
+    first: int, last: int, lows: list[int], highs: list[int], strides: list[int]
+) -> NDArray[np.int64]:
+    """Every point from lows[0] to highs[0], then every strides[0]-th out to lows[1] and highs[1],
+    and so on to first and last.
+    """
     if not strides:
         return np.arange(first, last + 1)
     lows = [stride * (low // stride) for low, stride in zip(lows, strides, strict=True)]
     highs = [stride * -(-high // stride) for high, stride in zip(highs, strides, strict=True)]
-    left, right = max(lows[0], strides[0] * (first // strides[0])), min(highs[0], strides[0] * -(-last // strides[0]))
+    left, right = (
+        max(lows[0], strides[0] * (first // strides[0])),
+        min(highs[0], strides[0] * -(-last // strides[0])),
+    )
     pieces = [np.arange(left, right + 1)]
     for k, stride in enumerate(strides):
         more = k + 1 < len(strides)
         low = max(first, lows[k + 1]) if more else first
         high = min(last, highs[k + 1]) if more else last
         if more:  # end on a point of the next stride
-            low, high = strides[k + 1] * (low // strides[k + 1]), strides[k + 1] * -(-high // strides[k + 1])
+            low, high = (
+                strides[k + 1] * (low // strides[k + 1]),
+                strides[k + 1] * -(-high // strides[k + 1]),
+            )
         if left > low:
             steps = -(-(left - low) // stride)
             pieces.insert(0, left - stride * np.arange(steps, 0, -1))
@@ -85,10 +105,11 @@ def _points(first: int, last: int, lows: list[int], highs: list[int], strides: l
 class Halves:
     """P around the points g of a grid, each value multiplied by exp(tilt * g - log_scale).
 
-    ``right`` is the mass with loss between g and the middle to the next point and ``rise`` its integral of 1 - exp(g - L); ``left`` is
-    the mass from the middle to the point before up to g and ``drop`` its integral of exp(g - L) - 1. ``error`` bounds the tilted
-    mass that is missing, ``slack`` the error of any loss, ``relative`` the relative error of any mass. Nothing lies left of the
-    first or right of the last point.
+    ``right`` is the mass with loss between g and the middle to the next point and ``rise`` its
+    integral of 1 - exp(g - L); ``left`` is the mass from the middle to the point before up to g and
+    ``drop`` its integral of exp(g - L) - 1. ``error`` bounds the tilted mass that is missing,
+    ``slack`` the error of any loss, ``relative`` the relative error of any mass. Nothing lies left
+    of the first or right of the last point.
     """
 
     index: NDArray[np.int64]
@@ -117,25 +138,35 @@ class Loss(Protocol):
         """The largest finite loss, infinity if there is none or it is not known."""
 
     def capped(self, mass: float) -> Loss:
-        """The same with outcomes of the largest losses left out, together of P-mass at most `mass`, which is noted in ``cut``."""
+        """The same with outcomes of the largest losses left out, together of P-mass at most `mass`,
+        which is noted in ``cut``.
+        """
 
     def log_mgf(self, s: float) -> Moments:
-        """log E_P[exp(sL); L finite] for s >= 0 with its derivatives; ``upper`` is an upper bound."""
+        """log E_P[exp(sL); L finite] for s >= 0 with its derivatives; ``upper`` is an upper
+        bound.
+        """
 
     def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
         """The first and the last point of the grid that `halves` needs."""
 
     def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
-        """Masses around the grid points; at most `tail` of the tilted mass is left out (and reported in ``error``).
+        """Masses around the grid points; at most `tail` of the tilted mass is left out (and
+        reported in ``error``).
 
-        An `index` says which points to use; they must be those of the grid over at least its `extent`.
+        An `index` says which points to use; they must be those of the grid over at least its
+        `extent`.
         """
 
     def nodes(self, s: float) -> tuple[Array, Array]:
-        """Losses and log weights that stand for P under a tilt of s: good for averages, not certified."""
+        """Losses and log weights that stand for P under a tilt of s: good for averages, not
+        certified.
+        """
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
-        """An offset and a spacing near the one asked for, so that atoms and edges of the loss fall on points of the grid."""
+        """An offset and a spacing near the one asked for, so that atoms and edges of the loss fall
+        on points of the grid.
+        """
 
 
 class Density:
@@ -169,13 +200,17 @@ class Density:
     def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
         """See `Loss`."""
         ends = self.loss(np.array(self._between(grid, tail)))
-        return math.floor((ends[0] - grid.offset) / grid.spacing), math.ceil((ends[1] - grid.offset) / grid.spacing)
+        return math.floor((ends[0] - grid.offset) / grid.spacing), math.ceil(
+            (ends[1] - grid.offset) / grid.spacing
+        )
 
     def _between(self, grid: Grid, tail: float) -> tuple[float, float]:
         return self.reach(grid.tilt, math.log(tail) + grid.log_scale - math.log(2))
 
     def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
-        """See `Loss`. Gauss-Legendre quadrature on pieces so short that its error is below rounding."""
+        """See `Loss`. Gauss-Legendre quadrature on pieces so short that its error is below
+        rounding.
+        """
         c, (low, high) = grid.tilt, self._between(grid, tail)
         if index is None:
             index = grid.indices(*self.extent(grid, tail))
@@ -200,14 +235,19 @@ class Density:
             np.bincount(slot[keep], weights=part[keep], minlength=len(index))
             for part, keep in ((mass, right), (bend, right), (mass, ~right), (bend, ~right))
         ]
-        # The relative error of a mass: a few roundings, those of the exponent it was computed from, and that of the quadrature, which
-        # for exp(ax) on a piece of length h is 5.6e-10 (ah)^8; the nodes span 0.86 of h.
+        # The relative error of a mass: a few roundings, those of the exponent it was computed from,
+        # and that of the quadrature, which for exp(ax) on a piece of length h is 5.6e-10 (ah)^8;
+        # the nodes span 0.86 of h.
         steepest = float(np.abs(last_log - first_log).max()) / 0.86
         relative = 4 * ROUNDING * (8 + float((size + np.abs(scale)).max())) + 1e-9 * steepest**8
         return Halves(index, sums[0], sums[1], sums[2], sums[3], tail, slack, relative)
 
-    def _cuts(self, points: Array, reach: tuple[float, float]) -> tuple[Array, NDArray[np.int64], float]:
-        """Cut points in x: where the loss crosses a half cell, and so finely that quadrature is exact; the half cell of each piece."""
+    def _cuts(
+        self, points: Array, reach: tuple[float, float]
+    ) -> tuple[Array, NDArray[np.int64], float]:
+        """Cut points in x: where the loss crosses a half cell, and so finely that quadrature is
+        exact; the half cell of each piece.
+        """
         low, high = reach
         edges = np.empty(2 * len(points) - 1)
         edges[::2], edges[1::2] = points, _middles(points)
@@ -225,11 +265,17 @@ class Density:
         below = np.searchsorted(crossing, (cuts[1:] + cuts[:-1]) / 2)
         start = int(np.searchsorted(edges, ends[0], side="right")) - 1
         half = np.clip(start + below, 0, 2 * len(points) - 3)
-        return cuts, np.asarray(half, dtype=np.int64), slack + 4 * ROUNDING * (1 + float(np.abs(ends).max()))
+        return (
+            cuts,
+            np.asarray(half, dtype=np.int64),
+            slack + 4 * ROUNDING * (1 + float(np.abs(ends).max())),
+        )
 
 
 def _middles(points: Array) -> Array:
-    """Where the half cells of neighbouring points meet; beside a coarser gap a point keeps the half width of its finer one."""
+    """Where the half cells of neighbouring points meet; beside a coarser gap a point keeps the half
+    width of its finer one.
+    """
     gaps = np.diff(points)
     middles = points[:-1] + gaps / 2
     coarser_right = np.flatnonzero(gaps[1:] > 1.5 * gaps[:-1]) + 1
@@ -242,20 +288,31 @@ def _middles(points: Array) -> Array:
 def verified(loss: Loss) -> Loss:
     """`loss`, held to the laws of a privacy loss.
 
-    Guarantees: with what is cut or infinite P has mass one (so the log moment at order 0 is 0), and Q, the integral of exp(-L), has
-    mass one too (less where something was cut or Q cannot produce it); anything else raises `Internal`.
+    Guarantees: with what is cut or infinite P has mass one (so the log moment at order 0 is 0), and
+    Q, the integral of exp(-L), has mass one too (less where something was cut or Q cannot produce
+    it); anything else raises `Internal`.
     """
     try:
         losses, log_weights = loss.nodes(0.0)
     except TooFine:  # then moments are closed bounds, which obey the laws
         return loss
-    whole, slack = loss.infinity == loss.cut == 0 and math.isinf(loss.top), LAW + 4 * loss.log_mgf(0.0).error
+    whole, slack = (
+        loss.infinity == loss.cut == 0 and math.isinf(loss.top),
+        LAW + 4 * loss.log_mgf(0.0).error,
+    )
     with np.errstate(over="ignore"):
-        p, q = float(np.exp(log_weights).sum()), float(np.exp(np.minimum(log_weights - losses, 1.0)).sum())
+        p, q = (
+            float(np.exp(log_weights).sum()),
+            float(np.exp(np.minimum(log_weights - losses, 1.0)).sum()),
+        )
     if not 1 - loss.infinity - loss.cut - slack <= p <= 1 - loss.infinity + slack:
-        raise Internal("the masses of a release add up to 1", f"they add up to {p + loss.infinity:.12g}")
+        raise Internal(
+            "the masses of a release add up to 1", f"they add up to {p + loss.infinity:.12g}"
+        )
     if not (1 - slack if whole else 0.0) <= q <= 1 + slack:
-        raise Internal("the masses of a release's alternative add up to 1", f"they add up to {q:.12g}")
+        raise Internal(
+            "the masses of a release's alternative add up to 1", f"they add up to {q:.12g}"
+        )
     return loss
 
 
@@ -284,7 +341,10 @@ class Atoms:
         if not k:
             return self
         return Atoms(
-            tuple(losses[k:].tolist()), tuple(masses[k:].tolist()), self.infinity, self.cut + float(sums[k - 1]) * (1 + 1e-12)
+            tuple(losses[k:].tolist()),
+            tuple(masses[k:].tolist()),
+            self.infinity,
+            self.cut + float(sums[k - 1]) * (1 + 1e-12),
         )
 
     @cached_property
@@ -300,20 +360,28 @@ class Atoms:
         return float(self.falling[0][0])
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
-        """See `Loss`. The spacing divides the gap between the extreme values; exact when all values are evenly spaced."""
+        """See `Loss`. The spacing divides the gap between the extreme values; exact when all values
+        are evenly spaced.
+        """
         width = self._width
         return self.top, spacing if width == 0 else width / max(1, math.ceil(width / spacing))
 
     @cached_property
     def _width(self) -> float:
-        """The least gap between two values if all others are whole multiples of it, else between the extreme ones; 0 of one value."""
+        """The least gap between two values if all others are whole multiples of it, else between
+        the extreme ones; 0 of one value.
+        """
         values = np.unique(self.falling[0])
         if len(values) == 1:
             return 0.0
         steps, whole = np.diff(values), float(values[-1] - values[0])
         least = float(steps.min())
         few = whole < MOST_POINTS * least  # beyond that every number looks whole
-        return least if few and bool(np.allclose(steps / least, np.rint(steps / least), rtol=0, atol=1e-9)) else whole
+        return (
+            least
+            if few and bool(np.allclose(steps / least, np.rint(steps / least), rtol=0, atol=1e-9))
+            else whole
+        )
 
     def log_mgf(self, s: float) -> Moments:
         """See `Loss`. Exact."""
@@ -351,12 +419,18 @@ class Atoms:
 
 
 def halves_of_points(
-    losses: Array, log_tilted: Array, grid: Grid, error: float, down: bool = False, index: NDArray[np.int64] | None = None
+    losses: Array,
+    log_tilted: Array,
+    grid: Grid,
+    error: float,
+    down: bool = False,
+    index: NDArray[np.int64] | None = None,
 ) -> Halves:
-    """The halves of a measure with finitely many points, given the logs of its tilted masses at the points.
+    """The halves of a measure with finitely many points, given the logs of its tilted masses at the
+    points.
 
-    `down` moves every point to the grid point below it at the same P-mass: isolated atoms have no neighbours to merge with. Without
-    an `index` every point of the grid is used.
+    `down` moves every point to the grid point below it at the same P-mass: isolated atoms have no
+    neighbours to merge with. Without an `index` every point of the grid is used.
     """
     place = (losses - grid.offset) / grid.spacing
     if index is None:
@@ -380,5 +454,13 @@ def halves_of_points(
         return np.bincount(slot[keep], weights=values[keep], minlength=len(index))
 
     sums = total(value, right), total(bend, right), total(value, ~right), total(bend, ~right)
-    relative = 8 * ROUNDING * (8 + abs(grid.log_scale) + float(np.abs(grid.tilt * losses).max() + np.abs(log_tilted).max()))
+    relative = (
+        8
+        * ROUNDING
+        * (
+            8
+            + abs(grid.log_scale)
+            + float(np.abs(grid.tilt * losses).max() + np.abs(log_tilted).max())
+        )
+    )
     return Halves(index, *sums, error, snap, relative)

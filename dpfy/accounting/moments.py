@@ -1,6 +1,8 @@
-"""Log moments of a privacy loss, log E[exp(sL)], with certified errors: the ground of Chernoff bounds and Rényi divergences.
+"""Log moments of a privacy loss, log E[exp(sL)], with certified errors: the ground of Chernoff
+bounds and Rényi divergences.
 
-An error in one log moment counts as often as the release is repeated, so it is bounded, checked where it is made, and charged.
+An error in one log moment counts as often as the release is repeated, so it is bounded, checked
+where it is made, and charged.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ Array = NDArray[Any]
 
 ROUNDING = float(np.finfo(np.float64).eps)
 QUADRATURE = 1e-12
-"""The relative error charged for a moment found by quadrature; `settled` makes sure that it is smaller by far."""
+"""The relative error charged for a moment found by quadrature; `settled` makes sure that it is
+smaller by far.
+"""
 MOST_NODES = 100_000
 """Nodes of one quadrature; where more would be needed a closed upper bound stands in."""
 
@@ -50,7 +54,9 @@ def log_moment(log_weights: Array, losses: Array, s: float) -> tuple[float, floa
 
 
 def _tilted(log_weights: Array, losses: Array, s: float) -> tuple[Array, float, float, float]:
-    """w exp(sL) over the largest of them, their sum, the log of the sum of w exp(sL), and what rounding may do to it."""
+    """w exp(sL) over the largest of them, their sum, the log of the sum of w exp(sL), and what
+    rounding may do to it.
+    """
     exponents = log_weights + s * losses
     at = int(exponents.argmax())
     top = float(exponents[at])
@@ -69,15 +75,27 @@ def mixed(parts: list[tuple[float, Moments]]) -> Moments:
     shares = [math.exp(log - top) for log, _ in known]
     total = sum(shares)
     mean = sum(share * m.mean for share, (_, m) in zip(shares, known, strict=True)) / total
-    variance = sum(share * (m.variance + (m.mean - mean) ** 2) for share, (_, m) in zip(shares, known, strict=True)) / total
-    return Moments(top + math.log(total), mean, variance, max(m.error for _, m in known) + 16 * ROUNDING)
+    variance = (
+        sum(
+            share * (m.variance + (m.mean - mean) ** 2)
+            for share, (_, m) in zip(shares, known, strict=True)
+        )
+        / total
+    )
+    return Moments(
+        top + math.log(total), mean, variance, max(m.error for _, m in known) + 16 * ROUNDING
+    )
 
 
-def trapezoid(low: float, high: float, step: float, hard_low: bool, hard_high: bool) -> tuple[Array, Array]:
-    """Points from `low` to `high` and the logs of their weights, for an integrand that is smooth in between.
+def trapezoid(
+    low: float, high: float, step: float, hard_low: bool, hard_high: bool
+) -> tuple[Array, Array]:
+    """Points from `low` to `high` and the logs of their weights, for an integrand that is smooth in
+    between.
 
-    It must be negligible at an end that is not `hard`. A hard end, where it stops at full height, is pushed to infinity by a smooth
-    change of variables that is straight elsewhere: sums over equal steps then converge geometrically, as they do on the whole line.
+    It must be negligible at an end that is not `hard`. A hard end, where it stops at full height,
+    is pushed to infinity by a smooth change of variables that is straight elsewhere: sums over
+    equal steps then converge geometrically, as they do on the whole line.
     """
     if not hard_low and not hard_high:
         x = np.linspace(low, high, max(64, math.ceil((high - low) / step) + 1))
@@ -93,7 +111,8 @@ def trapezoid(low: float, high: float, step: float, hard_low: bool, hard_high: b
     back = np.logaddexp(0.0, length - u)
     if not hard_low:
         return high - unit * back, gap + math.log(unit) - np.logaddexp(0.0, u - length)
-    # Both: the slope is the difference of two logistic functions, written as a product so that nothing cancels.
+    # Both: the slope is the difference of two logistic functions, written as a product so that
+    # nothing cancels.
     slope = -np.logaddexp(0.0, -u) - np.logaddexp(0.0, u - length) + math.log(-math.expm1(-length))
     x = low + unit * (np.logaddexp(0.0, u) - np.logaddexp(0.0, u - length))
     return np.clip(x, low, high), gap + math.log(unit) + slope
@@ -102,13 +121,16 @@ def trapezoid(low: float, high: float, step: float, hard_low: bool, hard_high: b
 def settled(losses: Array, log_weights: Array, orders: tuple[float, ...]) -> bool:
     """Whether sums over equal steps agree with those over every second one at all of `orders`.
 
-    They converge geometrically: the error of the finer sum is about the square of the difference, which is below 1e-8. And whether
-    nothing that matters lies beyond the ends.
+    They converge geometrically: the error of the finer sum is about the square of the difference,
+    which is below 1e-8. And whether nothing that matters lies beyond the ends.
     """
     for s in orders:
         exponents = log_weights + s * losses
         exponents -= exponents.max()
         e = np.exp(exponents)
-        if abs(2 * float(e[::2].sum()) / float(e.sum()) - 1) > 1e-8 or max(exponents[0], exponents[-1]) > -33:
+        if (
+            abs(2 * float(e[::2].sum()) / float(e.sum()) - 1) > 1e-8
+            or max(exponents[0], exponents[-1]) > -33
+        ):
             return False
     return True

@@ -1,9 +1,12 @@
-"""Composition of measures in layers: a fine grid where most of the mass lies, coarser ones for what is rare.
+"""Composition of measures in layers: a fine grid where most of the mass lies, coarser ones for what
+is rare.
 
-Write S for a layered measure up to some layer, M for the next layer and C for rounding onto its grid. The n-fold composition of S + M
-is that of S, plus every term in which M takes part: (C(S) + M)^n - C(S)^n, on the coarser grid. The difference is a sum of products
-of measures, each rounded the same way (up or down), so the whole is; and what is rounded onto the coarser grid counts only as often
-as M occurs. The arrays stay short although the losses of a step may reach a million times as far as they usually lie apart.
+Write S for a layered measure up to some layer, M for the next layer and C for rounding onto its
+grid. The n-fold composition of S + M is that of S, plus every term in which M takes part: (C(S) +
+M)^n - C(S)^n, on the coarser grid. The difference is a sum of products of measures, each rounded
+the same way (up or down), so the whole is; and what is rounded onto the coarser grid counts only as
+often as M occurs. The arrays stay short although the losses of a step may reach a million times as
+far as they usually lie apart.
 """
 
 from __future__ import annotations
@@ -23,11 +26,14 @@ NOISE = 0.02
 """The part of the error up to which rounding an inner sum may drop negative masses."""
 
 
-def compose_layers(parts: Sequence[tuple[Layers, int]], coarsen: Coarsen, tail: float, weight: float) -> Layers:
-    """The sum of independent losses, each `count` times, in layers on the same grids; see `lattice.compose`.
+def compose_layers(
+    parts: Sequence[tuple[Layers, int]], coarsen: Coarsen, tail: float, weight: float
+) -> Layers:
+    """The sum of independent losses, each `count` times, in layers on the same grids; see
+    `lattice.compose`.
 
-    Guarantees: rounded the way `coarsen` rounds; the error of the result covers the errors of the parts and everything cut,
-    wrapped around or rounded off on the way.
+    Guarantees: rounded the way `coarsen` rounds; the error of the result covers the errors of the
+    parts and everything cut, wrapped around or rounded off on the way.
     """
     parts = [(layers, count) for layers, count in parts if count > 0]
     if len(parts) == 1 and parts[0][1] == 1:
@@ -37,10 +43,14 @@ def compose_layers(parts: Sequence[tuple[Layers, int]], coarsen: Coarsen, tail: 
     result, error = [], 0.0
     for k in range(depth):
         whole = [(rows[k][0], count) for rows, (_, count) in zip(sums, parts, strict=True)]
-        inner = [(rows[k][1], count) for rows, (_, count) in zip(sums, parts, strict=True)] if k else []
+        inner = (
+            [(rows[k][1], count) for rows, (_, count) in zip(sums, parts, strict=True)] if k else []
+        )
         layer = compose_without(whole, inner, tail, weight)
         mass = largest_mass(whole)
-        error += layer.error + 1.05 * mass * sum(count * rows[k][2] for rows, (_, count) in zip(sums, parts, strict=True))
+        error += layer.error + 1.05 * mass * sum(
+            count * rows[k][2] for rows, (_, count) in zip(sums, parts, strict=True)
+        )
         result.append(replace(layer, error=0.0, relative=0.0))
     error += 1.05 * mass * sum(count * layers[0].error for layers, count in parts)
     relative = 2 * ROUNDING + sum(count * layers[0].relative for layers, count in parts)
@@ -48,7 +58,8 @@ def compose_layers(parts: Sequence[tuple[Layers, int]], coarsen: Coarsen, tail: 
 
 
 def _sums(layers: Layers, depth: int, coarsen: Coarsen) -> list[tuple[Lattice, Lattice, float]]:
-    """For every layer: all layers up to it on its grid, those before it on its grid, and the error made in rounding them.
+    """For every layer: all layers up to it on its grid, those before it on its grid, and the error
+    made in rounding them.
 
     The errors of the layers themselves are the caller's to count, once for all.
     """
@@ -74,7 +85,13 @@ def plus(one: Lattice, other: Lattice) -> Lattice:
     weights = np.zeros(stop - start)
     for part in (one, other):
         weights[part.start - start : part.start - start + len(part.weights)] += part.weights
-    return replace(one, start=start, weights=weights, error=one.error + other.error, relative=max(one.relative, other.relative))
+    return replace(
+        one,
+        start=start,
+        weights=weights,
+        error=one.error + other.error,
+        relative=max(one.relative, other.relative),
+    )
 
 
 def coarsen_layers(layers: Layers, coarsen: Coarsen) -> Layers:
@@ -92,5 +109,8 @@ def flat(layers: Layers) -> Lattice:
             raise TooFine
         dense = np.zeros(stride * (len(layer.weights) - 1) + 1)
         dense[::stride] = layer.weights
-        result = plus(result, replace(layer, spacing=result.spacing, start=stride * layer.start, weights=dense))
+        result = plus(
+            result,
+            replace(layer, spacing=result.spacing, start=stride * layer.start, weights=dense),
+        )
     return result

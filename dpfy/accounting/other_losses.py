@@ -10,17 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.accounting.gaussian_losses import GaussianPair, Side, log_odds
-from dpfy.accounting.losses import MOST_POINTS, Atoms, Density, Grid, Halves, Loss, TooFine, halves_of_points
+from dpfy.accounting.losses import (
+    MOST_POINTS,
+    Atoms,
+    Density,
+    Grid,
+    Halves,
+    Loss,
+    TooFine,
+    halves_of_points,
+)
 from dpfy.accounting.moments import MOST_NODES, QUADRATURE, Array, Moments, mixed, moments
 from dpfy.core.errors import Unsupported
 
 
 @dataclass(frozen=True)
 class LaplacePair(Density):
-    """Laplace noise with pure epsilon `width`, Poisson-subsampled at `rate`; `added` swaps the two data sets.
+    """Laplace noise with pure epsilon `width`, Poisson-subsampled at `rate`; `added` swaps the two
+    data sets.
 
-    With t the loss of the plain mechanism, uniform in effect between two atoms at -width and width, the ratio of the subsampled
-    one is r = 1 - rate + rate e^t. The variable x is t, or -t when `added`, so that the loss grows with x.
+    With t the loss of the plain mechanism, uniform in effect between two atoms at -width and width,
+    the ratio of the subsampled one is r = 1 - rate + rate e^t. The variable x is t, or -t when
+    `added`, so that the loss grows with x.
     """
 
     width: float
@@ -83,7 +94,9 @@ class LaplacePair(Density):
         return loss, log_q + (0.0 if self.added else loss)
 
     def nodes(self, s: float) -> tuple[Array, Array]:
-        """See `Loss`. Gauss-Legendre on panels over which the integrand changes by at most e^16; right for all tilts up to `s`."""
+        """See `Loss`. Gauss-Legendre on panels over which the integrand changes by at most e^16;
+        right for all tilts up to `s`.
+        """
         panels = max(4, math.ceil(self.width / min(2.0, 8 / (s + 1))))
         if panels > MOST_NODES // 20:
             raise TooFine
@@ -96,7 +109,9 @@ class LaplacePair(Density):
         return np.concatenate([loss, atoms]), np.concatenate([log_weights, log_mass])
 
     def log_mgf(self, s: float) -> Moments:
-        """See `Loss`. Where quadrature is out of reach, the bound 1 - rate + rate M by convexity, M the moment of the plain pair."""
+        """See `Loss`. Where quadrature is out of reach, the bound 1 - rate + rate M by convexity, M
+        the moment of the plain pair.
+        """
         try:
             losses, log_weights = self.nodes(s)
         except TooFine:
@@ -105,7 +120,11 @@ class LaplacePair(Density):
                 math.log(max(s, 1e-300) / (2 * s + 1)) - (s + 1) * self.width,
             )
             plain = float(np.logaddexp(high, low))
-            log = float(np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + plain)) if self.rate < 1 else plain
+            log = (
+                float(np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + plain))
+                if self.rate < 1
+                else plain
+            )
             return Moments(log, self.width, 1.0, 1e-13 * (1 + abs(log)))
         return moments(log_weights, losses, s, QUADRATURE)
 
@@ -120,7 +139,9 @@ class LaplacePair(Density):
             grid = Grid(grid.offset, grid.spacing, grid.tilt, grid.log_scale)
             index = grid.indices(*self.extent(grid, tail))
         losses, log_mass = self._atoms()
-        atoms = halves_of_points(losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 0.0, index=index)
+        atoms = halves_of_points(
+            losses, log_mass + grid.tilt * losses - grid.log_scale, grid, 0.0, index=index
+        )
         return add_halves([super().halves(grid, tail, index), atoms])
 
 
@@ -133,22 +154,31 @@ def _legendre() -> tuple[Array, Array]:
 def add_halves(parts: list[Halves]) -> Halves:
     """The sum of several measures on the same points."""
     right, rise, left, drop = (
-        np.asarray(sum(rows)) for rows in zip(*((p.right, p.rise, p.left, p.drop) for p in parts), strict=True)
+        np.asarray(sum(rows))
+        for rows in zip(*((p.right, p.rise, p.left, p.drop) for p in parts), strict=True)
     )
-    error, slack, relative = sum(p.error for p in parts), max(p.slack for p in parts), max(p.relative for p in parts)
+    error, slack, relative = (
+        sum(p.error for p in parts),
+        max(p.slack for p in parts),
+        max(p.relative for p in parts),
+    )
     return Halves(parts[0].index, right, rise, left, drop, error, slack, relative)
 
 
 def _scaled(part: Halves, factor: float) -> Halves:
     right, rise, left, drop = (factor * v for v in (part.right, part.rise, part.left, part.drop))
-    return Halves(part.index, right, rise, left, drop, factor * part.error, part.slack, part.relative)
+    return Halves(
+        part.index, right, rise, left, drop, factor * part.error, part.slack, part.relative
+    )
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A sum of measures. Where they are the losses of several mechanisms, which of them applies is drawn at random and revealed.
+    """A sum of measures. Where they are the losses of several mechanisms, which of them applies is
+    drawn at random and revealed.
 
-    Where an `anchor` is given it is a point of every grid: a loss at which a part has an atom or an end.
+    Where an `anchor` is given it is a point of every grid: a loss at which a part has an atom or an
+    end.
     """
 
     parts: tuple[tuple[float, Loss], ...]
@@ -157,13 +187,17 @@ class Mixture:
     anchor: float | None = None
 
     def capped(self, mass: float) -> Mixture:
-        """See `Loss`. Half of the mass pays for the rarest parts, which are left out whole, the other half for capping the rest."""
+        """See `Loss`. Half of the mass pays for the rarest parts, which are left out whole, the
+        other half for capping the rest.
+        """
         order = sorted(self.parts, key=lambda part: part[0])
         left_out = 0.0
         while len(order) > 1 and left_out + order[0][0] <= mass / 2:
             left_out += order.pop(0)[0]
         parts = tuple((w, loss.capped(mass / 2)) for w, loss in order)
-        return replace(self, parts=parts, cut=left_out * (1 + 1e-12) + sum(w * loss.cut for w, loss in parts))
+        return replace(
+            self, parts=parts, cut=left_out * (1 + 1e-12) + sum(w * loss.cut for w, loss in parts)
+        )
 
     @property
     def top(self) -> float:
@@ -173,7 +207,9 @@ class Mixture:
     def nodes(self, s: float) -> tuple[Array, Array]:
         """See `Loss`."""
         rows = [(w, *loss.nodes(s)) for w, loss in self.parts]
-        return np.concatenate([r[1] for r in rows]), np.concatenate([math.log(r[0]) + r[2] for r in rows])
+        return np.concatenate([r[1] for r in rows]), np.concatenate(
+            [math.log(r[0]) + r[2] for r in rows]
+        )
 
     def log_mgf(self, s: float) -> Moments:
         """See `Loss`."""
@@ -195,13 +231,20 @@ class Mixture:
         return add_halves([_scaled(loss.halves(grid, tail, index), w) for w, loss in self.parts])
 
 
-def fold(copies: list[tuple[float, GaussianPair, GaussianPair]], zero: float, infinity: float = 0.0) -> Mixture:
-    """Positive losses of removal, negative losses of addition, mass `zero` at zero, for each of several weighted cases.
+def fold(
+    copies: list[tuple[float, GaussianPair, GaussianPair]], zero: float, infinity: float = 0.0
+) -> Mixture:
+    """Positive losses of removal, negative losses of addition, mass `zero` at zero, for each of
+    several weighted cases.
 
-    The dominating pair of subsampling without replacement (Zhu, Dong & Wang 2022, Proposition 30): beyond e^0 the privacy curve is
-    that of removal, before it that of addition.
+    The dominating pair of subsampling without replacement (Zhu, Dong & Wang 2022, Proposition 30):
+    beyond e^0 the privacy curve is that of removal, before it that of addition.
     """
-    sides = [(weight, side) for weight, removed, added in copies for side in (Side(removed, 1), Side(added, -1))]
+    sides = [
+        (weight, side)
+        for weight, removed, added in copies
+        for side in (Side(removed, 1), Side(added, -1))
+    ]
     centre = [(zero, Atoms((0.0,), (1.0,)))] if zero > 0 else []
     return Mixture((*sides, *centre), infinity, anchor=0.0)
 
@@ -213,18 +256,35 @@ def subsample_atoms(base: Atoms, rate: float, added: bool) -> Atoms:
         if p == 0:
             continue
         log_q = math.log(p) - loss
-        ratio = math.log1p(rate * math.expm1(loss)) if loss < 30 else loss + math.log(rate + (1 - rate) * math.exp(-loss))
+        ratio = (
+            math.log1p(rate * math.expm1(loss))
+            if loss < 30
+            else loss + math.log(rate + (1 - rate) * math.exp(-loss))
+        )
         rows.append((-ratio, math.exp(log_q)) if added else (ratio, math.exp(log_q + ratio)))
-    unseen = 1 - math.fsum(math.exp(math.log(p) - loss) for loss, p in zip(base.losses, base.probabilities, strict=True) if p > 0)
+    unseen = 1 - math.fsum(
+        math.exp(math.log(p) - loss)
+        for loss, p in zip(base.losses, base.probabilities, strict=True)
+        if p > 0
+    )
     if unseen > 1e-13:  # where the mass of P underflows, the alternative's need not
-        rows.append((-math.log1p(-rate), unseen) if added else (math.log1p(-rate), (1 - rate) * unseen))
-    return Atoms(tuple(r[0] for r in rows), tuple(r[1] for r in rows), 0.0 if added else rate * base.infinity)
+        rows.append(
+            (-math.log1p(-rate), unseen) if added else (math.log1p(-rate), (1 - rate) * unseen)
+        )
+    return Atoms(
+        tuple(r[0] for r in rows), tuple(r[1] for r in rows), 0.0 if added else rate * base.infinity
+    )
 
 
 def discrete_laplace(parameter: float, sensitivity: int) -> Atoms:
-    """Two-sided geometric noise, P(x) proportional to exp(-parameter |x|), moved by `sensitivity`."""
+    """Two-sided geometric noise, P(x) proportional to exp(-parameter |x|), moved by
+    `sensitivity`.
+    """
     if sensitivity > MOST_POINTS // 4:
-        raise Unsupported(f"discrete noise on a query of sensitivity {sensitivity}", "use the continuous mechanism's event")
+        raise Unsupported(
+            f"discrete noise on a query of sensitivity {sensitivity}",
+            "use the continuous mechanism's event",
+        )
     a, norm = parameter, math.tanh(parameter / 2)
     losses = [a * (sensitivity - 2 * j) for j in range(sensitivity + 1)]
     inner = [norm * math.exp(-a * j) for j in range(1, sensitivity)]
@@ -234,9 +294,14 @@ def discrete_laplace(parameter: float, sensitivity: int) -> Atoms:
 
 
 def discrete_gaussian(sigma: float, sensitivity: int) -> Atoms:
-    """Discrete Gaussian noise moved by `sensitivity`; a mass below 1e-300, 37 sigma out, counts as zero."""
+    """Discrete Gaussian noise moved by `sensitivity`; a mass below 1e-300, 37 sigma out, counts as
+    zero.
+    """
     if 39 * sigma + sensitivity > MOST_POINTS // 4:
-        raise Unsupported(f"a discrete Gaussian of sigma {sigma:g} and sensitivity {sensitivity}", "use --accountant zcdp or rdp")
+        raise Unsupported(
+            f"a discrete Gaussian of sigma {sigma:g} and sensitivity {sensitivity}",
+            "use --accountant zcdp or rdp",
+        )
     reach = math.ceil(39 * sigma) + sensitivity
     x = np.arange(-reach, reach + 1)
     p = np.exp(-(x.astype(np.float64) ** 2) / (2 * sigma**2))

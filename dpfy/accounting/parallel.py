@@ -1,7 +1,8 @@
 """Releases on disjoint parts of the data: every way in which one unit can touch them.
 
-A unit lies in one part. Adding, removing or zeroing it touches that part alone, so the worst part decides. A unit that is replaced may
-also move: it is then removed from one part and added to another.
+A unit lies in one part. Adding, removing or zeroing it touches that part alone, so the worst part
+decides. A unit that is replaced may also move: it is then removed from one part and added to
+another.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ World = tuple[Piece, ...]
 
 
 def worlds(event: Event, adjacency: Adjacency) -> list[World]:
-    """Every way in which a unit can touch `event`, each as the pieces it touches together; one way where nothing is in parts.
+    """Every way in which a unit can touch `event`, each as the pieces it touches together; one way
+    where nothing is in parts.
 
     Guarantees: whatever unit changes, and however, its loss is that of one of the worlds.
     """
@@ -56,13 +58,18 @@ def worlds(event: Event, adjacency: Adjacency) -> list[World]:
     for found in choices:
         number *= len(found)
     if number > MOST_WORLDS:
-        raise TooManyWorlds(f"{number} ways to lie in disjoint parts of the data", "use --accountant rdp, or name fewer parts")
+        raise TooManyWorlds(
+            f"{number} ways to lie in disjoint parts of the data",
+            "use --accountant rdp, or name fewer parts",
+        )
     whole = (Piece(Composed(tuple(rest)), adjacency),) if rest else ()
     return [whole + sum(picked, ()) for picked in product(*choices)]
 
 
 def every_world(event: Event, adjacency: Adjacency) -> list[World]:
-    """`worlds`; where there are too many of them the event as it is, whose parts are then compared by their Rényi divergences."""
+    """`worlds`; where there are too many of them the event as it is, whose parts are then compared
+    by their Rényi divergences.
+    """
     try:
         return worlds(event, adjacency)
     except TooManyWorlds:
@@ -117,4 +124,7 @@ class Worst:
 
     def epsilon_lower(self, delta: float) -> float | None:
         """The largest of the lower bounds: each world can be met."""
-        return max((lower for curve in self.curves if (lower := curve.epsilon_lower(delta)) is not None), default=None)
+        return max(
+            (lower for curve in self.curves if (lower := curve.epsilon_lower(delta)) is not None),
+            default=None,
+        )

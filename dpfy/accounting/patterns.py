@@ -1,8 +1,9 @@
 """How batches are formed, and what may be claimed for it: the guide's Table 3 as data.
 
-A pattern turns noise, rate and steps into an event and the assumptions under which the event describes what was run. Where no
-amplification is proven, none is claimed. `Training` is a question, in a calculator's words, about a run that need not exist; what is run
-is a `Recipe`. Both take the event of sampled steps from `poisson`, so that they cannot give one run two bills.
+A pattern turns noise, rate and steps into an event and the assumptions under which the event
+describes what was run. Where no amplification is proven, none is claimed. `Training` is a question,
+in a calculator's words, about a run that need not exist; what is run is a `Recipe`. Both take the
+event of sampled steps from `poisson`, so that they cannot give one run two bills.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ ORDERS = {
     "buffer-shuffled": "an order shuffled in a buffer, which shows roughly when a unit comes",
     "fixed-order": "a fixed order",
 }
-"""Orders in which every unit takes part once a pass: where one noise serves a batch, none is amplified."""
+"""Orders in which every unit takes part once a pass: where one noise serves a batch, none is
+amplified.
+"""
 PATTERNS = ("poisson", "truncated-poisson", "without-replacement", "with-replacement", *ORDERS)
 LOCAL = ("shuffled", "check-ins", "buffer-shuffled", "fixed-order")
 """What may be done with reports that are private one by one."""
@@ -30,13 +33,24 @@ LOCAL = ("shuffled", "check-ins", "buffer-shuffled", "fixed-order")
 def poisson(noise_multiplier: float, sampling_rate: float, steps: int) -> Event:
     """Noisy steps, each on a fresh Poisson sample. At rate 1 nothing is sampled."""
     noise = ev.Gaussian(noise_multiplier)
-    return ev.Repeated(noise if sampling_rate == 1 else ev.PoissonSampled(sampling_rate, noise), steps)
+    return ev.Repeated(
+        noise if sampling_rate == 1 else ev.PoissonSampled(sampling_rate, noise), steps
+    )
 
 
-def without_replacement(noise_multiplier: float, records: int, batch_size: int, steps: int) -> Event:
-    """Noisy steps, each on a fresh uniform subset of a fixed size. A batch of everybody samples nothing."""
+def without_replacement(
+    noise_multiplier: float, records: int, batch_size: int, steps: int
+) -> Event:
+    """Noisy steps, each on a fresh uniform subset of a fixed size. A batch of everybody samples
+    nothing.
+    """
     noise = ev.Gaussian(noise_multiplier)
-    return ev.Repeated(noise if batch_size == records else ev.SampledWithoutReplacement(records, batch_size, noise), steps)
+    return ev.Repeated(
+        noise
+        if batch_size == records
+        else ev.SampledWithoutReplacement(records, batch_size, noise),
+        steps,
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Training:
-    """Noisy steps on sampled batches: all that a pattern needs. `records` and `batch_size` matter for fixed-size patterns only."""
+    """Noisy steps on sampled batches: all that a pattern needs. `records` and `batch_size` matter
+    for fixed-size patterns only.
+    """
 
     noise_multiplier: float
     sampling_rate: float = 1.0
@@ -69,14 +85,21 @@ class Training:
     def claim(self) -> Claim:
         """The event of the whole training and its assumptions."""
         if self.noise_multiplier == 0:
-            return Claim(ev.NotPrivate() if self.steps and self.sampling_rate else ev.Nothing(), ("no noise is added",))
+            return Claim(
+                ev.NotPrivate() if self.steps and self.sampling_rate else ev.Nothing(),
+                ("no noise is added",),
+            )
         if self.sampling in ORDERS:
             return self._passes()
         if self.sampling == "poisson":
-            return Claim(poisson(self.noise_multiplier, self.sampling_rate, self.steps), self._assumptions())
+            return Claim(
+                poisson(self.noise_multiplier, self.sampling_rate, self.steps), self._assumptions()
+            )
         if self.sampling == "without-replacement":
             self._require_sizes()
-            event = without_replacement(self.noise_multiplier, self.records, self.batch_size, self.steps)
+            event = without_replacement(
+                self.noise_multiplier, self.records, self.batch_size, self.steps
+            )
             return Claim(event, self._assumptions())
         return Claim(ev.Repeated(self._step(), self.steps), self._assumptions())
 
@@ -84,15 +107,25 @@ class Training:
         """One step on a batch of a fixed size."""
         self._require_sizes()
         if self.sampling == "truncated-poisson":
-            return ev.TruncatedPoissonGaussian(self.records, self.sampling_rate, self.batch_size, self.noise_multiplier)
-        return ev.SampledWithReplacement(self.records, self.batch_size, ev.Gaussian(self.noise_multiplier))
+            return ev.TruncatedPoissonGaussian(
+                self.records, self.sampling_rate, self.batch_size, self.noise_multiplier
+            )
+        return ev.SampledWithReplacement(
+            self.records, self.batch_size, ev.Gaussian(self.noise_multiplier)
+        )
 
     def _require_sizes(self) -> None:
         if not self.records or not self.batch_size:
-            raise InvalidInput("records, batch-size", (self.records, self.batch_size), f"are needed for {self.sampling} sampling")
+            raise InvalidInput(
+                "records, batch-size",
+                (self.records, self.batch_size),
+                f"are needed for {self.sampling} sampling",
+            )
 
     def _passes(self) -> Claim:
-        """Each unit takes part once a pass: no amplification, the bill of its own steps. A pass that was begun counts whole."""
+        """Each unit takes part once a pass: no amplification, the bill of its own steps. A pass
+        that was begun counts whole.
+        """
         passes = math.ceil(
             self.steps * self.sampling_rate * (1 - 1e-12)
         )  # 30 steps at rate 0.1 are 3 passes, whatever rounding says
@@ -100,23 +133,33 @@ class Training:
         return Claim(
             ev.Repeated(ev.Gaussian(self.noise_multiplier), passes),
             (
-                f"every unit takes part in at most {passes} of the {self.steps} steps ({how}, one batch a pass)",
+                f"every unit takes part in at most {passes} of the {self.steps} steps ({how}, one "
+                f"batch a pass)",
                 "no amplification by sampling or shuffling is claimed",
             ),
         )
 
     def _assumptions(self) -> tuple[str, ...]:
         return {
-            "poisson": ("at every step each unit is in the batch independently with the sampling rate",),
-            "truncated-poisson": ("batches are Poisson samples of which at most batch-size units are kept, uniformly chosen",),
-            "without-replacement": ("every batch is a fresh uniform subset of exactly batch-size units",),
+            "poisson": (
+                "at every step each unit is in the batch independently with the sampling rate",
+            ),
+            "truncated-poisson": (
+                "batches are Poisson samples of which at most batch-size units are kept, uniformly "
+                "chosen",
+            ),
+            "without-replacement": (
+                "every batch is a fresh uniform subset of exactly batch-size units",
+            ),
             "with-replacement": ("every batch is batch-size independent uniform draws",),
         }[self.sampling]
 
 
 @dataclass(frozen=True)
 class Reports:
-    """Rounds of reports, each made `epsilon0`-private where it is: one from each of `records` units, or from `slots` slots."""
+    """Rounds of reports, each made `epsilon0`-private where it is: one from each of `records`
+    units, or from `slots` slots.
+    """
 
     epsilon0: float
     sampling: str = "shuffled"
@@ -128,7 +171,9 @@ class Reports:
 
     def __post_init__(self) -> None:
         check.one_of("sampling", self.sampling, LOCAL)
-        if self.answers and (check.integer("answers", self.answers, least=2) and self.sampling != "shuffled"):
+        if self.answers and (
+            check.integer("answers", self.answers, least=2) and self.sampling != "shuffled"
+        ):
             raise InvalidInput("answers", self.answers, "goes with shuffled reports")
         check.positive("local_epsilon", self.epsilon0)
         check.integer("records", self.records, least=0, most=check.RECORDS)
@@ -137,19 +182,39 @@ class Reports:
         check.integer("steps", self.steps, least=0, most=check.STEPS)
 
     def claim(self) -> Claim:
-        """The event of all rounds and its assumptions. Only what no one sees the origin of is amplified."""
+        """The event of all rounds and its assumptions. Only what no one sees the origin of is
+        amplified.
+        """
         own = f"every report is {self.epsilon0:g}-differentially private by itself"
         size = self.slots if self.sampling == "check-ins" else self.records
         name = "slots" if self.sampling == "check-ins" else "records"
         if self.sampling in ("shuffled", "check-ins") and not size:
             raise InvalidInput(name, size, f"is needed for {self.sampling} reports")
         if self.sampling == "shuffled":
-            told = "one report a unit and round, all of them shuffled, each round anew, by somebody who tells nothing else"
-            how = (f"every report is one of {self.answers:,} answers, by randomised response",) if self.answers else ()
-            return Claim(ev.Repeated(ev.Shuffled(self.epsilon0, self.records, self.answers), self.steps), (own, *how, told))
+            told = (
+                "one report a unit and round, all of them shuffled, each round anew, by somebody "
+                "who tells nothing else"
+            )
+            how = (
+                (f"every report is one of {self.answers:,} answers, by randomised response",)
+                if self.answers
+                else ()
+            )
+            return Claim(
+                ev.Repeated(ev.Shuffled(self.epsilon0, self.records, self.answers), self.steps),
+                (own, *how, told),
+            )
         if self.sampling == "check-ins":
-            told = "a unit takes part with the sampling rate, in a slot chosen uniformly and in secret, each round anew"
-            return Claim(ev.Repeated(ev.RandomCheckIns(self.epsilon0, self.slots, self.sampling_rate), self.steps), (own, told))
+            told = (
+                "a unit takes part with the sampling rate, in a slot chosen uniformly and in "
+                "secret, each round anew"
+            )
+            return Claim(
+                ev.Repeated(
+                    ev.RandomCheckIns(self.epsilon0, self.slots, self.sampling_rate), self.steps
+                ),
+                (own, told),
+            )
         none = f"no amplification is claimed: reports come in {ORDERS[self.sampling]}"
         return Claim(ev.Repeated(ev.EpsilonDelta(self.epsilon0), self.steps), (own, none))
 
@@ -168,14 +233,20 @@ class ConvexConditions:
         return [name.replace("_", " ") for name, value in vars(self).items() if not value]
 
 
-def by_iteration(noise_multiplier: float, later_steps: int, adjacency: Adjacency, conditions: ConvexConditions) -> Event:
-    """The event of one step that is followed by `later_steps` noisy contractive steps, when only the last model is seen.
+def by_iteration(
+    noise_multiplier: float, later_steps: int, adjacency: Adjacency, conditions: ConvexConditions
+) -> Event:
+    """The event of one step that is followed by `later_steps` noisy contractive steps, when only
+    the last model is seen.
 
-    Feldman, Mironov, Talwar & Thakurta 2018, Theorem 23: the Rényi divergence of the step is divided by later_steps + 1.
-    A condition that is not declared raises `Unsupported`.
+    Feldman, Mironov, Talwar & Thakurta 2018, Theorem 23: the Rényi divergence of the step is
+    divided by later_steps + 1. A condition that is not declared raises `Unsupported`.
     """
     if missing := conditions.missing():
-        raise Unsupported(f"amplification by iteration without: {', '.join(missing)}", "declare them, or bill the step in full")
+        raise Unsupported(
+            f"amplification by iteration without: {', '.join(missing)}",
+            "declare them, or bill the step in full",
+        )
     move = 2 if adjacency is Adjacency.REPLACE_ONE else 1
     full = (move / check.positive("noise_multiplier", noise_multiplier)) ** 2 / 2
     return ev.Zcdp(full / (check.integer("later_steps", later_steps, least=0) + 1))

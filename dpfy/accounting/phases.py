@@ -13,7 +13,9 @@ FIELDS = ("noise_multiplier", "sampling_rate", "steps", "sampling", "records", "
 
 
 def read(path: Path) -> list[Training]:
-    """The phases of a file of ``[[phase]]`` tables, in order. Unknown keys, wrong types and an empty list are errors."""
+    """The phases of a file of ``[[phase]]`` tables, in order. Unknown keys, wrong types and an
+    empty list are errors.
+    """
     return parse(reading.toml("--phases", path))
 
 
@@ -21,7 +23,11 @@ def parse(data: dict[str, Any]) -> list[Training]:
     """The phases of a parsed file."""
     check.known_keys("", data, ("phase",))
     tables = data.get("phase", [])
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+    if (
+        not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(table, dict) for table in tables)
+    ):
         raise InvalidInput("phase", type(tables).__name__, "must be one or more [[phase]] tables")
     return [_phase(k, table) for k, table in enumerate(tables)]
 
@@ -37,7 +43,9 @@ def _phase(k: int, table: dict[str, Any]) -> Training:
         noise_multiplier=float(table["noise_multiplier"]),
         sampling_rate=float(table.get("sampling_rate", 1.0)),
         steps=check.integer(f"phase[{k}].steps", table.get("steps", 1), least=0),
-        sampling=check.one_of(f"phase[{k}].sampling", table.get("sampling", "poisson"), _patterns()),
+        sampling=check.one_of(
+            f"phase[{k}].sampling", table.get("sampling", "poisson"), _patterns()
+        ),
         records=check.integer(f"phase[{k}].records", table.get("records", 0), least=0),
         batch_size=check.integer(f"phase[{k}].batch_size", table.get("batch_size", 0), least=0),
     )

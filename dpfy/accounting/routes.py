@@ -1,10 +1,13 @@
-"""Two routes to a guarantee for users, at one price in gradients: records drawn one by one (ELS), or users drawn whole (ULS).
+"""Two routes to a guarantee for users, at one price in gradients: records drawn one by one (ELS),
+or users drawn whole (ULS).
 
-With k records of each user in play and B gradients a step on average, both routes draw at the same rate B / (records in play). Records one
-by one are clipped each, and a user moves a step by as many clip norms as records of theirs were drawn: noise s_E, which leaves s_E / B in
-the mean gradient. Users whole are clipped as one: the mean of a user's k gradients has at most the length r of one of them, and B / k
-users leave s_U r / (B / k). How long that mean is says how alike a user's records are: r = sqrt((1 + (k - 1) a) / k) for gradients of one
-length with cosine a between them, from 1 / sqrt(k) (nothing in common) to 1 (copies). (Charles et al. 2024; Chua et al. 2024.)
+With k records of each user in play and B gradients a step on average, both routes draw at the same
+rate B / (records in play). Records one by one are clipped each, and a user moves a step by as many
+clip norms as records of theirs were drawn: noise s_E, which leaves s_E / B in the mean gradient.
+Users whole are clipped as one: the mean of a user's k gradients has at most the length r of one of
+them, and B / k users leave s_U r / (B / k). How long that mean is says how alike a user's records
+are: r = sqrt((1 + (k - 1) a) / k) for gradients of one length with cosine a between them, from 1 /
+sqrt(k) (nothing in common) to 1 (copies). (Charles et al. 2024; Chua et al. 2024.)
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ MOST_EACH = 256
 
 @dataclass(frozen=True)
 class Setting:
-    """All of it public: users, most records of one, gradients a step, steps, guarantee, how alike a user's records are taken to be.
+    """All of it public: users, most records of one, gradients a step, steps, guarantee, how alike a
+    user's records are taken to be.
 
-    `records` is the number of all records where users have fewer than `most`: at most so many are in play.
+    `records` is the number of all records where users have fewer than `most`: at most so many are
+    in play.
     """
 
     users: int
@@ -50,11 +55,23 @@ class Setting:
         check.epsilon("epsilon", self.epsilon)
         check.delta("delta", self.delta)
         if not 0 <= check.real("alike", self.alike) <= 1:
-            raise InvalidInput("alike", self.alike, "must lie between 0 (a user's records have nothing in common) and 1 (copies)")
-        if self.records is not None and check.integer("records", self.records, most=check.RECORDS) < self.users:
-            raise InvalidInput("records", self.records, f"must be at least one for each of the {self.users} users")
+            raise InvalidInput(
+                "alike",
+                self.alike,
+                "must lie between 0 (a user's records have nothing in common) and 1 (copies)",
+            )
+        if (
+            self.records is not None
+            and check.integer("records", self.records, most=check.RECORDS) < self.users
+        ):
+            raise InvalidInput(
+                "records", self.records, f"must be at least one for each of the {self.users} users"
+            )
         if self.batch_size > self.in_play(self.most):
-            rule = f"must be at most the records in play, {self.in_play(self.most)} of {self.users} users"
+            rule = (
+                f"must be at most the records in play, {self.in_play(self.most)} of {self.users} "
+                f"users"
+            )
             raise InvalidInput("batch_size", self.batch_size, rule)
 
     def in_play(self, each: int) -> int:
@@ -62,14 +79,20 @@ class Setting:
         return min(self.users * each, self.records or self.users * each)
 
     def range(self) -> tuple[int, int]:
-        """The least and the most records of a user with which a step has `batch_size` gradients, of one user at least."""
-        least = next(each for each in range(1, self.most + 1) if self.in_play(each) >= self.batch_size)
+        """The least and the most records of a user with which a step has `batch_size` gradients, of
+        one user at least.
+        """
+        least = next(
+            each for each in range(1, self.most + 1) if self.in_play(each) >= self.batch_size
+        )
         return least, max(least, min(self.most, math.floor(self.batch_size)))
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Both routes with `each` records of a user in play: noise multipliers, and what is left in the mean gradient, in clip norms."""
+    """Both routes with `each` records of a user in play: noise multipliers, and what is left in the
+    mean gradient, in clip norms.
+    """
 
     each: int
     mean: float
@@ -87,7 +110,9 @@ class Routes:
 
     @property
     def even(self) -> float:
-        """How alike a user's records must be for both routes to be the same: users whole win below. May lie outside of 0 to 1."""
+        """How alike a user's records must be for both routes to be the same: users whole win below.
+        May lie outside of 0 to 1.
+        """
         if self.mean == 1:
             return 1.0
         length = self.els_noise / (self.mean * self.uls_noise)
@@ -109,15 +134,22 @@ class Routes:
 
 
 @lru_cache(maxsize=4096)
-def _noise(rate: float, steps: int, each: int, epsilon: float, delta: float, accountant: str) -> float:
-    return calibrate.noise(lambda s: of_group(poisson(s, rate, steps), each), epsilon, delta, accountant=accountant)
+def _noise(
+    rate: float, steps: int, each: int, epsilon: float, delta: float, accountant: str
+) -> float:
+    return calibrate.noise(
+        lambda s: of_group(poisson(s, rate, steps), each), epsilon, delta, accountant=accountant
+    )
 
 
 def at(setting: Setting, each: int) -> Routes:
     """Both routes calibrated to the guarantee, with at most `each` records of a user in play."""
     rate = setting.batch_size / setting.in_play(each)
     goal = (setting.epsilon, setting.delta, setting.accountant)
-    one_by_one, whole = _noise(rate, setting.steps, each, *goal), _noise(rate, setting.steps, 1, *goal)
+    one_by_one, whole = (
+        _noise(rate, setting.steps, each, *goal),
+        _noise(rate, setting.steps, 1, *goal),
+    )
     mean = setting.in_play(each) / setting.users
     length = math.sqrt((1 + (mean - 1) * setting.alike) / mean)
     cohort = rate * setting.users
@@ -126,16 +158,28 @@ def at(setting: Setting, each: int) -> Routes:
 
 
 def compare(setting: Setting) -> tuple[list[Routes], list[tuple[int, str]]]:
-    """Both routes at about doubling numbers of records of a user; and from which number on which of them leaves less noise.
+    """Both routes at about doubling numbers of records of a user; and from which number on which of
+    them leaves less noise.
 
-    With more records in play at the same price fewer users are drawn. The noise of users drawn whole falls at first, and then counts for
-    more than it falls: they win up to some number. Once all records are in play, a higher bound costs records drawn one by one alone. So
-    between the numbers looked at here the routes cross once at most, and halving finds where.
+    With more records in play at the same price fewer users are drawn. The noise of users drawn
+    whole falls at first, and then counts for more than it falls: they win up to some number. Once
+    all records are in play, a higher bound costs records drawn one by one alone. So between the
+    numbers looked at here the routes cross once at most, and halving finds where.
     """
     least, most = setting.range()
     full = -(-(setting.records or 0) // setting.users)
-    looked_at = {least, most, 2, 3, full, full + 1, *(least << power for power in range(most.bit_length()))}
-    rows = [at(setting, each) for each in sorted(each for each in looked_at if least <= each <= most)]
+    looked_at = {
+        least,
+        most,
+        2,
+        3,
+        full,
+        full + 1,
+        *(least << power for power in range(most.bit_length())),
+    }
+    rows = [
+        at(setting, each) for each in sorted(each for each in looked_at if least <= each <= most)
+    ]
     changes = [(least, rows[0].better)]
     for before, after in itertools.pairwise(rows):
         if before.better != after.better:

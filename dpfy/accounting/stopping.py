@@ -1,12 +1,14 @@
 """Runs that end when their own outputs say so: the ex-post guarantee of docs/early-stopping.md.
 
-A run may end at one of K points that were fixed before it. What is stated at the point where it ended, epsilon_k, is the epsilon of a
-plan of that length at `share` times delta. Then for any rule that looks at what was released, and for every set S of outcomes,
+A run may end at one of K points that were fixed before it. What is stated at the point where it
+ended, epsilon_k, is the epsilon of a plan of that length at `share` times delta. Then for any rule
+that looks at what was released, and for every set S of outcomes,
 
     P(S) <= sum over k of e^(epsilon_k) Q(S, ended at k) + delta,
 
-because what ends at k is decided by the first k outputs and so is an outcome of a plan of that length (share 1/K: the K deltas add up).
-The same holds for several such releases, and for others made before and after: their shares multiply.
+because what ends at k is decided by the first k outputs and so is an outcome of a plan of that
+length (share 1/K: the K deltas add up). The same holds for several such releases, and for others
+made before and after: their shares multiply.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from dpfy.core.guarantee import Accountant, Curve
 from dpfy.core.unit import Adjacency
 
 EX_POST = (
-    "This holds after the fact (ex post), for a run that chose its end by its own outputs: it is not (epsilon, delta)-differential privacy "
+    "This holds after the fact (ex post), for a run that chose its end by its own outputs: it is "
+    "not (epsilon, delta)-differential privacy "
     "at this epsilon, only at that of the whole plan."
 )
 """What must stand beside every epsilon of a run that may end early."""
@@ -29,16 +32,22 @@ LEAST = 1e-300
 
 
 def unwrapped(event: Event) -> tuple[Event, float]:
-    """`event` as if its ends had been fixed in advance, and the share of delta at which that may be stated.
+    """`event` as if its ends had been fixed in advance, and the share of delta at which that may be
+    stated.
 
-    A run that ends early inside of another release (a sample, the best of several) stays as it is, and accountants refuse it.
+    A run that ends early inside of another release (a sample, the best of several) stays as it is,
+    and accountants refuse it.
     """
     if isinstance(event, Stopped):
         inner, share = unwrapped(event.event)
         return inner, share * event.share
     if isinstance(event, Repeated):
         inner, share = unwrapped(event.event)
-        return (event, 1.0) if share == 1 and inner is event.event else (Repeated(inner, event.count), share**event.count)
+        return (
+            (event, 1.0)
+            if share == 1 and inner is event.event
+            else (Repeated(inner, event.count), share**event.count)
+        )
     if isinstance(event, Composed):
         parts = [unwrapped(part) for part in event.events]
         if all(inner is part for (inner, _), part in zip(parts, event.events, strict=True)):
@@ -51,8 +60,9 @@ def unwrapped(event: Event) -> tuple[Event, float]:
 class ExPost:
     """The curve of the run as it ended, read at a share of delta.
 
-    Guarantees: with `share` at most one over the number of points at which the run could have ended, `epsilon` at each of them, at the
-    same delta, is an ex-post guarantee of the run, whatever rule ended it.
+    Guarantees: with `share` at most one over the number of points at which the run could have
+    ended, `epsilon` at each of them, at the same delta, is an ex-post guarantee of the run,
+    whatever rule ended it.
     """
 
     curve: Curve
@@ -61,7 +71,11 @@ class ExPost:
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`."""
-        return math.inf if 0 < delta * self.share < LEAST or self.share < LEAST else self.curve.epsilon(delta * self.share)
+        return (
+            math.inf
+            if 0 < delta * self.share < LEAST or self.share < LEAST
+            else self.curve.epsilon(delta * self.share)
+        )
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon`."""
@@ -73,7 +87,9 @@ class ExPost:
 
 
 class Adaptive:
-    """An accountant that also knows runs which end early: it reads their curves at their share of delta."""
+    """An accountant that also knows runs which end early: it reads their curves at their share of
+    delta.
+    """
 
     def __init__(self, plain: Accountant) -> None:
         self._plain, self.name = plain, plain.name
@@ -86,7 +102,9 @@ class Adaptive:
         return self._plain.why_not(unwrapped(event)[0], Adjacency.parse(adjacency))
 
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
-        """That of the run as it ended, at its share of delta. An adjacency may be given by its name."""
+        """That of the run as it ended, at its share of delta. An adjacency may be given by its
+        name.
+        """
         inner, share = unwrapped(event)
         found = self._plain.curve(inner, Adjacency.parse(adjacency))
         return found if share == 1 else ExPost(found, share)

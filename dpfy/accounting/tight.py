@@ -1,4 +1,6 @@
-"""The tight accountant: upper and lower bounds on epsilon that agree to four digits, from one event."""
+"""The tight accountant: upper and lower bounds on epsilon that agree to four digits, from one
+event.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ COARSE = 5e-3
 CUT = 1e-4
 """The part of delta that pays for capping outliers."""
 UNTILTED, CERTAIN = 1e-9, 40.0
-"""A tilt that changes nothing, and how many standard deviations above epsilon the mean loss may lie before delta counts as 1."""
+"""A tilt that changes nothing, and how many standard deviations above epsilon the mean loss may lie
+before delta counts as 1.
+"""
 NEGLIGIBLE = -80.0
 """Below this log of delta the Chernoff bound itself is reported."""
 
@@ -70,7 +74,9 @@ class TightCurve:
         self._chernoff: dict[tuple[Sum, float], tuple[float, float]] = {}
 
     def epsilon(self, delta: float) -> float:
-        """Upper bound on epsilon at `delta`; where delta is below what can be certified, an error that says so."""
+        """Upper bound on epsilon at `delta`; where delta is below what can be certified, an error
+        that says so.
+        """
         delta_within(check.inside_unit("delta", delta))
         if delta >= self._touched:
             return 0.0
@@ -79,16 +85,26 @@ class TightCurve:
         return self._upper[delta]
 
     def quick(self, delta: float) -> float:
-        """A coarse upper bound on epsilon at `delta` that is computed at once, by Chernoff's inequality."""
+        """A coarse upper bound on epsilon at `delta` that is computed at once, by Chernoff's
+        inequality.
+        """
         delta_within(check.inside_unit("delta", delta))
-        return 0.0 if delta >= self._touched else max(self._quick(total, delta) for total in self._directions)
+        return (
+            0.0
+            if delta >= self._touched
+            else max(self._quick(total, delta) for total in self._directions)
+        )
 
     def quick_log_delta(self, epsilon: float) -> float:
         """A coarse upper bound on the log of delta at `epsilon`, as `quick` is on epsilon."""
         found = 0.0
         for total in self._directions:
             finite = total.infinity < 1 and epsilon < total.top
-            found = max(found, total.infinity + (math.exp(min(0.0, self._sharpest(total, epsilon)[1])) if finite else 0.0))
+            found = max(
+                found,
+                total.infinity
+                + (math.exp(min(0.0, self._sharpest(total, epsilon)[1])) if finite else 0.0),
+            )
         return math.log(min(found, 1.0)) if found > 0 else -math.inf
 
     def _sharpest(self, total: Sum, epsilon: float) -> tuple[float, float]:
@@ -101,8 +117,11 @@ class TightCurve:
         """The upper bound of the direction that decides."""
         quick = [self._quick(total, delta) for total in self._directions]
         worst, answers = 0.0, [0.0]
-        for total, value in sorted(zip(self._directions, quick, strict=True), key=lambda pair: -pair[1]):
-            # A direction whose upper bound is below what the worst one surely reaches cannot decide.
+        for total, value in sorted(
+            zip(self._directions, quick, strict=True), key=lambda pair: -pair[1]
+        ):
+            # A direction whose upper bound is below what the worst one surely reaches cannot
+            # decide.
             if value >= 0.9 * worst:
                 value = self._rough(total, delta)
                 worst = max(worst, value)
@@ -112,26 +131,38 @@ class TightCurve:
     def epsilon_lower(self, delta: float) -> float | None:
         """Lower bound on the exact epsilon at `delta`.
 
-        Guarantees: at most `epsilon` of the same delta; a bound on the wrong side of it raises `Internal`.
+        Guarantees: at most `epsilon` of the same delta; a bound on the wrong side of it raises
+        `Internal`.
         """
         delta_within(check.inside_unit("delta", delta))
         if delta >= self._touched:
             return 0.0
-        attained = _directions(_attained(self._parts)) if any(r.attained for r, _ in self._parts.releases) else self._directions
+        attained = (
+            _directions(_attained(self._parts))
+            if any(r.attained for r, _ in self._parts.releases)
+            else self._directions
+        )
         best = max(attained, key=lambda total: self._quick(total, delta))
         self._rough(best, delta)
         lower, upper = max(0.0, self._bound(best, delta, DOWN_SIDE)), self.epsilon(delta)
         if lower > upper:
-            raise Internal("an upper bound on epsilon lies above the lower bound", f"{upper:.9g} is below {lower:.9g}")
+            raise Internal(
+                "an upper bound on epsilon lies above the lower bound",
+                f"{upper:.9g} is below {lower:.9g}",
+            )
         return lower
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon`."""
         check.nonnegative("epsilon", epsilon)
-        return min(1.0, self._touched, max(self._delta(total, epsilon) for total in self._directions))
+        return min(
+            1.0, self._touched, max(self._delta(total, epsilon) for total in self._directions)
+        )
 
     def _quick(self, whole: Sum, delta: float) -> float:
-        """The Chernoff bound in one direction, or the largest loss; remembers the tilt at which it is sharpest."""
+        """The Chernoff bound in one direction, or the largest loss; remembers the tilt at which it
+        is sharpest.
+        """
         if delta <= whole.infinity:
             return math.inf
         if (whole, delta) not in self._tilts:
@@ -155,7 +186,11 @@ class TightCurve:
         for _ in range(8):
             spacing = final_spacing(total, found, COARSE)
             try:
-                reading = Reading(compose_sum(total, found, spacing, UP, rough=True), total.infinity + total.cut, 1)
+                reading = Reading(
+                    compose_sum(total, found, spacing, UP, rough=True),
+                    total.infinity + total.cut,
+                    1,
+                )
             except Unsupported:
                 break
             value = min(value, reading.epsilon(delta))
@@ -175,7 +210,11 @@ class TightCurve:
         except Unsupported:  # no lattice serves: what is known without one stands
             return found.epsilon if sign > 0 else -math.inf
         if sign > 0:
-            return min(Reading(lattice, total.infinity + total.cut, 1).epsilon(delta), found.epsilon, total.top)
+            return min(
+                Reading(lattice, total.infinity + total.cut, 1).epsilon(delta),
+                found.epsilon,
+                total.top,
+            )
         return Reading(lattice, total.infinity, -1).epsilon(delta)
 
     def _delta(self, whole: Sum, epsilon: float) -> float:
@@ -185,7 +224,9 @@ class TightCurve:
             return whole.infinity * (1 + 1e-9)
         usual = whole.log_mgf(UNTILTED)
         if usual.mean - epsilon > CERTAIN * math.sqrt(max(usual.variance, 0.0)):
-            return 1.0  # nearly every loss is larger: delta is 1 to three digits, and no lattice needs to say so
+            # nearly every loss is larger: delta is 1 to three digits, and no lattice needs to say
+            # so
+            return 1.0
         best, log_bound = self._sharpest(whole, epsilon)
         answer = min(1.0, whole.infinity + math.exp(min(0.0, log_bound)) * (1 + 1e-6))
         if log_bound < NEGLIGIBLE:
@@ -197,7 +238,9 @@ class TightCurve:
             found = saddle(total, math.exp(min(max(log_bound, -700.0), -1e-9)), best, epsilon)
             spacing = final_spacing(total, found, TOLERANCE)
             try:
-                reading = Reading(compose_sum(total, found, spacing, UP), total.infinity + total.cut, 1)
+                reading = Reading(
+                    compose_sum(total, found, spacing, UP), total.infinity + total.cut, 1
+                )
             except Unsupported:
                 break
             before, answer = answer, min(answer, reading.delta(epsilon))
@@ -210,7 +253,9 @@ UP_SIDE, DOWN_SIDE = (UP, 1), (DOWN, -1)
 
 
 def chernoff(total: Sum, epsilon: float) -> tuple[float, float]:
-    """The log of the tilt at which the Chernoff bound on delta at `epsilon` is smallest, and the log of the bound."""
+    """The log of the tilt at which the Chernoff bound on delta at `epsilon` is smallest, and the
+    log of the bound.
+    """
 
     def bound(log_s: float) -> float:
         s = math.exp(log_s)
@@ -221,18 +266,29 @@ def chernoff(total: Sum, epsilon: float) -> tuple[float, float]:
 
 
 def _directions(parts: Composition) -> list[Sum]:
-    """The composition as seen by a removed and by an added unit; one of them where both are the same."""
+    """The composition as seen by a removed and by an added unit; one of them where both are the
+    same.
+    """
     from dpfy.accounting.gaussian_losses import GaussianPair
 
-    plain = [(GaussianPair(1 / math.sqrt(parts.gaussian), ((1.0, 1.0),), ((1.0, 0.0),)), 1)] if parts.gaussian else []
+    plain = (
+        [(GaussianPair(1 / math.sqrt(parts.gaussian), ((1.0, 1.0),), ((1.0, 0.0),)), 1)]
+        if parts.gaussian
+        else []
+    )
     removed = Sum((*((verified(r.removed), n) for r, n in parts.releases), *plain))
     added = Sum((*((verified(r.added), n) for r, n in parts.releases), *plain))
     return [removed] if removed == added else [removed, added]
 
 
 def _attained(parts: Composition) -> Composition:
-    """The losses of data sets that exist. Steps may look at different properties of the same records, so all can occur together."""
-    lower = [(replace(r, removed=r.attained[0], added=r.attained[1]) if r.attained else r, n) for r, n in parts.releases]
+    """The losses of data sets that exist. Steps may look at different properties of the same
+    records, so all can occur together.
+    """
+    lower = [
+        (replace(r, removed=r.attained[0], added=r.attained[1]) if r.attained else r, n)
+        for r, n in parts.releases
+    ]
     return replace(parts, releases=tuple(lower))
 
 
@@ -250,7 +306,9 @@ def only_leaf(event: Event) -> Event | None:
 
 
 class Tight:
-    """The default accountant. Stateless; supports every event that some language of accounting knows, and every mixture of them."""
+    """The default accountant. Stateless; supports every event that some language of accounting
+    knows, and every mixture of them.
+    """
 
     name = "tight"
 
@@ -265,11 +323,14 @@ class Tight:
     def curve(self, event: Any, adjacency: Adjacency) -> Curve:
         """The curve of `event`: of a unit that lies, or moves, where it costs most.
 
-        Guarantees: `epsilon` and `delta` are upper bounds on the exact curve of the dominating pairs of the event, `epsilon_lower` a
-        lower bound (None where no release has an exact pair); discretisation, truncation and rounding are charged to the private side.
+        Guarantees: `epsilon` and `delta` are upper bounds on the exact curve of the dominating
+        pairs of the event, `epsilon_lower` a lower bound (None where no release has an exact pair);
+        discretisation, truncation and rounding are charged to the private side.
         """
         from dpfy.accounting.mixtures import curve
 
-        if isinstance(choice := only_leaf(event), OneOf):  # alone: delta is the mean over the choices, which are seen
+        if isinstance(
+            choice := only_leaf(event), OneOf
+        ):  # alone: delta is the mean over the choices, which are seen
             return worst([self.curve(part, adjacency) for part in choice.events])
         return worst([curve(world) for world in every_world(event, adjacency)])

@@ -1,7 +1,9 @@
-"""What hyperparameter tuning costs, by every route with a proof: composition, and a random number of trials.
+"""What hyperparameter tuning costs, by every route with a proof: composition, and a random number
+of trials.
 
-The guide (Ponomareva et al. 2023, appendix C.3) prints a third figure, for choosing among a fixed number of runs with the exponential
-mechanism. It is no bound: every run has already spent its epsilon on the same records. :func:`printed` gives it, apart from the bounds.
+The guide (Ponomareva et al. 2023, appendix C.3) prints a third figure, for choosing among a fixed
+number of runs with the exponential mechanism. It is no bound: every run has already spent its
+epsilon on the same records. :func:`printed` gives it, apart from the bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from dpfy.core.trials import gamma_for
 from dpfy.core.unit import Adjacency
 
 NEARLY = 0.999
-"""A delta that is known is an upper bound: so much of it is taken for the delta itself where orders are left out."""
+"""A delta that is known is an upper bound: so much of it is taken for the delta itself where orders
+are left out.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ class Route:
 
 @dataclass(frozen=True)
 class Printed:
-    """A figure that a paper prints for a route, and that is not a bound: it has no epsilon that could be sorted with those of routes."""
+    """A figure that a paper prints for a route, and that is not a bound: it has no epsilon that
+    could be sorted with those of routes.
+    """
 
     name: str
     figure: float
@@ -54,15 +60,26 @@ def trials_pmf(shape: float, gamma: float, trials: int) -> float:
     if shape == 0:
         return (1 - gamma) ** trials / (trials * math.log(1 / gamma))
     log_gammas = math.lgamma(trials + shape) - math.lgamma(trials + 1) - math.lgamma(1 + shape)
-    return shape * math.exp(log_gammas + trials * math.log1p(-gamma)) / math.expm1(-shape * math.log(gamma))
+    return (
+        shape
+        * math.exp(log_gammas + trials * math.log1p(-gamma))
+        / math.expm1(-shape * math.log(gamma))
+    )
 
 
-def selected(orders: Array, values: Array, mean: float, shape: float, delta_of: Callable[[float], float] | None = None) -> Array:
+def selected(
+    orders: Array,
+    values: Array,
+    mean: float,
+    shape: float,
+    delta_of: Callable[[float], float] | None = None,
+) -> Array:
     """Rényi divergences of releasing the best of a random number of runs, given those of one run.
 
-    Papernot & Steinke 2022: Theorem 2 for the truncated negative binomial, any shape > -1, with the best pair of orders; Theorem 6
-    for Poisson (shape infinity), where `delta_of(epsilon)` is the privacy curve of one run (by default the one that the
-    divergences imply) at epsilon-hat = log(1 + 1/(order - 1)).
+    Papernot & Steinke 2022: Theorem 2 for the truncated negative binomial, any shape > -1, with the
+    best pair of orders; Theorem 6 for Poisson (shape infinity), where `delta_of(epsilon)` is the
+    privacy curve of one run (by default the one that the divergences imply) at epsilon-hat = log(1
+    + 1/(order - 1)).
     """
     if math.isinf(shape):
         curve = delta_of if delta_of is not None else (lambda e: rdp.to_delta(orders, values, e))
@@ -73,16 +90,20 @@ def selected(orders: Array, values: Array, mean: float, shape: float, delta_of: 
 
 
 def _with_none(orders: Array, some: Array, mean: float) -> Array:
-    """The divergences of a Poisson number of runs, given the part of them that outcomes of at least one run have.
+    """The divergences of a Poisson number of runs, given the part of them that outcomes of at least
+    one run have.
 
-    A Poisson number may be 0, and then nothing comes out: a further outcome, of probability e^-mean in both worlds. The moment of all
-    outcomes is the sum of both; the theorem's own formula leaves it out and is below zero where the mean is below 1.
+    A Poisson number may be 0, and then nothing comes out: a further outcome, of probability e^-mean
+    in both worlds. The moment of all outcomes is the sum of both; the theorem's own formula leaves
+    it out and is below zero where the mean is below 1.
     """
     return np.asarray(np.logaddexp(-mean, (orders - 1) * some) / (orders - 1))
 
 
 def selected_at(orders: Array, values: Array, mean: float, shape: float, hat: float) -> Array:
-    """`selected` with the second order of Theorem 2 fixed to `hat`, which must be one of the orders."""
+    """`selected` with the second order of Theorem 2 fixed to `hat`, which must be one of the
+    orders.
+    """
     at = int(np.argmin(np.abs(orders - hat)))
     cost = (1 - 1 / orders[at]) * values[at] + math.log(1 / gamma_for(shape, mean)) / orders[at]
     return np.asarray(values + (1 + shape) * cost + math.log(mean) / (orders - 1))
@@ -97,7 +118,9 @@ def random_trials(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     tight: bool = False,
 ) -> float:
-    """The epsilon of releasing the best of a random number of runs of `event`; `tight` uses the exact curve of one run."""
+    """The epsilon of releasing the best of a random number of runs of `event`; `tight` uses the
+    exact curve of one run.
+    """
     orders = np.asarray(rdp.ORDERS)
     adjacency = Adjacency.parse(adjacency)
     values = rdp.divergences(event, adjacency)
@@ -108,13 +131,18 @@ def random_trials(
 
 
 def _poisson_tight(orders: Array, values: Array, mean: float, delta: float, curve: Curve) -> float:
-    """Theorem 6 with the exact curve, asked only at orders that can still win. Any order gives a bound, so leaving some out is sound.
+    """Theorem 6 with the exact curve, asked only at orders that can still win. Any order gives a
+    bound, so leaving some out is sound.
 
-    The delta of one run adds at least what it is at a larger epsilon, and epsilon-hat falls as the order grows.
+    The delta of one run adds at least what it is at a larger epsilon, and epsilon-hat falls as the
+    order grows.
     """
 
     def reached(k: int, hat: float) -> float:
-        order, some = orders[k : k + 1], values[k : k + 1] + mean * hat + math.log(mean) / (orders[k : k + 1] - 1)
+        order, some = (
+            orders[k : k + 1],
+            values[k : k + 1] + mean * hat + math.log(mean) / (orders[k : k + 1] - 1),
+        )
         return rdp.to_epsilon(order, _with_none(order, some, mean), delta)
 
     best, asked = math.inf, [(0.0, 0.0)]
@@ -128,10 +156,12 @@ def _poisson_tight(orders: Array, values: Array, mean: float, delta: float, curv
 
 
 def exponential(trials: int, failure: float, within: float) -> float:
-    """The epsilon of the choice alone among `trials` models by the exponential mechanism (Abadi et al. 2016, appendix D).
+    """The epsilon of the choice alone among `trials` models by the exponential mechanism (Abadi et
+    al. 2016, appendix D).
 
-    What the models themselves cost is not in it: they must be composed with the choice. The chosen model is within `within` correct
-    answers of the best with probability 1 - `failure`; solves within = 4/e' ln(trials / (failure e')) and returns 8 e'.
+    What the models themselves cost is not in it: they must be composed with the choice. The chosen
+    model is within `within` correct answers of the best with probability 1 - `failure`; solves
+    within = 4/e' ln(trials / (failure e')) and returns 8 e'.
     """
     check.integer("trials", trials)
     check.inside_unit("failure", failure)
@@ -143,8 +173,11 @@ def exponential(trials: int, failure: float, within: float) -> float:
     return 8 * least(needed, within, start=1e-2)
 
 
-def routes(event: Event, trials: int, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> list[Route]:
-    """Every proven route's price for trying `trials` settings of `event` on average, cheapest first.
+def routes(
+    event: Event, trials: int, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+) -> list[Route]:
+    """Every proven route's price for trying `trials` settings of `event` on average, cheapest
+    first.
 
     Guarantees: every epsilon is an upper bound for the release that its route makes.
     """
@@ -152,8 +185,14 @@ def routes(event: Event, trials: int, delta: float, *, adjacency: Adjacency = Ad
     tight, renyi = Tight(), rdp.Rdp()
     mean = float(trials)
     price = {
-        "compose, rdp": (renyi.curve(everything, adjacency).epsilon(delta), "every run may be released"),
-        "compose, tight": (tight.curve(everything, adjacency).epsilon(delta), "every run may be released"),
+        "compose, rdp": (
+            renyi.curve(everything, adjacency).epsilon(delta),
+            "every run may be released",
+        ),
+        "compose, tight": (
+            tight.curve(everything, adjacency).epsilon(delta),
+            "every run may be released",
+        ),
         "random trials, logarithmic (eta 0), rdp": (
             random_trials(event, mean, 0.0, delta, adjacency=adjacency),
             "often few trials",
@@ -162,16 +201,24 @@ def routes(event: Event, trials: int, delta: float, *, adjacency: Adjacency = Ad
             random_trials(event, mean, 1.0, delta, adjacency=adjacency),
             "sometimes few trials",
         ),
-        "random trials, Poisson, rdp": (random_trials(event, mean, math.inf, delta, adjacency=adjacency), "close to the mean"),
+        "random trials, Poisson, rdp": (
+            random_trials(event, mean, math.inf, delta, adjacency=adjacency),
+            "close to the mean",
+        ),
         "random trials, Poisson, tight": (
             random_trials(event, mean, math.inf, delta, adjacency=adjacency, tight=True),
             "close to the mean",
         ),
     }
-    return sorted((Route(name, epsilon, note) for name, (epsilon, note) in price.items()), key=lambda route: route.epsilon)
+    return sorted(
+        (Route(name, epsilon, note) for name, (epsilon, note) in price.items()),
+        key=lambda route: route.epsilon,
+    )
 
 
-def cheapest(event: Event, trials: int, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> Route:
+def cheapest(
+    event: Event, trials: int, delta: float, *, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+) -> Route:
     """The cheapest route with a proof."""
     return routes(event, trials, delta, adjacency=adjacency)[0]
 
@@ -186,10 +233,15 @@ def printed(
     accuracy: float = 0.01,
     failure: float = 0.01,
 ) -> Printed:
-    """The guide's figure for the exponential mechanism over a fixed number of runs: the larger of one run and the choice.
+    """The guide's figure for the exponential mechanism over a fixed number of runs: the larger of
+    one run and the choice.
 
-    It is not a bound. Ten runs, each a randomised response of epsilon 1, have a true loss of 10 when all of them give the same answer,
-    and this figure is below 3. It is shown because readers of the guide look for it; never compare it with a bound.
+    It is not a bound. Ten runs, each a randomised response of epsilon 1, have a true loss of 10
+    when all of them give the same answer, and this figure is below 3. It is shown because readers
+    of the guide look for it; never compare it with a bound.
     """
     single = Tight().curve(event, Adjacency.parse(adjacency)).epsilon(delta)
-    return Printed("exponential mechanism (appendix C.3)", max(single, exponential(trials, failure, accuracy * validation)))
+    return Printed(
+        "exponential mechanism (appendix C.3)",
+        max(single, exponential(trials, failure, accuracy * validation)),
+    )

@@ -1,1 +1,3 @@
-"""Lower bounds on epsilon measured from outside: estimators, attacks, deterministic checks, and the bugs they must catch."""
+"""Lower bounds on epsilon measured from outside: estimators, attacks, deterministic checks, and the
+bugs they must catch.
+"""

@@ -1,4 +1,6 @@
-"""Checks of private answers: one unit moves one vote, and each release is paid for before it is made, once. They use no chance."""
+"""Checks of private answers: one unit moves one vote, and each release is paid for before it is
+made, once. They use no chance.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,35 @@ from dpfy.audit.bench import Bench, Bug
 def one_vote(bench: Bench, bug: Bug) -> str | None:
     """An owner who leaves moves one vote: one count falls by 1, another rises by 1."""
     moved = bench.votes_moved(bug)
-    return None if moved <= 2 else f"one owner moves counts by {moved} in all, where one vote moves them by 2"
+    return (
+        None
+        if moved <= 2
+        else f"one owner moves counts by {moved} in all, where one vote moves them by 2"
+    )
 
 
 def paid_before(bench: Bench, bug: Bug) -> str | None:
-    """When noise is drawn the disk says so already; over restarts no more is released than was paid for."""
+    """When noise is drawn the disk says so already; over restarts no more is released than was paid
+    for.
+    """
     most, seen = bench.answer_bills(bug)
     for number, durable in seen:
         if durable < number:
-            return f"noise of release {number} was drawn while the disk said that {durable} may have been made"
+            return (
+                f"noise of release {number} was drawn while the disk said that {durable} may have "
+                f"been made"
+            )
     return None if len(seen) <= most else f"{len(seen)} releases were made, {most} were paid for"
 
 
 def checks_paid(bench: Bench, bug: Bug) -> str | None:
     """Whether voters agree is a release too, also where the answer is none."""
     asked, counted = bench.checks_counted(bug)
-    return None if counted == asked else f"{asked} questions were checked for agreement, {counted} checks were paid for"
+    return (
+        None
+        if counted == asked
+        else f"{asked} questions were checked for agreement, {counted} checks were paid for"
+    )
 
 
 def asked_again(bench: Bench, bug: Bug) -> str | None:
@@ -39,19 +54,30 @@ def asked_again(bench: Bench, bug: Bug) -> str | None:
 def published(bench: Bench, bug: Bug) -> str | None:
     """The card of a service is the same whatever its voters know, until an answer was given."""
     one, other = bench.cards_of_answers(bug)
-    return None if one == other else "the card says something that depends on the votes and was not made private"
+    return (
+        None
+        if one == other
+        else "the card says something that depends on the votes and was not made private"
+    )
 
 
 def smooth_bill(bench: Bench, bug: Bug) -> str | None:
-    """What gets noise in the bill of the votes at hand is moved by one voter by at most what the noise is made for."""
+    """What gets noise in the bill of the votes at hand is moved by one voter by at most what the
+    noise is made for.
+    """
     moved, made_for = bench.bill_moved(bug)
     return (
-        None if moved <= made_for else f"one voter moves the bill of votes by {moved:.3g}, its noise is made for {made_for:.3g}"
+        None
+        if moved <= made_for
+        else f"one voter moves the bill of votes by {moved:.3g}, its noise is made for "
+        f"{made_for:.3g}"
     )
 
 
 def stated_bill(bench: Bench, bug: Bug) -> str | None:
-    """What is stated about the votes at hand is not below the truth (the chance that it is, one in a million, does not show)."""
+    """What is stated about the votes at hand is not below the truth (the chance that it is, one in
+    a million, does not show).
+    """
     stated, below = bench.bills_stated(bug)
     return None if not below else f"{below} of {stated} bills of votes were stated below the truth"
 
@@ -61,7 +87,11 @@ def student(bench: Bench, bug: Bug) -> str | None:
     one, other, alike = bench.students(bug)
     if not alike:
         return "teachers that must agree did not, so that nothing could be compared"
-    return None if one == other else "the student depends on private records beside the answers that were paid for"
+    return (
+        None
+        if one == other
+        else "the student depends on private records beside the answers that were paid for"
+    )
 
 
 CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {

@@ -1,7 +1,8 @@
-"""Lower bounds on epsilon from scores of independent trials: many runs, or many canaries that do not disturb each other.
+"""Lower bounds on epsilon from scores of independent trials: many runs, or many canaries that do
+not disturb each other.
 
-A trial is one coin: the canary was in, or out, and the attacker saw one score. Every estimator fixes its threshold without a look at
-the trials that it then counts.
+A trial is one coin: the canary was in, or out, and the attacker saw one score. Every estimator
+fixes its threshold without a look at the trials that it then counts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 INDEPENDENT = "trials are independent: one canary's score does not depend on another canary's coin"
 THRESHOLD = "the threshold was fixed before the counted trials were seen"
-SHAPE = "between nothing and the claim, the leak has the shape of the family ({}); that the claim is exceeded needs no shape"
+SHAPE = (
+    "between nothing and the claim, the leak has the shape of the family ({}); that the claim is "
+    "exceeded needs no shape"
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,11 @@ class Scores:
         for name in ("inside", "outside"):
             values = np.asarray(getattr(self, name), dtype=np.float64).reshape(-1)
             if not len(values) or np.isnan(values).any():
-                raise InvalidInput(f"scores.{name}", f"{len(values)} values", "must hold at least one score, and no NaN")
+                raise InvalidInput(
+                    f"scores.{name}",
+                    f"{len(values)} values",
+                    "must hold at least one score, and no NaN",
+                )
             object.__setattr__(self, name, values)
 
     @classmethod
@@ -55,7 +63,9 @@ class Scores:
         rng = Randomness.for_tests(seed).generator("audit split", 0)
         a, b = rng.permutation(self.inside), rng.permutation(self.outside)
         if len(a) < 2 or len(b) < 2:
-            raise InvalidInput("scores", len(self), "must hold at least two scores on each side to split")
+            raise InvalidInput(
+                "scores", len(self), "must hold at least two scores on each side to split"
+            )
         i, o = len(a) // 2, len(b) // 2
         return Scores(a[:i], b[:o]), Scores(a[i:], b[o:])
 
@@ -72,18 +82,28 @@ class Rates:
     @classmethod
     def at(cls, scores: Scores, threshold: float) -> Rates:
         """Count scores above `threshold`."""
-        hits, alarms = int((scores.inside > threshold).sum()), int((scores.outside > threshold).sum())
+        hits, alarms = (
+            int((scores.inside > threshold).sum()),
+            int((scores.outside > threshold).sum()),
+        )
         return cls(hits, len(scores.inside), alarms, len(scores.outside))
 
     def limits(self, alpha: float) -> tuple[float, float]:
-        """(upper limit of the false-positive rate, upper limit of the false-negative rate), both true but for `alpha`."""
+        """(upper limit of the false-positive rate, upper limit of the false-negative rate), both
+        true but for `alpha`.
+        """
         fpr = intervals.upper(self.false_positives, self.outside, alpha / 2)
         fnr = intervals.upper(self.inside - self.true_positives, self.inside, alpha / 2)
         return fpr, fnr
 
 
 def clopper_pearson(
-    scores: Scores, *, delta: float, confidence: float = 0.95, threshold: float | None = None, seed: int = 0
+    scores: Scores,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    threshold: float | None = None,
+    seed: int = 0,
 ) -> LowerBound:
     """The hypothesis-testing bound (Jagielski et al. 2020): no assumption on the shape of the leak.
 
@@ -93,13 +113,28 @@ def clopper_pearson(
     fpr, fnr = Rates.at(counted, at).limits(1 - confidence)
     epsilon = _from_rates(fpr, fnr, check.fraction("delta", delta))
     detail = {"fpr_upper": fpr, "fnr_upper": fnr, "threshold": at}
-    return LowerBound(epsilon, delta, confidence, "clopper-pearson", len(counted), (INDEPENDENT, THRESHOLD), detail)
+    return LowerBound(
+        epsilon,
+        delta,
+        confidence,
+        "clopper-pearson",
+        len(counted),
+        (INDEPENDENT, THRESHOLD),
+        detail,
+    )
 
 
 def gaussian_fit(
-    scores: Scores, *, delta: float, confidence: float = 0.95, threshold: float | None = None, seed: int = 0
+    scores: Scores,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    threshold: float | None = None,
+    seed: int = 0,
 ) -> LowerBound:
-    """The Gaussian-DP bound (Nasr et al. 2023): two limits on the rates exclude every mu below mu_lower."""
+    """The Gaussian-DP bound (Nasr et al. 2023): two limits on the rates exclude every mu below
+    mu_lower.
+    """
     from scipy.special import ndtri
 
     counted, at = _threshold(scores, delta, confidence, threshold, seed)
@@ -107,24 +142,47 @@ def gaussian_fit(
     mu = max(0.0, float(-ndtri(fpr) - ndtri(fnr))) if fpr < 1 and fnr < 1 else 0.0
     assumptions = (INDEPENDENT, THRESHOLD, SHAPE.format("gaussian"))
     detail = {"fpr_upper": fpr, "fnr_upper": fnr, "threshold": at, "mu_lower": mu}
-    return LowerBound(gaussian_epsilon(mu, delta), delta, confidence, "gaussian-fit", len(counted), assumptions, detail)
+    return LowerBound(
+        gaussian_epsilon(mu, delta),
+        delta,
+        confidence,
+        "gaussian-fit",
+        len(counted),
+        assumptions,
+        detail,
+    )
 
 
 def by_accuracy(
-    correct: int, guesses: int, *, delta: float, family: Family | None = None, confidence: float = 0.95
+    correct: int,
+    guesses: int,
+    *,
+    delta: float,
+    family: Family | None = None,
+    confidence: float = 0.95,
 ) -> LowerBound:
-    """From guesses of fair coins: a family member allows at most (1 + total variation) / 2 of them to be right.
+    """From guesses of fair coins: a family member allows at most (1 + total variation) / 2 of them
+    to be right.
 
-    One binomial count instead of two: the most powerful of the estimators here when guesses of all canaries are worth making.
+    One binomial count instead of two: the most powerful of the estimators here when guesses of all
+    canaries are worth making.
 
-    Guarantees: for a mechanism that keeps its claim, the bound is above the claimed epsilon with probability at most
-    1 - confidence, whatever the shape of its leak, if trials are independent and coins fair.
+    Guarantees: for a mechanism that keeps its claim, the bound is above the claimed epsilon with
+    probability at most 1 - confidence, whatever the shape of its leak, if trials are independent
+    and coins fair.
     """
     chosen = family if family is not None else GaussianFamily()
     accuracy = intervals.lower(correct, guesses, 1 - check.inside_unit("confidence", confidence))
-    strength = weakest(lambda s: (1 + chosen.advantage(s)) / 2 < accuracy, chosen.claim, precision=chosen.precision)
+    strength = weakest(
+        lambda s: (1 + chosen.advantage(s)) / 2 < accuracy, chosen.claim, precision=chosen.precision
+    )
     epsilon = chosen.epsilon(strength, delta) if strength > 0 else 0.0
-    assumptions = (INDEPENDENT, THRESHOLD, "canaries were in by independent fair coins", SHAPE.format(chosen.name))
+    assumptions = (
+        INDEPENDENT,
+        THRESHOLD,
+        "canaries were in by independent fair coins",
+        SHAPE.format(chosen.name),
+    )
     detail = {"accuracy": correct / guesses, "accuracy_lower": accuracy, "strength_lower": strength}
     return LowerBound(epsilon, delta, confidence, "accuracy", guesses, assumptions, detail)
 
@@ -136,7 +194,9 @@ def _from_rates(fpr: float, fnr: float, delta: float) -> float:
     return max([0.0, *found])
 
 
-def _threshold(scores: Scores, delta: float, confidence: float, threshold: float | None, seed: int) -> tuple[Scores, float]:
+def _threshold(
+    scores: Scores, delta: float, confidence: float, threshold: float | None, seed: int
+) -> tuple[Scores, float]:
     """The trials to count, and a threshold that they had no part in."""
     check.inside_unit("confidence", confidence)
     if threshold is not None:
@@ -145,5 +205,8 @@ def _threshold(scores: Scores, delta: float, confidence: float, threshold: float
     candidates = np.unique(np.concatenate([chooser.inside, chooser.outside]))
     if len(candidates) > 400:
         candidates = candidates[np.linspace(0, len(candidates) - 1, 400).astype(int)]
-    best = max(candidates, key=lambda at: _from_rates(*Rates.at(chooser, float(at)).limits(1 - confidence), delta))
+    best = max(
+        candidates,
+        key=lambda at: _from_rates(*Rates.at(chooser, float(at)).limits(1 - confidence), delta),
+    )
     return counted, float(best)

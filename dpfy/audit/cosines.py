@@ -1,9 +1,12 @@
-"""Canary users in one run: how far the angles between their updates and the model's movement are from chance.
+"""Canary users in one run: how far the angles between their updates and the model's movement are
+from chance.
 
-A canary user sends a random direction, clipped as everybody's update is. In many dimensions the cosine between a random direction that was
-not sent and the movement of the model is N(0, 1/d); those of canaries that were sent are larger. Epsilon is estimated as that of telling
-a Gaussian with their mean and deviation from N(0, 1/d). It is an estimate of what this attack learns and no bound: lower bounds come from
-the coins of the canaries (:mod:`dpfy.audit.one_run`). Reference: Andrew, Kairouz, Oh, Oprea, McMahan & Suriyakumar 2023, algorithms 2, 3.
+A canary user sends a random direction, clipped as everybody's update is. In many dimensions the
+cosine between a random direction that was not sent and the movement of the model is N(0, 1/d);
+those of canaries that were sent are larger. Epsilon is estimated as that of telling a Gaussian with
+their mean and deviation from N(0, 1/d). It is an estimate of what this attack learns and no bound:
+lower bounds come from the coins of the canaries (:mod:`dpfy.audit.one_run`). Reference: Andrew,
+Kairouz, Oh, Oprea, McMahan & Suriyakumar 2023, algorithms 2, 3.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ Law = tuple[float, float]
 
 @dataclass(frozen=True)
 class CosineEstimate:
-    """What cosines of canaries say: an estimate of epsilon at `delta`, and the two Gaussian laws that it was made of."""
+    """What cosines of canaries say: an estimate of epsilon at `delta`, and the two Gaussian laws
+    that it was made of.
+    """
 
     epsilon: float
     delta: float
@@ -58,7 +63,9 @@ def by_chance(dimension: int) -> Law:
 
 
 def fitted(cosines: ArrayLike) -> Law:
-    """The Gaussian with the mean and deviation of a sample: of canaries that were not sent, where no law is known."""
+    """The Gaussian with the mean and deviation of a sample: of canaries that were not sent, where
+    no law is known.
+    """
     seen = np.asarray(cosines, dtype=np.float64).reshape(-1)
     if len(seen) < 3 or not np.isfinite(seen).all():
         raise InvalidInput("cosines", f"{len(seen)} values", "must be at least 3 finite numbers")
@@ -66,10 +73,14 @@ def fitted(cosines: ArrayLike) -> Law:
 
 
 def told_apart(one: Law, other: Law, delta: float) -> float:
-    """The least epsilon with which two Gaussians are indistinguishable at `delta`, by sums over a fine grid."""
+    """The least epsilon with which two Gaussians are indistinguishable at `delta`, by sums over a
+    fine grid.
+    """
     ends = [mean + sign * WIDE * deviation for mean, deviation in (one, other) for sign in (-1, 1)]
     at = np.linspace(min(ends), max(ends), POINTS)
-    logs = [-0.5 * ((at - m) / s) ** 2 - math.log(s * math.sqrt(2 * math.pi)) for m, s in (one, other)]
+    logs = [
+        -0.5 * ((at - m) / s) ** 2 - math.log(s * math.sqrt(2 * math.pi)) for m, s in (one, other)
+    ]
     step, low, high = float(at[1] - at[0]), 0.0, MOST
     if _left(logs, 0.0, step) <= delta:
         return 0.0

@@ -1,4 +1,6 @@
-"""Checks of private evolution, by record and replay: nothing but noisy votes tells two sets of records apart."""
+"""Checks of private evolution, by record and replay: nothing but noisy votes tells two sets of
+records apart.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from dpfy.audit.bench import Bench, Bug
 
 
 def evolutions(bench: Bench, bug: Bug) -> str | None:
-    """With the same noisy votes the same samples are published, whatever the records; counts are as close as declared."""
+    """With the same noisy votes the same samples are published, whatever the records; counts are as
+    close as declared.
+    """
     for name, run, one, other, strangers in bench.evolutions(bug):
         for fault in replay.check(run, one, other):
             if not (strangers and fault.kind == "distance"):

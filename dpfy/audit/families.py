@@ -1,7 +1,8 @@
-"""One-parameter families of trade-off curves: what an attacker's success rate says about epsilon, if the leak has a known shape.
+"""One-parameter families of trade-off curves: what an attacker's success rate says about epsilon,
+if the leak has a known shape.
 
-`strength` orders a family: more strength is less privacy. An attacker's rates exclude weak members; the weakest member that is left
-gives the lower bound on epsilon.
+`strength` orders a family: more strength is less privacy. An attacker's rates exclude weak members;
+the weakest member that is left gives the lower bound on epsilon.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
     if mu <= 0:
         return 0.0
-    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    first, second = (
+        float(log_ndtr(mu / 2 - epsilon / mu)),
+        epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)),
+    )
     return math.exp(first) * -math.expm1(min(second - first, 0.0))
 
 
@@ -70,7 +74,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class GaussianFamily:
-    """Gaussian differential privacy (Dong, Roth & Su 2022): strength is mu; `claim` is the mu that was claimed."""
+    """Gaussian differential privacy (Dong, Roth & Su 2022): strength is mu; `claim` is the mu that
+    was claimed.
+    """
 
     claim: float = 1.0
     name: str = "gaussian"
@@ -80,7 +86,9 @@ class GaussianFamily:
         """Phi(Phi^-1(1 - fpr) - mu)."""
         from scipy.special import ndtr, ndtri
 
-        return lambda fpr: float(ndtr(ndtri(1 - fpr) - strength)) if 0 < fpr < 1 else float(fpr <= 0)
+        return lambda fpr: (
+            float(ndtr(ndtri(1 - fpr) - strength)) if 0 < fpr < 1 else float(fpr <= 0)
+        )
 
     def advantage(self, strength: float) -> float:
         """2 Phi(mu / 2) - 1."""
@@ -95,7 +103,8 @@ class GaussianFamily:
 class ClaimedFamily:
     """The claimed mechanism with its noise divided by `strength`: strength 1 is the claim itself.
 
-    `at` gives the (epsilon, delta) curve of the mechanism at a strength; the trade-off curve is the envelope of its lines.
+    `at` gives the (epsilon, delta) curve of the mechanism at a strength; the trade-off curve is the
+    envelope of its lines.
     """
 
     at: Callable[[float], Curve]
@@ -111,7 +120,9 @@ class ClaimedFamily:
         """The largest of the lines that the curve excludes: never above the true trade-off."""
         import numpy as np
 
-        heights, slopes = (np.array(part) for part in tradeoff.of_curve(self.at(strength).delta).lines)
+        heights, slopes = (
+            np.array(part) for part in tradeoff.of_curve(self.at(strength).delta).lines
+        )
         return lambda fpr: float((heights - slopes * fpr).max())
 
     def advantage(self, strength: float) -> float:
@@ -126,15 +137,17 @@ class ClaimedFamily:
 def weakest(excluded: Callable[[float], bool], start: float, *, precision: float = 1e-3) -> float:
     """The largest strength found that `excluded` still excludes; 0 if it excludes none.
 
-    Guarantees: the returned strength is excluded (or 0), so that a bound built on it errs to the low side. A member so strong that nobody
-    can compute its curve is not excluded.
+    Guarantees: the returned strength is excluded (or 0), so that a bound built on it errs to the
+    low side. A member so strong that nobody can compute its curve is not excluded.
     """
     low, high = 0.0, start
     while _excludes(excluded, high):
         low, high = high, 2 * high
         if high > 1e6 * start:
             return low
-    while high - low > precision * max(high, 0.1 * start) and high > 1e-2 * start:  # weaker than that is nothing
+    while (
+        high - low > precision * max(high, 0.1 * start) and high > 1e-2 * start
+    ):  # weaker than that is nothing
         middle = (low + high) / 2
         low, high = (middle, high) if _excludes(excluded, middle) else (low, middle)
     return low

@@ -24,5 +24,7 @@ def upper(successes: int, trials: int, alpha: float) -> float:
 def _check(successes: int, trials: int, alpha: float) -> None:
     check.integer("trials", trials)
     if not 0 <= check.integer("successes", successes, least=0) <= trials:
-        raise InvalidInput("successes", successes, f"must be at most the number of trials ({trials})")
+        raise InvalidInput(
+            "successes", successes, f"must be at most the number of trials ({trials})"
+        )
     check.inside_unit("alpha", alpha)

@@ -1,4 +1,5 @@
-"""Checks of releases of labels, and the label-inference audit: how well answers tell which of two labels a record has.
+"""Checks of releases of labels, and the label-inference audit: how well answers tell which of two
+labels a record has.
 
 Statistical checks have a false-alarm rate below 1e-6 each.
 """
@@ -16,17 +17,24 @@ from dpfy.audit.verdict import LowerBound, Verdict
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-SHOWS = "how well whoever sees every answer, and knows how it was drawn, guesses which of two labels each record has"
+SHOWS = (
+    "how well whoever sees every answer, and knows how it was drawn, guesses which of two labels "
+    "each record has"
+)
 DOES_NOT_SHOW = "what features tell about labels, which is not protected, or other attacks"
 SHARES = (0.1, 0.25, 0.5, 1.0)
 """Of the labels that are guessed, those that the answers speak of most clearly."""
 
 
-def inference(scores: ArrayLike, included: ArrayLike, *, epsilon: float, confidence: float = 0.95) -> Verdict:
-    """A lower bound on the pure epsilon of one run whose labels were drawn by fair coins, from `scores` for each coin.
+def inference(
+    scores: ArrayLike, included: ArrayLike, *, epsilon: float, confidence: float = 0.95
+) -> Verdict:
+    """A lower bound on the pure epsilon of one run whose labels were drawn by fair coins, from
+    `scores` for each coin.
 
-    Guarantees: above the true epsilon with probability at most 1 - confidence, for any epsilon-private release (Steinke et al. 2023).
-    `advantage` in the detail is the share of right guesses less that of wrong ones.
+    Guarantees: above the true epsilon with probability at most 1 - confidence, for any
+    epsilon-private release (Steinke et al. 2023). `advantage` in the detail is the share of right
+    guesses less that of wrong ones.
     """
     import numpy as np
 
@@ -39,23 +47,35 @@ def inference(scores: ArrayLike, included: ArrayLike, *, epsilon: float, confide
     best = one_run.best_of(scores, included, made, estimate, confidence)
     every = one_run.Guesses.from_scores(scores, included, count)
     detail = best.detail | {"advantage": 2 * every.right / every.made - 1}
-    bound = LowerBound(best.epsilon, 0.0, confidence, "label inference", count, best.assumptions, detail)
+    bound = LowerBound(
+        best.epsilon, 0.0, confidence, "label inference", count, best.assumptions, detail
+    )
     return Verdict(bound, epsilon, SHOWS, DOES_NOT_SHOW)
 
 
 def label_inference(bench: Bench, bug: Bug) -> str | None:
-    """Records with one label, and with another: nothing that is seen of a record is more than exp(epsilon) times as likely for one."""
+    """Records with one label, and with another: nothing that is seen of a record is more than
+    exp(epsilon) times as likely for one.
+    """
     for name, epsilon, one, other in bench.label_answers(bug):
         if (found := log_ratio(one, other)) > epsilon:
-            return f"{name}: answers tell two labels apart with epsilon at least {found:.3f}, claimed {epsilon:g}"
+            return (
+                f"{name}: answers tell two labels apart with epsilon at least {found:.3f}, claimed "
+                f"{epsilon:g}"
+            )
     return None
 
 
 def labels_replayed(bench: Bench, bug: Bug) -> str | None:
-    """The answers of some labels, replayed on others: what is asked and what is learnt must be the same."""
+    """The answers of some labels, replayed on others: what is asked and what is learnt must be the
+    same.
+    """
     for name, questions, model in bench.labels_replayed(bug):
         if not (questions and model):
-            return f"{name}: {'what is learnt' if questions else 'what is asked'} depends on labels, not on answers alone"
+            return (
+                f"{name}: {'what is learnt' if questions else 'what is asked'} depends on labels, "
+                f"not on answers alone"
+            )
     return None
 
 

@@ -1,8 +1,10 @@
-"""Checks of classical learners: what two neighbours tell apart, the noise of every release, and whether minima were reached.
+"""Checks of classical learners: what two neighbours tell apart, the noise of every release, and
+whether minima were reached.
 
-A fit is recorded on some records and replayed on their neighbours with the same noisy values: then all that differs is what one record
-adds, and must be within the bound of its round; the number of releases, their shapes and the model must be the same. Nothing is
-estimated there. The noise is tested for its scale, with a false-alarm rate below 1e-6, and for values that have none.
+A fit is recorded on some records and replayed on their neighbours with the same noisy values: then
+all that differs is what one record adds, and must be within the bound of its round; the number of
+releases, their shapes and the model must be the same. Nothing is estimated there. The noise is
+tested for its scale, with a false-alarm rate below 1e-6, and for values that have none.
 """
 
 from __future__ import annotations
@@ -24,4 +26,6 @@ def kept(promise: str, bench: Bench, bug: Bug) -> str | None:
     return None
 
 
-CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {name: partial(kept, promise) for name, promise in PROMISES.items()}
+CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
+    name: partial(kept, promise) for name, promise in PROMISES.items()
+}

@@ -1,7 +1,8 @@
 """One run, many canaries: bounds that hold although all canaries share the run's randomness.
 
-Each of m canaries is in by its own fair coin. The attacker sees one output, guesses the coins of r canaries (chosen from the output:
-the highest and the lowest scores) and abstains from the rest. Only the number of right guesses counts.
+Each of m canaries is in by its own fair coin. The attacker sees one output, guesses the coins of r
+canaries (chosen from the output: the highest and the lowest scores) and abstains from the rest.
+Only the number of right guesses counts.
 """
 
 from __future__ import annotations
@@ -36,11 +37,17 @@ class Guesses:
     def __post_init__(self) -> None:
         check.integer("canaries", self.canaries)
         if not 0 <= self.right <= self.made <= self.canaries:
-            raise InvalidInput("guesses", (self.canaries, self.made, self.right), "must be canaries >= made >= right >= 0")
+            raise InvalidInput(
+                "guesses",
+                (self.canaries, self.made, self.right),
+                "must be canaries >= made >= right >= 0",
+            )
 
     @classmethod
     def from_scores(cls, scores: ArrayLike, included: ArrayLike, made: int) -> Guesses:
-        """Guess "in" for the highest made/2 scores and "out" for the lowest; ties are broken by position, not by coin."""
+        """Guess "in" for the highest made/2 scores and "out" for the lowest; ties are broken by
+        position, not by coin.
+        """
         values, coins = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
         if np.isnan(values).any() or values.shape != coins.shape:
             raise InvalidInput("scores", values.shape, "must pair with the coins, without NaN")
@@ -50,10 +57,11 @@ class Guesses:
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """At least the probability of so many right guesses under any (epsilon, delta)-DP mechanism (Steinke et al. 2023, Theorem 5.2).
+    """At least the probability of so many right guesses under any (epsilon, delta)-DP mechanism
+    (Steinke et al. 2023, Theorem 5.2).
 
-    Pure DP makes the count at most Binomial(made, e^eps / (1 + e^eps)) in tail; delta adds 2 m delta times the steepest slope of
-    that tail.
+    Pure DP makes the count at most Binomial(made, e^eps / (1 + e^eps)) in tail; delta adds 2 m
+    delta times the steepest slope of that tail.
     """
     from scipy.special import bdtrc
     from scipy.stats import binom
@@ -69,18 +77,28 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def steinke(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> LowerBound:
-    """The bound of Steinke, Nasr & Jagielski 2023: valid for any mechanism, no shape and no independence of scores needed."""
+    """The bound of Steinke, Nasr & Jagielski 2023: valid for any mechanism, no shape and no
+    independence of scores needed.
+    """
     alpha = 1 - check.inside_unit("confidence", confidence)
-    epsilon = weakest(lambda e: p_value(guesses, e, delta) < alpha, 1.0) if p_value(guesses, 0.0, delta) < alpha else 0.0
-    return LowerBound(epsilon, delta, confidence, "one-run", guesses.canaries, (COINS, COUNTS), _detail(guesses))
+    epsilon = (
+        weakest(lambda e: p_value(guesses, e, delta) < alpha, 1.0)
+        if p_value(guesses, 0.0, delta) < alpha
+        else 0.0
+    )
+    return LowerBound(
+        epsilon, delta, confidence, "one-run", guesses.canaries, (COINS, COUNTS), _detail(guesses)
+    )
 
 
 def too_many_right(guesses: Guesses, tradeoff: Tradeoff, alpha: float) -> bool:
-    """Whether so many right guesses have probability below `alpha` under f-DP (Mahloujifar, Melis & Chaudhuri 2024).
+    """Whether so many right guesses have probability below `alpha` under f-DP (Mahloujifar, Melis &
+    Chaudhuri 2024).
 
-    For any f-DP mechanism the tail masses r_i = sum over j >= i of (j/m) p_j and h_i = sum over j >= i of (1 - j/m) p_j obey
-    h_(i-1) >= f(1 - r_i). Starting from tail `alpha` at the observed count, the smallest masses that obey it are added up; if they
-    exceed what there is, the tail was smaller than `alpha`. `tradeoff` must be symmetric.
+    For any f-DP mechanism the tail masses r_i = sum over j >= i of (j/m) p_j and h_i = sum over j
+    >= i of (1 - j/m) p_j obey h_(i-1) >= f(1 - r_i). Starting from tail `alpha` at the observed
+    count, the smallest masses that obey it are added up; if they exceed what there is, the tail was
+    smaller than `alpha`. `tradeoff` must be symmetric.
     """
     right, made = guesses.right, guesses.made
     share = made / guesses.canaries
@@ -93,19 +111,28 @@ def too_many_right(guesses: Guesses, tradeoff: Tradeoff, alpha: float) -> bool:
     return False
 
 
-def f_dp(guesses: Guesses, *, delta: float, family: Family | None = None, confidence: float = 0.95) -> LowerBound:
-    """The f-DP refinement: the weakest member of the family that could have given so many right guesses.
+def f_dp(
+    guesses: Guesses, *, delta: float, family: Family | None = None, confidence: float = 0.95
+) -> LowerBound:
+    """The f-DP refinement: the weakest member of the family that could have given so many right
+    guesses.
 
-    Guarantees: for a mechanism that keeps the claimed trade-off curve, the bound exceeds the claimed epsilon with probability at
-    most 1 - confidence, with all canaries in one run.
+    Guarantees: for a mechanism that keeps the claimed trade-off curve, the bound exceeds the
+    claimed epsilon with probability at most 1 - confidence, with all canaries in one run.
     """
     chosen = family if family is not None else GaussianFamily()
     alpha = 1 - check.inside_unit("confidence", confidence)
-    strength = weakest(lambda s: too_many_right(guesses, chosen.tradeoff(s), alpha), chosen.claim, precision=chosen.precision)
+    strength = weakest(
+        lambda s: too_many_right(guesses, chosen.tradeoff(s), alpha),
+        chosen.claim,
+        precision=chosen.precision,
+    )
     epsilon = chosen.epsilon(strength, delta) if strength > 0 else 0.0
     shape = f"the leak has the shape of the family ({chosen.name})"
     detail = _detail(guesses) | {"strength_lower": strength}
-    return LowerBound(epsilon, delta, confidence, "one-run f-DP", guesses.canaries, (COINS, COUNTS, shape), detail)
+    return LowerBound(
+        epsilon, delta, confidence, "one-run f-DP", guesses.canaries, (COINS, COUNTS, shape), detail
+    )
 
 
 def best_of(
@@ -115,12 +142,16 @@ def best_of(
     estimate: Callable[[Guesses, float], LowerBound],
     confidence: float = 0.95,
 ) -> LowerBound:
-    """The best bound over several numbers of guesses, each at a confidence raised so that all hold together (Bonferroni)."""
+    """The best bound over several numbers of guesses, each at a confidence raised so that all hold
+    together (Bonferroni).
+    """
     each = 1 - (1 - check.inside_unit("confidence", confidence)) / len(counts)
     found = [estimate(Guesses.from_scores(scores, included, made), each) for made in counts]
     best = max(found, key=lambda bound: bound.epsilon)
     detail = best.detail | {"numbers_of_guesses_tried": float(len(counts))}
-    return LowerBound(best.epsilon, best.delta, confidence, best.method, best.canaries, best.assumptions, detail)
+    return LowerBound(
+        best.epsilon, best.delta, confidence, best.method, best.canaries, best.assumptions, detail
+    )
 
 
 def _detail(guesses: Guesses) -> dict[str, float]:

@@ -25,7 +25,9 @@ RECORDS, LONG = 4, 10.0
 
 
 def log_ratio(one: Outcomes, other: Outcomes, alpha: float = ALPHA) -> float:
-    """A lower bound on the largest log ratio of the chances of one outcome under two inputs, true but for `alpha`."""
+    """A lower bound on the largest log ratio of the chances of one outcome under two inputs, true
+    but for `alpha`.
+    """
     names = np.unique(np.concatenate([one, other]))
     each, best = alpha / (4 * len(names)), 0.0
     for name in names.tolist():
@@ -37,10 +39,15 @@ def log_ratio(one: Outcomes, other: Outcomes, alpha: float = ALPHA) -> float:
 
 
 def local_reports(bench: Bench, bug: Bug) -> str | None:
-    """Reports of two people with different values: no report is more than exp(epsilon) times as likely for one as for the other."""
+    """Reports of two people with different values: no report is more than exp(epsilon) times as
+    likely for one as for the other.
+    """
     for name, epsilon, one, other in bench.reports(bug):
         if (found := log_ratio(one, other)) > epsilon:
-            return f"{name}: a report tells two values apart with epsilon at least {found:.3f}, claimed {epsilon:g}"
+            return (
+                f"{name}: a report tells two values apart with epsilon at least {found:.3f}, "
+                f"claimed {epsilon:g}"
+            )
     return None
 
 
@@ -51,12 +58,15 @@ def kept_answers(bench: Bench, bug: Bug) -> str | None:
     return (
         None
         if found <= epsilon
-        else f"many reports of a device cost epsilon at least {found:.3f}, claimed {epsilon:g} for all of them"
+        else f"many reports of a device cost epsilon at least {found:.3f}, claimed {epsilon:g} for "
+        f"all of them"
     )
 
 
 def _users(bench: Bench) -> tuple[NDArray[np.float64], Outcomes]:
-    """Six users of four records each: the records of a user are long and alike, which clipping them one by one would let add up."""
+    """Six users of four records each: the records of a user are long and alike, which clipping them
+    one by one would let add up.
+    """
     d = max(place.stop for place in bench.parameters.values())
     rng = np.random.default_rng(8)
     own = rng.standard_normal((6, 1, d)) + 0.1 * rng.standard_normal((6, RECORDS, d))
@@ -65,12 +75,16 @@ def _users(bench: Bench) -> tuple[NDArray[np.float64], Outcomes]:
 
 
 def user_sensitivity(bench: Bench, bug: Bug) -> str | None:
-    """Without noise: leaving out all records of one user changes the sum by at most one clip norm."""
+    """Without noise: leaving out all records of one user changes the sum by at most one clip
+    norm.
+    """
     rows, owners = _users(bench)
     whole = bench.users(rows, owners, bug, noise=0.0)[0]
     for user in (0, 3):
         kept = owners != user
-        change = float(np.linalg.norm(whole - bench.users(rows[kept], owners[kept], bug, noise=0.0)[0]))
+        change = float(
+            np.linalg.norm(whole - bench.users(rows[kept], owners[kept], bug, noise=0.0)[0])
+        )
         if not change <= 1 + 1e-3:
             return f"leaving out one user changes the sum by {change:.3f} clip norms"
     return None
@@ -79,9 +93,16 @@ def user_sensitivity(bench: Bench, bug: Bug) -> str | None:
 def user_noise(bench: Bench, bug: Bug) -> str | None:
     """Records without gradients: the noise is that of the claim, in clip norms of a user."""
     rows, owners = _users(bench)
-    seen = bench.users(0 * rows, owners, bug, noise=bench.noise_multiplier, steps=4) / bench.noise_multiplier
+    seen = (
+        bench.users(0 * rows, owners, bug, noise=bench.noise_multiplier, steps=4)
+        / bench.noise_multiplier
+    )
     scale = math.sqrt(float(np.mean(seen**2)))
-    return None if abs(scale - 1) < 6 / math.sqrt(2 * seen.size) else f"noise of {scale:.3f} of what hides a user was added"
+    return (
+        None
+        if abs(scale - 1) < 6 / math.sqrt(2 * seen.size)
+        else f"noise of {scale:.3f} of what hides a user was added"
+    )
 
 
 CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {

@@ -1,4 +1,6 @@
-"""Checks of synthetic images, by record and replay: nothing but noisy sums tells two sets of pictures apart."""
+"""Checks of synthetic images, by record and replay: nothing but noisy sums tells two sets of
+pictures apart.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from dpfy.audit.bench import Bench, Bug
 
 
 def synthetic_images(bench: Bench, bug: Bug) -> str | None:
-    """With the same noisy sums the same images are published, whatever the pictures; mechanisms are given what is as close as declared."""
+    """With the same noisy sums the same images are published, whatever the pictures; mechanisms are
+    given what is as close as declared.
+    """
     for name, run, one, other, strangers in bench.pictures(bug):
         for fault in replay.check(run, one, other):
             if not (strangers and fault.kind == "distance"):

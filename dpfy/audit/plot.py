@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def points(scores: Scores, most: int = 200) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(false-positive rate, true-positive rate) at up to `most` thresholds, from (0, 0) to (1, 1)."""
+    """(false-positive rate, true-positive rate) at up to `most` thresholds, from (0, 0) to (1,
+    1).
+    """
     every = np.unique(np.concatenate([scores.inside, scores.outside]))
     cuts = every[np.linspace(0, len(every) - 1, min(most, len(every))).astype(int)]
     inside, outside = np.sort(scores.inside), np.sort(scores.outside)
@@ -26,7 +28,9 @@ def points(scores: Scores, most: int = 200) -> tuple[NDArray[np.float64], NDArra
 
 
 def beyond(scores: Scores, tradeoff: Tradeoff, confidence: float = 0.95, most: int = 40) -> int:
-    """How many points of the ROC lie on the wrong side of the claim, beyond chance at all `most` thresholds together."""
+    """How many points of the ROC lie on the wrong side of the claim, beyond chance at all `most`
+    thresholds together.
+    """
     fpr, tpr = points(scores, most)
     alpha = (1 - confidence) / len(fpr) / 2
     n_in, n_out = len(scores.inside), len(scores.outside)
@@ -39,7 +43,9 @@ def beyond(scores: Scores, tradeoff: Tradeoff, confidence: float = 0.95, most: i
 
 
 def roc_svg(scores: Scores, tradeoff: Tradeoff, title: str) -> bytes:
-    """The plot as SVG: the attacker's points must lie below the claimed curve, on the private side."""
+    """The plot as SVG: the attacker's points must lie below the claimed curve, on the private
+    side.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -53,7 +59,13 @@ def roc_svg(scores: Scores, tradeoff: Tradeoff, title: str) -> bytes:
     axes.plot(grid, allowed, color="tab:red", label="claimed trade-off")
     axes.plot(*points(scores), color="tab:blue", label=f"attacker ({len(scores)} canaries)")
     axes.plot([0, 1], [0, 1], color="0.6", linestyle=":", label="chance")
-    axes.set(xlabel="false-positive rate", ylabel="true-positive rate", xlim=(0, 1), ylim=(0, 1), title=title)
+    axes.set(
+        xlabel="false-positive rate",
+        ylabel="true-positive rate",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        title=title,
+    )
     axes.legend(loc="lower right", fontsize=8)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})

@@ -1,17 +1,23 @@
-"""Record and replay: what a private computation does on one data set, and on its neighbour when the noisy values are the same.
+"""Record and replay: what a private computation does on one data set, and on its neighbour when the
+noisy values are the same.
 
-A computation is private because of the noise that its mechanisms add, and for no other reason. So it is run twice:
+A computation is private because of the noise that its mechanisms add, and for no other reason. So
+it is run twice:
 
-    record   on the data; every value that a mechanism is given is written down, with its declared bound, and what it answered
-    replay   on the neighbour; each mechanism answers what it answered before
+    record   on the data; every value that a mechanism is given is written down, with its declared
+    bound, and what it answered replay   on the neighbour; each mechanism answers what it answered
+    before
 
-If all that leaves goes through mechanisms, the second run makes the same calls with the same public parameters, and its result is the same,
-bit for bit. What differs has gone around the noise: a count that is divided by, a category that is read off, a case that is skipped. And
-the values that a mechanism was given differ by at most what their bound says. Nothing is estimated: one pair of neighbours that shows a
-difference is a proof. That none shows one is evidence for the pairs that were tried: choose records that lie at the ends of their range,
-alone in their group, missing. (Cebere et al. 2026 found 13 violations in 12 libraries by recording and replaying.)
+If all that leaves goes through mechanisms, the second run makes the same calls with the same public
+parameters, and its result is the same, bit for bit. What differs has gone around the noise: a count
+that is divided by, a category that is read off, a case that is skipped. And the values that a
+mechanism was given differ by at most what their bound says. Nothing is estimated: one pair of
+neighbours that shows a difference is a proof. That none shows one is evidence for the pairs that
+were tried: choose records that lie at the ends of their range, alone in their group, missing.
+(Cebere et al. 2026 found 13 violations in 12 libraries by recording and replaying.)
 
-Not seen here: the law of the noise (a threshold off by one, a seed of one byte), which has tests of its own.
+Not seen here: the law of the noise (a threshold off by one, a seed of one byte), which has tests of
+its own.
 """
 
 from __future__ import annotations
@@ -33,13 +39,17 @@ from dpfy.core.values import Bounded
 
 HOME, RELEASES = "dpfy.mechanisms", ("release", "release_within", "ask")
 SLACK = 1 + 1e-9
-AROUND = "the results differ although every noisy value was the same: something went around the noise"
+AROUND = (
+    "the results differ although every noisy value was the same: something went around the noise"
+)
 D = TypeVar("D")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a mechanism: what is public about it (`mechanism`, `shape`, `bound`), the value it was given, what it answered."""
+    """One use of a mechanism: what is public about it (`mechanism`, `shape`, `bound`), the value it
+    was given, what it answered.
+    """
 
     mechanism: str
     shape: tuple[int, ...]
@@ -73,8 +83,12 @@ class _Tape:
     calls: list[Call] = field(default_factory=list)
     inside: bool = False
 
-    def take(self, real: Callable[..., Any], mechanism: Any, value: Any, *rest: Any, **named: Any) -> Any:
-        """In place of a mechanism's release. One that uses another one is one call; one that selects among runs is made of their calls."""
+    def take(
+        self, real: Callable[..., Any], mechanism: Any, value: Any, *rest: Any, **named: Any
+    ) -> Any:
+        """In place of a mechanism's release. One that uses another one is one call; one that
+        selects among runs is made of their calls.
+        """
         if self.inside or (callable(value) and (not rest or isinstance(rest[0], Permit))):
             return real(mechanism, value, *rest, **named)
         call, place = _call(mechanism, value), len(self.calls)
@@ -84,7 +98,11 @@ class _Tape:
             answer = real(mechanism, value, *rest, **named)
         finally:
             self.inside = False
-        if self.before is not None and place < len(self.before) and self.before[place].public == call.public:
+        if (
+            self.before is not None
+            and place < len(self.before)
+            and self.before[place].public == call.public
+        ):
             answer = self.before[place].answer
         self.calls[place] = replace(call, answer=answer)
         return answer
@@ -100,7 +118,8 @@ def check(
 ) -> list[Fault]:
     """What two neighbours tell apart in `run`, other than by the noise. Nothing, where all is well.
 
-    `run` makes its releases with a fixed secret. `claimed` is the event that is billed for all of them.
+    `run` makes its releases with a fixed secret. `claimed` is the event that is billed for all of
+    them.
     """
     first, second = _Tape(), None
     with _watched(first):
@@ -135,7 +154,11 @@ def _flow(first: list[Call], second: list[Call]) -> Iterator[Fault]:
         yield Fault("flow", f"{len(first)} releases on one, {len(second)} on the other")
     for number, (a, b) in enumerate(zip(first, second, strict=False)):
         if a.public != b.public:
-            yield Fault("flow", f"release {number}: {a.mechanism} of {a.shape} on one, {b.mechanism} of {b.shape} on the other")
+            yield Fault(
+                "flow",
+                f"release {number}: {a.mechanism} of {a.shape} on one, {b.mechanism} of {b.shape} "
+                f"on the other",
+            )
 
 
 def _apart(a: Call, b: Call) -> tuple[float, float, float]:
@@ -152,19 +175,29 @@ def _apart(a: Call, b: Call) -> tuple[float, float, float]:
 def _distance(number: int, a: Call, b: Call, moves: int) -> Iterator[Fault]:
     for name, found, bound in zip(("L2", "L1", "L-infinity"), _apart(a, b), a.bound, strict=True):
         if found > bound * moves * SLACK:
-            words = f"release {number} ({a.mechanism}): the {name} distance is {found:.6g}, declared {bound * moves:.6g}"
+            words = (
+                f"release {number} ({a.mechanism}): the {name} distance is {found:.6g}, declared "
+                f"{bound * moves:.6g}"
+            )
             yield Fault("distance", words)
 
 
-def _cost(first: list[Call], second: list[Call], moves: int, claimed: events.Event) -> Iterator[Fault]:
-    """Whether these neighbours pay more than what is claimed: in pure epsilon where the claim has one, else in zCDP.
+def _cost(
+    first: list[Call], second: list[Call], moves: int, claimed: events.Event
+) -> Iterator[Fault]:
+    """Whether these neighbours pay more than what is claimed: in pure epsilon where the claim has
+    one, else in zCDP.
 
-    A release costs the part of its bill that the distance is of its bound. Those of a group or a level that neighbours share cost nothing.
+    A release costs the part of its bill that the distance is of its bound. Those of a group or a
+    level that neighbours share cost nothing.
     """
     for measure, name, power in ((_pure, "epsilon", 1), (_rho, "zCDP", 2)):
         due = measure(claimed)
         if math.isfinite(due):
-            spent = math.fsum(measure(_once(a.event)) * _part(a, b, moves) ** power for a, b in zip(first, second, strict=True))
+            spent = math.fsum(
+                measure(_once(a.event)) * _part(a, b, moves) ** power
+                for a, b in zip(first, second, strict=True)
+            )
             if spent > due * SLACK:
                 yield Fault("cost", f"the releases cost {name} {spent:.6g}, claimed {due:.6g}")
             return
@@ -177,7 +210,9 @@ def _once(event: events.Event) -> events.Event:
 
 def _part(a: Call, b: Call, moves: int) -> float:
     """Which part of the declared bound the distance is, in the norm that is billed."""
-    norm = 0 if isinstance(_once(a.event), events.Gaussian) else 1 if math.isfinite(a.bound[1]) else 2
+    norm = (
+        0 if isinstance(_once(a.event), events.Gaussian) else 1 if math.isfinite(a.bound[1]) else 2
+    )
     return _apart(a, b)[norm] / (a.bound[norm] * moves)
 
 
@@ -208,12 +243,16 @@ def _rho_leaf(leaf: events.Event) -> float:
         return 0.5 / leaf.noise_multiplier**2
     if isinstance(leaf, events.DiscreteGaussian):
         return 0.5 * (leaf.sensitivity / leaf.sigma) ** 2
-    return leaf.epsilon**2 / 8 if isinstance(leaf, events.BoundedRange) else _pure_leaf(leaf) ** 2 / 2
+    return (
+        leaf.epsilon**2 / 8 if isinstance(leaf, events.BoundedRange) else _pure_leaf(leaf) ** 2 / 2
+    )
 
 
 def _call(mechanism: Any, given: Any) -> Call:
-    """What is written down of a release. Values on a grid are taken in the units of the data; records that a mechanism bounds itself
-    are not looked at, and neither are keys that are not public, nor how many there are."""
+    """What is written down of a release. Values on a grid are taken in the units of the data;
+    records that a mechanism bounds itself are not looked at, and neither are keys that are not
+    public, nor how many there are.
+    """
     tool = getattr(mechanism, "mechanism", mechanism)  # a stream of questions asks for one
     if not isinstance(given, Bounded):
         return Call(repr(tool), (), (math.inf,) * 3, tool.event, ())
@@ -234,7 +273,12 @@ def _norms(given: Bounded[Any]) -> tuple[float, float, float]:
 @contextmanager
 def _watched(tape: _Tape) -> Iterator[None]:
     """Inside the block every release of a mechanism goes through the tape."""
-    held = [(cls, name, vars(cls)[name]) for cls in mechanisms() for name in RELEASES if name in vars(cls)]
+    held = [
+        (cls, name, vars(cls)[name])
+        for cls in mechanisms()
+        for name in RELEASES
+        if name in vars(cls)
+    ]
     for cls, name, real in held:
         setattr(cls, name, _through(tape, real))
     try:

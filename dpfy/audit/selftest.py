@@ -1,4 +1,6 @@
-"""The self-test: every seeded bug must be caught, and the code as it is must pass the same checks."""
+"""The self-test: every seeded bug must be caught, and the code as it is must pass the same
+checks.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,12 @@ def examine(bench: Bench, bug: Bug, names: Iterable[str]) -> Row:
     return Row(bug, said, seconds)
 
 
-def run(bench: Bench, *, every: bool = False, show: Callable[[Row], None] = lambda row: None) -> list[Row]:
-    """The code as it is under all checks, then each bug under its own check, or under all if `every`."""
+def run(
+    bench: Bench, *, every: bool = False, show: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    """The code as it is under all checks, then each bug under its own check, or under all if
+    `every`.
+    """
     rows = []
     for bug in (AS_SHIPPED, *BUGS):
         names = checks.CHECKS if every or not bug.caught_by else [bug.caught_by]

@@ -1,4 +1,6 @@
-"""What an audit says: a lower bound with its confidence and assumptions, and how it stands to the claim."""
+"""What an audit says: a lower bound with its confidence and assumptions, and how it stands to the
+claim.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ from dpfy.core import check
 from dpfy.core.codec import number
 
 LOOK_FIRST = (
-    "noise scale against clip norm, then the sampler against the billed rate, then the number of steps; "
+    "noise scale against clip norm, then the sampler against the billed rate, then the number of "
+    "steps; "
     "`dpfy audit selftest` names the check that isolates each"
 )
 
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on epsilon at `delta`, above the truth with probability at most 1 - `confidence` under `assumptions`."""
+    """A lower bound on epsilon at `delta`, above the truth with probability at most 1 -
+    `confidence` under `assumptions`.
+    """
 
     epsilon: float
     delta: float
@@ -49,7 +54,8 @@ class LowerBound:
 class Verdict:
     """A lower bound beside the epsilon that was claimed at the same delta.
 
-    `violated` means: at the stated confidence the claim is false. Not violated proves nothing beyond the bound.
+    `violated` means: at the stated confidence the claim is false. Not violated proves nothing
+    beyond the bound.
     """
 
     bound: LowerBound
@@ -68,10 +74,14 @@ class Verdict:
         b = self.bound
         measured = f"at least {b.epsilon:.3f}" if math.isfinite(b.epsilon) else "unbounded"
         start = (
-            f"epsilon is {measured} at delta {b.delta:g} with {b.confidence:.0%} confidence ({b.method}, {b.canaries} canaries)"
+            f"epsilon is {measured} at delta {b.delta:g} with {b.confidence:.0%} confidence "
+            f"({b.method}, {b.canaries} canaries)"
         )
         if self.violated:
-            return f"VIOLATED: {start}, above the claimed {self.claimed:.3f}. Look first at: {LOOK_FIRST}."
+            return (
+                f"VIOLATED: {start}, above the claimed {self.claimed:.3f}. Look first at: "
+                f"{LOOK_FIRST}."
+            )
         return f"{start}; claimed {self.claimed:.3f}: no contradiction."
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""The white-box audit: gradient canaries, each along its own coordinate, and an attacker who sees every update.
+"""The white-box audit: gradient canaries, each along its own coordinate, and an attacker who sees
+every update.
 
-The strongest adversary that the guarantee speaks about. For DP-SGD its log likelihood ratio is the optimal attack, so the audit is
-tight: what it certifies comes close to what the accountant claims, and a claim that is a little too good is found out.
+The strongest adversary that the guarantee speaks about. For DP-SGD its log likelihood ratio is the
+optimal attack, so the audit is tight: what it certifies comes close to what the accountant claims,
+and a claim that is a little too good is found out.
 """
 
 from __future__ import annotations
@@ -27,18 +29,21 @@ NOISES = {"": 1.0, " at 0.71 of the noise": 0.5**0.5, " at half the noise": 0.5}
 ATTACKS = len(NOISES) + 1
 
 SHOWS = (
-    "what an attacker learns who chooses the canaries' gradients and sees every noisy update; at or below the claim, the code that "
+    "what an attacker learns who chooses the canaries' gradients and sees every noisy update; at "
+    "or below the claim, the code that "
     "samples, clips, sums, adds noise and counts steps behaved as billed for these canaries"
 )
 DOES_NOT_SHOW = (
-    "that other data, other layers or other configurations leak no more; that the seed was secret; anything about the model's "
+    "that other data, other layers or other configurations leak no more; that the seed was secret; "
+    "anything about the model's "
     "outputs, which leak less"
 )
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What the attacker saw: [steps, canaries] projections of the noisy sums in units of the clip norm, and the coins.
+    """What the attacker saw: [steps, canaries] projections of the noisy sums in units of the clip
+    norm, and the coins.
 
     `groups` names sets of canaries (a layer, the biases) that are judged by themselves too.
     """
@@ -49,14 +54,19 @@ class Observed:
 
     def __post_init__(self) -> None:
         if self.projections.ndim != 2 or self.projections.shape[1:] != self.included.shape:
-            raise InvalidInput("projections", self.projections.shape, "must be [steps, canaries], one coin for each canary")
+            raise InvalidInput(
+                "projections",
+                self.projections.shape,
+                "must be [steps, canaries], one coin for each canary",
+            )
 
 
 @dataclass(frozen=True)
 class Claim:
     """What was claimed, as far as the attacker may know it: all of it is public.
 
-    `absent` is what an excluded canary shows in place of 0: -1 where neighbours replace one canary by its opposite.
+    `absent` is what an excluded canary shows in place of 0: -1 where neighbours replace one canary
+    by its opposite.
     """
 
     epsilon: float
@@ -70,39 +80,68 @@ class Claim:
 def fair_coins(count: int, seed: int | None = None) -> NDArray[np.bool_]:
     """One fair coin for each canary, from the operating system unless a test fixes the seed."""
     randomness = Randomness.from_os() if seed is None else Randomness.for_tests(seed)
-    return randomness.generator("audit coins", 0).integers(2, size=check.integer("canaries", count)).astype(bool)
+    return (
+        randomness.generator("audit coins", 0)
+        .integers(2, size=check.integer("canaries", count))
+        .astype(bool)
+    )
 
 
 def ratio(observed: Observed, claim: Claim, noise: float = 1.0) -> NDArray[np.float64]:
-    """The log likelihood ratio of each canary under the claim, or under the claim with its noise multiplied."""
-    return scores.likelihood_ratio(observed.projections, noise * claim.noise_multiplier, claim.rate, absent=claim.absent)
+    """The log likelihood ratio of each canary under the claim, or under the claim with its noise
+    multiplied.
+    """
+    return scores.likelihood_ratio(
+        observed.projections, noise * claim.noise_multiplier, claim.rate, absent=claim.absent
+    )
 
 
-def best_attack(observed: Observed, claim: Claim, confidence: float, seed: int = 0) -> tuple[str, int, int, float]:
-    """The attack and group whose share of right guesses has the largest lower limit: (name, right, counted, limit).
+def best_attack(
+    observed: Observed, claim: Claim, confidence: float, seed: int = 0
+) -> tuple[str, int, int, float]:
+    """The attack and group whose share of right guesses has the largest lower limit: (name, right,
+    counted, limit).
 
-    Attacks: the likelihood ratio with threshold 0; the same for less noise, which is better where noise is missing; and the
-    spread over steps, with a threshold chosen on half of the canaries. All limits hold together at `confidence` (Bonferroni).
+    Attacks: the likelihood ratio with threshold 0; the same for less noise, which is better where
+    noise is missing; and the spread over steps, with a threshold chosen on half of the canaries.
+    All limits hold together at `confidence` (Bonferroni).
     """
     members = {"all": np.ones(len(observed.included), dtype=bool), **observed.groups}
     each = _each(confidence, len(members))
     found = []
-    ratios = {f"likelihood ratio{words}": ratio(observed, claim, noise) for words, noise in NOISES.items()}
+    ratios = {
+        f"likelihood ratio{words}": ratio(observed, claim, noise) for words, noise in NOISES.items()
+    }
     for name, chosen in members.items():
         coins = observed.included[chosen]
         for attack, values in ratios.items():
-            found.append((f"{attack}, {name}", int(((values[chosen] > 0) == coins).sum()), len(coins)))
+            found.append(
+                (f"{attack}, {name}", int(((values[chosen] > 0) == coins).sum()), len(coins))
+            )
         found.append((f"spread, {name}", *_by_spread(observed, chosen, seed)))
-    limits = [(name, right, counted, intervals.lower(right, counted, 1 - each)) for name, right, counted in found]
+    limits = [
+        (name, right, counted, intervals.lower(right, counted, 1 - each))
+        for name, right, counted in found
+    ]
     return max(limits, key=lambda row: row[3])
 
 
 def audit(observed: Observed, claim: Claim, *, confidence: float = 0.95, seed: int = 0) -> Verdict:
-    """The lower bound from the best attack, beside the claim. The family is the same for all, so the largest limit is the best."""
+    """The lower bound from the best attack, beside the claim. The family is the same for all, so
+    the largest limit is the best.
+    """
     name, right, counted, _ = best_attack(observed, claim, confidence, seed)
     each = _each(confidence, 1 + len(observed.groups))
     bound = by_accuracy(right, counted, delta=claim.delta, family=claim.family, confidence=each)
-    best = LowerBound(bound.epsilon, bound.delta, confidence, f"white-box {name}", counted, bound.assumptions, dict(bound.detail))
+    best = LowerBound(
+        bound.epsilon,
+        bound.delta,
+        confidence,
+        f"white-box {name}",
+        counted,
+        bound.assumptions,
+        dict(bound.detail),
+    )
     return Verdict(best, claim.epsilon, SHOWS, DOES_NOT_SHOW)
 
 
@@ -112,7 +151,9 @@ def _each(confidence: float, groups: int) -> float:
 
 
 def _by_spread(observed: Observed, chosen: NDArray[np.bool_], seed: int) -> tuple[int, int]:
-    """Right guesses on one half of the canaries, by the threshold that was best on the other half."""
+    """Right guesses on one half of the canaries, by the threshold that was best on the other
+    half.
+    """
     values, coins = scores.spread(observed.projections[:, chosen]), observed.included[chosen]
     order = Randomness.for_tests(seed).generator("spread split", 0).permutation(len(values))
     choosing, counting = order[: len(order) // 2], order[len(order) // 2 :]

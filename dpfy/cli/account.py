@@ -1,4 +1,6 @@
-"""`dpfy account`: the epsilon of a training run described by its noise, sampling rate and steps, or by a file of phases."""
+"""`dpfy account`: the epsilon of a training run described by its noise, sampling rate and steps, or
+by a file of phases.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +11,48 @@ import typer
 
 from dpfy.cli.answer import tell
 
-ACCOUNTANT = typer.Option(help="How epsilon is computed: tight (default), rdp, pld, zcdp, gdp, advanced, basic.")
+ACCOUNTANT = typer.Option(
+    help="How epsilon is computed: tight (default), rdp, pld, zcdp, gdp, advanced, basic."
+)
 ADJACENCY = typer.Option(help="Which change is hidden: add-or-remove-one, replace-one, zero-out.")
 SAMPLING = typer.Option(
-    help="How batches are formed: poisson, truncated-poisson, without-replacement, with-replacement, shuffled, buffer-shuffled, "
+    help="How batches are formed: poisson, truncated-poisson, without-replacement, "
+    "with-replacement, shuffled, buffer-shuffled, "
     "fixed-order."
 )
 
 
 def account(
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta); keep it well below 1/records.")],
-    noise_multiplier: Annotated[float, typer.Option(help="Standard deviation of the noise in units of the clip norm.")] = -1.0,
-    sampling_rate: Annotated[float, typer.Option(help="Probability that one unit is in a batch.")] = 1.0,
+    delta: Annotated[
+        float, typer.Option(help="The delta of (epsilon, delta); keep it well below 1/records.")
+    ],
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Standard deviation of the noise in units of the clip norm.")
+    ] = -1.0,
+    sampling_rate: Annotated[
+        float, typer.Option(help="Probability that one unit is in a batch.")
+    ] = 1.0,
     steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
     sampling: Annotated[str, SAMPLING] = "poisson",
     records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling).")] = 0,
     batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
     local_epsilon: Annotated[
         float,
-        typer.Option(help="Reports private one by one, instead of noise: --sampling shuffled (with --records) or check-ins."),
+        typer.Option(
+            help="Reports private one by one, instead of noise: --sampling shuffled (with "
+            "--records) or check-ins."
+        ),
     ] = 0.0,
-    answers: Annotated[int, typer.Option(help="Answers of shuffled randomised responses; any randomiser without it.")] = 0,
+    answers: Annotated[
+        int,
+        typer.Option(help="Answers of shuffled randomised responses; any randomiser without it."),
+    ] = 0,
     slots: Annotated[int, typer.Option(help="Slots to check into (check-ins).")] = 0,
     phases: Annotated[
-        Path | None, typer.Option(help=r"TOML file with \[\[phase]] tables: a schedule, or tuning and training.")
+        Path | None,
+        typer.Option(
+            help=r"TOML file with \[\[phase]] tables: a schedule, or tuning and training."
+        ),
     ] = None,
     accountant: Annotated[str, ACCOUNTANT] = "tight",
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
@@ -49,9 +69,15 @@ def account(
     from dpfy.core.errors import InvalidInput
 
     if local_epsilon and (phases is not None or noise_multiplier >= 0):
-        raise InvalidInput("--local-epsilon", local_epsilon, "goes without --noise-multiplier and --phases")
+        raise InvalidInput(
+            "--local-epsilon", local_epsilon, "goes without --noise-multiplier and --phases"
+        )
     if phases is None and noise_multiplier < 0 and not local_epsilon:
-        raise InvalidInput("--noise-multiplier", None, "is needed unless --phases names a file or --local-epsilon is given")
+        raise InvalidInput(
+            "--noise-multiplier",
+            None,
+            "is needed unless --phases names a file or --local-epsilon is given",
+        )
     plan: list[Training | Reports]
     if local_epsilon:
         plan = [Reports(local_epsilon, sampling, records, slots, sampling_rate, steps, answers)]
@@ -60,8 +86,17 @@ def account(
     else:
         plan = [Training(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)]
     result = answer(plan, delta, accountant=accountant, adjacency=adjacency, meaning=meaning)
-    lower = f" (at least {result['epsilon_lower']:.6g})" if result.get("epsilon_lower") is not None else ""
-    first = (
-        f"epsilon {result['epsilon']:.6g}{lower} at delta {delta:g} ({result['adjacency']}, {result['accountant']} accountant)"
+    lower = (
+        f" (at least {result['epsilon_lower']:.6g})"
+        if result.get("epsilon_lower") is not None
+        else ""
     )
-    tell(result, [first, *(f"  {line}" for line in (*result["assumptions"], *result.get("meaning", ())))], as_json=as_json)
+    first = (
+        f"epsilon {result['epsilon']:.6g}{lower} at delta {delta:g} ({result['adjacency']}, "
+        f"{result['accountant']} accountant)"
+    )
+    tell(
+        result,
+        [first, *(f"  {line}" for line in (*result["assumptions"], *result.get("meaning", ())))],
+        as_json=as_json,
+    )

@@ -19,7 +19,9 @@ class Unwritable(DpfyError):
 
 
 class Said:
-    """Whether the verb under way has given its JSON object already: an error after it must not print a second one."""
+    """Whether the verb under way has given its JSON object already: an error after it must not
+    print a second one.
+    """
 
     once = False
 
@@ -27,7 +29,8 @@ class Said:
 def tell(answer: Mapping[str, Any], text: str | Iterable[str], *, as_json: bool) -> None:
     """Print the answer of a verb: one strict JSON object, or its text.
 
-    Guarantees: with `as_json` exactly one object, without NaN and Infinity; no control character of a text reaches the terminal.
+    Guarantees: with `as_json` exactly one object, without NaN and Infinity; no control character of
+    a text reaches the terminal.
     """
     if as_json:
         Said.once = True
@@ -44,13 +47,23 @@ def out(line: str) -> None:
     except UnicodeEncodeError:  # a terminal of few letters
         out(line.encode("ascii", "backslashreplace").decode())
     except OSError as problem:
-        raise Unwritable(f"standard output: cannot be written ({problem.strerror or type(problem).__name__})") from None
+        raise Unwritable(
+            f"standard output: cannot be written ({problem.strerror or type(problem).__name__})"
+        ) from None
 
 
 def finite(value: Any) -> Any:
-    """A value as JSON can hold it: infinities as words, what is not a number as null, paths as text."""
+    """A value as JSON can hold it: infinities as words, what is not a number as null, paths as
+    text.
+    """
     if isinstance(value, float):
-        return None if math.isnan(value) else value if math.isfinite(value) else ("infinity" if value > 0 else "-infinity")
+        return (
+            None
+            if math.isnan(value)
+            else value
+            if math.isfinite(value)
+            else ("infinity" if value > 0 else "-infinity")
+        )
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -59,7 +72,9 @@ def finite(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Text without control characters (a name in a card must not move the cursor) and without broken letters."""
+    """Text without control characters (a name in a card must not move the cursor) and without
+    broken letters.
+    """
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
 
 

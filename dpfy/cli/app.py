@@ -1,4 +1,6 @@
-"""`dpfy`: the entry point. Exit status 0 is success, 1 a check that failed, 2 bad input with one line that says what is wrong."""
+"""`dpfy`: the entry point. Exit status 0 is success, 1 a check that failed, 2 bad input with one
+line that says what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,18 @@ Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b]; use th
 [b]dpfy query[/b] asks private statistics of a table, [b]dpfy fit[/b] fits classical learners to it, [b]dpfy synthesize[/b] makes
 a synthetic one; [b]dpfy ledger[/b] shows what all runs on a data set have spent together.
 Every verb takes --json and then prints one JSON object on standard output.
-"""
+"""  # noqa: E501
 
 COMPLETE = "_DPFY_COMPLETE"
 """Set by the shell when it asks how a word may go on (--install-completion)."""
 
-app = typer.Typer(name="dpfy", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="dpfy",
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
 app.command("train", cls=train.Command)(train.train)
 app.command("init")(init.init)
 app.command("verify")(verify.verify)
@@ -91,7 +99,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def about(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_version
+        ),
     ] = False,
 ) -> None:
     """Show the version."""

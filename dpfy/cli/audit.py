@@ -1,4 +1,6 @@
-"""`dpfy audit`: measure from outside what the code leaks. Exit status 1 if a claim is exceeded, or a seeded bug is missed."""
+"""`dpfy audit`: measure from outside what the code leaks. Exit status 1 if a claim is exceeded, or
+a seeded bug is missed.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +21,53 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="audit",
-    help="Attack our own guarantee: lower bounds on epsilon, measured from outside, beside what was claimed.",
+    help="Attack our own guarantee: lower bounds on epsilon, measured from outside, beside what "
+    "was claimed.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Confidence = Annotated[float, typer.Option(help="Of the lower bound.")]
-Plot = Annotated[Path | None, typer.Option(help="Write the attacker's ROC against the claim here (SVG).")]
+Plot = Annotated[
+    Path | None, typer.Option(help="Write the attacker's ROC against the claim here (SVG).")
+]
 
 
 @app.command("mechanism")
 def mechanism(
-    noise_multiplier: Annotated[float, typer.Option(help="Noise in units of the sensitivity.")] = 1.0,
-    sampling_rate: Annotated[float, typer.Option(help="Poisson rate; needs independent noise.")] = 1.0,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise in units of the sensitivity.")
+    ] = 1.0,
+    sampling_rate: Annotated[
+        float, typer.Option(help="Poisson rate; needs independent noise.")
+    ] = 1.0,
     steps: Annotated[int, typer.Option(help="Noisy steps.")] = 16,
-    epochs: Annotated[int, typer.Option(help="Participations of a unit, for correlated noise.")] = 1,
-    bands: Annotated[int, typer.Option(help="Bands of correlated noise (square-root coefficients); 1 is independent noise.")] = 1,
+    epochs: Annotated[
+        int, typer.Option(help="Participations of a unit, for correlated noise.")
+    ] = 1,
+    bands: Annotated[
+        int,
+        typer.Option(
+            help="Bands of correlated noise (square-root coefficients); 1 is independent noise."
+        ),
+    ] = 1,
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
-    canaries: Annotated[int, typer.Option(help="Independent coordinates, each in by a fair coin.")] = 10_000,
+    canaries: Annotated[
+        int, typer.Option(help="Independent coordinates, each in by a fair coin.")
+    ] = 10_000,
     confidence: Confidence = 0.95,
-    insecure_seed: Annotated[int | None, typer.Option(help="Fix all randomness, for tests.")] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="Fix all randomness, for tests.")
+    ] = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Audit the noise stream by itself on neighbouring inputs.
 
-    The claim is what the accountant gives for this noise, rate and number of steps; the attacker sees every release. The noise alone
-    is tested too, for its scale and shape, and the answer says which error of scale the test would have found.
+    The claim is what the accountant gives for this noise, rate and number of steps; the attacker
+    sees every release. The noise alone is tested too, for its scale and shape, and the answer says
+    which error of scale the test would have found.
     """
     from dpfy.audit import finished
     from dpfy.training.stream_audit import StreamFacts, audited
@@ -61,25 +82,33 @@ def mechanism(
 
 @app.command("users")
 def users(
-    noise_multiplier: Annotated[float, typer.Option(help="Noise in units of the clip norm of a user.")] = 1.0,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise in units of the clip norm of a user.")
+    ] = 1.0,
     sampling_rate: Annotated[float, typer.Option(help="Chance that a user is in a round.")] = 0.2,
     steps: Annotated[int, typer.Option(help="Noisy rounds.")] = 20,
     ordinary: Annotated[int, typer.Option("--users", help="Ordinary users.")] = 500,
     canaries: Annotated[int, typer.Option(help="Canary users, each in by a fair coin.")] = 200,
     records: Annotated[int, typer.Option(help="Records of each user.")] = 3,
     rounds: Annotated[
-        bool, typer.Option("--rounds", help="Clients that send updates to a server, not users in one loop.")
+        bool,
+        typer.Option(
+            "--rounds", help="Clients that send updates to a server, not users in one loop."
+        ),
     ] = False,
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-5,
     confidence: Confidence = 0.95,
-    insecure_seed: Annotated[int | None, typer.Option(help="Fix all randomness, for tests.")] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="Fix all randomness, for tests.")
+    ] = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Audit user-level training, or the rounds of a federation, in one run with canary users.
 
-    The claim is what the accountant gives for one user. The attacker sees every noisy sum; a second figure is the estimate from the
-    cosines of canary updates with the movement of the model (Andrew et al. 2023), which is no bound.
+    The claim is what the accountant gives for one user. The attacker sees every noisy sum; a second
+    figure is the estimate from the cosines of canary updates with the movement of the model (Andrew
+    et al. 2023), which is no bound.
     """
     from dpfy.audit import finished
     from dpfy.audit.families import ClaimedFamily
@@ -90,23 +119,46 @@ def users(
     from dpfy.training.user_audit import UserFacts, audited_users, by_records
 
     _check(confidence, plot, canaries)
-    facts = UserFacts(noise_multiplier, ordinary, canaries, 1 if rounds else records, sampling_rate, steps, delta)
-    seen = audited_users(facts, observe_rounds if rounds else by_records(records), insecure_seed, CLIENT if rounds else None)
+    facts = UserFacts(
+        noise_multiplier, ordinary, canaries, 1 if rounds else records, sampling_rate, steps, delta
+    )
+    seen = audited_users(
+        facts,
+        observe_rounds if rounds else by_records(records),
+        insecure_seed,
+        CLIENT if rounds else None,
+    )
     family = ClaimedFamily(claimed_curve(seen.plan))
     claim = Claim(seen.plan.epsilon, delta, noise_multiplier, sampling_rate, family)
-    verdict, others, scores = finished.by_updates(Observed(seen.projections, seen.included), claim, confidence)
-    answer = finished.record(verdict, others, scores, family) | finished.of_people(seen, claim, confidence)
+    verdict, others, scores = finished.by_updates(
+        Observed(seen.projections, seen.included), claim, confidence
+    )
+    answer = finished.record(verdict, others, scores, family) | finished.of_people(
+        seen, claim, confidence
+    )
     _end(answer | {"unit": seen.plan.recipe.unit.name}, as_json, plot, (scores, family))
 
 
 @app.command("train")
 def train(
-    config: Annotated[Path | None, typer.Argument(help="Configuration (TOML) of the training.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
-    resume: Annotated[bool, typer.Option(help="Resume the unfinished run in --out: same coins, canaries and bits.")] = False,
-    canaries: Annotated[int, typer.Option(help="Synthetic canaries, each in by a fair coin.")] = 1000,
+    config: Annotated[
+        Path | None, typer.Argument(help="Configuration (TOML) of the training.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder (default: a new one under runs/).")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(help="Resume the unfinished run in --out: same coins, canaries and bits."),
+    ] = False,
+    canaries: Annotated[
+        int, typer.Option(help="Synthetic canaries, each in by a fair coin.")
+    ] = 1000,
     attack: Annotated[
-        str, typer.Option(help="white-box (sees every update) or final-model (sees the released model).")
+        str,
+        typer.Option(
+            help="white-box (sees every update) or final-model (sees the released model)."
+        ),
     ] = "white-box",
     data: Annotated[str | None, typer.Option(help="As in dpfy train.")] = None,
     model: Annotated[str | None, typer.Option(help="As in dpfy train.")] = None,
@@ -115,11 +167,15 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Noisy steps.")] = None,
     assignments: Set = None,
     confidence: Confidence = 0.95,
-    insecure_seed: Annotated[int | None, typer.Option(help="Fix all randomness, for tests: protects nothing.")] = None,
+    insecure_seed: Annotated[
+        int | None, typer.Option(help="Fix all randomness, for tests: protects nothing.")
+    ] = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Train a configuration with canaries in it, then audit the run. It is a training like any other, and billed like any other."""
+    """Train a configuration with canaries in it, then audit the run. It is a training like any
+    other, and billed like any other.
+    """
     from dpfy.audit.whitebox import fair_coins
     from dpfy.core import settings
     from dpfy.runs.folder import fresh_path
@@ -141,23 +197,34 @@ def train(
     with resumable(folder, "dpfy audit train"):
         if resume:
             if others := [*(["config"] if config is not None else []), *given]:
-                raise InvalidInput("--resume", others[0], "a resumed run has its own configuration: give --out alone")
+                raise InvalidInput(
+                    "--resume",
+                    others[0],
+                    "a resumed run has its own configuration: give --out alone",
+                )
             audit_job.resume(folder, progress=not as_json)
         else:
             job = configuration.make(configuration.read_toml(config) if config else {}, given)
             coins = fair_coins(canaries, insecure_seed)
-            audit_job.train(job, folder, coins, attack=attack, seed=insecure_seed, progress=not as_json)
+            audit_job.train(
+                job, folder, coins, attack=attack, seed=insecure_seed, progress=not as_json
+            )
     _run(folder, confidence, plot, as_json)
 
 
 @app.command("run")
 def run(
-    folder: Annotated[Path, typer.Argument(help="A finished run that was trained with canaries (dpfy audit train).")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A finished run that was trained with canaries (dpfy audit train)."),
+    ],
     confidence: Confidence = 0.95,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Audit a finished run by its canaries, and leave audit.json and audit.svg in its folder for the report."""
+    """Audit a finished run by its canaries, and leave audit.json and audit.svg in its folder for
+    the report.
+    """
     _run(folder, confidence, plot, as_json)
 
 
@@ -168,7 +235,10 @@ def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> N
     _check(confidence, plot)
     seen = audit_job.evidence(folder)
     verdict, others, scores, family = _judged(seen, confidence)
-    answer = finished.record(verdict, others, scores, family) | {"run": str(folder), "attack": seen.attack}
+    answer = finished.record(verdict, others, scores, family) | {
+        "run": str(folder),
+        "attack": seen.attack,
+    }
     finished.write(folder, {k: v for k, v in answer.items() if k != "run"}, scores, family)
     _end(answer, as_json, plot, (scores, family))
 
@@ -183,7 +253,9 @@ def _judged(seen: Evidence, confidence: float) -> Any:
     family = ClaimedFamily(claimed_curve(plan))
     claim = Claim(plan.epsilon, plan.delta, plan.noise_multiplier, rate, family)
     if seen.projections is not None:
-        return *finished.by_updates(Observed(seen.projections, seen.included), claim, confidence), family
+        return *finished.by_updates(
+            Observed(seen.projections, seen.included), claim, confidence
+        ), family
     return *finished.by_answers(seen.margins, seen.included, claim, confidence), family
 
 
@@ -191,11 +263,15 @@ def _judged(seen: Evidence, confidence: float) -> Any:
 def labels(
     method: Annotated[str, typer.Option(help="rr, lp-mst or alibi.")] = "rr",
     epsilon: Annotated[float, typer.Option(help="What is claimed for one label.")] = 1.0,
-    canaries: Annotated[int, typer.Option(help="Labels that are drawn by coins and guessed.")] = 20_000,
+    canaries: Annotated[
+        int, typer.Option(help="Labels that are drawn by coins and guessed.")
+    ] = 20_000,
     confidence: Confidence = 0.95,
     as_json: Json = False,
 ) -> None:
-    """Attack a release of labels: how well do its answers tell which of two labels a record has? No data is read: labels are coins."""
+    """Attack a release of labels: how well do its answers tell which of two labels a record has? No
+    data is read: labels are coins.
+    """
     from dpfy.audit import labels as audited
     from dpfy.labels import bench
     from dpfy.labels.method import Method
@@ -204,18 +280,27 @@ def labels(
     scores, coins = bench.inferred(Method.of(method), epsilon, canaries, seed=1)
     verdict = audited.inference(scores, coins, epsilon=epsilon, confidence=confidence)
     advantage = f"label-inference advantage: {verdict.bound.detail['advantage']:.3f}"
-    tell(verdict.to_json(), [verdict.sentence, advantage, f"does not show: {audited.DOES_NOT_SHOW}."], as_json=as_json)
+    tell(
+        verdict.to_json(),
+        [verdict.sentence, advantage, f"does not show: {audited.DOES_NOT_SHOW}."],
+        as_json=as_json,
+    )
     raise typer.Exit(1 if verdict.violated else 0)
 
 
 @app.command("selftest")
 def selftest(
     every: Annotated[
-        bool, typer.Option("--every", help="Run every check on every bug, not only the one that must catch it.")
+        bool,
+        typer.Option(
+            "--every", help="Run every check on every bug, not only the one that must catch it."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Switch in classic mistakes, one at a time, and show that each is caught; the code as it is must pass."""
+    """Switch in classic mistakes, one at a time, and show that each is caught; the code as it is
+    must pass.
+    """
     import sys
 
     import torch
@@ -226,7 +311,11 @@ def selftest(
     torch.set_num_threads(1)
 
     def show(row: suite.Row) -> None:
-        words = "passes every check" if not row.bug.caught_by else f"{row.bug.words}: {', '.join(row.caught_by) or 'NOT CAUGHT'}"
+        words = (
+            "passes every check"
+            if not row.bug.caught_by
+            else f"{row.bug.words}: {', '.join(row.caught_by) or 'NOT CAUGHT'}"
+        )
         seconds = sum(row.seconds.values())
         line = f"{'ok    ' if row.good else 'FAILED'} {row.bug.name}: {words} ({seconds:.1f} s)"
         print(line, file=sys.stderr) if as_json else say(line)
@@ -234,8 +323,17 @@ def selftest(
     rows = suite.run(WholeBench(), every=every, show=show)
     good = all(row.good for row in rows)
     seconds = sum(sum(row.seconds.values()) for row in rows)
-    summary = {"good": good, "bugs": len(rows) - 1, "seconds": round(seconds, 1), "rows": [row.to_json() for row in rows]}
-    tell(summary, f"{len(rows) - 1} bugs, {sum(row.good for row in rows[1:])} caught; {seconds:.0f} s", as_json=as_json)
+    summary = {
+        "good": good,
+        "bugs": len(rows) - 1,
+        "seconds": round(seconds, 1),
+        "rows": [row.to_json() for row in rows],
+    }
+    tell(
+        summary,
+        f"{len(rows) - 1} bugs, {sum(row.good for row in rows[1:])} caught; {seconds:.0f} s",
+        as_json=as_json,
+    )
     raise typer.Exit(0 if good else 1)
 
 
@@ -247,7 +345,10 @@ def _check(confidence: float, plot: Path | None, canaries: int = MOST_CANARIES) 
     from dpfy.core import check
 
     if not 0.5 <= check.inside_unit("--confidence", confidence) <= 1 - 1e-9:
-        rule = "must lie between 0.5 and 1 - 1e-9: a bound that is wrong more often than right says nothing"
+        rule = (
+            "must lie between 0.5 and 1 - 1e-9: a bound that is wrong more often than right says "
+            "nothing"
+        )
         raise InvalidInput("--confidence", confidence, rule)
     check.integer("--canaries", canaries, least=10, most=MOST_CANARIES)
     if plot is not None:
@@ -259,9 +360,18 @@ def _end(answer: dict[str, Any], as_json: bool, plot: Path | None, picture: Any)
         from dpfy.audit.plot import roc_svg
 
         scores, family = picture
-        save("--plot", plot, roc_svg(scores, family.tradeoff(family.claim), "attacker against the claimed trade-off"))
+        save(
+            "--plot",
+            plot,
+            roc_svg(
+                scores, family.tradeoff(family.claim), "attacker against the claimed trade-off"
+            ),
+        )
         answer = answer | {"plot": str(plot)}
-    others = [f"  also: epsilon at least {other['epsilon_lower']:.3f} ({other['method']})" for other in answer["others"]]
+    others = [
+        f"  also: epsilon at least {other['epsilon_lower']:.3f} ({other['method']})"
+        for other in answer["others"]
+    ]
     others += [f"  {line}" for line in answer.get("people", [])]
     limits = [f"shows: {answer['shows']}.", f"does not show: {answer['does_not_show']}."]
     tell(answer, [answer["sentence"], *others, *limits], as_json=as_json)

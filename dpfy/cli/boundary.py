@@ -1,7 +1,9 @@
-"""The boundary of the command line: however a verb ends, there is an exit status and at most one line, never a traceback.
+"""The boundary of the command line: however a verb ends, there is an exit status and at most one
+line, never a traceback.
 
-0 is success, 1 a check that failed, 2 anything that could not be done, 130 and 143 an interruption. A fault of the operating system, of
-numbers or of memory is told in words; a mistake of ours is told as an internal error, and DPFY_DEBUG=1 shows where it was made.
+0 is success, 1 a check that failed, 2 anything that could not be done, 130 and 143 an interruption.
+A fault of the operating system, of numbers or of memory is told in words; a mistake of ours is told
+as an internal error, and DPFY_DEBUG=1 shows where it was made.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ MOST_PROBLEMS = 1 << 16
 
 
 def run(command: Any, arguments: Sequence[str]) -> int:
-    """The exit status of `command` (a click command) with `arguments`. The one line goes to standard error.
+    """The exit status of `command` (a click command) with `arguments`. The one line goes to
+    standard error.
 
-    Guarantees: no exception leaves it; with --json a failure is one JSON object on standard output, unless the answer was given.
+    Guarantees: no exception leaves it; with --json a failure is one JSON object on standard output,
+    unless the answer was given.
     """
     answer.Said.once = False
     as_json = "--json" in arguments
@@ -42,7 +46,11 @@ def run(command: Any, arguments: Sequence[str]) -> int:
         return _ended(ended.exit_code)
     except KeyboardInterrupt as stopped:
         message = answer.one_line(str(stopped) or "interrupted")
-        return _refuse({"type": "Interrupted", "message": message}, as_json, getattr(stopped, "code", INTERRUPTED))
+        return _refuse(
+            {"type": "Interrupted", "message": message},
+            as_json,
+            getattr(stopped, "code", INTERRUPTED),
+        )
     except BaseException as problem:
         if isinstance(problem, SystemExit | GeneratorExit):
             raise
@@ -54,19 +62,32 @@ def run(command: Any, arguments: Sequence[str]) -> int:
 def described(problem: BaseException) -> dict[str, Any]:
     """What went wrong: type, one-line message, and for bad input its field, value and rule."""
     most = MOST_PROBLEMS if isinstance(problem, Long) else answer.MOST_LINE
-    told: dict[str, Any] = {"type": type(problem).__name__, "message": answer.one_line(_message(problem), most)}
+    told: dict[str, Any] = {
+        "type": type(problem).__name__,
+        "message": answer.one_line(_message(problem), most),
+    }
     if isinstance(problem, Several):
-        return told | {"type": InvalidInput.__name__, "problems": [described(each) for each in problem.problems]}
+        return told | {
+            "type": InvalidInput.__name__,
+            "problems": [described(each) for each in problem.problems],
+        }
     if isinstance(problem, InvalidInput):
         value, rule = answer.one_line(_repr(problem.value), 80), answer.one_line(problem.rule, most)
-        return told | {"type": InvalidInput.__name__, "field": problem.field, "value": value, "rule": rule}
+        return told | {
+            "type": InvalidInput.__name__,
+            "field": problem.field,
+            "value": value,
+            "rule": rule,
+        }
     return told
 
 
 def _message(problem: BaseException) -> str:
     if isinstance(problem, DpfyError):
         return str(problem)
-    if hasattr(problem, "format_message"):  # of the parser: a flag that does not exist, a value of another type
+    if hasattr(
+        problem, "format_message"
+    ):  # of the parser: a flag that does not exist, a value of another type
         return str(problem.format_message())
     if isinstance(problem, typer.Abort):
         return "interrupted"
@@ -86,18 +107,27 @@ def _not_installed(problem: BaseException) -> str:
     name = getattr(problem, "name", None) or ""
     if not isinstance(problem, ModuleNotFoundError) or name.partition(".")[0] in ("", "dpfy"):
         return _ours(problem)
-    return f"this needs the package {name.partition('.')[0]}, which is not installed; {packages.way_out(name)}"
+    return (
+        f"this needs the package {name.partition('.')[0]}, which is not installed; "
+        f"{packages.way_out(name)}"
+    )
 
 
 def _ours(problem: BaseException) -> str:
-    return f"internal error: {type(problem).__name__}: {problem}; this is a mistake in dpfy ({DEBUG}=1 shows where)"
+    return (
+        f"internal error: {type(problem).__name__}: {problem}; this is a mistake in dpfy "
+        f"({DEBUG}=1 shows where)"
+    )
 
 
 WORDS: tuple[tuple[Any, Any], ...] = (
     (ImportError, _not_installed),
     (MemoryError, lambda problem: "not enough memory for this; ask for less at a time"),
     (RecursionError, lambda problem: "an input is nested too deeply"),
-    (ArithmeticError, lambda problem: f"a number is too large or too small to compute with ({problem})"),
+    (
+        ArithmeticError,
+        lambda problem: f"a number is too large or too small to compute with ({problem})",
+    ),
     (UnicodeError, lambda problem: f"a text cannot be read or written ({problem})"),
     (OSError, _of_system),
 )
@@ -124,7 +154,12 @@ def _ended(code: int) -> int:
         _flush()
     except OSError as problem:
         return _refuse(
-            {"type": "Unwritable", "message": f"standard output: cannot be written ({problem.strerror})"}, False, REFUSED
+            {
+                "type": "Unwritable",
+                "message": f"standard output: cannot be written ({problem.strerror})",
+            },
+            False,
+            REFUSED,
         )
     return code
 
@@ -146,7 +181,9 @@ def _refuse(error: dict[str, Any], as_json: bool, code: int) -> int:
 
 
 def _settle() -> None:
-    """Where standard output takes no more, let what is still buffered go nowhere: the interpreter would complain at its end."""
+    """Where standard output takes no more, let what is still buffered go nowhere: the interpreter
+    would complain at its end.
+    """
     try:
         _flush()
     except OSError:
@@ -158,7 +195,9 @@ def _settle() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Warnings of the libraries below are not for the user of a command; -W and DPFY_DEBUG show them."""
+    """Warnings of the libraries below are not for the user of a command; -W and DPFY_DEBUG show
+    them.
+    """
     with warnings.catch_warnings():
         if not sys.warnoptions and not os.environ.get(DEBUG):
             warnings.simplefilter("ignore")

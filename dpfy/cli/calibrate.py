@@ -1,4 +1,6 @@
-"""`dpfy calibrate`: the least noise, or the largest batch or number of steps, that reaches a target epsilon."""
+"""`dpfy calibrate`: the least noise, or the largest batch or number of steps, that reaches a target
+epsilon.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,18 @@ from dpfy.cli.answer import tell
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="The target epsilon.")],
     delta: Annotated[float, typer.Option(help="The target delta.")],
-    sampling_rate: Annotated[float, typer.Option(help="Probability that one unit is in a batch.")] = 1.0,
+    sampling_rate: Annotated[
+        float, typer.Option(help="Probability that one unit is in a batch.")
+    ] = 1.0,
     steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
-    noise_multiplier: Annotated[float, typer.Option(help="Fixed noise, when --solve asks for something else.")] = 0.0,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Fixed noise, when --solve asks for something else.")
+    ] = 0.0,
     solve: Annotated[str, typer.Option(help="What to find: noise, steps or batch-size.")] = "noise",
     sampling: Annotated[str, SAMPLING] = "poisson",
-    records: Annotated[int, typer.Option(help="Number of units (fixed-size sampling, batch size).")] = 0,
+    records: Annotated[
+        int, typer.Option(help="Number of units (fixed-size sampling, batch size).")
+    ] = 0,
     batch_size: Annotated[int, typer.Option(help="Units in a batch (fixed-size sampling).")] = 0,
     accountant: Annotated[str, ACCOUNTANT] = "tight",
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
@@ -36,13 +44,30 @@ def calibrate(
     if solve == "noise":
         plan = Training(1.0, sampling_rate, steps, sampling, records, batch_size)
         result = answers.calibrate(plan, epsilon, delta, accountant=accountant, adjacency=adjacency)
-        text = f"noise multiplier {result['noise_multiplier']:.6g} gives epsilon {result['epsilon']:.6g} at delta {delta:g}"
+        text = (
+            f"noise multiplier {result['noise_multiplier']:.6g} gives epsilon "
+            f"{result['epsilon']:.6g} at delta {delta:g}"
+        )
     elif solve == "steps":
-        found = planning.steps(epsilon, noise_multiplier, sampling_rate, delta, accountant=accountant)
-        result = {"steps": found, "target_epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
+        found = planning.steps(
+            epsilon, noise_multiplier, sampling_rate, delta, accountant=accountant
+        )
+        result = {
+            "steps": found,
+            "target_epsilon": epsilon,
+            "delta": delta,
+            "noise_multiplier": noise_multiplier,
+        }
         text = f"{found} steps stay within epsilon {epsilon:g} at delta {delta:g}"
     else:
-        found = planning.batch_size(epsilon, noise_multiplier, steps, delta, records=records, accountant=accountant)
-        result = {"batch_size": found, "target_epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
+        found = planning.batch_size(
+            epsilon, noise_multiplier, steps, delta, records=records, accountant=accountant
+        )
+        result = {
+            "batch_size": found,
+            "target_epsilon": epsilon,
+            "delta": delta,
+            "noise_multiplier": noise_multiplier,
+        }
         text = f"batches of {found} (expected) stay within epsilon {epsilon:g} at delta {delta:g}"
     tell(result, text, as_json=as_json)

@@ -13,7 +13,9 @@ from dpfy.cli.account import ADJACENCY
 from dpfy.cli.answer import tell
 from dpfy.cli.target import save, target
 
-app = typer.Typer(help="Compare bounds, tuning routes and more, side by side.", no_args_is_help=True)
+app = typer.Typer(
+    help="Compare bounds, tuning routes and more, side by side.", no_args_is_help=True
+)
 PLOT = typer.Option(help="Also draw the table as an SVG file.")
 TUNED_STEPS = 10_000_000
 """The longest run whose tuning is priced: beyond it the routes take minutes to compute."""
@@ -22,9 +24,13 @@ SVG = {".svg": (b"<?xml",)}
 
 @app.command()
 def bounds(
-    noise_multiplier: Annotated[float, typer.Option(help="Standard deviation of the noise in units of the clip norm.")],
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Standard deviation of the noise in units of the clip norm.")
+    ],
     delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")],
-    sampling_rate: Annotated[float, typer.Option(help="Probability that one unit is in a batch.")] = 1.0,
+    sampling_rate: Annotated[
+        float, typer.Option(help="Probability that one unit is in a batch.")
+    ] = 1.0,
     steps: Annotated[int, typer.Option(help="Number of noisy steps.")] = 1,
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     plot: Annotated[Path | None, PLOT] = None,
@@ -38,24 +44,37 @@ def bounds(
         target("--plot", plot, SVG)
     rows = answers.bounds([Training(noise_multiplier, sampling_rate, steps)], delta, adjacency)
     if plot is not None:
-        _draw(plot, [(row["accountant"], row["epsilon"]) for row in rows if row["epsilon"] is not None], delta)
+        _draw(
+            plot,
+            [(row["accountant"], row["epsilon"]) for row in rows if row["epsilon"] is not None],
+            delta,
+        )
     values = ["-" if row["epsilon"] is None else f"{row['epsilon']:.6g}" for row in rows]
-    lines = [f"{row['accountant']:<16} {value:>12}  {row['kind']}" for row, value in zip(rows, values, strict=True)]
+    lines = [
+        f"{row['accountant']:<16} {value:>12}  {row['kind']}"
+        for row, value in zip(rows, values, strict=True)
+    ]
     tell({"delta": delta, "adjacency": adjacency, "bounds": rows}, lines, as_json=as_json)
 
 
 @app.command()
 def tuning(
-    noise_multiplier: Annotated[float, typer.Option(help="Noise of one run, in units of the clip norm.")],
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise of one run, in units of the clip norm.")
+    ],
     delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")],
-    sampling_rate: Annotated[float, typer.Option(help="Probability that one unit is in a batch.")] = 1.0,
+    sampling_rate: Annotated[
+        float, typer.Option(help="Probability that one unit is in a batch.")
+    ] = 1.0,
     steps: Annotated[int, typer.Option(help="Number of noisy steps of one run.")] = 1,
     trials: Annotated[int, typer.Option(help="How many settings are tried (on average).")] = 100,
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     plot: Annotated[Path | None, PLOT] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print what tuning costs by every proven route, cheapest first, and what the guide prints without a proof."""
+    """Print what tuning costs by every proven route, cheapest first, and what the guide prints
+    without a proof.
+    """
     from dpfy.accounting.patterns import Training
     from dpfy.accounting.tuning import printed, routes
     from dpfy.core import check
@@ -74,7 +93,13 @@ def tuning(
     lines = [f"{route.name:<42} {route.epsilon:>10.4f}  {route.note}" for route in found]
     claimed = printed(event, trials, delta, adjacency=among)
     lines += ["", f"{claimed.name:<42} {claimed.figure:>10.4f}  {claimed.note}"]
-    answer = {"delta": delta, "trials": trials, "cheapest": found[0].name, "routes": rows, "not_a_guarantee": claimed.to_json()}
+    answer = {
+        "delta": delta,
+        "trials": trials,
+        "cheapest": found[0].name,
+        "routes": rows,
+        "not_a_guarantee": claimed.to_json(),
+    }
     tell(answer, lines, as_json=as_json)
 
 

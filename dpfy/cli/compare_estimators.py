@@ -1,4 +1,6 @@
-"""`dpfy compare estimators`: which classical learner suits which epsilon and how many records, on public or made-up data."""
+"""`dpfy compare estimators`: which classical learner suits which epsilon and how many records, on
+public or made-up data.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,27 @@ def _option(help_text: str, *names: str) -> Any:
 
 def estimators(
     schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
-    target: Annotated[str | None, _option("Column to predict (default: the label of the schema).")] = None,
-    records: Annotated[list[int] | None, _option("Records to fit on; may be repeated (default: 1000 and 10000).")] = None,
-    epsilon: Annotated[list[float] | None, _option("Epsilon of a fit; may be repeated (default: 0.1, 1 and 4).")] = None,
+    target: Annotated[
+        str | None, _option("Column to predict (default: the label of the schema).")
+    ] = None,
+    records: Annotated[
+        list[int] | None, _option("Records to fit on; may be repeated (default: 1000 and 10000).")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, _option("Epsilon of a fit; may be repeated (default: 0.1, 1 and 4).")
+    ] = None,
     delta: Annotated[float, typer.Option(help="Delta of a fit.")] = 1e-6,
-    estimator: Annotated[list[str] | None, _option("Estimators by name; may be repeated (default: all).")] = None,
-    public_data: Annotated[str | None, _option("Public table to compare on (CSV, Parquet). Nothing of it is protected.")] = None,
+    estimator: Annotated[
+        list[str] | None, _option("Estimators by name; may be repeated (default: all).")
+    ] = None,
+    public_data: Annotated[
+        str | None,
+        _option("Public table to compare on (CSV, Parquet). Nothing of it is protected."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare classical learners on made-up data with the columns of a schema, or on a public table. Nothing is billed.
+    """Compare classical learners on made-up data with the columns of a schema, or on a public
+    table. Nothing is billed.
 
     dpfy compare estimators --schema adult --records 1000 --records 20000 --epsilon 0.5 --epsilon 4
 
@@ -37,7 +51,10 @@ def estimators(
     from dpfy.core import check
     from dpfy.estimators import comparison
 
-    sizes = [check.integer("--records", n, least=10, most=comparison.MOST_RECORDS) for n in records or (1000, 10_000)]
+    sizes = [
+        check.integer("--records", n, least=10, most=comparison.MOST_RECORDS)
+        for n in records or (1000, 10_000)
+    ]
     epsilons = [check.epsilon("--epsilon", e) for e in epsilon or (0.1, 1.0, 4.0)]
     _, aim = comparison.described(schema, target)
     kinds = comparison.candidates(estimator or [], hasattr(aim, "classes"))
@@ -48,7 +65,13 @@ def estimators(
     with Status("fits", console=Console(file=sys.stderr)) as shown:
         rows = comparison.compare(data, kinds, sizes, epsilons, delta, shown.update)
     source = "made up from the schema" if public_data is None else "a public table"
-    told = {"data": source, "target": data.aim.name, "measure": data.measure, "delta": delta, "rows": rows}
+    told = {
+        "data": source,
+        "target": data.aim.name,
+        "measure": data.measure,
+        "delta": delta,
+        "rows": rows,
+    }
     told["best"] = _best(rows)
     tell(told, _lines(rows, data.measure, source), as_json=as_json)
 
@@ -59,11 +82,16 @@ def _best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         if row["score"] is not None:
             found.setdefault((row["records"], row["epsilon"]), row)
-    return [{key: row[key] for key in ("records", "epsilon", "estimator", "score")} for row in found.values()]
+    return [
+        {key: row[key] for key in ("records", "epsilon", "estimator", "score")}
+        for row in found.values()
+    ]
 
 
 def _lines(rows: list[dict[str, Any]], measure: str, source: str) -> list[str]:
-    """A table with a column for each number of records and epsilon, and under it the best of each."""
+    """A table with a column for each number of records and epsilon, and under it the best of
+    each.
+    """
     places = list(dict.fromkeys((row["records"], row["epsilon"]) for row in rows))
     names = list(dict.fromkeys(row["estimator"] for row in rows))
     wide = max(len(name) for name in names) + 2
@@ -72,10 +100,16 @@ def _lines(rows: list[dict[str, Any]], measure: str, source: str) -> list[str]:
     lines.append(" " * wide + "".join(f"{f'{n} / {e:g}':>14}" for n, e in places))
     for name in names:
         found = [scores[name, n, e] for n, e in places]
-        lines.append(f"{name:<{wide}}" + "".join(f"{'refused' if s is None else f'{s:.4f}':>14}" for s in found))
+        lines.append(
+            f"{name:<{wide}}"
+            + "".join(f"{'refused' if s is None else f'{s:.4f}':>14}" for s in found)
+        )
     lines += [
-        f"best at {row['records']} records, epsilon {row['epsilon']:g}: {row['estimator']} ({row['score']:.4f})"
+        f"best at {row['records']} records, epsilon {row['epsilon']:g}: {row['estimator']} "
+        f"({row['score']:.4f})"
         for row in _best(rows)
     ]
-    lines += sorted({f"{row['estimator']} refused: {row['refused']}" for row in rows if row["refused"]})
+    lines += sorted(
+        {f"{row['estimator']} refused: {row['refused']}" for row in rows if row["refused"]}
+    )
     return lines

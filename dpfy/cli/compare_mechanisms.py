@@ -1,4 +1,6 @@
-"""`dpfy compare mechanisms`: every proven way to add noise, calibrated to one guarantee, least error first."""
+"""`dpfy compare mechanisms`: every proven way to add noise, calibrated to one guarantee, least
+error first.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,20 @@ def mechanisms(
     steps: Annotated[int, typer.Option(help="Noisy steps.")],
     epsilon: Annotated[float, typer.Option(help="Epsilon that every mechanism is calibrated to.")],
     delta: Annotated[float, typer.Option(help="Delta; below 1/records.")],
-    sampling: Annotated[str, typer.Option(help="any, poisson or fixed-order: what can be done with your data.")] = "any",
+    sampling: Annotated[
+        str, typer.Option(help="any, poisson or fixed-order: what can be done with your data.")
+    ] = "any",
     plot: Annotated[
-        Path | None, typer.Option(help="Draw C, its inverse and the accumulation of noise into this file (SVG, PNG).")
+        Path | None,
+        typer.Option(
+            help="Draw C, its inverse and the accumulation of noise into this file (SVG, PNG)."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare mechanisms at one guarantee by the error they leave in the sums of mean gradients (clip norm 1). Looks at no data."""
+    """Compare mechanisms at one guarantee by the error they leave in the sums of mean gradients
+    (clip norm 1). Looks at no data.
+    """
     from dpfy.core import check
     from dpfy.plan.auto import SAMPLINGS, Target, compare
 
@@ -36,9 +45,19 @@ def mechanisms(
 
         save("--plot", plot, draw(found, plot.suffix[1:].lower()))
     rows = [candidate.to_json() for candidate in found]
-    setting = {"records": records, "batch_size": batch_size, "steps": steps, "epsilon": epsilon, "delta": delta}
+    setting = {
+        "records": records,
+        "batch_size": batch_size,
+        "steps": steps,
+        "epsilon": epsilon,
+        "delta": delta,
+    }
     picture = [] if plot is None else [f"picture: {plot}"]
-    tell(setting | {"sampling": sampling, "mechanisms": rows}, [HEAD, *map(_line, rows), *picture], as_json=as_json)
+    tell(
+        setting | {"sampling": sampling, "mechanisms": rows},
+        [HEAD, *map(_line, rows), *picture],
+        as_json=as_json,
+    )
 
 
 HEAD = f"{'mechanism':<20}{'sampling':<16}{'noise':>10}{'noise std':>12}{'rmse':>12}{'max error':>12}{'buffers':>9}"

@@ -12,13 +12,18 @@ from dpfy.cli.target import PAGE, save, target
 
 
 def runs(
-    places: Annotated[list[Path], typer.Argument(help="Run folders or cards, two or more.", metavar="RUN...")],
-    out: Annotated[Path | None, typer.Option(help="Also write the comparison as one page (HTML).")] = None,
+    places: Annotated[
+        list[Path], typer.Argument(help="Run folders or cards, two or more.", metavar="RUN...")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the comparison as one page (HTML).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare the privacy cards of finished runs.
 
-    Claims about different units of privacy, adjacencies or settings are not ranked: the reason is given, and how to convert.
+    Claims about different units of privacy, adjacencies or settings are not ranked: the reason is
+    given, and how to convert.
     """
     from dpfy.report import compare
 
@@ -27,4 +32,8 @@ def runs(
     found = compare.compare(places)
     if out is not None:
         save("--out", out, compare.page(found).encode(errors="backslashreplace"))
-    tell(found.to_json(), [compare.text(found), *([] if out is None else [f"page: {out}"])], as_json=as_json)
+    tell(
+        found.to_json(),
+        [compare.text(found), *([] if out is None else [f"page: {out}"])],
+        as_json=as_json,
+    )

@@ -1,4 +1,6 @@
-"""`dpfy compare users`: records drawn one by one or users drawn whole, calibrated to one guarantee for users."""
+"""`dpfy compare users`: records drawn one by one or users drawn whole, calibrated to one guarantee
+for users.
+"""
 
 from __future__ import annotations
 
@@ -15,42 +17,74 @@ if TYPE_CHECKING:
     from dpfy.accounting.routes import Routes, Setting
 
 WORDS = {"users": "users drawn whole (ULS)", "records": "records drawn one by one (ELS)"}
-COLUMNS = ("records", "rate", "users a step", "noise ELS", "noise ULS", "std ELS", "std ULS", "even if")
+COLUMNS = (
+    "records",
+    "rate",
+    "users a step",
+    "noise ELS",
+    "noise ULS",
+    "std ELS",
+    "std ULS",
+    "even if",
+)
 WIDTHS = (8, 10, 14, 11, 11, 11, 11, 9)
 HEAD = "".join(f"{name:>{width}}" for name, width in zip(COLUMNS, WIDTHS, strict=True)) + "  better"
 
 
 def users(
     users: Annotated[int, typer.Option(help="Public number of users.")],
-    max_contributions: Annotated[int, typer.Option(help="Most records of one user that may be used: a public bound.")],
-    batch_size: Annotated[float, typer.Option(help="Mean number of gradients of records in a step.")],
+    max_contributions: Annotated[
+        int, typer.Option(help="Most records of one user that may be used: a public bound.")
+    ],
+    batch_size: Annotated[
+        float, typer.Option(help="Mean number of gradients of records in a step.")
+    ],
     steps: Annotated[int, typer.Option(help="Noisy steps.")],
-    epsilon: Annotated[float, typer.Option(help="Epsilon for one user that both are calibrated to.")],
+    epsilon: Annotated[
+        float, typer.Option(help="Epsilon for one user that both are calibrated to.")
+    ],
     delta: Annotated[float, typer.Option(help="Delta; below 1/users.")],
     alike: Annotated[
-        float, typer.Option(help="How alike a user's gradients are: cosine between them, 0 (nothing in common) to 1 (copies).")
+        float,
+        typer.Option(
+            help="How alike a user's gradients are: cosine between them, 0 (nothing in common) to "
+            "1 (copies)."
+        ),
     ] = 0.0,
     records: Annotated[
-        int | None, typer.Option(help="Public number of all records, where users own fewer than the bound.")
+        int | None,
+        typer.Option(help="Public number of all records, where users own fewer than the bound."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the noise over the number of records of a user (SVG, PNG).")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the noise over the number of records of a user (SVG, PNG)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare records drawn one by one (ELS) with users drawn whole (ULS), at one guarantee for users and one number of gradients.
+    """Compare records drawn one by one (ELS) with users drawn whole (ULS), at one guarantee for
+    users and one number of gradients.
 
-    Looks at no data. "std" is the noise left in the mean gradient of a step, in clip norms of a record; "even if" says how alike a user's
-    records would have to be for both to leave the same: users win below.
+    Looks at no data. "std" is the noise left in the mean gradient of a step, in clip norms of a
+    record; "even if" says how alike a user's records would have to be for both to leave the same:
+    users win below.
     """
     from dpfy.accounting import routes
 
     if plot is not None:
         target("--plot", plot, PICTURE)
-    setting = routes.Setting(users, max_contributions, batch_size, steps, epsilon, delta, alike, records)
+    setting = routes.Setting(
+        users, max_contributions, batch_size, steps, epsilon, delta, alike, records
+    )
     rows, changes = routes.compare(setting)
     if plot is not None:
         save("--plot", plot, _drawn(rows, setting, plot.suffix[1:].lower()))
     last = rows[-1]
-    told: dict[str, Any] = {"users": users, "max_contributions": max_contributions, "batch_size": batch_size, "steps": steps}
+    told: dict[str, Any] = {
+        "users": users,
+        "max_contributions": max_contributions,
+        "batch_size": batch_size,
+        "steps": steps,
+    }
     told |= {"epsilon": epsilon, "delta": delta, "alike": alike, "better": last.better}
     told |= {"crossings": [{"from": each, "better": better} for each, better in changes]}
     lines = [
@@ -73,7 +107,9 @@ def _edges(changes: list[tuple[int, str]]) -> str:
 
 
 def _drawn(rows: list[Routes], setting: Setting, form: str) -> bytes:
-    """The noise left in the mean gradient by both routes; for users a band from records without anything in common to copies."""
+    """The noise left in the mean gradient by both routes; for users a band from records without
+    anything in common to copies.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -84,13 +120,23 @@ def _drawn(rows: list[Routes], setting: Setting, form: str) -> bytes:
     apart = [value / row.mean**0.5 for value, row in zip(copies, rows, strict=True)]
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     axes.plot(each, [row.els for row in rows], marker="o", label=WORDS["records"])
-    axes.plot(each, [row.uls for row in rows], marker="s", label=f"{WORDS['users']}, alike {setting.alike:g}")
-    axes.fill_between(each, apart, copies, alpha=0.15, label="users, from nothing in common to copies")
+    axes.plot(
+        each,
+        [row.uls for row in rows],
+        marker="s",
+        label=f"{WORDS['users']}, alike {setting.alike:g}",
+    )
+    axes.fill_between(
+        each, apart, copies, alpha=0.15, label="users, from nothing in common to copies"
+    )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("records of one user in play")
     axes.set_ylabel("noise in the mean gradient, in clip norms")
-    axes.set_title(f"epsilon {setting.epsilon:g}, delta {setting.delta:g} for one user, {setting.batch_size:g} gradients a step")
+    axes.set_title(
+        f"epsilon {setting.epsilon:g}, delta {setting.delta:g} for one user, "
+        f"{setting.batch_size:g} gradients a step"
+    )
     axes.legend()
     drawn = io.BytesIO()
     figure.savefig(drawn, format=form)

@@ -1,4 +1,6 @@
-"""`dpfy derive`: add to a finished run what was made from its released files and public data alone."""
+"""`dpfy derive`: add to a finished run what was made from its released files and public data
+alone.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,33 @@ from dpfy.cli.answer import tell
 def derive(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     file: Annotated[
-        Path, typer.Argument(help="What was made: a pruned, quantised, calibrated or distilled model, a table, a plot.")
+        Path,
+        typer.Argument(
+            help="What was made: a pruned, quantised, calibrated or distilled model, a table, a "
+            "plot."
+        ),
     ],
     how: Annotated[str, typer.Option(help="How it was made, in one line.")],
-    of: Annotated[list[str], typer.Option(help="The file of the run that it was made from; may be given several times.")] = [  # noqa: B006
+    of: Annotated[
+        list[str],
+        typer.Option(help="The file of the run that it was made from; may be given several times."),
+    ] = [  # noqa: B006
         "model.safetensors"
     ],
-    public: Annotated[str, typer.Option(help="The public data that went into it, and where it is from.")] = "none",
-    name: Annotated[str | None, typer.Option(help="Its name in the folder; by default the file's own.")] = None,
+    public: Annotated[
+        str, typer.Option(help="The public data that went into it, and where it is from.")
+    ] = "none",
+    name: Annotated[
+        str | None, typer.Option(help="Its name in the folder; by default the file's own.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Add a derived file to a finished run: post-processing is covered by the guarantee and costs nothing.
+    """Add a derived file to a finished run: post-processing is covered by the guarantee and costs
+    nothing.
 
-    The ledger keeps its hash, what it was made of, how, and which public data was used; dpfy verify follows it. What dpfy cannot see
-    is whether private data went into it after all: that would be a release of its own, and must be billed.
+    The ledger keeps its hash, what it was made of, how, and which public data was used; dpfy verify
+    follows it. What dpfy cannot see is whether private data went into it after all: that would be a
+    release of its own, and must be billed.
     """
     from dpfy.runs import derive as derived
 

@@ -28,33 +28,45 @@ class Given:
     def kinds(self) -> dict[str, str]:
         """Kind by column; a column that is given twice is refused."""
         said = [(self.label, draft.LABEL), (self.user, draft.IGNORE)]
-        said += [(n, draft.NUMBER) for n in self.number] + [(n, draft.CATEGORY) for n in self.category]
+        said += [(n, draft.NUMBER) for n in self.number] + [
+            (n, draft.CATEGORY) for n in self.category
+        ]
         said += [(n, draft.IGNORE) for n in self.ignore]
         found: dict[str, str] = {}
         for name, kind in said:
             if name is None:
                 continue
             if found.setdefault(name, kind) != kind:
-                raise InvalidInput(f"--{kind}", name, f"is given as {found[name]} too; give it once")
+                raise InvalidInput(
+                    f"--{kind}", name, f"is given as {found[name]} too; give it once"
+                )
         return found
 
 
-def write(data: str, out: Path, given: Given, *, public: bool, header: bool, force: bool) -> dict[str, Any]:
+def write(
+    data: str, out: Path, given: Given, *, public: bool, header: bool, force: bool
+) -> dict[str, Any]:
     """Draft schema and job of the table `data` into the folder `out`.
 
-    Guarantees: unless `public`, nothing after the header is read; both files are written or neither, and none that is there is
-    replaced unless `force`.
+    Guarantees: unless `public`, nothing after the header is read; both files are written or
+    neither, and none that is there is replaced unless `force`.
     """
     if not os.path.isdir(out):
         raise InvalidInput("--out", str(out), "must be a folder that exists")
     file, kind = DataFile.given(data), kind_of(data) or "csv"
     if kind not in ("csv", "parquet"):
-        raise InvalidInput("DATA", data, "must be a table, CSV or Parquet; dpfy train reads this kind without a schema")
+        raise InvalidInput(
+            "DATA",
+            data,
+            "must be a table, CSV or Parquet; dpfy train reads this kind without a schema",
+        )
     found = headers.read(file, parquet=kind == "parquet")
     _check(found, data, header)
     drafted = draft.columns(found.names, found.kinds, given.kinds())
     if public:
-        table: dict[str, Any] = dict(cells.read_csv(file, 0) if kind == "csv" else cells.read_parquet(file, 0))
+        table: dict[str, Any] = dict(
+            cells.read_csv(file, 0) if kind == "csv" else cells.read_parquet(file, 0)
+        )
         drafted = [draft.filled(column, table[column.name]) for column in drafted]
     name = file.path.name.removesuffix(".gz").rpartition(".")[0] or file.path.name
     schema, job = out / f"{name}.schema.toml", out / f"{name}.job.toml"
@@ -77,7 +89,10 @@ def _check(found: headers.Header, data: str, header: bool) -> None:
     if len(set(found.names)) != len(found.names):
         raise InvalidInput("DATA", data, "has two columns of one name; rename one")
     if not header and headers.looks_like_a_record(found.names):
-        rule = "its first line holds a number or a date, so it looks like a record and not like names; add a line of names, or say --header"
+        rule = (
+            "its first line holds a number or a date, so it looks like a record and not like "
+            "names; add a line of names, or say --header"
+        )
         raise InvalidInput("DATA", data, rule)
 
 
@@ -92,4 +107,6 @@ def _save(texts: dict[Path, str], force: bool) -> None:
             content = text.encode()
             storage.write_atomically(path, content) if force else storage.create(path, content)
         except OSError as problem:
-            raise InvalidInput("--out", str(path), reading.why(problem, "cannot be written")) from None
+            raise InvalidInput(
+                "--out", str(path), reading.why(problem, "cannot be written")
+            ) from None

@@ -10,14 +10,21 @@ from dpfy.cli.answer import tell
 
 
 def explore(
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1 (default: any free one).", min=0, max=65535)] = 0,
-    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the address as one JSON object.")] = False,
+    port: Annotated[
+        int, typer.Option(help="Port on 127.0.0.1 (default: any free one).", min=0, max=65535)
+    ] = 0,
+    show: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the address as one JSON object.")
+    ] = False,
 ) -> None:
-    """Plan a run on a local page: sliders for records, batch, epochs, epsilon and delta; noise, tier and attacker's odds at once.
+    """Plan a run on a local page: sliders for records, batch, epochs, epsilon and delta; noise,
+    tier and attacker's odds at once.
 
-    The page is served to this machine alone (127.0.0.1), at an address with a random token; it loads nothing from anywhere and reads
-    no data. Stop it with Ctrl-C.
+    The page is served to this machine alone (127.0.0.1), at an address with a random token; it
+    loads nothing from anywhere and reads no data. Stop it with Ctrl-C.
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.report.server import Explorer

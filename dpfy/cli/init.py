@@ -1,4 +1,6 @@
-"""`dpfy init`: the schema and the job of a table of one's own, drafted without a look at its records."""
+"""`dpfy init`: the schema and the job of a table of one's own, drafted without a look at its
+records.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,38 @@ def _columns(help_text: str) -> Any:
 
 
 def init(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="The table: CSV or Parquet.", show_default=False)],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="The table: CSV or Parquet.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the two files.")] = Path("."),
     label: Annotated[str | None, _columns("What is to be predicted.")] = None,
     number: Annotated[list[str] | None, _columns("A column of numbers; repeat it.")] = None,
     category: Annotated[list[str] | None, _columns("A column of words; repeat it.")] = None,
     ignore: Annotated[list[str] | None, _columns("A column that is not used; repeat it.")] = None,
     user: Annotated[str | None, _columns("Column that says whose a record is.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="The file is public: read its values too.")] = False,
-    header: Annotated[bool, typer.Option("--header", help="Names in the first line may look like numbers.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="The file is public: read its values too.")
+    ] = False,
+    header: Annotated[
+        bool, typer.Option("--header", help="Names in the first line may look like numbers.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace drafts that are there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Draft a schema and a job for a table of your own.
 
-    Only the names of the columns are read (and the types that a Parquet file states): kinds are guessed from names, and ranges,
-    categories, classes and the number of records are left open as "?" for you to fill in from what is public. With --public,
-    for a file that holds nobody's secrets, they are read from it.
+    Only the names of the columns are read (and the types that a Parquet file states): kinds are
+    guessed from names, and ranges, categories, classes and the number of records are left open as
+    "?" for you to fill in from what is public. With --public, for a file that holds nobody's
+    secrets, they are read from it.
 
     Example: dpfy init people.csv --label income --ignore id
     """
     from dpfy.cli import drafts
 
-    given = drafts.Given(label, tuple(number or ()), tuple(category or ()), tuple(ignore or ()), user)
+    given = drafts.Given(
+        label, tuple(number or ()), tuple(category or ()), tuple(ignore or ()), user
+    )
     found = drafts.write(data, out, given, public=public, header=header, force=force)
     left = found["open"]
     no_label = (
@@ -46,8 +57,11 @@ def init(
         else ['  no column was taken for the label: set kind = "label" in the schema (or --label)']
     )
     lines = [
-        f"{found['columns']} columns; {'values were read, as you said that the file is public' if public else 'no record was read'}",
-        f"  {found['schema']}: {left} open" if left else f"  {found['schema']}: nothing is open; check it",
+        f"{found['columns']} columns; "
+        f"{'values were read, as you said that the file is public' if public else 'no record was read'}",
+        f"  {found['schema']}: {left} open"
+        if left
+        else f"  {found['schema']}: nothing is open; check it",
         f"  {found['job']}: privacy.records is open" + (", data.most_records too" if user else ""),
         *no_label,
         f'fill in every "?", then: dpfy train {found["job"]}',

@@ -1,4 +1,6 @@
-"""`dpfy inspect`: what private training will do with a model, layer by layer, before any data is read."""
+"""`dpfy inspect`: what private training will do with a model, layer by layer, before any data is
+read.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,27 @@ MEASURED_NUMBERS = 2**27
 
 
 def inspect(
-    model: Annotated[str, typer.Option(help="A model by name: linear, mlp, lenet5, tanh-cnn, scattering-linear.")] = "tanh-cnn",
+    model: Annotated[
+        str, typer.Option(help="A model by name: linear, mlp, lenet5, tanh-cnn, scattering-linear.")
+    ] = "tanh-cnn",
     shape: Annotated[str, typer.Option(help="Shape of one record, e.g. 1x28x28.")] = "1x28x28",
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     batch_size: Annotated[int, typer.Option(help="Physical batch to plan for.")] = 256,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Run plain and private steps in turns on random records: time and peak memory.")
+        bool,
+        typer.Option(
+            "--measure",
+            help="Run plain and private steps in turns on random records: time and peak memory.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show every layer's route, its expected cost against plain training, and what is not supported and why.
+    """Show every layer's route, its expected cost against plain training, and what is not supported
+    and why.
 
-    Expected costs are counted arithmetic. With --measure some seconds of plain and private steps of the whole batch tell what this
-    machine really takes for both, without noise and update. For a model of your own: dpfy.inspect(model, sample, measure=True).
+    Expected costs are counted arithmetic. With --measure some seconds of plain and private steps of
+    the whole batch tell what this machine really takes for both, without noise and update. For a
+    model of your own: dpfy.inspect(model, sample, measure=True).
 
     Example: dpfy inspect --model tanh-cnn --shape 1x28x28 --batch-size 512 --measure
     """
@@ -45,12 +55,16 @@ def inspect(
     try:
         sides = [int(side) for side in shape.split("x", check.SIDES)]
     except ValueError:
-        raise InvalidInput("--shape", shape, "must be whole numbers with x between them, e.g. 1x28x28") from None
+        raise InvalidInput(
+            "--shape", shape, "must be whole numbers with x between them, e.g. 1x28x28"
+        ) from None
     features = check.shape("--shape", sides)
     config = ModelConfig(name=model)
     made = full_model(config, build(config, features, check.integer("--classes", classes, least=2)))
     most = max(MEASURED_NUMBERS // torch.Size(features).numel(), 2) if measure else SAMPLE
-    many = check.integer("--batch-size", batch_size, most=most) if measure else min(batch_size, SAMPLE)
+    many = (
+        check.integer("--batch-size", batch_size, most=most) if measure else min(batch_size, SAMPLE)
+    )
     found = look(made, torch.randn(many, *features), batch_size, measure)
     tell(found.as_dict(), found.table(), as_json=as_json)
     raise typer.Exit(1 if found.problems else 0)

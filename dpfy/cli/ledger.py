@@ -1,4 +1,6 @@
-"""`dpfy ledger`: what a data set has spent, on what, and what is left. Looking never changes the ledger."""
+"""`dpfy ledger`: what a data set has spent, on what, and what is left. Looking never changes the
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-File = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger of a data set, or of a run (ledger.jsonl).")]
+File = Annotated[
+    Path,
+    typer.Argument(metavar="LEDGER", help="The ledger of a data set, or of a run (ledger.jsonl)."),
+]
 AtDelta = Annotated[
-    float | None, typer.Option("--delta", help="Delta of the epsilons (default: the budget's, or that of the reservations).")
+    float | None,
+    typer.Option(
+        "--delta",
+        help="Delta of the epsilons (default: the budget's, or that of the reservations).",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -29,13 +38,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def show(
     ledger: File,
     delta: AtDelta = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the picture of what was spent here (SVG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the picture of what was spent here (SVG).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show every reservation: when, what for, what was released, its own epsilon, the total so far, and the budget.
+    """Show every reservation: when, what for, what was released, its own epsilon, the total so far,
+    and the budget.
 
-    A reservation is open (nothing was released yet), begun (billed for good), finished, or given back (not counted). Where no accountant
-    bounds a release, the reason is told in place of its epsilon.
+    A reservation is open (nothing was released yet), begun (billed for good), finished, or given
+    back (not counted). Where no accountant bounds a release, the reason is told in place of its
+    epsilon.
     """
     from dpfy.core.ledger import Ledger
     from dpfy.report import spending, spending_page
@@ -54,18 +67,27 @@ def show(
 def budget(
     ledger: File,
     epsilon: Annotated[
-        float | None, typer.Option(help="Make a new ledger with this budget; without it, show what is left.")
+        float | None,
+        typer.Option(help="Make a new ledger with this budget; without it, show what is left."),
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the new budget.")] = None,
-    approximation: Annotated[float, typer.Option(help="Part of delta set aside for (epsilon, delta) black boxes.")] = 0.0,
-    unit: Annotated[str, typer.Option(help="Whose data the new ledger protects: example, user, ...")] = "example",
+    approximation: Annotated[
+        float, typer.Option(help="Part of delta set aside for (epsilon, delta) black boxes.")
+    ] = 0.0,
+    unit: Annotated[
+        str, typer.Option(help="Whose data the new ledger protects: example, user, ...")
+    ] = "example",
     most_records: Annotated[int, typer.Option(help="Most records of one unit.")] = 1,
-    adjacency: Annotated[str, typer.Option(help="add-or-remove-one, replace-one or zero-out.")] = "add-or-remove-one",
+    adjacency: Annotated[
+        str, typer.Option(help="add-or-remove-one, replace-one or zero-out.")
+    ] = "add-or-remove-one",
     as_json: Json = False,
 ) -> None:
-    """Show what is left of a budget; with --epsilon, make a ledger that refuses whatever would exceed it.
+    """Show what is left of a budget; with --epsilon, make a ledger that refuses whatever would
+    exceed it.
 
-    All runs that are given the ledger (dpfy train --ledger) then share the budget. A budget is set once, when the ledger is made.
+    All runs that are given the ledger (dpfy train --ledger) then share the budget. A budget is set
+    once, when the ledger is made.
     """
     from dpfy.accounting.filters import RenyiFilter
     from dpfy.core import check
@@ -79,32 +101,54 @@ def budget(
     if epsilon is not None:
         if delta is None:
             raise InvalidInput("--delta", None, "must be given with --epsilon")
-        wanted = RenyiFilter(check.epsilon("--epsilon", epsilon), check.delta("--delta", delta), approximation)
+        wanted = RenyiFilter(
+            check.epsilon("--epsilon", epsilon), check.delta("--delta", delta), approximation
+        )
         if not os.path.lexists(ledger):
             if not ledger.parent.is_dir():
                 raise InvalidInput("ledger", str(ledger), "must lie in a folder that exists")
-            Ledger.open(ledger, unit=Unit(unit, most_records), adjacency=Adjacency.parse(adjacency), budget=wanted)
+            Ledger.open(
+                ledger,
+                unit=Unit(unit, most_records),
+                adjacency=Adjacency.parse(adjacency),
+                budget=wanted,
+            )
         elif (held := Ledger.read(ledger).terms) != wanted.to_json():
-            raise InvalidInput("--epsilon", epsilon, f"{ledger.name} was made with {held}; a budget is set once")
+            raise InvalidInput(
+                "--epsilon", epsilon, f"{ledger.name} was made with {held}; a budget is set once"
+            )
     found = spending.allowance(Ledger.read(ledger))
-    tell({"ledger": ledger.name, "budget": found.to_json()}, spending_page.budget(found), as_json=as_json)
+    tell(
+        {"ledger": ledger.name, "budget": found.to_json()},
+        spending_page.budget(found),
+        as_json=as_json,
+    )
 
 
 @app.command("recover")
 def recover(
     ledger: File,
     head: Annotated[
-        str, typer.Option(help="The hash of its last line, from elsewhere: a published head, a signature, a copy of LEDGER.head.")
+        str,
+        typer.Option(
+            help="The hash of its last line, from elsewhere: a published head, a signature, a copy "
+            "of LEDGER.head."
+        ),
     ],
     as_json: Json = False,
 ) -> None:
     """Accept a ledger again whose LEDGER.head is lost.
 
-    Without that file nobody can tell whether lines were removed from the end of the ledger, so nothing more can be reserved in it. If its
-    last line has the hash that you state, the file is written again, and the ledger keeps a note of it. If it has not, lines are missing:
-    bring back a copy, or begin a new ledger with the budget that you can prove is left.
+    Without that file nobody can tell whether lines were removed from the end of the ledger, so
+    nothing more can be reserved in it. If its last line has the hash that you state, the file is
+    written again, and the ledger keeps a note of it. If it has not, lines are missing: bring back a
+    copy, or begin a new ledger with the budget that you can prove is left.
     """
     from dpfy.core.ledger import Ledger
 
     entries = len(Ledger.recover(ledger, head).bodies)
-    tell({"ledger": ledger.name, "entries": entries, "recovered": True}, f"recovered: {ledger}, {entries} lines", as_json=as_json)
+    tell(
+        {"ledger": ledger.name, "entries": entries, "recovered": True},
+        f"recovered: {ledger}, {entries} lines",
+        as_json=as_json,
+    )

@@ -22,21 +22,39 @@ def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
 
 
 def query(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="The private table: CSV or Parquet.", show_default=False)],
-    text: Annotated[str, typer.Argument(metavar="QUERY", help="What to ask, in quotes.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help="The private table: CSV or Parquet.", show_default=False
+        ),
+    ],
+    text: Annotated[
+        str, typer.Argument(metavar="QUERY", help="What to ask, in quotes.", show_default=False)
+    ],
     schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
     epsilon: Annotated[float, _option("What the whole query may cost.")],
     out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
     delta: Annotated[float, typer.Option(help="Delta; 0 for a pure guarantee.")] = 0.0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: give the same query again.")] = False,
-    ledger: Annotated[Path | None, _option("Ledger of the data set, over all its releases.")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out: give the same query again."),
+    ] = False,
+    ledger: Annotated[
+        Path | None, _option("Ledger of the data set, over all its releases.")
+    ] = None,
     user: Annotated[str | None, _option("Column that says whose a record is.")] = None,
     most_records: Annotated[int | None, _option("Most records of one user that are used.")] = None,
     most_groups: Annotated[int | None, _option("Most groups that one user adds to.")] = None,
     most_each: Annotated[int | None, _option("Most records of one user in a group.")] = None,
-    records: Annotated[int | None, _option("Public number of records: protects replacing one.")] = None,
-    contributions: Annotated[int | None, _option("Ask about users: column contributions, up to this public bound.")] = None,
-    insecure_seed: Annotated[int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
+    records: Annotated[
+        int | None, _option("Public number of records: protects replacing one.")
+    ] = None,
+    contributions: Annotated[
+        int | None, _option("Ask about users: column contributions, up to this public bound.")
+    ] = None,
+    insecure_seed: Annotated[
+        int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask private statistics of a table, and leave a run folder that anyone can verify.
@@ -45,18 +63,23 @@ def query(
 
     dpfy query people.csv "mean(age), count() by sex" --schema s.toml --epsilon 0.5
 
-    dpfy query people.csv "median(age) where sex = 'Female' and age >= 18" --schema s.toml --epsilon 0.5 --out runs/q
+    dpfy query people.csv "median(age) where sex = 'Female' and age >= 18" --schema s.toml --epsilon
+    0.5 --out runs/q
 
-    Numbers: sum(x) mean(x) variance(x) stddev(x) covariance(x, y) median(x) quantile(x, 0.1, 0.9) min(x) max(x) histogram(x, 0, 10, 20)
+    Numbers: sum(x) mean(x) variance(x) stddev(x) covariance(x, y) median(x) quantile(x, 0.1, 0.9)
+    min(x) max(x) histogram(x, 0, 10, 20)
 
-    Words: histogram(c) mode(c) table(c, d) margins(c, d, e, order=2). Of any column: top(w) range(w). Records: count()
+    Words: histogram(c) mode(c) table(c, d) margins(c, d, e, order=2). Of any column: top(w)
+    range(w). Records: count()
 
-    Users: quantile(contributions, 0.9) with --user person --contributions 256: how many records nine of ten users own at most
+    Users: quantile(contributions, 0.9) with --user person --contributions 256: how many records
+    nine of ten users own at most
 
     Models: accuracy(truth, guess) confusion(truth, guess) calibration(probability, truth)
 
-    Ranges and categories come from the schema, never from the data. Numbers outside their range are moved to its end; missing ones
-    add nothing (or count as the fill of the schema); words that are not listed are (other). Every answer says how far off it may be.
+    Ranges and categories come from the schema, never from the data. Numbers outside their range are
+    moved to its end; missing ones add nothing (or count as the fill of the schema); words that are
+    not listed are (other). Every answer says how far off it may be.
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.queries import run
@@ -68,12 +91,33 @@ def query(
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
     out = out or fresh_path()
     if resume and Mark.find(out) is None and not ended(out):
-        raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
-    terms = Terms(epsilon, delta, user, most_records, most_groups, most_each, records, contributions)
-    public = {"query": text, "epsilon": epsilon, "delta": delta, "user": user, "most_records": most_records}
-    public |= {"most_groups": most_groups, "most_each": most_each, "records": records, "contributions": contributions}
+        raise InvalidInput(
+            "--resume", str(out), "holds no run to resume; leave --resume out to start one"
+        )
+    terms = Terms(
+        epsilon, delta, user, most_records, most_groups, most_each, records, contributions
+    )
+    public = {
+        "query": text,
+        "epsilon": epsilon,
+        "delta": delta,
+        "user": user,
+        "most_records": most_records,
+    }
+    public |= {
+        "most_groups": most_groups,
+        "most_each": most_each,
+        "records": records,
+        "contributions": contributions,
+    }
     private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}
-    place = Place(out, resume=resume, ledger=ledger, seed=insecure_seed, config=(_toml(public), _toml(public | private)))
+    place = Place(
+        out,
+        resume=resume,
+        ledger=ledger,
+        seed=insecure_seed,
+        config=(_toml(public), _toml(public | private)),
+    )
     with resumable(out, _again(data, text, public | private)), _bar() as progress:
         found = run.query(data, text, schema=schema, terms=terms, run=place, progress=progress)
     tell(found.to_json(), _lines(found), as_json=as_json)
@@ -81,7 +125,9 @@ def query(
 
 def _toml(fields: dict[str, Any]) -> str:
     """Strings and numbers as TOML."""
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
+    return "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None
+    )
 
 
 def _again(data: str, text: str, fields: dict[str, Any]) -> str:
@@ -91,7 +137,9 @@ def _again(data: str, text: str, fields: dict[str, Any]) -> str:
         for key, value in fields.items()
         if key not in ("data", "query") and value is not None
     ]
-    return shlex.join(["dpfy", "query", data, text, *(str(word) for flag in flags for word in flag)])
+    return shlex.join(
+        ["dpfy", "query", data, text, *(str(word) for flag in flags for word in flag)]
+    )
 
 
 @contextmanager
@@ -110,9 +158,18 @@ def _lines(found: Any) -> list[str]:
     for answer in found.answers:
         place = ", ".join(f"{key} {value}" for key, value in answer.place.items())
         error = "" if answer.standard_error is None else f"{answer.standard_error:.4g}"
-        ends = "" if answer.interval is None else f"{shown(answer.interval[0])} to {shown(answer.interval[1])}"
+        ends = (
+            ""
+            if answer.interval is None
+            else f"{shown(answer.interval[0])} to {shown(answer.interval[1])}"
+        )
         asked = answer.statistic.split(" by ")[0].split(" where ")[0]
         rows.append((f"{asked} {place}", shown(answer.value), error, ends, answer.note))
     widths = [max(len(row[k]) for row in rows) for k in range(4)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in (1, 2, 3)), row[4]]).rstrip() for row in rows]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in (1, 2, 3)), row[4]]
+        ).rstrip()
+        for row in rows
+    ]
     return [*lines, "", found.card["statement"], f"check it: dpfy verify {found.run}"]

@@ -17,9 +17,11 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the privacy card of a finished run as a page (report.html), as Markdown (report.md), or print it as JSON.
+    """Write the privacy card of a finished run as a page (report.html), as Markdown (report.md), or
+    print it as JSON.
 
-    The page is one file without scripts or network; an audit made after the run (audit.json) is shown in it.
+    The page is one file without scripts or network; an audit made after the run (audit.json) is
+    shown in it.
     """
     from dpfy.report import publish
 
@@ -27,7 +29,11 @@ def report(
     if written.file is None:
         tell(json.loads(written.text), written.text.rstrip("\n"), as_json=as_json)
     else:
-        tell({"run": run.name, "format": form, "file": str(written.file)}, str(written.file), as_json=as_json)
+        tell(
+            {"run": run.name, "format": form, "file": str(written.file)},
+            str(written.file),
+            as_json=as_json,
+        )
     if show and written.file is not None:
         import webbrowser
 

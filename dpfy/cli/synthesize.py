@@ -19,7 +19,9 @@ DEFAULT = "table"
 
 
 class Group(TyperGroup):
-    """A group whose first word, if it is the name of no verb, is the argument of the default one."""
+    """A group whose first word, if it is the name of no verb, is the argument of the default
+    one.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As ever, with the default verb put in."""
@@ -30,8 +32,10 @@ class Group(TyperGroup):
 
 app = typer.Typer(
     name="synthesize",
-    help="Make a private synthetic table: dpfy synthesize people.csv --schema s.toml --epsilon 1. Everybody's tools work on it, and it "
-    "costs what it costs once. [b]dpfy synthesize table --help[/b] says how; [b]dpfy synthesize evaluate[/b] says how good a table is.",
+    help="Make a private synthetic table: dpfy synthesize people.csv --schema s.toml --epsilon 1. "
+    "Everybody's tools work on it, and it "
+    "costs what it costs once. [b]dpfy synthesize table --help[/b] says how; [b]dpfy synthesize "
+    "evaluate[/b] says how good a table is.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     cls=Group,
@@ -48,41 +52,67 @@ def option(help_text: str, *names: str, hidden: bool = False) -> Any:
 @app.command(DEFAULT)
 def table(
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="The private table: CSV or Parquet, of any size.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="The private table: CSV or Parquet, of any size.",
+            show_default=False,
+        ),
     ],
     schema: Annotated[str, option("Public schema of the columns (TOML), or adult.")],
     epsilon: Annotated[float, option("What the whole table may cost.")],
     out: Annotated[Path | None, option("Run folder (default: new, in runs/).")] = None,
     delta: Annotated[float, typer.Option(help="Delta.")] = 1e-9,
-    method: Annotated[str, typer.Option(help="aim, mst, mwem, privbayes, independent, rap, dp-gan or pate-gan.")] = "aim",
+    method: Annotated[
+        str, typer.Option(help="aim, mst, mwem, privbayes, independent, rap, dp-gan or pate-gan.")
+    ] = "aim",
     workload: Annotated[
-        str | None, option("What matters: 2 or 3 for all pairs or triples, or marginals: age,sex;job,income.")
+        str | None,
+        option("What matters: 2 or 3 for all pairs or triples, or marginals: age,sex;job,income."),
     ] = None,
-    target: Annotated[str | None, option("A column to be predicted: what goes with it matters more.")] = None,
-    rows: Annotated[int | None, option("Rows to make (default: as many as there seem to be).")] = None,
-    public: Annotated[str | None, option("A public table of the same schema, to start from.")] = None,
-    model_size: Annotated[float | None, option("Most megabytes of the model's tables (default: 8).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: give the same options again.")] = False,
+    target: Annotated[
+        str | None, option("A column to be predicted: what goes with it matters more.")
+    ] = None,
+    rows: Annotated[
+        int | None, option("Rows to make (default: as many as there seem to be).")
+    ] = None,
+    public: Annotated[
+        str | None, option("A public table of the same schema, to start from.")
+    ] = None,
+    model_size: Annotated[
+        float | None, option("Most megabytes of the model's tables (default: 8).")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out: give the same options again."),
+    ] = False,
     ledger: Annotated[Path | None, option("Ledger of the data set, over all its releases.")] = None,
     user: Annotated[str | None, option("Column that says whose a record is.")] = None,
     most_records: Annotated[int | None, option("Most records of one user that are used.")] = None,
     records: Annotated[
-        int | None, option("Public number of records: protects replacing one (dp-gan: adding or removing one).")
+        int | None,
+        option(
+            "Public number of records: protects replacing one (dp-gan: adding or removing one)."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    insecure_seed: Annotated[int | None, option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
+    insecure_seed: Annotated[
+        int | None, option("Fix all randomness, for tests: protects nothing.", hidden=True)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a synthetic table, and leave a run folder that anyone can verify.
 
     dpfy synthesize people.csv --schema people.toml --epsilon 1 --out runs/synthetic
 
-    The table is runs/synthetic/synthetic.csv. Columns, ranges, bins, categories and constraints come from the schema, never from the
-    data. Marginals are chosen, measured with noise and fitted; rows are drawn from what was fitted. The number of rows is that of what
-    was measured, or --rows. How far the table is from the records is measured too, with noise, and stands on the card.
+    The table is runs/synthetic/synthetic.csv. Columns, ranges, bins, categories and constraints
+    come from the schema, never from the data. Marginals are chosen, measured with noise and fitted;
+    rows are drawn from what was fitted. The number of rows is that of what was measured, or --rows.
+    How far the table is from the records is measured too, with noise, and stands on the card.
 
-    Methods: aim (best, adaptive), mst (fast, for many columns), mwem, privbayes, independent, rap; and networks, for comparison: dp-gan
-    (needs --records, the public number of records), pate-gan (needs --rows).
+    Methods: aim (best, adaptive), mst (fast, for many columns), mwem, privbayes, independent, rap;
+    and networks, for comparison: dp-gan (needs --records, the public number of records), pate-gan
+    (needs --rows).
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
@@ -95,13 +125,36 @@ def table(
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
     out = out or fresh_path()
     if resume and Mark.find(out) is None and not ended(out):
-        raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
+        raise InvalidInput(
+            "--resume", str(out), "holds no run to resume; leave --resume out to start one"
+        )
     terms = SynthesisTerms(epsilon, delta, user, most_records, records)
-    cells = MODEL_CELLS if model_size is None else max(1, int(check.positive("--model-size", model_size) * 2**17))
+    cells = (
+        MODEL_CELLS
+        if model_size is None
+        else max(1, int(check.positive("--model-size", model_size) * 2**17))
+    )
     options = SynthesisOptions(method, _workload(workload), target, rows, cells, device)
-    asked = {"method": method, "epsilon": epsilon, "delta": delta, "workload": workload, "target": target, "rows": rows}
-    asked |= {"model_size": model_size, "user": user, "most_records": most_records, "records": records, "device": device}
-    private = {"schema": schema, "public": public, "ledger": None if ledger is None else str(ledger)}
+    asked = {
+        "method": method,
+        "epsilon": epsilon,
+        "delta": delta,
+        "workload": workload,
+        "target": target,
+        "rows": rows,
+    }
+    asked |= {
+        "model_size": model_size,
+        "user": user,
+        "most_records": most_records,
+        "records": records,
+        "device": device,
+    }
+    private = {
+        "schema": schema,
+        "public": public,
+        "ledger": None if ledger is None else str(ledger),
+    }
     stated = (
         ()
         if public is None
@@ -122,25 +175,42 @@ def table(
         public_data=stated,
     )
     with resumable(out, _again(data, asked | private)), progress_bar() as progress:
-        made = synthesize(data, schema=schema, terms=terms, run=place, options=options, public=public, progress=progress)
+        made = synthesize(
+            data,
+            schema=schema,
+            terms=terms,
+            run=place,
+            options=options,
+            public=public,
+            progress=progress,
+        )
     tell(made.to_json(), _lines(made), as_json=as_json)
 
 
 @app.command("evaluate")
 def evaluate(
-    real: Annotated[str, typer.Argument(metavar="REAL", help="Real records: CSV or Parquet.", show_default=False)],
-    synthetic: Annotated[str, typer.Argument(metavar="SYNTHETIC", help="The synthetic table.", show_default=False)],
+    real: Annotated[
+        str,
+        typer.Argument(metavar="REAL", help="Real records: CSV or Parquet.", show_default=False),
+    ],
+    synthetic: Annotated[
+        str, typer.Argument(metavar="SYNTHETIC", help="The synthetic table.", show_default=False)
+    ],
     schema: Annotated[str, option("Public schema of the columns (TOML), or adult.")],
     target: Annotated[str | None, option("Column that learners predict.")] = None,
     holdout: Annotated[str | None, option("Real records that the table was not made from.")] = None,
     degree: Annotated[int, typer.Option(help="Marginals of up to so many columns.")] = 3,
-    public: Annotated[bool, typer.Option("--public", help="The real records are public: figures may be published.")] = False,
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="The real records are public: figures may be published."),
+    ] = False,
     out: Annotated[Path | None, option("Write a page with figures here (HTML).")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a synthetic table with real records: marginals, correlations, learners, closeness.
 
-    Unless the real records are public (--public), what is printed is NOT private: it was computed without noise.
+    Unless the real records are public (--public), what is printed is NOT private: it was computed
+    without noise.
     """
     from dpfy.cli.target import PAGE, save
     from dpfy.cli.target import target as place
@@ -154,7 +224,14 @@ def evaluate(
         place("--out", out, PAGE)
     with _status() as show:
         found = compared(
-            real, synthetic, schema=schema, target=target, holdout=holdout, public=public, degree=degree, progress=show
+            real,
+            synthetic,
+            schema=schema,
+            target=target,
+            holdout=holdout,
+            public=public,
+            degree=degree,
+            progress=show,
         ).to_json()
     if out is not None:
         save("--out", out, page(found).encode())
@@ -172,12 +249,16 @@ def _workload(text: str | None) -> Any:
 
 def toml(fields: dict[str, Any]) -> str:
     """Strings and numbers as TOML."""
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
+    return "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None
+    )
 
 
 def _again(data: str, fields: dict[str, Any]) -> str:
     """The command that asks the same again."""
-    flags = [(f"--{key.replace('_', '-')}", value) for key, value in fields.items() if value is not None]
+    flags = [
+        (f"--{key.replace('_', '-')}", value) for key, value in fields.items() if value is not None
+    ]
     return shlex.join(["dpfy", "synthesize", data, *(str(word) for flag in flags for word in flag)])
 
 
@@ -195,7 +276,9 @@ def progress_bar() -> Iterator[Any]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         bar = shown.add_task("planning", total=1.0)
-        yield lambda what, share: shown.update(bar, description=what.replace("[", "\\[")[:60], completed=share)
+        yield lambda what, share: shown.update(
+            bar, description=what.replace("[", "\\[")[:60], completed=share
+        )
 
 
 @contextmanager
@@ -210,7 +293,9 @@ def _lines(made: Any) -> list[str]:
     found = made.facts
     lines = [
         f"{found['rows']} rows of {len(found['columns'])} columns: {made.table}",
-        f"{found['measured']} marginals were measured ({found['method']})" if found["measured"] else found["method"],
+        f"{found['measured']} marginals were measured ({found['method']})"
+        if found["measured"]
+        else found["method"],
     ]
     for degree, held in found["error"].items():
         lines.append(

@@ -1,4 +1,6 @@
-"""A file that a verb will write: refused before the work where it could not, or should not, be written after it."""
+"""A file that a verb will write: refused before the work where it could not, or should not, be
+written after it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ ROOM = len(".") + len(".part")
 
 
 def target(flag: str, path: Path, kinds: Mapping[str, tuple[bytes, ...]]) -> Path:
-    """The path, if a file of one of `kinds` (by suffix, with how such a file begins) can be written there.
+    """The path, if a file of one of `kinds` (by suffix, with how such a file begins) can be written
+    there.
 
-    Guarantees: a folder, pipe, device or link is refused, and so is a file of a user's own: one is replaced only if it begins as
-    what would be written does.
+    Guarantees: a folder, pipe, device or link is refused, and so is a file of a user's own: one is
+    replaced only if it begins as what would be written does.
     """
     if path.suffix.lower() not in kinds:
         raise InvalidInput(flag, str(path), f"must end with {' or '.join(kinds)}")
@@ -37,7 +40,9 @@ def target(flag: str, path: Path, kinds: Mapping[str, tuple[bytes, ...]]) -> Pat
         raise InvalidInput(flag, str(path), "must lie in a folder that exists")
     if len(os.fsencode(path.name)) + ROOM > longest:
         raise InvalidInput(flag, str(path), f"has a name longer than {longest - ROOM} bytes")
-    if known is not None and not known.lower().startswith(tuple(b.lower() for b in kinds[path.suffix.lower()])):
+    if known is not None and not known.lower().startswith(
+        tuple(b.lower() for b in kinds[path.suffix.lower()])
+    ):
         raise InvalidInput(flag, str(path), "is there already and is no such file; name another")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise InvalidInput(flag, str(path), "cannot be written (Permission denied)")
@@ -53,7 +58,9 @@ def save(flag: str, path: Path, content: bytes) -> None:
 
 
 def _existing(path: Path) -> bytes | None:
-    """How the file at `path` begins; None where there is none. Anything but a regular file counts as foreign."""
+    """How the file at `path` begins; None where there is none. Anything but a regular file counts
+    as foreign.
+    """
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return b"\0"

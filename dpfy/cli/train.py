@@ -36,9 +36,16 @@ MOVED = {
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any field, as section.key; repeat it.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any field, as section.key; repeat it.",
+        show_default=False,
+    ),
 ]
-ShowConfig = Annotated[bool, typer.Option("--show-config", help="Print all fields as TOML, and stop.")]
+ShowConfig = Annotated[
+    bool, typer.Option("--show-config", help="Print all fields as TOML, and stop.")
+]
 
 
 class Moved(DpfyError):
@@ -54,7 +61,10 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as problem:
             if (name := getattr(problem, "option_name", None)) in MOVED:
-                raise Moved(f"{name} is now --set {MOVED[str(name)]} (dpfy train --show-config has every field)") from None
+                raise Moved(
+                    f"{name} is now --set {MOVED[str(name)]} (dpfy train --show-config has every "
+                    f"field)"
+                ) from None
             raise
 
 
@@ -63,12 +73,16 @@ def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
 
 
 def train(
-    config: Annotated[Path | None, typer.Argument(help="Configuration (TOML).", show_default=False)] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="Configuration (TOML).", show_default=False)
+    ] = None,
     out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     data: Annotated[str | None, _option("embedded, digits, mnist, csv, ...")] = None,
     path: Annotated[str | None, _option("File of your own: .csv, .parquet, .npz.")] = None,
-    records: Annotated[str | None, _option("Public number to train on, less those held out.")] = None,
+    records: Annotated[
+        str | None, _option("Public number to train on, less those held out.")
+    ] = None,
     model: Annotated[str | None, _option("scattering-linear, linear, mlp, ...")] = None,
     protect: Annotated[str | None, _option("records (default), or labels.")] = None,
     method: Annotated[str | None, _option("How labels are released.")] = None,
@@ -86,16 +100,21 @@ def train(
     budget_epsilon: Annotated[float | None, _option("Epsilon that all runs may spend.")] = None,
     assignments: Set = None,
     show_config: ShowConfig = False,
-    insecure_seed: Annotated[int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
+    insecure_seed: Annotated[
+        int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a private model and leave a run folder that anyone can verify.
 
-    Without arguments: 4,000 embedded MNIST images, epsilon 3, delta 1e-5. The plan is in the ledger before any data is read.
+    Without arguments: 4,000 embedded MNIST images, epsilon 3, delta 1e-5. The plan is in the ledger
+    before any data is read.
 
-    A table of your own: dpfy init people.csv, fill in the schema, dpfy train people.job.toml. A fifth of it is held out.
+    A table of your own: dpfy init people.csv, fill in the schema, dpfy train people.job.toml. A
+    fifth of it is held out.
 
-    Flags win over the file. What has no flag is reached with --set (--show-config lists it): clip rules, noise schedules, users, engines.
+    Flags win over the file. What has no flag is reached with --set (--show-config lists it): clip
+    rules, noise schedules, users, engines.
 
     Example: dpfy train job.toml --set training.clip=quantile --set data.test=public
 
@@ -122,11 +141,22 @@ def train(
     run = _train
     if train_labels.chosen(protect, method, out, resume):
         run, flags = train_labels.train_labels, flags | {"labels.method": method}
-    run(config, out, flags, assignments or [], resume=resume, show=show_config, seed=insecure_seed, as_json=as_json)
+    run(
+        config,
+        out,
+        flags,
+        assignments or [],
+        resume=resume,
+        show=show_config,
+        seed=insecure_seed,
+        as_json=as_json,
+    )
 
 
 def _count(text: str | None) -> int | str | None:
-    """The number that a text is, if it is one that could count records; any other text is the configuration's to judge."""
+    """The number that a text is, if it is one that could count records; any other text is the
+    configuration's to judge.
+    """
     return int(text) if text is not None and text.isdecimal() and len(text) < 19 else text
 
 
@@ -163,7 +193,11 @@ def _train(
         else:
             if resume:
                 job.require_run(folder)
-            whole = configuration.make(job.stored_config(folder), given) if resume and not config else ready.job(config, given)
+            whole = (
+                configuration.make(job.stored_config(folder), given)
+                if resume and not config
+                else ready.job(config, given)
+            )
             if show:
                 tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
                 return
@@ -171,16 +205,37 @@ def _train(
     if not first:
         return
     card = outcome.card | section(outcome.card, "training")
-    lines = [card["statement"], f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s"]
+    lines = [
+        card["statement"],
+        f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s",
+    ]
     group = outcome.group()
     if group is not None:
-        lines.append(f"for any {group['size']} units together: epsilon {group['epsilon']:.4g} at delta {group['delta']:g}")
+        lines.append(
+            f"for any {group['size']} units together: epsilon {group['epsilon']:.4g} at delta "
+            f"{group['delta']:g}"
+        )
     accuracy = card["utility"].get("test_accuracy")
     shown = "evaluation" if accuracy is None else f"accuracy on held-out data: {accuracy:.2%}"
-    lines.insert(0, f"{shown}: {card['evaluation']['words']}" if accuracy is None else f"{shown} ({card['evaluation']['words']})")
-    files = ("model.safetensors", "report.html", "report.md", "privacy.json", "ledger.jsonl", "metrics.jsonl", "config.toml")
+    lines.insert(
+        0,
+        f"{shown}: {card['evaluation']['words']}"
+        if accuracy is None
+        else f"{shown} ({card['evaluation']['words']})",
+    )
+    files = (
+        "model.safetensors",
+        "report.html",
+        "report.md",
+        "privacy.json",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "config.toml",
+    )
     lines += [f"  {folder / name}" for name in files if (folder / name).is_file()]
-    summary = _summary(outcome.run, card, outcome.seconds) | ({} if group is None else {"group": group})
+    summary = _summary(outcome.run, card, outcome.seconds) | (
+        {} if group is None else {"group": group}
+    )
     tell(summary, [*lines, f"check it: dpfy verify {folder}"], as_json=as_json)
 
 

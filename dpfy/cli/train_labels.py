@@ -1,4 +1,6 @@
-"""`dpfy train --protect labels`: features are public, labels are noised once, a model is trained on the answers."""
+"""`dpfy train --protect labels`: features are public, labels are noised once, a model is trained on
+the answers.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,14 @@ def train_labels(
     for name, value in flags.items():
         if name not in FLAGS and name != "labels.method" and value is not None:
             rule = (
-                "goes with whole records (--protect records); with labels say method, epsilon, delta, records, data, path, ledger"
+                "goes with whole records (--protect records); with labels say method, epsilon, "
+                "delta, records, data, path, ledger"
             )
             raise InvalidInput("--" + name.partition(".")[2].replace("_", "-"), value, rule)
     given = settings.assigned(
-        job.SECTIONS, words, {FLAGS.get(name, name): value for name, value in flags.items() if value is not None}
+        job.SECTIONS,
+        words,
+        {FLAGS.get(name, name): value for name, value in flags.items() if value is not None},
     )
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
@@ -73,7 +78,11 @@ def train_labels(
     with resumable(folder, "dpfy train"):
         made, seconds = job.run(whole, folder, resume=resume, seed=seed)
     told = _told(folder, made.card, seconds)
-    shown = f"accuracy on held-out data: {told['test_accuracy']:.2%}" if "test_accuracy" in told else "held-out data: withheld"
+    shown = (
+        f"accuracy on held-out data: {told['test_accuracy']:.2%}"
+        if "test_accuracy" in told
+        else "held-out data: withheld"
+    )
     lines = [
         shown,
         told["statement"],
@@ -87,6 +96,8 @@ def _told(run: Path, card: dict[str, Any], seconds: float) -> dict[str, Any]:
     from dpfy.labels.fitting import section
 
     stated, mine = card["guarantee"], section(card)
-    found = {"run": str(run)} | {k: stated[k] for k in ("epsilon", "delta", "accountant", "adjacency", "unit")}
+    found = {"run": str(run)} | {
+        k: stated[k] for k in ("epsilon", "delta", "accountant", "adjacency", "unit")
+    }
     found |= {key: mine[key] for key in ("method", "stages", "test_accuracy") if key in mine}
     return found | {"seconds": round(seconds, 3), "statement": card["statement"]}

@@ -1,4 +1,6 @@
-"""`dpfy tune`: a search for settings that pays its own price; `dpfy tune plan` says beforehand what it would cost."""
+"""`dpfy tune`: a search for settings that pays its own price; `dpfy tune plan` says beforehand what
+it would cost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ PLANNED_STEPS = 10_000_000
 
 
 class Default(TyperGroup):
-    """A verb of its own with another verb below it: what is no name of one of them is given to `run`."""
+    """A verb of its own with another verb below it: what is no name of one of them is given to
+    `run`.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As ever, with `run` before what does not name a verb."""
@@ -33,7 +37,8 @@ class Default(TyperGroup):
 
 app = typer.Typer(
     cls=Default,
-    help="Search for the settings of a private training, within a budget for everything. dpfy tune [JOB.toml] searches; dpfy tune plan "
+    help="Search for the settings of a private training, within a budget for everything. dpfy tune "
+    "[JOB.toml] searches; dpfy tune plan "
     "says what it would cost.",
 )
 
@@ -45,45 +50,71 @@ def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
 @app.command()
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="Configuration of the job and of the search (TOML).", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Configuration of the job and of the search (TOML).", show_default=False
+        ),
     ] = None,
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", metavar="KEY=RANGE", help="A field to search, and where; repeat it.", show_default=False),
+        typer.Option(
+            "--over",
+            metavar="KEY=RANGE",
+            help="A field to search, and where; repeat it.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the search in --out.")
+    ] = False,
     data: Annotated[str | None, _option("embedded, digits, mnist, csv, ...")] = None,
     model: Annotated[str | None, _option("scattering-linear, linear, mlp, ...")] = None,
-    epsilon: Annotated[float | None, _option("What everything may cost together (default 3).")] = None,
+    epsilon: Annotated[
+        float | None, _option("What everything may cost together (default 3).")
+    ] = None,
     delta: Annotated[float | None, _option("Delta (1e-5); below 1/records.")] = None,
     trials: Annotated[float | None, _option("Trials, on average (default 20).")] = None,
     route: Annotated[str | None, _option("public, random, composition, noisy-max, subset.")] = None,
     law: Annotated[str | None, _option("logarithmic, geometric, poisson (random number).")] = None,
     score: Annotated[str | None, _option("public, held-out or training records.")] = None,
-    public: Annotated[str | None, _option("Public data to search on: a kind, or a job file.")] = None,
+    public: Annotated[
+        str | None, _option("Public data to search on: a kind, or a job file.")
+    ] = None,
     workers: Annotated[int | None, _option("Trials side by side.")] = None,
     ledger: Annotated[str | None, _option("Ledger of the data set, over all runs.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any field, as section.key; repeat it.", show_default=False),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any field, as section.key; repeat it.",
+            show_default=False,
+        ),
     ] = None,
-    show_config: Annotated[bool, typer.Option("--show-config", help="Print the configuration as TOML, and stop.")] = False,
-    insecure_seed: Annotated[int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)] = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the configuration as TOML, and stop.")
+    ] = False,
+    insecure_seed: Annotated[
+        int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Search for settings, and leave the best run in a folder whose card covers the search.
 
-    dpfy tune --over "training.learning_rate=0.05..5 log" --over "training.batch_size=[512, 1024]" --epsilon 3 --trials 20
+    dpfy tune --over "training.learning_rate=0.05..5 log" --over "training.batch_size=[512, 1024]"
+    --epsilon 3 --trials 20
 
-    Epsilon is for everything: the noise of each trial is calibrated so that all of them, and the choice, cost no more.
+    Epsilon is for everything: the noise of each trial is calibrated so that all of them, and the
+    choice, cost no more.
 
-    A range is 0.05..5 (even), 0.05..5 log (even in the logarithm) or 1..8 whole; a list is [256, 512]. What changes the bill
-    (batch size, steps, epochs) must be a list. In a file: a section [search.training], with learning_rate = "0.05..5 log".
+    A range is 0.05..5 (even), 0.05..5 log (even in the logarithm) or 1..8 whole; a list is [256,
+    512]. What changes the bill (batch size, steps, epochs) must be a list. In a file: a section
+    [search.training], with learning_rate = "0.05..5 log".
 
-    By default a random number of trials is made, and only the best is released: nobody is told how many there were, nor anything
-    about the others. On public data (--public) a search is free. Searches that look at earlier scores are paid by composition, from
-    Python (Optuna, Ray).
+    By default a random number of trials is made, and only the best is released: nobody is told how
+    many there were, nor anything about the others. On public data (--public) a search is free.
+    Searches that look at earlier scores are paid by composition, from Python (Optuna, Ray).
     """
     from dpfy.core import settings
     from dpfy.core.errors import InvalidInput
@@ -102,12 +133,17 @@ def run(
         "tune.public": public,
         "tune.workers": workers,
     }
-    given, searched = settings.assigned(configuration.SECTIONS, assignments or [], flags), _ranges(over or [])
+    given, searched = (
+        settings.assigned(configuration.SECTIONS, assignments or [], flags),
+        _ranges(over or []),
+    )
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the search to resume")
     if show_config:
         whole = configuration.read(config, given, searched)
-        tell({"config": whole.to_toml(publish=False)}, whole.to_toml(publish=False), as_json=as_json)
+        tell(
+            {"config": whole.to_toml(publish=False)}, whole.to_toml(publish=False), as_json=as_json
+        )
         return
     _search(config, given, searched, out, resume, insecure_seed, as_json)
 
@@ -149,14 +185,20 @@ def _ranges(words: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not text.strip() or name.strip() in found:
-            raise InvalidInput("--over", word, "must be a field and a range, each field once: training.learning_rate=0.05..5 log")
+            raise InvalidInput(
+                "--over",
+                word,
+                "must be a field and a range, each field once: training.learning_rate=0.05..5 log",
+            )
         found[name.strip()] = text.strip()
     return found
 
 
 @contextmanager
 def _bar(trials: float) -> Iterator[Any]:
-    """What is being done, on standard error; how many trials are made only where that is no secret."""
+    """What is being done, on standard error; how many trials are made only where that is no
+    secret.
+    """
     from rich.console import Console
 
     with Console(stderr=True).status("planning") as shown:
@@ -167,14 +209,20 @@ def _bar(trials: float) -> Iterator[Any]:
 
 def _lines(found: Any, told: dict[str, Any]) -> list[str]:
     settings = found.settings or {}
-    lines = [f"{name} = {value}" for name, value in settings.items()] or ["no trial was made: the number that was drawn is 0"]
+    lines = [f"{name} = {value}" for name, value in settings.items()] or [
+        "no trial was made: the number that was drawn is 0"
+    ]
     if isinstance(told["score"], int | float):
         lines.append(f"score {told['score']:.4g}")
     if "test_accuracy" in told:
-        lines.append(f"accuracy on test records that no trial was scored on: {told['test_accuracy']:.2%}")
+        lines.append(
+            f"accuracy on test records that no trial was scored on: {told['test_accuracy']:.2%}"
+        )
     lines.append(told["statement"])
     if told["bill"]:
-        lines.append(f"training alone: epsilon {told['training_alone']:.4g}. {told['bill']['words']}")
+        lines.append(
+            f"training alone: epsilon {told['training_alone']:.4g}. {told['bill']['words']}"
+        )
     names = (
         "model.safetensors",
         "report.html",
@@ -197,18 +245,26 @@ def plan(
     epochs: Annotated[float | None, _option("Expected passes over the data in one trial.")] = None,
     steps: Annotated[int | None, _option("Noisy steps of one trial, instead of epochs.")] = None,
     trials: Annotated[int, typer.Option(help="How many settings are tried (on average).")] = 20,
-    epsilon: Annotated[float | None, _option("What everything may cost: print the noise of each way to pay.")] = None,
-    noise_multiplier: Annotated[float | None, _option("Noise of a trial instead: print what each way to pay costs.")] = None,
-    sample: Annotated[float, typer.Option(help="Share of the records that a search on a subset sees.")] = 0.25,
+    epsilon: Annotated[
+        float | None, _option("What everything may cost: print the noise of each way to pay.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, _option("Noise of a trial instead: print what each way to pay costs.")
+    ] = None,
+    sample: Annotated[
+        float, typer.Option(help="Share of the records that a search on a subset sees.")
+    ] = 0.25,
     adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
     plot: Annotated[Path | None, typer.Option(help="Also draw the table as an SVG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say which way to pay for a search is cheapest. No data is read.
 
-    dpfy tune plan --records 60000 --batch-size 2048 --epochs 20 --epsilon 3 --delta 1e-5 --trials 20
+    dpfy tune plan --records 60000 --batch-size 2048 --epochs 20 --epsilon 3 --delta 1e-5 --trials
+    20
 
-    dpfy tune plan --records 1000000 --batch-size 5000 --epochs 1 --noise-multiplier 1 --delta 1e-6 --trials 100
+    dpfy tune plan --records 1000000 --batch-size 5000 --epochs 1 --noise-multiplier 1 --delta 1e-6
+    --trials 100
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
@@ -217,22 +273,34 @@ def plan(
     from dpfy.tuning import planning
 
     if (epsilon is None) == (noise_multiplier is None):
-        raise InvalidInput("--epsilon", epsilon, "give epsilon, or the noise multiplier of a trial: one of them")
+        raise InvalidInput(
+            "--epsilon", epsilon, "give epsilon, or the noise multiplier of a trial: one of them"
+        )
     if plot is not None:
         target("--plot", plot, SVG)
     check.integer("--trials", trials, least=2, most=100_000)
     check.inside_unit("--sample", sample)
-    recipe = dpsgd(records, batch_size, epochs=epochs, steps=steps, adjacency=Adjacency.parse(adjacency))
+    recipe = dpsgd(
+        records, batch_size, epochs=epochs, steps=steps, adjacency=Adjacency.parse(adjacency)
+    )
     check.integer("steps", recipe.steps, most=PLANNED_STEPS)
     if noise_multiplier is not None:
-        event = recipe.event(check.positive("--noise-multiplier", check.noise_multiplier("--noise-multiplier", noise_multiplier)))
+        event = recipe.event(
+            check.positive(
+                "--noise-multiplier", check.noise_multiplier("--noise-multiplier", noise_multiplier)
+            )
+        )
         found = planning.totals(event, trials, delta, recipe.adjacency)
         rows = [{"route": one.name, "epsilon": one.epsilon, "note": one.note} for one in found]
         lines = [f"{one.name:<42} {one.epsilon:>10.4f}  {one.note}" for one in found]
         claimed = planning.printed(event, trials, delta, recipe.adjacency)
         lines += ["", f"{claimed.name:<42} {claimed.figure:>10.4f}  {claimed.note}"]
         if plot is not None:
-            _draw(plot, [(one.name, one.epsilon) for one in found], f"epsilon of {trials} trials at delta {delta:g}")
+            _draw(
+                plot,
+                [(one.name, one.epsilon) for one in found],
+                f"epsilon of {trials} trials at delta {delta:g}",
+            )
         answer = {
             "delta": delta,
             "trials": trials,
@@ -248,7 +316,11 @@ def plan(
     small = dpsgd(part, batch_size * part / records, steps=recipe.steps, adjacency=recipe.adjacency)
     offers = planning.offers(recipe, asked, trials, sample=sample, small=small)
     if plot is not None:
-        _draw(plot, [(f"{o.route} {o.law}".strip(), o.noise_ratio) for o in offers], "noise, in that of a run without a search")
+        _draw(
+            plot,
+            [(f"{o.route} {o.law}".strip(), o.noise_ratio) for o in offers],
+            "noise, in that of a run without a search",
+        )
     private = [o for o in offers if o.route not in ("public", "none")]
     told = {
         "epsilon": epsilon,
@@ -265,14 +337,21 @@ def plan(
 
 
 def _table(offers: list[Any], warning: Any) -> list[str]:
-    head = f"{'':<22} {'noise':>8} {'times':>6} {'alone':>7} {'best tenth':>10} {'few':>6} {'many':>6}"
+    head = (
+        f"{'':<22} {'noise':>8} {'times':>6} {'alone':>7} {'best tenth':>10} {'few':>6} {'many':>6}"
+    )
     rows = []
     for o in offers:
-        figures = f"{o.noise_multiplier:>8.4g} {o.noise_ratio:>6.2f} {o.training_alone:>7.3f} {o.tenth:>10.0%} {o.few:>6.0%} {o.many:>6}"
+        figures = (
+            f"{o.noise_multiplier:>8.4g} {o.noise_ratio:>6.2f} {o.training_alone:>7.3f} "
+            f"{o.tenth:>10.0%} {o.few:>6.0%} {o.many:>6}"
+        )
         rows.append(f"{(o.route + ' ' + o.law).strip():<22} {figures}  {o.note}")
     words = [
-        "noise: of a trial; times: that of a run without a search; alone: epsilon of the released run by itself",
-        "best tenth: chance that a trial has settings among the best tenth of the space; few: chance of fewer than half of the trials",
+        "noise: of a trial; times: that of a run without a search; alone: epsilon of the released "
+        "run by itself",
+        "best tenth: chance that a trial has settings among the best tenth of the space; few: "
+        "chance of fewer than half of the trials",
         "many: trials that are not exceeded in 99 of 100 searches",
     ]
     return [head, *rows, *words, *([f"warning: {warning}"] if warning else [])]

@@ -1,4 +1,6 @@
-"""Everything that the self-test of the audit examines, in one bench: training, federations and searches."""
+"""Everything that the self-test of the audit examines, in one bench: training, federations and
+searches.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""The vocabulary of dpfy: units, adjacency, participation, events, values, guarantees, the ledger. No algorithm lives here."""
+"""The vocabulary of dpfy: units, adjacency, participation, events, values, guarantees, the ledger.
+No algorithm lives here.
+"""

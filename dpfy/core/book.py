@@ -1,16 +1,17 @@
-"""What the lines of a ledger may say, and in which order. The reader and the writer of a ledger hold to this one set of rules.
+"""What the lines of a ledger may say, and in which order. The reader and the writer of a ledger
+hold to this one set of rules.
 
-ledger   the header: unit, adjacency, budget
-reserve  the right to release `uses` times `event`, with the whole `claim` that is made about it
-begun    releases under a returnable reservation may have been made: it can no longer be given back; `place` recognises the folder
+ledger   the header: unit, adjacency, budget reserve  the right to release `uses` times `event`,
+with the whole `claim` that is made about it begun    releases under a returnable reservation may
+have been made: it can no longer be given back; `place` recognises the folder
          that makes them, without which an earlier version wrote this line
-settle   no more than `made` releases are made under a reservation, which may end early: `billed` of them are billed from now on
-void     a returnable reservation is given back; only before it has begun
-end      in the ledger of a data set: the run that made a reservation ended, with this card; there is no second end
-finish   the run ended: hashes of its card and of every file; nothing but attachments may follow, and no second one
-attach   hashes of files that were added to a finished run (an audit)
-derive   a file made from the released ones and from public data alone: its hash, what it was made of, how, and which public data
-note     anything else; nothing is ever computed from it
+settle   no more than `made` releases are made under a reservation, which may end early: `billed` of
+them are billed from now on void     a returnable reservation is given back; only before it has
+begun end      in the ledger of a data set: the run that made a reservation ended, with this card;
+there is no second end finish   the run ended: hashes of its card and of every file; nothing but
+attachments may follow, and no second one attach   hashes of files that were added to a finished run
+(an audit) derive   a file made from the released ones and from public data alone: its hash, what it
+was made of, how, and which public data note     anything else; nothing is ever computed from it
 """
 
 from __future__ import annotations
@@ -44,19 +45,29 @@ ENTRY, PLACE = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{32}")
 SHA256, FILE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_NAME, MOST_USES = 200, 1 << 53
 NOT_BEGUN = "its beginning must be written in the ledger before the first release"
-RESERVED = ("ledger.jsonl", "ledger.jsonl.head", "privacy.json", "report.html", "report.md", "signature.json")
+RESERVED = (
+    "ledger.jsonl",
+    "ledger.jsonl.head",
+    "privacy.json",
+    "report.html",
+    "report.md",
+    "signature.json",
+)
 ENDED = "the ledger says that its run ended: nothing more may be released"
 FINISHED = "the ledger says that this run is finished: nothing more may be released, only published"
 
 
 @dataclass(frozen=True, init=False)
 class Permit:
-    """The right to make `releases` releases that together are `uses` times `event`, written in the ledger as `entry` with its `claim`.
+    """The right to make `releases` releases that together are `uses` times `event`, written in the
+    ledger as `entry` with its `claim`.
 
-    `closed` says why no release may be made (yet, or any more); it is empty where releases are allowed. `adjacency` is the ledger's.
+    `closed` says why no release may be made (yet, or any more); it is empty where releases are
+    allowed. `adjacency` is the ledger's.
 
-    Guarantees: only a ledger makes one, so whoever holds one has its bill on disk. A mechanism compares what it is about to do with
-    `event` (:meth:`check`), so what was typed twice cannot differ.
+    Guarantees: only a ledger makes one, so whoever holds one has its bill on disk. A mechanism
+    compares what it is about to do with `event` (:meth:`check`), so what was typed twice cannot
+    differ.
     """
 
     name: str
@@ -69,48 +80,75 @@ class Permit:
     adjacency: Adjacency
 
     def __init__(self, *_: object, **__: object) -> None:
-        raise Unsupported("a permit that no ledger made", "reserve the release: Ledger.reserve, or a run folder with its claim")
+        raise Unsupported(
+            "a permit that no ledger made",
+            "reserve the release: Ledger.reserve, or a run folder with its claim",
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A permit that is sent to another process is one of that process. A forked process has nothing that was sent to it."""
+        """A permit that is sent to another process is one of that process. A forked process has
+        nothing that was sent to it.
+        """
         self.__dict__.update(state, _process=os.getpid())
 
     def check(self, step: int, event: events.Event) -> None:
-        """Refuse a release beyond what was reserved, outside of its time, or of something else: `event` is all that the mechanism does."""
+        """Refuse a release beyond what was reserved, outside of its time, or of something else:
+        `event` is all that the mechanism does.
+        """
         if self.closed:
             raise InvalidInput("permit", self.name, self.closed)
         require_same_process(self.__dict__["_process"], f"the permit {self.name!r}")
-        if event is not self.__dict__.get("_agreed"):  # events of whole runs can be large, and are compared once
+        if event is not self.__dict__.get(
+            "_agreed"
+        ):  # events of whole runs can be large, and are compared once
             if event != self.event:
-                raise InvalidInput("event", event, f"is not what the permit {self.name!r} was given for: {self.event}")
+                raise InvalidInput(
+                    "event",
+                    event,
+                    f"is not what the permit {self.name!r} was given for: {self.event}",
+                )
             self.__dict__["_agreed"] = event
         if not 0 <= step < self.releases:
-            rule = f"the permit {self.name!r} covers {self.releases} releases, steps 0 to {self.releases - 1}"
+            rule = (
+                f"the permit {self.name!r} covers {self.releases} releases, steps 0 to "
+                f"{self.releases - 1}"
+            )
             raise InvalidInput("step", step, rule)
 
     def spend(self, step: int, event: events.Event) -> None:
-        """:meth:`check`, once for a step: through one permit nothing is released twice, with the same noise or with other noise."""
+        """:meth:`check`, once for a step: through one permit nothing is released twice, with the
+        same noise or with other noise.
+        """
         self.check(step, event)
         spent = self.__dict__.setdefault("_spent", set())
         if step in spent:
-            rule = f"was released before under the permit {self.name!r}: reserve every release, or take another step"
+            rule = (
+                f"was released before under the permit {self.name!r}: reserve every release, or "
+                f"take another step"
+            )
             raise InvalidInput("step", step, rule)
         spent.add(step)
 
     def inner(self, event: events.Event, run: int, releases: int = 1) -> Permit:
-        """The permit of one of the runs among which the best is released, where this permit was given for that.
+        """The permit of one of the runs among which the best is released, where this permit was
+        given for that.
 
-        `event` is what the run does: what may be repeated, or one of several that may, or a part of either that it does by itself.
+        `event` is what the run does: what may be repeated, or one of several that may, or a part of
+        either that it does by itself.
         """
         if self.closed or event not in repeatable(self.event):
-            raise InvalidInput("event", event, f"is not what the permit {self.name!r} may run several times")
+            raise InvalidInput(
+                "event", event, f"is not what the permit {self.name!r} may run several times"
+            )
         made = _permit(f"{self.name}, run {run}", event, 1, self.entry, {}, self.adjacency)
         made.__dict__["releases"] = releases
         return made
 
 
 def repeatable(event: events.Event) -> set[events.Event]:
-    """What the runs of an event with several runs do, each as a whole, and the parts of a run that are one after the other."""
+    """What the runs of an event with several runs do, each as a whole, and the parts of a run that
+    are one after the other.
+    """
     if isinstance(event, events.RepeatAndSelect | events.Repeated):
         return _runs(event.event)
     if isinstance(event, events.PoissonSampled):
@@ -129,10 +167,24 @@ def _runs(event: events.Event) -> set[events.Event]:
 
 
 def _permit(
-    name: str, event: events.Event, uses: int, entry: str, claim: dict[str, Any], adjacency: Adjacency, closed: str = ""
+    name: str,
+    event: events.Event,
+    uses: int,
+    entry: str,
+    claim: dict[str, Any],
+    adjacency: Adjacency,
+    closed: str = "",
 ) -> Permit:
     made = object.__new__(Permit)
-    made.__dict__.update(name=name, event=event, uses=uses, entry=entry, claim=claim, adjacency=adjacency, closed=closed)
+    made.__dict__.update(
+        name=name,
+        event=event,
+        uses=uses,
+        entry=entry,
+        claim=claim,
+        adjacency=adjacency,
+        closed=closed,
+    )
     made.__dict__["releases"] = releases_of(uses, claim)
     made.__dict__["_process"] = os.getpid()
     return made
@@ -144,9 +196,14 @@ def _changed(held: Permit, closed: str = "") -> Permit:
 
 
 def rehearsal(
-    event: events.Event, releases: int, name: str = "rehearsal", adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    event: events.Event,
+    releases: int,
+    name: str = "rehearsal",
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
 ) -> Permit:
-    """A permit for noise on made-up data, in benchmarks, audits and tests. No ledger holds it, so nothing real may be released under it."""
+    """A permit for noise on made-up data, in benchmarks, audits and tests. No ledger holds it, so
+    nothing real may be released under it.
+    """
     return _permit(name, event, releases, "0" * 16, {}, adjacency)
 
 
@@ -154,9 +211,10 @@ def rehearsal(
 class Book:
     """What follows from the lines of a ledger, read in their order.
 
-    `places` holds, for reservations that have begun, which folder makes their releases; `ended` the card of runs that have ended.
-    `settled` holds, for reservations that ended early, how many releases were made and how many are billed. `first` is the first
-    reservation, with its event as it was reserved: a budget may be divided by it, and never by what became of it.
+    `places` holds, for reservations that have begun, which folder makes their releases; `ended` the
+    card of runs that have ended. `settled` holds, for reservations that ended early, how many
+    releases were made and how many are billed. `first` is the first reservation, with its event as
+    it was reserved: a budget may be divided by it, and never by what became of it.
     """
 
     unit: Unit = EXAMPLE
@@ -190,13 +248,22 @@ class Book:
         """Take one more line, or raise :class:`InvalidInput`, having changed nothing."""
         kind = body.get("type")
         if kind == "ledger" and body.get("version") != VERSION:
-            rule = f"must be {VERSION}: another version of dpfy wrote this ledger; use that one, or begin a new ledger"
+            rule = (
+                f"must be {VERSION}: another version of dpfy wrote this ledger; use that one, or "
+                f"begin a new ledger"
+            )
             raise InvalidInput("ledger version", body.get("version"), rule)
         check.one_of("type", kind, FIELDS)
         if (given := set(body) - {"type"}) - OPTIONAL.get(str(kind), set()) != FIELDS[str(kind)]:
-            raise InvalidInput(f"fields of {kind}", sorted(given), f"must be {', '.join(sorted(FIELDS[str(kind)]))}")
+            raise InvalidInput(
+                f"fields of {kind}",
+                sorted(given),
+                f"must be {', '.join(sorted(FIELDS[str(kind)]))}",
+            )
         if (kind == "ledger") != (not self.identity):
-            raise InvalidInput("type", kind, "must be that of the header on the first line, and there only")
+            raise InvalidInput(
+                "type", kind, "must be that of the header on the first line, and there only"
+            )
         if self.finish is not None and kind not in ("attach", "derive"):
             raise InvalidInput("type", kind, "nothing but attachments may follow the end of a run")
         getattr(self, f"_{kind}")(body)
@@ -213,7 +280,11 @@ class Book:
             "protects",
             "tokens",
         }:
-            raise InvalidInput("unit", unit, "must have a name and most_records, and may say what it protects and its tokens")
+            raise InvalidInput(
+                "unit",
+                unit,
+                "must have a name and most_records, and may say what it protects and its tokens",
+            )
         if budget is not None and not isinstance(budget, dict):
             raise InvalidInput("budget", budget, "must be an object or nothing")
         identity = _matching("ledger", body["ledger"], ENTRY)
@@ -228,10 +299,14 @@ class Book:
         if uses > MOST_USES:
             raise InvalidInput("uses", uses, f"must be at most {MOST_USES}")
         if not isinstance(body["claim"], dict) or not isinstance(body["returnable"], bool):
-            raise InvalidInput("claim", body["claim"], "must be an object, and returnable true or false")
+            raise InvalidInput(
+                "claim", body["claim"], "must be an object, and returnable true or false"
+            )
         check.integer("time", body["time"], least=0)
         closed = NOT_BEGUN if body["returnable"] else ""
-        self.reserved[entry] = _permit(name, _event(body["event"]), uses, entry, body["claim"], self.adjacency, closed)
+        self.reserved[entry] = _permit(
+            name, _event(body["event"]), uses, entry, body["claim"], self.adjacency, closed
+        )
         if body["returnable"]:
             self.returnable.add(entry)
         if self.first is None:
@@ -255,30 +330,51 @@ class Book:
         entry = self._open(body)
         if entry in self.settled:
             raise InvalidInput("entry", entry, "was settled before")
-        made, billed = check.integer("made", body["made"], least=0), check.integer("billed", body["billed"])
+        made, billed = (
+            check.integer("made", body["made"], least=0),
+            check.integer("billed", body["billed"]),
+        )
         stops = _stops(self.reserved[entry].claim)
         if billed != stop_after(stops, made):
-            raise InvalidInput("billed", billed, f"must be the next of {sorted(stops)} after the {made} releases made")
+            raise InvalidInput(
+                "billed",
+                billed,
+                f"must be the next of {sorted(stops)} after the {made} releases made",
+            )
         held = self.reserved[entry]
         if held.uses != 1:
             raise InvalidInput("uses", held.uses, "must be 1 for a reservation that may end early")
         self.settled[entry] = made, billed
         ended = f"the ledger says that it ended after {made} releases: nothing more may be released"
-        self.reserved[entry] = _permit(held.name, _event(stops[billed]), 1, entry, held.claim, held.adjacency, ended)
+        self.reserved[entry] = _permit(
+            held.name, _event(stops[billed]), 1, entry, held.claim, held.adjacency, ended
+        )
 
     def _returnable(self, body: dict[str, Any]) -> str:
         entry = _matching("entry", body["entry"], ENTRY)
         if entry not in self.reserved or entry in self.void:
             raise InvalidInput("entry", entry, "is not an open reservation")
         if entry not in self.returnable:
-            raise InvalidInput("entry", entry, "was reserved for good: releases may have been made under it, and it stays billed")
+            raise InvalidInput(
+                "entry",
+                entry,
+                "was reserved for good: releases may have been made under it, and it stays billed",
+            )
         if entry in self.begun:
-            raise InvalidInput("entry", entry, "has begun: releases may have been made under it, and it stays billed")
+            raise InvalidInput(
+                "entry",
+                entry,
+                "has begun: releases may have been made under it, and it stays billed",
+            )
         return entry
 
     def _open(self, body: dict[str, Any]) -> str:
         entry = _matching("entry", body["entry"], ENTRY)
-        if entry not in self.reserved or entry in self.void or (entry in self.returnable and entry not in self.begun):
+        if (
+            entry not in self.reserved
+            or entry in self.void
+            or (entry in self.returnable and entry not in self.begun)
+        ):
             raise InvalidInput("entry", entry, "is not a reservation that has begun")
         return entry
 
@@ -302,18 +398,31 @@ class Book:
             raise InvalidInput("type", "attach", "files are attached to a finished run only")
         files = _hashes(body["files"])
         if same := set(files) & set(self.finish["files"]):
-            raise InvalidInput("files", sorted(same), "belong to the run itself and cannot be exchanged")
+            raise InvalidInput(
+                "files", sorted(same), "belong to the run itself and cannot be exchanged"
+            )
         self.attached |= files
 
     def _derive(self, body: dict[str, Any]) -> None:
         if self.finish is None:
-            raise InvalidInput("type", "derive", "only what a finished run released can be processed further")
-        name, known = _matching("file", body["file"], FILE), self.finish["files"] | self.attached | self.derived
+            raise InvalidInput(
+                "type", "derive", "only what a finished run released can be processed further"
+            )
+        name, known = (
+            _matching("file", body["file"], FILE),
+            self.finish["files"] | self.attached | self.derived,
+        )
         _matching("sha256", body["sha256"], SHA256)
         if name in known or name in RESERVED:
             raise InvalidInput("file", name, "is the name of a file of the run; choose another")
-        if not isinstance(body["of"], list) or not body["of"] or any(source not in known for source in body["of"]):
-            raise InvalidInput("of", body["of"], f"must name files of the run: {', '.join(sorted(known))}")
+        if (
+            not isinstance(body["of"], list)
+            or not body["of"]
+            or any(source not in known for source in body["of"])
+        ):
+            raise InvalidInput(
+                "of", body["of"], f"must name files of the run: {', '.join(sorted(known))}"
+            )
         _text("how", body["how"])
         _text("public", body["public"])
         self.derived[name] = body
@@ -329,7 +438,9 @@ def _stops(claim: dict[str, Any]) -> dict[int, Any]:
     try:
         return {check.integer("stops", made): event for made, event in claim.get("stops", [])}
     except (TypeError, ValueError):
-        raise InvalidInput("stops", claim.get("stops"), "must be pairs of a number of releases and an event") from None
+        raise InvalidInput(
+            "stops", claim.get("stops"), "must be pairs of a number of releases and an event"
+        ) from None
 
 
 def _event(data: Any) -> events.Event:
@@ -352,4 +463,7 @@ def _matching(name: str, value: object, pattern: re.Pattern[str]) -> str:
 def _hashes(files: object) -> dict[str, str]:
     if not isinstance(files, dict):
         raise InvalidInput("files", files, "must be an object of names and hashes")
-    return {_matching("files", name, FILE): _matching(f"files.{name}", value, SHA256) for name, value in files.items()}
+    return {
+        _matching("files", name, FILE): _matching(f"files.{name}", value, SHA256)
+        for name, value in files.items()
+    }

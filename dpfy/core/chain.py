@@ -1,8 +1,9 @@
 """Lines chained by hash, and how much of them is durable.
 
-One line is ``{"body": {...}, "hash": h, "previous": p}`` in canonical JSON, where h is the SHA-256 of p and the body; h of the last
-line is the head. Beside a chain lies its mark, ``NAME.head``: length, number of lines and head of what is durable, written before
-the first line and after every append. A line that a crash cut short lies beyond the mark and was never promised to anybody; bytes
+One line is ``{"body": {...}, "hash": h, "previous": p}`` in canonical JSON, where h is the SHA-256
+of p and the body; h of the last line is the head. Beside a chain lies its mark, ``NAME.head``:
+length, number of lines and head of what is durable, written before the first line and after every
+append. A line that a crash cut short lies beyond the mark and was never promised to anybody; bytes
 missing before the mark were lost. A chain without its mark may have lost lines, and takes no more.
 """
 
@@ -48,7 +49,9 @@ class Chain:
 
 
 def read(path: Path) -> Chain:
-    """The chain in a file that nobody writes to; `Corrupt` where a byte was changed, cut off or lost."""
+    """The chain in a file that nobody writes to; `Corrupt` where a byte was changed, cut off or
+    lost.
+    """
     if not path.is_file():
         raise Corrupt(path.name, "the ledger is missing")
     mark = _mark(path)  # first, for a chain only grows
@@ -62,13 +65,19 @@ def read(path: Path) -> Chain:
 
 
 def recognise(path: Path) -> None:
-    """Refuse, before anybody opens it for writing, a file that holds something else and one that is not there any more."""
+    """Refuse, before anybody opens it for writing, a file that holds something else and one that is
+    not there any more.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        if path.is_symlink():  # as when a disk is missing: an empty ledger in its place would forget what was spent
+        if (
+            path.is_symlink()
+        ):  # as when a disk is missing: an empty ledger in its place would forget what was spent
             raise InvalidInput(
-                "ledger", str(path), "is a link to a file that is not there; bring it back or remove the link"
+                "ledger",
+                str(path),
+                "is a link to a file that is not there; bring it back or remove the link",
             ) from None
         if (mark := _mark(path)) is not None and mark["entries"] > 0:
             raise Corrupt(path.name, _lost(0, mark)) from None
@@ -89,10 +98,12 @@ def recognise(path: Path) -> None:
 
 
 def load(path: Path, handle: int) -> Chain:
-    """The chain in a locked file. A last line that a crash cut short before it was durable is removed.
+    """The chain in a locked file. A last line that a crash cut short before it was durable is
+    removed.
 
-    Guarantees: nothing that was ever durable is dropped: where the mark does not prove that a torn line was not, it is `Corrupt`. So is
-    a chain whose mark is missing: lines at its end may have been removed, and what they reserved would be free again (:func:`recover`).
+    Guarantees: nothing that was ever durable is dropped: where the mark does not prove that a torn
+    line was not, it is `Corrupt`. So is a chain whose mark is missing: lines at its end may have
+    been removed, and what they reserved would be free again (:func:`recover`).
     """
     text = _read_all(path.name, handle)
     mark = _mark(path)
@@ -120,7 +131,9 @@ def append(path: Path, handle: int, chain: Chain, body: dict[str, Any]) -> None:
     if start + len(line) > MOST:
         raise InvalidInput("ledger", path.name, f"would grow beyond {MOST} bytes; begin a new one")
     if not chain.bodies:
-        _write_mark(path, chain, 0)  # before the first line: so a chain without a mark has always lost it
+        _write_mark(
+            path, chain, 0
+        )  # before the first line: so a chain without a mark has always lost it
     try:
         view = memoryview(line)
         while view:
@@ -134,16 +147,23 @@ def append(path: Path, handle: int, chain: Chain, body: dict[str, Any]) -> None:
 
 
 def recover(path: Path, handle: int, head: str) -> Chain:
-    """The whole chain in a locked file whose mark is lost, with a new mark, if its last line is the one whose hash is `head`.
+    """The whole chain in a locked file whose mark is lost, with a new mark, if its last line is the
+    one whose hash is `head`.
 
-    The caller states the head, and so that no line after it was removed. A mark that is there is never replaced.
+    The caller states the head, and so that no line after it was removed. A mark that is there is
+    never replaced.
     """
     chain = parse(path.name, text := _read_all(path.name, handle))
     if _mark(path) is not None:
-        raise InvalidInput("ledger", path.name, f"has its {mark_of(path).name}: there is nothing to recover")
+        raise InvalidInput(
+            "ledger", path.name, f"has its {mark_of(path).name}: there is nothing to recover"
+        )
     if not text or head != chain.head:
         raise InvalidInput(
-            "--head", head, f"is not the hash of the last line of {path.name}: lines are missing; bring back a copy"
+            "--head",
+            head,
+            f"is not the hash of the last line of {path.name}: lines are missing; bring back a "
+            f"copy",
         )
     _write_mark(path, chain, len(text))
     return chain
@@ -173,7 +193,11 @@ def parse(name: str, text: bytes) -> Chain:
         except (Corrupt, ValueError, KeyError, TypeError, RecursionError):
             raise Corrupt(name, f"line {number} is not a ledger entry") from None
         if expected != line + b"\n":
-            raise Corrupt(name, f"line {number} does not match its hash: it was changed, or a line before it was removed")
+            raise Corrupt(
+                name,
+                f"line {number} does not match its hash: it was changed, or a line before it was "
+                f"removed",
+            )
     return chain
 
 
@@ -188,12 +212,18 @@ def _mark(path: Path) -> dict[str, Any] | None:
         return None
     try:
         mark = reading.parsed_json(file.name, reading.content("ledger", file, most=1 << 12))
-        if type(mark["length"]) is not int or type(mark["entries"]) is not int or not isinstance(mark["head"], str):
+        if (
+            type(mark["length"]) is not int
+            or type(mark["entries"]) is not int
+            or not isinstance(mark["head"], str)
+        ):
             raise TypeError
     except InvalidInput as problem:
         raise Corrupt(file.name, problem.rule) from None
     except (Corrupt, KeyError, TypeError):
-        raise Corrupt(file.name, "is damaged: it holds length, entries and head of the ledger beside it") from None
+        raise Corrupt(
+            file.name, "is damaged: it holds length, entries and head of the ledger beside it"
+        ) from None
     return dict(mark)
 
 
@@ -210,19 +240,25 @@ def _within(name: str, text: bytes, chain: Chain, mark: dict[str, Any] | None) -
     if len(text) < mark["length"] or len(chain.heads) < entries:
         raise Corrupt(name, _lost(len(text), mark))
     if entries < 0 or mark["head"] != (chain.heads[entries - 1] if entries else ORIGIN):
-        raise Corrupt(name, f"is not the ledger that {name}.head was written for; bring back the two files that belong together")
+        raise Corrupt(
+            name,
+            f"is not the ledger that {name}.head was written for; bring back the two files that "
+            f"belong together",
+        )
 
 
 def _unmarked(name: str) -> str:
     return (
-        f"has lost {name}.head: lines at its end may have been removed, and their budget must not come back; bring back both files, "
+        f"has lost {name}.head: lines at its end may have been removed, and their budget must not "
+        f"come back; bring back both files, "
         "or state its head (dpfy ledger recover)"
     )
 
 
 def _lost(length: int, mark: dict[str, Any]) -> str:
     return (
-        f"has {length} bytes where {mark['length']} in {mark['entries']} lines were durable: lines that were reserved are lost; "
+        f"has {length} bytes where {mark['length']} in {mark['entries']} lines were durable: lines "
+        f"that were reserved are lost; "
         "bring the file back from a copy"
     )
 
@@ -239,7 +275,9 @@ def _read_all(name: str, handle: int) -> bytes:
 
 
 def _mended(name: str, handle: int, text: bytes, mark: dict[str, Any]) -> bytes:
-    """Deal with a last line without its end: keep it if it is whole, drop it if the mark proves that it was never durable."""
+    """Deal with a last line without its end: keep it if it is whole, drop it if the mark proves
+    that it was never durable.
+    """
     whole, _, tail = text.rpartition(b"\n")
     whole = whole + b"\n" if whole else b""
     try:

@@ -1,4 +1,6 @@
-"""One-line validation. Each check returns the value it accepted, or raises :class:`InvalidInput` with name, value and rule."""
+"""One-line validation. Each check returns the value it accepted, or raises :class:`InvalidInput`
+with name, value and rule.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ STEPS = 2**40
 RECORDS = 2**53
 DELTA = 1e-300
 EPSILON = (1e-9, 1e9)
-"""What a plan may ask for. Beyond these numbers nothing is trained by anybody, and rounding says nothing any more."""
+"""What a plan may ask for. Beyond these numbers nothing is trained by anybody, and rounding says
+nothing any more.
+"""
 SIDES, VALUES = 8, 2**27
 """The most sides, and the most values, of one record."""
 
@@ -93,9 +97,13 @@ def integer(name: str, value: object, least: int = 1, most: int = MOST) -> int:
 
 
 def shape(name: str, value: Sequence[object]) -> tuple[int, ...]:
-    """The shape of one record: 1 to 8 whole numbers of at least 1, with a product of at most 2^27."""
+    """The shape of one record: 1 to 8 whole numbers of at least 1, with a product of at most
+    2^27.
+    """
     if not 1 <= len(value) <= SIDES:
-        raise InvalidInput(name, value, f"must be the shape of one record: 1 to {SIDES} whole numbers")
+        raise InvalidInput(
+            name, value, f"must be the shape of one record: 1 to {SIDES} whole numbers"
+        )
     sides = tuple(integer(name, side, most=VALUES) for side in value)
     if math.prod(sides) > VALUES:
         raise InvalidInput(name, value, f"a record must have at most {VALUES} values")
@@ -149,6 +157,11 @@ def known_keys(name: str, given: Iterable[str], allowed: Collection[str]) -> Non
 
 def one_line(name: str, value: object, most: int = 200) -> str:
     """Text of 1 to `most` characters that can be printed in one line."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > most:
+    if (
+        not isinstance(value, str)
+        or not value.strip()
+        or not value.isprintable()
+        or len(value) > most
+    ):
         raise InvalidInput(name, value, f"must be one line of 1 to {most} printable characters")
     return value

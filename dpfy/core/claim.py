@@ -1,7 +1,9 @@
-"""What a release promises, known before the data is read. Every kind of release is one class that keeps to this.
+"""What a release promises, known before the data is read. Every kind of release is one class that
+keeps to this.
 
-A kind is a name and a class. Those that come with dpfy stand in `HOMES`, the fixed table by which a file is read; another one makes
-itself known with :func:`register` where it is defined. Nothing that a file names is ever imported.
+A kind is a name and a class. Those that come with dpfy stand in `HOMES`, the fixed table by which a
+file is read; another one makes itself known with :func:`register` where it is defined. Nothing that
+a file names is ever imported.
 """
 
 from __future__ import annotations
@@ -38,21 +40,29 @@ BOUNDARIES = {
     "B1": "the raw data from which records are derived",
     "B2": "the data set itself",
     "B3": "the contribution of a single unit",
-    "B4": "sums over many units: aggregated gradients and every intermediate model, or noisy statistics",
+    "B4": "sums over many units: aggregated gradients and every intermediate model, or noisy "
+    "statistics",
     "B5": "the final result alone: the parameters of the released model",
     "B6": "predictions or answers alone",
 }
-"""Who may see what (Ponomareva et al. 2023, section 3.1): from its boundary on everything is protected, and what lies before is not."""
+"""Who may see what (Ponomareva et al. 2023, section 3.1): from its boundary on everything is
+protected, and what lies before is not.
+"""
 
 TRUSTS = {
-    "central": "Whoever holds the data must be trusted, to keep it and to run the mechanism as stated; nobody who sees what is released.",
-    "distributed": "The protocol that adds up the contributions, and enough of their owners to add their noise, must be trusted; no single "
+    "central": "Whoever holds the data must be trusted, to keep it and to run the mechanism as "
+    "stated; nobody who sees what is released.",
+    "distributed": "The protocol that adds up the contributions, and enough of their owners to add "
+    "their noise, must be trusted; no single "
     "party, and nobody who sees the sum.",
     "local": "Nobody must be trusted but one's own device: what leaves it is protected already.",
-    "shuffled": "Nobody must be trusted but one's own device, the shuffler, to put the reports in a random order and to show nobody whose "
+    "shuffled": "Nobody must be trusted but one's own device, the shuffler, to put the reports in "
+    "a random order and to show nobody whose "
     "each is, and the devices of others, to randomise theirs.",
 }
-"""Who must be trusted, in one sentence for each trust model. A claim that knows more says so itself (`Claim.trusted`)."""
+"""Who must be trusted, in one sentence for each trust model. A claim that knows more says so itself
+(`Claim.trusted`).
+"""
 
 
 @dataclass(frozen=True)
@@ -71,18 +81,20 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one release promises. All of it is known before the data is read, and none of it depends on the data.
+    """What one release promises. All of it is known before the data is read, and none of it depends
+    on the data.
 
-    A kind of release is a frozen dataclass that inherits from this, adds its own fields and says what it does. The defaults are those of
-    one central release of sums under the tight accountant.
+    A kind of release is a frozen dataclass that inherits from this, adds its own fields and says
+    what it does. The defaults are those of one central release of sums under the tight accountant.
 
-    - `kind`: the name of the class of claims, in `HOMES` or given to :func:`register`. `name`: what its reservation is called, once in
-      a folder. `purpose`: one of `PURPOSES`.
-    - `event`: the whole bill. `releases`: how many times noise is drawn under it. `delta`: where the guarantee is stated, 0 for a
-      pure one. `accountant`: by which accountant.
-    - `unit`: whose data is protected. `adjacency`: which change of the data is hidden. `trust`: one of `TRUSTS`, and `trusted`: who must
-      be trusted, in one sentence. `boundary`: one of `BOUNDARIES`, the first thing that is protected. `records`: the public number of
-      units, where there is one.
+    - `kind`: the name of the class of claims, in `HOMES` or given to :func:`register`. `name`: what
+      its reservation is called, once in a folder. `purpose`: one of `PURPOSES`.
+    - `event`: the whole bill. `releases`: how many times noise is drawn under it. `delta`: where
+      the guarantee is stated, 0 for a pure one. `accountant`: by which accountant.
+    - `unit`: whose data is protected. `adjacency`: which change of the data is hidden. `trust`: one
+      of `TRUSTS`, and `trusted`: who must be trusted, in one sentence. `boundary`: one of
+      `BOUNDARIES`, the first thing that is protected. `records`: the public number of units, where
+      there is one.
     - `artefacts`: names of the files that may come of it.
     """
 
@@ -134,12 +146,16 @@ class Claim:
 
     @property
     def stops(self) -> Mapping[int, events.Event]:
-        """After how many releases the work may end early, each with what is billed then in place of `event`: never."""
+        """After how many releases the work may end early, each with what is billed then in place of
+        `event`: never.
+        """
         return {}
 
     @property
     def instead(self) -> str:
-        """What is promised where there is no differential privacy, in words for the end of that sentence: nothing."""
+        """What is promised where there is no differential privacy, in words for the end of that
+        sentence: nothing.
+        """
         return ""
 
     @property
@@ -148,19 +164,27 @@ class Claim:
         return ()
 
     def trained(self, facts: Mapping[str, Any]) -> events.Event | None:
-        """Of a claim that covers a search and the training it ends with: what the training would cost by itself. Others: None."""
+        """Of a claim that covers a search and the training it ends with: what the training would
+        cost by itself. Others: None.
+        """
         return None
 
     def check_group(self, size: int) -> None:
-        """Refuse (`Unsupported`) where `event` does not say what `size` units together are shown: it does."""
+        """Refuse (`Unsupported`) where `event` does not say what `size` units together are shown:
+        it does.
+        """
         check.integer("group", size)
 
     def files(self) -> Mapping[str, bytes]:
-        """What is written down about it in a folder before the data is read: nothing beside the ledger."""
+        """What is written down about it in a folder before the data is read: nothing beside the
+        ledger.
+        """
         return {}
 
     def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
-        """What the accounting assumes, beside the noise, given what the run states about itself: nothing more."""
+        """What the accounting assumes, beside the noise, given what the run states about itself:
+        nothing more.
+        """
         return ()
 
     @property
@@ -217,7 +241,9 @@ C = TypeVar("C", bound=type[Any])
 
 
 def register(cls: C) -> C:
-    """Make a kind of claim known, by its `kind`; for use as a decorator. A name that is taken is refused."""
+    """Make a kind of claim known, by its `kind`; for use as a decorator. A name that is taken is
+    refused.
+    """
     name = check.one_line("claim.kind", getattr(cls, "kind", None))
     if _KINDS.setdefault(name, cls) is not cls and _KINDS[name].__qualname__ != cls.__qualname__:
         raise InvalidInput("claim.kind", name, "is taken by another class")
@@ -230,13 +256,18 @@ def kind_of(name: str) -> type[Any]:
     if name not in _KINDS and name in HOMES:
         importlib.import_module(HOMES[name])
     if name not in _KINDS:
-        raise Unsupported(f"a release of kind {name!r}", "import what defines it first, or use the version of dpfy that made it")
+        raise Unsupported(
+            f"a release of kind {name!r}",
+            "import what defines it first, or use the version of dpfy that made it",
+        )
     return _KINDS[name]
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """A claim as its reservation states it: with the kind of its seed, and the entry of the data set's ledger where it is billed too."""
+    """A claim as its reservation states it: with the kind of its seed, and the entry of the data
+    set's ledger where it is billed too.
+    """
 
     claim: Claim
     fixed_seed: bool = False
@@ -253,29 +284,61 @@ class Reserved:
 
     def to_json(self) -> dict[str, Any]:
         """What stands in the ledger."""
-        shared = None if self.shared is None else {"ledger": self.shared[0], "entry": self.shared[1]}
-        held = {"kind": self.claim.kind, "purpose": self.claim.purpose, "releases": self.claim.releases}
-        held |= {"claim": self.claim.to_json(), "seed": FIXED if self.fixed_seed else ENTROPY, "shared": shared}
+        shared = (
+            None if self.shared is None else {"ledger": self.shared[0], "entry": self.shared[1]}
+        )
+        held = {
+            "kind": self.claim.kind,
+            "purpose": self.claim.purpose,
+            "releases": self.claim.releases,
+        }
+        held |= {
+            "claim": self.claim.to_json(),
+            "seed": FIXED if self.fixed_seed else ENTROPY,
+            "shared": shared,
+        }
         return held | ({"stops": stops} if (stops := self._stops()) else {})
 
     def _stops(self) -> list[list[Any]]:
-        return [[made, events.CODEC.encode(event)] for made, event in sorted(self.claim.stops.items())]
+        return [
+            [made, events.CODEC.encode(event)] for made, event in sorted(self.claim.stops.items())
+        ]
 
     @classmethod
     def from_json(cls, data: Any) -> Reserved:
-        """What `to_json` wrote, or what the first version wrote for a training run; anything else is `Corrupt`."""
+        """What `to_json` wrote, or what the first version wrote for a training run; anything else
+        is `Corrupt`.
+        """
         try:
             data = _raised(data)
-            check.known_keys("claim", data, ("kind", "purpose", "releases", "claim", "seed", "shared", "stops"))
+            check.known_keys(
+                "claim", data, ("kind", "purpose", "releases", "claim", "seed", "shared", "stops")
+            )
             shared, claim = data["shared"], kind_of(data["kind"]).from_json(data["claim"])
             fixed = check.one_of("claim.seed", data["seed"], (ENTROPY, FIXED)) == FIXED
-            read = cls(claim, fixed, None if shared is None else (str(shared["ledger"]), str(shared["entry"])))
+            read = cls(
+                claim,
+                fixed,
+                None if shared is None else (str(shared["ledger"]), str(shared["entry"])),
+            )
             if (read.claim.purpose, read.claim.releases) != (data["purpose"], data["releases"]):
-                raise InvalidInput("claim.purpose", data["purpose"], "is not that of the claim, or the number of releases is not")
+                raise InvalidInput(
+                    "claim.purpose",
+                    data["purpose"],
+                    "is not that of the claim, or the number of releases is not",
+                )
             if read._stops() != data.get("stops", []):
                 raise InvalidInput("claim.stops", data.get("stops"), "are not those of the claim")
             return read
-        except (DpfyError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as problem:
+        except (
+            DpfyError,
+            ArithmeticError,
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as problem:
             words = str(problem) if isinstance(problem, DpfyError) else type(problem).__name__
             raise Corrupt("claim", f"cannot be read ({words})") from None
 
@@ -293,7 +356,9 @@ def _raised(data: Any) -> Any:
 
 
 def purpose_of(name: str, claim: Mapping[str, Any]) -> str:
-    """What a reservation was for: as its claim says, or, in a claim of the first version, by the first word of its name."""
+    """What a reservation was for: as its claim says, or, in a claim of the first version, by the
+    first word of its name.
+    """
     if (said := claim.get("purpose")) in PURPOSES:
         return str(said)
     word = "".join(c if c.isalpha() else " " for c in name.lower()).split()[:1]
@@ -301,7 +366,9 @@ def purpose_of(name: str, claim: Mapping[str, Any]) -> str:
 
 
 def releases_of(uses: int, claim: Mapping[str, Any]) -> int:
-    """How many releases a reservation allows: as its claim says; else as often as it may be used."""
+    """How many releases a reservation allows: as its claim says; else as often as it may be
+    used.
+    """
     try:
         said = _raised(dict(claim)).get("releases")
     except (AttributeError, KeyError, TypeError):
@@ -310,7 +377,8 @@ def releases_of(uses: int, claim: Mapping[str, Any]) -> int:
 
 
 def stop_after(stops: Iterable[int], made: int) -> int | None:
-    """The number of releases that is billed where `made` are all that there were: the next of `stops`; None is all of them.
+    """The number of releases that is billed where `made` are all that there were: the next of
+    `stops`; None is all of them.
 
     Guarantees: never less than was made.
     """
@@ -320,12 +388,20 @@ def stop_after(stops: Iterable[int], made: int) -> int | None:
 def agree(claims: Sequence[Claim]) -> None:
     """Refuse claims that one card could not state together."""
     if not claims:
-        raise InvalidInput("claims", [], "must be at least one: what is released is reserved before the data is read")
+        raise InvalidInput(
+            "claims",
+            [],
+            "must be at least one: what is released is reserved before the data is read",
+        )
     names = [c.name for c in claims]
     if len(set(names)) < len(names):
         raise InvalidInput("claims", names, "must have different names")
     if (reserved := "noise") in names:
-        raise InvalidInput("claims", names, f"must not be called {reserved!r}: that is the stream of training's own noise")
+        raise InvalidInput(
+            "claims",
+            names,
+            f"must not be called {reserved!r}: that is the stream of training's own noise",
+        )
     first = claims[0]
     for c in claims:
         check.one_of("claim.purpose", c.purpose, PURPOSES)
@@ -334,7 +410,10 @@ def agree(claims: Sequence[Claim]) -> None:
         check.one_line("claim.trusted", c.trusted, 400)
         for what in ("unit", "adjacency", "trust", "trusted", "delta", "accountant"):
             if getattr(c, what) != getattr(first, what):
-                rule = f"must be {getattr(first, what)}, as for {first.name!r}: the claims of one folder have one card"
+                rule = (
+                    f"must be {getattr(first, what)}, as for {first.name!r}: the claims of one "
+                    f"folder have one card"
+                )
                 raise InvalidInput(f"{c.name} {what}", getattr(c, what), rule)
 
 
@@ -361,7 +440,9 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class GaussianClaim(Claim):
-    """One release of a sum with Gaussian noise of `noise_multiplier` times what one unit adds at most."""
+    """One release of a sum with Gaussian noise of `noise_multiplier` times what one unit adds at
+    most.
+    """
 
     noise_multiplier: float
 

@@ -1,4 +1,6 @@
-"""Frozen dataclasses to JSON and back, through a fixed table of names: loading never imports what a file names."""
+"""Frozen dataclasses to JSON and back, through a fixed table of names: loading never imports what a
+file names.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ KIND = "kind"
 
 
 class Codec:
-    """Encodes objects of the classes in `table` as ``{"kind": name, field: value, ...}`` and decodes them again, equal.
+    """Encodes objects of the classes in `table` as ``{"kind": name, field: value, ...}`` and
+    decodes them again, equal.
 
-    A class may name in `LATER` fields that it did not have in earlier versions: they are left out while they have their default, so
-    that what was written before reads, and is written, as it was.
+    A class may name in `LATER` fields that it did not have in earlier versions: they are left out
+    while they have their default, so that what was written before reads, and is written, as it was.
 
-    Guarantees: an unknown kind, an unknown field and a missing field are errors; nothing outside the table is ever constructed.
+    Guarantees: an unknown kind, an unknown field and a missing field are errors; nothing outside
+    the table is ever constructed.
     """
 
     def __init__(self, what: str, table: Mapping[str, type]) -> None:
@@ -36,9 +40,17 @@ class Codec:
             return value.value
         if is_dataclass(value) and not isinstance(value, type):
             if type(value) not in self.names:
-                raise InvalidInput(self.what, type(value).__name__, f"must be one of {', '.join(sorted(self.table))}")
-            held = {f.name: getattr(value, f.name) for f in fields(value) if not _left_out(value, f)}
-            return {KIND: self.names[type(value)]} | {name: self.encode(part) for name, part in held.items()}
+                raise InvalidInput(
+                    self.what,
+                    type(value).__name__,
+                    f"must be one of {', '.join(sorted(self.table))}",
+                )
+            held = {
+                f.name: getattr(value, f.name) for f in fields(value) if not _left_out(value, f)
+            }
+            return {KIND: self.names[type(value)]} | {
+                name: self.encode(part) for name, part in held.items()
+            }
         if isinstance(value, (tuple, list)):
             return [self.encode(v) for v in value]
         if isinstance(value, float) and not math.isfinite(value):
@@ -59,16 +71,22 @@ class Codec:
         known = {f.name for f in fields(cls)}
         check.known_keys(f"{self.what}.{name}", rest, known)
         if missing := known - set(rest) - set(getattr(cls, "LATER", ())):
-            raise InvalidInput(f"{self.what}.{name}", sorted(rest), f"misses {', '.join(sorted(missing))}")
+            raise InvalidInput(
+                f"{self.what}.{name}", sorted(rest), f"misses {', '.join(sorted(missing))}"
+            )
         return cls(**{k: self.decode(v) for k, v in rest.items()})
 
 
 def _left_out(value: Any, field: Field[Any]) -> bool:
-    return field.name in getattr(value, "LATER", ()) and bool(getattr(value, field.name) == field.default)
+    return field.name in getattr(value, "LATER", ()) and bool(
+        getattr(value, field.name) == field.default
+    )
 
 
 def number(value: float | None) -> float | str | None:
-    """A float for JSON, which has no infinity. What is not a number (the loss of a model that diverged) counts as infinite."""
+    """A float for JSON, which has no infinity. What is not a number (the loss of a model that
+    diverged) counts as infinite.
+    """
     return "infinity" if value is not None and not math.isfinite(value) else value
 
 

@@ -1,8 +1,9 @@
 """What a computation did, as data: all that accounting needs and nothing else.
 
-The names and meanings follow dp-accounting's ``DpEvent`` family, the field's common language; ours are frozen, hashable,
-validated at construction and cost no import (`accounting/dp_accounting_events.py` translates both ways). A leaf never sees a count:
-repetition and composition are written once, here.
+The names and meanings follow dp-accounting's ``DpEvent`` family, the field's common language; ours
+are frozen, hashable, validated at construction and cost no import
+(`accounting/dp_accounting_events.py` translates both ways). A leaf never sees a count: repetition
+and composition are written once, here.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Laplace:
-    """Laplace noise of scale `noise_multiplier` times the L1 sensitivity: pure epsilon of 1 / noise_multiplier."""
+    """Laplace noise of scale `noise_multiplier` times the L1 sensitivity: pure epsilon of 1 /
+    noise_multiplier.
+    """
 
     noise_multiplier: float
 
@@ -51,7 +54,9 @@ class Laplace:
 
 @dataclass(frozen=True)
 class DiscreteLaplace:
-    """Two-sided geometric noise with parameter `noise_parameter` on an integer query of `sensitivity`."""
+    """Two-sided geometric noise with parameter `noise_parameter` on an integer query of
+    `sensitivity`.
+    """
 
     noise_parameter: float
     sensitivity: int = 1
@@ -75,11 +80,12 @@ class DiscreteGaussian:
 
 @dataclass(frozen=True)
 class _Shares:
-    """A sum of whole vectors of `coordinates` numbers, in which a unit takes part with a vector of squared length `squared` at most.
+    """A sum of whole vectors of `coordinates` numbers, in which a unit takes part with a vector of
+    squared length `squared` at most.
 
-    Every part of the sum has its own noise, of standard deviation `share` in each coordinate; at least `shares` of them are honest, that
-    of the unit itself among them, and nobody sees less than all of them together. A unit that is zeroed out or replaced still adds its
-    share.
+    Every part of the sum has its own noise, of standard deviation `share` in each coordinate; at
+    least `shares` of them are honest, that of the unit itself among them, and nobody sees less than
+    all of them together. A unit that is zeroed out or replaced still adds its share.
     """
 
     share: float
@@ -98,12 +104,16 @@ class DistributedDiscreteGaussian(_Shares):
 
 
 class DistributedSkellam(_Shares):
-    """Shares that are differences of two Poisson numbers, of variance `share` squared (Agarwal, Kairouz & Liu 2021)."""
+    """Shares that are differences of two Poisson numbers, of variance `share` squared (Agarwal,
+    Kairouz & Liu 2021).
+    """
 
 
 @dataclass(frozen=True)
 class RandomizedResponse:
-    """With probability `noise_parameter` the answer is uniform over `buckets` values, otherwise the truth."""
+    """With probability `noise_parameter` the answer is uniform over `buckets` values, otherwise the
+    truth.
+    """
 
     noise_parameter: float
     buckets: int = 2
@@ -115,7 +125,9 @@ class RandomizedResponse:
 
 @dataclass(frozen=True)
 class GaussianMixture:
-    """Gaussian noise of `standard_deviation` on a query of sensitivity `sensitivities[i]` with probability `probabilities[i]`."""
+    """Gaussian noise of `standard_deviation` on a query of sensitivity `sensitivities[i]` with
+    probability `probabilities[i]`.
+    """
 
     standard_deviation: float
     sensitivities: tuple[float, ...]
@@ -124,7 +136,11 @@ class GaussianMixture:
     def __post_init__(self) -> None:
         check.positive("standard_deviation", self.standard_deviation)
         if len(self.sensitivities) != len(self.probabilities) or not self.sensitivities:
-            raise InvalidInput("probabilities", self.probabilities, "must pair with the sensitivities, at least one")
+            raise InvalidInput(
+                "probabilities",
+                self.probabilities,
+                "must pair with the sensitivities, at least one",
+            )
         for s in self.sensitivities:
             check.nonnegative("sensitivities", s)
         for p in self.probabilities:
@@ -135,9 +151,11 @@ class GaussianMixture:
 
 @dataclass(frozen=True)
 class EpsilonDelta:
-    """A black box that is (epsilon, delta)-differentially private, about which nothing else is known.
+    """A black box that is (epsilon, delta)-differentially private, about which nothing else is
+    known.
 
-    With delta 0 it is the event of pure differential privacy: it has a pure guarantee, exact Rényi divergences and zCDP.
+    With delta 0 it is the event of pure differential privacy: it has a pure guarantee, exact Rényi
+    divergences and zCDP.
     """
 
     epsilon: float
@@ -150,9 +168,11 @@ class EpsilonDelta:
 
 @dataclass(frozen=True)
 class MetricPrivacy:
-    """A release whose chances change by a factor of at most exp(eta d) where the data of a unit moves by d in `metric`: d_chi privacy.
+    """A release whose chances change by a factor of at most exp(eta d) where the data of a unit
+    moves by d in `metric`: d_chi privacy.
 
-    That is no differential privacy: data far apart may be told apart, and accounting gives it no epsilon (Chatzikokolakis et al. 2013).
+    That is no differential privacy: data far apart may be told apart, and accounting gives it no
+    epsilon (Chatzikokolakis et al. 2013).
     """
 
     eta: float
@@ -165,7 +185,9 @@ class MetricPrivacy:
 
 @dataclass(frozen=True)
 class Zcdp:
-    """A mechanism known by zCDP alone: its Rényi divergence of every order a > 1 is at most `xi` + `rho` a."""
+    """A mechanism known by zCDP alone: its Rényi divergence of every order a > 1 is at most `xi` +
+    `rho` a.
+    """
 
     rho: float
     xi: float = 0.0
@@ -177,10 +199,12 @@ class Zcdp:
 
 @dataclass(frozen=True)
 class RenyiCurve:
-    """A mechanism known by its Rényi divergences alone: at most `values[i]` at order `orders[i]`, in both directions.
+    """A mechanism known by its Rényi divergences alone: at most `values[i]` at order `orders[i]`,
+    in both directions.
 
-    The form of a data-dependent analysis. Such values are computed from the data, so that they may be published only if they were
-    made private themselves; between the orders log moments are interpolated, beyond the largest one nothing is known.
+    The form of a data-dependent analysis. Such values are computed from the data, so that they may
+    be published only if they were made private themselves; between the orders log moments are
+    interpolated, beyond the largest one nothing is known.
     """
 
     orders: tuple[float, ...]
@@ -201,10 +225,12 @@ class RenyiCurve:
 
 @dataclass(frozen=True)
 class BoundedRange:
-    """A mechanism whose privacy losses lie in an interval of length `epsilon` for any two neighbours (Durfee & Rogers 2019).
+    """A mechanism whose privacy losses lie in an interval of length `epsilon` for any two
+    neighbours (Durfee & Rogers 2019).
 
-    The exponential mechanism with P(r) proportional to exp(epsilon G(r) / (2 sensitivity)) is one. It is epsilon-private, and cheaper
-    than that under composition. Permute-and-flip and report-noisy-max with Laplace noise are NOT: state EpsilonDelta(epsilon).
+    The exponential mechanism with P(r) proportional to exp(epsilon G(r) / (2 sensitivity)) is one.
+    It is epsilon-private, and cheaper than that under composition. Permute-and-flip and
+    report-noisy-max with Laplace noise are NOT: state EpsilonDelta(epsilon).
     """
 
     epsilon: float
@@ -215,9 +241,11 @@ class BoundedRange:
 
 @dataclass(frozen=True)
 class NoisyThreshold:
-    """Whether a number lies above a threshold, after Gaussian noise of `noise_multiplier` times the bound on one unit was added to it.
+    """Whether a number lies above a threshold, after Gaussian noise of `noise_multiplier` times the
+    bound on one unit was added to it.
 
-    The threshold is public, or chosen from what was released before. Nothing else of the number is released.
+    The threshold is public, or chosen from what was released before. Nothing else of the number is
+    released.
     """
 
     noise_multiplier: float
@@ -228,10 +256,11 @@ class NoisyThreshold:
 
 @dataclass(frozen=True)
 class NoisyArgmax:
-    """Which of `classes` has the most votes, after Gaussian noise of standard deviation `sigma` votes was added to every count.
+    """Which of `classes` has the most votes, after Gaussian noise of standard deviation `sigma`
+    votes was added to every count.
 
-    One unit moves one vote, from one class to another: it belongs to one voter, whatever that voter makes of it. Nothing but the
-    class is released (Papernot et al. 2018: GNMax).
+    One unit moves one vote, from one class to another: it belongs to one voter, whatever that voter
+    makes of it. Nothing but the class is released (Papernot et al. 2018: GNMax).
     """
 
     sigma: float
@@ -244,12 +273,14 @@ class NoisyArgmax:
 
 @dataclass(frozen=True)
 class ObjectivePerturbation:
-    """The minimum of convex losses of linear scores, plus a quadratic, plus a Gaussian linear term, with Gaussian releases beside it.
+    """The minimum of convex losses of linear scores, plus a quadratic, plus a Gaussian linear term,
+    with Gaussian releases beside it.
 
-    What is minimised is sum_i f_i(x_i w) + lambda/2 |w|^2 + b w. The slope of a loss times |x| is at most L, its curvature times |x|^2 at
-    most `curvature` times lambda, and b has standard deviation `noise_multiplier` times L. `one_sided`: the sign of a loss's slope is
-    known from the record alone. `beside` is mu, the ratio of sensitivity to noise, of all Gaussian releases beside it, which may
-    depend on the minimum.
+    What is minimised is sum_i f_i(x_i w) + lambda/2 |w|^2 + b w. The slope of a loss times |x| is
+    at most L, its curvature times |x|^2 at most `curvature` times lambda, and b has standard
+    deviation `noise_multiplier` times L. `one_sided`: the sign of a loss's slope is known from the
+    record alone. `beside` is mu, the ratio of sensitivity to noise, of all Gaussian releases beside
+    it, which may depend on the minimum.
     """
 
     noise_multiplier: float
@@ -267,7 +298,9 @@ class ObjectivePerturbation:
 
 @dataclass(frozen=True)
 class PoissonSampled:
-    """`event` run on a subset in which each unit is present independently with probability `rate`."""
+    """`event` run on a subset in which each unit is present independently with probability
+    `rate`.
+    """
 
     rate: float
     event: Event
@@ -287,7 +320,9 @@ class SampledWithoutReplacement:
     def __post_init__(self) -> None:
         check.integer("source_size", self.source_size)
         if check.integer("sample_size", self.sample_size, least=0) > self.source_size:
-            raise InvalidInput("sample_size", self.sample_size, f"must be at most source_size ({self.source_size})")
+            raise InvalidInput(
+                "sample_size", self.sample_size, f"must be at most source_size ({self.source_size})"
+            )
 
 
 @dataclass(frozen=True)
@@ -305,7 +340,9 @@ class SampledWithReplacement:
 
 @dataclass(frozen=True)
 class TruncatedPoissonGaussian:
-    """A Gaussian release on a Poisson batch of which at most `most` units are kept, uniformly chosen."""
+    """A Gaussian release on a Poisson batch of which at most `most` units are kept, uniformly
+    chosen.
+    """
 
     source_size: int
     rate: float
@@ -321,10 +358,12 @@ class TruncatedPoissonGaussian:
 
 @dataclass(frozen=True)
 class BallsInBins:
-    """One Gaussian release of a whole run in which a unit takes part at the steps of one bin, chosen secretly and uniformly.
+    """One Gaussian release of a whole run in which a unit takes part at the steps of one bin,
+    chosen secretly and uniformly.
 
-    `gram` holds the inner products of the bins' responses C u_j, in units of the squared sensitivity; they must not be negative.
-    The noise has standard deviation `noise_multiplier` times the sensitivity.
+    `gram` holds the inner products of the bins' responses C u_j, in units of the squared
+    sensitivity; they must not be negative. The noise has standard deviation `noise_multiplier`
+    times the sensitivity.
     """
 
     noise_multiplier: float
@@ -333,7 +372,9 @@ class BallsInBins:
     def __post_init__(self) -> None:
         check.positive("noise_multiplier", self.noise_multiplier)
         if not self.gram or any(len(row) != len(self.gram) for row in self.gram):
-            raise InvalidInput("gram", f"{len(self.gram)} rows", "must be square, one row for each bin")
+            raise InvalidInput(
+                "gram", f"{len(self.gram)} rows", "must be square, one row for each bin"
+            )
         for j, row in enumerate(self.gram):
             check.positive("gram diagonal", row[j])
             for v in row:
@@ -342,11 +383,14 @@ class BallsInBins:
 
 @dataclass(frozen=True)
 class Shuffled:
-    """One report from each of `records` units, each by a randomiser that is `epsilon0`-private by itself, put into a random order.
+    """One report from each of `records` units, each by a randomiser that is `epsilon0`-private by
+    itself, put into a random order.
 
-    Nobody sees who reported what before the shuffle. A randomiser may depend on the reports before it in that order, which is a single
-    pass over shuffled data with noise for each record. Batches with one noise for all, and a buffer that is smaller than the data, are
-    not this. Where all reports are randomised responses of that epsilon with so many `answers`, less is seen; 0 says nothing of them.
+    Nobody sees who reported what before the shuffle. A randomiser may depend on the reports before
+    it in that order, which is a single pass over shuffled data with noise for each record. Batches
+    with one noise for all, and a buffer that is smaller than the data, are not this. Where all
+    reports are randomised responses of that epsilon with so many `answers`, less is seen; 0 says
+    nothing of them.
     """
 
     epsilon0: float
@@ -362,10 +406,12 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class RandomCheckIns:
-    """Reports from `slots` slots, one each, by randomisers that are `epsilon0`-private by themselves.
+    """Reports from `slots` slots, one each, by randomisers that are `epsilon0`-private by
+    themselves.
 
-    A unit takes part with probability `rate`, in one slot that it chooses uniformly and in secret. A slot reports for one of those who
-    chose it, drawn at random, or for a fixed input where nobody did.
+    A unit takes part with probability `rate`, in one slot that it chooses uniformly and in secret.
+    A slot reports for one of those who chose it, drawn at random, or for a fixed input where nobody
+    did.
     """
 
     epsilon0: float
@@ -391,24 +437,30 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Composed:
-    """All of `events`, one after the other, each free to depend on the outputs of those before it."""
+    """All of `events`, one after the other, each free to depend on the outputs of those before
+    it.
+    """
 
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Releases on disjoint parts of the data, each `(name, event)`: all records of a unit lie in one part.
+    """Releases on disjoint parts of the data, each `(name, event)`: all records of a unit lie in
+    one part.
 
-    Which part a unit belongs to depends on nothing but the unit. A name stands for the same part wherever it occurs in a ledger:
-    releases over the same names are added up part by part. A part that nothing is released from is named with `Nothing`.
+    Which part a unit belongs to depends on nothing but the unit. A name stands for the same part
+    wherever it occurs in a ledger: releases over the same names are added up part by part. A part
+    that nothing is released from is named with `Nothing`.
     """
 
     parts: tuple[tuple[str, Event], ...]
 
     def __post_init__(self) -> None:
         if not isinstance(self.parts, tuple):
-            raise InvalidInput("parts", self.parts, "must be a tuple of pairs of a name and an event")
+            raise InvalidInput(
+                "parts", self.parts, "must be a tuple of pairs of a name and an event"
+            )
         for part in self.parts:
             if not isinstance(part, tuple) or len(part) != 2:
                 raise InvalidInput("parts", part, "must be pairs of a name and an event")
@@ -420,23 +472,32 @@ class Parallel:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of `events`, and which one is known: chosen without the data, or with sight of what was released before it.
+    """One of `events`, and which one is known: chosen without the data, or with sight of what was
+    released before it.
 
-    Settings that are tried in a search, each with a bill of its own, are one. No one of them costs more than what is stated.
+    Settings that are tried in a search, each with a bill of its own, are one. No one of them costs
+    more than what is stated.
     """
 
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.events, tuple) or not self.events or len(set(self.events)) != len(self.events):
-            raise InvalidInput("events", self.events, "must be a tuple of at least one event, each of them once")
+        if (
+            not isinstance(self.events, tuple)
+            or not self.events
+            or len(set(self.events)) != len(self.events)
+        ):
+            raise InvalidInput(
+                "events", self.events, "must be a tuple of at least one event, each of them once"
+            )
 
 
 @dataclass(frozen=True)
 class RepeatAndSelect:
     """`event` run a random number of times, the best output released (Papernot & Steinke 2022).
 
-    The number of runs is truncated negative binomial with `shape` eta > -1 and the given `mean`; shape infinity is Poisson.
+    The number of runs is truncated negative binomial with `shape` eta > -1 and the given `mean`;
+    shape infinity is Poisson.
     """
 
     event: Event
@@ -450,10 +511,11 @@ class RepeatAndSelect:
 
 @dataclass(frozen=True)
 class Stopped:
-    """`event`, all that was released by a run whose end was chosen, from its own outputs, among points fixed in advance.
+    """`event`, all that was released by a run whose end was chosen, from its own outputs, among
+    points fixed in advance.
 
-    `share` of delta is what each of the points may use: at most one over their number. What is stated of it is stated after the fact:
-    see docs/early-stopping.md.
+    `share` of delta is what each of the points may use: at most one over their number. What is
+    stated of it is stated after the fact: see docs/early-stopping.md.
     """
 
     event: Event
@@ -536,11 +598,20 @@ CODEC = Codec(
 
 
 def decode(data: object) -> Event:
-    """The event whose JSON form is `data`, whole down to its leaves; anything else is :class:`InvalidInput`."""
+    """The event whose JSON form is `data`, whole down to its leaves; anything else is
+    :class:`InvalidInput`.
+    """
     try:
         event = CODEC.decode(data)
         _check_tree(event)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as problem:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as problem:
         if isinstance(problem, InvalidInput):
             raise
         raise InvalidInput("event", data, f"cannot be read ({type(problem).__name__})") from None
@@ -572,16 +643,20 @@ def one_of(found: Iterable[Event]) -> Event:
 
 
 def on_part(part: str, parts: Sequence[str], event: Event) -> Parallel:
-    """`event` on the records of one named part of the data; nothing is released from the other `parts`.
+    """`event` on the records of one named part of the data; nothing is released from the other
+    `parts`.
 
-    Releases on parts of the same names add up part by part: two on different parts cost what the costlier one does.
+    Releases on parts of the same names add up part by part: two on different parts cost what the
+    costlier one does.
     """
     check.one_of("part", part, tuple(parts))
     return Parallel(tuple((name, event if name == part else Nothing()) for name in parts))
 
 
 def flatten(event: Event) -> list[tuple[Event, int]]:
-    """The event as a list of (leaf, count) with repetition and composition multiplied out and equal leaves merged."""
+    """The event as a list of (leaf, count) with repetition and composition multiplied out and equal
+    leaves merged.
+    """
     counts: dict[Event, int] = {}
 
     def walk(node: Event, times: int) -> None:

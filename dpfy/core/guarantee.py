@@ -1,4 +1,6 @@
-"""The guarantee: a privacy curve together with everything without which an epsilon means nothing."""
+"""The guarantee: a privacy curve together with everything without which an epsilon means
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
 
 class Curve(Protocol):
-    """The privacy curve of an event under one adjacency, by one accountant: upper bounds unless the name says otherwise."""
+    """The privacy curve of an event under one adjacency, by one accountant: upper bounds unless the
+    name says otherwise.
+    """
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on epsilon at `delta`; infinity where nothing can be certified."""
@@ -34,7 +38,8 @@ class Accountant(Protocol):
     def curve(self, event: object, adjacency: Adjacency) -> Curve:
         """The curve of `event`.
 
-        Guarantees: every bound errs to the private side; an event outside `why_not` raises `Unsupported`.
+        Guarantees: every bound errs to the private side; an event outside `why_not` raises
+        `Unsupported`.
         """
 
 
@@ -42,7 +47,8 @@ class Accountant(Protocol):
 class Guarantee:
     """What was promised, to whom, against which neighbour, computed how.
 
-    Guarantees: `epsilon` is an upper bound for the stated unit and adjacency under the stated trust model, provided the caveats.
+    Guarantees: `epsilon` is an upper bound for the stated unit and adjacency under the stated trust
+    model, provided the caveats.
     """
 
     curve: Curve
@@ -58,7 +64,9 @@ class Guarantee:
 
     @property
     def note(self) -> str:
-        """What the epsilon is if it is not that of (epsilon, delta)-differential privacy; empty where it is."""
+        """What the epsilon is if it is not that of (epsilon, delta)-differential privacy; empty
+        where it is.
+        """
         return str(getattr(self.curve, "note", ""))
 
     def epsilon_lower(self, delta: float) -> float | None:
@@ -69,8 +77,12 @@ class Guarantee:
         """Upper bound on delta at `epsilon`."""
         return self.curve.delta(check.nonnegative("epsilon", epsilon))
 
-    def tradeoff(self, false_positive_rates: Sequence[float], epsilons: Sequence[float] = tradeoff.GRID) -> list[float]:
-        """The smallest false-negative rate any attacker can reach at each false-positive rate, from the (epsilon, delta) curve."""
+    def tradeoff(
+        self, false_positive_rates: Sequence[float], epsilons: Sequence[float] = tradeoff.GRID
+    ) -> list[float]:
+        """The smallest false-negative rate any attacker can reach at each false-positive rate, from
+        the (epsilon, delta) curve.
+        """
         curve = tradeoff.of_curve(self.curve.delta, epsilons)
         return [curve.miss_rate(f) for f in false_positive_rates]
 
@@ -82,7 +94,9 @@ class Guarantee:
         who: str = "trainer",
         instead: str = "",
     ) -> str:
-        """The guarantee in one honest sentence; `instead` says what is promised where it is none."""
+        """The guarantee in one honest sentence; `instead` says what is promised where it is
+        none.
+        """
         epsilon = self.epsilon(delta)
         if epsilon == float("inf"):
             thing = "This model" if what.startswith("Training") else what
@@ -90,12 +104,18 @@ class Guarantee:
             return f"{thing} has NO differential privacy guarantee: {why}."
         caveats = f" Provided that: {'; '.join(self.caveats)}." if self.caveats else ""
         note = f" {self.note}" if self.note else ""
-        stated = f"({_up(epsilon)}, {delta:g})-differential privacy" if delta else f"pure {_up(epsilon)}-differential privacy"
+        stated = (
+            f"({_up(epsilon)}, {delta:g})-differential privacy"
+            if delta
+            else f"pure {_up(epsilon)}-differential privacy"
+        )
         part = "" if self.unit.whole else f" ({self.unit.protects}s only)"
         return (
             f"{what} satisfies {stated} for one {self.unit.name}{part}, where "
-            f"{self.adjacency.meaning} ({self.adjacency.value}), {TRUSTED[self.trust].format(who)}; "
-            f"computed by the {self.accountant} accountant from the ledger and covering {covering}.{note}{caveats}"
+            f"{self.adjacency.meaning} ({self.adjacency.value}), "
+            f"{TRUSTED[self.trust].format(who)}; "
+            f"computed by the {self.accountant} accountant from the ledger and covering "
+            f"{covering}.{note}{caveats}"
         )
 
 
@@ -111,4 +131,6 @@ def _up(value: float, digits: int = 3) -> str:
     """Decimal text never below the value."""
     from decimal import ROUND_CEILING, Decimal
 
-    return str(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
+    return str(
+        Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING)
+    )

@@ -1,12 +1,13 @@
 """Which file this is: an identity that a file keeps for life and that no copy of it has.
 
-It is the number of the inode and the time of its creation. Renaming a file or a folder above it, changing its owner, its mode or its
-content and restarting the machine keep both. A copy, an unpacked archive and a restored backup have others, and so has a file that is
-made after this one was removed, even if it gets the same number. The device number is left out: it changes between restarts,
-containers and mounts.
+It is the number of the inode and the time of its creation. Renaming a file or a folder above it,
+changing its owner, its mode or its content and restarting the machine keep both. A copy, an
+unpacked archive and a restored backup have others, and so has a file that is made after this one
+was removed, even if it gets the same number. The device number is left out: it changes between
+restarts, containers and mounts.
 
-Where a file system keeps no time of creation (NFS and FUSE on older kernels) the inode number alone counts. A copy of a whole disk, or
-a snapshot of one that is put back, has the same identities.
+Where a file system keeps no time of creation (NFS and FUSE on older kernels) the inode number alone
+counts. A copy of a whole disk, or a snapshot of one that is put back, has the same identities.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 
 AT_EMPTY_PATH, STATX_BTIME, SIZE = 0x1000, 0x800, 256
 MASK, BIRTH = (0, "<I"), (80, "<qI")
-"""Of `struct statx`: where the mask of valid fields and the time of creation lie (the same on every Linux)."""
+"""Of `struct statx`: where the mask of valid fields and the time of creation lie (the same on every
+Linux).
+"""
 
 
 def identity(handle: int) -> str:

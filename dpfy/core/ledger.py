@@ -1,7 +1,9 @@
-"""The ledger: what may be spent is written down, durably, before any data is read. Append-only, hash-chained, locked.
+"""The ledger: what may be spent is written down, durably, before any data is read. Append-only,
+hash-chained, locked.
 
-The first line is the header (unit, adjacency, budget). A run folder holds its own ledger; a data set may have one across runs, with
-a budget. How lines are chained and made durable is in `chain`, what they may say in `book`, how one process excludes others in `lock`.
+The first line is the header (unit, adjacency, budget). A run folder holds its own ledger; a data
+set may have one across runs, with a budget. How lines are chained and made durable is in `chain`,
+what they may say in `book`, how one process excludes others in `lock`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 __all__ = ["COPIED", "VERSION", "Budget", "Ledger", "Permit", "hold", "require_place"]
 
 COPIED = (
-    "resume it in the folder where it began (renaming it is fine, copying it or restoring a backup is not), or start a new run"
+    "resume it in the folder where it began (renaming it is fine, copying it or restoring a backup "
+    "is not), or start a new run"
 )
 
 RECOVERED = "mark recovered"
@@ -35,12 +38,20 @@ RECOVERED = "mark recovered"
 
 
 class Budget(Protocol):
-    """A limit on all that a ledger may ever hold, valid for requests chosen after seeing earlier results."""
+    """A limit on all that a ledger may ever hold, valid for requests chosen after seeing earlier
+    results.
+    """
 
     def why_not(
-        self, spent: Sequence[events.Event], asked: events.Event, adjacency: Adjacency, first: events.Event | None = None
+        self,
+        spent: Sequence[events.Event],
+        asked: events.Event,
+        adjacency: Adjacency,
+        first: events.Event | None = None,
     ) -> str | None:
-        """None if `asked` still fits after `spent`; otherwise one sentence with the figures. `first` is the first reservation as made."""
+        """None if `asked` still fits after `spent`; otherwise one sentence with the figures.
+        `first` is the first reservation as made.
+        """
 
     def to_json(self) -> dict[str, Any]:
         """The terms of the budget, for the ledger's header."""
@@ -50,9 +61,11 @@ class Budget(Protocol):
 class Ledger:
     """An append-only file of reservations.
 
-    Guarantees: `reserve` returns only after the entry is on disk, so a crash can only over-report; entries are chained by hash, so a
-    changed or removed byte is found; all of one file's requests pass one lock, so two processes cannot spend the same budget. What
-    its lines may say is checked whenever they are read: a reservation given back after it had begun, or a second end, is `Corrupt`.
+    Guarantees: `reserve` returns only after the entry is on disk, so a crash can only over-report;
+    entries are chained by hash, so a changed or removed byte is found; all of one file's requests
+    pass one lock, so two processes cannot spend the same budget. What its lines may say is checked
+    whenever they are read: a reservation given back after it had begun, or a second end, is
+    `Corrupt`.
     """
 
     path: Path
@@ -61,21 +74,37 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, path: Path, *, unit: Unit = EXAMPLE, adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE, budget: Budget | None = None
+        cls,
+        path: Path,
+        *,
+        unit: Unit = EXAMPLE,
+        adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+        budget: Budget | None = None,
     ) -> Ledger:
-        """Open the ledger at `path`, creating it with this unit, adjacency and budget; an existing one must have the same.
+        """Open the ledger at `path`, creating it with this unit, adjacency and budget; an existing
+        one must have the same.
 
-        How many records of a user, or of another owner of several, a release reads is its own affair: the unit is all of that owner's data.
+        How many records of a user, or of another owner of several, a release reads is its own
+        affair: the unit is all of that owner's data.
         """
         chain.recognise(path)
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
-        terms = {"unit": unit.to_json(), "adjacency": adjacency.value, "budget": budget.to_json() if budget else None}
+        terms = {
+            "unit": unit.to_json(),
+            "adjacency": adjacency.value,
+            "budget": budget.to_json() if budget else None,
+        }
         ledger = cls(path)
         with locked(path, wait=True) as handle:
             ledger._load(handle)
             if not ledger.bodies:
-                header = {"type": "ledger", "version": VERSION, "ledger": secrets.token_hex(8), **terms}
+                header = {
+                    "type": "ledger",
+                    "version": VERSION,
+                    "ledger": secrets.token_hex(8),
+                    **terms,
+                }
                 ledger._append(handle, header)
                 sync_folder(path.parent)
         _same_terms(path, ledger.bodies[0], terms)
@@ -91,10 +120,12 @@ class Ledger:
 
     @classmethod
     def recover(cls, path: Path, head: str) -> Ledger:
-        """Write the lost mark (``NAME.head``) of a whole ledger again. `head` is the hash of its last line, known from elsewhere.
+        """Write the lost mark (``NAME.head``) of a whole ledger again. `head` is the hash of its
+        last line, known from elsewhere.
 
-        Guarantees: a ledger whose last line has another hash stays refused, so lines that were removed cannot be forgotten unless the
-        caller states that they never were; a ledger that can still grow keeps a note of that statement.
+        Guarantees: a ledger whose last line has another hash stays refused, so lines that were
+        removed cannot be forgotten unless the caller states that they never were; a ledger that can
+        still grow keeps a note of that statement.
         """
         if not path.is_file():
             raise InvalidInput("ledger", str(path), "is not a ledger")
@@ -109,8 +140,14 @@ class Ledger:
 
     @property
     def recovered(self) -> list[int]:
-        """After which lines the mark of this ledger was lost, and written again on somebody's word."""
-        return [n for n, body in enumerate(self.bodies) if body["type"] == "note" and body["kind"] == RECOVERED]
+        """After which lines the mark of this ledger was lost, and written again on somebody's
+        word.
+        """
+        return [
+            n
+            for n, body in enumerate(self.bodies)
+            if body["type"] == "note" and body["kind"] == RECOVERED
+        ]
 
     @property
     def unit(self) -> Unit:
@@ -129,18 +166,24 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """The hash of the last line, and through it of all of them: publish it, and no line can be exchanged unseen."""
+        """The hash of the last line, and through it of all of them: publish it, and no line can be
+        exchanged unseen.
+        """
         return self.chain.head
 
     @property
     def basis(self) -> dict[str, Any]:
-        """Head and number of the lines before the end of the run: what its card is computed from."""
+        """Head and number of the lines before the end of the run: what its card is computed
+        from.
+        """
         before = [n for n, b in enumerate(self.bodies) if b["type"] == "finish"]
         count = before[0] if before else len(self.bodies)
         return {"head": self.chain.heads[count - 1], "entries": count}
 
     def extends(self, head: str) -> bool:
-        """Whether these lines, or the first of them, are those whose head was published as `head`."""
+        """Whether these lines, or the first of them, are those whose head was published as
+        `head`.
+        """
         return head in self.chain.heads
 
     def reserve(
@@ -153,59 +196,87 @@ class Ledger:
         claim: Mapping[str, Any] | None = None,
         returnable: bool = False,
     ) -> Permit:
-        """Write down `uses` releases of `event`, with the `claim` made about them, and return the right to make them.
+        """Write down `uses` releases of `event`, with the `claim` made about them, and return the
+        right to make them.
 
-        Call before reading any data. A `returnable` reservation can be given back by `void` as long as it has not begun; its permit
-        allows no release before `begin`. Every other one is spent from now on.
+        Call before reading any data. A `returnable` reservation can be given back by `void` as long
+        as it has not begun; its permit allows no release before `begin`. Every other one is spent
+        from now on.
 
-        Guarantees: durable on return; refused with BudgetExceeded, and nothing written, if the ledger's budget does not allow it.
-        A ledger with a budget takes no reservation without that same budget.
+        Guarantees: durable on return; refused with BudgetExceeded, and nothing written, if the
+        ledger's budget does not allow it. A ledger with a budget takes no reservation without that
+        same budget.
         """
         check.integer("uses", uses)
         entry = secrets.token_hex(8)
-        body = {"type": "reserve", "entry": entry, "name": name, "event": events.CODEC.encode(event), "uses": uses}
+        body = {
+            "type": "reserve",
+            "entry": entry,
+            "name": name,
+            "event": events.CODEC.encode(event),
+            "uses": uses,
+        }
         body |= {"claim": dict(claim or {}), "returnable": returnable, "time": int(time.time())}
         with locked(self.path, wait=True) as handle:
             self._load(handle)
             if (budget.to_json() if budget else None) != self.terms:
-                raise InvalidInput("budget", budget and budget.to_json(), f"{self.path.name} was created with {self.terms}")
+                raise InvalidInput(
+                    "budget",
+                    budget and budget.to_json(),
+                    f"{self.path.name} was created with {self.terms}",
+                )
             whole = events.Repeated(event, uses)
-            if budget and (refusal := budget.why_not(self.spent(), whole, self.adjacency, self.first)):
+            if budget and (
+                refusal := budget.why_not(self.spent(), whole, self.adjacency, self.first)
+            ):
                 raise BudgetExceeded(f"{self.path.name}: {refusal}")
             self._append(handle, body)
         return self.book.reserved[entry]
 
     def begin(self, permit: Permit, place: str | None = None) -> Permit:
-        """Write down that releases under a returnable reservation will now be made; the permit that allows them. Safe to call again.
+        """Write down that releases under a returnable reservation will now be made; the permit that
+        allows them. Safe to call again.
 
-        `place` recognises the folder that makes them. Whoever names another one is refused from then on.
+        `place` recognises the folder that makes them. Whoever names another one is refused from
+        then on.
         """
         with locked(self.path, wait=True) as handle:
             self._load(handle)
             if permit.entry not in self.book.begun:
-                self._append(handle, {"type": "begun", "entry": permit.entry} | ({} if place is None else {"place": place}))
+                self._append(
+                    handle,
+                    {"type": "begun", "entry": permit.entry}
+                    | ({} if place is None else {"place": place}),
+                )
             if place is not None:
                 require_place(self.book.places.get(permit.entry), place, self.path.name)
         return self.book.reserved[permit.entry]
 
     def settle(self, permit: Permit, *, made: int, billed: int) -> Permit:
-        """Write down that `made` releases are all that there will be, and `billed` what is billed; the closed permit. Safe to repeat.
+        """Write down that `made` releases are all that there will be, and `billed` what is billed;
+        the closed permit. Safe to repeat.
 
-        Guarantees: durable on return, and final: nothing is released under the permit any more. The claim must have named `billed`
-        when it was reserved, and it is never less than `made`.
+        Guarantees: durable on return, and final: nothing is released under the permit any more. The
+        claim must have named `billed` when it was reserved, and it is never less than `made`.
         """
         with locked(self.path, wait=True) as handle:
             self._load(handle)
             if self.book.settled.get(permit.entry) != (made, billed):
-                self._append(handle, {"type": "settle", "entry": permit.entry, "made": made, "billed": billed})
+                self._append(
+                    handle,
+                    {"type": "settle", "entry": permit.entry, "made": made, "billed": billed},
+                )
         return self.book.reserved[permit.entry]
 
     def void(self, permit: Permit, reason: str) -> None:
-        """Give back a returnable reservation that has not begun: nothing was released, and its run's secret is already destroyed."""
+        """Give back a returnable reservation that has not begun: nothing was released, and its
+        run's secret is already destroyed.
+        """
         self._write({"type": "void", "entry": permit.entry, "reason": reason})
 
     def end(self, entry: str, card: str) -> None:
-        """Write down, in the ledger of a data set, that the run which made this reservation ended with this card. Safe to repeat.
+        """Write down, in the ledger of a data set, that the run which made this reservation ended
+        with this card. Safe to repeat.
 
         Guarantees: a reservation has one end. A second one, with another card, is refused.
         """
@@ -215,24 +286,52 @@ class Ledger:
                 self._append(handle, {"type": "end", "entry": entry, "card": card})
 
     def finish(self, permit: Permit, *, steps: int, card: str, files: Mapping[str, str]) -> None:
-        """Write the one end of the run: SHA-256 of its card and of its files. Safe to call again with the same."""
-        body = {"type": "finish", "entry": permit.entry, "steps": steps, "card": card, "files": dict(files)}
+        """Write the one end of the run: SHA-256 of its card and of its files. Safe to call again
+        with the same.
+        """
+        body = {
+            "type": "finish",
+            "entry": permit.entry,
+            "steps": steps,
+            "card": card,
+            "files": dict(files),
+        }
         with locked(self.path, wait=True) as handle:
             self._load(handle)
             if self.book.finish != body:
                 self._append(handle, body)
 
     def attach(self, names: Iterable[str]) -> None:
-        """Write the SHA-256 of files that were added to the finished run beside this ledger, those of an audit for one."""
-        self._write({"type": "attach", "files": {name: sha256_of(self.path.parent / name) for name in names}})
+        """Write the SHA-256 of files that were added to the finished run beside this ledger, those
+        of an audit for one.
+        """
+        self._write(
+            {
+                "type": "attach",
+                "files": {name: sha256_of(self.path.parent / name) for name in names},
+            }
+        )
 
     def derive(self, name: str, *, of: Sequence[str], how: str, public: str) -> None:
-        """Write down a file beside the finished run that was made from its files `of`, and from public data alone."""
+        """Write down a file beside the finished run that was made from its files `of`, and from
+        public data alone.
+        """
         sha = sha256_of(self.path.parent / name)
-        self._write({"type": "derive", "file": name, "sha256": sha, "of": list(of), "how": how, "public": public})
+        self._write(
+            {
+                "type": "derive",
+                "file": name,
+                "sha256": sha,
+                "of": list(of),
+                "how": how,
+                "public": public,
+            }
+        )
 
     def note(self, kind: str, **facts: Any) -> None:
-        """Append a fact for readers. Nothing is computed from notes: what changes a bill is part of the claim of a reservation."""
+        """Append a fact for readers. Nothing is computed from notes: what changes a bill is part of
+        the claim of a reservation.
+        """
         self._write({"type": "note", "kind": kind, "facts": facts})
 
     @property
@@ -241,7 +340,9 @@ class Ledger:
         return self.book.budget
 
     def permits(self) -> list[Permit]:
-        """Every reservation so far, less those given back, as they stand in the file this object last read."""
+        """Every reservation so far, less those given back, as they stand in the file this object
+        last read.
+        """
         return self.book.permits()
 
     def spent(self) -> list[events.Event]:
@@ -250,8 +351,12 @@ class Ledger:
 
     @property
     def settlements(self) -> dict[str, tuple[int, int]]:
-        """By the names of reservations that ended early, how many releases were made and how many are billed."""
-        return {self.book.reserved[entry].name: settled for entry, settled in self.book.settled.items()}
+        """By the names of reservations that ended early, how many releases were made and how many
+        are billed.
+        """
+        return {
+            self.book.reserved[entry].name: settled for entry, settled in self.book.settled.items()
+        }
 
     @property
     def first(self) -> events.Event | None:
@@ -262,7 +367,9 @@ class Ledger:
         """All reservations composed: the bill."""
         return events.Composed(tuple(self.spent()))
 
-    def guarantee(self, accountant: Accountant, caveats: tuple[str, ...] = (), trust: str = "central") -> Guarantee:
+    def guarantee(
+        self, accountant: Accountant, caveats: tuple[str, ...] = (), trust: str = "central"
+    ) -> Guarantee:
         """The guarantee of everything reserved in this ledger, whether or not it was used."""
         curve = accountant.curve(self.event(), self.adjacency)
         return Guarantee(curve, accountant.name, self.adjacency, self.unit, trust, caveats)
@@ -293,9 +400,13 @@ class Ledger:
 
 
 def require_place(held: str | None, place: str | None, ledger: str) -> None:
-    """Refuse releases from another folder than the one that the ledger names. None is what earlier versions wrote, and fits all."""
+    """Refuse releases from another folder than the one that the ledger names. None is what earlier
+    versions wrote, and fits all.
+    """
     if held is not None and held != place:
-        raise Unsupported(f"going on with a run that {ledger} says was begun in another folder", COPIED)
+        raise Unsupported(
+            f"going on with a run that {ledger} says was begun in another folder", COPIED
+        )
 
 
 def _as_written(body: dict[str, Any]) -> dict[str, Any]:
@@ -303,13 +414,17 @@ def _as_written(body: dict[str, Any]) -> dict[str, Any]:
     try:
         read: dict[str, Any] = json.loads(canonical(body))
     except (TypeError, ValueError, RecursionError):
-        raise InvalidInput(str(body.get("type")), body, "must be made of what JSON can hold") from None
+        raise InvalidInput(
+            str(body.get("type")), body, "must be made of what JSON can hold"
+        ) from None
     return read
 
 
 def _same_owner(unit: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two units are the same owner of records, of which releases read different numbers."""
-    whose = [{key: value for key, value in one.items() if key != "most_records"} for one in (unit, other)]
+    whose = [
+        {key: value for key, value in one.items() if key != "most_records"} for one in (unit, other)
+    ]
     return bool(whose[0] == whose[1] and unit["name"] != EXAMPLE.name)
 
 
@@ -318,4 +433,6 @@ def _same_terms(path: Path, header: dict[str, Any], terms: dict[str, Any]) -> No
         if key == "budget" and value is None:
             continue  # opening needs no budget; reserving does
         if header[key] != value and not (key == "unit" and _same_owner(header[key], value)):
-            raise InvalidInput(f"ledger {key}", value, f"{path.name} was created with {header[key]}")
+            raise InvalidInput(
+                f"ledger {key}", value, f"{path.name} was created with {header[key]}"
+            )

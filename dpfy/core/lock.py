@@ -13,24 +13,30 @@ from dpfy.core import reading
 from dpfy.core.errors import Busy, InvalidInput, Unsupported
 
 _held: dict[object, int] = {}
-"""Handles of the locks that this process holds, each under a mark of its own block: numbers of handles are used again."""
+"""Handles of the locks that this process holds, each under a mark of its own block: numbers of
+handles are used again.
+"""
 
 LOCAL = "keep it on a local file system, where a lock keeps others out"
 
 
 @contextmanager
 def hold(path: Path, what: str) -> Iterator[None]:
-    """Hold the file at `path`, which is there, for this process alone, or raise `Busy`: two processes must not work in one run folder."""
+    """Hold the file at `path`, which is there, for this process alone, or raise `Busy`: two
+    processes must not work in one run folder.
+    """
     with locked(path, wait=False, what=what, create=False):
         yield
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool, what: str = "", create: bool = True) -> Iterator[int]:
-    """The file at `path`, created if need be and if `create`, opened for reading and writing and locked until the block is left.
+    """The file at `path`, created if need be and if `create`, opened for reading and writing and
+    locked until the block is left.
 
-    Guarantees: nobody else is inside such a block for the same file; a file system whose locks keep nobody out is refused. A process
-    that is forked inside of the block (one that reads data ahead, say) does not hold the lock, and so does not keep it when this one dies.
+    Guarantees: nobody else is inside such a block for the same file; a file system whose locks keep
+    nobody out is refused. A process that is forked inside of the block (one that reads data ahead,
+    say) does not hold the lock, and so does not keep it when this one dies.
     """
     handle, mine = _opened(path, create), object()
     _held[mine] = handle
@@ -38,7 +44,9 @@ def locked(path: Path, *, wait: bool, what: str = "", create: bool = True) -> It
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise Busy(f"{what}: another process is using it; wait for it to end or choose another folder") from None
+            raise Busy(
+                f"{what}: another process is using it; wait for it to end or choose another folder"
+            ) from None
         except OSError as problem:
             raise Unsupported(f"locking {path.name} ({problem.strerror})", LOCAL) from None
         _try(path, handle, create)
@@ -59,11 +67,19 @@ os.register_at_fork(after_in_child=_let_go)
 
 def _opened(path: Path, create: bool) -> int:
     try:
-        handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        handle = os.open(
+            path,
+            os.O_RDWR | (os.O_CREAT if create else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC,
+            0o644,
+        )
     except OSError as problem:
         if isinstance(problem, FileNotFoundError) and not create:
-            raise Busy(f"{path.parent.name}: another process has just ended it; try again") from None
-        raise InvalidInput("file", str(path), reading.why(problem, "cannot be opened for writing")) from None
+            raise Busy(
+                f"{path.parent.name}: another process has just ended it; try again"
+            ) from None
+        raise InvalidInput(
+            "file", str(path), reading.why(problem, "cannot be opened for writing")
+        ) from None
     except ValueError:
         raise InvalidInput("file", str(path), "is not the name of a file") from None
     mode = os.fstat(handle).st_mode

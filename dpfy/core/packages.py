@@ -1,4 +1,6 @@
-"""Packages that not every installation has: what is missing, and the one command that installs it."""
+"""Packages that not every installation has: what is missing, and the one command that installs
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,15 @@ EXTRAS = {
     "ray": "ray",
     "mkdocs": "docs",
 }
-"""Import name to the extra of dpfy that brings it; what is not here comes with dpfy itself, or under its own name."""
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow", "dp_accounting": "dp-accounting", "google.protobuf": "protobuf"}
+"""Import name to the extra of dpfy that brings it; what is not here comes with dpfy itself, or
+under its own name.
+"""
+DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "dp_accounting": "dp-accounting",
+    "google.protobuf": "protobuf",
+}
 """Import name to the name that pip knows, where they differ."""
 
 

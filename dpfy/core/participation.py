@@ -1,4 +1,5 @@
-"""How often, and with which randomness, one unit may take part in training. Samplers promise it; accounting and noise read it.
+"""How often, and with which randomness, one unit may take part in training. Samplers promise it;
+accounting and noise read it.
 
 Every pattern is frozen data. A sampler that cannot keep the promise must not hand out the pattern.
 """
@@ -13,7 +14,9 @@ from dpfy.core import check
 
 @dataclass(frozen=True)
 class Poisson:
-    """At every step each unit takes part independently with probability `rate`; rate 1 is full batch."""
+    """At every step each unit takes part independently with probability `rate`; rate 1 is full
+    batch.
+    """
 
     rate: float
 
@@ -25,12 +28,17 @@ class Poisson:
         """How units take part in steps."""
         if self.rate == 1:
             return "every unit takes part in every step (full batch)"
-        return f"Poisson sampling: at every step each unit takes part independently with probability {self.rate:g}"
+        return (
+            f"Poisson sampling: at every step each unit takes part independently with probability "
+            f"{self.rate:g}"
+        )
 
 
 @dataclass(frozen=True)
 class WithoutReplacement:
-    """Every step takes a fresh uniform subset of exactly `batch_size` of `records` units. Their number is public and does not change."""
+    """Every step takes a fresh uniform subset of exactly `batch_size` of `records` units. Their
+    number is public and does not change.
+    """
 
     batch_size: int
     records: int
@@ -43,7 +51,8 @@ class WithoutReplacement:
     def words(self) -> str:
         """How units take part in steps."""
         return (
-            f"sampling without replacement: every step takes exactly {self.batch_size:,} of {self.records:,} units, chosen anew"
+            f"sampling without replacement: every step takes exactly {self.batch_size:,} of "
+            f"{self.records:,} units, chosen anew"
         )
 
 
@@ -59,7 +68,9 @@ class SinglePass:
 
 @dataclass(frozen=True)
 class FixedOrder:
-    """The same order in every epoch: a unit takes part at steps s, s + steps_per_epoch, ..., at most `epochs` times."""
+    """The same order in every epoch: a unit takes part at steps s, s + steps_per_epoch, ..., at
+    most `epochs` times.
+    """
 
     steps_per_epoch: int
     epochs: int
@@ -71,12 +82,17 @@ class FixedOrder:
     @property
     def words(self) -> str:
         """How units take part in steps."""
-        return f"a fixed order: each unit takes part every {self.steps_per_epoch} steps, at most {self.epochs} times"
+        return (
+            f"a fixed order: each unit takes part every {self.steps_per_epoch} steps, at most "
+            f"{self.epochs} times"
+        )
 
 
 @dataclass(frozen=True)
 class Reshuffled:
-    """Once in every epoch, in a place that may differ from epoch to epoch: two participations may be one step apart."""
+    """Once in every epoch, in a place that may differ from epoch to epoch: two participations may
+    be one step apart.
+    """
 
     steps_per_epoch: int
     epochs: int
@@ -88,12 +104,17 @@ class Reshuffled:
     @property
     def words(self) -> str:
         """How units take part in steps."""
-        return f"shuffled epochs: each unit takes part once in {self.steps_per_epoch} steps, {self.epochs} times"
+        return (
+            f"shuffled epochs: each unit takes part once in {self.steps_per_epoch} steps, "
+            f"{self.epochs} times"
+        )
 
 
 @dataclass(frozen=True)
 class Separated:
-    """Two participations of a unit are at least `separation` steps apart, and there are at most `most` of them."""
+    """Two participations of a unit are at least `separation` steps apart, and there are at most
+    `most` of them.
+    """
 
     separation: int
     most: int
@@ -110,7 +131,9 @@ class Separated:
 
 @dataclass(frozen=True)
 class CyclicPoisson:
-    """Units live in `cycle` fixed blocks; step t takes each unit of block t mod `cycle` independently with probability `rate`."""
+    """Units live in `cycle` fixed blocks; step t takes each unit of block t mod `cycle`
+    independently with probability `rate`.
+    """
 
     rate: float
     cycle: int
@@ -123,13 +146,16 @@ class CyclicPoisson:
     def words(self) -> str:
         """How units take part in steps."""
         return (
-            f"cyclic Poisson sampling: in its turn, every {self.cycle} steps, each unit takes part with probability {self.rate:g}"
+            f"cyclic Poisson sampling: in its turn, every {self.cycle} steps, each unit takes part "
+            f"with probability {self.rate:g}"
         )
 
 
 @dataclass(frozen=True)
 class SecretBins:
-    """Each unit falls once, secretly and uniformly, into one of `bins` bins; bin s is the batch of steps s, s + bins, ... ."""
+    """Each unit falls once, secretly and uniformly, into one of `bins` bins; bin s is the batch of
+    steps s, s + bins, ... .
+    """
 
     bins: int
     epochs: int
@@ -141,13 +167,29 @@ class SecretBins:
     @property
     def words(self) -> str:
         """How units take part in steps."""
-        return f"balls in bins: each unit falls secretly into one of {self.bins} batches, each used {self.epochs} times"
+        return (
+            f"balls in bins: each unit falls secretly into one of {self.bins} batches, each used "
+            f"{self.epochs} times"
+        )
 
 
-Participation = Union[Poisson, WithoutReplacement, SinglePass, FixedOrder, Reshuffled, Separated, CyclicPoisson, SecretBins]
+Participation = Union[
+    Poisson,
+    WithoutReplacement,
+    SinglePass,
+    FixedOrder,
+    Reshuffled,
+    Separated,
+    CyclicPoisson,
+    SecretBins,
+]
 """The union of all patterns; grows with the samplers."""
 
 
 def varies(pattern: object) -> bool:
-    """Whether batches have random sizes: the number of records in one is then no constant of the run."""
-    return isinstance(pattern, CyclicPoisson | Separated) or (isinstance(pattern, Poisson) and pattern.rate < 1)
+    """Whether batches have random sizes: the number of records in one is then no constant of the
+    run.
+    """
+    return isinstance(pattern, CyclicPoisson | Separated) or (
+        isinstance(pattern, Poisson) and pattern.rate < 1
+    )

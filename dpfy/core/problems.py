@@ -1,4 +1,6 @@
-"""Everything that is wrong at once: a user who mends a file should not be sent back once for each mistake."""
+"""Everything that is wrong at once: a user who mends a file should not be sent back once for each
+mistake.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which process may make noise: the one that opened the run. A fork has all its secrets, and would use the same noise a second time."""
+"""Which process may make noise: the one that opened the run. A fork has all its secrets, and would
+use the same noise a second time.
+"""
 
 from __future__ import annotations
 
@@ -15,5 +17,6 @@ def require_same_process(opened_in: int, what: str) -> None:
     if os.getpid() != opened_in:
         raise Unsupported(
             f"using {what} in a forked process",
-            "use it in the process that opened it; the fork may read data, and opens runs of its own",
+            "use it in the process that opened it; the fork may read data, and opens runs of its "
+            "own",
         )

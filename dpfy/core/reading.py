@@ -1,4 +1,6 @@
-"""Files of a user, read with care: only regular files, never more than a limit, and every fault is one line with its field."""
+"""Files of a user, read with care: only regular files, never more than a limit, and every fault is
+one line with its field.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Readable(Protocol):
 def content(field: str, path: Path, *, most: int = MOST_TEXT, name: str | None = None) -> bytes:
     """All bytes of a regular file.
 
-    Guarantees: a pipe, a device, a folder and a file above `most` bytes are refused without being waited for or read.
+    Guarantees: a pipe, a device, a folder and a file above `most` bytes are refused without being
+    waited for or read.
     """
     shown = str(path) if name is None else name
     with opened(field, path, shown) as file:
@@ -88,7 +91,9 @@ def toml(field: str, path: Path) -> dict[str, Any]:
 
 
 def parsed_toml(field: str, name: str, written: str) -> dict[str, Any]:
-    """Text as TOML; what is no TOML, holds a number that none can be, or is nested without end is refused."""
+    """Text as TOML; what is no TOML, holds a number that none can be, or is nested without end is
+    refused.
+    """
     try:
         found = tomllib.loads(written)
     except RecursionError:
@@ -131,7 +136,12 @@ def why(problem: OSError, otherwise: str) -> str:
 
 def kind(mode: int) -> str:
     """What something that is no regular file is, in words."""
-    names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    names = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
     return names.get(stat.S_IFMT(mode), "something else")
 
 

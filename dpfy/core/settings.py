@@ -1,7 +1,9 @@
-"""Configurations: sections that are frozen dataclasses, given as TOML and as `section.key=value` words, shown with what each field is.
+"""Configurations: sections that are frozen dataclasses, given as TOML and as `section.key=value`
+words, shown with what each field is.
 
-A configuration is a frozen dataclass whose fields are sections; a section is a frozen dataclass whose fields are made by `setting`. The
-sections check their own values; here only names are checked, so that nothing misspelt is swallowed.
+A configuration is a frozen dataclass whose fields are sections; a section is a frozen dataclass
+whose fields are made by `setting`. The sections check their own values; here only names are
+checked, so that nothing misspelt is swallowed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ MOST_VALUE = 1 << 16
 
 
 def setting(default: Any, words: str, otherwise: str = "") -> Any:
-    """A field of a section: its default, what it is, and what holds where it is not given (default None)."""
+    """A field of a section: its default, what it is, and what holds where it is not given (default
+    None).
+    """
     return field(default=default, metadata={"words": words, "otherwise": otherwise})
 
 
@@ -36,7 +40,9 @@ def read(sections: Sections, path: Path) -> Raw:
 
 
 def parsed(sections: Sections, path: Path) -> tuple[Raw, list[InvalidInput]]:
-    """The sections and keys of a TOML file that are known, values not yet checked; and what is wrong with the others."""
+    """The sections and keys of a TOML file that are known, values not yet checked; and what is
+    wrong with the others.
+    """
     raw, found, known = reading.toml("config", path), [], {}
     for name, section in raw.items():
         if wrong := problems.attempted(check.known_keys, "", [name], sections):
@@ -51,8 +57,15 @@ def parsed(sections: Sections, path: Path) -> tuple[Raw, list[InvalidInput]]:
     return known, found
 
 
-def merged(sections: Sections, raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any], exclusive: Related) -> Raw:
-    """The values of a file with those of a command line over them. A field that is given there replaces its alternatives in the file."""
+def merged(
+    sections: Sections,
+    raw: Mapping[str, Mapping[str, Any]],
+    flags: Mapping[str, Any],
+    exclusive: Related,
+) -> Raw:
+    """The values of a file with those of a command line over them. A field that is given there
+    replaces its alternatives in the file.
+    """
     whole: Raw = {name: dict(raw.get(name, {})) for name in sections}
     for key, value in flags.items():
         section, _, name = key.partition(".")
@@ -64,8 +77,12 @@ def merged(sections: Sections, raw: Mapping[str, Mapping[str, Any]], flags: Mapp
     return whole
 
 
-def assembled(whole: type, sections: Sections, values: Raw, decisive: Related) -> tuple[Any, list[InvalidInput]]:
-    """The configuration of these values, None if there is none, and everything that is wrong with them."""
+def assembled(
+    whole: type, sections: Sections, values: Raw, decisive: Related
+) -> tuple[Any, list[InvalidInput]]:
+    """The configuration of these values, None if there is none, and everything that is wrong with
+    them.
+    """
     parts, found = {}, list[InvalidInput]()
     for name, given in values.items():
         listed = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
@@ -79,10 +96,14 @@ def assembled(whole: type, sections: Sections, values: Raw, decisive: Related) -
         return None, list(problems.each(problem))
 
 
-def built(section: str, kind: type, values: Mapping[str, Any], decisive: Related) -> tuple[Any, list[InvalidInput]]:
-    """The section of these values, and all that is wrong with them: what breaks a rule is left out, and the rest is tried again.
+def built(
+    section: str, kind: type, values: Mapping[str, Any], decisive: Related
+) -> tuple[Any, list[InvalidInput]]:
+    """The section of these values, and all that is wrong with them: what breaks a rule is left out,
+    and the rest is tried again.
 
-    `decisive`: keys (``section.key``) on which rules of others depend; while one is wrong, nothing is said about those.
+    `decisive`: keys (``section.key``) on which rules of others depend; while one is wrong, nothing
+    is said about those.
     """
     left, found = dict(values), list[InvalidInput]()
     while True:
@@ -103,27 +124,38 @@ def names(section: type) -> dict[str, Field[Any]]:
 
 
 def assigned(sections: Sections, words: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """All fields (``section.key``) that a command line gives, by flags of its own (None: not given) and by `--set` words.
+    """All fields (``section.key``) that a command line gives, by flags of its own (None: not given)
+    and by `--set` words.
 
-    Guarantees: an unknown section or key is refused with the nearest known one; so is a field that is given twice.
+    Guarantees: an unknown section or key is refused with the nearest known one; so is a field that
+    is given twice.
     """
     given = {key: value for key, value in flags.items() if value is not None}
     for word in words:
         key, equals, text = word.partition("=")
         section, dot, name = key.strip().partition(".")
         if not equals or not dot:
-            owners = [f"{s}.{section}" for s, kind in sections.items() if section in names(kind)] or ["training.optimizer"]
-            raise InvalidInput("--set", word, f"must be section.key=value, as in --set {owners[0]}=...")
+            owners = [
+                f"{s}.{section}" for s, kind in sections.items() if section in names(kind)
+            ] or ["training.optimizer"]
+            raise InvalidInput(
+                "--set", word, f"must be section.key=value, as in --set {owners[0]}=..."
+            )
         check.one_of("--set section", section, sections)
         check.one_of(f"--set {section}", name, names(sections[section]))
         if f"{section}.{name}" in given:
-            raise InvalidInput("--set", word, f"{section}.{name} is given twice on the command line; give it once")
-        given[f"{section}.{name}"] = value(f"--set {section}.{name}", text, names(sections[section])[name])
+            raise InvalidInput(
+                "--set", word, f"{section}.{name} is given twice on the command line; give it once"
+            )
+        given[f"{section}.{name}"] = value(
+            f"--set {section}.{name}", text, names(sections[section])[name]
+        )
     return given
 
 
 def value(name: str, text: str, into: Field[Any]) -> Any:
-    """The value of a word: TOML, or plain text where it is none, or where the field takes text and no such number.
+    """The value of a word: TOML, or plain text where it is none, or where the field takes text and
+    no such number.
 
     A date is text: no field is a date.
     """
@@ -139,7 +171,9 @@ def value(name: str, text: str, into: Field[Any]) -> Any:
 
 
 def _may_be(found: Any, kind: str) -> bool:
-    """Whether a TOML value, rather than the text it was read from, is meant for a field of this type."""
+    """Whether a TOML value, rather than the text it was read from, is meant for a field of this
+    type.
+    """
     if isinstance(found, datetime.date | datetime.time):
         return False
     whole = "int" in kind and isinstance(found, int) and not isinstance(found, bool)
@@ -149,13 +183,17 @@ def _may_be(found: Any, kind: str) -> bool:
 def as_json(config: Any) -> Raw:
     """Every field of every section; None where nothing is given."""
     return {
-        s.name: {f.name: getattr(getattr(config, s.name), f.name) for f in fields(getattr(config, s.name))}
+        s.name: {
+            f.name: getattr(getattr(config, s.name), f.name)
+            for f in fields(getattr(config, s.name))
+        }
         for s in fields(config)
     }
 
 
 def commented(config: Any) -> str:
-    """The whole configuration as TOML: each field with what it is and its default; one that is not given as a comment.
+    """The whole configuration as TOML: each field with what it is and its default; one that is not
+    given as a comment.
 
     Guarantees: read back, it gives an equal configuration.
     """

@@ -1,7 +1,8 @@
 """Durable files: whole or not at all, and never through a link.
 
-Every write is to a new temporary file with a random name, synced, renamed, and the folder synced. A link that somebody planted where
-a file of ours is to be is replaced or removed itself; what it points to is never written, cut or overwritten with zeros.
+Every write is to a new temporary file with a random name, synced, renamed, and the folder synced. A
+link that somebody planted where a file of ours is to be is replaced or removed itself; what it
+points to is never written, cut or overwritten with zeros.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, content: bytes | Callable[[str], bytes], *, mode: int = PUBLIC_MODE) -> None:
-    """Replace `path` by `content`, which may be a function of the identity that the new file has for life (:mod:`dpfy.core.inode`).
+def write_atomically(
+    path: Path, content: bytes | Callable[[str], bytes], *, mode: int = PUBLIC_MODE
+) -> None:
+    """Replace `path` by `content`, which may be a function of the identity that the new file has
+    for life (:mod:`dpfy.core.inode`).
 
-    Guarantees: after a crash at any moment `path` holds the old content or the new one, never a mixture; the temporary file never
-    has a wider mode than `mode`, is new, and is gone after an error; a link at `path` is replaced, not followed.
+    Guarantees: after a crash at any moment `path` holds the old content or the new one, never a
+    mixture; the temporary file never has a wider mode than `mode`, is new, and is gone after an
+    error; a link at `path` is replaced, not followed.
     """
     temporary = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -50,13 +55,17 @@ def write_atomically(path: Path, content: bytes | Callable[[str], bytes], *, mod
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add `content` to the end of `path`, which is made if it is not there. A link or anything else but a file is refused."""
+    """Add `content` to the end of `path`, which is made if it is not there. A link or anything else
+    but a file is refused.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(path, flags, PUBLIC_MODE)
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO):
-            raise Corrupt(path.name, "is a link or a pipe: a run folder holds plain files only") from None
+            raise Corrupt(
+                path.name, "is a link or a pipe: a run folder holds plain files only"
+            ) from None
         raise
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -67,16 +76,19 @@ def append(path: Path, content: bytes) -> None:
 
 
 def create(path: Path, content: bytes = b"", *, mode: int = PUBLIC_MODE) -> None:
-    """Make the file `path`, which must not be there (FileExistsError), and make its name and content durable."""
+    """Make the file `path`, which must not be there (FileExistsError), and make its name and
+    content durable.
+    """
     _write_new(path, content, mode)
     sync_folder(path.parent)
 
 
 def erase(path: Path) -> None:
-    """Overwrite a secret file with zeros, sync, unlink. (Journals and flash storage may keep copies: see docs/decisions.md.)
+    """Overwrite a secret file with zeros, sync, unlink. (Journals and flash storage may keep
+    copies: see docs/decisions.md.)
 
-    Guarantees: only a plain file with this one name is overwritten; a link, and one of several names of a file, is only removed. A
-    folder is left alone.
+    Guarantees: only a plain file with this one name is overwritten; a link, and one of several
+    names of a file, is only removed. A folder is left alone.
     """
     if overwrite(path):
         path.unlink()
@@ -84,7 +96,9 @@ def erase(path: Path) -> None:
 
 
 def overwrite(path: Path | str) -> bool:
-    """Overwrite a secret file with zeros, and sync, as :func:`erase` does before it unlinks. Whether there is anything to unlink."""
+    """Overwrite a secret file with zeros, and sync, as :func:`erase` does before it unlinks.
+    Whether there is anything to unlink.
+    """
     try:
         held = os.lstat(path)
     except FileNotFoundError:
@@ -97,7 +111,9 @@ def overwrite(path: Path | str) -> bool:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, as hex. What is no regular file (a pipe would be waited for) is an OSError."""
+    """SHA-256 of a file, as hex. What is no regular file (a pipe would be waited for) is an
+    OSError.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -106,7 +122,9 @@ def sha256_of(path: Path) -> str:
 
 
 def _write_new(path: Path, content: bytes | Callable[[str], bytes], mode: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    handle = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode
+    )
     try:
         os.fchmod(handle, mode)
         _write_all(handle, content(inode.identity(handle)) if callable(content) else content)

@@ -1,4 +1,6 @@
-"""The number types and devices whose rounding is bounded here. All others are refused: a margin that is guessed proves nothing."""
+"""The number types and devices whose rounding is bounded here. All others are refused: a margin
+that is guessed proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,4 +21,6 @@ def check_dtype(what: str, dtype: object) -> None:
 def check_device(what: str, kind: str) -> None:
     """Refuse a device whose arithmetic is not known here."""
     if kind not in DEVICES:
-        raise Unsupported(f"{what} on a device of kind {kind!r}", f"supported devices: {', '.join(DEVICES)}")
+        raise Unsupported(
+            f"{what} on a device of kind {kind!r}", f"supported devices: {', '.join(DEVICES)}"
+        )

@@ -1,4 +1,6 @@
-"""How many runs are made where a random number of them is: the truncated negative binomial law of Papernot & Steinke 2022."""
+"""How many runs are made where a random number of them is: the truncated negative binomial law of
+Papernot & Steinke 2022.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from dpfy.core.errors import Unsupported
 
 
 def mean_trials(shape: float, gamma: float) -> float:
-    """The mean of the truncated negative binomial distribution with shape eta > -1 and parameter gamma."""
+    """The mean of the truncated negative binomial distribution with shape eta > -1 and parameter
+    gamma.
+    """
     if shape == 0:
         return (1 / gamma - 1) / math.log(1 / gamma)
     return shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))

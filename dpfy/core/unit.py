@@ -31,7 +31,9 @@ class Adjacency(str, Enum):
     @classmethod
     def parse(cls, value: str | Adjacency) -> Adjacency:
         """The adjacency called `value`; an unknown name is an error that lists the known ones."""
-        return cls(check.one_of("adjacency", str(getattr(value, "value", value)), [a.value for a in cls]))
+        return cls(
+            check.one_of("adjacency", str(getattr(value, "value", value)), [a.value for a in cls])
+        )
 
 
 PROTECTS = {
@@ -39,17 +41,20 @@ PROTECTS = {
     "label": "Only the labels are protected; the features are treated as public.",
     "prediction": "Only what is predicted is protected; the model itself must not be released.",
     "user": "Everything that one user contributed is protected, in all of their records together.",
-    "window": "What one user contributed within one window of time is protected; their other records are other units.",
+    "window": "What one user contributed within one window of time is protected; their other "
+    "records are other units.",
 }
 """What of a unit's data a guarantee may cover."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What one neighbour differs in: an example, a user, a label. `name` completes the phrase "one ...".
+    """What one neighbour differs in: an example, a user, a label. `name` completes the phrase "one
+    ...".
 
-    `most_records` bounds how many records one unit may own; an example is a unit of size one. `protects` says what of it is covered,
-    whatever it is called (:data:`PROTECTS`); `tokens` is the length of a unit of text.
+    `most_records` bounds how many records one unit may own; an example is a unit of size one.
+    `protects` says what of it is covered, whatever it is called (:data:`PROTECTS`); `tokens` is the
+    length of a unit of text.
     """
 
     name: str = "example"
@@ -60,8 +65,17 @@ class Unit:
     LATER: ClassVar[tuple[str, ...]] = ("protects", "tokens")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable() or len(self.name) > MOST_NAME:
-            raise InvalidInput("unit.name", self.name, f"must be 1 to {MOST_NAME} printable characters: example, user, label")
+        if (
+            not isinstance(self.name, str)
+            or not self.name.strip()
+            or not self.name.isprintable()
+            or len(self.name) > MOST_NAME
+        ):
+            raise InvalidInput(
+                "unit.name",
+                self.name,
+                f"must be 1 to {MOST_NAME} printable characters: example, user, label",
+            )
         check.integer("unit.most_records", self.most_records)
         check.one_of("unit.protects", self.protects, PROTECTS)
         if self.tokens is not None:
@@ -86,7 +100,9 @@ WINDOWS = ("day", "week", "month", "year")
 
 
 def user_unit(most_records: int, window: str | None = None) -> Unit:
-    """A user with at most `most_records` records, or what a user contributed within one `window` of time."""
+    """A user with at most `most_records` records, or what a user contributed within one `window` of
+    time.
+    """
     if window is None:
         return Unit("user", most_records)
     return Unit(f"user's {check.one_of('window', window, WINDOWS)}", most_records, "window")

@@ -1,4 +1,6 @@
-"""Which host and origin an HTTP request names. A browser writes both headers itself: a page of somebody else cannot change them."""
+"""Which host and origin an HTTP request names. A browser writes both headers itself: a page of
+somebody else cannot change them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ OWN_SITES = ("same-origin", "none")
 
 
 def host_name(header: str) -> str | None:
-    """The name in a Host header in small letters, without port, brackets and a final dot; None where there is none."""
+    """The name in a Host header in small letters, without port, brackets and a final dot; None
+    where there is none.
+    """
     found = HOST.fullmatch(header)
     return (canonical(found["address"] or found["name"]) or None) if found else None
 
@@ -29,16 +33,24 @@ def canonical(name: str) -> str:
 
 
 def foreign_host(header: str | None, allowed: Iterable[str]) -> bool:
-    """Whether a request names a host that this server does not have: then a foreign name was made to point here (DNS rebinding)."""
+    """Whether a request names a host that this server does not have: then a foreign name was made
+    to point here (DNS rebinding).
+    """
     name = host_name(header or "")
     return name is None or name not in allowed
 
 
 def foreign_origin(header: Callable[[str], str | None]) -> bool:
-    """Whether a page of another site sent the request. `header` gives the value of a header by its name."""
+    """Whether a page of another site sent the request. `header` gives the value of a header by its
+    name.
+    """
     origin, host = header("origin"), header("host")
-    if origin is not None and origin.lower() not in {f"{scheme}://{host}".lower() for scheme in ("http", "https")}:
+    if origin is not None and origin.lower() not in {
+        f"{scheme}://{host}".lower() for scheme in ("http", "https")
+    }:
         return True
-    if header("sec-fetch-mode") == "navigate":  # a person followed a link: the page that had it cannot read the answer
+    if (
+        header("sec-fetch-mode") == "navigate"
+    ):  # a person followed a link: the page that had it cannot read the answer
         return False
     return (header("sec-fetch-site") or "none").lower() not in OWN_SITES

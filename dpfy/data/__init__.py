@@ -1,4 +1,5 @@
-"""Records and where they come from: loaders that learn nothing from the data. Ranges, categories and classes are public input.
+"""Records and where they come from: loaders that learn nothing from the data. Ranges, categories
+and classes are public input.
 
 Importing this package imports no torch; :mod:`dpfy.data.records` and :mod:`dpfy.data.source` do.
 """

@@ -29,12 +29,15 @@ def read(file: DataFile) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
             size = sum(part.file_size for part in packed.infolist())
         if size > unpacked(len(content)):
-            raise InvalidInput("data file", file.name, f"unpacks to {size} bytes, too many for its size")
+            raise InvalidInput(
+                "data file", file.name, f"unpacks to {size} bytes, too many for its size"
+            )
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except InvalidInput:
         raise
-    except Exception as error:  # a damaged archive raises a dozen types from three libraries, none of them a promise
+    # a damaged archive raises a dozen types from three libraries, none of them a promise
+    except Exception as error:
         if isinstance(error, ValueError) and "pickle" in str(error).lower():
             rule = "holds pickled objects, which are never loaded; save plain arrays"
             raise InvalidInput("data file", file.name, rule) from None
@@ -42,9 +45,11 @@ def read(file: DataFile) -> dict[str, np.ndarray]:
 
 
 def from_config(config: DataConfig) -> DataSource:
-    """Arrays `x` and `y` (split by fraction or with a test file), or `x_train`, `y_train`, `x_test`, `y_test` in one file.
+    """Arrays `x` and `y` (split by fraction or with a test file), or `x_train`, `y_train`,
+    `x_test`, `y_test` in one file.
 
-    With `config.user` the array of that name (`user_train` beside `x_train`) says whose each record is.
+    With `config.user` the array of that name (`user_train` beside `x_train`) says whose each record
+    is.
     """
     assert config.path is not None
     assert config.classes is not None
@@ -53,9 +58,22 @@ def from_config(config: DataConfig) -> DataSource:
     what = "arrays from an NPZ file"
     if set(PARTS) <= set(arrays):
         if config.test_path is not None:
-            raise InvalidInput("data.test_path", config.test_path, f"{config.path} already holds x_test and y_test")
-        train = _owned(_encode(arrays["x_train"], arrays["y_train"], config, file.name), arrays, config, "_train")
-        return assemble(train, _encode(arrays["x_test"], arrays["y_test"], config, file.name), config, config.classes, what)
+            raise InvalidInput(
+                "data.test_path", config.test_path, f"{config.path} already holds x_test and y_test"
+            )
+        train = _owned(
+            _encode(arrays["x_train"], arrays["y_train"], config, file.name),
+            arrays,
+            config,
+            "_train",
+        )
+        return assemble(
+            train,
+            _encode(arrays["x_test"], arrays["y_test"], config, file.name),
+            config,
+            config.classes,
+            what,
+        )
     train = _owned(_encode(*_pair(arrays, file), config, file.name), arrays, config)
     test = None
     if config.test_path is not None:
@@ -64,44 +82,68 @@ def from_config(config: DataConfig) -> DataSource:
     return assemble(train, test, config, config.classes, what)
 
 
-def _owned(train: Encoded, arrays: dict[str, np.ndarray], config: DataConfig, end: str = "") -> Encoded:
+def _owned(
+    train: Encoded, arrays: dict[str, np.ndarray], config: DataConfig, end: str = ""
+) -> Encoded:
     """The records with whose they are, where the configuration names an array of owners."""
     if config.user is None:
         return train
     owners = arrays.get(f"{config.user}{end}")
     if owners is None or owners.dtype.kind not in "iuU" or owners.shape != (len(train.records),):
-        rule = f"must be an array {config.user}{end} of whole numbers or words, one for each of the {len(train.records)} records"
+        rule = (
+            f"must be an array {config.user}{end} of whole numbers or words, one for each of the "
+            f"{len(train.records)} records"
+        )
         raise InvalidInput("data.user", config.user, rule)
     times = None if config.time is None else arrays.get(f"{config.time}{end}")
     if config.time is not None and (times is None or times.shape != (len(train.records),)):
-        raise InvalidInput("data.time", config.time, f"must be an array {config.time}{end}, one value for each record")
+        raise InvalidInput(
+            "data.time",
+            config.time,
+            f"must be an array {config.time}{end}, one value for each record",
+        )
     return replace(train, owners=owner_words(f"array {config.user}{end}", owners), times=times)
 
 
 def _pair(arrays: dict[str, np.ndarray], file: DataFile) -> tuple[np.ndarray, np.ndarray]:
     if not set(WHOLE) <= set(arrays):
         found = ", ".join(sorted(arrays)) or "nothing"
-        raise InvalidInput(file.name, f"arrays {found}", f"must hold {' and '.join(WHOLE)}, or {', '.join(PARTS)}")
+        raise InvalidInput(
+            file.name, f"arrays {found}", f"must hold {' and '.join(WHOLE)}, or {', '.join(PARTS)}"
+        )
     return arrays["x"], arrays["y"]
 
 
 def _encode(x: np.ndarray, y: np.ndarray, config: DataConfig, name: str) -> Encoded:
     if x.dtype.kind not in "buif" or y.dtype.kind not in "ui":
-        raise InvalidInput(name, f"x of {x.dtype}, y of {y.dtype}", "x must be numbers and y whole numbers")
+        raise InvalidInput(
+            name, f"x of {x.dtype}, y of {y.dtype}", "x must be numbers and y whole numbers"
+        )
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
-        raise InvalidInput(name, f"x of shape {x.shape}, y of shape {y.shape}", "x needs one row per label, y one dimension")
+        raise InvalidInput(
+            name,
+            f"x of shape {x.shape}, y of shape {y.shape}",
+            "x needs one row per label, y one dimension",
+        )
     features, clamped = scaled(x, config.range)
     assert config.classes is not None
-    return Encoded(labelled(features, torch.from_numpy(y.astype(np.int64)), config.classes, name), clamped)
+    return Encoded(
+        labelled(features, torch.from_numpy(y.astype(np.int64)), config.classes, name), clamped
+    )
 
 
 def scaled(x: np.ndarray, public: tuple[float, float] | None) -> tuple[Tensor, int]:
-    """Features as float32: with a public range clamped (and counted) and mapped to [0, 1]; else bytes over 255, others as is."""
+    """Features as float32: with a public range clamped (and counted) and mapped to [0, 1]; else
+    bytes over 255, others as is.
+    """
     if public is None:
         return torch.from_numpy(x.astype(np.float32) / (255.0 if x.dtype == np.uint8 else 1.0)), 0
     low, high = public
     values = x.astype(np.float64)
     clamped = int(((values < low) | (values > high)).sum())
-    # NaN survives the clip and is refused with its record number by the check that follows; infinity is refused here.
-    values = np.where(np.isfinite(values), (np.clip(values, low, high) - low) / (high - low), np.nan)
+    # NaN survives the clip and is refused with its record number by the check that follows;
+    # infinity is refused here.
+    values = np.where(
+        np.isfinite(values), (np.clip(values, low, high) - low) / (high - low), np.nan
+    )
     return torch.from_numpy(values.astype(np.float32)), clamped

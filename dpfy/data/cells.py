@@ -1,4 +1,6 @@
-"""Cells by column, from CSV and Parquet files: as they are written, before any schema. Importing this imports no torch."""
+"""Cells by column, from CSV and Parquet files: as they are written, before any schema. Importing
+this imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ MOST_CELLS = 2**27
 
 
 def read_csv(file: DataFile, least: int = 1) -> dict[str, list[str]]:
-    """Columns by name from a file with a header line, which says whether commas, semicolons or tabs, and so many rows (0 or 1)."""
+    """Columns by name from a file with a header line, which says whether commas, semicolons or
+    tabs, and so many rows (0 or 1).
+    """
     text = file.text()
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter_of(text), strict=True)
     try:
@@ -25,14 +29,19 @@ def read_csv(file: DataFile, least: int = 1) -> dict[str, list[str]]:
         rows = []
         for number, row in enumerate(reader, start=1):
             if len(row) != len(header):
-                raise Corrupt(file.name, f"row {number} has {len(row)} cells, the header has {len(header)}")
+                raise Corrupt(
+                    file.name, f"row {number} has {len(row)} cells, the header has {len(header)}"
+                )
             rows.append(row)
     except csv.Error as error:
         raise Corrupt(file.name, f"not a comma-separated table: {error}") from None
     if not rows and least:
         raise InvalidInput("data file", file.name, "must hold at least 1 row after the header")
     columns = zip(*rows, strict=True) if rows else [()] * len(header)
-    return {name: [cell.strip() for cell in column] for name, column in zip(header, columns, strict=True)}
+    return {
+        name: [cell.strip() for cell in column]
+        for name, column in zip(header, columns, strict=True)
+    }
 
 
 def read_parquet(file: DataFile, least: int = 1) -> dict[str, list[object]]:
@@ -53,7 +62,9 @@ def read_parquet(file: DataFile, least: int = 1) -> dict[str, list[object]]:
     except Exception:  # a damaged file raises a dozen types
         raise Corrupt(file.name, "the Parquet file is damaged") from None
     if cells > MOST_CELLS:
-        raise InvalidInput("data file", file.name, f"holds {cells} cells; at most {MOST_CELLS} can be read")
+        raise InvalidInput(
+            "data file", file.name, f"holds {cells} cells; at most {MOST_CELLS} can be read"
+        )
     check_header(names, file)
     if table.num_rows < least:
         raise InvalidInput("data file", file.name, "must hold at least 1 row")
@@ -61,9 +72,11 @@ def read_parquet(file: DataFile, least: int = 1) -> dict[str, list[object]]:
 
 
 def listed(column: Any) -> list[Any]:
-    """The cells of an Arrow column. One that Python has no value for, as a date in the year 287,000, is None: a missing cell.
+    """The cells of an Arrow column. One that Python has no value for, as a date in the year
+    287,000, is None: a missing cell.
 
-    Guarantees: no cell raises an error, and no other cell changes with it. An error would tell that the record is there.
+    Guarantees: no cell raises an error, and no other cell changes with it. An error would tell that
+    the record is there.
     """
     try:
         found: list[Any] = column.to_pylist()

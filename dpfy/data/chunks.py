@@ -1,4 +1,6 @@
-"""A table read once, some rows at a time: cells by column from CSV and Parquet files that need not fit in memory. Imports no torch."""
+"""A table read once, some rows at a time: cells by column from CSV and Parquet files that need not
+fit in memory. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ def is_parquet(file: DataFile) -> bool:
 
 
 def chunks(file: DataFile, rows: int = ROWS) -> Iterator[Chunk]:
-    """The cells of a table, by column, so many rows at a time; at least one chunk, which has no rows where the table has none.
+    """The cells of a table, by column, so many rows at a time; at least one chunk, which has no
+    rows where the table has none.
 
-    Guarantees: holds one chunk at a time. A row of another length than the header, text that is not UTF-8, a column that is there
-    twice and damaged files are one-line errors, raised when they are met.
+    Guarantees: holds one chunk at a time. A row of another length than the header, text that is not
+    UTF-8, a column that is there twice and damaged files are one-line errors, raised when they are
+    met.
     """
     return _parquet(file, rows) if is_parquet(file) else _csv(file, rows)
 
@@ -43,7 +47,9 @@ def _csv(file: DataFile, rows: int) -> Iterator[Chunk]:
         except UnicodeDecodeError:
             raise Corrupt(file.name, "not UTF-8 text") from None
         except (EOFError, gzip.BadGzipFile, zlib.error):
-            raise Corrupt(file.name, "gzip data is truncated or damaged; fetch the file again") from None
+            raise Corrupt(
+                file.name, "gzip data is truncated or damaged; fetch the file again"
+            ) from None
         except csv.Error as error:
             raise Corrupt(file.name, f"not a comma-separated table: {error}") from None
 
@@ -58,7 +64,9 @@ def _unpacked(raw: BinaryIO) -> Any:
 def _parted(text: io.TextIOWrapper, file: DataFile, rows: int) -> Iterator[Chunk]:
     first = text.readline(MOST_HEADER)
     if len(first) == MOST_HEADER:
-        raise InvalidInput("data file", file.name, f"has no line of column names within {MOST_HEADER} characters")
+        raise InvalidInput(
+            "data file", file.name, f"has no line of column names within {MOST_HEADER} characters"
+        )
     reader = csv.reader(_from(first, text), delimiter=delimiter_of(first), strict=True)
     header = [name.strip() for name in next(reader, [])]
     check_header(header, file)
@@ -66,13 +74,17 @@ def _parted(text: io.TextIOWrapper, file: DataFile, rows: int) -> Iterator[Chunk
     empty = True
     for number, row in enumerate(reader, start=1):
         if len(row) != len(header):
-            raise Corrupt(file.name, f"row {number} has {len(row)} cells, the header has {len(header)}")
+            raise Corrupt(
+                file.name, f"row {number} has {len(row)} cells, the header has {len(header)}"
+            )
         held.append(row)
         if len(held) == rows:
             yield dict(zip(header, zip(*held, strict=True), strict=True))
             held, empty = [], False
     if held or empty:
-        yield dict(zip(header, zip(*held, strict=True) if held else [()] * len(header), strict=True))
+        yield dict(
+            zip(header, zip(*held, strict=True) if held else [()] * len(header), strict=True)
+        )
 
 
 def _from(first: str, rest: io.TextIOWrapper) -> Iterator[str]:
@@ -96,7 +108,9 @@ def _parquet(file: DataFile, rows: int) -> Iterator[Chunk]:
         try:
             empty = True
             for batch in held.iter_batches(batch_size=rows):
-                yield {name: listed(column) for name, column in zip(names, batch.columns, strict=True)}
+                yield {
+                    name: listed(column) for name, column in zip(names, batch.columns, strict=True)
+                }
                 empty = False
         except (GeneratorExit, InvalidInput, Corrupt):
             raise

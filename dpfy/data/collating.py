@@ -1,4 +1,6 @@
-"""The check of a collate function: called again with other records in the place of some, it must give the other rows as before."""
+"""The check of a collate function: called again with other records in the place of some, it must
+give the other rows as before.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Made(NamedTuple):
-    """A batch as a collate function made it, where the random generators stood after it, and whether it drew from them."""
+    """A batch as a collate function made it, where the random generators stood after it, and
+    whether it drew from them.
+    """
 
     batch: Batch
     after: object
@@ -36,7 +40,9 @@ class Made(NamedTuple):
 
 
 Make = Callable[[list[Any], int], Made]
-"""From items, some of them several times, and the number of a random state (0: the one of the batch that goes out) to the batch."""
+"""From items, some of them several times, and the number of a random state (0: the one of the batch
+that goes out) to the batch.
+"""
 
 
 def check_batch(
@@ -48,11 +54,13 @@ def check_batch(
     tries: Iterable[int],
     rng: np.random.Generator,
 ) -> int:
-    """Refuse a collate function by which a record of `items` changes the row of another; how many pairs of calls were compared.
+    """Refuse a collate function by which a record of `items` changes the row of another; how many
+    pairs of calls were compared.
 
-    `group` items make a record together; `others` may take their place (None: other items of the batch). One try in WHOLE takes the whole
-    batch, the others FEW records. The record that is longest in any direction always stays, so that padding keeps its length. Where it
-    does not, the part that both batches have is compared, unless the function draws at random.
+    `group` items make a record together; `others` may take their place (None: other items of the
+    batch). One try in WHOLE takes the whole batch, the others FEW records. The record that is
+    longest in any direction always stays, so that padding keeps its length. Where it does not, the
+    part that both batches have is compared, unless the function draws at random.
     """
     records = [items[start : start + group] for start in range(0, len(items), group)]
     sizes = [_sizes(record[0]) for record in records]
@@ -60,7 +68,11 @@ def check_batch(
     for number in tries:
         order = rng.permutation(len(records))[: len(records) if number % WHOLE == 0 else FEW]
         chosen, longest = _longest_first(order, sizes)
-        kept = int(rng.integers(longest, max(longest, len(chosen) // 2) + 1)) if longest < len(chosen) else len(chosen) - 1
+        kept = (
+            int(rng.integers(longest, max(longest, len(chosen) // 2) + 1))
+            if longest < len(chosen)
+            else len(chosen) - 1
+        )
         compared += _compare(make, [records[place] for place in chosen], kept, others, number, rng)
     if not _equal(make(items, 0).batch, batch):
         raise Mixing(KEPT, AGAIN)
@@ -68,12 +80,19 @@ def check_batch(
 
 
 def _compare(
-    make: Make, records: list[list[Any]], kept: int, others: Sequence[Any] | None, number: int, rng: np.random.Generator
+    make: Make,
+    records: list[list[Any]],
+    kept: int,
+    others: Sequence[Any] | None,
+    number: int,
+    rng: np.random.Generator,
 ) -> bool:
-    """Two calls: with `records`, and with only some of them and other ones. Whether they could be compared.
+    """Two calls: with `records`, and with only some of them and other ones. Whether they could be
+    compared.
 
-    Of a function that draws at random only calls that drew equally much are compared, with other records of the same sizes: either the
-    first records stay, or all but one that stands anywhere. So no record draws other numbers because one before it drew more.
+    Of a function that draws at random only calls that drew equally much are compared, with other
+    records of the same sizes: either the first records stay, or all but one that stands anywhere.
+    So no record draws other numbers because one before it drew more.
     """
     group, size = len(records[0]), len(records)
     scattered = bool(rng.random() < 0.5)
@@ -82,7 +101,9 @@ def _compare(
     donors = _donors(records, kept, others, alike=first.draws, mixed=number % 4 < 2, rng=rng)
     if first.draws and scattered:
         donors = dict(list(donors.items())[:1])
-    alone = number % 3 == 2 and not first.draws  # the others are left out, and nothing takes their place
+    alone = (
+        number % 3 == 2 and not first.draws
+    )  # the others are left out, and nothing takes their place
     after = position[position < kept] if alone else position
     second = make([item for place in after for item in donors.get(place, records[place])], number)
     if not donors or (first.draws and first.after != second.after):
@@ -94,34 +115,54 @@ def _compare(
             return False
         if not _same_corner(a[mine], b[new]):
             again = make([item for place in position for item in records[place]], number)
-            raise Mixing(COUNTED if alone else MIXED, APART) if _equal(first.batch, again.batch) else Mixing(KEPT, AGAIN)
+            raise (
+                Mixing(COUNTED if alone else MIXED, APART)
+                if _equal(first.batch, again.batch)
+                else Mixing(KEPT, AGAIN)
+            )
     return True
 
 
 def _donors(
-    records: list[list[Any]], kept: int, others: Sequence[Any] | None, *, alike: bool, mixed: bool, rng: np.random.Generator
+    records: list[list[Any]],
+    kept: int,
+    others: Sequence[Any] | None,
+    *,
+    alike: bool,
+    mixed: bool,
+    rng: np.random.Generator,
 ) -> dict[int, list[Any]]:
-    """What takes the place of each record after the first `kept`, from the last on: copies of one other, or several where they are `mixed`.
+    """What takes the place of each record after the first `kept`, from the last on: copies of one
+    other, or several where they are `mixed`.
 
     With `alike` it has the same sizes; a record without its like stays.
     """
     pool = records[:kept] if others is None else [[other] * len(records[0]) for other in others]
     if not alike:
         one = int(rng.integers(len(pool)))
-        return {place: pool[int(rng.integers(len(pool))) if mixed else one] for place in range(len(records) - 1, kept - 1, -1)}
+        return {
+            place: pool[int(rng.integers(len(pool))) if mixed else one]
+            for place in range(len(records) - 1, kept - 1, -1)
+        }
     by_sizes: dict[tuple[int, ...], list[list[Any]]] = {}
     for record in pool if others is not None else records:
         by_sizes.setdefault(_sizes(record[0]), []).append(record)
     found = {}
     for place in range(len(records) - 1, kept - 1, -1):
-        like = [record for record in by_sizes.get(_sizes(records[place][0]), []) if record is not records[place]]
+        like = [
+            record
+            for record in by_sizes.get(_sizes(records[place][0]), [])
+            if record is not records[place]
+        ]
         if like:
             found[place] = like[int(rng.integers(len(like)))]
     return found
 
 
 def _longest_first(order: NDArray[np.int64], sizes: list[tuple[int, ...]]) -> tuple[list[int], int]:
-    """The places, those first that hold the greatest size in some direction, and how many these are."""
+    """The places, those first that hold the greatest size in some direction, and how many these
+    are.
+    """
     first: list[int] = []
     for direction in range(min(len(sizes[place]) for place in order)):
         longest = max(order, key=lambda place: sizes[place][direction])
@@ -149,7 +190,9 @@ def _sizes(item: Any) -> tuple[int, ...]:
 
 
 def _rows(position: NDArray[np.int64], stay: NDArray[np.int64], group: int) -> Tensor:
-    """Where the rows of the records that stay are, in the order of the records, if these numbers stand in this order."""
+    """Where the rows of the records that stay are, in the order of the records, if these numbers
+    stand in this order.
+    """
     order = {int(record): place for place, record in enumerate(position)}
     where = np.array([order[int(record)] for record in stay])
     return torch.from_numpy((where[:, None] * group + np.arange(group)).reshape(-1))
@@ -158,7 +201,9 @@ def _rows(position: NDArray[np.int64], stay: NDArray[np.int64], group: int) -> T
 def _pairs(one: Batch, other: Batch) -> list[tuple[Tensor, Tensor]]:
     """The tensors of two batches, one by one."""
     mine, new = leaves(one), leaves(other)
-    if len(mine) != len(new) or any(a.dim() != b.dim() or a.dtype != b.dtype for a, b in zip(mine, new, strict=True)):
+    if len(mine) != len(new) or any(
+        a.dim() != b.dim() or a.dtype != b.dtype for a, b in zip(mine, new, strict=True)
+    ):
         raise Mixing(STRUCTURE, APART)
     return list(zip(mine, new, strict=True))
 
@@ -170,7 +215,9 @@ def _same_corner(one: Tensor, other: Tensor) -> bool:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape hold the same values; NaN is the same as NaN."""
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+    return torch.equal(one, other) or bool(
+        ((one == other) | ((one != one) & (other != other))).all()
+    )
 
 
 def _equal(one: Batch, other: Batch) -> bool:

@@ -1,4 +1,6 @@
-"""What to load: one frozen value, all of it public. It becomes the [data] section of a configuration file."""
+"""What to load: one frozen value, all of it public. It becomes the [data] section of a
+configuration file.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,25 @@ FIELDS_OF_KIND: dict[str, tuple[str, ...]] = {
     "parquet": ("path", "test_path", "schema", "test_fraction", *OF_USERS),
     "text": ("path", "test_path", "length", "test_fraction"),
 }
-"""Which fields each kind of source reads. A field set for a kind that ignores it is an error: nothing is swallowed."""
+"""Which fields each kind of source reads. A field set for a kind that ignores it is an error:
+nothing is swallowed.
+"""
 
 KINDS = tuple(FIELDS_OF_KIND)
 OF_EVERY_KIND = ("kind", "test")
 KNOWN = ("embedded", "digits", "mnist", "fashion-mnist", "adult", "shakespeare")
-"""Public data sets: what is measured on their held-out part may be published unless the user says otherwise."""
+"""Public data sets: what is measured on their held-out part may be published unless the user says
+otherwise.
+"""
 TESTS = ("public", "billed", "withheld")
 RANDOM, FIRST = PICKS = ("random", "first")
-"""Which records of a user with more than may be used: others at every participation, or always the first."""
+"""Which records of a user with more than may be used: others at every participation, or always the
+first.
+"""
 SUM, MEAN = USER_LOSSES = ("sum", "mean")
-"""The loss of a user: the sum over the records taken, or their mean, so that every user weighs the same."""
+"""The loss of a user: the sum over the records taken, or their mean, so that every user weighs the
+same.
+"""
 USER, RECORD = DRAWS = ("user", "record")
 """What is drawn and clipped: users whole, or single records."""
 MOST_RECORDS = 1 << 20
@@ -43,7 +53,14 @@ MOST_RECORDS = 1 << 20
 REQUIRED = {"idx": ("path", "labels_path", "classes"), "npz": ("path", "classes"), "csv": ("path", "schema"),
             "parquet": ("path", "schema"), "text": ("path",)}  # fmt: skip
 HINTS = dict.fromkeys(("csv", "parquet"), " (dpfy init FILE drafts schema and job)")
-SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".npz": "npz", ".txt": "text"}
+SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".npz": "npz",
+    ".txt": "text",
+}
 """What a file is by its name, where the configuration does not say."""
 
 
@@ -56,38 +73,65 @@ def kind_of(path: str) -> str | None:
 class DataConfig:
     """A source of records by name, and the public facts that the data must not be asked for.
 
-    With `user` all records of one user are one unit of privacy: sampled, clipped and protected together.
+    With `user` all records of one user are one unit of privacy: sampled, clipped and protected
+    together.
     """
 
     kind: str = setting("embedded", f"Source of records: {', '.join(KINDS)}.")
-    dir: str | None = setting(None, "Folder that holds mnist/, adult/, ...", "the environment's DPFY_DATA")
+    dir: str | None = setting(
+        None, "Folder that holds mnist/, adult/, ...", "the environment's DPFY_DATA"
+    )
     path: str | None = setting(None, "File to train on (idx, npz, csv, parquet, text).")
     labels_path: str | None = setting(None, "File of its labels (idx).")
-    test_path: str | None = setting(None, "File of held-out records.", "a share of `path`, see test_fraction")
+    test_path: str | None = setting(
+        None, "File of held-out records.", "a share of `path`, see test_fraction"
+    )
     test_labels_path: str | None = setting(None, "File of their labels (idx).")
-    schema: str | None = setting(None, "TOML file that says what each column may hold (csv, parquet), or a packaged one: adult.")
+    schema: str | None = setting(
+        None,
+        "TOML file that says what each column may hold (csv, parquet), or a packaged one: adult.",
+    )
     classes: int | None = setting(None, "Number of classes (idx, npz).")
-    range: tuple[float, float] | None = setting(None, "[low, high] that NPZ features are clamped to and scaled from.")
-    test_fraction: float = setting(0.2, "Share held out by a fixed public permutation when there is no test file.")
+    range: tuple[float, float] | None = setting(
+        None, "[low, high] that NPZ features are clamped to and scaled from."
+    )
+    test_fraction: float = setting(
+        0.2, "Share held out by a fixed public permutation when there is no test file."
+    )
     length: int = setting(128, "Characters in a text record.")
     test: str | None = setting(
         None,
-        "What held-out records are: public (figures published as measured), billed (private: noisy counts, paid for) or withheld.",
+        "What held-out records are: public (figures published as measured), billed (private: noisy "
+        "counts, paid for) or withheld.",
         "public for public data sets, withheld for a file of your own",
     )
     user: str | None = setting(
-        None, "Column (npz: array; mnist: writer) that says whose a record is: users are then the unit of privacy."
+        None,
+        "Column (npz: array; mnist: writer) that says whose a record is: users are then the unit "
+        "of privacy.",
     )
-    most_records: int | None = setting(None, "Most records of one user that are used: in a batch, or with draw = record at all.")
-    pick: str = setting(RANDOM, "Which, of a user who has more: random (others in every batch) or first (always the first).")
+    most_records: int | None = setting(
+        None, "Most records of one user that are used: in a batch, or with draw = record at all."
+    )
+    pick: str = setting(
+        RANDOM,
+        "Which, of a user who has more: random (others in every batch) or first (always the "
+        "first).",
+    )
     user_loss: str = setting(SUM, "Loss of a user: sum or mean over the records used.")
     draw: str = setting(
         USER,
-        "What is drawn and clipped: user (all of a user's as one), or record (one by one, billed for most_records of them together).",
+        "What is drawn and clipped: user (all of a user's as one), or record (one by one, billed "
+        "for most_records of them together).",
     )
-    time: str | None = setting(None, "Column (npz: array) that says when a record was made: seconds since 1970, or an ISO date.")
+    time: str | None = setting(
+        None,
+        "Column (npz: array) that says when a record was made: seconds since 1970, or an ISO date.",
+    )
     window: str | None = setting(
-        None, f"Protects what a user contributed within one {', '.join(WINDOWS)}.", "all that a user did"
+        None,
+        f"Protects what a user contributed within one {', '.join(WINDOWS)}.",
+        "all that a user did",
     )
 
     @property
@@ -115,10 +159,18 @@ class DataConfig:
             check.integer("data.most_records", self.most_records, most=MOST_RECORDS)
         if (self.user is None) != (self.most_records is None):
             missing = "most_records" if self.most_records is None else "user"
-            raise InvalidInput(f"data.{missing}", None, "must be given with the other of data.user and data.most_records")
+            raise InvalidInput(
+                f"data.{missing}",
+                None,
+                "must be given with the other of data.user and data.most_records",
+            )
         self._check_users()
         if self.user is not None and self.test == "billed":
-            raise InvalidInput("data.test", self.test, "bills one record of a person; with data.user say public or withheld")
+            raise InvalidInput(
+                "data.test",
+                self.test,
+                "bills one record of a person; with data.user say public or withheld",
+            )
         self._check_fields_fit_the_kind()
 
     def _check_users(self) -> None:
@@ -129,7 +181,9 @@ class DataConfig:
             check.one_of("data.window", self.window, WINDOWS)
         if (self.time is None) != (self.window is None):
             missing = "window" if self.window is None else "time"
-            raise InvalidInput(f"data.{missing}", None, "must be given with the other of data.time and data.window")
+            raise InvalidInput(
+                f"data.{missing}", None, "must be given with the other of data.time and data.window"
+            )
         if self.user is None:
             for name in OF_USERS[2:]:
                 if getattr(self, name) != self.__dataclass_fields__[name].default:
@@ -146,16 +200,26 @@ class DataConfig:
                 text(f"data.{name}", getattr(self, name), "must be the name of a column")
 
     def _check_fields_fit_the_kind(self) -> None:
-        rule = f"must be given for kind {self.kind!r}: it is never guessed from the data" + HINTS.get(self.kind, "")
+        rule = (
+            f"must be given for kind {self.kind!r}: it is never guessed from the data"
+            + HINTS.get(self.kind, "")
+        )
         missing = [name for name in REQUIRED.get(self.kind, ()) if getattr(self, name) is None]
         problems.raise_all(InvalidInput(f"data.{name}", None, rule) for name in missing)
         for name, field in self.__dataclass_fields__.items():
-            if name not in (*OF_EVERY_KIND, *FIELDS_OF_KIND[self.kind]) and getattr(self, name) != field.default:
+            if (
+                name not in (*OF_EVERY_KIND, *FIELDS_OF_KIND[self.kind])
+                and getattr(self, name) != field.default
+            ):
                 allowed = ", ".join(FIELDS_OF_KIND[self.kind]) or "no other field"
                 rule = f"kind {self.kind!r} does not read it (it reads: {allowed})"
                 raise InvalidInput(f"data.{name}", getattr(self, name), rule)
         if self.kind == "idx" and (self.test_path is None) != (self.test_labels_path is None):
-            raise InvalidInput("data.test_labels_path", self.test_labels_path, "must be given together with test_path")
+            raise InvalidInput(
+                "data.test_labels_path",
+                self.test_labels_path,
+                "must be given together with test_path",
+            )
 
 
 def interval(name: str, value: object) -> tuple[float, float]:

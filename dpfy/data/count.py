@@ -1,4 +1,6 @@
-"""How many records there are to train on, counted in the file: only where its owner declared the count public."""
+"""How many records there are to train on, counted in the file: only where its owner declared the
+count public.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ def records(config: DataConfig) -> int:
     Guarantees: nothing but the count leaves this function.
     """
     if config.kind not in ("csv", "parquet") or config.path is None or config.user is not None:
-        what = "counting users" if config.user is not None else f"counting records of kind {config.kind!r}"
+        what = (
+            "counting users"
+            if config.user is not None
+            else f"counting records of kind {config.kind!r}"
+        )
         raise Unsupported(what, "give the public number in privacy.records (--records)")
     file = DataFile.given(config.path)
     columns: dict[str, Any] = dict(read_csv(file) if config.kind == "csv" else read_parquet(file))
@@ -27,7 +33,11 @@ def records(config: DataConfig) -> int:
     if config.test_path is not None:
         return whole
     if whole < 2:
-        raise InvalidInput("data.path", config.path, "must hold at least 2 records: a share is held out (data.test_fraction)")
+        raise InvalidInput(
+            "data.path",
+            config.path,
+            "must hold at least 2 records: a share is held out (data.test_fraction)",
+        )
     return whole - held_out(whole, config.test_fraction)
 
 

@@ -1,7 +1,9 @@
-"""A schema and a job drafted for a table of one's own: from the names of its columns alone, unless its owner says that it is public.
+"""A schema and a job drafted for a table of one's own: from the names of its columns alone, unless
+its owner says that it is public.
 
-Reading a value, if only to see whether it is a number, is a look at the records. So for a private table kinds are guessed from names (or
-given), and ranges, categories and classes are left open for a person to fill in from what is public.
+Reading a value, if only to see whether it is a number, is a look at the records. So for a private
+table kinds are guessed from names (or given), and ranges, categories and classes are left open for
+a person to fill in from what is public.
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ from dpfy.data.schema import OPEN
 
 LABEL, NUMBER, CATEGORY, IGNORE = "label", "number", "category", "ignore"
 WORDS = {
-    IGNORE: "id uuid guid key index name surname forename email mail phone tel address street ssn date time timestamp url comment note",
+    IGNORE: "id uuid guid key index name surname forename email mail phone tel address street ssn "
+    "date time timestamp url comment note",
     LABEL: "label target class outcome y",
-    NUMBER: "age year years hour hours day days month months income salary wage price cost amount balance rate ratio percent score "
-    "count number num n size weight height length width area distance speed temperature temp latitude longitude lat lon "
+    NUMBER: "age year years hour hours day days month months income salary wage price cost amount "
+    "balance rate ratio percent score "
+    "count number num n size weight height length width area distance speed temperature temp "
+    "latitude longitude lat lon "
     "bmi pressure glucose dose",
-    CATEGORY: "sex gender race country city state region province type kind category status marital job occupation employer "
+    CATEGORY: "sex gender race country city state region province type kind category status "
+    "marital job occupation employer "
     "education degree language color colour brand level group grade is has",
 }
 """Words in the name of a column, and the kind that they suggest."""
@@ -32,7 +38,9 @@ MOST_CATEGORIES = 50
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a draft: its name, its kind (None: open), why, and what is filled in already."""
+    """One column of a draft: its name, its kind (None: open), why, and what is filled in
+    already.
+    """
 
     name: str
     kind: str | None
@@ -44,7 +52,11 @@ def guessed(name: str) -> Column:
     """The kind that a name suggests: the last of its words that suggests one decides."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[^\W\d_a-zA-Z]+", name)]
     if not words:
-        return Column(name, IGNORE if not name else None, "has no name" if not name else "its name says nothing")
+        return Column(
+            name,
+            IGNORE if not name else None,
+            "has no name" if not name else "its name says nothing",
+        )
     for word in reversed(words):
         for kind, known in WORDS.items():
             if word in known.split():
@@ -52,8 +64,11 @@ def guessed(name: str) -> Column:
     return Column(name, None, "the name does not say")
 
 
-def columns(names: Iterable[str], stated: Iterable[str | None], given: Mapping[str, str]) -> list[Column]:
-    """The columns of a draft: their kinds as `given` by name, as `stated` by the file (one for each), or guessed from names.
+def columns(
+    names: Iterable[str], stated: Iterable[str | None], given: Mapping[str, str]
+) -> list[Column]:
+    """The columns of a draft: their kinds as `given` by name, as `stated` by the file (one for
+    each), or guessed from names.
 
     A label is never more than one: where one is given, others that only sound like one are open.
     """
@@ -78,7 +93,8 @@ def columns(names: Iterable[str], stated: Iterable[str | None], given: Mapping[s
 def filled(column: Column, cells: Iterable[object]) -> Column:
     """The column with what its cells say. Only for a table that its owner declared public.
 
-    Numbers get their range, words their list; a missing cell becomes the middle number, or no word at all.
+    Numbers get their range, words their list; a missing cell becomes the middle number, or no word
+    at all.
     """
     present = [str(cell).strip() for cell in cells if cell is not None and str(cell).strip()]
     numbers = [value for value in map(_number, present) if value is not None]
@@ -88,13 +104,17 @@ def filled(column: Column, cells: Iterable[object]) -> Column:
     words = sorted(set(present))
     if kind == NUMBER and numbers and len(numbers) == len(present) and min(numbers) < max(numbers):
         middle = sorted(numbers)[len(numbers) // 2]
-        return Column(column.name, kind, column.why, {"range": [min(numbers), max(numbers)], "fill": middle})
+        return Column(
+            column.name, kind, column.why, {"range": [min(numbers), max(numbers)], "fill": middle}
+        )
     if kind == LABEL and len(words) >= 2:
         return Column(column.name, kind, column.why, {"classes": words})
     if kind == CATEGORY and 0 < len(words) <= MOST_CATEGORIES:
         return Column(column.name, kind, column.why, {"categories": words, "fill": "other"})
     if kind == CATEGORY:
-        return Column(column.name, IGNORE, f"holds no word, or more than {MOST_CATEGORIES} different ones")
+        return Column(
+            column.name, IGNORE, f"holds no word, or more than {MOST_CATEGORIES} different ones"
+        )
     return Column(column.name, kind, column.why)
 
 
@@ -123,8 +143,10 @@ def schema(title: str, drafted: Iterable[Column], *, public: bool) -> str:
     )
     lines = [
         f"# Schema of {toml(title)}, drafted by dpfy init {origin}",
-        '# A "?" is a place for you to fill in from what is public (a code book, the law, common sense), not from a look at the records.',
-        "# dpfy train refuses the schema, and lists every such place, while one is left. Change a kind where it was guessed wrongly.",
+        '# A "?" is a place for you to fill in from what is public (a code book, the law, common '
+        "sense), not from a look at the records.",
+        "# dpfy train refuses the schema, and lists every such place, while one is left. Change a "
+        "kind where it was guessed wrongly.",
         'missing = [""]',
     ]
     for column in drafted:
@@ -142,7 +164,10 @@ def _entry(column: Column) -> list[str]:
     if column.kind is None:
         return [f"kind = {toml(OPEN)}  # {column.why}: {HINTS['kind']}"]
     key = {NUMBER: "range", CATEGORY: "categories", LABEL: "classes"}[column.kind]
-    lines = [f"kind = {toml(column.kind)}  # {column.why}", f"{key} = {toml(column.filled.get(key, OPEN))}  # {HINTS[key]}"]
+    lines = [
+        f"kind = {toml(column.kind)}  # {column.why}",
+        f"{key} = {toml(column.filled.get(key, OPEN))}  # {HINTS[key]}",
+    ]
     fill = column.filled.get("fill", "other" if column.kind == CATEGORY else None)
     return lines + ([] if fill is None else [f"fill = {toml(fill)}  # what a missing cell becomes"])
 
@@ -150,23 +175,34 @@ def _entry(column: Column) -> list[str]:
 def open_places(drafted: Iterable[Column]) -> int:
     """How many places of the schema are open."""
     return sum(
-        column.kind is None or (column.kind != IGNORE and not set(column.filled) & {"range", "categories", "classes"})
+        column.kind is None
+        or (column.kind != IGNORE and not set(column.filled) & {"range", "categories", "classes"})
         for column in drafted
     )
 
 
 def job(kind: str, path: str, schema_path: str, name: str, user: str | None) -> str:
     """A job for the table, with the number of its records (and of those of one user) left open."""
-    owner = [f"user = {toml(user)}", f"most_records = {toml(OPEN)}  # of one user: of more, others each time"] if user else []
+    owner = (
+        [
+            f"user = {toml(user)}",
+            f"most_records = {toml(OPEN)}  # of one user: of more, others each time",
+        ]
+        if user
+        else []
+    )
     units = "users" if user else "records"
     lines = [
-        f"# dpfy train {_key(name)}.job.toml --out runs/{_key(name)}        (every key: dpfy train --show-config)",
+        f"# dpfy train {_key(name)}.job.toml --out runs/{_key(name)}        (every key: dpfy train "
+        f"--show-config)",
         "[data]",
         f"kind = {toml(kind)}",
         f"path = {toml(path)}",
         f"schema = {toml(schema_path)}",
-        f"test_fraction = 0.2  # this share of the {units} is held out, by a fixed public permutation",
-        'test = "withheld"  # or "billed": noisy figures of the held-out records, paid for; "public": exact ones, not protected',
+        f"test_fraction = 0.2  # this share of the {units} is held out, by a fixed public "
+        f"permutation",
+        'test = "withheld"  # or "billed": noisy figures of the held-out records, paid for; '
+        '"public": exact ones, not protected',
         *owner,
         "",
         "[model]",
@@ -175,9 +211,12 @@ def job(kind: str, path: str, schema_path: str, name: str, user: str | None) -> 
         "[privacy]",
         "epsilon = 3.0",
         "delta = 1e-5  # must be below 1/records",
-        f"records = {toml(OPEN)}  # public number of {units} to train on: 8000 of 10000, with a fifth held out.",
-        '# The count itself is protected, so give a number that is public. If the exact count is public say records = "public" and',
-        '# adjacency = "replace-one": the guarantee then hides what a record holds, not that it is there.',
+        f"records = {toml(OPEN)}  # public number of {units} to train on: 8000 of 10000, with a "
+        f"fifth held out.",
+        "# The count itself is protected, so give a number that is public. If the exact count is "
+        'public say records = "public" and',
+        '# adjacency = "replace-one": the guarantee then hides what a record holds, not that it is '
+        "there.",
         "",
         "[training]",
         "steps = 120",

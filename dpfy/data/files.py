@@ -1,4 +1,6 @@
-"""Files as bytes. Compression is recognised by content; an error shows the path as the user wrote it, never a longer one."""
+"""Files as bytes. Compression is recognised by content; an error shows the path as the user wrote
+it, never a longer one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ENVIRONMENT = "DPFY_DATA"
 
 
 def unpacked(packed: int) -> int:
-    """The most bytes that a compressed file of `packed` bytes may hold: honest data shrinks to a two-hundredth at best."""
+    """The most bytes that a compressed file of `packed` bytes may hold: honest data shrinks to a
+    two-hundredth at best.
+    """
     return min(reading.MOST_DATA, max(64 << 20, 200 * packed))
 
 
@@ -34,9 +38,11 @@ class DataFile:
         return cls(_expanded("data file", path), path)
 
     def read(self) -> bytes:
-        """The whole content, decompressed when it is gzip. A missing, unreadable or truncated file is a one-line error.
+        """The whole content, decompressed when it is gzip. A missing, unreadable or truncated file
+        is a one-line error.
 
-        Guarantees: nothing is read from a pipe or a device, and a small file is never unpacked into a huge one.
+        Guarantees: nothing is read from a pipe or a device, and a small file is never unpacked into
+        a huge one.
         """
         content = reading.content("data file", self.path, most=reading.MOST_DATA, name=self.name)
         if content[:2] != GZIP_MAGIC:
@@ -46,9 +52,13 @@ class DataFile:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
                 whole = reading.up_to(packed, most + 1)
         except (EOFError, gzip.BadGzipFile, zlib.error):
-            raise Corrupt(self.name, "gzip data is truncated or damaged; fetch the file again") from None
+            raise Corrupt(
+                self.name, "gzip data is truncated or damaged; fetch the file again"
+            ) from None
         if len(whole) > most:
-            raise InvalidInput("data file", self.name, f"unpacks to more than {most} bytes, too many for its size")
+            raise InvalidInput(
+                "data file", self.name, f"unpacks to more than {most} bytes, too many for its size"
+            )
         return whole
 
     def text(self) -> str:
@@ -61,7 +71,9 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """The folder that holds one sub-folder per well-known data set, from the configuration or from the environment."""
+    """The folder that holds one sub-folder per well-known data set, from the configuration or from
+    the environment.
+    """
 
     path: Path
     name: str
@@ -73,11 +85,17 @@ class DataFolder:
             return cls(_expanded("data.dir", given), given)
         value = os.environ.get(ENVIRONMENT)
         if not value:
-            raise InvalidInput("data.dir", None, f"give the data folder in data.dir or in the environment variable {ENVIRONMENT}")
+            raise InvalidInput(
+                "data.dir",
+                None,
+                f"give the data folder in data.dir or in the environment variable {ENVIRONMENT}",
+            )
         return cls(Path(value), f"${ENVIRONMENT}")
 
     def file(self, folder: str, *names: str) -> DataFile:
-        """The first of `names` that exists in `folder`; the first name when none does, so that the error names it."""
+        """The first of `names` that exists in `folder`; the first name when none does, so that the
+        error names it.
+        """
         for name in names:
             if os.path.isfile(self.path / folder / name):  # False for a path that cannot be, too
                 return DataFile(self.path / folder / name, f"{self.name}/{folder}/{name}")

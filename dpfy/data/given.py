@@ -28,10 +28,14 @@ from dpfy.data.records import Records, as_records
 from dpfy.data.split import Drawn
 
 BY_NUMBER = (
-    "every plan draws records by number, those in a fixed order too (blt, dpftrl, bandmf with sampling='fixed-order'): give a map-style "
+    "every plan draws records by number, those in a fixed order too (blt, dpftrl, bandmf with "
+    "sampling='fixed-order'): give a map-style "
     "Dataset, or write the stream to shards (dpfy.data.shards)"
 )
-DRAWN = "the plan draws the records: give the loader without it, or dpfy.lazy(loader.dataset, collate=...)"
+DRAWN = (
+    "the plan draws the records: give the loader without it, or dpfy.lazy(loader.dataset, "
+    "collate=...)"
+)
 
 
 def lazy(
@@ -44,26 +48,33 @@ def lazy(
     views: int = 1,
     worker_init: Callable[[int], None] | None = None,
 ) -> LazyRecords:
-    """Records of a map-style `dataset` that are read when they are drawn, here (`workers` 0) or by processes that read ahead.
+    """Records of a map-style `dataset` that are read when they are drawn, here (`workers` 0) or by
+    processes that read ahead.
 
-    The plan decides which records are read; `collate` makes a batch of the list of them (torch's own way by default), of any nesting of
-    dicts, tuples and lists with tensors, a row for each record. `prefetch` is how many batches each worker reads ahead (2), `pin_memory`
-    None pins where training is on a GPU. Also memory-mapped arrays, alone or nested, Hugging Face `datasets`, and a DataLoader, whose own
-    settings hold where none is given here.
+    The plan decides which records are read; `collate` makes a batch of the list of them (torch's
+    own way by default), of any nesting of dicts, tuples and lists with tensors, a row for each
+    record. `prefetch` is how many batches each worker reads ahead (2), `pin_memory` None pins where
+    training is on a GPU. Also memory-mapped arrays, alone or nested, Hugging Face `datasets`, and a
+    DataLoader, whose own settings hold where none is given here.
 
-    With `views` each record is read that many times, with augmentation drawn for each: the tensors of a batch are [records, views, ...],
-    and :func:`dpfy.per_view` joins the losses, so that an example has one gradient, clipped once (De et al. 2022).
+    With `views` each record is read that many times, with augmentation drawn for each: the tensors
+    of a batch are [records, views, ...], and :func:`dpfy.per_view` joins the losses, so that an
+    example has one gradient, clipped once (De et al. 2022).
 
-    Guarantees: nothing is read here. What a record draws from the global generators of torch, NumPy and Python is a function of the
-    run's secret, the step, the record and the view.
+    Guarantees: nothing is read here. What a record draws from the global generators of torch, NumPy
+    and Python is a function of the run's secret, the step, the record and the view.
     """
     records = _lazy(dataset)
     if records is None:
         raise InvalidInput(
-            "dataset", type(dataset).__name__, "must be a map-style Dataset: with a length, and an item for each number"
+            "dataset",
+            type(dataset).__name__,
+            "must be a map-style Dataset: with a length, and an item for each number",
         )
     if collate is not None and not callable(collate):
-        raise InvalidInput("collate", type(collate).__name__, "must be a function from a list of items to a batch")
+        raise InvalidInput(
+            "collate", type(collate).__name__, "must be a function from a list of items to a batch"
+        )
     given: dict[str, Any] = {
         "collate": collate,
         "workers": workers,
@@ -71,11 +82,14 @@ def lazy(
         "prefetch": prefetch,
         "worker_init": worker_init,
     }
-    return replace(records, views=views, **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        records, views=views, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def admitted(train: object) -> object:
-    """`train`, as lazy records if it is to be read lazily. What no plan can train on is refused before anything is reserved.
+    """`train`, as lazy records if it is to be read lazily. What no plan can train on is refused
+    before anything is reserved.
 
     Guarantees: reads nothing.
     """
@@ -89,9 +103,11 @@ def admitted(train: object) -> object:
 
 
 def as_source(train: object) -> Source:
-    """Records from what the user holds: what is in memory as :func:`as_records` takes it, all else lazily.
+    """Records from what the user holds: what is in memory as :func:`as_records` takes it, all else
+    lazily.
 
-    Guarantees: of what is lazy nothing is read here, but whose each record is where it has an owner.
+    Guarantees: of what is lazy nothing is read here, but whose each record is where it has an
+    owner.
     """
     found = admitted(train)
     if isinstance(found, Owned):
@@ -100,23 +116,33 @@ def as_source(train: object) -> Source:
 
 
 def rows_of(train: object) -> int | None:
-    """How many records `train` says it holds, without reading one; None where only reading tells."""
+    """How many records `train` says it holds, without reading one; None where only reading
+    tells.
+    """
     if isinstance(train, Drawn):
         return train.expected
     if is_rows(train):
         return len(train)  # type: ignore[arg-type]
     if isinstance(train, tuple | list | Mapping):
-        held = [leaf for leaf in pytree.tree_leaves(dict(train) if isinstance(train, Mapping) else train) if leaf is not None]
+        held = [
+            leaf
+            for leaf in pytree.tree_leaves(dict(train) if isinstance(train, Mapping) else train)
+            if leaf is not None
+        ]
         return rows_of(held[0]) if held else None
     if isinstance(train, DataLoader):
         return rows_of(train.dataset)
-    if not (hasattr(train, "__len__") and hasattr(train, "__getitem__")) and not isinstance(train, Records | LazyRecords):
+    if not (hasattr(train, "__len__") and hasattr(train, "__getitem__")) and not isinstance(
+        train, Records | LazyRecords
+    ):
         return None
     return None if isinstance(train, str | bytes) or getattr(train, "ndim", 1) == 0 else len(train)  # type: ignore[arg-type]
 
 
 def is_rows(train: object) -> bool:
-    """Whether `train` is a list of records, as torch takes it for a dataset, and not one of fields."""
+    """Whether `train` is a list of records, as torch takes it for a dataset, and not one of
+    fields.
+    """
     return isinstance(train, list) and bool(train) and isinstance(train[0], tuple | list | Mapping)
 
 
@@ -135,35 +161,52 @@ def _lazy(train: object) -> LazyRecords | None:
         return LazyRecords(_hugging_face(train))
     if any(isinstance(leaf, np.memmap) for leaf in pytree.tree_leaves(train)):
         return LazyRecords(MappedArrays(train))
-    if isinstance(train, Records | TensorDataset | np.ndarray | tuple | list | dict | str | bytes) or hasattr(
-        train, "untyped_storage"
-    ):
+    if isinstance(
+        train, Records | TensorDataset | np.ndarray | tuple | list | dict | str | bytes
+    ) or hasattr(train, "untyped_storage"):
         return None
     if _package(train) in ("pandas", "polars"):
-        raise InvalidInput("train", kind.__name__, "must be tensors, arrays or a map-style Dataset: give columns as tensors")
-    return LazyRecords(train) if hasattr(train, "__getitem__") and hasattr(train, "__len__") else None
+        raise InvalidInput(
+            "train",
+            kind.__name__,
+            "must be tensors, arrays or a map-style Dataset: give columns as tensors",
+        )
+    return (
+        LazyRecords(train) if hasattr(train, "__getitem__") and hasattr(train, "__len__") else None
+    )
 
 
 def _of_loader(loader: DataLoader[Any]) -> LazyRecords:
-    """A loader's dataset, collate function and workers. Which records a batch holds is the plan's to say, and a line tells so."""
+    """A loader's dataset, collate function and workers. Which records a batch holds is the plan's
+    to say, and a line tells so.
+    """
     if isinstance(loader.dataset, IterableDataset):
         raise Unsupported("a DataLoader of an IterableDataset", BY_NUMBER)
     plain = isinstance(loader.sampler, SequentialSampler) or (
-        type(loader.sampler) is RandomSampler and not loader.sampler.replacement and loader.sampler._num_samples is None
+        type(loader.sampler) is RandomSampler
+        and not loader.sampler.replacement
+        and loader.sampler._num_samples is None
     )
     if not plain:
-        raise Unsupported(f"a DataLoader with {_an(type(loader.sampler).__name__)} of its own", DRAWN)
+        raise Unsupported(
+            f"a DataLoader with {_an(type(loader.sampler).__name__)} of its own", DRAWN
+        )
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        raise Unsupported(f"a DataLoader with {_an(type(loader.batch_sampler).__name__)} of its own", DRAWN)
+        raise Unsupported(
+            f"a DataLoader with {_an(type(loader.batch_sampler).__name__)} of its own", DRAWN
+        )
     if loader.batch_size is None:
         raise Unsupported(
-            "a DataLoader with batch_size=None, whose dataset makes batches itself", "give a dataset of single records"
+            "a DataLoader with batch_size=None, whose dataset makes batches itself",
+            "give a dataset of single records",
         )
     told = [f"batch_size={loader.batch_size}"]
     told += ["shuffle=True"] if isinstance(loader.sampler, RandomSampler) else []
     told += ["drop_last=True"] if loader.drop_last else []
     warnings.warn(
-        f"DataLoader({', '.join(told)}): the plan draws the batches instead; dataset, collate and workers are used", stacklevel=2
+        f"DataLoader({', '.join(told)}): the plan draws the batches instead; dataset, collate and "
+        f"workers are used",
+        stacklevel=2,
     )
     base = _lazy(loader.dataset) or LazyRecords(loader.dataset)
     return replace(
@@ -179,7 +222,9 @@ def _of_loader(loader: DataLoader[Any]) -> LazyRecords:
 
 
 class HuggingFace:
-    """A `datasets.Dataset` without a transform of its own: it reads many records at once much faster than one after the other."""
+    """A `datasets.Dataset` without a transform of its own: it reads many records at once much
+    faster than one after the other.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -199,7 +244,11 @@ class HuggingFace:
 def _hugging_face(dataset: Any) -> Any:
     """A `datasets.Dataset` that gives tensors, unless its owner chose another format."""
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "__getitems__"):
-        raise InvalidInput("train", f"datasets.{type(dataset).__name__}", "must be one split of it: give dataset['train']")
+        raise InvalidInput(
+            "train",
+            f"datasets.{type(dataset).__name__}",
+            "must be one split of it: give dataset['train']",
+        )
     given = dataset.format["type"]
     if given == "custom":  # a transform, which may draw at random
         return dataset

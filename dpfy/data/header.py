@@ -1,4 +1,6 @@
-"""The names, and where the file states them the types, of the columns of a table: all that may be known of it before anything is billed."""
+"""The names, and where the file states them the types, of the columns of a table: all that may be
+known of it before anything is billed.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ DELIMITERS = (",", ";", "\t")
 
 @dataclass(frozen=True)
 class Header:
-    """The columns of a table in order, with the kind that the file itself states for each (None: it states none)."""
+    """The columns of a table in order, with the kind that the file itself states for each (None: it
+    states none).
+    """
 
     names: tuple[str, ...]
     kinds: tuple[str | None, ...]
 
 
 def delimiter_of(text: str) -> str:
-    """What separates the columns of the first line of `text`: a comma, or where there is none outside of quotes a semicolon or a tab."""
+    """What separates the columns of the first line of `text`: a comma, or where there is none
+    outside of quotes a semicolon or a tab.
+    """
     bare = "".join(text[:MOST_HEADER].split('"')[::2]).lstrip("\r\n")
     line = next(iter(bare.splitlines()), "")
     return next((mark for mark in DELIMITERS if mark in line), ",")
@@ -45,7 +51,8 @@ def first_record(text: str, name: str) -> list[str]:
 def read(file: DataFile, *, parquet: bool) -> Header:
     """The header of a table.
 
-    Guarantees: of a CSV file nothing after its first line is read; of a Parquet file the schema alone, no value and no statistic.
+    Guarantees: of a CSV file nothing after its first line is read; of a Parquet file the schema
+    alone, no value and no statistic.
     """
     return _parquet(file) if parquet else _csv(file)
 
@@ -62,7 +69,9 @@ def _csv(file: DataFile) -> Header:
 
 
 def _first_line(file: DataFile) -> bytes:
-    """The bytes up to the first end of a line outside of quotes, and none after it; through gzip where the file is packed."""
+    """The bytes up to the first end of a line outside of quotes, and none after it; through gzip
+    where the file is packed.
+    """
     with reading.opened("data file", file.path, file.name) as raw:
         magic = raw.read(2)
         raw.seek(0)
@@ -75,8 +84,12 @@ def _first_line(file: DataFile) -> bytes:
                 if not line or (held.endswith(b"\n") and held.count(b'"') % 2 == 0):
                     return held
         except (EOFError, gzip.BadGzipFile, zlib.error):
-            raise Corrupt(file.name, "gzip data is truncated or damaged; fetch the file again") from None
-    raise InvalidInput("data file", file.name, f"has no line of column names within {MOST_HEADER} bytes")
+            raise Corrupt(
+                file.name, "gzip data is truncated or damaged; fetch the file again"
+            ) from None
+    raise InvalidInput(
+        "data file", file.name, f"has no line of column names within {MOST_HEADER} bytes"
+    )
 
 
 def _parquet(file: DataFile) -> Header:
@@ -94,7 +107,12 @@ def _parquet(file: DataFile) -> Header:
     def kind(found: object) -> str:
         if types.is_integer(found) or types.is_floating(found) or types.is_decimal(found):
             return "number"
-        words = types.is_string(found) or types.is_large_string(found) or types.is_dictionary(found) or types.is_boolean(found)
+        words = (
+            types.is_string(found)
+            or types.is_large_string(found)
+            or types.is_dictionary(found)
+            or types.is_boolean(found)
+        )
         return "category" if words else "ignore"
 
     return Header(tuple(schema.names), tuple(kind(field.type) for field in schema))

@@ -1,7 +1,10 @@
-"""Whether a record of a batch reaches the row of another one before the model sees it: in the collate function, or in the data set.
+"""Whether a record of a batch reaches the row of another one before the model sees it: in the
+collate function, or in the data set.
 
-A batch is checked when it is one of the first that a reader makes, when it has more or fewer records than all that were checked, when the
-run's secret says so (:class:`dpfy.training.batches.Drawing`), and when its reading executed lines of code that no reading executed before.
+A batch is checked when it is one of the first that a reader makes, when it has more or fewer
+records than all that were checked, when the run's secret says so
+(:class:`dpfy.training.batches.Drawing`), and when its reading executed lines of code that no
+reading executed before.
 """
 
 from __future__ import annotations
@@ -27,17 +30,26 @@ FIRST_SECONDS = 0.15
 """A first check stops trying after so long."""
 
 FIRST_TRIES, TRIES, ASKED_TRIES, LEAST_TRIES = 16, 12, 6, 2
-"""Random states that a check tries: a first one, one that has time, one that the secret asked for, and any."""
+"""Random states that a check tries: a first one, one that has time, one that the secret asked for,
+and any.
+"""
 
 WHOLE, FEW = 4, 8
 """One try in WHOLE takes the whole batch, the others FEW records of it, which is faster."""
 
 APART_AT_MOST = 64
-"""Steps in each part of a run; at one of each part, and of eight parts at least, a batch is checked."""
+"""Steps in each part of a run; at one of each part, and of eight parts at least, a batch is
+checked.
+"""
 
 APART = "collate each record by itself and keep their order; padding to the longest is fine"
-ALONE = "make an item of its own record alone; compute what is public, or released with a charge, before"
-AGAIN = "keep no records between calls, and draw from the global generators of torch, NumPy or Python"
+ALONE = (
+    "make an item of its own record alone; compute what is public, or released with a charge, "
+    "before"
+)
+AGAIN = (
+    "keep no records between calls, and draw from the global generators of torch, NumPy or Python"
+)
 
 
 class Mixing(Unsupported):
@@ -47,8 +59,9 @@ class Mixing(Unsupported):
 class Inspected(NamedTuple):
     """What readers checked, for the report.
 
-    `batches` collate calls on `least` to `most` records were checked by `calls` pairs of calls; `items` items by `reads` pairs of
-    readings. `unchecked` counts batches and items where user code failed on changed inputs, or where nothing could be replaced.
+    `batches` collate calls on `least` to `most` records were checked by `calls` pairs of calls;
+    `items` items by `reads` pairs of readings. `unchecked` counts batches and items where user code
+    failed on changed inputs, or where nothing could be replaced.
     """
 
     batches: int = 0
@@ -62,7 +75,8 @@ class Inspected(NamedTuple):
     def joined(self, other: Inspected) -> Inspected:
         """What both checked."""
         counts = {
-            name: getattr(self, name) + getattr(other, name) for name in ("batches", "calls", "items", "reads", "unchecked")
+            name: getattr(self, name) + getattr(other, name)
+            for name in ("batches", "calls", "items", "reads", "unchecked")
         }
         rows = [tally.least for tally in (self, other) if tally.batches]
         return Inspected(**counts, least=min(rows, default=0), most=max(self.most, other.most))
@@ -74,16 +88,20 @@ class Inspected(NamedTuple):
         if self.batches:
             size = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
             said.append(
-                f"{self.batches} batches of {size} records were collated again with other records in their place ({self.calls} times): "
+                f"{self.batches} batches of {size} records were collated again with other records "
+                f"in their place ({self.calls} times): "
                 "the rows of the records that stayed did not change"
             )
         if self.items:
             said.append(
-                f"{self.items} items of the data set were read again with all other records replaced ({self.reads} times): they did "
+                f"{self.items} items of the data set were read again with all other records "
+                f"replaced ({self.reads} times): they did "
                 "not change"
             )
         if self.unchecked:
-            said.append(f"{self.unchecked} batches or items of the data set could not be checked for mixing")
+            said.append(
+                f"{self.unchecked} batches or items of the data set could not be checked for mixing"
+            )
         return "; ".join(said)
 
 
@@ -91,8 +109,8 @@ class Inspected(NamedTuple):
 class Inspection:
     """When a reader checks, and how long. It is made anew in each process that reads.
 
-    Guarantees: the first batches, and each with a new number of records beyond the least and the most so far, are checked; a check never
-    raises anything but :class:`Mixing`.
+    Guarantees: the first batches, and each with a new number of records beyond the least and the
+    most so far, are checked; a check never raises anything but :class:`Mixing`.
     """
 
     inspected: Inspected = field(default_factory=Inspected)
@@ -121,7 +139,9 @@ class Inspection:
         return self._made < FIRST
 
     def tries(self, least: int = LEAST_TRIES) -> Iterator[int]:
-        """Numbers of the tries that one check may make: at least so many, more while there is time."""
+        """Numbers of the tries that one check may make: at least so many, more while there is
+        time.
+        """
         assert self._began is not None
         began, before, first = time.perf_counter(), self.spent, self.first
         for number in range(FIRST_TRIES if first else TRIES):
@@ -132,8 +152,12 @@ class Inspection:
                 return
             yield number
 
-    def check(self, rows: int, of_batch: Callable[[], int] | None, of_items: Sequence[Callable[[], int]]) -> Inspected:
-        """Check a batch of so many records, and items of it; each function says how many comparisons it made. What was checked."""
+    def check(
+        self, rows: int, of_batch: Callable[[], int] | None, of_items: Sequence[Callable[[], int]]
+    ) -> Inspected:
+        """Check a batch of so many records, and items of it; each function says how many
+        comparisons it made. What was checked.
+        """
         began = time.perf_counter()
         try:
             calls = 0 if of_batch is None else _attempted(of_batch)
@@ -156,7 +180,9 @@ class Inspection:
 
 
 def _attempted(check: Callable[[], int]) -> int:
-    """How many comparisons a check made; none if the user's code failed on inputs that it never gets."""
+    """How many comparisons a check made; none if the user's code failed on inputs that it never
+    gets.
+    """
     try:
         return check()
     except Mixing:
@@ -166,10 +192,13 @@ def _attempted(check: Callable[[], int]) -> int:
 
 
 def secret_steps(steps: int, generator: np.random.Generator) -> frozenset[int]:
-    """The steps whose first batch is checked in any case: one at a random place of each of at least eight parts of the run.
+    """The steps whose first batch is checked in any case: one at a random place of each of at least
+    eight parts of the run.
 
     Guarantees: of 200 steps at least two are among them.
     """
     parts = min(steps, max(8, -(-steps // APART_AT_MOST)))
     edges = np.linspace(0, steps, parts + 1)
-    return frozenset(min(steps - 1, int(a + generator.random() * (b - a))) for a, b in pairwise(edges))
+    return frozenset(
+        min(steps - 1, int(a + generator.random() * (b - a))) for a, b in pairwise(edges)
+    )

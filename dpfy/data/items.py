@@ -1,9 +1,11 @@
-"""The check of a data set's items: read again while every other record is replaced, item i must be the same.
+"""The check of a data set's items: read again while every other record is replaced, item i must be
+the same.
 
-What is replaced: tensors, arrays, lists, tuples, dicts and frames that the data set object holds and that have a row for each record, also
-inside of containers and of objects that it holds. Which records it asks of itself, or of an object with as many items, is noted.
-Not seen: what it reads through a closure, a global name, another process or a file whose name does not come from such a list, and what
-its constructor computed from all records.
+What is replaced: tensors, arrays, lists, tuples, dicts and frames that the data set object holds
+and that have a row for each record, also inside of containers and of objects that it holds. Which
+records it asks of itself, or of an object with as many items, is noted. Not seen: what it reads
+through a closure, a global name, another process or a file whose name does not come from such a
+list, and what its constructor computed from all records.
 """
 
 from __future__ import annotations
@@ -34,14 +36,17 @@ MOST_BYTES, MOST_ROWS = 1 << 27, 1 << 20
 """A table larger than this is replaced by one row alone, not by a mixture of two."""
 
 DEPTH, WIDE = 3, 64
-"""How deep objects are looked into, and how many entries a container has at most to be looked into."""
+"""How deep objects are looked into, and how many entries a container has at most to be looked
+into.
+"""
 
 OURS = ("dpfy.data.given", "dpfy.data.mapped", "dpfy.data.shards")
 """Modules with data sets that read the record they are asked for, and no other."""
 
 ReadItem = Callable[[Any, int, int], tuple[Any, bool]]
-"""Item `index` of a data set, with the random generators in a state of this number (0: the one of the batch that goes out), and whether it
-drew from them."""
+"""Item `index` of a data set, with the random generators in a state of this number (0: the one of
+the batch that goes out), and whether it drew from them.
+"""
 
 
 class Unchanged(Exception):
@@ -49,7 +54,9 @@ class Unchanged(Exception):
 
 
 def look_into(dataset: Any, index: int) -> tuple[Any, int] | None:
-    """The data set below torch's own wrappers, and the number of the record there; None for one that reads nothing but its own record."""
+    """The data set below torch's own wrappers, and the number of the record there; None for one
+    that reads nothing but its own record.
+    """
     while True:
         if type(dataset) is Subset:
             dataset, index = dataset.dataset, int(dataset.indices[index])
@@ -59,16 +66,19 @@ def look_into(dataset: Any, index: int) -> tuple[Any, int] | None:
             dataset = dataset.datasets[part]
         else:
             break
-    known = isinstance(dataset, list | tuple | np.ndarray | Tensor) or type(dataset) is TensorDataset
+    known = (
+        isinstance(dataset, list | tuple | np.ndarray | Tensor) or type(dataset) is TensorDataset
+    )
     module = type(dataset).__module__
     return None if known or module.startswith("datasets.") or module in OURS else (dataset, index)
 
 
 def check_item(dataset: Any, index: int, item: Any, read: ReadItem, tries: Iterable[int]) -> int:
-    """Refuse a data set whose item `index`, read as `item`, depends on another record; how many pairs of readings were compared.
+    """Refuse a data set whose item `index`, read as `item`, depends on another record; how many
+    pairs of readings were compared.
 
-    A data set that finds its row through a table of its own (a permutation) is accepted: each table may matter in one row. Sorted whole
-    numbers are offsets, and may matter in more.
+    A data set that finds its row through a table of its own (a permutation) is accepted: each table
+    may matter in one row. Sorted whole numbers are offsets, and may matter in more.
 
     Raises: Unchanged, where there is nothing that can be replaced.
     """
@@ -79,7 +89,11 @@ def check_item(dataset: Any, index: int, item: Any, read: ReadItem, tries: Itera
             raise Mixing(CHANGES, AGAIN)
         twin = Twin(dataset, {})
         _require_alone(
-            Twin(dataset, {name: _row(table, index) for name, table in twin.tables.items()}), index, number, mine, read
+            Twin(dataset, {name: _row(table, index) for name, table in twin.tables.items()}),
+            index,
+            number,
+            mine,
+            read,
         )
         if not twin.tables and len(twin.noted) == 1:
             raise Unchanged
@@ -90,7 +104,9 @@ def check_item(dataset: Any, index: int, item: Any, read: ReadItem, tries: Itera
 
 
 def _require_alone(changed: Twin, index: int, number: int, mine: Any, read: ReadItem) -> None:
-    """Compare an item with that of a data set whose tables hold this record alone; if it differs, find which rows it needs."""
+    """Compare an item with that of a data set whose tables hold this record alone; if it differs,
+    find which rows it needs.
+    """
 
     def item(dataset: Any) -> tuple[Any] | None:
         try:
@@ -113,7 +129,9 @@ def _require_alone(changed: Twin, index: int, number: int, mine: Any, read: Read
 
 
 def _require_one_row(replaced: Callable[[Any], tuple[Any] | None], table: Any, mine: Any) -> None:
-    """Refuse an item that needs more than one row of a table. `replaced` gives it from another table, None if that failed."""
+    """Refuse an item that needs more than one row of a table. `replaced` gives it from another
+    table, None if that failed.
+    """
     size, donor = len(table), len(table) // 2
 
     def with_rows(first: int, end: int) -> tuple[Any] | None:
@@ -141,7 +159,8 @@ def _require_one_row(replaced: Callable[[Any], tuple[Any] | None], table: Any, m
 
 
 class Twin:
-    """A data set object made again, with some of its tables replaced, that notes which records it is asked for.
+    """A data set object made again, with some of its tables replaced, that notes which records it
+    is asked for.
 
     Guarantees: the data set itself is not changed, nor are the containers that it holds.
     """
@@ -157,15 +176,21 @@ class Twin:
         self.dataset = made
 
     def require_one_each(self, index: int) -> None:
-        """Refuse a data set that asked itself for another item, or one with as many items for several."""
+        """Refuse a data set that asked itself for another item, or one with as many items for
+        several.
+        """
         own, *others = self.noted
         if own - {index} or any(len(asked) > 1 for asked in others):
             raise Mixing(READS, ALONE)
 
     def _object(self, value: Any, path: tuple[Any, ...], depth: int) -> Any:
-        """A copy of an object with copies of what it holds; the object itself where it cannot be made again."""
+        """A copy of an object with copies of what it holds; the object itself where it cannot be
+        made again.
+        """
         kind = type(value)
-        plain = hasattr(value, "__dict__") and not isinstance(value, nn.Module | type | types.ModuleType | types.FunctionType)
+        plain = hasattr(value, "__dict__") and not isinstance(
+            value, nn.Module | type | types.ModuleType | types.FunctionType
+        )
         if not plain or not _simple(kind):
             return value
         asked: set[int] | None = None
@@ -191,13 +216,19 @@ class Twin:
             if len(value) == self._size and not all(_nests(part) for part in _first(value)):
                 return self._table(value, path)
             return self._container(value, path, depth)
-        if isinstance(value, set | bytearray) or (isinstance(value, dict | list) and hasattr(value, "copy")):
+        if isinstance(value, set | bytearray) or (
+            isinstance(value, dict | list) and hasattr(value, "copy")
+        ):
             return value.copy()
         if depth and (self._sized(value) if isinstance(value, Dataset) else _owned(type(value))):
             made = self._object(value, path, depth - 1)
             if made is not value:
                 return made
-        if not isinstance(value, str | bytes | range) and hasattr(value, "__getitem__") and self._sized(value):
+        if (
+            not isinstance(value, str | bytes | range)
+            and hasattr(value, "__getitem__")
+            and self._sized(value)
+        ):
             asked: set[int] = set()
             self.noted.append(asked)
             return Noting(value, asked, self._size)
@@ -206,8 +237,14 @@ class Twin:
     def _container(self, value: Any, path: tuple[Any, ...], depth: int) -> Any:
         deep = depth and len(value) <= WIDE
         if isinstance(value, dict):
-            return {key: self._part(part, (*path, key), depth - 1) if deep else part for key, part in value.items()}
-        return type(value)(self._part(part, (*path, place), depth - 1) if deep else part for place, part in enumerate(value))
+            return {
+                key: self._part(part, (*path, key), depth - 1) if deep else part
+                for key, part in value.items()
+            }
+        return type(value)(
+            self._part(part, (*path, place), depth - 1) if deep else part
+            for place, part in enumerate(value)
+        )
 
     def _table(self, value: Any, path: tuple[Any, ...]) -> Any:
         self.tables[path] = value
@@ -269,14 +306,27 @@ def _owned(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None) or ""
     called = any("__call__" in vars(base) for base in kind.__mro__)
-    return module is not None and kind.__module__ != "builtins" and not file.startswith(LIBRARIES) and not called
+    return (
+        module is not None
+        and kind.__module__ != "builtins"
+        and not file.startswith(LIBRARIES)
+        and not called
+    )
 
 
 def _simple(kind: type) -> bool:
-    """Whether an object of a class can be made again from its fields, and go again, without anybody noticing."""
+    """Whether an object of a class can be made again from its fields, and go again, without anybody
+    noticing.
+    """
     theirs = [base for base in kind.__mro__ if base not in (object, Generic, Protocol)]
-    special = any(vars(base).get(name) for base in theirs for name in ("__slots__", "__del__", "__init_subclass__"))
-    return not special and type(kind) in (type, ABCMeta) and kind.__reduce_ex__ is object.__reduce_ex__
+    special = any(
+        vars(base).get(name)
+        for base in theirs
+        for name in ("__slots__", "__del__", "__init_subclass__")
+    )
+    return (
+        not special and type(kind) in (type, ABCMeta) and kind.__reduce_ex__ is object.__reduce_ex__
+    )
 
 
 def _first(value: Any) -> list[Any]:
@@ -285,12 +335,16 @@ def _first(value: Any) -> list[Any]:
 
 
 def _nests(part: Any) -> bool:
-    """Whether an entry of a container is a table by itself, or a data set: then the container is no table."""
+    """Whether an entry of a container is a table by itself, or a data set: then the container is no
+    table.
+    """
     return isinstance(part, Dataset)
 
 
 def _row(table: Any, row: int) -> Any:
-    """A table of the same length whose rows are all this one; of tensors and arrays without memory of its own."""
+    """A table of the same length whose rows are all this one; of tensors and arrays without memory
+    of its own.
+    """
     if isinstance(table, Tensor):
         return table[row : row + 1].clone().expand(table.shape)
     if type(table) in (np.ndarray, np.memmap):
@@ -308,7 +362,11 @@ def _mixture(table: Any, rows: NDArray[np.int64]) -> Any:
     if isinstance(table, Tensor | np.ndarray):
         if table.nbytes > MOST_BYTES:
             raise Unchanged
-        return table[torch.from_numpy(rows).to(table.device)] if isinstance(table, Tensor) else table[rows]
+        return (
+            table[torch.from_numpy(rows).to(table.device)]
+            if isinstance(table, Tensor)
+            else table[rows]
+        )
     if len(table) > MOST_ROWS:
         raise Unchanged
     if isinstance(table, dict):
@@ -327,7 +385,11 @@ def _offsets(table: Any) -> bool:
         numbers = table.cpu().numpy() if isinstance(table, Tensor) else np.asarray(table)
     except Exception:  # whatever a list holds that is no array
         return False
-    return numbers.ndim == 1 and numbers.dtype.kind in "iu" and bool((numbers[1:] >= numbers[:-1]).all())
+    return (
+        numbers.ndim == 1
+        and numbers.dtype.kind in "iu"
+        and bool((numbers[1:] >= numbers[:-1]).all())
+    )
 
 
 def same(one: Any, other: Any) -> bool:
@@ -340,9 +402,15 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
     if isinstance(one, np.ndarray):
-        return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and one.tobytes() == other.tobytes()
+        )
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(part, other[key]) for key, part in one.items())
+        return one.keys() == other.keys() and all(
+            same(part, other[key]) for key, part in one.items()
+        )
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float):

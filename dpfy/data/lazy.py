@@ -1,4 +1,6 @@
-"""Records that are read when they are drawn: any map-style dataset, in this process or by workers that read ahead."""
+"""Records that are read when they are drawn: any map-style dataset, in this process or by workers
+that read ahead.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,9 @@ class Source(Protocol):
 class LazyRecords:
     """The records of a map-style dataset, read when they are drawn. Made by :func:`dpfy.lazy`.
 
-    Guarantees: at most the batches that workers read ahead are in memory; which records, and what each draws at random, is decided by
-    the run's secret, however many workers there are and in whatever order they end.
+    Guarantees: at most the batches that workers read ahead are in memory; which records, and what
+    each draws at random, is decided by the run's secret, however many workers there are and in
+    whatever order they end.
     """
 
     dataset: Any
@@ -81,7 +84,9 @@ class LazyRecords:
     def __post_init__(self) -> None:
         for name, least in (("workers", 0), ("prefetch", 1), ("views", 1)):
             check.integer(f"lazy.{name}", getattr(self, name), least=least)
-        object.__setattr__(self, "_size", check.integer("records", len(self.dataset), most=check.RECORDS))
+        object.__setattr__(
+            self, "_size", check.integer("records", len(self.dataset), most=check.RECORDS)
+        )
 
     def __len__(self) -> int:
         """How many there were at the beginning: what a dataset says later changes nothing."""
@@ -100,12 +105,19 @@ class LazyRecords:
     @property
     def held(self) -> tuple[Tensor, ...]:
         """Tensors that the dataset holds in its fields."""
-        return tuple(value for value in getattr(self.dataset, "__dict__", {}).values() if isinstance(value, Tensor))
+        return tuple(
+            value
+            for value in getattr(self.dataset, "__dict__", {}).values()
+            if isinstance(value, Tensor)
+        )
 
     @property
     def flat(self) -> tuple[Tensor, ...]:
         """The tensors of record 0."""
-        return tuple(t.flatten(0, 1) if self.views > 1 else t for t in leaves(self.take(torch.zeros(1, dtype=torch.int64))))
+        return tuple(
+            t.flatten(0, 1) if self.views > 1 else t
+            for t in leaves(self.take(torch.zeros(1, dtype=torch.int64)))
+        )
 
     @property
     def records_each(self) -> int:
@@ -126,15 +138,22 @@ class LazyRecords:
         object.__setattr__(self, "inspected", self.inspected.joined(inspected))
 
     def take(self, indices: Tensor) -> Batch:
-        """The records at `indices`, read here and now; what they draw at random is the same each time."""
+        """The records at `indices`, read here and now; what they draw at random is the same each
+        time.
+        """
         return self._reader.batch(Draw(indices.cpu().numpy(), 0, bytes(32)))
 
     def read(self, draws: Iterable[Draw], device: torch.device) -> Generator[Batch]:
-        """The batches of these draws, in their order: read ahead by the workers, or one by one here.
+        """The batches of these draws, in their order: read ahead by the workers, or one by one
+        here.
 
         Guarantees: closing the iterator ends the workers.
         """
-        for read in self._read_ahead(draws, device) if self.workers else map(self._reader.__getitem__, draws):
+        for read in (
+            self._read_ahead(draws, device)
+            if self.workers
+            else map(self._reader.__getitem__, draws)
+        ):
             if isinstance(read, Failed):
                 raise read.error
             self.note(read.inspected)
@@ -152,7 +171,9 @@ class LazyRecords:
             worker_init_fn=self.worker_init,
             multiprocessing_context=self.context,
             timeout=self.timeout,
-            generator=torch.Generator().manual_seed(0),  # torch's own would lose a number that a resumed run has
+            generator=torch.Generator().manual_seed(
+                0
+            ),  # torch's own would lose a number that a resumed run has
         )
         yield from loader
 

@@ -31,10 +31,11 @@ LIBRARIES = tuple(
 
 
 class Lines:
-    """Follows the lines of code outside of LIBRARIES. `new` says whether the last block ran one for the first time,
-    and `where` what `at` was then.
+    """Follows the lines of code outside of LIBRARIES. `new` says whether the last block ran one for
+    the first time, and `where` what `at` was then.
 
-    Guarantees: a debugger or a coverage tool that follows lines already is left alone; then nothing is new.
+    Guarantees: a debugger or a coverage tool that follows lines already is left alone; then nothing
+    is new.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,9 @@ class Lines:
         if not wanted:
             yield
             return
-        wanted = self._blocks < 2 or COST * self._events <= SHARE * (time.perf_counter() - self._began)
+        wanted = self._blocks < 2 or COST * self._events <= SHARE * (
+            time.perf_counter() - self._began
+        )
         if sys.gettrace() is not None or not wanted:
             yield
             return
@@ -68,8 +71,12 @@ class Lines:
         code = frame.f_code
         self._events += 1
         if code not in self._seen:
-            theirs = not code.co_filename.startswith(LIBRARIES) and not code.co_filename.startswith("<frozen")
-            self._seen[code] = {line for *_, line in code.co_lines() if line is not None} if theirs else None
+            theirs = not code.co_filename.startswith(LIBRARIES) and not code.co_filename.startswith(
+                "<frozen"
+            )
+            self._seen[code] = (
+                {line for *_, line in code.co_lines() if line is not None} if theirs else None
+            )
             if theirs:
                 self._found()
         missing = self._seen[code]

@@ -1,4 +1,6 @@
-"""Memory-mapped arrays: records are copied out of the file when they are drawn, and the file's pages are let go again."""
+"""Memory-mapped arrays: records are copied out of the file when they are drawn, and the file's
+pages are let go again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ PAGE = 1 << 16
 
 
 class MappedArrays:
-    """Arrays of the same number of rows, some of them memory-mapped, in any nesting of dicts, tuples and lists.
+    """Arrays of the same number of rows, some of them memory-mapped, in any nesting of dicts,
+    tuples and lists.
 
     Guarantees: no more than about KEPT bytes of the files stay resident, whatever their size.
     """
@@ -48,24 +51,38 @@ class MappedArrays:
     def rows(self, indices: list[int]) -> Batch:
         """The records at `indices`, copied."""
         places = np.asarray(indices, dtype=np.int64)
-        fields = [torch.from_numpy(np.ascontiguousarray(_native(array[places]))) for array in self._arrays]
-        self._read += sum(len(indices) * (array.nbytes // max(1, len(array)) + PAGE) for array in self._arrays)
+        fields = [
+            torch.from_numpy(np.ascontiguousarray(_native(array[places]))) for array in self._arrays
+        ]
+        self._read += sum(
+            len(indices) * (array.nbytes // max(1, len(array)) + PAGE) for array in self._arrays
+        )
         if self._read > KEPT:
             self._let_go()
         return pytree.tree_unflatten(fields, self._structure)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which maps the files itself: pickled, a map would be a copy of its whole file."""
+        """For another process, which maps the files itself: pickled, a map would be a copy of its
+        whole file.
+        """
         return {**self.__dict__, "_arrays": [_Mapping.of(array) or array for array in self._arrays]}
 
     def __setstate__(self, held: dict[str, Any]) -> None:
-        arrays = [array.opened() if isinstance(array, _Mapping) else array for array in held["_arrays"]]
+        arrays = [
+            array.opened() if isinstance(array, _Mapping) else array for array in held["_arrays"]
+        ]
         self.__dict__.update({**held, "_arrays": arrays})
 
     def _let_go(self) -> None:
-        """Take the pages out of this process; the file, and what was written to it, stay as they are."""
+        """Take the pages out of this process; the file, and what was written to it, stay as they
+        are.
+        """
         for array in self._arrays:
-            held = getattr(array, "_mmap", None) if isinstance(array, np.memmap) and array.mode != "c" else None
+            held = (
+                getattr(array, "_mmap", None)
+                if isinstance(array, np.memmap) and array.mode != "c"
+                else None
+            )
             if isinstance(held, mmap.mmap) and hasattr(held, "madvise"):
                 held.madvise(mmap.MADV_DONTNEED)
         self._read = 0
@@ -93,7 +110,9 @@ class _Mapping:
         ):
             return None
         order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
-        return cls(str(array.filename), array.dtype.str, array.mode, array.offset, array.shape, order)
+        return cls(
+            str(array.filename), array.dtype.str, array.mode, array.offset, array.shape, order
+        )
 
     def opened(self) -> np.ndarray:
         """The array, mapped here."""
@@ -109,5 +128,7 @@ def _array(name: str, leaf: object) -> np.ndarray:
     array = leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else leaf
     if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.kind not in "biufc":
         kind = f"array of {array.dtype}" if isinstance(array, np.ndarray) else type(leaf).__name__
-        raise InvalidInput(name, kind, "must be a numeric array or tensor with a row for each record")
+        raise InvalidInput(
+            name, kind, "must be a numeric array or tensor with a row for each record"
+        )
     return array

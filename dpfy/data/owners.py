@@ -1,7 +1,9 @@
-"""Records with owners, read when they are drawn: a user is one row of a batch, or one record of theirs is, however large the data is.
+"""Records with owners, read when they are drawn: a user is one row of a batch, or one record of
+theirs is, however large the data is.
 
-Who owns what is read when training opens its data, after the reservation, and nothing else of it is. How many records a user has decides
-nothing but which of them are taken: at most `most`, chosen among that user's own.
+Who owns what is read when training opens its data, after the reservation, and nothing else of it
+is. How many records a user has decides nothing but which of them are taken: at most `most`, chosen
+among that user's own.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ KEPT = b"dpfy records of a user"
 class Users:
     """Whose each record is, and how a user takes part.
 
-    `of` is one whole number or word for each record, or the name of the field that holds it (a key of a dict, a column of a Hugging Face
-    dataset); that field is no input of the model. With `window` (day, week, month or year, in UTC) the unit is what a user contributed
-    within one window of time; `time` then says when each record was made, as seconds since 1970, ISO dates or numpy's datetimes, or as
-    the name of a field.
+    `of` is one whole number or word for each record, or the name of the field that holds it (a key
+    of a dict, a column of a Hugging Face dataset); that field is no input of the model. With
+    `window` (day, week, month or year, in UTC) the unit is what a user contributed within one
+    window of time; `time` then says when each record was made, as seconds since 1970, ISO dates or
+    numpy's datetimes, or as the name of a field.
     """
 
     of: object
@@ -54,12 +57,22 @@ class Users:
             check.one_of("user.window", self.window, WINDOWS)
         if (self.window is None) != (self.time is None):
             missing = "time" if self.time is None else "window"
-            raise InvalidInput(f"user.{missing}", None, "must be given with the other of user.time and user.window")
+            raise InvalidInput(
+                f"user.{missing}", None, "must be given with the other of user.time and user.window"
+            )
 
     def __repr__(self) -> str:
-        """Names of fields, and of other things their kind: whose a record is, and when it was made, is private."""
-        of, time = (repr(v) if v is None or isinstance(v, str) else f"<{type(v).__name__}>" for v in (self.of, self.time))
-        return f"Users(of={of}, pick={self.pick!r}, loss={self.loss!r}, time={time}, window={self.window!r})"
+        """Names of fields, and of other things their kind: whose a record is, and when it was made,
+        is private.
+        """
+        of, time = (
+            repr(v) if v is None or isinstance(v, str) else f"<{type(v).__name__}>"
+            for v in (self.of, self.time)
+        )
+        return (
+            f"Users(of={of}, pick={self.pick!r}, loss={self.loss!r}, time={time}, "
+            f"window={self.window!r})"
+        )
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -69,7 +82,9 @@ class Users:
 
 @dataclass(frozen=True, eq=False)
 class Owned:
-    """Records, not read yet, of which each user has at most `most` in a batch, or with `single` in the data set."""
+    """Records, not read yet, of which each user has at most `most` in a batch, or with `single` in
+    the data set.
+    """
 
     records: object
     users: Users
@@ -98,36 +113,58 @@ class Owned:
         names, records = self.users.named, self.records
         if not names:
             return records
-        known = list(records) if isinstance(records, Mapping) else getattr(records, "column_names", None)
+        known = (
+            list(records)
+            if isinstance(records, Mapping)
+            else getattr(records, "column_names", None)
+        )
         for name in names:
             if known is not None and name not in known:
-                raise InvalidInput("user", name, f"must be a field of the records: {', '.join(map(str, known))}")
+                raise InvalidInput(
+                    "user", name, f"must be a field of the records: {', '.join(map(str, known))}"
+                )
         if isinstance(records, Mapping):
             return {key: field for key, field in records.items() if key not in names}
         if known is not None and hasattr(records, "remove_columns"):
             return records.remove_columns(list(names))
         if isinstance(records, tuple | np.ndarray | Tensor) or not hasattr(records, "__getitem__"):
-            rule = "names a field, and these records have no names: give one whole number or word for each record"
+            rule = (
+                "names a field, and these records have no names: give one whole number or word for "
+                "each record"
+            )
             raise InvalidInput("user", names[0], rule)
         return Unnamed(records, names)
 
     def grouped(self, base: Source) -> UserSource | KeptRecords:
         """The records of `base` by user. Here it is read who owns what.
 
-        Guarantees: a user is one row, whatever number of records; nothing is learnt from the data but who owns what.
+        Guarantees: a user is one row, whatever number of records; nothing is learnt from the data
+        but who owns what.
         """
         if base.rows_each != 1:
             raise Unsupported(
-                "several views of a record, or records by user, with owners", "give single records in one view each"
+                "several views of a record, or records by user, with owners",
+                "give single records in one view each",
             )
         names, which = np.unique(self._owners(len(base)), return_inverse=True)
         counts = np.bincount(which, minlength=len(names)).astype(np.int64)
         order = np.argsort(which, kind="stable").astype(np.int64)
         first = np.cumsum(counts) - counts
         if not self.single:
-            return UserSource(base, order, first, counts, self.most, self.users.pick, self.users.loss)
+            return UserSource(
+                base, order, first, counts, self.most, self.users.pick, self.users.loss
+            )
         kept = [
-            order[start + chosen(KEPT, str(name).encode("utf-8", "surrogatepass"), int(count), self.most, self.users.pick)]
+            order[
+                start
+                + chosen(
+                    KEPT,
+                    str(name).encode("utf-8", "surrogatepass"),
+                    int(count),
+                    self.most,
+                    self.users.pick,
+                )
+            ]
             for name, start, count in zip(names, first, counts, strict=True)
         ]
         return KeptRecords(base, np.sort(np.concatenate(kept)), self.most)
@@ -140,7 +177,9 @@ class Owned:
             return found
         when = windows(self._column(self.users.time), self.users.window)
         _require_length("user.time", when, records)
-        return np.array([f"{len(str(user))} {user} {window}" for user, window in zip(found, when, strict=True)])
+        return np.array(
+            [f"{len(str(user))} {user} {window}" for user, window in zip(found, when, strict=True)]
+        )
 
     def _column(self, given: Any) -> Any:
         """What is given, or one field of all records."""
@@ -158,7 +197,9 @@ def owner_words(name: str, owners: Sequence[object] | np.ndarray) -> np.ndarray:
     """Whose each record is, as words; a record without an owner is refused."""
     words = np.array([str(owner).strip() if owner is not None else "" for owner in owners])
     if (empty := np.flatnonzero(words == "")).size:
-        raise InvalidInput(f"{name}, record {int(empty[0]) + 1}", "no value", "every record must have an owner")
+        raise InvalidInput(
+            f"{name}, record {int(empty[0]) + 1}", "no value", "every record must have an owner"
+        )
     return words
 
 
@@ -177,15 +218,23 @@ def windows(held: Any, window: str) -> NDArray[np.int64]:
     except (TypeError, ValueError):
         days = np.array(["NaT"], "datetime64[D]")
     if whole.ndim != 1 or np.isnat(days).any():
-        raise InvalidInput("user.time", "a value that is no time", "must be seconds since 1970 or an ISO date for each record")
+        raise InvalidInput(
+            "user.time",
+            "a value that is no time",
+            "must be seconds since 1970 or an ISO date for each record",
+        )
     if window == "week":
         return (days.astype(np.int64) + 3) // 7  # 1970 began on a Thursday
-    return days.astype(f"datetime64[{ {'day': 'D', 'month': 'M', 'year': 'Y'}[window] }]").astype(np.int64)
+    return days.astype(f"datetime64[{ {'day': 'D', 'month': 'M', 'year': 'Y'}[window] }]").astype(
+        np.int64
+    )
 
 
 def _require_length(name: str, found: NDArray[Any], records: int) -> None:
     if len(found) != records:
-        raise InvalidInput(name, f"{len(found)} values", f"must be one for each of the {records} records")
+        raise InvalidInput(
+            name, f"{len(found)} values", f"must be one for each of the {records} records"
+        )
 
 
 def identities(name: str, held: Any) -> NDArray[Any]:
@@ -217,7 +266,8 @@ class Unnamed:
 def chosen(key: bytes, user: bytes, count: int, most: int, pick: str) -> NDArray[np.int64]:
     """Which of a user's `count` records are taken: all, or `most` of them, in ascending order.
 
-    Guarantees: a function of the key, the user and the number of that user's records alone; every set of `most` is as likely.
+    Guarantees: a function of the key, the user and the number of that user's records alone; every
+    set of `most` is as likely.
     """
     if count <= most or pick == FIRST:
         return np.arange(min(count, most), dtype=np.int64)
@@ -265,10 +315,12 @@ def stored(source: Source) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, eq=False)
 class UserSource(DrawnRecords):
-    """Row u is user u: at most `most` of their records side by side, and last which of them are real.
+    """Row u is user u: at most `most` of their records side by side, and last which of them are
+    real.
 
-    Guarantees: places that are not real repeat a record of the same user; a batch of B users holds B times `most` records, however many
-    they have; which ones is a function of the step's key and the user.
+    Guarantees: places that are not real repeat a record of the same user; a batch of B users holds
+    B times `most` records, however many they have; which ones is a function of the step's key and
+    the user.
     """
 
     order: NDArray[np.int64]
@@ -294,10 +346,21 @@ class UserSource(DrawnRecords):
         return replace(self, base=self.base.to(device))
 
     def places(self, draw: Draw) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The record in each place of each user drawn, and whether it is real: both [users, most]."""
-        rows, real = np.empty((len(draw.indices), self.most), np.int64), np.zeros((len(draw.indices), self.most), bool)
+        """The record in each place of each user drawn, and whether it is real: both [users,
+        most].
+        """
+        rows, real = (
+            np.empty((len(draw.indices), self.most), np.int64),
+            np.zeros((len(draw.indices), self.most), bool),
+        )
         for row, user in enumerate(draw.indices):
-            taken = chosen(draw.key, int(user).to_bytes(8, "little"), int(self.counts[user]), self.most, self.pick)
+            taken = chosen(
+                draw.key,
+                int(user).to_bytes(8, "little"),
+                int(self.counts[user]),
+                self.most,
+                self.pick,
+            )
             rows[row, : len(taken)] = self.order[self.first[user] + taken]
             rows[row, len(taken) :] = rows[row, 0]
             real[row, : len(taken)] = True
@@ -334,13 +397,19 @@ class UserSource(DrawnRecords):
 
     def fingerprint(self, randomness: Randomness) -> str:
         """What recognises records and owners again at a resume."""
-        told = f"{self.most} {self.pick} {self.loss};".encode() + self.order.tobytes() + self.counts.tobytes()
+        told = (
+            f"{self.most} {self.pick} {self.loss};".encode()
+            + self.order.tobytes()
+            + self.counts.tobytes()
+        )
         return randomness.tag("owners", self.base.fingerprint(randomness).encode() + told)
 
 
 @dataclass(frozen=True, eq=False)
 class KeptRecords(DrawnRecords):
-    """Single records, of which each user has at most `most`: all others were left out, once, by a choice among that user's own."""
+    """Single records, of which each user has at most `most`: all others were left out, once, by a
+    choice among that user's own.
+    """
 
     rows: NDArray[np.int64]
     most: int
@@ -357,7 +426,9 @@ class KeptRecords(DrawnRecords):
 
     def read(self, draws: Iterable[Draw], device: torch.device) -> Generator[Batch]:
         """The batches of these draws, in their order."""
-        return self.base.read((draw._replace(indices=self.rows[draw.indices]) for draw in draws), device)
+        return self.base.read(
+            (draw._replace(indices=self.rows[draw.indices]) for draw in draws), device
+        )
 
     def take(self, indices: Tensor) -> Batch:
         """The records at `indices`."""
@@ -365,4 +436,9 @@ class KeptRecords(DrawnRecords):
 
     def fingerprint(self, randomness: Randomness) -> str:
         """What recognises the records kept again at a resume."""
-        return randomness.tag("kept", self.base.fingerprint(randomness).encode() + f"{self.most};".encode() + self.rows.tobytes())
+        return randomness.tag(
+            "kept",
+            self.base.fingerprint(randomness).encode()
+            + f"{self.most};".encode()
+            + self.rows.tobytes(),
+        )

@@ -1,4 +1,6 @@
-"""The reader: from the numbers of records to a batch, here or in a worker process. What a record draws at random, it draws again."""
+"""The reader: from the numbers of records to a batch, here or in a worker process. What a record
+draws at random, it draws again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from dpfy.data.items import OURS, check_item, look_into
 Collate = Callable[[list[Any]], Any]
 
 RECORD, BATCH, COLLATE, TRY = range(4)
-"""What is seeded: the reading of one record in one view, of a whole batch, the collating of it, or a try of a check."""
+"""What is seeded: the reading of one record in one view, of a whole batch, the collating of it, or
+a try of a check.
+"""
 
 OTHERS = 64
 """Numbers of records drawn to take the place of some, where the data set makes whole batches."""
@@ -57,18 +61,22 @@ class Read(NamedTuple):
 class Reader(Dataset[Any]):
     """Reads the records of a draw, `views` times each, and collates them.
 
-    A dataset with a method ``rows(indices)`` gives whole batches by itself, unless there is a `collate` function; one with
-    ``many(indices)`` gives a list of records. Both are for data without augmentation.
+    A dataset with a method ``rows(indices)`` gives whole batches by itself, unless there is a
+    `collate` function; one with ``many(indices)`` gives a list of records. Both are for data
+    without augmentation.
 
-    Guarantees: before each record is read, the global generators of torch, NumPy and Python are seeded by the draw's key, the record
-    and the view: a record's augmentation depends on nothing else, and the same draw gives it again. They are left as they were found.
+    Guarantees: before each record is read, the global generators of torch, NumPy and Python are
+    seeded by the draw's key, the record and the view: a record's augmentation depends on nothing
+    else, and the same draw gives it again. They are left as they were found.
     """
 
     dataset: Any
     collate: Collate | None
     views: int
     drawn: set[str] = field(default_factory=set)
-    """The generators that a record drew from. Only these are seeded for each: that takes as long as a tenth of a small image."""
+    """The generators that a record drew from. Only these are seeded for each: that takes as long as
+    a tenth of a small image.
+    """
 
     inspection: Inspection = field(default_factory=Inspection)
 
@@ -83,7 +91,8 @@ class Reader(Dataset[Any]):
         return self.read(draw).batch
 
     def read(self, draw: Draw) -> Read:
-        """The batch of a draw, checked for records that mix where the draw or the inspection says so.
+        """The batch of a draw, checked for records that mix where the draw or the inspection says
+        so.
 
         Guarantees: a check changes no bit of the batch, and leaves the generators as they were.
         """
@@ -94,7 +103,9 @@ class Reader(Dataset[Any]):
             else:
                 batch, inspected = self._inspected(rows, draw)
         if self.views > 1:
-            batch = pytree.tree_map_only(Tensor, lambda t: t.unflatten(0, (len(draw.indices), self.views)), batch)
+            batch = pytree.tree_map_only(
+                Tensor, lambda t: t.unflatten(0, (len(draw.indices), self.views)), batch
+            )
         return Read(batch, inspected)
 
     def _inspected(self, rows: list[tuple[int, int]], draw: Draw) -> Read:
@@ -108,18 +119,33 @@ class Reader(Dataset[Any]):
             batch = self._batch(parts, draw)
         if not (due or ((look.reading.new or look.collating.new) and len(draw.indices) > 1)):
             return Read(batch, Inspected())
-        batch = pytree.tree_map_only(Tensor, torch.clone, batch)  # a function may use its memory again
+        batch = pytree.tree_map_only(
+            Tensor, torch.clone, batch
+        )  # a function may use its memory again
         mine = mine or self._parts(rows, draw)  # collating may have changed them
-        rng = np.random.Generator(np.random.Philox(key=int.from_bytes(_digest(draw.key, TRY, draw.place, 0), "little")))
-        places = {0, int(rng.integers(1, len(mine)))} if look.first else {int(rng.integers(len(mine)))}
+        rng = np.random.Generator(
+            np.random.Philox(key=int.from_bytes(_digest(draw.key, TRY, draw.place, 0), "little"))
+        )
+        places = (
+            {0, int(rng.integers(1, len(mine)))} if look.first else {int(rng.integers(len(mine)))}
+        )
         if look.reading.new:
             places.add(look.reading.where)
-        of_items = [partial(self._check_item, rows[place], mine[place], draw, look) for place in sorted(places) if single]
+        of_items = [
+            partial(self._check_item, rows[place], mine[place], draw, look)
+            for place in sorted(places)
+            if single
+        ]
         of_batch = partial(self._check_batch, mine, rows, batch, draw, rng) if joins else None
         return Read(batch, look.check(len(draw.indices), of_batch, of_items))
 
     def _check_batch(
-        self, parts: list[Any], rows: list[tuple[int, int]], batch: Batch, draw: Draw, rng: np.random.Generator
+        self,
+        parts: list[Any],
+        rows: list[tuple[int, int]],
+        batch: Batch,
+        draw: Draw,
+        rng: np.random.Generator,
     ) -> int:
         """See :func:`dpfy.data.collating.check_batch`."""
         others: list[Any] | None = None
@@ -138,9 +164,15 @@ class Reader(Dataset[Any]):
                 starts[number] = _next()
             self._seed_batch(draw, number)
             found = self._joined([_copied(item) for item in items])
-            return Made(pytree.tree_map_only(Tensor, torch.clone, found), after := _next(), after != starts[number])
+            return Made(
+                pytree.tree_map_only(Tensor, torch.clone, found),
+                after := _next(),
+                after != starts[number],
+            )
 
-        return check_batch(make, parts, others, self.views, batch, self.inspection.tries(least), rng)
+        return check_batch(
+            make, parts, others, self.views, batch, self.inspection.tries(least), rng
+        )
 
     def _check_item(self, row: tuple[int, int], item: Any, draw: Draw, look: Inspection) -> int:
         """See :func:`dpfy.data.items.check_item`."""
@@ -149,7 +181,9 @@ class Reader(Dataset[Any]):
         starts: dict[int, object] = {}
 
         def read(dataset: Any, index: int, number: int) -> tuple[Any, bool]:
-            seed = partial(_seed, draw.key, *((RECORD, *row) if number == 0 else (TRY, row[0], number)))
+            seed = partial(
+                _seed, draw.key, *((RECORD, *row) if number == 0 else (TRY, row[0], number))
+            )
             if number not in starts:
                 seed()
                 starts[number] = _next()
@@ -167,15 +201,22 @@ class Reader(Dataset[Any]):
     def _joins(self) -> bool:
         """Whether code of the user's makes one batch of several records."""
         ours = type(self.dataset).__module__ in OURS
-        return self.collate is not None or (not ours and (hasattr(self.dataset, "rows") or hasattr(self.dataset, "many")))
+        return self.collate is not None or (
+            not ours and (hasattr(self.dataset, "rows") or hasattr(self.dataset, "many"))
+        )
 
     @cached_property
     def _single(self) -> bool:
         """Whether code of the user's reads records one by one."""
-        return not (self._whole or hasattr(self.dataset, "many")) and look_into(self.dataset, 0) is not None
+        return (
+            not (self._whole or hasattr(self.dataset, "many"))
+            and look_into(self.dataset, 0) is not None
+        )
 
     def _parts(self, rows: list[tuple[int, int]], draw: Draw) -> list[Any]:
-        """The items of a batch, or the numbers of its records where the data set makes the batch."""
+        """The items of a batch, or the numbers of its records where the data set makes the
+        batch.
+        """
         return [index for index, _ in rows] if self._whole else self._items(rows, draw)
 
     def _batch(self, parts: list[Any], draw: Draw) -> Batch:
@@ -186,14 +227,18 @@ class Reader(Dataset[Any]):
         """The batch of these items, or of the records of these numbers."""
         if self._whole:
             return plain("batch", self.dataset.rows(parts), len(parts))
-        return plain("batch", _stacked(parts) if self.collate is None else self.collate(parts), len(parts))
+        return plain(
+            "batch", _stacked(parts) if self.collate is None else self.collate(parts), len(parts)
+        )
 
     def _seed_batch(self, draw: Draw, number: int) -> None:
         """Seed what a whole batch draws; `number` is that of a try, 0 is the batch itself."""
         _seed(draw.key, BATCH if self._whole else COLLATE, draw.place, number)
 
     def _items(self, rows: list[tuple[int, int]], draw: Draw) -> list[Any]:
-        """The records. If one draws from a generator that is not seeded for each, it is from now on, and all are read again."""
+        """The records. If one draws from a generator that is not seeded for each, it is from now
+        on, and all are read again.
+        """
         if hasattr(self.dataset, "many"):
             _seed(draw.key, BATCH, draw.place)
             return list(self.dataset.many([index for index, _ in rows]))
@@ -204,7 +249,9 @@ class Reader(Dataset[Any]):
             for place, row in enumerate(rows):
                 self.inspection.reading.at = place
                 items.append(self._item(*row, draw.key))
-            moved = {name for name, place in _generators().items() if place != before[name]} - self.drawn
+            moved = {
+                name for name, place in _generators().items() if place != before[name]
+            } - self.drawn
             if not moved:
                 return items
             self.drawn |= moved
@@ -224,7 +271,10 @@ def _stacked(items: list[Any]) -> Batch:
     try:
         return default_collate(items)
     except (TypeError, RuntimeError, KeyError, AttributeError, ValueError, IndexError):
-        rule = "they must be tensors, arrays or numbers of one shape, in one structure; else give dpfy.lazy(..., collate=...)"
+        rule = (
+            "they must be tensors, arrays or numbers of one shape, in one structure; else give "
+            "dpfy.lazy(..., collate=...)"
+        )
         raise InvalidInput("train", "records that do not stack to a batch", rule) from None
 
 
@@ -251,22 +301,42 @@ def _copied(part: Any) -> Any:
 
 
 def _generators() -> dict[str, object]:
-    """Where torch's generator stands, and where those stand that are slow to seed, Python's and NumPy's."""
+    """Where torch's generator stands, and where those stand that are slow to seed, Python's and
+    NumPy's.
+    """
     held = np.random.get_state(legacy=False)
-    others = (random.getstate(), held["state"]["key"].tobytes(), held["state"]["pos"], held["has_gauss"], held["gauss"])
+    others = (
+        random.getstate(),
+        held["state"]["key"].tobytes(),
+        held["state"]["pos"],
+        held["has_gauss"],
+        held["gauss"],
+    )
     return {"torch": torch.get_rng_state().numpy().tobytes(), "others": others}
 
 
 def _next() -> tuple[object, ...]:
-    """What torch's generator, Python's and NumPy's give next: the same if and only if they stand at the same place."""
+    """What torch's generator, Python's and NumPy's give next: the same if and only if they stand at
+    the same place.
+    """
     torch_state = torch.get_rng_state().numpy().tobytes()
-    return torch_state, random.gauss(0, 1), random.random(), np.random.standard_normal(), np.random.random_sample()
+    return (
+        torch_state,
+        random.gauss(0, 1),
+        random.random(),
+        np.random.standard_normal(),
+        np.random.random_sample(),
+    )
 
 
 @contextmanager
 def _borrowed_generators() -> Iterator[None]:
     """The global generators, given back as they were."""
-    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    torch_state, python_state, numpy_state = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state(),
+    )
     try:
         yield
     finally:

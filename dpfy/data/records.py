@@ -19,11 +19,13 @@ from dpfy.data.batch import Batch, Draw
 
 @dataclass(frozen=True)
 class Records:
-    """An indexed set of records in memory, one tensor per field; row `i` of every tensor is record `i`.
+    """An indexed set of records in memory, one tensor per field; row `i` of every tensor is record
+    `i`.
 
     A batch is a tuple of fields, or of the `structure` that the tensors are the leaves of.
 
-    Guarantees: all tensors have the same number of rows, at least one; the order of the rows never changes.
+    Guarantees: all tensors have the same number of rows, at least one; the order of the rows never
+    changes.
     """
 
     tensors: tuple[Tensor, ...]
@@ -35,7 +37,11 @@ class Records:
             raise InvalidInput("records", "no tensor", "must hold at least one tensor")
         for position, tensor in enumerate(self.tensors):
             if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-                raise InvalidInput(f"records[{position}]", type(tensor).__name__, "must be a tensor with a first dimension")
+                raise InvalidInput(
+                    f"records[{position}]",
+                    type(tensor).__name__,
+                    "must be a tensor with a first dimension",
+                )
         rows = [len(tensor) for tensor in self.tensors]
         if len(set(rows)) > 1:
             raise InvalidInput("records", rows, "every tensor must have the same number of rows")
@@ -47,7 +53,10 @@ class Records:
 
     def __repr__(self) -> str:
         """Shapes only: a record never reaches a log through a traceback or a debugger's summary."""
-        return f"Records({len(self)} x {', '.join(f'{tuple(t.shape[1:])} {t.dtype}' for t in self.tensors)})"
+        return (
+            f"Records({len(self)} x "
+            f"{', '.join(f'{tuple(t.shape[1:])} {t.dtype}' for t in self.tensors)})"
+        )
 
     def take(self, indices: Tensor) -> Batch:
         """The rows at `indices` (int64, any device), one tensor per field."""
@@ -83,9 +92,11 @@ class Records:
         return self.tensors
 
     def content(self) -> Iterator[bytes | memoryview]:
-        """Everything that identifies the records, in order: for each tensor its type and shape, then its bytes.
+        """Everything that identifies the records, in order: for each tensor its type and shape,
+        then its bytes.
 
-        Guarantees: two Records give the same bytes if and only if they are equal in structure, type, shape and content.
+        Guarantees: two Records give the same bytes if and only if they are equal in structure,
+        type, shape and content.
         """
         if self.structure is not None:
             yield f"{self.structure};".encode()
@@ -95,15 +106,19 @@ class Records:
             yield flat.view(torch.uint8).numpy().data
 
     def fingerprint(self, randomness: Randomness) -> str:
-        """What recognises these records again at a resume, and tells nothing about them to who lacks the run's secret."""
+        """What recognises these records again at a resume, and tells nothing about them to who
+        lacks the run's secret.
+        """
         parts = "".join(randomness.tag("data", bytes(piece)) for piece in self.content())
         return randomness.tag("records", parts.encode())
 
 
 def as_records(train: object) -> Records:
-    """Records in memory from what the user holds: Records, tensors or arrays in any nesting, a TensorDataset or a map-style Dataset.
+    """Records in memory from what the user holds: Records, tensors or arrays in any nesting, a
+    TensorDataset or a map-style Dataset.
 
-    A Dataset is read once, in order, and stacked, so a random transform in it is drawn once. Types of numbers are kept as given.
+    A Dataset is read once, in order, and stacked, so a random transform in it is drawn once. Types
+    of numbers are kept as given.
 
     Guarantees: floating-point fields are finite, and nothing else about the data is looked at.
     """
@@ -116,11 +131,22 @@ def as_records(train: object) -> Records:
     elif isinstance(train, tuple | list | dict):
         records = _nested(train)
     elif isinstance(train, IterableDataset):
-        raise Unsupported("an IterableDataset", "sampling needs records by index: give a map-style Dataset or tensors")
-    elif hasattr(train, "__getitem__") and hasattr(train, "__len__") and not isinstance(train, str | bytes):
+        raise Unsupported(
+            "an IterableDataset",
+            "sampling needs records by index: give a map-style Dataset or tensors",
+        )
+    elif (
+        hasattr(train, "__getitem__")
+        and hasattr(train, "__len__")
+        and not isinstance(train, str | bytes)
+    ):
         records = _stacked(train)
     else:
-        raise InvalidInput("train", type(train).__name__, "must be Records, tensors, arrays, or a map-style Dataset")
+        raise InvalidInput(
+            "train",
+            type(train).__name__,
+            "must be Records, tensors, arrays, or a map-style Dataset",
+        )
     require_finite("train", records)
     return records
 
@@ -133,7 +159,11 @@ def require_finite(name: str, records: Records) -> None:
         bad = ~torch.isfinite(tensor).reshape(len(tensor), -1).all(dim=1)
         if bool(bad.any()):
             first = int(bad.nonzero()[0])
-            raise InvalidInput(f"{name}[{position}]", f"NaN or infinity in record {first}", "every value must be finite")
+            raise InvalidInput(
+                f"{name}[{position}]",
+                f"NaN or infinity in record {first}",
+                "every value must be finite",
+            )
 
 
 def require_labels(name: str, labels: Tensor, classes: int) -> None:
@@ -143,7 +173,11 @@ def require_labels(name: str, labels: Tensor, classes: int) -> None:
     bad = ((labels < 0) | (labels >= classes)).reshape(len(labels), -1).any(dim=1)
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
-        raise InvalidInput(f"{name}[{first}]", "a value outside", f"must be a class from 0 to {classes - 1}, as declared")
+        raise InvalidInput(
+            f"{name}[{first}]",
+            "a value outside",
+            f"must be a class from 0 to {classes - 1}, as declared",
+        )
 
 
 def _tensor(name: str, field: object) -> Tensor:
@@ -151,16 +185,24 @@ def _tensor(name: str, field: object) -> Tensor:
         return field.detach()
     if isinstance(field, np.ndarray) and field.dtype.kind in "biufc":
         native = field.astype(field.dtype.newbyteorder("="), copy=False)
-        return torch.from_numpy(np.ascontiguousarray(native if native.flags.writeable else native.copy()))
+        return torch.from_numpy(
+            np.ascontiguousarray(native if native.flags.writeable else native.copy())
+        )
     kind = f"array of {field.dtype}" if isinstance(field, np.ndarray) else type(field).__name__
     raise InvalidInput(name, kind, "must be a tensor or a numeric array")
 
 
 def _nested(train: tuple[object, ...] | list[object] | dict[object, object]) -> Records:
-    """Records of tensors or arrays in tuples, lists and dicts; a flat tuple or list gives batches that are tuples."""
+    """Records of tensors or arrays in tuples, lists and dicts; a flat tuple or list gives batches
+    that are tuples.
+    """
     found, structure = pytree.tree_flatten_with_path(train)
     fields = tuple(_tensor(f"train{pytree.keystr(path)}", leaf) for path, leaf in found)
-    flat = isinstance(train, tuple | list) and len(fields) == len(train) and all(len(path) == 1 for path, _ in found)
+    flat = (
+        isinstance(train, tuple | list)
+        and len(fields) == len(train)
+        and all(len(path) == 1 for path, _ in found)
+    )
     return Records(fields, None if flat else structure)
 
 
@@ -170,11 +212,20 @@ def _stacked(dataset: Any) -> Records:
     for index in range(len(dataset)):
         rows.append(_fields(index, dataset[index]))
         if len(rows[-1]) != len(rows[0]):
-            raise InvalidInput(f"train[{index}]", f"{len(rows[-1])} fields", f"must have {len(rows[0])} fields like train[0]")
+            raise InvalidInput(
+                f"train[{index}]",
+                f"{len(rows[-1])} fields",
+                f"must have {len(rows[0])} fields like train[0]",
+            )
         for position, (field, first) in enumerate(zip(rows[-1], rows[0], strict=True)):
             if field.shape != first.shape or field.dtype != first.dtype:
-                seen, wanted = f"{field.dtype} {tuple(field.shape)}", f"{first.dtype} {tuple(first.shape)}"
-                raise InvalidInput(f"train[{index}][{position}]", seen, f"items must stack: train[0] has {wanted}")
+                seen, wanted = (
+                    f"{field.dtype} {tuple(field.shape)}",
+                    f"{first.dtype} {tuple(first.shape)}",
+                )
+                raise InvalidInput(
+                    f"train[{index}][{position}]", seen, f"items must stack: train[0] has {wanted}"
+                )
     if not rows:
         raise InvalidInput("train", 0, "must hold at least 1 record")
     return Records(tuple(torch.stack(column) for column in zip(*rows, strict=True)))

@@ -27,15 +27,22 @@ LOADERS: dict[str, Callable[[DataConfig], DataSource]] = {
 }
 
 
-def load(config: DataConfig | str | None = None, *, data_dir: Path | str | None = None) -> DataSource:
+def load(
+    config: DataConfig | str | None = None, *, data_dir: Path | str | None = None
+) -> DataSource:
     """Load what `config` (or a kind by name; the embedded images by default) describes.
 
     `data_dir` stands in for `config.dir` when the configuration names none.
 
-    Guarantees: nothing is learnt from the data: scales, ranges, categories and classes come from the configuration, the schema
-    or this code; the split is a fixed permutation of record numbers. A bad file is a one-line InvalidInput or Corrupt.
+    Guarantees: nothing is learnt from the data: scales, ranges, categories and classes come from
+    the configuration, the schema or this code; the split is a fixed permutation of record numbers.
+    A bad file is a one-line InvalidInput or Corrupt.
     """
-    chosen = config if isinstance(config, DataConfig) else DataConfig(kind=config if config is not None else "embedded")
+    chosen = (
+        config
+        if isinstance(config, DataConfig)
+        else DataConfig(kind=config if config is not None else "embedded")
+    )
     if data_dir is not None and chosen.dir is None and "dir" in FIELDS_OF_KIND[chosen.kind]:
         chosen = dataclasses.replace(chosen, dir=str(data_dir))
     return LOADERS[chosen.kind](chosen)

@@ -1,4 +1,6 @@
-"""Train and test from one file, by a permutation that is fixed and public; and parts of records by secret coins."""
+"""Train and test from one file, by a permutation that is fixed and public; and parts of records by
+secret coins.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,27 @@ from dpfy.data.users import UserRecords
 def permutation(count: int) -> Tensor:
     """The order of 0 .. count - 1 by the BLAKE2b hash of each index.
 
-    Guarantees: the same on every machine and for every version of every library; it reads no record.
+    Guarantees: the same on every machine and for every version of every library; it reads no
+    record.
     """
-    digest = [hashlib.blake2b(f"dpfy split {index}".encode(), digest_size=16).digest() for index in range(count)]
+    digest = [
+        hashlib.blake2b(f"dpfy split {index}".encode(), digest_size=16).digest()
+        for index in range(count)
+    ]
     return torch.tensor(sorted(range(count), key=digest.__getitem__), dtype=torch.int64)
 
 
 def split(records: Records, held_out: int) -> tuple[Records, Records]:
-    """(train, test): the first `held_out` records of the permutation are the test; each part keeps the order of the file."""
+    """(train, test): the first `held_out` records of the permutation are the test; each part keeps
+    the order of the file.
+    """
     count = len(records)
     if not 0 < held_out < count:
-        raise InvalidInput("data.test_fraction", f"{held_out} of {count} records", "both parts must hold at least 1 record")
+        raise InvalidInput(
+            "data.test_fraction",
+            f"{held_out} of {count} records",
+            "both parts must hold at least 1 record",
+        )
     order = permutation(count)
     test, train = order[:held_out].sort().values, order[held_out:].sort().values
     return Records(records.take(train)), Records(records.take(test))
@@ -38,9 +50,11 @@ def split(records: Records, held_out: int) -> tuple[Records, Records]:
 
 @dataclass(frozen=True, repr=False)
 class Drawn(Records):
-    """Records that coins of their own have kept. `expected` is the public number that plans are made for; the real one is secret.
+    """Records that coins of their own have kept. `expected` is the public number that plans are
+    made for; the real one is secret.
 
-    `part` names what they were kept for: a run that must train on one part refuses records of another.
+    `part` names what they were kept for: a run that must train on one part refuses records of
+    another.
     """
 
     expected: int = 0
@@ -53,12 +67,16 @@ class DrawnUsers(Drawn, UserRecords):
 
 
 def stated(records: Sized) -> int:
-    """How many records a plan must have been made for: those that are there, or were expected of coins."""
+    """How many records a plan must have been made for: those that are there, or were expected of
+    coins.
+    """
     return records.expected if isinstance(records, Drawn) else len(records)
 
 
 def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = "") -> Drawn:
-    """The rows whose coin shows heads, in their order; `expected` of them on average. Records grouped by user are kept user by user."""
+    """The rows whose coin shows heads, in their order; `expected` of them on average. Records
+    grouped by user are kept user by user.
+    """
     if type(records) not in (Records, Drawn, UserRecords, DrawnUsers) or len(coins) != len(records):
         raise Unsupported(
             "a part of records that are read when they are drawn",
@@ -66,10 +84,15 @@ def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = 
         )
     rows = torch.from_numpy(np.flatnonzero(coins))
     if not len(rows):
-        raise InvalidInput("records", "none was drawn", "too few for a sample: take a larger part of them")
+        raise InvalidInput(
+            "records", "none was drawn", "too few for a sample: take a larger part of them"
+        )
     kind = DrawnUsers if isinstance(records, UserRecords) else Drawn
     return kind(
-        tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in records.tensors), records.structure, expected, part
+        tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in records.tensors),
+        records.structure,
+        expected,
+        part,
     )
 
 
@@ -77,5 +100,7 @@ def split_fraction(records: Records, fraction: float) -> tuple[Records, Records]
     """(train, test) with round(fraction * n) records held out, at least one on each side."""
     count = len(records)
     if count < 2:
-        raise InvalidInput("records", count, "at least 2 are needed to hold a part out; give a test file instead")
+        raise InvalidInput(
+            "records", count, "at least 2 are needed to hold a part out; give a test file instead"
+        )
     return split(records, held_out(count, fraction))

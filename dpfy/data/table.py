@@ -1,4 +1,6 @@
-"""CSV and Parquet, encoded by a public schema: clamp, scale, one-hot. Nothing is learnt from the cells."""
+"""CSV and Parquet, encoded by a public schema: clamp, scale, one-hot. Nothing is learnt from the
+cells.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,21 @@ def from_config(config: DataConfig) -> DataSource:
 
     def part(path: str, owned: bool) -> Encoded:
         file = DataFile.given(path)
-        columns: dict[str, Any] = dict(read_csv(file) if config.kind == "csv" else read_parquet(file))
-        owners = (
-            owner_words(f"{file.name}: column {config.user}", _named(columns, schema, config, "user", file)) if owned else None
+        columns: dict[str, Any] = dict(
+            read_csv(file) if config.kind == "csv" else read_parquet(file)
         )
-        times = _named(columns, schema, config, "time", file) if owned and config.time is not None else None
+        owners = (
+            owner_words(
+                f"{file.name}: column {config.user}", _named(columns, schema, config, "user", file)
+            )
+            if owned
+            else None
+        )
+        times = (
+            _named(columns, schema, config, "time", file)
+            if owned and config.time is not None
+            else None
+        )
         for name in {config.user, config.time} - schema.names:
             columns.pop(str(name), None)
         return replace(encode(columns, schema, file.name), owners=owners, times=times)
@@ -57,20 +69,27 @@ def adult(config: DataConfig) -> DataSource:
     return assemble(train, None, config, len(schema.label.classes), "UCI Adult, census income")
 
 
-def encode(columns: dict[str, list[str]] | dict[str, list[object]], schema: Schema, name: str) -> Encoded:
+def encode(
+    columns: dict[str, list[str]] | dict[str, list[object]], schema: Schema, name: str
+) -> Encoded:
     """Features and labels by the schema.
 
-    Guarantees: each row is encoded by itself from public rules. A number outside its range is clamped, a category that is not
-    listed becomes all zeros; both are counted and neither changes the encoding of another row.
+    Guarantees: each row is encoded by itself from public rules. A number outside its range is
+    clamped, a category that is not listed becomes all zeros; both are counted and neither changes
+    the encoding of another row.
     """
     _check_columns(columns, schema, name, schema.names)
     features, clamped = encode_features(columns, schema, name)
     labels = _labels(columns[schema.label.name], schema.label, name)
-    return Encoded(labelled(features, torch.from_numpy(labels), len(schema.label.classes), name), clamped)
+    return Encoded(
+        labelled(features, torch.from_numpy(labels), len(schema.label.classes), name), clamped
+    )
 
 
 def unlabelled(columns: dict[str, Any], schema: Schema, name: str) -> tuple[torch.Tensor, int]:
-    """Features of rows to predict on, and how many values had to be clamped: label and ignored columns may be missing."""
+    """Features of rows to predict on, and how many values had to be clamped: label and ignored
+    columns may be missing.
+    """
     _check_columns(columns, schema, name, frozenset(column.name for column in schema.features))
     return encode_features(columns, schema, name)
 
@@ -89,7 +108,9 @@ def encode_features(columns: dict[str, Any], schema: Schema, name: str) -> tuple
     return torch.from_numpy(np.concatenate(blocks, axis=1)), clamped
 
 
-def _named(columns: dict[str, Any], schema: Schema, config: DataConfig, field: str, file: DataFile) -> list[Any]:
+def _named(
+    columns: dict[str, Any], schema: Schema, config: DataConfig, field: str, file: DataFile
+) -> list[Any]:
     """The column that the configuration names in `field`, which is no feature."""
     name = getattr(config, field)
     if name not in columns:
@@ -100,7 +121,9 @@ def _named(columns: dict[str, Any], schema: Schema, config: DataConfig, field: s
     return list(columns[name])
 
 
-def _check_columns(columns: dict[str, Any], schema: Schema, name: str, needed: frozenset[str]) -> None:
+def _check_columns(
+    columns: dict[str, Any], schema: Schema, name: str, needed: frozenset[str]
+) -> None:
     for column in sorted(needed - set(columns)):
         raise InvalidInput(f"{name}: column", column, "is in the schema but not in the file")
     for column in columns:
@@ -114,10 +137,16 @@ def _is_missing(cell: object, markers: tuple[str, ...]) -> bool:
 
 
 def _no_value(name: str, column: str, row: int) -> InvalidInput:
-    return InvalidInput(f"{name}: column {column}, row {row}", "no value", "give a public fill for the column in the schema")
+    return InvalidInput(
+        f"{name}: column {column}, row {row}",
+        "no value",
+        "give a public fill for the column in the schema",
+    )
 
 
-def _numbers(cells: Cells, column: Number, markers: tuple[str, ...], name: str) -> tuple[np.ndarray, int]:
+def _numbers(
+    cells: Cells, column: Number, markers: tuple[str, ...], name: str
+) -> tuple[np.ndarray, int]:
     low, high = column.range
     bottom, top = column.transformed(low), column.transformed(high)
     offset, span = (-1.0, 2.0) if column.scale == "symmetric" else (0.0, 1.0)
@@ -142,19 +171,26 @@ def _number(cell: object, column: str, row: int, name: str) -> float:
             raise ValueError
         value = float(cell)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise InvalidInput(f"{name}: column {column}, row {row}", "a cell that is no number", "must be a number") from None
+        raise InvalidInput(
+            f"{name}: column {column}, row {row}", "a cell that is no number", "must be a number"
+        ) from None
     if not math.isfinite(value):
-        raise InvalidInput(f"{name}: column {column}, row {row}", "NaN or infinity", "must be finite")
+        raise InvalidInput(
+            f"{name}: column {column}, row {row}", "NaN or infinity", "must be finite"
+        )
     return value
 
 
-def _one_hot(cells: Cells, column: Category, markers: tuple[str, ...], name: str) -> tuple[np.ndarray, int]:
+def _one_hot(
+    cells: Cells, column: Category, markers: tuple[str, ...], name: str
+) -> tuple[np.ndarray, int]:
     place = {word: position for position, word in enumerate(column.categories)}
     outside = 0
     values = np.zeros((len(cells), column.width), dtype=np.float32)
     for row, cell in enumerate(cells):
         word = _word(cell)
-        # A listed category wins over a marker of the same spelling: the schema may list "?" as a category of its own.
+        # A listed category wins over a marker of the same spelling: the schema may list "?" as a
+        # category of its own.
         if word not in place and _is_missing(cell, markers):
             if column.fill is None:
                 raise _no_value(name, column.name, row + 1)
@@ -174,7 +210,9 @@ def _labels(cells: Cells, column: Label, name: str) -> np.ndarray:
         answer = place.get(_word(cell))
         if answer is None:
             rule = f"must be one of the declared classes: {', '.join(column.classes)}"
-            raise InvalidInput(f"{name}: column {column.name}, row {row + 1}", "a label outside", rule)
+            raise InvalidInput(
+                f"{name}: column {column.name}, row {row + 1}", "a label outside", rule
+            )
         values[row] = answer
     return values
 

@@ -1,4 +1,6 @@
-"""Plain text as records of bytes: the vocabulary is the 256 values of a byte, so none is learnt from the text."""
+"""Plain text as records of bytes: the vocabulary is the 256 values of a byte, so none is learnt
+from the text.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,14 @@ def chunks(file: DataFile, length: int) -> Records:
         raise Corrupt(file.name, "not plain text (it holds zero bytes)")
     count = len(content) // (length + 1)
     if count < 1:
-        raise InvalidInput(file.name, f"{len(content)} bytes", f"must hold at least one record of {length + 1} bytes")
-    rows = np.frombuffer(content, dtype=np.uint8, count=count * (length + 1)).reshape(count, length + 1)
+        raise InvalidInput(
+            file.name,
+            f"{len(content)} bytes",
+            f"must hold at least one record of {length + 1} bytes",
+        )
+    rows = np.frombuffer(content, dtype=np.uint8, count=count * (length + 1)).reshape(
+        count, length + 1
+    )
     symbols = torch.from_numpy(rows.astype(np.int64))
     return Records((symbols[:, :-1].contiguous(), symbols[:, 1:].contiguous()))
 
@@ -36,7 +44,11 @@ def from_config(config: DataConfig) -> DataSource:
     """Text from the files that the configuration names."""
     assert config.path is not None
     train = Encoded(chunks(DataFile.given(config.path), config.length))
-    test = None if config.test_path is None else Encoded(chunks(DataFile.given(config.test_path), config.length))
+    test = (
+        None
+        if config.test_path is None
+        else Encoded(chunks(DataFile.given(config.test_path), config.length))
+    )
     return assemble(train, test, config, VOCABULARY, f"text in records of {config.length} bytes")
 
 
@@ -44,4 +56,6 @@ def shakespeare(config: DataConfig) -> DataSource:
     """Shakespeare's plays from the data folder."""
     file = DataFolder.find(config.dir).file("shakespeare", "input.txt.gz", "input.txt")
     train = Encoded(chunks(file, config.length))
-    return assemble(train, None, config, VOCABULARY, f"Shakespeare's plays in records of {config.length} bytes")
+    return assemble(
+        train, None, config, VOCABULARY, f"Shakespeare's plays in records of {config.length} bytes"
+    )

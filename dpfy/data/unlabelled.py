@@ -1,4 +1,6 @@
-"""Records without labels, to predict on: encoded by the same public rules as those that a model was trained on."""
+"""Records without labels, to predict on: encoded by the same public rules as those that a model was
+trained on.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +25,41 @@ LABEL = "label"
 
 
 def of_table(path: str, schema: Schema, user: str | None) -> tuple[Tensor, int]:
-    """The rows of a CSV or Parquet file by `schema`, and how many values lay outside of it. Columns of labels and users may be there."""
+    """The rows of a CSV or Parquet file by `schema`, and how many values lay outside of it. Columns
+    of labels and users may be there.
+    """
     file = DataFile.given(path)
-    columns: dict[str, Any] = dict(read_parquet(file) if path.lower().endswith((".parquet", ".pq")) else read_csv(file))
+    columns: dict[str, Any] = dict(
+        read_parquet(file) if path.lower().endswith((".parquet", ".pq")) else read_csv(file)
+    )
     if user is not None and user not in schema.names:
         columns.pop(user, None)
     return table.unlabelled(columns, schema, file.name)
 
 
 def of_numbers(path: str, config: DataConfig, shape: tuple[int, ...]) -> tuple[Tensor, int]:
-    """Arrays of a record's `shape`, scaled as `config` says: the array `x` of an NPZ file, an IDX file of images, or a CSV file with a
-    column for each number of a record; and how many values lay outside of the public range.
+    """Arrays of a record's `shape`, scaled as `config` says: the array `x` of an NPZ file, an IDX
+    file of images, or a CSV file with a column for each number of a record; and how many values lay
+    outside of the public range.
     """
     file = DataFile.given(path)
     if path.lower().endswith(".npz"):
         held = arrays.read(file)
         if "x" not in held or held["x"].dtype.kind not in "buif":
-            raise InvalidInput(file.name, f"arrays {', '.join(sorted(held)) or 'none'}", "must hold an array x of numbers")
+            raise InvalidInput(
+                file.name,
+                f"arrays {', '.join(sorted(held)) or 'none'}",
+                "must hold an array x of numbers",
+            )
         found = held["x"]
     elif path.lower().endswith((".csv", ".csv.gz")):
         found = _cells(file, math.prod(shape))
         if config.kind == "npz" and config.range is None:
             raise InvalidInput(
-                "data", path, "the model reads arrays as they are; give them as .npz with an array x of the same type"
+                "data",
+                path,
+                "the model reads arrays as they are; give them as .npz with an array x of the same "
+                "type",
             )
     else:
         found = idx.read(file, 3)
@@ -57,7 +71,9 @@ def of_numbers(path: str, config: DataConfig, shape: tuple[int, ...]) -> tuple[T
     features, outside = _scaled(found, config)
     if not bool(torch.isfinite(features).all()):
         first = int((~torch.isfinite(features.flatten(1)).all(1)).nonzero()[0]) + 1
-        raise InvalidInput(f"{file.name}: record {first}", "NaN or infinity", "every value must be finite")
+        raise InvalidInput(
+            f"{file.name}: record {first}", "NaN or infinity", "every value must be finite"
+        )
     return features.view(len(features), *shape), outside
 
 
@@ -80,5 +96,7 @@ def _cells(file: DataFile, width: int) -> np.ndarray:
         try:
             made.append(np.array([float(cell) for cell in cells]))
         except ValueError:
-            raise InvalidInput(f"{file.name}: column {name}", "a cell that is no number", "must be numbers") from None
+            raise InvalidInput(
+                f"{file.name}: column {name}", "a cell that is no number", "must be numbers"
+            ) from None
     return np.stack(made, axis=1)

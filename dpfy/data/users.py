@@ -1,4 +1,6 @@
-"""Records by user: one row per user, so that a user is sampled, bounded and protected as a whole."""
+"""Records by user: one row per user, so that a user is sampled, bounded and protected as a
+whole.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,15 @@ MOST_PLACES = 1 << 28
 
 @dataclass(frozen=True, repr=False)
 class UserRecords(Records):
-    """Row u holds the records of user u side by side: fields of shape [users, most, ...], and last which of them are real.
+    """Row u holds the records of user u side by side: fields of shape [users, most, ...], and last
+    which of them are real.
 
-    A batch of B users gives fields [B, most, ...]: flatten the first two dimensions for the model, and join the losses again with
+    A batch of B users gives fields [B, most, ...]: flatten the first two dimensions for the model,
+    and join the losses again with
     :func:`dpfy.per_user`.
 
-    Guarantees: places that are not real repeat a record of the same user, so that no user's row holds anything of another.
+    Guarantees: places that are not real repeat a record of the same user, so that no user's row
+    holds anything of another.
     """
 
     @property
@@ -54,28 +59,52 @@ class UserRecords(Records):
 
 
 def by_row(config: DataConfig) -> bool:
-    """Whether a user's records are the same ones at every step, so that a user is one row in memory."""
-    return config.pick == FIRST and config.draw == USER and config.window is None and config.user_loss == SUM
+    """Whether a user's records are the same ones at every step, so that a user is one row in
+    memory.
+    """
+    return (
+        config.pick == FIRST
+        and config.draw == USER
+        and config.window is None
+        and config.user_loss == SUM
+    )
 
 
 def by_owner(
     records: Records, owners: np.ndarray, times: object, config: DataConfig, fraction: float | None
 ) -> tuple[Records, Records | None, Owned | None]:
-    """(records to train on, those of users held out, the former with their owners): about `fraction` of the users, by their own names.
+    """(records to train on, those of users held out, the former with their owners): about
+    `fraction` of the users, by their own names.
 
-    Where a user's records are always the same ones, those to train on are one row per user, and need no owners any more.
+    Where a user's records are always the same ones, those to train on are one row per user, and
+    need no owners any more.
 
     Guarantees: whether a user is held out, and which records are kept, depends on that user alone.
     """
     assert config.most_records is not None
     names, which = np.unique(owners, return_inverse=True)
-    apart = np.zeros(len(names), bool) if fraction is None else np.array([_place(str(name)) < fraction for name in names])
+    apart = (
+        np.zeros(len(names), bool)
+        if fraction is None
+        else np.array([_place(str(name)) < fraction for name in names])
+    )
     if fraction is not None and (apart.all() or not apart.any()):
-        raise InvalidInput("data.test_fraction", fraction, "must leave users on both sides; give a test file instead")
+        raise InvalidInput(
+            "data.test_fraction",
+            fraction,
+            "must leave users on both sides; give a test file instead",
+        )
     fixed = by_row(config)
-    places = len(names) * config.most_records * sum(math.prod(field.shape[1:]) for field in records.tensors)
+    places = (
+        len(names)
+        * config.most_records
+        * sum(math.prod(field.shape[1:]) for field in records.tensors)
+    )
     if fixed and places > MOST_PLACES:
-        rule = f"asks for more than {MOST_PLACES} numbers to be held, with a place for each record (not with data.pick = random)"
+        rule = (
+            f"asks for more than {MOST_PLACES} numbers to be held, with a place for each record "
+            f"(not with data.pick = random)"
+        )
         raise InvalidInput("data.most_records", config.most_records, rule)
     held = _part(records, apart[which], owners, config.most_records)
     kept = np.flatnonzero(~apart[which])
@@ -97,22 +126,31 @@ def _rows(records: Records, owners: np.ndarray, most: int) -> UserRecords:
 def _part(records: Records, held: np.ndarray, owners: np.ndarray, most: int) -> Records | None:
     """The records of users held out, one by one, of each at most `most`."""
     rows = np.flatnonzero(held)
-    return _rows(Records(records.take(torch.from_numpy(rows))), owners[rows], most).alone() if len(rows) else None
+    return (
+        _rows(Records(records.take(torch.from_numpy(rows))), owners[rows], most).alone()
+        if len(rows)
+        else None
+    )
 
 
 def _place(name: str) -> float:
     """A number in [0, 1) that belongs to a name for ever."""
-    digest = hashlib.blake2b(f"dpfy split {name}".encode("utf-8", "surrogatepass"), digest_size=7).digest()
+    digest = hashlib.blake2b(
+        f"dpfy split {name}".encode("utf-8", "surrogatepass"), digest_size=7
+    ).digest()
     return int.from_bytes(digest, "big") / 2**56
 
 
 def by_user(records: object, users: Tensor | np.ndarray | Users, most: int) -> UserRecords | Owned:
-    """Group `records` (anything that training takes) by `users`, one whole number for each record; ids need not be consecutive.
+    """Group `records` (anything that training takes) by `users`, one whole number for each record;
+    ids need not be consecutive.
 
-    Of a user with more than `most` records the first ones are kept. Users are in the order of their ids. With :class:`dpfy.Users` nothing
-    is read before training opens the data, and the records of a user are taken as it says; so is data that is not in memory.
+    Of a user with more than `most` records the first ones are kept. Users are in the order of their
+    ids. With :class:`dpfy.Users` nothing is read before training opens the data, and the records of
+    a user are taken as it says; so is data that is not in memory.
 
-    Guarantees: which records of a user are kept depends on that user alone; nothing is learnt from the data but who owns what.
+    Guarantees: which records of a user are kept depends on that user alone; nothing is learnt from
+    the data but who owns what.
     """
     most = check.integer("most", most)
     if isinstance(users, Users) or isinstance(records, LazyRecords):
@@ -120,14 +158,23 @@ def by_user(records: object, users: Tensor | np.ndarray | Users, most: int) -> U
     whole = as_records(records)
     owner = torch.as_tensor(users)
     if owner.dim() != 1 or owner.is_floating_point() or owner.dtype == torch.bool:
-        raise InvalidInput("users", f"{owner.dtype} of shape {list(owner.shape)}", "must be one whole number for each record")
+        raise InvalidInput(
+            "users",
+            f"{owner.dtype} of shape {list(owner.shape)}",
+            "must be one whole number for each record",
+        )
     if len(owner) != len(whole):
-        raise InvalidInput("users", f"{len(owner)} numbers", f"must be one for each of the {len(whole)} records")
+        raise InvalidInput(
+            "users", f"{len(owner)} numbers", f"must be one for each of the {len(whole)} records"
+        )
     _, which, counts = torch.unique(owner.cpu(), return_inverse=True, return_counts=True)
     order = torch.argsort(which, stable=True)
     first = torch.cumsum(counts, 0) - counts
     place = torch.arange(most).expand(len(counts), most)
     real = place < counts[:, None]
     rows = order[first[:, None] + torch.where(real, place, 0)]
-    fields = [field.index_select(0, rows.flatten().to(field.device)).unflatten(0, rows.shape) for field in whole.tensors]
+    fields = [
+        field.index_select(0, rows.flatten().to(field.device)).unflatten(0, rows.shape)
+        for field in whole.tensors
+    ]
     return UserRecords((*fields, real.to(fields[0].device)))

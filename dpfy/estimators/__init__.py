@@ -2,8 +2,20 @@
 
 from dpfy.estimators.clusters import GaussianMixture, KMeans
 from dpfy.estimators.components import PCA
-from dpfy.estimators.estimator import ESTIMATORS, PrivateClassifier, PrivateEstimator, PrivateRegressor, load
-from dpfy.estimators.linear import LinearRegression, LinearSVC, LogisticRegression, PoissonRegressor, Ridge
+from dpfy.estimators.estimator import (
+    ESTIMATORS,
+    PrivateClassifier,
+    PrivateEstimator,
+    PrivateRegressor,
+    load,
+)
+from dpfy.estimators.linear import (
+    LinearRegression,
+    LinearSVC,
+    LogisticRegression,
+    PoissonRegressor,
+    Ridge,
+)
 from dpfy.estimators.naive_bayes import NaiveBayes
 from dpfy.estimators.trees import (
     AdditiveBoostingClassifier,

@@ -1,4 +1,6 @@
-"""Fits as the self-test of the audit sees them: recorded on some records, replayed on their neighbours, their noise taken apart."""
+"""Fits as the self-test of the audit sees them: recorded on some records, replayed on their
+neighbours, their noise taken apart.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ Row = tuple[str, str, float, float]
 
 @dataclass(frozen=True)
 class Case:
-    """An estimator by its name, with settings. `table`: people (columns of the schema), or points (numbers within -1 and 1).
+    """An estimator by its name, with settings. `table`: people (columns of the schema), or points
+    (numbers within -1 and 1).
 
-    `hidden` are rounds whose values may be far apart on neighbours: the proof is about the density of what is released, not a distance.
+    `hidden` are rounds whose values may be far apart on neighbours: the proof is about the density
+    of what is released, not a distance.
     """
 
     estimator: str
@@ -45,29 +49,50 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    **{f"linear, {solver}": Case("LogisticRegression", {"solver": solver}) for solver in ("gradient", "newton", "functional")},
+    **{
+        f"linear, {solver}": Case("LogisticRegression", {"solver": solver})
+        for solver in ("gradient", "newton", "functional")
+    },
     "linear, output": Case("LogisticRegression", {"solver": "output"}),
     "linear, objective": Case("LogisticRegression", {"solver": "objective"}, hidden=("minimum",)),
-    "linear, bolt-on": Case("LogisticRegression", {"solver": "bolt-on"}, adjacencies=(Adjacency.REPLACE_ONE.value,)),
-    "linear, statistics": Case("LinearRegression", {"solver": "statistics", "norm": 1.2, "target_bounds": (-1, 1)}, "points"),
+    "linear, bolt-on": Case(
+        "LogisticRegression", {"solver": "bolt-on"}, adjacencies=(Adjacency.REPLACE_ONE.value,)
+    ),
+    "linear, statistics": Case(
+        "LinearRegression",
+        {"solver": "statistics", "norm": 1.2, "target_bounds": (-1, 1)},
+        "points",
+    ),
     "linear, ranges bought": Case("LinearRegression", {"bounds": None}, "points"),
     "naive bayes": Case("NaiveBayes"),
     "components": Case("PCA", {"norm": 1.2}, "points"),
     "components, norm bought": Case("PCA", {}, "points"),
     "additive boosting": Case("AdditiveBoostingClassifier", {"rounds": 3}),
     "additive boosting, numbers": Case(
-        "AdditiveBoostingRegressor", {"rounds": 3, "target_bounds": (-1, 1), "cyclic": True}, "points"
+        "AdditiveBoostingRegressor",
+        {"rounds": 3, "target_bounds": (-1, 1), "cyclic": True},
+        "points",
     ),
     "boosted trees": Case("GradientBoostingClassifier", {"n_estimators": 5}),
-    "boosted trees, numbers": Case("GradientBoostingRegressor", {"n_estimators": 5, "target_bounds": (-1, 1)}, "points"),
+    "boosted trees, numbers": Case(
+        "GradientBoostingRegressor", {"n_estimators": 5, "target_bounds": (-1, 1)}, "points"
+    ),
     "forest": Case("RandomForestClassifier", {"n_estimators": 30}),
-    "forest, numbers": Case("RandomForestRegressor", {"n_estimators": 30, "target_bounds": (-1, 1)}, "points"),
+    "forest, numbers": Case(
+        "RandomForestRegressor", {"n_estimators": 30, "target_bounds": (-1, 1)}, "points"
+    ),
     "top-down tree": Case("DecisionTreeClassifier", {"max_depth": 2}),
-    "top-down tree, numbers": Case("DecisionTreeRegressor", {"max_depth": 2, "target_bounds": (-1, 1)}, "points"),
+    "top-down tree, numbers": Case(
+        "DecisionTreeRegressor", {"max_depth": 2, "target_bounds": (-1, 1)}, "points"
+    ),
     "soft trees": Case("SoftTreeClassifier", {"rounds": 3, "epsilon": 30.0}),
-    "soft trees, numbers": Case("SoftTreeRegressor", {"rounds": 3, "epsilon": 30.0, "target_bounds": (-1, 1)}, "points"),
+    "soft trees, numbers": Case(
+        "SoftTreeRegressor", {"rounds": 3, "epsilon": 30.0, "target_bounds": (-1, 1)}, "points"
+    ),
     **{
-        f"k-means, {method}": Case("KMeans", {"method": method, "n_clusters": 2, "epsilon": 30.0}, "points")
+        f"k-means, {method}": Case(
+            "KMeans", {"method": method, "n_clusters": 2, "epsilon": 30.0}, "points"
+        )
         for method in ("coreset", "lloyd", "synopsis", "hybrid", "aggregate")
     },
     "mixture": Case("GaussianMixture", {}, "points"),
@@ -77,8 +102,9 @@ CASES: dict[str, Case] = {
 
 
 def people(changed: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Records with a word and two amounts. One has the only word of its kind and lies at the ends of the ranges, or, if it is changed, at
-    the other ends."""
+    """Records with a word and two amounts. One has the only word of its kind and lies at the ends
+    of the ranges, or, if it is changed, at the other ends.
+    """
     rng = np.random.default_rng(5)
     table = np.empty((RECORDS, 3), object)
     table[:, 0], table[:, 2] = rng.uniform(20, 80, RECORDS), rng.uniform(1, 400, RECORDS)
@@ -101,7 +127,9 @@ def points(changed: bool) -> tuple[NDArray[Any], NDArray[Any]]:
 
 @dataclass
 class Tape:
-    """What the releases of a fit were given and what they answered; with `before`, those whose answers are given again."""
+    """What the releases of a fit were given and what they answered; with `before`, those whose
+    answers are given again.
+    """
 
     before: list[tuple[Round, Any, Any]] | None = None
     calls: list[tuple[Round, Any, Any]] = field(default_factory=list)
@@ -123,10 +151,16 @@ def _recorded(tape: Tape) -> Iterator[None]:
     release, choose, draw = kind.release, kind.choose_each, kind.draw
 
     def released(self: Any, name: str, total: Any, bits: int = 0) -> Any:
-        return tape.take(self.round(name), np.array(total, np.float64), release(self, name, total, bits))
+        return tape.take(
+            self.round(name), np.array(total, np.float64), release(self, name, total, bits)
+        )
 
     def chosen(self: Any, name: str, scores: Any, bits: int = 0, monotone: bool = False) -> Any:
-        return tape.take(self.round(name), np.array(scores, np.float64), choose(self, name, scores, bits, monotone))
+        return tape.take(
+            self.round(name),
+            np.array(scores, np.float64),
+            choose(self, name, scores, bits, monotone),
+        )
 
     def drawn(self: Any, name: str, count: int, content: Any) -> Any:
         return tape.take(self.round(name), np.zeros(count), draw(self, name, count, content))
@@ -141,7 +175,9 @@ def _recorded(tape: Tape) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(parts: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
-    """Functions or methods by their full names, each with what is made of the real one in its place."""
+    """Functions or methods by their full names, each with what is made of the real one in its
+    place.
+    """
     with contextlib.ExitStack() as stack:
         for name, make in parts.items():
             owner, last = _owner(name)
@@ -170,13 +206,19 @@ def _fitted(case: Case, adjacency: str, changed: bool | None, tape: Tape) -> Any
         kept = np.arange(RECORDS) != EXTREME
         X, y = X[kept], y[kept]
     public: dict[str, Any] = {"schema": SCHEMA} if case.table == "people" else {"bounds": (-1, 1)}
-    made = ESTIMATORS[case.estimator](**{**public, "adjacency": adjacency, "random_state": 3, **case.settings})
+    made = ESTIMATORS[case.estimator](
+        **{**public, "adjacency": adjacency, "random_state": 3, **case.settings}
+    )
     with _recorded(tape):
         return made.fit(X, y)
 
 
-def fits(parts: Mapping[str, Callable[[Any], Any]], promise: str, prefix: str = "") -> Iterator[Row]:
-    """What was found of one kind of promise, beside what is allowed, in the cases whose names begin with `prefix`."""
+def fits(
+    parts: Mapping[str, Callable[[Any], Any]], promise: str, prefix: str = ""
+) -> Iterator[Row]:
+    """What was found of one kind of promise, beside what is allowed, in the cases whose names begin
+    with `prefix`.
+    """
     look = {"neighbours": _neighbours, "noise": _noise, "minima": _minima}[promise]
     with replaced(parts):
         for name, case in CASES.items():
@@ -197,8 +239,18 @@ def _neighbours(name: str, case: Case, adjacency: str) -> Iterator[Row]:
         if held.name not in case.hidden and answer is again:
             choice = isinstance(answer, list)
             apart = np.abs(one - another).max() if choice else np.linalg.norm(one - another)
-            yield name, f"one record moves {held.name}, in bounds", float(apart) / held.bound, moves * (1 + 1e-12)
-    yield name, "models differ although all noisy values were the same", float(not _same(made, other)), 0
+            yield (
+                name,
+                f"one record moves {held.name}, in bounds",
+                float(apart) / held.bound,
+                moves * (1 + 1e-12),
+            )
+    yield (
+        name,
+        "models differ although all noisy values were the same",
+        float(not _same(made, other)),
+        0,
+    )
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -222,7 +274,12 @@ def _noise(name: str, case: Case, adjacency: str) -> Iterator[Row]:
         values = np.concatenate(parts)
         yield name, f"values of {round_name} without noise", float((values == 0).sum()), 1
         off = (float(np.mean(values**2)) - 1) * math.sqrt(len(values) / 2)
-        yield name, f"deviations by which the noise of {round_name} is off its scale", abs(off), SIGMAS
+        yield (
+            name,
+            f"deviations by which the noise of {round_name} is off its scale",
+            abs(off),
+            SIGMAS,
+        )
 
 
 def _minima(name: str, case: Case, adjacency: str) -> Iterator[Row]:

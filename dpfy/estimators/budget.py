@@ -1,8 +1,10 @@
 """From what a fit needs to release, and a budget, to rounds with their noise.
 
-Shares are shares of the budget as noise counts it: Gaussian releases of noise multipliers s_i are together one of 1 / sqrt(sum 1/s_i^2)
-(Dong, Roth & Su 2022, Corollary 3.3), so that a need with a share of w, released n times, gets s = t sqrt(n / w) for one t, which is
-that of a single Gaussian release. Choices have zCDP epsilon^2 / 8 and count accordingly. At delta 0 shares are shares of epsilon.
+Shares are shares of the budget as noise counts it: Gaussian releases of noise multipliers s_i are
+together one of 1 / sqrt(sum 1/s_i^2) (Dong, Roth & Su 2022, Corollary 3.3), so that a need with a
+share of w, released n times, gets s = t sqrt(n / w) for one t, which is that of a single Gaussian
+release. Choices have zCDP epsilon^2 / 8 and count accordingly. At delta 0 shares are shares of
+epsilon.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ SUM, CHOICE = "sum", "choice"
 
 @dataclass(frozen=True)
 class Terms:
-    """What a fit may cost and what is hidden. `records` is the public number of records, where there is one."""
+    """What a fit may cost and what is hidden. `records` is the public number of records, where
+    there is one.
+    """
 
     epsilon: float
     delta: float
@@ -55,13 +59,21 @@ class Terms:
 
     @property
     def mu(self) -> float:
-        """All of the budget as one Gaussian release: what a unit adds over the standard deviation. Infinite at delta 0."""
-        return math.inf if self.delta == 0 else 1 / (moves(self.adjacency) * sigma_analytic(self.epsilon, self.delta))
+        """All of the budget as one Gaussian release: what a unit adds over the standard deviation.
+        Infinite at delta 0.
+        """
+        return (
+            math.inf
+            if self.delta == 0
+            else 1 / (moves(self.adjacency) * sigma_analytic(self.epsilon, self.delta))
+        )
 
 
 @dataclass(frozen=True)
 class Need:
-    """A kind of release before its noise is fixed: `releases` sums (or choices), each with at most `bound`, for a share of the budget."""
+    """A kind of release before its noise is fixed: `releases` sums (or choices), each with at most
+    `bound`, for a share of the budget.
+    """
 
     name: str
     bound: Bound
@@ -79,8 +91,8 @@ class Need:
 def rounds(needs: Sequence[Need], terms: Terms) -> tuple[Round, ...]:
     """Each need with its noise.
 
-    Guarantees: the composition of all their events, by the accountant of the terms, is at most (epsilon, delta). Nothing but the needs
-    and the terms is looked at.
+    Guarantees: the composition of all their events, by the accountant of the terms, is at most
+    (epsilon, delta). Nothing but the needs and the terms is looked at.
     """
     if not needs:
         raise InvalidInput("needs", [], "must be at least one release")
@@ -93,34 +105,52 @@ def _rounds(needs: tuple[Need, ...], terms: Terms) -> tuple[Round, ...]:
     whole = sum(n.share for n in needs)
 
     def at(scale: float) -> tuple[Round, ...]:
-        return tuple(Round(n.name, _event(n, n.share / whole, scale, terms), _bound(n, terms), n.releases) for n in needs)
+        return tuple(
+            Round(n.name, _event(n, n.share / whole, scale, terms), _bound(n, terms), n.releases)
+            for n in needs
+        )
 
     def curve(scale: float) -> Curve:
         return figures.curve(together(at(scale)), terms.adjacency, terms.accountant)
 
     if terms.delta == 0:
         scale = float(moves(terms.adjacency)) / terms.epsilon
-    elif all(n.how == SUM and n.make is None for n in needs) and terms.accountant in ("tight", "gdp"):
+    elif all(n.how == SUM and n.make is None for n in needs) and terms.accountant in (
+        "tight",
+        "gdp",
+    ):
         scale = 1 / terms.mu
     else:
         tolerance = calibrate.tolerance(terms.accountant)
-        scale = calibrate.noise_by(curve, terms.epsilon, terms.delta, start=1 / terms.mu, tolerance=tolerance)
+        scale = calibrate.noise_by(
+            curve, terms.epsilon, terms.delta, start=1 / terms.mu, tolerance=tolerance
+        )
     while curve(scale).epsilon(terms.delta) > terms.epsilon:
         scale *= GROW
     return at(scale)
 
 
 def _event(need: Need, weight: float, scale: float, terms: Terms) -> events.Event:
-    """One release of a need that has this part of the budget, where all of it would be noise of `scale`."""
+    """One release of a need that has this part of the budget, where all of it would be noise of
+    `scale`.
+    """
     if terms.delta == 0 and need.make is not None:
         raise Unsupported(f"a pure guarantee (delta 0) of {need.name}", "state a delta above 0")
     if terms.delta == 0:
         each = scale * need.releases / weight
-        return events.Laplace(each) if need.how == SUM else events.BoundedRange(moves(terms.adjacency) / each)
+        return (
+            events.Laplace(each)
+            if need.how == SUM
+            else events.BoundedRange(moves(terms.adjacency) / each)
+        )
     each = scale * math.sqrt(need.releases / weight)
     if need.make is not None:
         return need.make(each)
-    return events.Gaussian(each) if need.how == SUM else events.BoundedRange(2 * moves(terms.adjacency) / each)
+    return (
+        events.Gaussian(each)
+        if need.how == SUM
+        else events.BoundedRange(2 * moves(terms.adjacency) / each)
+    )
 
 
 def _bound(need: Need, terms: Terms) -> float:

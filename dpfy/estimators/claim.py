@@ -1,4 +1,6 @@
-"""The claim of one fit: every release of it, with its noise, fixed before a record is read. Importing this imports no scikit-learn."""
+"""The claim of one fit: every release of it, with its noise, fixed before a record is read.
+Importing this imports no scikit-learn.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,19 @@ NOISES = {
     events.Gaussian: "Gaussian noise on a public grid, drawn exactly",
     events.Laplace: "Laplace noise on a public grid, drawn exactly",
     events.BoundedRange: "the exponential mechanism over public candidates, drawn exactly",
-    events.ObjectivePerturbation: "a Gaussian linear term in the objective, drawn on a grid of 2^-40 deviations",
+    events.ObjectivePerturbation: "a Gaussian linear term in the objective, drawn on a grid of "
+    "2^-40 deviations",
 }
 
 
 @dataclass(frozen=True)
 class Round:
-    """Releases of one kind: so many, each of them `event`, on what one unit changes by at most `bound`.
+    """Releases of one kind: so many, each of them `event`, on what one unit changes by at most
+    `bound`.
 
-    The bound is the L2 norm for Gaussian noise and the L1 norm for Laplace noise, of what adding or removing a unit moves; where a unit
-    is replaced, half of what that moves. For a choice it is the largest change of a score.
+    The bound is the L2 norm for Gaussian noise and the L1 norm for Laplace noise, of what adding or
+    removing a unit moves; where a unit is replaced, half of what that moves. For a choice it is the
+    largest change of a score.
     """
 
     name: str
@@ -43,7 +48,9 @@ class Round:
 
     @property
     def scale(self) -> float:
-        """The scale of the noise in the units of the sum; of a choice, how much better a score must be to be e times as likely."""
+        """The scale of the noise in the units of the sum; of a choice, how much better a score must
+        be to be e times as likely.
+        """
         if isinstance(self.event, events.Gaussian | events.Laplace | events.ObjectivePerturbation):
             return self.event.noise_multiplier * self.bound
         if isinstance(self.event, events.BoundedRange):
@@ -57,10 +64,20 @@ class Round:
 
 
 def together(rounds: Sequence[Round]) -> events.Event:
-    """The bill of all rounds. Gaussian releases beside the minimum of a perturbed objective are part of its event, which is exact."""
+    """The bill of all rounds. Gaussian releases beside the minimum of a perturbed objective are
+    part of its event, which is exact.
+    """
     parts = tuple(events.Repeated(r.event, r.releases) for r in rounds)
-    minima = [r.event for r in rounds if isinstance(r.event, events.ObjectivePerturbation) and r.releases == 1]
-    noises = [(r.event.noise_multiplier, r.releases) for r in rounds if isinstance(r.event, events.Gaussian)]
+    minima = [
+        r.event
+        for r in rounds
+        if isinstance(r.event, events.ObjectivePerturbation) and r.releases == 1
+    ]
+    noises = [
+        (r.event.noise_multiplier, r.releases)
+        for r in rounds
+        if isinstance(r.event, events.Gaussian)
+    ]
     if len(minima) != 1 or len(minima) + len(noises) < len(rounds):
         return events.Composed(parts)
     squares = minima[0].beside ** 2 + sum(many / noise**2 for noise, many in noises)
@@ -69,7 +86,9 @@ def together(rounds: Sequence[Round]) -> events.Event:
 
 @dataclass(frozen=True)
 class Condition:
-    """What a proof needs, and how the program saw to it; `stated` where only the caller can know."""
+    """What a proof needs, and how the program saw to it; `stated` where only the caller can
+    know.
+    """
 
     what: str
     needed: str
@@ -86,8 +105,9 @@ class Condition:
 class FitClaim(Claim):
     """One fit of one estimator: all its releases are one bill, whichever of them are made.
 
-    `domain` is all that is public about columns and target: other bounds are another claim. `settings` are the settings of the
-    estimator, as text. Rounds may depend on what earlier ones released; what each costs is fixed here.
+    `domain` is all that is public about columns and target: other bounds are another claim.
+    `settings` are the settings of the estimator, as text. Rounds may depend on what earlier ones
+    released; what each costs is fixed here.
     """
 
     estimator: str
@@ -104,12 +124,18 @@ class FitClaim(Claim):
         super().__post_init__()
         check.one_line("estimator", self.estimator, 80)
         check.one_line("domain", self.domain, MOST_DOMAIN + 40)
-        if not isinstance(self.rounds, tuple) or not all(isinstance(r, Round) for r in self.rounds) or not self.rounds:
+        if (
+            not isinstance(self.rounds, tuple)
+            or not all(isinstance(r, Round) for r in self.rounds)
+            or not self.rounds
+        ):
             raise InvalidInput("rounds", self.rounds, "must be at least one round")
         names = [r.name for r in self.rounds]
         if len(set(names)) < len(names):
             raise InvalidInput("rounds", names, "must have different names")
-        if not isinstance(self.conditions, tuple) or not all(isinstance(c, Condition) for c in self.conditions):
+        if not isinstance(self.conditions, tuple) or not all(
+            isinstance(c, Condition) for c in self.conditions
+        ):
             raise InvalidInput("conditions", self.conditions, "must be conditions")
         for key, value in self.settings:
             check.one_line("settings", key)
@@ -137,18 +163,27 @@ class FitClaim(Claim):
             if r.name == name:
                 return r, at
             at += r.releases
-        raise InvalidInput("round", name, f"was not reserved ({', '.join(r.name for r in self.rounds)})")
+        raise InvalidInput(
+            "round", name, f"was not reserved ({', '.join(r.name for r in self.rounds)})"
+        )
 
     def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
-        """Contributions are bounded, the domain is public, and what else the proof of the solver needs."""
+        """Contributions are bounded, the domain is public, and what else the proof of the solver
+        needs.
+        """
         return [
             Assumption(
                 "contribution",
-                "what one record adds to a release has at most the norm that the noise was made for",
-                "records were moved into their public ranges and rounded to a grid, and sums were made without rounding",
+                "what one record adds to a release has at most the norm that the noise was made "
+                "for",
+                "records were moved into their public ranges and rounded to a grid, and sums were "
+                "made without rounding",
                 YES,
             ),
-            *(Assumption(c.what, c.needed, c.done, STATED if c.stated else YES) for c in self.conditions),
+            *(
+                Assumption(c.what, c.needed, c.done, STATED if c.stated else YES)
+                for c in self.conditions
+            ),
         ]
 
     def describe(self) -> dict[str, Any]:
@@ -185,4 +220,7 @@ class FitClaim(Claim):
         return read
 
 
-_CODEC = Codec("claim", {"fit": FitClaim, "unit": Unit, "round": Round, "condition": Condition} | events.CODEC.table)
+_CODEC = Codec(
+    "claim",
+    {"fit": FitClaim, "unit": Unit, "round": Round, "condition": Condition} | events.CODEC.table,
+)

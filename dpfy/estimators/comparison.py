@@ -1,7 +1,9 @@
-"""Estimators side by side over epsilon and number of records, on public or made-up data: nothing here is billed.
+"""Estimators side by side over epsilon and number of records, on public or made-up data: nothing
+here is billed.
 
-Made-up data has the columns of a schema: numbers uniform in their transformed range, words of categories with unequal shares, and a
-target that follows from all columns, by curves and by words, with noise. It tells how families scale, not how they do on real records.
+Made-up data has the columns of a schema: numbers uniform in their transformed range, words of
+categories with unequal shares, and a target that follows from all columns, by curves and by words,
+with noise. It tells how families scale, not how they do on real records.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ def described(schema: Any, named: str | None) -> tuple[list[Any], Label | Number
     if aim is None:
         raise InvalidInput("--target", None, "must be given: the schema has no label")
     if not isinstance(aim, Label | Number):
-        raise Unsupported(f"the target {aim.name!r}, which is no label and no number with a range,", "choose another column")
+        raise Unsupported(
+            f"the target {aim.name!r}, which is no label and no number with a range,",
+            "choose another column",
+        )
     return [c for c in held if not isinstance(c, Label) and c.name != aim.name], aim
 
 
@@ -78,10 +83,14 @@ def made_up(schema: Any, named: str | None, records: int, seed: int = 0) -> Data
             share = rng.random(records)
             low, high = (column.transformed(end) for end in column.range)
             value = low + share * (high - low)
-            rows[:, k] = np.clip(np.expm1(value) if column.transform == "log1p" else value, *column.range)
+            rows[:, k] = np.clip(
+                np.expm1(value) if column.transform == "log1p" else value, *column.range
+            )
             score += rng.normal() * 2 * (share - 0.5) + rng.normal() * np.sin(2 * math.pi * share)
         else:
-            raise Unsupported(f"made-up data for {column.name!r}, whose range is not known", "state its range")
+            raise Unsupported(
+                f"made-up data for {column.name!r}, whose range is not known", "state its range"
+            )
     score = (score - score.mean()) / max(float(score.std()), 1e-9) + 0.7 * rng.normal(size=records)
     if isinstance(aim, Label):
         ends = np.quantile(score, np.arange(1, len(aim.classes)) / len(aim.classes))
@@ -120,11 +129,17 @@ def compare(
     delta: float,
     show: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """A row for each number of records, epsilon and estimator, best first. What an estimator refuses has no score, and says why."""
+    """A row for each number of records, epsilon and estimator, best first. What an estimator
+    refuses has no score, and says why.
+    """
     held = max(sizes)
     if (left := len(data.rows) - held) < LEAST_TEST:
         most = len(data.rows) - LEAST_TEST
-        raise InvalidInput("--records", held, f"must leave {LEAST_TEST} rows of {len(data.rows)} to measure on: at most {most}")
+        raise InvalidInput(
+            "--records",
+            held,
+            f"must leave {LEAST_TEST} rows of {len(data.rows)} to measure on: at most {most}",
+        )
     test = slice(held, held + min(left, max(TEST, LEAST_TEST)))
     found: list[dict[str, Any]] = []
     for size in sizes:
@@ -133,8 +148,17 @@ def compare(
             for name, kind in kinds.items():
                 show(f"{name}, {size} records, epsilon {epsilon:g}")
                 made = kind(schema=data.schema, epsilon=epsilon, delta=delta, target=data.aim.name)  # type: ignore[call-arg]
-                rows.append({"records": size, "epsilon": epsilon, "estimator": name, **_score(made, data, slice(0, size), test)})
-            found += sorted(rows, key=lambda row: math.inf if row["score"] is None else -row["score"])
+                rows.append(
+                    {
+                        "records": size,
+                        "epsilon": epsilon,
+                        "estimator": name,
+                        **_score(made, data, slice(0, size), test),
+                    }
+                )
+            found += sorted(
+                rows, key=lambda row: math.inf if row["score"] is None else -row["score"]
+            )
     return found
 
 
@@ -153,8 +177,13 @@ def _measured(made: Any, data: Data, test: slice) -> float:
     given, truth = data.rows[test], data.values[test]
     if not data.classes:
         values = target.numbers_of(truth)
-        return 1 - float(np.mean((values - made.predict(given)) ** 2)) / max(float(values.var()), 1e-300)
-    places, chances = target.Classes(tuple(made.classes_.tolist())).read(truth), made.predict_proba(given)
+        return 1 - float(np.mean((values - made.predict(given)) ** 2)) / max(
+            float(values.var()), 1e-300
+        )
+    places, chances = (
+        target.Classes(tuple(made.classes_.tolist())).read(truth),
+        made.predict_proba(given),
+    )
     if data.measure == AUROC and 0 < places.mean() < 1:
         from sklearn.metrics import roc_auc_score
 

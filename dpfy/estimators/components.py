@@ -1,7 +1,9 @@
-"""Principal components of a noised matrix of second moments: mean, covariance and number of records in one release.
+"""Principal components of a noised matrix of second moments: mean, covariance and number of records
+in one release.
 
-A record adds x x' for its row x = (1, features) in the unit ball: Frobenius norm 1. Two such matrices have an angle of at most 90 degrees,
-so that replacing a record moves the sum by at most sqrt 2. The first entry counts the records, the first row sums them.
+A record adds x x' for its row x = (1, features) in the unit ball: Frobenius norm 1. Two such
+matrices have an angle of at most 90 degrees, so that replacing a record moves the sum by at most
+sqrt 2. The first entry counts the records, the first row sums them.
 """
 
 from __future__ import annotations
@@ -35,14 +37,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
-    """Principal components of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
+    """Principal components of numbers on their scales ([-1, 1], or [0, 1] where a range begins at
+    zero).
 
-    n_components:  how many components are kept; None for all.
-    whiten:        whether transformed components have variance 1.
-    norm:          a public bound on the norm of a row of scaled features, to which longer ones are shortened. None buys a quantile.
+    n_components:  how many components are kept; None for all. whiten:        whether transformed
+    components have variance 1. norm:          a public bound on the norm of a row of scaled
+    features, to which longer ones are shortened. None buys a quantile.
 
-    After `fit`: `components_` [n_components, features], `explained_variance_`, `explained_variance_ratio_`, `mean_`, `noise_level_` (the
-    largest eigenvalue that noise alone would give).
+    After `fit`: `components_` [n_components, features], `explained_variance_`,
+    `explained_variance_ratio_`, `mean_`, `noise_level_` (the largest eigenvalue that noise alone
+    would give).
     """
 
     n_components: int | None = None
@@ -52,11 +56,20 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
     def _needs(self, public: Public) -> Sequence[Need]:
         refuse_categories(public.columns, "principal components")
         width = len(public.columns.columns)
-        if self.n_components is not None and check.integer("n_components", self.n_components) > width:
-            raise InvalidInput("n_components", self.n_components, f"must be at most the number of columns, {width}")
+        if (
+            self.n_components is not None
+            and check.integer("n_components", self.n_components) > width
+        ):
+            raise InvalidInput(
+                "n_components", self.n_components, f"must be at most the number of columns, {width}"
+            )
         if self.norm is not None:
             check.positive("norm", self.norm)
-        bound = Bound(l2=(math.sqrt(0.5) if public.terms.replaced else 1.0) * (1 + 2.0**-50), l1=float(width + 1), linf=1.0)
+        bound = Bound(
+            l2=(math.sqrt(0.5) if public.terms.replaced else 1.0) * (1 + 2.0**-50),
+            l1=float(width + 1),
+            linf=1.0,
+        )
         return [*norm_needs(self.norm, public.terms), Need(MATRIX, bound)]
 
     def _bits(self, public: Public) -> Mapping[str, int]:
@@ -65,10 +78,17 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         layout = Layout(data.columns)
         norms = layout.norms(data)
-        norm = bought_norm(layout, norms, fit, NEARLY_ALL) if self.norm is None else min(self.norm, layout.largest)
+        norm = (
+            bought_norm(layout, norms, fit, NEARLY_ALL)
+            if self.norm is None
+            else min(self.norm, layout.largest)
+        )
         design = Design(layout, data, norm, norms, keep=False)
         released = fit.release(MATRIX, design.gram(), GRAM) * design.radius**2
-        return {"moments": (released + released.T) / 2, "noise": np.array([fit.round(MATRIX).scale * design.radius**2])}
+        return {
+            "moments": (released + released.T) / 2,
+            "noise": np.array([fit.round(MATRIX).scale * design.radius**2]),
+        }
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         moments = model["moments"]
@@ -79,23 +99,30 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
         kept = np.argsort(values)[::-1][:count]
         self.components_ = _signed(vectors[:, kept].T)
         self.explained_variance_ = np.maximum(values[kept], 0.0)
-        self.explained_variance_ratio_ = self.explained_variance_ / max(float(np.maximum(values, 0.0).sum()), 1e-300)
+        self.explained_variance_ratio_ = self.explained_variance_ / max(
+            float(np.maximum(values, 0.0).sum()), 1e-300
+        )
         self.noise_level_ = float(model["noise"][0]) * math.sqrt(2 * len(values)) / size
         self._n_features_out = count
 
     def transform(self, X: Any) -> Floats:
         """The components of each row."""
         found = (self._given(X).scaled() - self.mean_) @ self.components_.T
-        return np.asarray(found / np.sqrt(np.maximum(self.explained_variance_, 1e-12)) if self.whiten else found)
+        return np.asarray(
+            found / np.sqrt(np.maximum(self.explained_variance_, 1e-12)) if self.whiten else found
+        )
 
     def explain(self) -> Explanation:
         """The variance of each component, and the column with the largest weight in it."""
         names = [self._columns.names[int(np.abs(row).argmax())] for row in self.components_]
         rows = tuple(
-            (f"component {k}", float(v), name) for k, (v, name) in enumerate(zip(self.explained_variance_, names, strict=True))
+            (f"component {k}", float(v), name)
+            for k, (v, name) in enumerate(zip(self.explained_variance_, names, strict=True))
         )
         return Explanation(
-            ("component", "variance", "mostly"), rows, f"noise alone would give a variance of {self.noise_level_:.3g}"
+            ("component", "variance", "mostly"),
+            rows,
+            f"noise alone would give a variance of {self.noise_level_:.3g}",
         )
 
 

@@ -1,7 +1,9 @@
-"""What every private estimator is: scikit-learn's interface around one claim, one run folder and one card.
+"""What every private estimator is: scikit-learn's interface around one claim, one run folder and
+one card.
 
-An estimator says what it will release (`_needs`: public facts alone), learns from records through these releases (`_learn`), and takes
-what was released (`_take`). The rest is here, once: terms, columns, ledger, folder, card, resume, pickles.
+An estimator says what it will release (`_needs`: public facts alone), learns from records through
+these releases (`_learn`), and takes what was released (`_take`). The rest is here, once: terms,
+columns, ledger, folder, card, resume, pickles.
 """
 
 from __future__ import annotations
@@ -30,9 +32,22 @@ from dpfy.estimators.records import Records
 from dpfy.estimators.target import Classes, OpenTarget, Range, Target
 from dpfy.runs.folder import Place
 
-COMMON = ("epsilon", "delta", "accountant", "adjacency", "schema", "bounds", "records", "ledger", "run", "random_state")
+COMMON = (
+    "epsilon",
+    "delta",
+    "accountant",
+    "adjacency",
+    "schema",
+    "bounds",
+    "records",
+    "ledger",
+    "run",
+    "random_state",
+)
 JOBS = "n_jobs"
-"""How many threads make the sums of a fit, where an estimator has it: no part of a claim, as nothing released depends on it."""
+"""How many threads make the sums of a fit, where an estimator has it: no part of a claim, as
+nothing released depends on it.
+"""
 ESTIMATORS: dict[str, type[PrivateEstimator]] = {}
 """Every estimator by its name: a file names one, and nothing is imported because of it."""
 
@@ -56,18 +71,21 @@ class Public:
 class PrivateEstimator(BaseEstimator):
     """The parameters that all estimators have.
 
-    epsilon, delta:  what a fit may cost. delta 0 asks for a pure guarantee, where the estimator has one.
-    accountant:      which accountant computes it ("tight" is exact here).
-    adjacency:       which change is hidden: "add-or-remove-one", "replace-one" or "zero-out".
-    schema:          public columns: a TOML file, the name of a packaged schema, or columns of `dpfy.data.schema`.
-    bounds:          in its place, for numbers: (low, high), each a number or one for each column, or pairs by the name of a column. Columns
+    epsilon, delta:  what a fit may cost. delta 0 asks for a pure guarantee, where the estimator has
+    one. accountant:      which accountant computes it ("tight" is exact here). adjacency:
+    which change is hidden: "add-or-remove-one", "replace-one" or "zero-out". schema:
+    public columns: a TOML file, the name of a packaged schema, or columns of `dpfy.data.schema`.
+    bounds:          in its place, for numbers: (low, high), each a number or one for each column,
+    or pairs by the name of a column. Columns
                      without bounds are bounded by private quantiles, for a tenth of the budget.
-    records:         the public number of records, if there is one. Where a record is replaced the number is public anyway.
-    ledger:          the ledger of the data set, shared by all releases on it, with its budget.
-    run:             a new run folder, or a `Place`; without one the files are kept in `release_`.
-    random_state:    fixes all noise for a test: such a fit protects nothing, and its card says so.
+    records:         the public number of records, if there is one. Where a record is replaced the
+    number is public anyway. ledger:          the ledger of the data set, shared by all releases on
+    it, with its budget. run:             a new run folder, or a `Place`; without one the files are
+    kept in `release_`. random_state:    fixes all noise for a test: such a fit protects nothing,
+    and its card says so.
 
-    After `fit`: `card_` (the privacy card), `release_` (the run folder: `release_.save(path)`, then `dpfy verify path`).
+    After `fit`: `card_` (the privacy card), `release_` (the run folder: `release_.save(path)`, then
+    `dpfy verify path`).
     """
 
     epsilon: float = 1.0
@@ -87,7 +105,9 @@ class PrivateEstimator(BaseEstimator):
     """Whether a missing value without a fill has a cell of its own; otherwise it is refused."""
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
-        """Every estimator is known by its name; what several have in common (`abstract`) is none."""
+        """Every estimator is known by its name; what several have in common (`abstract`) is
+        none.
+        """
         super().__init_subclass__(**kwargs)
         if not abstract:
             ESTIMATORS[cls.__name__] = cls
@@ -99,7 +119,9 @@ class PrivateEstimator(BaseEstimator):
         raise NotImplementedError(type(self).__name__)
 
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
-        """Released arrays by name. Whatever is not made of `fit.release` and `fit.choose` alone must not be in them."""
+        """Released arrays by name. Whatever is not made of `fit.release` and `fit.choose` alone
+        must not be in them.
+        """
         raise NotImplementedError(type(self).__name__)
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
@@ -127,15 +149,22 @@ class PrivateEstimator(BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> Any:
         """Fit on private records.
 
-        Guarantees: everything public is checked, the price computed and the claim reserved before a record is read. A fit that is refused
-        spends nothing. What is kept of the records is what was released under the claim.
+        Guarantees: everything public is checked, the price computed and the claim reserved before a
+        record is read. A fit that is refused spends nothing. What is kept of the records is what
+        was released under the claim.
         """
         refits.refuse(self)
         threads.checked(getattr(self, JOBS, None))
         public = self._public(X, y)
         claim = self._claim(public)
         shown = getattr(self, "_progress", None)
-        release = fitting.run(self._place(), self._elsewhere(), claim, lambda fit: self._fitted(X, y, public, fit), shown)
+        release = fitting.run(
+            self._place(),
+            self._elsewhere(),
+            claim,
+            lambda fit: self._fitted(X, y, public, fit),
+            shown,
+        )
         self._load(release)
         return self
 
@@ -172,12 +201,20 @@ class PrivateEstimator(BaseEstimator):
 
     def _place(self) -> Place | None:
         """The folder that the caller named."""
-        seed = None if self.random_state is None else check.integer("random_state", self.random_state, least=0)
+        seed = (
+            None
+            if self.random_state is None
+            else check.integer("random_state", self.random_state, least=0)
+        )
         if self.run is None:
             return None
         if isinstance(self.run, Place):
             if self.ledger is not None or seed is not None:
-                raise InvalidInput("run", "a Place", "holds ledger and seed itself: leave out ledger and random_state")
+                raise InvalidInput(
+                    "run",
+                    "a Place",
+                    "holds ledger and seed itself: leave out ledger and random_state",
+                )
             return self.run
         if not isinstance(self.run, str | Path):
             raise InvalidInput("run", self.run, "must be a path, or a dpfy.runs.folder.Place")
@@ -196,7 +233,11 @@ class PrivateEstimator(BaseEstimator):
 
     def _facts(self, X: Any, data: Records, form: Form) -> dict[str, Any]:
         """What a file says about the estimator beside its arrays: public, or bought."""
-        facts: dict[str, Any] = {"estimator": type(self).__name__, "columns": data.columns.to_json(), "target": _told(data.aim)}
+        facts: dict[str, Any] = {
+            "estimator": type(self).__name__,
+            "columns": data.columns.to_json(),
+            "target": _told(data.aim),
+        }
         width = len(data.columns.columns) if isinstance(X, FileTable) else form.width
         facts |= {"width": width, "names": list(form.names) if form.names and form.named else None}
         return facts | {"settings": dict(self._settings())}
@@ -205,13 +246,19 @@ class PrivateEstimator(BaseEstimator):
         """The private records, every cell by its public column."""
         held, aim = records.read(X, public.columns), public.target
         if not held.size:
-            rule = f"Found array with 0 sample(s) (shape=(0, {len(public.columns.columns)})) while a minimum of 1 is required."
+            rule = (
+                f"Found array with 0 sample(s) (shape=(0, {len(public.columns.columns)})) while a "
+                f"minimum of 1 is required."
+            )
             raise InvalidInput("X", "no records", rule)
         if aim is None:
             return held
         values: NDArray[Any] = aim.read(y) if isinstance(aim, Classes) else target.numbers_of(y)
         if len(values) != held.size:
-            rule = f"must be one for each of the {held.size} records of X: inconsistent numbers of samples"
+            rule = (
+                f"must be one for each of the {held.size} records of X: inconsistent numbers of "
+                f"samples"
+            )
             raise InvalidInput("y", f"{len(values)} values", rule)
         if isinstance(aim, Range):
             values = np.clip(values, aim.low, aim.high)
@@ -221,7 +268,9 @@ class PrivateEstimator(BaseEstimator):
         """Be what was released."""
         model = release.model
         if model.facts.get("estimator") != type(self).__name__:
-            raise Corrupt(fitting.FILE, f"holds {model.facts.get('estimator')}, not {type(self).__name__}")
+            raise Corrupt(
+                fitting.FILE, f"holds {model.facts.get('estimator')}, not {type(self).__name__}"
+            )
         self._know(release, model.facts)
         self._take(dict(model.arrays))
 
@@ -248,7 +297,9 @@ class PrivateEstimator(BaseEstimator):
     def _given(self, X: Any) -> Records:
         """Rows to predict on, by the columns of the fit."""
         if not self.__sklearn_is_fitted__():
-            raise NotFittedError(f"This {type(self).__name__} instance is not fitted yet: call fit first")
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet: call fit first"
+            )
         Form.of(X)
         if not isinstance(X, FileTable):  # whose columns are found by their names alone
             validate_data(self, X=_framed(X), reset=False, skip_check_array=True)
@@ -264,7 +315,8 @@ class PrivateEstimator(BaseEstimator):
 class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
     """An estimator of classes.
 
-    classes:  the public list of labels; or "public", which states that the labels that occur in y are public knowledge. A schema with a
+    classes:  the public list of labels; or "public", which states that the labels that occur in y
+    are public knowledge. A schema with a
               label says it too.
     target:   the column of the schema that y holds (default: its label).
     """
@@ -304,8 +356,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
 class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
     """An estimator of numbers.
 
-    target_bounds:  the public range (low, high) of y; a schema says it too. Without one it is bought.
-    target:         the column of the schema that y holds.
+    target_bounds:  the public range (low, high) of y; a schema says it too. Without one it is
+    bought. target:         the column of the schema that y holds.
     """
 
     target_bounds: Any = None
@@ -313,7 +365,9 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
 
     def _target(self, X: Any, y: Any) -> Target | None:
         target.some(y)
-        return target.number(self.target_bounds, columns.label_of(self.schema, self.target) if self.target else None)
+        return target.number(
+            self.target_bounds, columns.label_of(self.schema, self.target) if self.target else None
+        )
 
 
 def load(run: str | Path) -> Any:
@@ -329,7 +383,13 @@ def load(run: str | Path) -> Any:
 
 def _framed(X: Any) -> Any:
     """An Arrow table in a form whose names scikit-learn reads."""
-    return X.slice(0, 0).to_pandas() if hasattr(X, "column_names") else X if hasattr(X, "columns") else columns.as_array(X)
+    return (
+        X.slice(0, 0).to_pandas()
+        if hasattr(X, "column_names")
+        else X
+        if hasattr(X, "columns")
+        else columns.as_array(X)
+    )
 
 
 def _bounded(data: Records, fit: Fit) -> Records:
@@ -337,12 +397,17 @@ def _bounded(data: Records, fit: Fit) -> Records:
     values, opened = records.open_values(data)
     names = [c.name for c in opened]
     if isinstance(data.aim, OpenTarget) and data.target is not None:
-        values, names = np.concatenate([values, data.target[:, None]], axis=1), [*names, target.NAME]
+        values, names = (
+            np.concatenate([values, data.target[:, None]], axis=1),
+            [*names, target.NAME],
+        )
     found = dict(zip(names, bounding.bought(values, names, fit), strict=True))
     if isinstance(data.aim, OpenTarget) and data.target is not None:
         low, high = found.pop(target.NAME).range
         data = replace(data, target=np.clip(data.target, low, high), aim=Range(low, high))
-    closed = tuple(found.get(c.name, c) if isinstance(c, columns.Open) else c for c in data.columns.columns)
+    closed = tuple(
+        found.get(c.name, c) if isinstance(c, columns.Open) else c for c in data.columns.columns
+    )
     return replace(data, columns=replace(data.columns, columns=closed))
 
 
@@ -350,10 +415,29 @@ def _domain(public: Public) -> list[Condition]:
     """Where ranges and classes come from."""
     needed = "ranges, categories and classes are public"
     if isinstance(public.target, Classes) and public.target.stated:
-        return [Condition("domain", needed, "the caller stated that the labels that occur in y are public", stated=True)]
+        return [
+            Condition(
+                "domain",
+                needed,
+                "the caller stated that the labels that occur in y are public",
+                stated=True,
+            )
+        ]
     if public.open:
-        return [Condition("domain", needed, f"{public.open} ranges that nobody stated were bought with a share of the budget")]
-    return [Condition("domain", needed, "they were taken from the schema or the caller, never from the records")]
+        return [
+            Condition(
+                "domain",
+                needed,
+                f"{public.open} ranges that nobody stated were bought with a share of the budget",
+            )
+        ]
+    return [
+        Condition(
+            "domain",
+            needed,
+            "they were taken from the schema or the caller, never from the records",
+        )
+    ]
 
 
 def _told(aim: Target | None) -> dict[str, Any] | None:

@@ -1,4 +1,6 @@
-"""Tables in files: their header is read before anything is reserved, their rows when a fit asks for them."""
+"""Tables in files: their header is read before anything is reserved, their rows when a fit asks for
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from dpfy.data.files import DataFile
 
 
 class FileTable:
-    """A CSV or Parquet file as a table of private records. It is a table to estimators: `names`, and `column(name)`.
+    """A CSV or Parquet file as a table of private records. It is a table to estimators: `names`,
+    and `column(name)`.
 
     Guarantees: nothing but the header is read before `column` is called.
     """
@@ -29,18 +32,28 @@ class FileTable:
     def column(self, name: str) -> NDArray[Any]:
         """A column as it is written."""
         if name not in self._cells:
-            raise InvalidInput("data column", name, f"is not a column of {self._file.name}: {', '.join(self.names)[:200]}")
+            raise InvalidInput(
+                "data column",
+                name,
+                f"is not a column of {self._file.name}: {', '.join(self.names)[:200]}",
+            )
         return np.array(self._cells[name], object)
 
     def target(self, name: str) -> FileColumn:
         """A column that is read when it is asked for."""
         if name not in self.names:
-            raise InvalidInput("target", name, f"must be a column of {self._file.name}: {', '.join(self.names)[:200]}")
+            raise InvalidInput(
+                "target",
+                name,
+                f"must be a column of {self._file.name}: {', '.join(self.names)[:200]}",
+            )
         return FileColumn(self, name)
 
     @cached_property
     def _cells(self) -> dict[str, Any]:
-        return dict(read_parquet(self._file, least=0) if self._parquet else read_csv(self._file, least=0))
+        return dict(
+            read_parquet(self._file, least=0) if self._parquet else read_csv(self._file, least=0)
+        )
 
 
 class FileColumn:

@@ -1,8 +1,9 @@
 """One fit in its run folder: reserve, read, release in rounds, write, card.
 
-Sums are made without rounding. What a record adds is a vector of whole multiples of 2^-bits; double precision adds and multiplies
-such numbers without error as long as sums stay below 2^53 steps, in any order, on any number of threads. So what is released
-changes by what one record adds and by nothing else, and matrix products do the work.
+Sums are made without rounding. What a record adds is a vector of whole multiples of 2^-bits; double
+precision adds and multiplies such numbers without error as long as sums stay below 2^53 steps, in
+any order, on any number of threads. So what is released changes by what one record adds and by
+nothing else, and matrix products do the work.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from dpfy.report import card
 from dpfy.runs.folder import CARD, LEDGER, Place, RunFolder, complete
 
 BITS = 12
-"""Fractional bits of a scaled number, or of a factor, where nothing else is said: products have twice as many."""
+"""Fractional bits of a scaled number, or of a factor, where nothing else is said: products have
+twice as many.
+"""
 EXACT = 53
 """Double precision holds whole numbers up to 2^53."""
 FINE = 16
@@ -60,8 +63,8 @@ def fixed(values: Any, bits: int = BITS) -> Floats:
 
 
 def most_records(largest: float, bits: int) -> int:
-    """How many records, none of which adds more than `largest` to a coordinate in steps of 2^-bits, can be summed without
-    rounding.
+    """How many records, none of which adds more than `largest` to a coordinate in steps of 2^-bits,
+    can be summed without rounding.
     """
     return int(2**EXACT / max(1.0, largest * 2.0**bits))
 
@@ -77,7 +80,10 @@ class Model:
         """As safetensors."""
         from safetensors.numpy import save
 
-        return save({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, {META: json.dumps(dict(self.facts))})
+        return save(
+            {k: np.ascontiguousarray(v) for k, v in self.arrays.items()},
+            {META: json.dumps(dict(self.facts))},
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Model:
@@ -96,7 +102,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Release:
-    """A finished fit: the files of its run folder. `path` is where they are, None for a fit that was given no folder."""
+    """A finished fit: the files of its run folder. `path` is where they are, None for a fit that
+    was given no folder.
+    """
 
     files: Mapping[str, bytes] = field(repr=False)
     path: Path | None = None
@@ -129,19 +137,28 @@ class Release:
         for name in (CARD, FILE):
             if name not in names:
                 raise InvalidInput("run", str(folder), f"holds no finished fit: {name} is missing")
-        files = {name: reading.content(name, folder / name, most=reading.MOST_DATA) for name in names}
+        files = {
+            name: reading.content(name, folder / name, most=reading.MOST_DATA) for name in names
+        }
         return cls(files, folder if keep_path else None)
 
 
 class Fit:
     """An open fit: what its claim has reserved is released under it, round by round.
 
-    Guarantees: nothing is released that was not reserved, no release twice, none with less noise than its round says. In a folder
-    that can be resumed each sum is bound before its noise is made.
+    Guarantees: nothing is released that was not reserved, no release twice, none with less noise
+    than its round says. In a folder that can be resumed each sum is bound before its noise is made.
     """
 
-    def __init__(self, folder: RunFolder, claim: FitClaim, resumable: bool, progress: Progress | None = None) -> None:
-        self._folder, self.claim, self._resumable, self._progress = folder, claim, resumable, progress
+    def __init__(
+        self, folder: RunFolder, claim: FitClaim, resumable: bool, progress: Progress | None = None
+    ) -> None:
+        self._folder, self.claim, self._resumable, self._progress = (
+            folder,
+            claim,
+            resumable,
+            progress,
+        )
         self._event = claim.event
         self._used: dict[str, int] = {}
 
@@ -155,9 +172,11 @@ class Fit:
         return self.claim.first_step(name)[0]
 
     def release(self, name: str, total: NDArray[Any], bits: int = 0) -> Floats:
-        """The next release of a round: a sum of contributions, in whole steps of 2^-bits, with its noise.
+        """The next release of a round: a sum of contributions, in whole steps of 2^-bits, with its
+        noise.
 
-        The caller has made every contribution a vector of whole steps with at most the norm `round(name).bound`.
+        The caller has made every contribution a vector of whole steps with at most the norm
+        `round(name).bound`.
 
         Guarantees: the noise is drawn exactly, of at least the scale of the round.
         """
@@ -165,23 +184,38 @@ class Fit:
         if not isinstance(held.event, events.Gaussian | events.Laplace):
             raise InvalidInput("round", name, "is a choice, not a sum")
         counts, bits = _laid(total, bits, held.scale)
-        grid, bound = Grid(-bits), Bound(l2=held.bound) if isinstance(held.event, events.Gaussian) else Bound(l1=held.bound)
-        tool = (Gaussian if isinstance(held.event, events.Gaussian) else Laplace)(held.event.noise_multiplier)
+        grid, bound = (
+            Grid(-bits),
+            Bound(l2=held.bound)
+            if isinstance(held.event, events.Gaussian)
+            else Bound(l1=held.bound),
+        )
+        tool = (Gaussian if isinstance(held.event, events.Gaussian) else Laplace)(
+            held.event.noise_multiplier
+        )
         parameter = tool.parameter(grid, bound)
-        bits_of_step = source(self._event, self._begun(name, step, counts), self._folder.randomness, step)
+        bits_of_step = source(
+            self._event, self._begun(name, step, counts), self._folder.randomness, step
+        )
         noise = tool.draw(counts.size, parameter, bits_of_step).reshape(counts.shape)
         return np.asarray(grid.values(counts + noise), np.float64)
 
     def choose(self, name: str, scores: NDArray[Any], bits: int = 0, monotone: bool = False) -> int:
-        """The next choice of a round: a public candidate, by scores in whole steps of 2^-bits, of which one unit changes each by
-        at most the bound of the round. `monotone`: adding a unit raises all scores or lowers all."""
+        """The next choice of a round: a public candidate, by scores in whole steps of 2^-bits, of
+        which one unit changes each by at most the bound of the round. `monotone`: adding a unit
+        raises all scores or lowers all.
+        """
         return self.choose_each(name, np.asarray(scores).reshape(1, -1), bits, monotone)[0]
 
-    def choose_each(self, name: str, scores: NDArray[Any], bits: int = 0, monotone: bool = False) -> list[int]:
-        """A choice for each row of scores, where adding a unit changes one row only: parts of the data that share no record.
+    def choose_each(
+        self, name: str, scores: NDArray[Any], bits: int = 0, monotone: bool = False
+    ) -> list[int]:
+        """A choice for each row of scores, where adding a unit changes one row only: parts of the
+        data that share no record.
 
-        Guarantees: all together are one choice for the bill. Adding or removing a unit changes one row; replacing one changes at
-        most two, by what adding changes each, and intervals of losses add up to that of one row changed by twice as much.
+        Guarantees: all together are one choice for the bill. Adding or removing a unit changes one
+        row; replacing one changes at most two, by what adding changes each, and intervals of losses
+        add up to that of one row changed by twice as much.
         """
         held, step = self._next(name)
         if not isinstance(held.event, events.BoundedRange):
@@ -193,7 +227,8 @@ class Fit:
         return [tool._index(row, width, stream) for row in counts]
 
     def draw(self, name: str, count: int, content: Callable[[], Iterable[bytes]]) -> Floats:
-        """The random linear term of an objective: standard normal numbers, rounded to 2^-40 of their deviation, and drawn exactly.
+        """The random linear term of an objective: standard normal numbers, rounded to 2^-40 of
+        their deviation, and drawn exactly.
 
         `content` gives all that they will meet.
         """
@@ -204,7 +239,9 @@ class Fit:
         for part in content() if self._resumable else ():
             whole.update(part)
         permit = self._begun(name, step, np.frombuffer(whole.digest(), np.int64))
-        drawn = integers.gaussian(count, 1 << TERM, source(self._event, permit, self._folder.randomness, step))
+        drawn = integers.gaussian(
+            count, 1 << TERM, source(self._event, permit, self._folder.randomness, step)
+        )
         return np.ldexp(drawn.astype(np.float64), -TERM)
 
     def tell(self, **facts: Any) -> None:
@@ -215,7 +252,9 @@ class Fit:
         held, first = self.claim.first_step(name)
         used = self._used.get(name, 0)
         if used >= held.releases:
-            raise InvalidInput("round", name, f"was reserved for {held.releases} releases, and all are made")
+            raise InvalidInput(
+                "round", name, f"was reserved for {held.releases} releases, and all are made"
+            )
         self._used[name] = used + 1
         return held, first + used
 
@@ -228,7 +267,9 @@ class Fit:
 
 
 def _counts(total: NDArray[Any], bits: int) -> NDArray[np.int64]:
-    """A sum in whole steps. Double precision made it without rounding, so that nothing is lost here."""
+    """A sum in whole steps. Double precision made it without rounding, so that nothing is lost
+    here.
+    """
     check.integer("bits", bits, least=0, most=EXACT)
     value = np.asarray(total)
     if value.dtype.kind in "biu":
@@ -237,7 +278,8 @@ def _counts(total: NDArray[Any], bits: int) -> NDArray[np.int64]:
 
 
 def _laid(total: NDArray[Any], bits: int, scale: float) -> tuple[NDArray[np.int64], int]:
-    """A sum in whole steps, and their fractional bits: at least `FINE` bits finer than the noise, which is then hardly widened.
+    """A sum in whole steps, and their fractional bits: at least `FINE` bits finer than the noise,
+    which is then hardly widened.
 
     What leaves the range of 62 bits counts as its end, which moves two sums no farther apart.
     """
@@ -255,16 +297,24 @@ def check_drawable(claim: FitClaim, bits: Mapping[str, int]) -> None:
     """Refuse, before anything is reserved, noise too wide to be drawn on the grid of a round."""
     for held in claim.rounds:
         if isinstance(held.event, events.Gaussian | events.Laplace):
-            drawable("epsilon", f"noise of {held.name}", Grid(-fine(bits.get(held.name, 0), held.scale)).steps(held.scale) + 8)
+            drawable(
+                "epsilon",
+                f"noise of {held.name}",
+                Grid(-fine(bits.get(held.name, 0), held.scale)).steps(held.scale) + 8,
+            )
 
 
 def _memory() -> str | None:
-    """A folder that lives in memory, where there is one: the secret of a fit without a folder never reaches a disk."""
+    """A folder that lives in memory, where there is one: the secret of a fit without a folder never
+    reaches a disk.
+    """
     return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else None
 
 
 @contextmanager
-def opened(place: Place, claim: FitClaim, resumable: bool, progress: Progress | None = None) -> Iterator[Fit]:
+def opened(
+    place: Place, claim: FitClaim, resumable: bool, progress: Progress | None = None
+) -> Iterator[Fit]:
     """A fit in its folder, every release of it reserved in every ledger."""
     with RunFolder(place, claim) as folder:
         yield Fit(folder, claim, resumable, progress)
@@ -287,12 +337,14 @@ def run(
     learn: Callable[[Fit], Model],
     progress: Progress | None = None,
 ) -> Release:
-    """A fit from its claim to its card: in `place`, or, where there is none, in a temporary folder of which the files are kept.
+    """A fit from its claim to its card: in `place`, or, where there is none, in a temporary folder
+    of which the files are kept.
 
-    `other` are fields of a place for the temporary folder (ledger, seed). `learn` reads the data; it is called when the claim is
-    reserved.
+    `other` are fields of a place for the temporary folder (ledger, seed). `learn` reads the data;
+    it is called when the claim is reserved.
 
-    Guarantees: what fails before the first release gives the reservations back and leaves no folder.
+    Guarantees: what fails before the first release gives the reservations back and leaves no
+    folder.
     """
     if place is not None:
         path = Path(place.path)

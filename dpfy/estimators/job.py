@@ -1,4 +1,6 @@
-"""A fit of a file from the command line: names of estimators, settings as text, what is measured on public rows."""
+"""A fit of a file from the command line: names of estimators, settings as text, what is measured on
+public rows.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.schema import Number
 from dpfy.estimators import columns, target
-from dpfy.estimators.estimator import COMMON, ESTIMATORS, PrivateClassifier, PrivateEstimator, PrivateRegressor, load
+from dpfy.estimators.estimator import (
+    COMMON,
+    ESTIMATORS,
+    PrivateClassifier,
+    PrivateEstimator,
+    PrivateRegressor,
+    load,
+)
 from dpfy.estimators.files import FileTable
 from dpfy.report.verify import verify
 from dpfy.runs.folder import Place
@@ -34,8 +43,9 @@ SHORT = {
     "soft-trees": "SoftTreeClassifier",
     "mixture": "GaussianMixture",
 }
-"""Names on the command line; every estimator is known by its own name in small letters with dashes, too. Where the target is a number, a
-family of classifiers stands for its regressors."""
+"""Names on the command line; every estimator is known by its own name in small letters with dashes,
+too. Where the target is a number, a family of classifiers stands for its regressors.
+"""
 
 
 def names() -> dict[str, type[PrivateEstimator]]:
@@ -44,13 +54,22 @@ def names() -> dict[str, type[PrivateEstimator]]:
 
     assert dpfy.estimators
     found = {short: ESTIMATORS[name] for short, name in SHORT.items() if name in ESTIMATORS}
-    return found | {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind for name, kind in sorted(ESTIMATORS.items())}
+    return found | {
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind
+        for name, kind in sorted(ESTIMATORS.items())
+    }
 
 
 def kind_for(name: str, schema: str, target: str | None) -> type[PrivateEstimator]:
-    """The estimator of that name; of a family in `SHORT`, the one that predicts what the schema says the target is."""
+    """The estimator of that name; of a family in `SHORT`, the one that predicts what the schema
+    says the target is.
+    """
     kind = names()[check.one_of("--estimator", name, names())]
-    if name in SHORT and issubclass(kind, PrivateClassifier) and isinstance(columns.label_of(schema, target), Number):
+    if (
+        name in SHORT
+        and issubclass(kind, PrivateClassifier)
+        and isinstance(columns.label_of(schema, target), Number)
+    ):
         return ESTIMATORS.get(kind.__name__.replace("Classifier", "Regressor"), kind)
     return kind
 
@@ -73,7 +92,9 @@ def settings(kind: type[PrivateEstimator], assignments: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Asked:
-    """A fit as it was asked for: `data` and `schema` are files, `given` the parameters of the estimator."""
+    """A fit as it was asked for: `data` and `schema` are files, `given` the parameters of the
+    estimator.
+    """
 
     estimator: str
     data: str
@@ -82,7 +103,9 @@ class Asked:
     given: Mapping[str, Any]
     test: str | None = None
 
-    def run(self, place: Place, progress: Callable[[int, int], None] | None = None) -> tuple[Any, dict[str, float]]:
+    def run(
+        self, place: Place, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[Any, dict[str, float]]:
         """The fitted estimator, and figures of the public test rows."""
         kind = kind_for(self.estimator, self.schema, self.target)
         made = kind(**self.given, schema=self.schema, run=place)
@@ -91,7 +114,9 @@ class Asked:
         held = None if self.test is None else FileTable(self.test)
         if not issubclass(kind, PrivateClassifier | PrivateRegressor):
             if self.target is not None:
-                raise InvalidInput("--target", self.target, f"is not for {self.estimator}, which predicts nothing")
+                raise InvalidInput(
+                    "--target", self.target, f"is not for {self.estimator}, which predicts nothing"
+                )
             return made.fit(table), {}
         said = columns.label_of(self.schema, self.target)
         if said is None:
@@ -118,21 +143,30 @@ def figures(made: Any, held: FileTable, truth: Any) -> dict[str, float]:
 
 
 def predicted(run: Path, data: Path) -> tuple[dict[str, Any], list[str]]:
-    """What a released estimator says about the rows of a file: as JSON, and as lines of CSV. The folder is verified first."""
+    """What a released estimator says about the rows of a file: as JSON, and as lines of CSV. The
+    folder is verified first.
+    """
     wrong = [finding for finding in verify(run) if not finding.holds]
     if wrong:
         raise Corrupt(run.name, f"does not verify: {wrong[0].what}: {wrong[0].detail}")
     made = load(run)
     if not hasattr(made, "predict"):
-        raise InvalidInput("run", str(run), f"holds a {type(made).__name__}, which predicts nothing")
+        raise InvalidInput(
+            "run", str(run), f"holds a {type(made).__name__}, which predicts nothing"
+        )
     rows = FileTable(data)
     found = made.predict(rows)
     told: dict[str, Any] = {"predictions": found.tolist()}
     lines = ["prediction", *(str(value) for value in found.tolist())]
     if hasattr(made, "predict_proba"):
         chances = made.predict_proba(rows)
-        names = [str(label) for label in getattr(made, "classes_", np.arange(chances.shape[1])).tolist()]
+        names = [
+            str(label) for label in getattr(made, "classes_", np.arange(chances.shape[1])).tolist()
+        ]
         told |= {"classes": names, "probabilities": chances.tolist()}
         lines[0] = ",".join(["prediction", *(f"P({name})" for name in names)])
-        lines[1:] = [",".join([a, *(f"{p:.6g}" for p in row)]) for a, row in zip(lines[1:], chances.tolist(), strict=True)]
+        lines[1:] = [
+            ",".join([a, *(f"{p:.6g}" for p in row)])
+            for a, row in zip(lines[1:], chances.tolist(), strict=True)
+        ]
     return told, lines

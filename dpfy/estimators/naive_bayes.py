@@ -22,12 +22,14 @@ COUNTS = "counts"
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NaiveBayes(PrivateClassifier):
-    """Naive Bayes with a histogram of every column in every class; the baseline that everyone knows.
+    """Naive Bayes with a histogram of every column in every class; the baseline that everyone
+    knows.
 
     bins:  equal bins of the public range of a number.
 
-    A record adds a one to each column's histogram of its class, so that its L2 norm is the root of the number of columns. After `fit`:
-    `log_prior_` [classes] and `log_likelihood_` [classes, cells], with the cells of the columns side by side.
+    A record adds a one to each column's histogram of its class, so that its L2 norm is the root of
+    the number of columns. After `fit`: `log_prior_` [classes] and `log_likelihood_` [classes,
+    cells], with the cells of the columns side by side.
     """
 
     bins: int = 16
@@ -37,39 +39,65 @@ class NaiveBayes(PrivateClassifier):
         return [Need(COUNTS, one_of_each(len(public.columns.columns), public.terms))]
 
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
-        starts = np.concatenate([[0], np.cumsum(data.cells(self.bins, slice(0))[1])]).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(data.cells(self.bins, slice(0))[1])]).astype(
+            np.int64
+        )
         counts = np.zeros(data.classes * starts[-1], np.int64)
         for part in parts(data.size):
             at = data.cells(self.bins, part)[0] + starts[:-1] + data.labels[part, None] * starts[-1]
             counts += np.bincount(at.ravel(), minlength=len(counts))
         counts = counts.reshape(data.classes, starts[-1])
-        return {"counts": fit.release(COUNTS, counts), "starts": starts, "scale": np.array([fit.round(COUNTS).scale])}
+        return {
+            "counts": fit.release(COUNTS, counts),
+            "starts": starts,
+            "scale": np.array([fit.round(COUNTS).scale]),
+        }
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._starts, self._scale = model["starts"], float(model["scale"][0])
         counts = np.maximum(model["counts"], 0.0)
         columns = np.split(counts, self._starts[1:-1], axis=1)
-        sizes = np.mean([column.sum(axis=1) for column in columns], axis=0)  # each column counts every record
+        sizes = np.mean(
+            [column.sum(axis=1) for column in columns], axis=0
+        )  # each column counts every record
         self.log_prior_ = np.log((sizes + 1) / (sizes + 1).sum())
-        more = max(1.0, self._scale)  # as if each cell had held so many records more: noise makes no cell impossible
-        shares = [(column + more) / (column + more).sum(axis=1, keepdims=True) for column in columns]
+        more = max(
+            1.0, self._scale
+        )  # as if each cell had held so many records more: noise makes no cell impossible
+        shares = [
+            (column + more) / (column + more).sum(axis=1, keepdims=True) for column in columns
+        ]
         self.log_likelihood_ = np.log(np.concatenate(shares, axis=1))
 
     def _log_joint(self, given: Records) -> NDArray[np.float64]:
         places, _ = given.cells(self._bins)
-        return np.asarray(self.log_prior_ + self.log_likelihood_.T[places + self._starts[:-1]].sum(axis=1))
+        return np.asarray(
+            self.log_prior_ + self.log_likelihood_.T[places + self._starts[:-1]].sum(axis=1)
+        )
 
     @property
     def _bins(self) -> int:
         """Of the fit, whatever the parameter says now."""
         sizes = np.diff(self._starts)
-        return next((int(n) for n, c in zip(sizes, self._columns.columns, strict=True) if c in self._columns.numbers), 2)
+        return next(
+            (
+                int(n)
+                for n, c in zip(sizes, self._columns.columns, strict=True)
+                if c in self._columns.numbers
+            ),
+            2,
+        )
 
     def explain(self) -> Explanation:
-        """How much each column tells the classes apart: the largest ratio of likelihoods between two classes, in its most telling cell."""
+        """How much each column tells the classes apart: the largest ratio of likelihoods between
+        two classes, in its most telling cell.
+        """
         spread = self.log_likelihood_.max(axis=0) - self.log_likelihood_.min(axis=0)
         parts = np.split(spread, self._starts[1:-1])
-        found = [(float(np.exp(part.max())), name) for name, part in zip(self._columns.names, parts, strict=True)]
+        found = [
+            (float(np.exp(part.max())), name)
+            for name, part in zip(self._columns.names, parts, strict=True)
+        ]
         rows = tuple((name, ratio) for ratio, name in sorted(found, reverse=True))
         note = f"each count has noise of standard deviation {self._scale:.3g}"
         return Explanation(("column", "largest likelihood ratio"), rows, note)

@@ -1,8 +1,9 @@
-"""Private records, read by their public columns: numbers moved into their ranges, categories as places in their lists.
+"""Private records, read by their public columns: numbers moved into their ranges, categories as
+places in their lists.
 
-A number outside its range is moved to the nearest end. A missing cell is what the schema says (`fill`), and refused where it says
-nothing; so are infinity, and a category that is not listed unless others are allowed (fill = "other"). Refusals come before any
-release.
+A number outside its range is moved to the nearest end. A missing cell is what the schema says
+(`fill`), and refused where it says nothing; so are infinity, and a category that is not listed
+unless others are allowed (fill = "other"). Refusals come before any release.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ ABSENT, UNLISTED = -1, -2
 
 @dataclass(frozen=True, repr=False)
 class Records:
-    """Records as arrays. `codes[:, k]` is the place of the k-th category (the length of its list where it is other).
+    """Records as arrays. `codes[:, k]` is the place of the k-th category (the length of its list
+    where it is other).
 
-    `given` holds the numbers as they came, finite and filled (NaN where a missing value has a cell of its own), and is never
-    written to: it may be the caller's own array. All that is made of it (`numbers`, `scaled`, `cells`) is moved into the public
-    ranges first. `target` holds places of classes, or numbers in their range, as `aim` says; both are None where nothing is
-    predicted.
+    `given` holds the numbers as they came, finite and filled (NaN where a missing value has a cell
+    of its own), and is never written to: it may be the caller's own array. All that is made of it
+    (`numbers`, `scaled`, `cells`) is moved into the public ranges first. `target` holds places of
+    classes, or numbers in their range, as `aim` says; both are None where nothing is predicted.
     """
 
     columns: Columns
@@ -77,17 +79,26 @@ class Records:
         return np.clip(self.given, self.columns.ends[:, 0], self.columns.ends[:, 1])
 
     def scaled(self, part: slice = slice(None)) -> Floats:
-        """The numbers through their transforms and onto their scales: [-1, 1], or [0, 1] where the schema says unit."""
+        """The numbers through their transforms and onto their scales: [-1, 1], or [0, 1] where the
+        schema says unit.
+        """
         symmetric = np.array([c.scale == "symmetric" for c in self.columns.numbers], bool)
-        return _unit(self.given[part], self.columns, width=np.where(symmetric, 2.0, 1.0), start=np.where(symmetric, -1.0, 0.0))
+        return _unit(
+            self.given[part],
+            self.columns,
+            width=np.where(symmetric, 2.0, 1.0),
+            start=np.where(symmetric, -1.0, 0.0),
+        )
 
     def units(self, number: int) -> Floats:
-        """A number as a share of its transformed range, from 0 to 1; NaN where it is missing and has a cell of its own."""
+        """A number as a share of its transformed range, from 0 to 1; NaN where it is missing and
+        has a cell of its own.
+        """
         return _unit(self.given[:, [number]], self.columns, slice(number, number + 1))[:, 0]
 
     def cells(self, bins: int, part: slice = slice(None)) -> tuple[Codes, tuple[int, ...]]:
-        """Every column as places: numbers in so many equal bins of their transformed range, categories as they are; and how many
-        each has.
+        """Every column as places: numbers in so many equal bins of their transformed range,
+        categories as they are; and how many each has.
 
         Guarantees: places lie below their counts, whatever the records hold.
         """
@@ -115,11 +126,17 @@ def _category(column: Column) -> Category:
 
 
 def _unit(
-    values: Floats, columns: Columns, which: slice = slice(None), width: Floats | float = 1.0, start: Floats | float = 0.0
+    values: Floats,
+    columns: Columns,
+    which: slice = slice(None),
+    width: Floats | float = 1.0,
+    start: Floats | float = 0.0,
 ) -> Floats:
-    """Numbers, moved into their ranges, as shares of their transformed ranges; times `width`, from `start` on: a copy.
+    """Numbers, moved into their ranges, as shares of their transformed ranges; times `width`, from
+    `start` on: a copy.
 
-    Guarantees: no share lies outside 0 and 1, times `width`, from `start` on, wherever numbers lie and however they are rounded.
+    Guarantees: no share lies outside 0 and 1, times `width`, from `start` on, wherever numbers lie
+    and however they are rounded.
     """
     ends, spans = columns.ends[which], columns.spans[which]
     alike = len(ends) > 1 and bool((ends == ends[0]).all())  # one range for all is quicker
@@ -129,7 +146,9 @@ def _unit(
         shares[:, logs] = np.log1p(shares[:, logs])
     factor = width / (spans[:, 1] - spans[:, 0])
     offset = start - spans[:, 0] * factor
-    if not logs and (factor == 1).all() and not offset.any():  # numbers that stand on their scale as they are
+    if (
+        not logs and (factor == 1).all() and not offset.any()
+    ):  # numbers that stand on their scale as they are
         return shares
     shares *= factor
     shares += offset
@@ -140,21 +159,37 @@ def _unit(
 
 
 def read(X: Any, columns: Columns) -> Records:
-    """Every record by its columns. Columns that are still open must get a range before anything is made of them."""
+    """Every record by its columns. Columns that are still open must get a range before anything is
+    made of them.
+    """
     if not any(hasattr(X, name) for name in ("columns", "column_names", "column")):
         array = as_array(X)
         if array.dtype.kind in "biuf" and not columns.categories:
-            return Records(columns, _filled(np.asarray(array, np.float64), columns), np.empty((len(array), 0), np.int64))
+            return Records(
+                columns,
+                _filled(np.asarray(array, np.float64), columns),
+                np.empty((len(array), 0), np.int64),
+            )
         cells = [array[:, k] for k in range(array.shape[1])]
     else:
         cells = [_column(X, c.name) for c in columns.columns]
     size = len(cells[0]) if cells else 0
     values = [
-        _numbers(cell, c, columns.missing) for cell, c in zip(cells, columns.columns, strict=True) if not isinstance(c, Category)
+        _numbers(cell, c, columns.missing)
+        for cell, c in zip(cells, columns.columns, strict=True)
+        if not isinstance(c, Category)
     ]
-    codes = [_codes(cell, c, columns) for cell, c in zip(cells, columns.columns, strict=True) if isinstance(c, Category)]
+    codes = [
+        _codes(cell, c, columns)
+        for cell, c in zip(cells, columns.columns, strict=True)
+        if isinstance(c, Category)
+    ]
     table = np.stack(values, axis=1) if values else np.empty((size, 0))
-    return Records(columns, _filled(table, columns), np.stack(codes, axis=1) if codes else np.empty((size, 0), np.int64))
+    return Records(
+        columns,
+        _filled(table, columns),
+        np.stack(codes, axis=1) if codes else np.empty((size, 0), np.int64),
+    )
 
 
 def _filled(values: Floats, columns: Columns) -> Floats:
@@ -162,7 +197,9 @@ def _filled(values: Floats, columns: Columns) -> Floats:
     if np.isfinite(values.sum()) or np.isfinite(values).all():
         return values
     found = values.copy()
-    _fill(found, [c for c in columns.columns if not isinstance(c, Category)], columns.cell_of_missing)
+    _fill(
+        found, [c for c in columns.columns if not isinstance(c, Category)], columns.cell_of_missing
+    )
     return found
 
 
@@ -170,14 +207,20 @@ def _fill(values: Floats, held: Sequence[Column], keep: bool) -> None:
     for k, column in enumerate(held):
         mine = values[:, k]
         if np.isinf(mine).any():
-            raise InvalidInput(f"X column {column.name}", "inf", "must be finite: Input X contains infinity or a value too large")
+            raise InvalidInput(
+                f"X column {column.name}",
+                "inf",
+                "must be finite: Input X contains infinity or a value too large",
+            )
         absent = np.isnan(mine)
         if absent.any():
             if not isinstance(column, Number) or column.fill is None:
                 if keep:
                     continue
                 raise InvalidInput(
-                    f"X column {column.name}", "NaN", "must have a value: give the column a public fill in a schema"
+                    f"X column {column.name}",
+                    "NaN",
+                    "must have a value: give the column a public fill in a schema",
                 )
             mine[absent] = column.fill
 
@@ -200,15 +243,23 @@ def _numbers(cells: Any, column: Column, missing: Sequence[str]) -> Floats:
         for row in np.flatnonzero(absent).tolist():
             text = word(held[row])
             if text and text not in missing and text.lower() != "nan":
-                raise InvalidInput(f"X column {column.name}, row {row + 1}", "a cell that is no number", "must be a number")
+                raise InvalidInput(
+                    f"X column {column.name}, row {row + 1}",
+                    "a cell that is no number",
+                    "must be a number",
+                )
     return np.array(found, np.float64)
 
 
 def _codes(cells: Any, column: Category, columns: Columns) -> Codes:
-    """The place of each cell's word in the list of its column; the length of the list for others."""
+    """The place of each cell's word in the list of its column; the length of the list for
+    others.
+    """
     words, places = distinct(cells)
     known = {w: k for k, w in enumerate(column.categories)}
-    found = [_place(w, known, column, columns.missing) for w in words] + [_place("", known, column, columns.missing, absent=True)]
+    found = [_place(w, known, column, columns.missing) for w in words] + [
+        _place("", known, column, columns.missing, absent=True)
+    ]
     codes = np.array(found, np.int64)[places]  # place -1, no value, is the last
     if columns.cell_of_missing:
         codes[codes == ABSENT] = len(column.categories)
@@ -224,8 +275,12 @@ def _codes(cells: Any, column: Category, columns: Columns) -> Codes:
     return codes
 
 
-def _place(text: str, known: dict[str, int], column: Category, missing: Sequence[str], absent: bool = False) -> int:
-    """`ABSENT` for a missing value without a fill, `UNLISTED` for a word that is not listed where others are not allowed."""
+def _place(
+    text: str, known: dict[str, int], column: Category, missing: Sequence[str], absent: bool = False
+) -> int:
+    """`ABSENT` for a missing value without a fill, `UNLISTED` for a word that is not listed where
+    others are not allowed.
+    """
     other = len(column.categories)
     if text in known and not absent:
         return known[text]

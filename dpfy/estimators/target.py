@@ -1,4 +1,6 @@
-"""What is predicted: one of a public list of classes, or a number in a public range. Neither is read from the records for free."""
+"""What is predicted: one of a public list of classes, or a number in a public range. Neither is
+read from the records for free.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NAME = "y"
 
 @dataclass(frozen=True)
 class Classes:
-    """A public list of labels, sorted. `stated`: the caller said that those in y are public, and they were read from it."""
+    """A public list of labels, sorted. `stated`: the caller said that those in y are public, and
+    they were read from it.
+    """
 
     labels: tuple[Any, ...]
     stated: bool = False
@@ -90,13 +94,18 @@ Target = Union[Classes, Range, OpenTarget]
 
 
 def classes(given: Any, said: Column | Label | None, y: Any) -> Classes:
-    """The public classes: those given, or those of the schema. `y` is looked at only where the caller states that its labels are public."""
+    """The public classes: those given, or those of the schema. `y` is looked at only where the
+    caller states that its labels are public.
+    """
     if given is None:
         if isinstance(said, Label):
             return Classes(tuple(sorted(said.classes)))
         if isinstance(said, Category):
             return Classes(tuple(sorted(said.categories)))
-        rule = 'must be given: the public list of labels, a schema with a label, or "public" to state that those in y are'
+        rule = (
+            'must be given: the public list of labels, a schema with a label, or "public" to state '
+            "that those in y are"
+        )
         raise InvalidInput("classes", given, rule)
     if isinstance(given, str):
         if given != PUBLIC:
@@ -111,10 +120,18 @@ def classes(given: Any, said: Column | Label | None, y: Any) -> Classes:
 
 
 def _discrete(values: NDArray[Any]) -> NDArray[Any]:
-    if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.rint(values)).all()):
+    if values.dtype.kind == "f" and not (
+        np.isfinite(values).all() and (values == np.rint(values)).all()
+    ):
         if not np.isfinite(values).all():
-            raise InvalidInput("y", "NaN or inf", "Input y contains NaN or infinity: labels must be values")
-        raise InvalidInput("y", "numbers that are not whole", "Unknown label type: continuous; labels must be classes")
+            raise InvalidInput(
+                "y", "NaN or inf", "Input y contains NaN or infinity: labels must be values"
+            )
+        raise InvalidInput(
+            "y",
+            "numbers that are not whole",
+            "Unknown label type: continuous; labels must be classes",
+        )
     return values
 
 
@@ -125,9 +142,15 @@ def _labels(found: NDArray[Any]) -> tuple[Any, ...]:
 
 
 def number(given: Any, said: Column | Label | None) -> Range | OpenTarget:
-    """The public range of the target: that given, or that of the schema; open where there is none."""
+    """The public range of the target: that given, or that of the schema; open where there is
+    none.
+    """
     if given is not None:
-        return Range(*interval("target_bounds", tuple(given) if isinstance(given, Sequence | np.ndarray) else given))
+        return Range(
+            *interval(
+                "target_bounds", tuple(given) if isinstance(given, Sequence | np.ndarray) else given
+            )
+        )
     if isinstance(said, Number):
         return Range(*said.range)
     if said is not None and not isinstance(said, Open):
@@ -150,10 +173,18 @@ def column_of(y: Any) -> NDArray[Any]:
 
         from sklearn.exceptions import DataConversionWarning
 
-        warnings.warn("A column-vector y was passed when a 1d array was expected", DataConversionWarning, stacklevel=4)
+        warnings.warn(
+            "A column-vector y was passed when a 1d array was expected",
+            DataConversionWarning,
+            stacklevel=4,
+        )
         held = held[:, 0]
     if held.ndim != 1:
-        raise InvalidInput("y", f"shape {held.shape}", "must have one value for each record: y should be a 1d array")
+        raise InvalidInput(
+            "y",
+            f"shape {held.shape}",
+            "must have one value for each record: y should be a 1d array",
+        )
     if held.dtype.kind == "c":
         raise InvalidInput("y", str(held.dtype), "Complex data not supported")
     return held

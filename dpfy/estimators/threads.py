@@ -1,6 +1,8 @@
-"""Work on blocks of records on several threads. Sums are made without rounding, so that no release depends on how many there are.
+"""Work on blocks of records on several threads. Sums are made without rounding, so that no release
+depends on how many there are.
 
-How many is said once, around a fit: a setting of the machine, which no function that computes something has to know.
+How many is said once, around a fit: a setting of the machine, which no function that computes
+something has to know.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _COUNT: ContextVar[int] = ContextVar("threads of a fit", default=1)
 
 
 def checked(n_jobs: int | None) -> int:
-    """How many threads `n_jobs` means, as scikit-learn reads it: -1 for one on each core, None for one unless joblib was told otherwise."""
+    """How many threads `n_jobs` means, as scikit-learn reads it: -1 for one on each core, None for
+    one unless joblib was told otherwise.
+    """
     if n_jobs is None:
         return int(effective_n_jobs(None))
     if check.integer("n_jobs", n_jobs, least=-MOST, most=MOST) == 0:
@@ -35,7 +39,9 @@ def checked(n_jobs: int | None) -> int:
 
 @contextmanager
 def threads(n_jobs: int | None) -> Iterator[None]:
-    """What `each` is given inside runs on so many threads, and libraries of linear algebra on one for each of them."""
+    """What `each` is given inside runs on so many threads, and libraries of linear algebra on one
+    for each of them.
+    """
     count = checked(n_jobs)
     before = _COUNT.set(count)
     try:
@@ -49,7 +55,9 @@ def threads(n_jobs: int | None) -> Iterator[None]:
 
 
 def each(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """What `work` makes of every item, in their order. After an error, or an interruption, nothing more is begun."""
+    """What `work` makes of every item, in their order. After an error, or an interruption, nothing
+    more is begun.
+    """
     count = _COUNT.get()
     if count == 1:
         yield from map(work, items)

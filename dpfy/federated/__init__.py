@@ -1,6 +1,8 @@
-"""Training over clients, each of which computes on data of its own: what is bounded is the update that a client sends.
+"""Training over clients, each of which computes on data of its own: what is bounded is the update
+that a client sends.
 
-Everything after the bounded sum is the private training loop: noise, ledger, optimizer, checkpoints, card.
+Everything after the bounded sum is the private training loop: noise, ledger, optimizer,
+checkpoints, card.
 """
 
 from __future__ import annotations

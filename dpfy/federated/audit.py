@@ -18,7 +18,8 @@ from dpfy.training.run import Run
 
 
 def observe_rounds(model: nn.Module, rows: Array, plan: Plan, seed: int | None = None) -> Array:
-    """Run `plan` on clients with the updates `rows` [clients, parameters], for a model of one parameter tensor; the noisy sums.
+    """Run `plan` on clients with the updates `rows` [clients, parameters], for a model of one
+    parameter tensor; the noisy sums.
 
     Both are in clip norms.
     """
@@ -27,7 +28,9 @@ def observe_rounds(model: nn.Module, rows: Array, plan: Plan, seed: int | None =
     seen: list[Array] = []
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run", seed=seed, checkpoint_every=1e9)
-        rounds = PrivateRounds(model, torch.optim.SGD(model.parameters(), lr=0.01), plan, run, repeatable=True)
+        rounds = PrivateRounds(
+            model, torch.optim.SGD(model.parameters(), lr=0.01), plan, run, repeatable=True
+        )
 
         def look(training: PrivateTraining) -> None:
             seen.append(_released(plan, trainable(training.model)))

@@ -13,6 +13,7 @@ def check_unit(unit: Unit) -> None:
     """Refuse a plan for single examples: what is bounded, sampled and counted is a client."""
     if unit.name == "example":
         rule = (
-            "a round bounds the update of a whole client: give the recipe unit=dpfy.federated.CLIENT, or the unit of by_user data"
+            "a round bounds the update of a whole client: give the recipe "
+            "unit=dpfy.federated.CLIENT, or the unit of by_user data"
         )
         raise InvalidInput("plan unit", unit.name, rule)

@@ -1,7 +1,9 @@
-"""One pass for many clients through a chain of plain layers: clients lie beside each other as channels, or as matrices of a batch.
+"""One pass for many clients through a chain of plain layers: clients lie beside each other as
+channels, or as matrices of a batch.
 
-Images of all clients are one image with the channels of all (``[rows, clients * channels, height, width]``) and convolutions have a
-group for each client; behind the last of them rows are vectors (``[clients, rows, features]``), and layers products of batches of matrices.
+Images of all clients are one image with the channels of all (``[rows, clients * channels, height,
+width]``) and convolutions have a group for each client; behind the last of them rows are vectors
+(``[clients, rows, features]``), and layers products of batches of matrices.
 """
 
 from __future__ import annotations
@@ -12,12 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-POINTWISE = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Hardtanh, nn.Softplus, nn.Identity)
+POINTWISE = (
+    nn.Tanh,
+    nn.ReLU,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Hardtanh,
+    nn.Softplus,
+    nn.Identity,
+)
 POOLS = (nn.AvgPool2d, nn.MaxPool2d)
 
 
 def chain(model: nn.Module, dimensions: int) -> list[tuple[str, nn.Module]] | None:
-    """The layers of `model` in their order, by name, if it is a chain of layers that can be folded; else None.
+    """The layers of `model` in their order, by name, if it is a chain of layers that can be folded;
+    else None.
 
     A record has so many `dimensions`: 3 for an image, 1 for a vector.
 
@@ -27,15 +41,23 @@ def chain(model: nn.Module, dimensions: int) -> list[tuple[str, nn.Module]] | No
     if type(model) is not nn.Sequential or not all(_plain(layer) for _, layer in layers):
         return None
     kinds = [_kind(layer) for _, layer in layers]
-    if None in kinds or any(layer._forward_hooks or layer._forward_pre_hooks for _, layer in layers):
+    if None in kinds or any(
+        layer._forward_hooks or layer._forward_pre_hooks for _, layer in layers
+    ):
         return None
-    return layers if _ordered([kind for kind in kinds if kind and kind != "p"], dimensions) else None
+    return (
+        layers if _ordered([kind for kind in kinds if kind and kind != "p"], dimensions) else None
+    )
 
 
 def folded(layers: list[tuple[str, nn.Module]], weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """What each client's layers make of its rows: `x` is [clients, rows, ...], `weights` are stacked."""
+    """What each client's layers make of its rows: `x` is [clients, rows, ...], `weights` are
+    stacked.
+    """
     clients = len(x)
-    if images := any(isinstance(layer, nn.Conv2d | nn.AvgPool2d | nn.MaxPool2d) for _, layer in layers):
+    if images := any(
+        isinstance(layer, nn.Conv2d | nn.AvgPool2d | nn.MaxPool2d) for _, layer in layers
+    ):
         x = x.transpose(0, 1).flatten(1, 2)
         x = x.contiguous(memory_format=_format(x))
     for name, layer in layers:
@@ -75,12 +97,16 @@ def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _plain(layer: nn.Module) -> bool:
-    """Neither a class of somebody's own, nor with weights that are something else (a parametrisation, say)."""
+    """Neither a class of somebody's own, nor with weights that are something else (a
+    parametrisation, say).
+    """
     return type(layer) in (nn.Conv2d, nn.Linear, nn.Flatten, *POINTWISE, *POOLS)
 
 
 def _kind(layer: nn.Module) -> str | None:
-    """i: of images; v: of vectors; f: from images to vectors; p: of either; None: cannot be folded."""
+    """i: of images; v: of vectors; f: from images to vectors; p: of either; None: cannot be
+    folded.
+    """
     if isinstance(layer, nn.Conv2d):
         return "i" if layer.padding_mode == "zeros" else None
     if isinstance(layer, POOLS):
@@ -95,4 +121,8 @@ def _ordered(kinds: list[str], dimensions: int) -> bool:
     if "f" not in kinds:
         return dimensions == 1 and set(kinds) <= {"v"}
     where = kinds.index("f")
-    return set(kinds[:where]) <= {"i"} and set(kinds[where + 1 :]) <= {"v"} and (dimensions == 3 or where == 0)
+    return (
+        set(kinds[:where]) <= {"i"}
+        and set(kinds[where + 1 :]) <= {"v"}
+        and (dimensions == 3 or where == 0)
+    )

@@ -1,8 +1,11 @@
-"""Local training of a whole cohort at once: each client takes some steps on its own records, from the weights it was sent.
+"""Local training of a whole cohort at once: each client takes some steps on its own records, from
+the weights it was sent.
 
-    Delta_u = theta - w_u after K steps w_u <- w_u - rate * (mean gradient of a minibatch of client u at w_u)
+    Delta_u = theta - w_u after K steps w_u <- w_u - rate * (mean gradient of a minibatch of client
+    u at w_u)
 
-The clients' weights are stacked, and one pass of the model serves all of them; a loop over clients computes the same, one by one.
+The clients' weights are stacked, and one pass of the model serves all of them; a loop over clients
+computes the same, one by one.
 """
 
 from __future__ import annotations
@@ -31,23 +34,29 @@ from dpfy.gradients.engine import trainable
 from dpfy.training.objective import Objective
 
 FEDAVG, FEDSGD = METHODS = ("fedavg", "fedsgd")
-"""Weights move between local steps; or they stand still, and the gradients of all minibatches are added up."""
+"""Weights move between local steps; or they stand still, and the gradients of all minibatches are
+added up.
+"""
 BATCHED, LOOP = WAYS = ("batched", "loop")
 CPU_CLIENTS = 25
 """Clients computed at once on a CPU: more of them leave its caches."""
 WORKERS = 8
-"""Threads that compute clients side by side on a CPU: more of them would wait for each other's turn in Python."""
+"""Threads that compute clients side by side on a CPU: more of them would wait for each other's turn
+in Python.
+"""
 GPU_ELEMENTS = 1 << 31
 """Numbers of the clients' weights at once on a GPU."""
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a client does with its records in a round: `steps` of SGD on minibatches of `batch_size`, all of its records by default.
+    """What a client does with its records in a round: `steps` of SGD on minibatches of
+    `batch_size`, all of its records by default.
 
-    A client goes through its records in an order drawn anew for each round, and again from the beginning if it has few; a minibatch
-    never holds a record twice. "fedsgd" takes no local step: it adds up the gradients at the weights that were sent. `at_once` is how
-    many clients are computed together; like `way`, it changes speed and memory alone.
+    A client goes through its records in an order drawn anew for each round, and again from the
+    beginning if it has few; a minibatch never holds a record twice. "fedsgd" takes no local step:
+    it adds up the gradients at the weights that were sent. `at_once` is how many clients are
+    computed together; like `way`, it changes speed and memory alone.
     """
 
     steps: int = 1
@@ -59,7 +68,9 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         check.integer("local.steps", self.steps)
-        object.__setattr__(self, "learning_rate", check.positive("local.learning_rate", self.learning_rate))
+        object.__setattr__(
+            self, "learning_rate", check.positive("local.learning_rate", self.learning_rate)
+        )
         for name in ("batch_size", "at_once"):
             if getattr(self, name) is not None:
                 check.integer(f"local.{name}", getattr(self, name))
@@ -67,28 +78,41 @@ class LocalTraining:
         check.one_of("local.way", self.way, WAYS)
         if self.method == FEDSGD and self.learning_rate != 1:
             raise InvalidInput(
-                "local.learning_rate", self.learning_rate, "must be 1 for fedsgd: the server's rate is the only one"
+                "local.learning_rate",
+                self.learning_rate,
+                "must be 1 for fedsgd: the server's rate is the only one",
             )
 
     @property
     def is_gradient(self) -> bool:
-        """Whether an update is the gradient of a client's whole data at the weights that were sent, times the rate."""
+        """Whether an update is the gradient of a client's whole data at the weights that were sent,
+        times the rate.
+        """
         return self.steps == 1 and self.batch_size is None
 
 
 class LocalUpdates:
     """Computes the updates of cohorts from the clients' records.
 
-    Guarantees: the update of a client is a function of the weights, its own records, the round and the run's secret, whoever else is in
-    the cohort.
+    Guarantees: the update of a client is a function of the weights, its own records, the round and
+    the run's secret, whoever else is in the cohort.
     """
 
-    def __init__(self, model: nn.Module, clients: UserRecords, local: LocalTraining, aim: Objective, secret: Randomness) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: UserRecords,
+        local: LocalTraining,
+        aim: Objective,
+        secret: Randomness,
+    ) -> None:
         *fields, real = clients.tensors
         self._model, self._local, self._randomness = model, local, secret
         self._fields, self._device = tuple(fields), real.device
         self._sizes: NDArray[np.int64] = real.sum(1).cpu().numpy()
-        self._width = real.shape[1] if local.batch_size is None else min(local.batch_size, real.shape[1])
+        self._width = (
+            real.shape[1] if local.batch_size is None else min(local.batch_size, real.shape[1])
+        )
         frozen = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
         def one(weights: dict[str, Tensor], batch: tuple[Tensor, ...], counts: Tensor) -> Tensor:
@@ -104,7 +128,9 @@ class LocalUpdates:
         self._all: Callable[..., Tensor] = vmap(one, randomness="different")
         self._recorded: RecordedSteps | None = None
         self._memory, self._workers = NewMemory(), 1
-        known = aim.whole is None and isinstance(aim.loss, str)  # a function of the caller's may do what only Python repeats
+        known = aim.whole is None and isinstance(
+            aim.loss, str
+        )  # a function of the caller's may do what only Python repeats
         fast = known and local.way == BATCHED
         memory = SameMemory() if fast and real.device.type == "cpu" else self._memory
         chained = one_pass(model, fields[0].dim() - 2, memory)
@@ -116,16 +142,22 @@ class LocalUpdates:
                 self._recorded = RecordedSteps(self._step)
 
     def __call__(self, step: int, clients: NDArray[np.int64]) -> dict[str, Tensor]:
-        """The updates of these clients in round `step`, stacked: tensors of shape [clients, *parameter]."""
+        """The updates of these clients in round `step`, stacked: tensors of shape [clients,
+        *parameter].
+        """
         sent = {name: p.detach() for name, p in trainable(self._model).items()}
         updates = {name: p.new_zeros(len(clients), *p.shape) for name, p in sent.items()}
 
         def fill(part: slice) -> None:
-            self._fill({name: rows[part] for name, rows in updates.items()}, sent, step, clients[part])
+            self._fill(
+                {name: rows[part] for name, rows in updates.items()}, sent, step, clients[part]
+            )
 
         workers = min(torch.get_num_threads(), self._workers)
         most = self._at_once(len(clients), workers, sum(p.numel() for p in sent.values()))
-        side_by_side(fill, [slice(start, start + most) for start in range(0, len(clients), most)], workers)
+        side_by_side(
+            fill, [slice(start, start + most) for start in range(0, len(clients), most)], workers
+        )
         return updates
 
     def _at_once(self, clients: int, workers: int, numbers: int) -> int:
@@ -133,9 +165,16 @@ class LocalUpdates:
         most = CPU_CLIENTS if self._device.type == "cpu" else max(1, GPU_ELEMENTS // numbers)
         return self._local.at_once or max(1, min(most, -(-clients // workers)))
 
-    def _fill(self, updates: dict[str, Tensor], sent: dict[str, Tensor], step: int, clients: NDArray[np.int64]) -> None:
-        """Write the updates of as many clients as are computed at once, into zeros. The update itself is kept, not the weights: one step
-        loses no digit."""
+    def _fill(
+        self,
+        updates: dict[str, Tensor],
+        sent: dict[str, Tensor],
+        step: int,
+        clients: NDArray[np.int64],
+    ) -> None:
+        """Write the updates of as many clients as are computed at once, into zeros. The update
+        itself is kept, not the weights: one step loses no digit.
+        """
         places, counts = self._minibatches(step, clients)
         who = torch.from_numpy(clients).to(self._device)
         if self._recorded is not None:
@@ -145,19 +184,31 @@ class LocalUpdates:
         for k in range(self._local.steps):
             self._step(sent, updates, who, places[:, k], counts[:, k])
 
-    def _step(self, sent: dict[str, Tensor], updates: dict[str, Tensor], who: Tensor, places: Tensor, counts: Tensor) -> None:
+    def _step(
+        self,
+        sent: dict[str, Tensor],
+        updates: dict[str, Tensor],
+        who: Tensor,
+        places: Tensor,
+        counts: Tensor,
+    ) -> None:
         """One local step of these clients, from the updates they have come to."""
         memory = self._memory
         memory.begin()
         if self._local.method == FEDAVG:
-            at = {n: torch.sub(p, updates[n], out=memory.empty(p, *updates[n].shape)).detach() for n, p in sent.items()}
+            at = {
+                n: torch.sub(p, updates[n], out=memory.empty(p, *updates[n].shape)).detach()
+                for n, p in sent.items()
+            }
         else:
             at = {n: p.expand_as(updates[n]).detach() for n, p in sent.items()}
         batch = tuple(field[who[:, None], places] for field in self._fields)
         for name, gradient in self._gradients(at, batch, counts).items():
             updates[name].add_(gradient, alpha=self._local.learning_rate)
 
-    def _gradients(self, at: dict[str, Tensor], batch: tuple[Tensor, ...], counts: Tensor) -> dict[str, Tensor]:
+    def _gradients(
+        self, at: dict[str, Tensor], batch: tuple[Tensor, ...], counts: Tensor
+    ) -> dict[str, Tensor]:
         """For each client the gradient of its minibatch at its own weights."""
         weights = {name: t.requires_grad_() for name, t in at.items()}
         if self._local.way == BATCHED:
@@ -168,16 +219,22 @@ class LocalUpdates:
                     raise
                 first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
                 raise Unsupported(
-                    f"one pass of this model for many clients ({first})", 'use LocalTraining(way="loop")'
+                    f"one pass of this model for many clients ({first})",
+                    'use LocalTraining(way="loop")',
                 ) from problem
         else:
-            alone = [pytree.tree_map(lambda t, i=i: t[i], (weights, batch, counts)) for i in range(len(counts))]
+            alone = [
+                pytree.tree_map(lambda t, i=i: t[i], (weights, batch, counts))
+                for i in range(len(counts))
+            ]
             losses = torch.stack([self._one(*arguments) for arguments in alone])
         found = torch.autograd.grad(losses.sum(), list(weights.values()), allow_unused=True)
         return {name: g for name, g in zip(weights, found, strict=True) if g is not None}
 
     def _minibatches(self, step: int, clients: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Which of its records each client takes at each local step, [clients, steps, width], and which of these places count."""
+        """Which of its records each client takes at each local step, [clients, steps, width], and
+        which of these places count.
+        """
         local, width = self._local, self._width
         places = np.arange(local.steps * width).reshape(local.steps, width)
         taken = np.empty((len(clients), *places.shape), np.int64)
@@ -189,18 +246,26 @@ class LocalUpdates:
                 continue
             own = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, int(client)]))
             taken[row] = own.permutation(size)[places % size]
-        counts = np.broadcast_to((np.arange(width) < self._sizes[clients][:, None])[:, None], taken.shape)
-        return torch.from_numpy(taken).to(self._device), torch.from_numpy(counts.copy()).to(self._device)
+        counts = np.broadcast_to(
+            (np.arange(width) < self._sizes[clients][:, None])[:, None], taken.shape
+        )
+        return torch.from_numpy(taken).to(self._device), torch.from_numpy(counts.copy()).to(
+            self._device
+        )
 
 
 def side_by_side(work: Callable[[slice], None], parts: Sequence[slice], workers: int) -> None:
-    """Do the parts of some work by so many threads, which share the processors that torch may use."""
+    """Do the parts of some work by so many threads, which share the processors that torch may
+    use.
+    """
     threads, workers = torch.get_num_threads(), min(workers, len(parts))
     if workers < 2:
         for part in parts:
             work(part)
         return
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(max(1, threads // workers),))
+    pool = ThreadPoolExecutor(
+        workers, initializer=torch.set_num_threads, initargs=(max(1, threads // workers),)
+    )
     try:
         for _ in pool.map(work, parts):
             pass
@@ -210,11 +275,14 @@ def side_by_side(work: Callable[[slice], None], parts: Sequence[slice], workers:
 
 
 OnePass = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""From stacked weights and rows [clients, rows, ...] to what each client's model makes of its own rows."""
+"""From stacked weights and rows [clients, rows, ...] to what each client's model makes of its own
+rows.
+"""
 
 
 def one_pass(model: nn.Module, dimensions: int, memory: NewMemory | None = None) -> OnePass | None:
-    """One pass for many clients, if `model` is a chain of plain layers for records of so many `dimensions`; else None.
+    """One pass for many clients, if `model` is a chain of plain layers for records of so many
+    `dimensions`; else None.
 
     `memory` is where it computes, if it can be told.
 

@@ -11,13 +11,17 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Participations:
-    """The cohorts of all rounds so far, of `clients` numbered clients. Who was admitted took part, also if it sent nothing."""
+    """The cohorts of all rounds so far, of `clients` numbered clients. Who was admitted took part,
+    also if it sent nothing.
+    """
 
     clients: int
     rounds: Sequence[Sequence[int]]
 
     def eligible(self, step: int, separation: int, most: int) -> NDArray[np.int64]:
-        """Who may take part in round `step`: the last time is `separation` rounds ago or more, and there were fewer than `most`."""
+        """Who may take part in round `step`: the last time is `separation` rounds ago or more, and
+        there were fewer than `most`.
+        """
         last = np.full(self.clients, -separation, dtype=np.int64)
         often = np.zeros(self.clients, dtype=np.int64)
         for made, cohort in enumerate(self.rounds):
@@ -28,9 +32,11 @@ class Participations:
 
 @dataclass(frozen=True)
 class OwnTimes:
-    """Arrivals of a simulation: each device is there around a time of its own, and a round takes the first `cohort` that may take part.
+    """Arrivals of a simulation: each device is there around a time of its own, and a round takes
+    the first `cohort` that may take part.
 
-    Some come often and some hardly ever; nothing about it is secret or random, and nothing is claimed for it.
+    Some come often and some hardly ever; nothing about it is secret or random, and nothing is
+    claimed for it.
     """
 
     cohort: int

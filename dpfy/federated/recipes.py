@@ -1,4 +1,6 @@
-"""Recipes for federations whose clients nobody can sample: they check in when they can, and rest between two participations."""
+"""Recipes for federations whose clients nobody can sample: they check in when they can, and rest
+between two participations.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +31,38 @@ def check_in(
     unit: Unit = CLIENT,
     noise: str = FLOAT,
 ) -> Recipe:
-    """DP-FTRL over clients that check in when they can (Kairouz et al. 2021): no sampling is assumed, and no amplification claimed.
+    """DP-FTRL over clients that check in when they can (Kairouz et al. 2021): no sampling is
+    assumed, and no amplification claimed.
 
-    A client takes part at most every `separation` rounds, and at most `most` times (by default as often as the rounds allow); the
-    server enforces both. `strategy`: "blt" keeps a few `buffers`, "bands" one for each round of a separation, "independent" is
-    DP-FedAvg without amplification. `cohort` is what the sum of a round is divided by.
+    A client takes part at most every `separation` rounds, and at most `most` times (by default as
+    often as the rounds allow); the server enforces both. `strategy`: "blt" keeps a few `buffers`,
+    "bands" one for each round of a separation, "independent" is DP-FedAvg without amplification.
+    `cohort` is what the sum of a round is divided by.
 
-    Guarantees: zero-out: the contribution of one client, wherever it took part, is replaced by nothing. Who else checks in may depend on
-    anything.
+    Guarantees: zero-out: the contribution of one client, wherever it took part, is replaced by
+    nothing. Who else checks in may depend on anything.
     """
     check.integer("clients", clients, most=check.RECORDS)
     check.integer("rounds", rounds, most=check.STEPS)
     if check.integer("separation", separation) > rounds:
-        raise InvalidInput("separation", separation, f"must be at most the number of rounds ({rounds})")
+        raise InvalidInput(
+            "separation", separation, f"must be at most the number of rounds ({rounds})"
+        )
     if check.positive("cohort", cohort) > clients / separation:
         rule = (
-            f"must be at most {clients / separation:g}: {clients} clients that rest {separation - 1} rounds give no more a round"
+            f"must be at most {clients / separation:g}: {clients} clients that rest "
+            f"{separation - 1} rounds give no more a round"
         )
         raise InvalidInput("cohort", cohort, rule)
     often = -(-rounds // separation)
-    pattern = Separated(separation, often if most is None else min(check.integer("most", most), often))
+    pattern = Separated(
+        separation, often if most is None else min(check.integer("most", most), often)
+    )
     sampler = CheckInSampler(cohort, separation, pattern.most)
     made = _strategy(check.one_of("strategy", strategy, STRATEGIES), pattern, rounds, buffers)
-    return Recipe(clients, sampler, rounds, FlatClip(clip_norm), made, unit, Adjacency.ZERO_OUT, noise)
+    return Recipe(
+        clients, sampler, rounds, FlatClip(clip_norm), made, unit, Adjacency.ZERO_OUT, noise
+    )
 
 
 def _strategy(name: str, pattern: Separated, rounds: int, buffers: int) -> Strategy:

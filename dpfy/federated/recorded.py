@@ -1,7 +1,8 @@
-"""A local step of many clients as a CUDA graph: forward, backward and move of all of them, launched whole.
+"""A local step of many clients as a CUDA graph: forward, backward and move of all of them, launched
+whole.
 
-Small models leave a fast GPU waiting for launches. Shapes of a graph are static: cohorts are filled up to a few sizes, and what the
-clients that fill them compute is dropped.
+Small models leave a fast GPU waiting for launches. Shapes of a graph are static: cohorts are filled
+up to a few sizes, and what the clients that fill them compute is dropped.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from dpfy.gradients.cuda_graphs.recorder import bucket_size
 
 Named = dict[str, Tensor]
 LocalStep = Callable[[Named, Named, Tensor, Tensor, Tensor], None]
-"""(weights sent, updates so far, clients, places of their records, which places count): adds one local step to the updates."""
+"""(weights sent, updates so far, clients, places of their records, which places count): adds one
+local step to the updates.
+"""
 
 
 class RecordedSteps:
     """Local training by graphs of one step, one graph for each size of a cohort.
 
-    Guarantees: the updates are those of `step`, called for one local step after another from updates of zero, if what it computes
-    depends on the tensors it is given and on memory that stays as it is. The first call for a size also gives the graph's answer: a
-    round that is made again gives the same numbers. What is returned is not overwritten.
+    Guarantees: the updates are those of `step`, called for one local step after another from
+    updates of zero, if what it computes depends on the tensors it is given and on memory that stays
+    as it is. The first call for a size also gives the graph's answer: a round that is made again
+    gives the same numbers. What is returned is not overwritten.
     """
 
     def __init__(self, step: LocalStep, pool: graphs.GraphPool | None = None) -> None:
@@ -33,22 +37,41 @@ class RecordedSteps:
         self._made: dict[tuple[object, ...], _Recorded] = {}
 
     def __call__(self, sent: Named, clients: Tensor, places: Tensor, counts: Tensor) -> Named:
-        """Updates of `clients` after the steps of `places` and `counts`, both [clients, steps, width]."""
+        """Updates of `clients` after the steps of `places` and `counts`, both [clients, steps,
+        width].
+        """
         wanted = len(clients)
         missing = -wanted % bucket_size(wanted)
-        clients, places, counts = (torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in (clients, places, counts))
-        key = (len(clients), places.shape[2], *((p.shape, p.dtype) for p in sent.values()), *_settings())
+        clients, places, counts = (
+            torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in (clients, places, counts)
+        )
+        key = (
+            len(clients),
+            places.shape[2],
+            *((p.shape, p.dtype) for p in sent.values()),
+            *_settings(),
+        )
         with graphs.on(clients.device) if clients.is_cuda else nullcontext():
             if key not in self._made:
-                self._made[key] = _Recorded(self._step, self._pool, sent, (clients, places[:, 0], counts[:, 0]))
-            updates = self._made[key].run(sent, clients, places.transpose(0, 1), counts.transpose(0, 1))
+                self._made[key] = _Recorded(
+                    self._step, self._pool, sent, (clients, places[:, 0], counts[:, 0])
+                )
+            updates = self._made[key].run(
+                sent, clients, places.transpose(0, 1), counts.transpose(0, 1)
+            )
             return {name: t[:wanted].clone() for name, t in updates.items()}
 
 
 class _Recorded:
     """One step for so many clients, on memory of its own."""
 
-    def __init__(self, step: LocalStep, pool: graphs.GraphPool, sent: Named, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    def __init__(
+        self,
+        step: LocalStep,
+        pool: graphs.GraphPool,
+        sent: Named,
+        batch: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
         self._sent = {name: p.clone() for name, p in sent.items()}
         self._updates = {name: p.new_zeros(len(batch[0]), *p.shape) for name, p in sent.items()}
         clients, places, counts = self._batch = tuple(t.clone() for t in batch)

@@ -1,4 +1,6 @@
-"""The server of a federation: rounds of clients whose updates are bounded, summed and noised by the private training loop."""
+"""The server of a federation: rounds of clients whose updates are bounded, summed and noised by the
+private training loop.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from dpfy.training.update import Update
 from dpfy.training.watch import Checks
 
 CHECKED = (
-    "the update of each client was bounded as it came, whatever the client had computed: no step had examples that could mix"
+    "the update of each client was bounded as it came, whatever the client had computed: no step "
+    "had examples that could mix"
 )
 TOOK_PART = "took part"
 Arrivals = Callable[[int, "NDArray[np.int64]"], "Sequence[int] | NDArray[np.int64]"]
@@ -42,7 +45,9 @@ Arrivals = Callable[[int, "NDArray[np.int64]"], "Sequence[int] | NDArray[np.int6
 
 
 class UpdateEngine(Engine):
-    """Stands where an engine of gradients does: updates come from clients, and a cohort sums them."""
+    """Stands where an engine of gradients does: updates come from clients, and a cohort sums
+    them.
+    """
 
     name = "updates of clients"
 
@@ -54,7 +59,9 @@ class UpdateEngine(Engine):
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
         """Refused: there are no losses here."""
-        raise DpfyError("rounds: updates of clients are added to a cohort, not computed from losses")
+        raise DpfyError(
+            "rounds: updates of clients are added to a cohort, not computed from losses"
+        )
 
 
 @dataclass
@@ -80,23 +87,28 @@ class ClientNumbers(Records):
 
 
 class PrivateRounds(PrivateTraining):
-    """Private training whose contributions are updates of clients instead of gradients of examples (DP-FedAvg and its kin).
+    """Private training whose contributions are updates of clients instead of gradients of examples
+    (DP-FedAvg and its kin).
 
         with dpfy.federated.PrivateRounds(model, optimizer, plan, run="runs/x") as rounds:
             for cohort in rounds.cohorts():
                 for client in cohort.clients:
-                    cohort.add(client, update_of(client, model))   # global weights minus local weights
+                    cohort.add(client, update_of(client, model))   # global weights minus local
+                    weights
 
-    The mean of the clipped updates, with noise, is the gradient that `optimizer` takes: SGD with rate 1 is federated averaging.
+    The mean of the clipped updates, with noise, is the gradient that `optimizer` takes: SGD with
+    rate 1 is federated averaging.
 
-    `repeatable` says that a round which is made again gets the same updates, bit for bit, as a simulation from the run's secret does.
-    Otherwise, the default, the sum of a round is kept among the run's secrets before its noise is made, and a checkpoint is written
-    after it: a server that was killed goes on from that sum, and never makes the noise of a round for another one.
+    `repeatable` says that a round which is made again gets the same updates, bit for bit, as a
+    simulation from the run's secret does. Otherwise, the default, the sum of a round is kept among
+    the run's secrets before its noise is made, and a checkpoint is written after it: a server that
+    was killed goes on from that sum, and never makes the noise of a round for another one.
 
-    Guarantees: those of :class:`dpfy.PrivateTraining`, with a client as the unit. The whole plan is reserved in the ledger before the
-    first cohort is drawn; who is in a cohort is a function of the run's secret and the round; the divisor is the expected cohort, however
-    many clients answer. Where the run says that cohorts are chosen elsewhere (`Run.batches`), any client may answer, and amplification is
-    not billed.
+    Guarantees: those of :class:`dpfy.PrivateTraining`, with a client as the unit. The whole plan is
+    reserved in the ledger before the first cohort is drawn; who is in a cohort is a function of the
+    run's secret and the round; the divisor is the expected cohort, however many clients answer.
+    Where the run says that cohorts are chosen elsewhere (`Run.batches`), any client may answer, and
+    amplification is not billed.
     """
 
     numbers: type[ClientNumbers] = ClientNumbers
@@ -118,10 +130,21 @@ class PrivateRounds(PrivateTraining):
     ) -> None:
         check_parts(model, optimizer, plan)
         check_unit(plan.recipe.unit)
-        count = check.integer("clients", plan.recipe.records if clients is None else clients, most=check.RECORDS)
+        count = check.integer(
+            "clients", plan.recipe.records if clients is None else clients, most=check.RECORDS
+        )
         numbers = self.numbers((torch.arange(count),), most_records=plan.recipe.unit.most_records)
         runtime = Runtime(device=device, progress=progress)
-        super().__init__(model, optimizer, numbers, plan, run, runtime=runtime, update=update, scheduler=scheduler)
+        super().__init__(
+            model,
+            optimizer,
+            numbers,
+            plan,
+            run,
+            runtime=runtime,
+            update=update,
+            scheduler=scheduler,
+        )
         self.repeatable = repeatable
         self.engine, self.engine_reason = UpdateEngine(), "updates of clients"
         self._cohort: Cohort | None = None
@@ -135,31 +158,44 @@ class PrivateRounds(PrivateTraining):
         self._cohort = None
 
     def cohorts(self, arrivals: Arrivals | None = None) -> Iterator[Cohort]:
-        """The cohorts of all remaining rounds, also empty ones. A round ends when the next is asked for, or by `Cohort.close`.
+        """The cohorts of all remaining rounds, also empty ones. A round ends when the next is asked
+        for, or by `Cohort.close`.
 
-        Where clients check in by themselves, `arrivals` says who takes part, of the round and those who may.
+        Where clients check in by themselves, `arrivals` says who takes part, of the round and those
+        who may.
         """
         while (cohort := self.cohort(arrivals)) is not None:
             yield cohort
             cohort.close()
 
     def may_take_part(self) -> NDArray[np.int64]:
-        """Clients that may check in to the round under way: who rests, or took part as often as planned, may not."""
+        """Clients that may check in to the round under way: who rests, or took part as often as
+        planned, may not.
+        """
         sampler = self._check_in_sampler()
         return self.participations.eligible(self.steps_done, sampler.separation, sampler.most)
 
     def check_in(self, clients: Sequence[int] | NDArray[np.int64]) -> Cohort:
-        """Begin the round with these clients, which came by themselves. One that may not take part yet is refused, and nothing begins."""
+        """Begin the round with these clients, which came by themselves. One that may not take part
+        yet is refused, and nothing begins.
+        """
         self._require_live()
         self._make_kept_round()
         if self._cohort is not None or self.steps_done == self.last_step:
-            raise InvalidInput("check_in", f"round {self.steps_done}", "is under way, or all rounds are over")
+            raise InvalidInput(
+                "check_in", f"round {self.steps_done}", "is under way, or all rounds are over"
+            )
         came = np.unique(np.asarray(clients, dtype=np.int64))
         if len(came) != len(clients):
-            raise InvalidInput("check_in", f"{len(clients)} clients", "a client checks in once a round")
+            raise InvalidInput(
+                "check_in", f"{len(clients)} clients", "a client checks in once a round"
+            )
         if len(early := np.setdiff1d(came, self.may_take_part())):
             sampler = self._check_in_sampler()
-            rule = f"may take part every {sampler.separation} rounds, {sampler.most} times at most: ask may_take_part()"
+            rule = (
+                f"may take part every {sampler.separation} rounds, {sampler.most} times at most: "
+                f"ask may_take_part()"
+            )
             raise InvalidInput(f"check_in client {early[0]}", f"round {self.steps_done}", rule)
         self._save_if_due()
         self._cohort = self.gathers(self.steps_done, came, self._guard.trainable, self._end)
@@ -177,7 +213,10 @@ class PrivateRounds(PrivateTraining):
     def _check_in_sampler(self) -> CheckInSampler:
         sampler = self.plan.recipe.sampler
         if not isinstance(sampler, CheckInSampler):
-            raise Unsupported("check-ins under a plan that draws its clients", "make the plan by dpfy.federated.check_in(...)")
+            raise Unsupported(
+                "check-ins under a plan that draws its clients",
+                "make the plan by dpfy.federated.check_in(...)",
+            )
         return sampler
 
     def cohort(self, arrivals: Arrivals | None = None) -> Cohort | None:
@@ -188,15 +227,22 @@ class PrivateRounds(PrivateTraining):
             return None
         if self._cohort is None and isinstance(self.plan.recipe.sampler, CheckInSampler):
             if arrivals is None:
-                raise Unsupported("drawing clients that check in by themselves", "give arrivals, or call check_in(clients)")
+                raise Unsupported(
+                    "drawing clients that check in by themselves",
+                    "give arrivals, or call check_in(clients)",
+                )
             return self.check_in(arrivals(self.steps_done, self.may_take_part()))
         if self._cohort is None:
             self._save_if_due()
-            self._cohort = self.gathers(self.steps_done, self._drawn(self.steps_done), self._guard.trainable, self._end)
+            self._cohort = self.gathers(
+                self.steps_done, self._drawn(self.steps_done), self._guard.trainable, self._end
+            )
         return self._cohort
 
     def _drawn(self, step: int) -> NDArray[np.int64]:
-        """Who may take part in a round: whom the sampler draws, or anyone, where others choose and nothing is claimed for it."""
+        """Who may take part in a round: whom the sampler draws, or anyone, where others choose and
+        nothing is claimed for it.
+        """
         foreign = isinstance(self.folder, RunFolder) and self.folder.run.batches is not None
         if foreign:
             return np.arange(len(self.records), dtype=np.int64)
@@ -205,14 +251,20 @@ class PrivateRounds(PrivateTraining):
         return sampler.batch(step, records=len(self.records), rng=rng)
 
     def computes(self, what: str, facts: str) -> None:
-        """Keep a keyed fingerprint of what updates are computed by: a resumed run that would compute something else is refused."""
+        """Keep a keyed fingerprint of what updates are computed by: a resumed run that would
+        compute something else is refused.
+        """
         self._require_live()
         with self._halt.final():
-            self._state = self._state.computing(what, self.folder.randomness.tag(what, facts.encode()))
+            self._state = self._state.computing(
+                what, self.folder.randomness.tag(what, facts.encode())
+            )
 
     def batches(self) -> Batches:
         """Refused: the data stays with the clients."""
-        raise Unsupported("batches of a federation", "ask for cohorts(), and add what each client sends")
+        raise Unsupported(
+            "batches of a federation", "ask for cohorts(), and add what each client sends"
+        )
 
     def captured(self, losses_of: object) -> Callable[..., None]:
         """Refused, as batches are."""
@@ -220,10 +272,14 @@ class PrivateRounds(PrivateTraining):
         raise AssertionError
 
     def _end(self, cohort: Cohort) -> Tally:
-        """The round is over: bound what came, keep it where it could not be had again, and make the step."""
+        """The round is over: bound what came, keep it where it could not be had again, and make the
+        step.
+        """
         self._require_live()
         if cohort is not self._cohort or cohort.step != self.steps_done:
-            raise InvalidInput("round", cohort.step, f"is over: round {self.steps_done} is under way")
+            raise InvalidInput(
+                "round", cohort.step, f"is over: round {self.steps_done} is under way"
+            )
         total, tally = self._summed(cohort)
         if not self.repeatable:
             kept = Snapshot(cohort.step, {TOOK_PART: cohort.clients.tolist()}, total.value)
@@ -245,13 +301,24 @@ class PrivateRounds(PrivateTraining):
     def _make_kept_round(self) -> None:
         """A round whose sum was kept, and which no checkpoint holds yet, is made of that sum."""
         file = self.folder.secrets / ROUND
-        if self.steps_done != self._entry or self._cohort is not None or self.repeatable or not file.is_file():
+        if (
+            self.steps_done != self._entry
+            or self._cohort is not None
+            or self.repeatable
+            or not file.is_file()
+        ):
             return
         kept = checkpoint.read(file, self.folder.randomness)
         if kept.step < self.steps_done:
             return
         if kept.step > self.steps_done:
-            raise Corrupt(f"checkpoint/{ROUND}", f"is of round {kept.step}, but the checkpoint of round {self.steps_done}")
-        order = (*self._guard.trainable, *self.clip.coordinates)  # noise is laid along the sums in their order
+            raise Corrupt(
+                f"checkpoint/{ROUND}",
+                f"is of round {kept.step}, but the checkpoint of round {self.steps_done}",
+            )
+        order = (
+            *self._guard.trainable,
+            *self.clip.coordinates,
+        )  # noise is laid along the sums in their order
         sums = {name: kept.tensors[name].to(self.device) for name in order}
         self._make(Bounded(sums, self.clip.bound, self.plan.recipe.unit), kept.facts[TOOK_PART])

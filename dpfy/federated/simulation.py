@@ -1,4 +1,6 @@
-"""A simulated federation in one call: clients drawn by the plan train locally, and a verified run folder is left at the end."""
+"""A simulated federation in one call: clients drawn by the plan train locally, and a verified run
+folder is left at the end.
+"""
 
 from __future__ import annotations
 
@@ -55,26 +57,37 @@ def fit(
     update: Update | None = None,
     scheduler: object = None,
 ) -> Result:
-    """Train `model` on `clients` (:func:`dpfy.by_user`, one client a row) in the rounds of `plan`; return as :func:`dpfy.fit` does.
+    """Train `model` on `clients` (:func:`dpfy.by_user`, one client a row) in the rounds of `plan`;
+    return as :func:`dpfy.fit` does.
 
-    In each round the clients that the plan draws take the steps of `local`; the mean of their clipped updates, with noise, is the
-    gradient of the server's `optimizer`: SGD with rate 1 is federated averaging, Adam is FedAdam.
+    In each round the clients that the plan draws take the steps of `local`; the mean of their
+    clipped updates, with noise, is the gradient of the server's `optimizer`: SGD with rate 1 is
+    federated averaging, Adam is FedAdam.
 
-    Where clients check in by themselves (:func:`dpfy.federated.check_in`), `arrivals` says who does, of the round and those who may;
-    by default :class:`dpfy.federated.OwnTimes`. With a plan of :func:`dpfy.federated.shares.plan` every client adds its share of the noise.
+    Where clients check in by themselves (:func:`dpfy.federated.check_in`), `arrivals` says who
+    does, of the round and those who may; by default :class:`dpfy.federated.OwnTimes`. With a plan
+    of :func:`dpfy.federated.shares.plan` every client adds its share of the noise.
 
-    One local step on all records of a client is a gradient at the common weights, and is computed as one, by the engines of
+    One local step on all records of a client is a gradient at the common weights, and is computed
+    as one, by the engines of
     :class:`dpfy.PrivateTraining`: DP-FedAvg of one step *is* DP-SGD over users.
 
     Guarantees: those of :class:`dpfy.federated.PrivateRounds`.
     """
     if not isinstance(clients, UserRecords):
-        raise InvalidInput("clients", type(clients).__name__, "must be records by client: dpfy.by_user(records, clients, most)")
+        raise InvalidInput(
+            "clients",
+            type(clients).__name__,
+            "must be records by client: dpfy.by_user(records, clients, most)",
+        )
     if not isinstance(local, LocalTraining):
         raise InvalidInput("local", type(local).__name__, "must be a LocalTraining")
     check_unit(plan.recipe.unit)
     if plan.recipe.unit.most_records not in (1, clients.records_each):
-        rule = f"must be {clients.records_each}, as the data's: give the recipe unit=clients.unit, or dpfy.federated.CLIENT"
+        rule = (
+            f"must be {clients.records_each}, as the data's: give the recipe unit=clients.unit, or "
+            f"dpfy.federated.CLIENT"
+        )
         raise InvalidInput("plan unit.most_records", plan.recipe.unit.most_records, rule)
     if isinstance(clients, VirtualClients) and plan.recipe.unit != clients.unit:
         rule = f"must be the data's, a {clients.unit.name}: give the recipe unit=clients.unit"
@@ -82,22 +95,33 @@ def fit(
     aim = Objective(loss, None, objective)
     aim.check("clients", clients)
     if aim.record is not None:
-        raise Unsupported("a loss for one record in federated training", "give a loss of (outputs, targets), or objective=")
+        raise Unsupported(
+            "a loss for one record in federated training",
+            "give a loss of (outputs, targets), or objective=",
+        )
     if (use := evaluation.check_use(test, test_is, None)) == BILLED:
-        raise Unsupported("a billed evaluation where the unit is a client", 'use test_is="public" or "withheld"')
+        raise Unsupported(
+            "a billed evaluation where the unit is a client", 'use test_is="public" or "withheld"'
+        )
     if (done := finished(model, run, plan)) is not None:
         return done
     started = time.monotonic()
     training: PrivateTraining
     drawn = not isinstance(plan.recipe.sampler, CheckInSampler)
     if drawn and arrivals is not None:
-        raise InvalidInput("arrivals", "given", "go with a plan whose clients check in: dpfy.federated.check_in(...)")
+        raise InvalidInput(
+            "arrivals",
+            "given",
+            "go with a plan whose clients check in: dpfy.federated.check_in(...)",
+        )
     shared = isinstance(plan.recipe.strategy, Shares)
     gradient = local.is_gradient and drawn and not shared
     if gradient:
         runtime = Runtime(device=device, progress=progress)
         rows = WholeClients(clients.tensors, most_records=plan.recipe.unit.most_records)
-        training = PrivateTraining(model, optimizer, rows, plan, run, runtime=runtime, update=update, scheduler=scheduler)
+        training = PrivateTraining(
+            model, optimizer, rows, plan, run, runtime=runtime, update=update, scheduler=scheduler
+        )
     else:
         training = (DistributedRounds if shared else PrivateRounds)(
             model, optimizer, plan, run,
@@ -114,18 +138,31 @@ def fit(
             _rounds(training, clients, local, aim, noting, arrivals)
         utility = evaluation.measure(training, aim, held_out)
         found = (
-            evaluation.Evaluation(use, {}) if held_out is None or use != PUBLIC else evaluation.public(training, aim, held_out)
+            evaluation.Evaluation(use, {})
+            if held_out is None or use != PUBLIC
+            else evaluation.public(training, aim, held_out)
         )
         folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
     epsilon, seconds = guarantee.epsilon(plan.delta), time.monotonic() - started
-    return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
+    return Result(
+        folder,
+        guarantee,
+        epsilon,
+        plan.delta,
+        utility,
+        training.steps_done,
+        seconds,
+        training.engine_reason,
+    )
 
 
 @dataclass(frozen=True, repr=False)
 class WholeClients(UserRecords):
-    """Records by client under a unit that may count a client as one, however many records it has."""
+    """Records by client under a unit that may count a client as one, however many records it
+    has.
+    """
 
     most_records: int = 1
 
@@ -155,7 +192,9 @@ class _Noting:
         self._noted = max(self._noted, done)
 
 
-def _gradients(training: PrivateTraining, local: LocalTraining, aim: Objective, noting: _Noting) -> None:
+def _gradients(
+    training: PrivateTraining, local: LocalTraining, aim: Objective, noting: _Noting
+) -> None:
     """One step on all records: the mean loss of each client, times the rate, through the engine."""
     model, rate = training.model, local.learning_rate
     losses_of = aim.losses_of(model)

@@ -1,10 +1,12 @@
-"""One pass for many clients through convolutions, average pools and dense layers: few products of batches of matrices, and no graph.
+"""One pass for many clients through convolutions, average pools and dense layers: few products of
+batches of matrices, and no graph.
 
-Rows of a client lie innermost: images are ``[clients, channels, height, width, rows]`` and vectors ``[clients, features, rows]``. A
-convolution is taken together with the activation and the pool behind it. The positions that one pool averages are a *tile*. The piece of
-the image under a tile is a column; a matrix makes all outputs of the tile from it; the pool is the mean of as many blocks of the product.
-Pieces of tiles overlap less than those of single positions, so fewer numbers are copied and the products are larger. The way back is
-written by hand.
+Rows of a client lie innermost: images are ``[clients, channels, height, width, rows]`` and vectors
+``[clients, features, rows]``. A convolution is taken together with the activation and the pool
+behind it. The positions that one pool averages are a *tile*. The piece of the image under a tile is
+a column; a matrix makes all outputs of the tile from it; the pool is the mean of as many blocks of
+the product. Pieces of tiles overlap less than those of single positions, so fewer numbers are
+copied and the products are larger. The way back is written by hand.
 """
 
 from __future__ import annotations
@@ -37,14 +39,18 @@ class NewMemory:
         return like.new_empty(shape)
 
     def over(self, old: Tensor) -> Tensor:
-        """Memory for what is computed from `old`, number by number, when nobody reads that again."""
+        """Memory for what is computed from `old`, number by number, when nobody reads that
+        again.
+        """
         return torch.empty_like(old)
 
 
 class SameMemory(threading.local, NewMemory):
-    """The memory of the last pass of this thread, for the next: on a CPU new memory costs about as much as what is computed in it.
+    """The memory of the last pass of this thread, for the next: on a CPU new memory costs about as
+    much as what is computed in it.
 
-    Whoever uses it is done with all that a pass gave, and has gone back through it once, before the next pass begins.
+    Whoever uses it is done with all that a pass gave, and has gone back through it once, before the
+    next pass begins.
     """
 
     def __init__(self) -> None:
@@ -77,7 +83,9 @@ class Dense:
     bias: bool
     activation: str = NONE
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: NewMemory) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: NewMemory
+    ) -> tuple[Tensor, Any]:
         """[clients, features, rows] to [clients, outputs, rows], and what the way back needs."""
         flat, scale = x.flatten(1, -2), _scale(self.activation)
         start = x.new_zeros(()) if bias is None else bias[:, :, None]
@@ -96,7 +104,9 @@ class Dense:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution, the activation behind it and the average pool behind that (of one position, where there is none)."""
+    """A convolution, the activation behind it and the average pool behind that (of one position,
+    where there is none).
+    """
 
     name: str
     bias: bool
@@ -114,25 +124,36 @@ class Convolution:
     @property
     def piece(self) -> tuple[int, int]:
         """The size of what lies under a tile."""
-        high, wide = ((p - 1) * s + k for p, s, k in zip(self.pool, self.stride, self.kernel, strict=True))
+        high, wide = (
+            (p - 1) * s + k for p, s, k in zip(self.pool, self.stride, self.kernel, strict=True)
+        )
         return high, wide
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: NewMemory) -> tuple[Tensor, Any]:
-        """[clients, channels, height, width, rows] to the same of the outputs, and what the way back needs."""
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: NewMemory
+    ) -> tuple[Tensor, Any]:
+        """[clients, channels, height, width, rows] to the same of the outputs, and what the way
+        back needs.
+        """
         columns, tiles = self._columns(x, memory)
         matrix = self._matrix(weight, bias, memory)
-        found, at = _activated(_product(matrix, columns, memory), self.activation, math.prod(self.pool), memory)
+        found, at = _activated(
+            _product(matrix, columns, memory), self.activation, math.prod(self.pool), memory
+        )
         return found.view(len(x), -1, *tiles, x.shape[-1]), (x.shape, columns, matrix, at)
 
     def _columns(self, x: Tensor, memory: NewMemory) -> tuple[Tensor, tuple[int, int]]:
-        """The pieces as columns, with a row of ones for the bias; and how many tiles an image has, down and across.
+        """The pieces as columns, with a row of ones for the bias; and how many tiles an image has,
+        down and across.
 
         What a pool leaves over at the border is not computed.
         """
         clients, channels, height, width, rows = x.shape
         padded = height + 2 * self.padding[0], width + 2 * self.padding[1]
         sizes = zip(padded, self.kernel, self.stride, self.pool, strict=True)
-        tall, broad = (((size - kernel) // stride + 1) // pool for size, kernel, stride, pool in sizes)
+        tall, broad = (
+            ((size - kernel) // stride + 1) // pool for size, kernel, stride, pool in sizes
+        )
         taken = channels * math.prod(self.piece)
         columns = memory.empty(x, clients, taken + self.bias, tall * broad * rows)
         pieces = columns[:, :taken].view(clients, channels, *self.piece, tall, broad, rows)
@@ -151,42 +172,65 @@ class Convolution:
         return -(-(height + 2 * above) // down), -(-(width + 2 * beside) // across)
 
     def _apart(self, x: Tensor, memory: NewMemory) -> Tensor:
-        """The padded image as [clients, channels, *step, steps down, steps across, rows]: what lies a step apart is side by side."""
-        (clients, channels, height, width, rows), (down, across), (above, beside) = x.shape, self.step, self.padding
+        """The padded image as [clients, channels, *step, steps down, steps across, rows]: what lies
+        a step apart is side by side.
+        """
+        (clients, channels, height, width, rows), (down, across), (above, beside) = (
+            x.shape,
+            self.step,
+            self.padding,
+        )
         tall, broad = self._steps(height, width)
         if (tall * down, broad * across) != (height, width):
             padded = memory.empty(x, clients, channels, tall * down, broad * across, rows).zero_()
             padded[:, :, above : above + height, beside : beside + width] = x
             x = padded
         apart = memory.empty(x, clients, channels, down, across, tall, broad, rows)
-        return apart.copy_(x.unflatten(2, (tall, down)).unflatten(4, (broad, across)).permute(0, 1, 3, 5, 2, 4, 6))
+        return apart.copy_(
+            x.unflatten(2, (tall, down)).unflatten(4, (broad, across)).permute(0, 1, 3, 5, 2, 4, 6)
+        )
 
     def _whole(self, pieces: Tensor, apart: Tensor) -> tuple[Tensor, Tensor] | None:
         """All parts as one, if steps go into pieces."""
         (high, wide, tall, broad), (down, across) = pieces.shape[2:6], self.step
         if high % down or wide % across:
             return None
-        there = apart.unfold(4, tall, 1).unfold(5, broad, 1)[:, :, :, :, : high // down, : wide // across]
+        there = apart.unfold(4, tall, 1).unfold(5, broad, 1)[
+            :, :, :, :, : high // down, : wide // across
+        ]
         split = pieces.unflatten(3, (-1, across)).unflatten(2, (-1, down))
         return split, there.permute(0, 1, 4, 2, 5, 3, 7, 8, 6)
 
     def _parts(self, pieces: Tensor, apart: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Parts of pieces [clients, channels, *piece, tiles down, tiles across, rows], and where they lie in the image."""
+        """Parts of pieces [clients, channels, *piece, tiles down, tiles across, rows], and where
+        they lie in the image.
+        """
         (high, wide, tall, broad), (down, across) = pieces.shape[2:6], self.step
         for a in range(0, high, down):
             for b in range(0, wide, across):
                 part = pieces[:, :, a : a + down, b : b + across]
-                lines, pixels = slice(a // down, a // down + tall), slice(b // across, b // across + broad)
+                lines, pixels = (
+                    slice(a // down, a // down + tall),
+                    slice(b // across, b // across + broad),
+                )
                 yield part, apart[:, :, : part.shape[2], : part.shape[3], lines, pixels]
 
     def _matrix(self, weight: Tensor, bias: Tensor | None, memory: NewMemory) -> Tensor:
-        """From a column to the outputs of its tile, place by place: the kernel, moved there, and zero elsewhere."""
+        """From a column to the outputs of its tile, place by place: the kernel, moved there, and
+        zero elsewhere.
+        """
         clients, outputs, channels = weight.shape[:3]
-        places, taken, scale = math.prod(self.pool), channels * math.prod(self.piece), _scale(self.activation)
+        places, taken, scale = (
+            math.prod(self.pool),
+            channels * math.prod(self.piece),
+            _scale(self.activation),
+        )
         matrix = memory.empty(weight, clients, places, outputs, taken + self.bias).zero_()
         scaled = weight * scale
         for place, (lines, pixels) in enumerate(self._places()):
-            matrix[:, place, :, :taken].unflatten(2, (channels, *self.piece))[..., lines, pixels] = scaled
+            matrix[:, place, :, :taken].unflatten(2, (channels, *self.piece))[
+                ..., lines, pixels
+            ] = scaled
         if bias is not None:
             matrix[..., taken] = (bias * scale)[:, None]
         return matrix.flatten(1, 2)
@@ -205,14 +249,21 @@ class Convolution:
         through = _through(given.flatten(2), at, self.activation, places, memory)
         product = _product(columns, through.mT, memory).unflatten(2, (places, -1))
         by_place = product[:, :taken].unflatten(1, (channels, *self.piece)).unbind(4)
-        weight = sum(some[:, :, lines, pixels] for some, (lines, pixels) in zip(by_place, self._places(), strict=True))
+        weight = sum(
+            some[:, :, lines, pixels]
+            for some, (lines, pixels) in zip(by_place, self._places(), strict=True)
+        )
         assert isinstance(weight, Tensor)
         weight = weight.movedim(4, 1).contiguous()
         bias = product[:, taken].sum(1) if self.bias else None
         if not down:
             return None, weight, bias
         pieces = _product(matrix[..., :taken].mT, through, memory, 1 / _scale(self.activation))
-        return self._image(pieces.view(clients, channels, *self.piece, *tiles), shape, memory), weight, bias
+        return (
+            self._image(pieces.view(clients, channels, *self.piece, *tiles), shape, memory),
+            weight,
+            bias,
+        )
 
     def _image(self, pieces: Tensor, shape: Sequence[int], memory: NewMemory) -> Tensor:
         """Pieces, added up where they lay in an image of this shape."""
@@ -222,7 +273,9 @@ class Convolution:
         for part, there in self._parts(pieces, apart):
             there.add_(part)
         whole = memory.empty(pieces, *shape[:2], tall * down, broad * across, shape[-1])
-        whole.view(*shape[:2], tall, down, broad, across, shape[-1]).copy_(apart.permute(0, 1, 4, 2, 5, 3, 6))
+        whole.view(*shape[:2], tall, down, broad, across, shape[-1]).copy_(
+            apart.permute(0, 1, 4, 2, 5, 3, 6)
+        )
         return whole[:, :, above : above + height, beside : beside + width]
 
 
@@ -230,9 +283,11 @@ Stage = Dense | Convolution
 
 
 def stages(layers: Sequence[tuple[str, nn.Module]]) -> list[Stage] | None:
-    """A chain of layers as stages: convolutions, each with its activation and average pool, if any; then dense layers. Else None.
+    """A chain of layers as stages: convolutions, each with its activation and average pool, if any;
+    then dense layers. Else None.
 
-    Guarantees: for such a chain :func:`tiled` computes what the layers do, up to the rounding of sums.
+    Guarantees: for such a chain :func:`tiled` computes what the layers do, up to the rounding of
+    sums.
     """
     made: list[Stage] = []
     flat, pooled = not any(isinstance(layer, nn.Conv2d) for _, layer in layers), False
@@ -244,9 +299,20 @@ def stages(layers: Sequence[tuple[str, nn.Module]]) -> list[Stage] | None:
             sizes: Any = layer.kernel_size, layer.stride, layer.padding
             made.append(Convolution(name, layer.bias is not None, *sizes))
             pooled = False
-        elif type(layer) in ACTIVATIONS and last and not last.activation and not pooled and flat == isinstance(last, Dense):
+        elif (
+            type(layer) in ACTIVATIONS
+            and last
+            and not last.activation
+            and not pooled
+            and flat == isinstance(last, Dense)
+        ):
             made[-1] = replace(last, activation=ACTIVATIONS[type(layer)])
-        elif isinstance(layer, nn.AvgPool2d) and isinstance(last, Convolution) and not pooled and (size := _pool(layer)):
+        elif (
+            isinstance(layer, nn.AvgPool2d)
+            and isinstance(last, Convolution)
+            and not pooled
+            and (size := _pool(layer))
+        ):
             made[-1], pooled = replace(last, pool=size), True
         elif isinstance(layer, nn.Flatten):
             flat, pooled = True, False
@@ -255,8 +321,12 @@ def stages(layers: Sequence[tuple[str, nn.Module]]) -> list[Stage] | None:
     return made if made and isinstance(made[-1], Dense) else None
 
 
-def tiled(made: Sequence[Stage], weights: Mapping[str, Tensor], x: Tensor, memory: NewMemory | None = None) -> Tensor:
-    """What each client's stages make of its rows: `x` is [clients, rows, ...], `weights` are stacked, `memory` is what it computes in."""
+def tiled(
+    made: Sequence[Stage], weights: Mapping[str, Tensor], x: Tensor, memory: NewMemory | None = None
+) -> Tensor:
+    """What each client's stages make of its rows: `x` is [clients, rows, ...], `weights` are
+    stacked, `memory` is what it computes in.
+    """
     named = [weights.get(f"{stage.name}.{kind}") for stage in made for kind in ("weight", "bias")]
     return _Pass.apply(made, memory or NewMemory(), x, *named)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -265,7 +335,9 @@ class _Pass(torch.autograd.Function):
     """All stages forward, and all of them back."""
 
     @staticmethod
-    def forward(ctx: Any, made: Sequence[Stage], memory: NewMemory, x: Tensor, *weights: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(
+        ctx: Any, made: Sequence[Stage], memory: NewMemory, x: Tensor, *weights: Tensor | None
+    ) -> Tensor:  # type: ignore[override]
         ctx.made, ctx.memory, ctx.kept, ctx.shape = made, memory, [], x.shape
         x = x.permute(0, 2, 3, 4, 1) if isinstance(made[0], Convolution) else x.flatten(2).mT
         for stage, weight, bias in zip(made, weights[::2], weights[1::2], strict=True):
@@ -290,7 +362,11 @@ class _Pass(torch.autograd.Function):
 def _product(a: Tensor, b: Tensor, memory: NewMemory, factor: float = 1.0) -> Tensor:
     """The products of two batches of matrices."""
     out = memory.empty(a, a.shape[0], a.shape[1], b.shape[2])
-    return torch.bmm(a, b, out=out) if factor == 1 else torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=factor, out=out)
+    return (
+        torch.bmm(a, b, out=out)
+        if factor == 1
+        else torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=factor, out=out)
+    )
 
 
 def _scale(activation: str) -> float:
@@ -298,10 +374,14 @@ def _scale(activation: str) -> float:
     return 2.0 if activation == TANH else 1.0
 
 
-def _activated(made: Tensor, activation: str, places: int, memory: NewMemory) -> tuple[Tensor, Tensor]:
-    """The activation of products [clients, places * outputs, ...], its mean over the places, and what the way back needs.
+def _activated(
+    made: Tensor, activation: str, places: int, memory: NewMemory
+) -> tuple[Tensor, Tensor]:
+    """The activation of products [clients, places * outputs, ...], its mean over the places, and
+    what the way back needs.
 
-    tanh(z) = 2 sigmoid(2 z) - 1, and sigmoid is several times faster on a CPU. (Products come scaled.)
+    tanh(z) = 2 sigmoid(2 z) - 1, and sigmoid is several times faster on a CPU. (Products come
+    scaled.)
     """
     if activation in (TANH, SIGMOID):
         made = made.sigmoid_()
@@ -340,6 +420,14 @@ def _simple(layer: nn.Conv2d) -> bool:
 
 def _pool(layer: nn.AvgPool2d) -> tuple[int, int] | None:
     """Its size, if windows lie side by side."""
-    size, stride, padding = (v if isinstance(v, tuple) else (v, v) for v in (layer.kernel_size, layer.stride, layer.padding))
-    plain = size == stride and padding == (0, 0) and not layer.ceil_mode and layer.divisor_override is None
+    size, stride, padding = (
+        v if isinstance(v, tuple) else (v, v)
+        for v in (layer.kernel_size, layer.stride, layer.padding)
+    )
+    plain = (
+        size == stride
+        and padding == (0, 0)
+        and not layer.ceil_mode
+        and layer.divisor_override is None
+    )
     return (size[0], size[1]) if plain else None

@@ -1,4 +1,6 @@
-"""Virtual clients (Xu et al. 2022): small users joined in fixed groups, large ones cut into parts. The unit of privacy changes."""
+"""Virtual clients (Xu et al. 2022): small users joined in fixed groups, large ones cut into parts.
+The unit of privacy changes.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from dpfy.data.users import UserRecords, by_user
 
 @dataclass(frozen=True, repr=False)
 class VirtualClients(UserRecords):
-    """Records by virtual client. `unit` is what a plan for them must name; a user's records lie in at most `parts` of them.
+    """Records by virtual client. `unit` is what a plan for them must name; a user's records lie in
+    at most `parts` of them.
 
-    A plan that shall hold for whole users is calibrated for groups: ``recipe.calibrate(epsilon, delta, group=clients.parts)``.
+    A plan that shall hold for whole users is calibrated for groups: ``recipe.calibrate(epsilon,
+    delta, group=clients.parts)``.
     """
 
     name: str = "virtual client"
@@ -30,11 +34,15 @@ class VirtualClients(UserRecords):
         return Unit(self.name, self.rows_each)
 
 
-def grouped(records: object, users: Tensor | np.ndarray, most: int, *, together: int) -> VirtualClients:
-    """Clients of up to `together` users each, in the order of their numbers; each user gives at most `most` records.
+def grouped(
+    records: object, users: Tensor | np.ndarray, most: int, *, together: int
+) -> VirtualClients:
+    """Clients of up to `together` users each, in the order of their numbers; each user gives at
+    most `most` records.
 
-    Guarantees: a user is in one group, so that what is promised to the group holds for each user in it. Who is grouped with whom follows
-    from the numbers alone: give numbers that are public and do not depend on the records.
+    Guarantees: a user is in one group, so that what is promised to the group holds for each user in
+    it. Who is grouped with whom follows from the numbers alone: give numbers that are public and do
+    not depend on the records.
     """
     check.integer("together", together)
     names, which = np.unique(_numbers(users), return_inverse=True)
@@ -46,16 +54,24 @@ def grouped(records: object, users: Tensor | np.ndarray, most: int, *, together:
 
 
 def parted(records: object, users: Tensor | np.ndarray, most: int, *, parts: int) -> VirtualClients:
-    """Clients that are one of up to `parts` parts of a user, of at most `most` records each: a user's records are dealt out in turn.
+    """Clients that are one of up to `parts` parts of a user, of at most `most` records each: a
+    user's records are dealt out in turn.
 
-    Guarantees: holds for one part. All of a user's parts together have the guarantee of a group of `parts` units.
+    Guarantees: holds for one part. All of a user's parts together have the guarantee of a group of
+    `parts` units.
     """
     check.integer("parts", parts)
     _, which = np.unique(_numbers(users), return_inverse=True)
     turn = _places(which)
-    made = by_user(_rows(records, np.arange(len(which))), which * parts + turn % parts, check.integer("most", most))
+    made = by_user(
+        _rows(records, np.arange(len(which))),
+        which * parts + turn % parts,
+        check.integer("most", most),
+    )
     assert isinstance(made, UserRecords)
-    return VirtualClients(made.tensors, name=f"virtual client (one of up to {parts} parts of a user)", parts=parts)
+    return VirtualClients(
+        made.tensors, name=f"virtual client (one of up to {parts} parts of a user)", parts=parts
+    )
 
 
 def _numbers(users: Tensor | np.ndarray) -> np.ndarray:

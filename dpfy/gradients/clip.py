@@ -1,7 +1,9 @@
-"""Clip rules: from per-unit gradient norms to multipliers that keep every contribution within a known bound.
+"""Clip rules: from per-unit gradient norms to multipliers that keep every contribution within a
+known bound.
 
-A rule is frozen data. It carries its own bound, and noise reads the bound from it: there is one owner of the clip norm.
-This module imports no torch, so that a plan can be made, saved and loaded without it.
+A rule is frozen data. It carries its own bound, and noise reads the bound from it: there is one
+owner of the clip norm. This module imports no torch, so that a plan can be made, saved and loaded
+without it.
 """
 
 from __future__ import annotations
@@ -22,23 +24,32 @@ COUNT = "clip.count"
 """The name under which a bounded sum carries the count coordinate of :class:`QuantileClip`."""
 
 LEAST_NORM = 1e-9
-"""With smaller clip norms, what float32 products hide when they underflow would no longer be far below the bound."""
+"""With smaller clip norms, what float32 products hide when they underflow would no longer be far
+below the bound.
+"""
 
 MOST_SCALE = 2.0**100
 """No gradient is multiplied by more: the multiplier must be a float32 number."""
 
-MARGIN = {"torch.float64": 2.0**-40, "torch.float32": 2.0**-16, "torch.bfloat16": 2.0**-7, "torch.float16": 2.0**-7}
-"""How far a computed norm is inflated before it is compared with the bound, by the dtype it comes in.
+MARGIN = {
+    "torch.float64": 2.0**-40,
+    "torch.float32": 2.0**-16,
+    "torch.bfloat16": 2.0**-7,
+    "torch.float16": 2.0**-7,
+}
+"""How far a computed norm is inflated before it is compared with the bound, by the dtype it comes
+in.
 
-Engines hand over float64 upper bounds, with the rounding of narrower types already in them: see ``dpfy.gradients.contributions.rounding``.
+Engines hand over float64 upper bounds, with the rounding of narrower types already in them: see
+``dpfy.gradients.contributions.rounding``.
 """
 
 
 class Clip(Protocol):
     """A clip rule: groups of parameters, and a multiplier for each group and unit.
 
-    A rule states its `bound` and its `scale`. The rest is the identity unless it says otherwise: one group, nothing in the sum beside
-    the gradients, the same rule at every step.
+    A rule states its `bound` and its `scale`. The rest is the identity unless it says otherwise:
+    one group, nothing in the sum beside the gradients, the same rule at every step.
     """
 
     coordinates: ClassVar[tuple[str, ...]] = ()
@@ -46,7 +57,9 @@ class Clip(Protocol):
 
     @property
     def bound(self) -> Bound:
-        """The largest L2 norm of one unit's whole contribution, over all groups and coordinates together."""
+        """The largest L2 norm of one unit's whole contribution, over all groups and coordinates
+        together.
+        """
         ...
 
     def scale(self, squared_norms: Tensor) -> Tensor:
@@ -58,11 +71,15 @@ class Clip(Protocol):
         return [0] * len(names)
 
     def beside(self, scale: Tensor) -> dict[str, Tensor]:
-        """The sums of the `coordinates` over units with these multipliers; units with multiplier 0 in every group add nothing."""
+        """The sums of the `coordinates` over units with these multipliers; units with multiplier 0
+        in every group add nothing.
+        """
         return {}
 
     def after(self, released: Mapping[str, Tensor], expected_batch: float) -> Clip:
-        """The rule of the next step, from what this one released (means over `expected_batch`): this one."""
+        """The rule of the next step, from what this one released (means over `expected_batch`):
+        this one.
+        """
         return self
 
 
@@ -70,7 +87,8 @@ class Clip(Protocol):
 class FlatClip(Clip):
     """Scale each unit's whole gradient down to L2 norm `norm`; shorter gradients pass unchanged.
 
-    Guarantees: a contribution multiplied by its scale has norm at most `norm`, rounding included; a non-finite one gets scale 0.
+    Guarantees: a contribution multiplied by its scale has norm at most `norm`, rounding included; a
+    non-finite one gets scale 0.
     """
 
     norm: float
@@ -103,7 +121,9 @@ def margin_of(squared_norms: Tensor) -> float:
 
 
 def inflated_norms(squared_norms: Tensor) -> Tensor:
-    """Norms from squared norms, rounded up by more than the arithmetic that made them can have lost."""
+    """Norms from squared norms, rounded up by more than the arithmetic that made them can have
+    lost.
+    """
     return squared_norms.clamp(min=0).sqrt() * (1.0 + margin_of(squared_norms))
 
 
@@ -113,7 +133,9 @@ def only_finite(scales: Tensor, squared_norms: Tensor) -> Tensor:
 
 
 def shrink(squared_norms: Tensor, norm: float) -> Tensor:
-    """min(1, norm / ||g||) with ||g|| rounded up; 0 for non-finite norms; exactly 1 everywhere else when `norm` is infinite."""
+    """min(1, norm / ||g||) with ||g|| rounded up; 0 for non-finite norms; exactly 1 everywhere else
+    when `norm` is infinite.
+    """
     if math.isinf(norm):
         return only_finite(squared_norms.new_ones(squared_norms.shape), squared_norms)
     lower = norm / (1.0 + margin_of(squared_norms))
@@ -122,10 +144,12 @@ def shrink(squared_norms: Tensor, norm: float) -> Tensor:
 
 @dataclass(frozen=True)
 class PerLayerClip(Clip):
-    """Clip every layer by itself, each to an equal share of the budget: `norm` / sqrt(number of layers).
+    """Clip every layer by itself, each to an equal share of the budget: `norm` / sqrt(number of
+    layers).
 
-    A layer is a module: parameters whose names differ only after the last dot belong together. Cheaper to track than one norm
-    over the whole model, and worse where layers differ in gradient size.
+    A layer is a module: parameters whose names differ only after the last dot belong together.
+    Cheaper to track than one norm over the whole model, and worse where layers differ in gradient
+    size.
     """
 
     norm: float
@@ -151,9 +175,11 @@ class PerLayerClip(Clip):
 
 @dataclass(frozen=True)
 class GroupClip(Clip):
-    """Clip groups of parameters, each to its own norm. A group is named by a prefix of parameter names; the longest match wins.
+    """Clip groups of parameters, each to its own norm. A group is named by a prefix of parameter
+    names; the longest match wins.
 
-    `norms[i]` belongs to `prefixes[i]`. The empty prefix matches everything that no other prefix does.
+    `norms[i]` belongs to `prefixes[i]`. The empty prefix matches everything that no other prefix
+    does.
     """
 
     prefixes: tuple[str, ...]
@@ -162,8 +188,16 @@ class GroupClip(Clip):
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefixes", tuple(self.prefixes))
         object.__setattr__(self, "norms", tuple(checked_norm("clip_norms", n) for n in self.norms))
-        if not self.prefixes or len(self.prefixes) != len(self.norms) or len(set(self.prefixes)) != len(self.prefixes):
-            raise InvalidInput("clip_prefixes", self.prefixes, f"must be different and as many as clip_norms ({len(self.norms)})")
+        if (
+            not self.prefixes
+            or len(self.prefixes) != len(self.norms)
+            or len(set(self.prefixes)) != len(self.prefixes)
+        ):
+            raise InvalidInput(
+                "clip_prefixes",
+                self.prefixes,
+                f"must be different and as many as clip_norms ({len(self.norms)})",
+            )
 
     @property
     def bound(self) -> Bound:
@@ -176,7 +210,11 @@ class GroupClip(Clip):
         for name in names:
             fitting = [i for i, prefix in enumerate(self.prefixes) if name.startswith(prefix)]
             if not fitting:
-                raise InvalidInput("clip_prefixes", self.prefixes, f"no prefix matches parameter {name!r}; add the empty prefix")
+                raise InvalidInput(
+                    "clip_prefixes",
+                    self.prefixes,
+                    f"no prefix matches parameter {name!r}; add the empty prefix",
+                )
             found.append(max(fitting, key=lambda i: len(self.prefixes[i])))
         return found
 
@@ -184,14 +222,18 @@ class GroupClip(Clip):
         """min(1, norm of the group / ||g of the group||), rounded down."""
         import torch
 
-        return torch.stack([shrink(row, norm) for row, norm in zip(squared_norms, self.norms, strict=False)])
+        return torch.stack(
+            [shrink(row, norm) for row, norm in zip(squared_norms, self.norms, strict=False)]
+        )
 
 
 @dataclass(frozen=True)
 class AutomaticClip(Clip):
-    """Normalise instead of clipping: every gradient is multiplied by norm / (||g|| + gamma) (Bu et al. 2023, "Automatic clipping").
+    """Normalise instead of clipping: every gradient is multiplied by norm / (||g|| + gamma) (Bu et
+    al. 2023, "Automatic clipping").
 
-    Guarantees: every contribution is strictly shorter than `norm`. The learning rate and `norm` act only through their product.
+    Guarantees: every contribution is strictly shorter than `norm`. The learning rate and `norm` act
+    only through their product.
     """
 
     norm: float
@@ -215,7 +257,8 @@ class AutomaticClip(Clip):
 
 @dataclass(frozen=True)
 class PsacClip(Clip):
-    """Normalising with a weight that does not favour tiny gradients: norm / (||g|| + gamma / (||g|| + gamma)) (Xia et al. 2023, PSAC).
+    """Normalising with a weight that does not favour tiny gradients: norm / (||g|| + gamma / (||g||
+    + gamma)) (Xia et al. 2023, PSAC).
 
     Guarantees: every contribution is strictly shorter than `norm`.
     """
@@ -242,11 +285,13 @@ class PsacClip(Clip):
 
 @dataclass(frozen=True)
 class QuantileClip(Clip):
-    """Flat clipping whose norm follows a private quantile of the gradient norms (Andrew et al. 2021).
+    """Flat clipping whose norm follows a private quantile of the gradient norms (Andrew et al.
+    2021).
 
-    Beside its clipped gradient each unit adds one coordinate, `count_weight` * norm * (1/2 or -1/2), that says whether it was short
-    enough to pass unclipped. Both are released together: the bound covers the coordinate, and one noise protects the whole vector.
-    The rule of the next step follows from what was released.
+    Beside its clipped gradient each unit adds one coordinate, `count_weight` * norm * (1/2 or
+    -1/2), that says whether it was short enough to pass unclipped. Both are released together: the
+    bound covers the coordinate, and one noise protects the whole vector. The rule of the next step
+    follows from what was released.
 
     Guarantees: gradient and count coordinate together have norm at most `bound`.
     """
@@ -261,7 +306,9 @@ class QuantileClip(Clip):
         object.__setattr__(self, "norm", checked_norm("clip_norm", self.norm))
         _finite("clip_norm", self.norm)
         object.__setattr__(self, "quantile", check.inside_unit("quantile", self.quantile))
-        object.__setattr__(self, "learning_rate", check.positive("clip_learning_rate", self.learning_rate))
+        object.__setattr__(
+            self, "learning_rate", check.positive("clip_learning_rate", self.learning_rate)
+        )
         object.__setattr__(self, "count_weight", check.positive("count_weight", self.count_weight))
 
     @property
@@ -274,7 +321,9 @@ class QuantileClip(Clip):
         return shrink(squared_norms, self.norm)
 
     def count(self, scale: Tensor) -> Tensor:
-        """[batch] count coordinates, from the multipliers of the clip group: positive for units that pass unclipped."""
+        """[batch] count coordinates, from the multipliers of the clip group: positive for units
+        that pass unclipped.
+        """
         short = (scale[0] >= 1.0).to(scale.dtype) - 0.5
         return short * (self.norm * self.count_weight)
 
@@ -283,11 +332,15 @@ class QuantileClip(Clip):
         return {COUNT: self.count(scale).masked_fill(~(scale > 0).any(0), 0.0).sum()}
 
     def after(self, released: Mapping[str, Tensor], expected_batch: float) -> QuantileClip:
-        """The norm moved towards the quantile that the released mean of the count coordinates tells."""
+        """The norm moved towards the quantile that the released mean of the count coordinates
+        tells.
+        """
         return self.updated(float(released[COUNT]) * expected_batch, expected_batch)
 
     def updated(self, noisy_count: float, expected_batch: float) -> QuantileClip:
-        """The rule for the next step, from the released sum of count coordinates: post-processing, hence free."""
+        """The rule for the next step, from the released sum of count coordinates: post-processing,
+        hence free.
+        """
         share = noisy_count / (self.norm * self.count_weight) / expected_batch + 0.5
         step = self.learning_rate * (min(max(share, 0.0), 1.0) - self.quantile)
         return replace(self, norm=max(self.norm * math.exp(-step), LEAST_NORM))
@@ -295,11 +348,13 @@ class QuantileClip(Clip):
 
 @dataclass(frozen=True)
 class MicrobatchClip(Clip):
-    """Clip the mean gradient of every `size` examples instead of each example's: fewer norms, and a worse guarantee for the noise.
+    """Clip the mean gradient of every `size` examples instead of each example's: fewer norms, and a
+    worse guarantee for the noise.
 
-    One example can turn the clipped mean of its group from one vector of length `norm` into another, so it changes the sum by up to
-    twice `norm`: the bound is 2 * `norm`, against `norm` for flat clipping. Offered for comparison with older work.
-    Hand the engine :meth:`losses`; the groups must not depend on the data.
+    One example can turn the clipped mean of its group from one vector of length `norm` into
+    another, so it changes the sum by up to twice `norm`: the bound is 2 * `norm`, against `norm`
+    for flat clipping. Offered for comparison with older work. Hand the engine :meth:`losses`; the
+    groups must not depend on the data.
     """
 
     norm: float
@@ -321,7 +376,11 @@ class MicrobatchClip(Clip):
     def losses(self, losses: Tensor) -> Tensor:
         """Mean losses of consecutive groups of `size`: one per microbatch."""
         if len(losses) % self.size:
-            raise InvalidInput("losses", f"{len(losses)} losses", f"must be a multiple of the microbatch size {self.size}")
+            raise InvalidInput(
+                "losses",
+                f"{len(losses)} losses",
+                f"must be a multiple of the microbatch size {self.size}",
+            )
         return losses.unflatten(0, (-1, self.size)).mean(1)
 
 

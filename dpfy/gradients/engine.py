@@ -19,26 +19,35 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions import rounding
 
 Grads = dict[str, Tensor]
-"""Parameter name to tensor, trainable parameters only, names as in ``model.named_parameters()``, shared parameters once."""
+"""Parameter name to tensor, trainable parameters only, names as in ``model.named_parameters()``,
+shared parameters once.
+"""
 
 
 class Engine(Protocol):
     """Turns a vector of per-unit losses into a sum of clipped per-unit gradients.
 
     Guarantees, backed by ``tests/contracts/test_engines.py``:
-        each unit adds at most ``clip.bound`` to the sum; a unit whose gradient is not finite, or whose mask is False, adds
-        exactly zero; the ``.grad`` fields, the class and the ``state_dict`` of the user's model are never touched.
+        each unit adds at most ``clip.bound`` to the sum; a unit whose gradient is not finite, or
+        whose mask is False, adds exactly zero; the ``.grad`` fields, the class and the
+        ``state_dict`` of the user's model are never touched.
     """
 
     name: str
     sparse: bool = False
-    """Whether the sum of a table may be a sparse tensor, of the rows in use. For callers to set: noise takes either."""
+    """Whether the sum of a table may be a sparse tensor, of the rows in use. For callers to set:
+    noise takes either.
+    """
 
     each: Callable[[str, Tensor], Tensor] | None = None
-    """Takes the sum of every parameter as soon as it is made, in their order, and gives back what the total holds. For callers to set."""
+    """Takes the sum of every parameter as soon as it is made, in their order, and gives back what
+    the total holds. For callers to set.
+    """
 
     def attach(self, model: nn.Module) -> None:
-        """Prepare `model`; raise :class:`Unsupported` with the way out if it has what the engine cannot do."""
+        """Prepare `model`; raise :class:`Unsupported` with the way out if it has what the engine
+        cannot do.
+        """
         ...
 
     def detach(self) -> None:
@@ -46,16 +55,22 @@ class Engine(Protocol):
         ...
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
-        """Sum of clipped gradients of `losses` (shape [batch], one per unit, graph attached) over the units kept by `mask`."""
+        """Sum of clipped gradients of `losses` (shape [batch], one per unit, graph attached) over
+        the units kept by `mask`.
+        """
         ...
 
     def row_multiple(self, expected: float, device: torch.device) -> int:
-        """What the rows of a random batch of `expected` on average are best filled up to a multiple of, on `device`: 1, nothing."""
+        """What the rows of a random batch of `expected` on average are best filled up to a multiple
+        of, on `device`: 1, nothing.
+        """
         return 1
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name to parameter for the parameters that want a gradient; a shared parameter appears once, under its first name."""
+    """Name to parameter for the parameters that want a gradient; a shared parameter appears once,
+    under its first name.
+    """
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -65,23 +80,34 @@ def checked(losses: Tensor, mask: Tensor | None) -> Tensor | None:
     A reduced (scalar) loss has no per-unit gradients any more, so there is no bound to give it.
     """
     if losses.dim() != 1:
-        rule = "must hold one loss per unit, shape [batch]: use reduction='none' and average over the other dimensions"
+        rule = (
+            "must hold one loss per unit, shape [batch]: use reduction='none' and average over the "
+            "other dimensions"
+        )
         raise InvalidInput("losses", f"shape {list(losses.shape)}", rule)
     if not losses.is_floating_point():
         raise InvalidInput("losses", losses.dtype, "must be floating point")
     supported.check_device("losses", losses.device.type)
     if len(losses) and not losses.requires_grad:
-        raise InvalidInput("losses", "a tensor without a graph", "must come from the model with gradients enabled")
+        raise InvalidInput(
+            "losses", "a tensor without a graph", "must come from the model with gradients enabled"
+        )
     if mask is None:
         return None
     if mask.shape != losses.shape:
-        raise InvalidInput("mask", f"shape {list(mask.shape)}", f"must have one entry per loss, shape {list(losses.shape)}")
+        raise InvalidInput(
+            "mask",
+            f"shape {list(mask.shape)}",
+            f"must have one entry per loss, shape {list(losses.shape)}",
+        )
     return mask.to(device=losses.device, dtype=torch.bool)
 
 
 @contextmanager
 def no_reentrant_checkpoints() -> Iterator[None]:
-    """Around a backward pass: torch's error about a reentrant checkpoint becomes a refusal with the way out."""
+    """Around a backward pass: torch's error about a reentrant checkpoint becomes a refusal with the
+    way out.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -92,7 +118,10 @@ def no_reentrant_checkpoints() -> Iterator[None]:
 
 def reentrant() -> Unsupported:
     """Reentrant checkpoints run a backward pass of their own, which no pass around it sees."""
-    return Unsupported("reentrant activation checkpointing", "call torch.utils.checkpoint.checkpoint with use_reentrant=False")
+    return Unsupported(
+        "reentrant activation checkpointing",
+        "call torch.utils.checkpoint.checkpoint with use_reentrant=False",
+    )
 
 
 def no_autocast(device_type: str) -> AbstractContextManager[object]:
@@ -111,42 +140,65 @@ def group_rows(clip: Clip, names: list[str]) -> list[list[int]]:
     return rows
 
 
-MARGIN = {torch.float64: 0.0, torch.float32: 2.0**-14, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}
-"""Inflation of norms for what rounding does relatively to a gradient, by the type in which it is scaled and summed.
+MARGIN = {
+    torch.float64: 0.0,
+    torch.float32: 2.0**-14,
+    torch.bfloat16: 2.0**-6,
+    torch.float16: 2.0**-8,
+}
+"""Inflation of norms for what rounding does relatively to a gradient, by the type in which it is
+scaled and summed.
 
-In float32: the norm of a product of two rows is too short by at most gamma(``BLOCK`` + 4) = 5.4e-5, relatively; rounding the multiplier,
-scaling by it and the product itself lengthen by 4 u = 2.4e-7. Together less than 2^-14 = 6.1e-5. Clip rules add 2^-40 for their own
-arithmetic in float64. What may cancel is not here but in the norms: see ``dpfy.gradients.contributions.rounding``.
+In float32: the norm of a product of two rows is too short by at most gamma(``BLOCK`` + 4) = 5.4e-5,
+relatively; rounding the multiplier, scaling by it and the product itself lengthen by 4 u = 2.4e-7.
+Together less than 2^-14 = 6.1e-5. Clip rules add 2^-40 for their own arithmetic in float64. What
+may cancel is not here but in the norms: see ``dpfy.gradients.contributions.rounding``.
 """
 
 
 def cautious(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = False) -> Tensor:
-    """Squared norms inflated by what arithmetic in `dtype` may do, relatively, to norms and contributions.
+    """Squared norms inflated by what arithmetic in `dtype` may do, relatively, to norms and
+    contributions.
 
-    Products in float32 may run in TF32 on a GPU. For those of convolutions (`convolved`) there is a switch of its own, on by default.
+    Products in float32 may run in TF32 on a GPU. For those of convolutions (`convolved`) there is a
+    switch of its own, on by default.
     """
     device = squared_norms.device
-    factor = max(rounding.of_factors(dtype, device, kind) for kind in {False, convolved}) if dtype == torch.float32 else 0.0
+    factor = (
+        max(rounding.of_factors(dtype, device, kind) for kind in {False, convolved})
+        if dtype == torch.float32
+        else 0.0
+    )
     supported.check_dtype("a gradient", dtype)
     margin = max(MARGIN[dtype], 16 * factor)
     return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
 
 
-def multipliers(clip: Clip, squared_norms: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[groups, batch] multipliers in `dtype`: 0 for units that are masked out or have any norm that is not finite."""
+def multipliers(
+    clip: Clip, squared_norms: Tensor, mask: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """[groups, batch] multipliers in `dtype`: 0 for units that are masked out or have any norm that
+    is not finite.
+    """
     return silence(clip.scale(squared_norms), squared_norms, mask).to(dtype)
 
 
 def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tensor | None) -> Grads:
-    """Clip materialised per-unit gradients (each of shape [units, *parameter]) and sum them over the units.
+    """Clip materialised per-unit gradients (each of shape [units, *parameter]) and sum them over
+    the units.
 
-    Guarantees: units that are masked out or not finite add exactly zero, whatever their tensors hold. Norms are those of the very
-    tensors that are summed, so that nothing can cancel between the two.
+    Guarantees: units that are masked out or not finite add exactly zero, whatever their tensors
+    hold. Norms are those of the very tensors that are summed, so that nothing can cancel between
+    the two.
     """
     rows = group_rows(clip, names)
     squares = [rounding.row_squares(g) for g in per_unit]
-    squared_norms = torch.stack([sum((squares[i] for i in members), start=torch.zeros_like(squares[0])) for members in rows])
-    squared_norms = cautious(squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps))
+    squared_norms = torch.stack(
+        [sum((squares[i] for i in members), start=torch.zeros_like(squares[0])) for members in rows]
+    )
+    squared_norms = cautious(
+        squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps)
+    )
     scale = multipliers(clip, squared_norms, mask, rounding.sum_dtype(per_unit[0].dtype))
     sums: Grads = {}
     for members, multiplier in zip(rows, scale, strict=True):
@@ -166,7 +218,9 @@ def added(total: Grads, part: Grads) -> None:
 
 
 def silence(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero the multipliers of masked units, and in every group those of a unit with any non-finite group."""
+    """Zero the multipliers of masked units, and in every group those of a unit with any non-finite
+    group.
+    """
     if mask is None and len(scale) == 1:
         return scale  # a rule gives 0 itself where its own group is not finite
     dead = ~squared_norms.isfinite().all(0)
@@ -177,6 +231,8 @@ def silence(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor
 
 def zeros(params: dict[str, nn.Parameter], clip: Clip) -> Grads:
     """The sum over no units."""
-    none = {name: torch.zeros_like(p, dtype=rounding.sum_dtype(p.dtype)) for name, p in params.items()}
+    none = {
+        name: torch.zeros_like(p, dtype=rounding.sum_dtype(p.dtype)) for name, p in params.items()
+    }
     some = next(iter(none.values()), torch.zeros(()))
     return none | clip.beside(some.new_zeros(1, 0))

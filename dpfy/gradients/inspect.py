@@ -1,4 +1,6 @@
-"""What an engine will do with a model: every layer's route, its expected cost against plain training, and what is not supported."""
+"""What an engine will do with a model: every layer's route, its expected cost against plain
+training, and what is not supported.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from dpfy.gradients.tracing.structure import tensors_in
 
 @dataclass(frozen=True)
 class LayerView:
-    """One module with parameters of its own. Costs are multiply-adds for one example; `memory` counts elements kept for the batch."""
+    """One module with parameters of its own. Costs are multiply-adds for one example; `memory`
+    counts elements kept for the batch.
+    """
 
     path: str
     kind: str
@@ -37,18 +41,24 @@ class LayerView:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The whole model: engine, layers, expected ratio of time to the plain step (without noise), and problems found."""
+    """The whole model: engine, layers, expected ratio of time to the plain step (without noise),
+    and problems found.
+    """
 
     engine: str
     layers: tuple[LayerView, ...]
     problems: tuple[str, ...]
     per_example: dict[str, str] = field(default_factory=dict)
-    """Parameters whose gradients go through a part of the graph example by example: "vmap" or "loop"."""
+    """Parameters whose gradients go through a part of the graph example by example: "vmap" or
+    "loop".
+    """
     cost: StepCost | None = None
 
     @property
     def time_ratio(self) -> float:
-        """Expected time of a private step over a plain one, by counted arithmetic; noise and launches come on top."""
+        """Expected time of a private step over a plain one, by counted arithmetic; noise and
+        launches come on top.
+        """
         plain = sum(layer.plain for layer in self.layers)
         return 1.0 + sum(layer.extra for layer in self.layers) / plain if plain else 1.0
 
@@ -84,17 +94,32 @@ class Inspection:
             for v in self.layers
         ]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
-        lines.append(f"{self.engine}; expected time against plain training, without noise: {self.time_ratio:.2f}x")
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (head, *rows)
+        ]
+        lines.append(
+            f"{self.engine}; expected time against plain training, without noise: "
+            f"{self.time_ratio:.2f}x"
+        )
         lines += [self.cost.text()] if self.cost else []
-        lines += [_one_by_one(route, [n for n, how in self.per_example.items() if how == route]) for route in ROUTES]
-        return "\n".join([line for line in lines if line] + [f"NOT SUPPORTED: {problem}" for problem in self.problems])
+        lines += [
+            _one_by_one(route, [n for n, how in self.per_example.items() if how == route])
+            for route in ROUTES
+        ]
+        return "\n".join(
+            [line for line in lines if line]
+            + [f"NOT SUPPORTED: {problem}" for problem in self.problems]
+        )
 
 
 ROUTES = {
-    "vmap": "no rule explains the operations between them and the batch, so that part of the backward pass is vectorised over the "
-    "examples and costs up to the batch times as much; layers of torch, matrix products, convolutions and lookups have rules",
-    "loop": "one backward pass an example through a part that torch cannot vectorise (an autograd.Function of your own, a layer of a "
+    "vmap": "no rule explains the operations between them and the batch, so that part of the "
+    "backward pass is vectorised over the "
+    "examples and costs up to the batch times as much; layers of torch, matrix products, "
+    "convolutions and lookups have rules",
+    "loop": "one backward pass an example through a part that torch cannot vectorise (an "
+    "autograd.Function of your own, a layer of a "
     "library); write it with operations of torch, or set generate_vmap_rule on the function",
 }
 """What a route costs, and how to avoid it."""
@@ -105,12 +130,20 @@ def _one_by_one(route: str, names: list[str]) -> str:
     return f"EXAMPLE BY EXAMPLE ({route}): {shown}: {ROUTES[route]}" if names else ""
 
 
-def inspect(model: nn.Module, sample: Tensor | tuple[Tensor, ...], batch: int | None = None, measure: bool = False) -> Inspection:
-    """Look at `model` with a public or random `sample` batch: routes, expected costs, problems. Nothing is changed or trained.
+def inspect(
+    model: nn.Module,
+    sample: Tensor | tuple[Tensor, ...],
+    batch: int | None = None,
+    measure: bool = False,
+) -> Inspection:
+    """Look at `model` with a public or random `sample` batch: routes, expected costs, problems.
+    Nothing is changed or trained.
 
-    `batch` is the physical batch to plan for, where the sample is smaller than that. With `measure` steps are timed on the sample.
+    `batch` is the physical batch to plan for, where the sample is smaller than that. With `measure`
+    steps are timed on the sample.
 
-    Guarantees: what :func:`check_model` or :func:`probe_mixing` would refuse is listed under problems, with its way out.
+    Guarantees: what :func:`check_model` or :func:`probe_mixing` would refuse is listed under
+    problems, with its way out.
     """
     inputs = sample if isinstance(sample, tuple) else (sample,)
     shapes, problems = _shapes(model, inputs), _problems(model, inputs)
@@ -119,9 +152,23 @@ def inspect(model: nn.Module, sample: Tensor | tuple[Tensor, ...], batch: int | 
     for path, module in model.named_modules():
         own = list(module.parameters(recurse=False))
         if own:
-            view = _view(path or "(model)", module, own, shapes.get(path, []), len(inputs[0]), batch or len(inputs[0]))
-            mine = {routes.get(f"{path}.{name}" if path else name, "") for name, _ in module.named_parameters(recurse=False)}
-            views.append(view if problems or view.route != APART else _by_operations(view, mine - {""}, batch or len(inputs[0])))
+            view = _view(
+                path or "(model)",
+                module,
+                own,
+                shapes.get(path, []),
+                len(inputs[0]),
+                batch or len(inputs[0]),
+            )
+            mine = {
+                routes.get(f"{path}.{name}" if path else name, "")
+                for name, _ in module.named_parameters(recurse=False)
+            }
+            views.append(
+                view
+                if problems or view.route != APART
+                else _by_operations(view, mine - {""}, batch or len(inputs[0]))
+            )
     try:
         engine = choose(model)[1]
     except DpfyError as error:
@@ -134,15 +181,24 @@ APART = "taken apart where examples are separate"
 
 
 def _by_operations(view: LayerView, routes: set[str], batch: int) -> LayerView:
-    """The route of a module without a rule of its own, by what the engine did with its parameters."""
+    """The route of a module without a rule of its own, by what the engine did with its
+    parameters.
+    """
     if routes:
         return replace(view, route=f"example by example ({min(routes)})")
     return replace(view, route="by rules of its operations", extra=min(view.extra, view.plain / 3))
 
 
-def _per_example(model: nn.Module, inputs: tuple[Tensor, ...], problems: list[str]) -> dict[str, str]:
-    """What the fast engine really does with the model, on some loss of the sample; what it refuses is added to `problems`."""
-    engine, buffers = BookkeepingEngine(), {name: b.detach().clone() for name, b in model.named_buffers()}
+def _per_example(
+    model: nn.Module, inputs: tuple[Tensor, ...], problems: list[str]
+) -> dict[str, str]:
+    """What the fast engine really does with the model, on some loss of the sample; what it refuses
+    is added to `problems`.
+    """
+    engine, buffers = (
+        BookkeepingEngine(),
+        {name: b.detach().clone() for name, b in model.named_buffers()},
+    )
     engine.attach(model)
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
@@ -175,14 +231,20 @@ def _shapes(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, list[torc
     def watch(path: str) -> Any:
         def hook(module: nn.Module, args: object, output: object) -> None:
             shapes = [t.shape for t in tensors_in(output)]
-            if isinstance(module, nn.MultiheadAttention):  # its weights come second, and it never calls its last projection
+            if isinstance(
+                module, nn.MultiheadAttention
+            ):  # its weights come second, and it never calls its last projection
                 shapes = shapes[:1]
                 seen.setdefault(f"{path}.out_proj".removeprefix("."), []).extend(shapes)
             seen.setdefault(path, []).extend(shapes)
 
         return hook
 
-    handles = [m.register_forward_hook(watch(path)) for path, m in model.named_modules() if list(m.parameters(recurse=False))]
+    handles = [
+        m.register_forward_hook(watch(path))
+        for path, m in model.named_modules()
+        if list(m.parameters(recurse=False))
+    ]
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -196,7 +258,14 @@ def _shapes(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, list[torc
     return seen
 
 
-def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[torch.Size], seen: int, batch: int) -> LayerView:
+def _view(
+    path: str,
+    module: nn.Module,
+    own: list[nn.Parameter],
+    shapes: list[torch.Size],
+    seen: int,
+    batch: int,
+) -> LayerView:
     count = sum(p.numel() for p in own)
     wanted = sum(p.numel() for p in own if p.requires_grad)
     matrix = max(own, key=lambda p: p.numel())
@@ -217,8 +286,14 @@ def _view(path: str, module: nn.Module, own: list[nn.Parameter], shapes: list[to
         route, extra = APART, each * (1 if matrix.dim() == 1 else batch)
     elif wanted:
         found = [_route(module, m, positions, batch) for m in matrices]
-        route, extra, memory = found[0][0], sum(extra for _, extra, _ in found), sum(memory for _, _, memory in found)
-    return LayerView(path, type(module).__name__, count, wanted, positions, route, plain, extra, memory)
+        route, extra, memory = (
+            found[0][0],
+            sum(extra for _, extra, _ in found),
+            sum(memory for _, _, memory in found),
+        )
+    return LayerView(
+        path, type(module).__name__, count, wanted, positions, route, plain, extra, memory
+    )
 
 
 def _positions(module: nn.Module, shape: torch.Size, batch: int) -> int:
@@ -230,8 +305,12 @@ def _positions(module: nn.Module, shape: torch.Size, batch: int) -> int:
     return max(1, each // shape[-1]) if len(shape) > 1 else 1
 
 
-def _route(module: nn.Module, weight: nn.Parameter, positions: int, batch: int) -> tuple[str, float, int]:
-    """The route of a layer with a row, its extra multiply-adds for one example, and the elements it keeps for the batch."""
+def _route(
+    module: nn.Module, weight: nn.Parameter, positions: int, batch: int
+) -> tuple[str, float, int]:
+    """The route of a layer with a row, its extra multiply-adds for one example, and the elements it
+    keeps for the batch.
+    """
     width = weight.numel()
     if weight.dim() == 1:
         return "direct", 2.0 * positions * width, batch * width
@@ -247,7 +326,11 @@ def _route(module: nn.Module, weight: nn.Parameter, positions: int, batch: int) 
             weight.is_cuda and weight.dim() < 5 and routes.kept_on_gpu(width, 2 * elements)
         ):
             return "products kept", float(routes.PASS_COST * width) / 4.0, batch * width
-    gram, product, kept = float(positions**2 * (rows + columns)), float(positions * width), batch * width <= KEEP_ELEMENTS
+    gram, product, kept = (
+        float(positions**2 * (rows + columns)),
+        float(positions * width),
+        batch * width <= KEEP_ELEMENTS,
+    )
     if weight.is_cuda:
         if routes.by_gram_on_gpu(positions, rows, columns):
             return "gram kernel", gram / 2, 0
@@ -255,9 +338,19 @@ def _route(module: nn.Module, weight: nn.Parameter, positions: int, batch: int) 
             return "products kept", 0.0, batch * width
         return "products in chunks", product, 0
     if weight.dim() > 2:
-        by_gram, kept = routes.convolution_by_gram(positions, rows, columns), kept and positions >= routes.KEPT_POSITIONS
+        by_gram, kept = (
+            routes.convolution_by_gram(positions, rows, columns),
+            kept and positions >= routes.KEPT_POSITIONS,
+        )
     else:
-        by_gram, kept = routes.by_gram_on_cpu(positions, rows, columns), kept and routes.keeping_pays(positions, rows, columns)
+        by_gram, kept = (
+            routes.by_gram_on_cpu(positions, rows, columns),
+            kept and routes.keeping_pays(positions, rows, columns),
+        )
     if by_gram:
         return "gram matrices", 2 * gram, 0
-    return ("products kept", routes.PASS_COST * width / 4.0, batch * width) if kept else ("products in chunks", product, 0)
+    return (
+        ("products kept", routes.PASS_COST * width / 4.0, batch * width)
+        if kept
+        else ("products in chunks", product, 0)
+    )

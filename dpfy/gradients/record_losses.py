@@ -1,4 +1,6 @@
-"""The losses of a batch from a loss written for one record: mapped over the rows by torch, or called for one after the other."""
+"""The losses of a batch from a loss written for one record: mapped over the rows by torch, or
+called for one after the other.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,9 @@ RowLoss = Callable[[Any, Any], Tensor]
 def losses_of_rows(f: RowLoss, model: Any, batch: Any, held: Iterable[Tensor] = ()) -> Tensor:
     """``f(model, record)`` for every row of `batch`, vectorised.
 
-    Guarantees: the loss of a row is a function of that row, of the model, and of what `f` was given before; no tensor of an earlier
-    call, and no memory of `held`, enters it. A function that torch cannot map over rows is refused.
+    Guarantees: the loss of a row is a function of that row, of the model, and of what `f` was given
+    before; no tensor of an earlier call, and no memory of `held`, enters it. A function that torch
+    cannot map over rows is refused.
     """
     leaves, structure = pytree.tree_flatten(batch)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -66,18 +69,26 @@ def losses_of_rows(f: RowLoss, model: Any, batch: Any, held: Iterable[Tensor] = 
         if "out of bounds" in str(error):  # which would show the index
             raise InvalidInput("record", *OUTSIDE) from None
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in REFUSED_BY_TORCH):
+        if isinstance(error, torch.OutOfMemoryError) or not any(
+            word in str(error) for word in REFUSED_BY_TORCH
+        ):
             raise
-        first = re.sub(r"\[[\d, ]+\]", "[...]", first)  # how many records there are is nobody's business
-        raise Unsupported(f"a loss for one record that torch cannot map over records ({first})", ONE_BY_ONE) from error
+        first = re.sub(
+            r"\[[\d, ]+\]", "[...]", first
+        )  # how many records there are is nobody's business
+        raise Unsupported(
+            f"a loss for one record that torch cannot map over records ({first})", ONE_BY_ONE
+        ) from error
 
 
-def losses_one_by_one(f: RowLoss, model: Any, batch: Any, held: Iterable[Tensor] = ()) -> list[Tensor]:
+def losses_one_by_one(
+    f: RowLoss, model: Any, batch: Any, held: Iterable[Tensor] = ()
+) -> list[Tensor]:
     """``f(model, record)`` for one record after the other.
 
-    Guarantees: `f` is given one record; no tensor of the call for another record, and no memory of `held`, enters its loss. Numbers that
-    Python read from a tensor are not followed: one record, drawn anew, is computed a second time after all others, and must have the
-    same loss.
+    Guarantees: `f` is given one record; no tensor of the call for another record, and no memory of
+    `held`, enters its loss. Numbers that Python read from a tensor are not followed: one record,
+    drawn anew, is computed a second time after all others, and must have the same loss.
     """
     leaves, structure = pytree.tree_flatten(batch)
     places, losses = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)], []
@@ -86,7 +97,9 @@ def losses_one_by_one(f: RowLoss, model: Any, batch: Any, held: Iterable[Tensor]
     def loss_of(row: int) -> Tensor:
         call, filled = Call(kept, vectorised=False), list(leaves)
         for place in places:
-            filled[place] = leaves[place][row].clone()  # memory of its own: from a view the batch could be reached
+            filled[place] = leaves[place][
+                row
+            ].clone()  # memory of its own: from a view the batch could be reached
         call.mark(filled)
         try:
             with current(call), Apart(call):
@@ -104,7 +117,9 @@ def losses_one_by_one(f: RowLoss, model: Any, batch: Any, held: Iterable[Tensor]
     _set_random(device, start)
     twice = loss_of(again).detach()
     _set_random(device, after)
-    if not torch.allclose(twice, losses[again].detach(), rtol=torch.finfo(twice.dtype).eps ** 0.5, equal_nan=True):
+    if not torch.allclose(
+        twice, losses[again].detach(), rtol=torch.finfo(twice.dtype).eps ** 0.5, equal_nan=True
+    ):
         raise Unsupported("a loss of one record that changes with the records before it", KEEP_NONE)
     return losses
 
@@ -124,14 +139,24 @@ def _set_random(device: torch.device, states: tuple[Tensor, ...]) -> None:
 def _single(loss: Any, call: Call) -> Tensor:
     """The loss of one record: one number."""
     if not isinstance(loss, Tensor):
-        raise InvalidInput("loss", type(loss).__name__, "of one record must be a tensor of one number")
+        raise InvalidInput(
+            "loss", type(loss).__name__, "of one record must be a tensor of one number"
+        )
     if loss.numel() != 1 or not loss.is_floating_point():
         what = f"{loss.dtype} of shape {list(loss.shape)}"
-        raise InvalidInput("loss", what, "of one record must be one number: reduce it over the record's own positions")
+        raise InvalidInput(
+            "loss",
+            what,
+            "of one record must be one number: reduce it over the record's own positions",
+        )
     call.admit(loss)
     return loss.reshape(())
 
 
 def _eager() -> AbstractContextManager[Any]:
     """Compiled functions run as they were written: a compiled one cannot be mapped over rows."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return (
+        torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" in sys.modules
+        else nullcontext()
+    )

@@ -32,10 +32,12 @@ Losses = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class StepCost:
-    """Medians over rounds in which both steps took turns; times in milliseconds, memory in MiB, of forward, backward and clipped sum.
+    """Medians over rounds in which both steps took turns; times in milliseconds, memory in MiB, of
+    forward, backward and clipped sum.
 
-    Noise and update are the same for every model and left out. `spread`: the smallest and the largest ratio of a round. Memory is the
-    peak of a step, the parameters with it; None where the system does not tell.
+    Noise and update are the same for every model and left out. `spread`: the smallest and the
+    largest ratio of a round. Memory is the peak of a step, the parameters with it; None where the
+    system does not tell.
     """
 
     clock: str
@@ -51,7 +53,11 @@ class StepCost:
     @property
     def memory_ratio(self) -> float | None:
         """Peak memory of the private step over that of the plain one."""
-        return self.private_mib / self.plain_mib if self.plain_mib and self.private_mib is not None else None
+        return (
+            self.private_mib / self.plain_mib
+            if self.plain_mib and self.private_mib is not None
+            else None
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -63,29 +69,48 @@ class StepCost:
         low, high = self.spread
         memory = "peak memory not known here"
         if self.memory_ratio is not None:
-            memory = f"peak memory {self.plain_mib:.0f} and {self.private_mib:.0f} MiB, {self.memory_ratio:.2f}x"
+            memory = (
+                f"peak memory {self.plain_mib:.0f} and {self.private_mib:.0f} MiB, "
+                f"{self.memory_ratio:.2f}x"
+            )
         times = (
-            f"plain {self.plain_ms:.2f} ms, private {self.private_ms:.2f} ms, {self.time_ratio:.2f}x ({low:.2f} to {high:.2f})"
+            f"plain {self.plain_ms:.2f} ms, private {self.private_ms:.2f} ms, "
+            f"{self.time_ratio:.2f}x ({low:.2f} to {high:.2f})"
         )
-        return f"measured, batch {self.batch}, {self.rounds} rounds in turns, {self.clock}, without noise and update: {times}; {memory}"
+        return (
+            f"measured, batch {self.batch}, {self.rounds} rounds in turns, {self.clock}, without "
+            f"noise and update: {times}; {memory}"
+        )
 
 
 def wavy(output: Any) -> Tensor:
-    """Some loss for every example, from outputs whose first dimension is the batch: for models whose own loss is not known."""
+    """Some loss for every example, from outputs whose first dimension is the batch: for models
+    whose own loss is not known.
+    """
     found = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad and t.dim()]
     if not found:
         raise InvalidInput(
-            "model output", type(output).__name__, "must hold a floating point tensor whose first dimension is the batch"
+            "model output",
+            type(output).__name__,
+            "must hold a floating point tensor whose first dimension is the batch",
         )
-    return torch.stack([t.float().flatten(1).sin().mean(1) if t.dim() > 1 else t.float().sin() for t in found]).sum(0)
+    return torch.stack(
+        [t.float().flatten(1).sin().mean(1) if t.dim() > 1 else t.float().sin() for t in found]
+    ).sum(0)
 
 
 def step_cost(
-    model: nn.Module, inputs: Tensor | tuple[Tensor, ...], losses: Losses = wavy, rounds: int = 5, engine: Engine | None = None
+    model: nn.Module,
+    inputs: Tensor | tuple[Tensor, ...],
+    losses: Losses = wavy,
+    rounds: int = 5,
+    engine: Engine | None = None,
 ) -> StepCost:
-    """Run plain and private steps of `model` on `inputs`, in turns. Parameters do not change; buffers and modes are put back.
+    """Run plain and private steps of `model` on `inputs`, in turns. Parameters do not change;
+    buffers and modes are put back.
 
-    Use random or public inputs of the real shape and batch: nothing is trained and nothing is released.
+    Use random or public inputs of the real shape and batch: nothing is trained and nothing is
+    released.
     """
     check.integer("rounds", rounds, least=1, most=1000)
     given = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -102,22 +127,40 @@ def step_cost(
     try:
         pairs = []
         for _ in range(rounds):
-            pairs.append((_timed(plain, device), _attached(chosen, model, private, lambda: _timed(private, device))))
+            pairs.append(
+                (
+                    _timed(plain, device),
+                    _attached(chosen, model, private, lambda: _timed(private, device)),
+                )
+            )
         held = sum(p.numel() * p.element_size() for p in model.parameters())
-        peaks = [_peak(plain, device, held), _attached(chosen, model, private, lambda: _peak(private, device, held))]
+        peaks = [
+            _peak(plain, device, held),
+            _attached(chosen, model, private, lambda: _peak(private, device, held)),
+        ]
     finally:
         with torch.no_grad():
             for name, b in model.named_buffers():
                 b.copy_(buffers[name])
     ratios = [b / a for a, b in pairs]
-    plain_ms, private_ms = (round(1e3 * statistics.median(side), 4) for side in zip(*pairs, strict=True))
-    clock = "CUDA events" if device.type == "cuda" else f"CPU seconds, {torch.get_num_threads()} thread(s)"
+    plain_ms, private_ms = (
+        round(1e3 * statistics.median(side), 4) for side in zip(*pairs, strict=True)
+    )
+    clock = (
+        "CUDA events"
+        if device.type == "cuda"
+        else f"CPU seconds, {torch.get_num_threads()} thread(s)"
+    )
     spread = (round(min(ratios), 3), round(max(ratios), 3))
     ratio = statistics.median(ratios)
-    return StepCost(clock, len(given[0]), rounds, plain_ms, private_ms, ratio, spread, peaks[0], peaks[1])
+    return StepCost(
+        clock, len(given[0]), rounds, plain_ms, private_ms, ratio, spread, peaks[0], peaks[1]
+    )
 
 
-def _attached(engine: Engine, model: nn.Module, step: Callable[[], None], then: Callable[[], T]) -> T:
+def _attached(
+    engine: Engine, model: nn.Module, step: Callable[[], None], then: Callable[[], T]
+) -> T:
     engine.attach(model)
     try:
         for _ in range(WARM):
@@ -128,7 +171,9 @@ def _attached(engine: Engine, model: nn.Module, step: Callable[[], None], then: 
 
 
 def _timed(step: Callable[[], None], device: torch.device) -> float:
-    """Seconds of one step, after one that is not counted: enough of them for a tenth of a second."""
+    """Seconds of one step, after one that is not counted: enough of them for a tenth of a
+    second.
+    """
     step()
     many, total = 0, 0.0
     while total < 0.1 and many < 50:

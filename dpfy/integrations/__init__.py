@@ -1,1 +1,3 @@
-"""The loops people already have. Thin adapters to the private loop; each tool is imported only by the file that needs it."""
+"""The loops people already have. Thin adapters to the private loop; each tool is imported only by
+the file that needs it.
+"""

@@ -1,4 +1,5 @@
-"""Accelerate with a private loop inside: one line of a script changes, and the loss is one for each example.
+"""Accelerate with a private loop inside: one line of a script changes, and the loss is one for each
+example.
 
     accelerator = PrivateAccelerator(plan=plan, run="runs/x")
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -10,8 +11,9 @@
         optimizer.zero_grad()
     accelerator.end_training()
 
-`backward` hands the losses to the run, which clips, sums, adds noise and lets optimizer and scheduler move where a logical batch ends;
-`optimizer.step` and `scheduler.step` of the script then have nothing left to do.
+`backward` hands the losses to the run, which clips, sums, adds noise and lets optimizer and
+scheduler move where a logical batch ends; `optimizer.step` and `scheduler.step` of the script then
+have nothing left to do.
 """
 
 from __future__ import annotations
@@ -51,12 +53,15 @@ except ImportError:
 class PrivateAccelerator(Accelerator):
     """An Accelerator whose training is private: `plan` says how, `run` where the run folder lies.
 
-    `prepare` takes the model, its optimizer and the training data (the first loader given with them); the scheduler with them or later.
-    The loader gives physical batches, an epoch of the plan at a time; its length is the number of steps in an epoch. The run is entered
-    when the first batch is asked for and ends with the last step of the plan, or, where the plan may end early, with `end_training` after a
-    `break`. `load_state`, or ``Run(path, resume=True)``, goes on with an unfinished run, to the same bits.
+    `prepare` takes the model, its optimizer and the training data (the first loader given with
+    them); the scheduler with them or later. The loader gives physical batches, an epoch of the plan
+    at a time; its length is the number of steps in an epoch. The run is entered when the first
+    batch is asked for and ends with the last step of the plan, or, where the plan may end early,
+    with `end_training` after a `break`. `load_state`, or ``Run(path, resume=True)``, goes on with
+    an unfinished run, to the same bits.
 
-    Guarantees: those of :class:`PrivateTraining`. `log` publishes what the caller says is public, as `PrivateTraining.record` does.
+    Guarantees: those of :class:`PrivateTraining`. `log` publishes what the caller says is public,
+    as `PrivateTraining.record` does.
     """
 
     def __init__(
@@ -70,12 +75,21 @@ class PrivateAccelerator(Accelerator):
     ) -> None:
         super().__init__(*given, **settings)
         if self.num_processes > 1:
-            raise Unsupported("PrivateAccelerator with several processes", "use PrivateTraining under torchrun")
+            raise Unsupported(
+                "PrivateAccelerator with several processes", "use PrivateTraining under torchrun"
+            )
         if self.mixed_precision not in ("no", "bf16"):
-            raise Unsupported(f"mixed_precision={self.mixed_precision!r}", f"{NARROW}: mixed_precision='bf16'")
+            raise Unsupported(
+                f"mixed_precision={self.mixed_precision!r}", f"{NARROW}: mixed_precision='bf16'"
+            )
         if self.gradient_accumulation_steps != 1:
-            rule = "the plan's batch decides, and Runtime(max_physical_batch=...) how many examples at once: leave it 1"
-            raise InvalidInput("gradient_accumulation_steps", self.gradient_accumulation_steps, rule)
+            rule = (
+                "the plan's batch decides, and Runtime(max_physical_batch=...) how many examples "
+                "at once: leave it 1"
+            )
+            raise InvalidInput(
+                "gradient_accumulation_steps", self.gradient_accumulation_steps, rule
+            )
         self.plan, self.update = plan, update
         self.run = run if isinstance(run, Run) else Run(run)
         self.runtime = replace(runtime or Runtime(), device=str(self.device))
@@ -88,19 +102,35 @@ class PrivateAccelerator(Accelerator):
         self._totals, self._epoch_totals = Totals(), Totals()
 
     def prepare(self, *given: Any, **settings: Any) -> Any:
-        """What was given, in its order: model, optimizer, training loader and scheduler for the run, all else as Accelerate does it."""
+        """What was given, in its order: model, optimizer, training loader and scheduler for the
+        run, all else as Accelerate does it.
+        """
         whole = any(isinstance(part, nn.Module) for part in given)
         if whole and self._model is not None:
-            raise Unsupported("a second model in a private run", "prepare one; others can be used as they are")
+            raise Unsupported(
+                "a second model in a private run", "prepare one; others can be used as they are"
+            )
         made = tuple(self._taken(part, whole) for part in given)
-        if self._train is not None and any(apart.share(self._train, other) for other in self._others):
-            raise InvalidInput("prepare", "the training data", "must be other data: what is measured on it is logged")
+        if self._train is not None and any(
+            apart.share(self._train, other) for other in self._others
+        ):
+            raise InvalidInput(
+                "prepare",
+                "the training data",
+                "must be other data: what is measured on it is logged",
+            )
         return made if len(made) > 1 else made[0]
 
     def backward(self, loss: Tensor, **settings: Any) -> None:
-        """Hand one loss for each example to the run; at the end of a logical batch the optimizer moves."""
+        """Hand one loss for each example to the run; at the end of a logical batch the optimizer
+        moves.
+        """
         if not isinstance(loss, Tensor) or loss.dim() != 1:
-            raise InvalidInput("backward", "a scalar", 'takes one loss for each example: compute it with reduction="none"')
+            raise InvalidInput(
+                "backward",
+                "a scalar",
+                'takes one loss for each example: compute it with reduction="none"',
+            )
         training, total = self._live(), loss.detach().sum(dtype=torch.float64)
         for totals in (self._totals, self._epoch_totals):
             totals.add(total, max(1, len(loss)))
@@ -118,19 +148,34 @@ class PrivateAccelerator(Accelerator):
     no_sync = accumulate
 
     def clip_grad_norm_(self, parameters: Any, max_norm: Any, norm_type: Any = 2) -> Tensor:
-        """Nothing: the plan's clip norm bounds each example. Norms of gradients are private: not a number is given back."""
+        """Nothing: the plan's clip norm bounds each example. Norms of gradients are private: not a
+        number is given back.
+        """
         warnings.warn(
-            "clip_grad_norm_: the plan's clip norm bounds each example; the noisy mean is not clipped again", stacklevel=2
+            "clip_grad_norm_: the plan's clip norm bounds each example; the noisy mean is not "
+            "clipped again",
+            stacklevel=2,
         )
         return torch.tensor(math.nan)
 
     clip_grad_value_ = clip_grad_norm_
 
-    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Record public numbers in the run and give them to the trackers. A loss of the batch is refused where it is recognised."""
+    def log(
+        self,
+        values: dict[str, Any],
+        step: int | None = None,
+        log_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Record public numbers in the run and give them to the trackers. A loss of the batch is
+        refused where it is recognised.
+        """
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise InvalidInput(f"log {name}", type(value).__name__, "must be a plain number that may be published")
+                raise InvalidInput(
+                    f"log {name}",
+                    type(value).__name__,
+                    "must be a plain number that may be published",
+                )
         if self.training is not None:
             self.training.require_public(values)
         for name, value in values.items():
@@ -148,11 +193,17 @@ class PrivateAccelerator(Accelerator):
         return made
 
     def load_state(self, input_dir: str | None = None, **settings: Any) -> None:
-        """Go on with the run: it stands where its own checkpoint is, wherever in the loop that was."""
+        """Go on with the run: it stands where its own checkpoint is, wherever in the loop that
+        was.
+        """
         if self.training is not None:
-            raise InvalidInput("load_state", "a run that has begun", "load before the first batch is asked for")
+            raise InvalidInput(
+                "load_state", "a run that has begun", "load before the first batch is asked for"
+            )
         if not Path(self.run.path).is_dir():
-            raise InvalidInput("load_state", str(input_dir), f"there is no run to resume in {self.run.path}")
+            raise InvalidInput(
+                "load_state", str(input_dir), f"there is no run to resume in {self.run.path}"
+            )
         super().load_state(input_dir, **settings)
         self.run = replace(self.run, resume=True)
 
@@ -161,7 +212,9 @@ class PrivateAccelerator(Accelerator):
         return dataloader
 
     def end_training(self) -> None:
-        """End a run that may end early, billed up to the next point of its plan. Any other that is not complete is left, to be resumed."""
+        """End a run that may end early, billed up to the next point of its plan. Any other that is
+        not complete is left, to be resumed.
+        """
         training = self.training
         if training is not None and not training.folder.finished:
             if training.plan.recipe.stopping is not None and training.steps_done:
@@ -190,7 +243,9 @@ class PrivateAccelerator(Accelerator):
 
     def _live(self) -> PrivateTraining:
         if self.training is None:
-            raise InvalidInput("backward", "no run", "follows a batch of the prepared training loader")
+            raise InvalidInput(
+                "backward", "no run", "follows a batch of the prepared training loader"
+            )
         return self.training
 
     def _opened(self) -> PrivateTraining:
@@ -198,7 +253,9 @@ class PrivateAccelerator(Accelerator):
         if self.training is None:
             if self._model is None or self._moving is None or self._train is None:
                 raise InvalidInput(
-                    "prepare", "not all of a run", "give model, optimizer and training loader: prepare(model, optimizer, loader)"
+                    "prepare",
+                    "not all of a run",
+                    "give model, optimizer and training loader: prepare(model, optimizer, loader)",
                 )
             self.training = PrivateTraining(
                 self._model,
@@ -215,7 +272,9 @@ class PrivateAccelerator(Accelerator):
         return self.training
 
     def _epoch(self) -> Iterator[Any]:
-        """The physical batches of an epoch of the plan, or of what is left of it. After the last step of all the run is finished."""
+        """The physical batches of an epoch of the plan, or of what is left of it. After the last
+        step of all the run is finished.
+        """
         training, steps = self._opened(), self.plan.recipe.steps
         if training.folder.finished:
             return
@@ -277,7 +336,9 @@ class _Moved(torch.optim.Optimizer):
 
 
 class _Scheduled:
-    """The run's scheduler in the caller's hands: it can be looked at, and is stepped by the run; a plateau by its metric."""
+    """The run's scheduler in the caller's hands: it can be looked at, and is stepped by the run; a
+    plateau by its metric.
+    """
 
     def __init__(self, accelerator: PrivateAccelerator, scheduler: LRScheduler) -> None:
         self._accelerator, self.scheduler = accelerator, scheduler

@@ -1,4 +1,6 @@
-"""Data to measure on must not be the training data: whoever declares it public would publish what is measured on private records."""
+"""Data to measure on must not be the training data: whoever declares it public would publish what
+is measured on private records.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from torch.utils.data import Subset
 
 
 def share(train: Any, other: Any) -> bool:
-    """Whether two data sets, or loaders of them, have a record in common, as far as that is seen: one data set, or parts of one."""
+    """Whether two data sets, or loaders of them, have a record in common, as far as that is seen:
+    one data set, or parts of one.
+    """
     (mine, of_mine), (theirs, of_theirs) = _origin(train), _origin(other)
     if mine is None or mine is not theirs:
         return False

@@ -1,4 +1,6 @@
-"""What tools call an epoch: as many steps of a plan as draw the number of its records once, on average."""
+"""What tools call an epoch: as many steps of a plan as draw the number of its records once, on
+average.
+"""
 
 from __future__ import annotations
 

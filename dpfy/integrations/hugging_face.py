@@ -1,10 +1,12 @@
-"""Hugging Face's Trainer with a private loop inside: the same script, the same arguments, and a plan.
+"""Hugging Face's Trainer with a private loop inside: the same script, the same arguments, and a
+plan.
 
-    trainer = PrivateTrainer(model=model, args=args, train_dataset=train, data_collator=collator, plan=plan)
-    trainer.train()
+    trainer = PrivateTrainer(model=model, args=args, train_dataset=train, data_collator=collator,
+    plan=plan) trainer.train()
 
-The run is level 2 (:class:`dpfy.PrivateTraining`); Trainer keeps what it is good at: optimizer and scheduler of its arguments, callbacks,
-evaluation, logging, saving. Nothing of a training batch is logged: no loss, no norm, no count of tokens.
+The run is level 2 (:class:`dpfy.PrivateTraining`); Trainer keeps what it is good at: optimizer and
+scheduler of its arguments, callbacks, evaluation, logging, saving. Nothing of a training batch is
+logged: no loss, no norm, no count of tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ from dpfy.core import packages
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.given import lazy
 from dpfy.data.lazy import LazyRecords
-from dpfy.integrations import ending, epoch, measured, model_card, task_losses, trainer_arguments, trainer_evaluation
+from dpfy.integrations import (
+    ending,
+    epoch,
+    measured,
+    model_card,
+    task_losses,
+    trainer_arguments,
+    trainer_evaluation,
+)
 from dpfy.plan.recipe import Plan
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, complete
@@ -44,15 +54,19 @@ KEPT = "trainer"
 
 
 class PrivateTrainer(Trainer):
-    """A Trainer whose training is private: `plan` says how, `run` where the run folder lies (beside `output_dir` by default).
+    """A Trainer whose training is private: `plan` says how, `run` where the run folder lies (beside
+    `output_dir` by default).
 
-    The plan decides batches, steps and clipping; per_device_train_batch_size is the most examples at once. `eval_is="public"` declares
-    the evaluation data public: without it nothing is evaluated while training. ``train(resume_from_checkpoint=True)`` goes on with an
-    unfinished run, to the same bits. A callback that stops training ends the run, billed as the plan says. A loss of your own: override
-    `compute_losses`, or give a compute_loss_func, which return one loss for each example.
+    The plan decides batches, steps and clipping; per_device_train_batch_size is the most examples
+    at once. `eval_is="public"` declares the evaluation data public: without it nothing is evaluated
+    while training. ``train(resume_from_checkpoint=True)`` goes on with an unfinished run, to the
+    same bits. A callback that stops training ends the run, billed as the plan says. A loss of your
+    own: override `compute_losses`, or give a compute_loss_func, which return one loss for each
+    example.
 
-    Guarantees: those of :class:`PrivateTraining`. What is logged, saved and pushed is a function of the released weights, the arguments
-    and data that was declared public. max_grad_norm is not applied: the plan's clip norm bounds each example.
+    Guarantees: those of :class:`PrivateTraining`. What is logged, saved and pushed is a function of
+    the released weights, the arguments and data that was declared public. max_grad_norm is not
+    applied: the plan's clip norm bounds each example.
     """
 
     model: Any
@@ -71,26 +85,43 @@ class PrivateTrainer(Trainer):
     ) -> None:
         super().__init__(*given, **settings)
         trainer_arguments.check(self.args, plan)
-        if type(self).compute_loss is not Trainer.compute_loss or type(self).training_step is not PrivateTrainer.training_step:
+        if (
+            type(self).compute_loss is not Trainer.compute_loss
+            or type(self).training_step is not PrivateTrainer.training_step
+        ):
             raise Unsupported(
-                "a compute_loss or training_step of your own", "override compute_losses(model, inputs): one loss for each example"
+                "a compute_loss or training_step of your own",
+                "override compute_losses(model, inputs): one loss for each example",
             )
         self.plan, self.update, self.eval_is = plan, update, eval_is
         self.runtime = trainer_arguments.runtime(self.args, runtime)
         self.private_run = (
-            run if isinstance(run, Run) else Run(run if run is not None else f"{os.path.abspath(self.args.output_dir)}-dpfy")
+            run
+            if isinstance(run, Run)
+            else Run(run if run is not None else f"{os.path.abspath(self.args.output_dir)}-dpfy")
         )
         self.training: PrivateTraining | None = None
         self._computing = False
-        self.args.restore_callback_states_from_checkpoint = True  # a resumed run repeats what callbacks do
+        self.args.restore_callback_states_from_checkpoint = (
+            True  # a resumed run repeats what callbacks do
+        )
         self._require_apart()
-        asked = str(getattr(self.args.eval_strategy, "value", self.args.eval_strategy)) != "no" or self.args.eval_on_start
+        asked = (
+            str(getattr(self.args.eval_strategy, "value", self.args.eval_strategy)) != "no"
+            or self.args.eval_on_start
+        )
         trainer_evaluation.require_public(self, None, asked)
 
     def compute_losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        """One loss for each example of a physical batch, from the model's logits; compute_loss_func(outputs, labels) where it was given."""
+        """One loss for each example of a physical batch, from the model's logits;
+        compute_loss_func(outputs, labels) where it was given.
+        """
         fields, labels = task_losses.inputs_for(model, inputs)
-        mixed = torch.autocast(self.args.device.type, dtype=torch.bfloat16) if self.args.bf16 else nullcontext()
+        mixed = (
+            torch.autocast(self.args.device.type, dtype=torch.bfloat16)
+            if self.args.bf16
+            else nullcontext()
+        )
         with mixed:
             outputs = model(**fields)
         if self.compute_loss_func is not None:
@@ -103,19 +134,26 @@ class PrivateTrainer(Trainer):
         trial: object = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Train by the plan; a finished run leaves model, card and reports in the run folder, and the card in the model card."""
+        """Train by the plan; a finished run leaves model, card and reports in the run folder, and
+        the card in the model card.
+        """
         if trial is not None:
             raise Unsupported(
-                "hyperparameter search inside of a private run", "each trial is a release: make a run for each of them"
+                "hyperparameter search inside of a private run",
+                "each trial is a release: make a run for each of them",
             )
         trainer_arguments.check(self.args, self.plan)
         run = self._run_for(resume_from_checkpoint)
         started = time.time()
         if self.args.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs or {"use_reentrant": False})
+            self.model.gradient_checkpointing_enable(
+                self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
+            )
         if complete(run, self.plan):
             raise InvalidInput(
-                "resume_from_checkpoint", str(run.path), "is a finished run: load its model (dpfy.load), or begin another"
+                "resume_from_checkpoint",
+                str(run.path),
+                "is a finished run: load its model (dpfy.load), or begin another",
             )
         self.is_in_train = True
         try:
@@ -129,10 +167,14 @@ class PrivateTrainer(Trainer):
 
     def training_step(self, *given: Any, **settings: Any) -> Tensor:
         """Refused: the run computes gradients, example by example."""
-        raise Unsupported("training_step in private training", "call train(): the run clips, sums and adds noise")
+        raise Unsupported(
+            "training_step in private training", "call train(): the run clips, sums and adds noise"
+        )
 
     def evaluate(self, eval_dataset: Any = None, *given: Any, **settings: Any) -> dict[str, float]:
-        """Trainer's, with the averaged weights; the model and torch's generators are left as they were."""
+        """Trainer's, with the averaged weights; the model and torch's generators are left as they
+        were.
+        """
         trainer_evaluation.require_public(self, eval_dataset, self.is_in_train)
         with trainer_evaluation.aside(self):
             return super().evaluate(eval_dataset, *given, **settings)
@@ -145,13 +187,20 @@ class PrivateTrainer(Trainer):
             return super().predict(test_dataset, *given, **settings)
 
     def log(self, logs: dict[str, float], *given: Any, **settings: Any) -> None:
-        """Trainer's. What is logged while losses are computed is withheld; a loss of the batch is refused where it is recognised."""
+        """Trainer's. What is logged while losses are computed is withheld; a loss of the batch is
+        refused where it is recognised.
+        """
         if self._computing:
-            words = f"log({next(iter(logs), '')!r}) is withheld: where losses are computed it comes from private records"
+            words = (
+                f"log({next(iter(logs), '')!r}) is withheld: where losses are computed it comes "
+                f"from private records"
+            )
             warnings.warn(f"{words}; log in an evaluation", stacklevel=2)
             return
         if self.training is not None:
-            self.training.require_public({measured.word(k): v for k, v in logs.items() if isinstance(v, int | float)})
+            self.training.require_public(
+                {measured.word(k): v for k, v in logs.items() if isinstance(v, int | float)}
+            )
         super().log(logs, *given, **settings)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -165,7 +214,9 @@ class PrivateTrainer(Trainer):
         self._describe(self.args.output_dir)
 
     def _loop(self, training: PrivateTraining, ignore: list[str] | None) -> None:
-        """The private loop, with Trainer's callbacks, evaluation, logging and saving at the logical boundaries."""
+        """The private loop, with Trainer's callbacks, evaluation, logging and saving at the logical
+        boundaries.
+        """
         self._begin(training)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         if self.args.eval_on_start and training.steps_done == 0:
@@ -184,7 +235,9 @@ class PrivateTrainer(Trainer):
                 self._computing = False
             fresh = training.boundary
             if not fresh:
-                self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
+                self.control = self.callback_handler.on_substep_end(
+                    self.args, self.state, self.control
+                )
                 continue
             self._reached(training.steps_done, ignore)
             if self.control.should_training_stop:
@@ -194,18 +247,26 @@ class PrivateTrainer(Trainer):
     def _begin(self, training: PrivateTraining) -> None:
         """Trainer's own state: fresh, or as the checkpoint kept it."""
         steps, handler = self.plan.recipe.steps, self.callback_handler
-        exported: list[Any] = [c for c in [*handler.callbacks, self.control] if isinstance(c, ExportableState)]
+        exported: list[Any] = [
+            c for c in [*handler.callbacks, self.control] if isinstance(c, ExportableState)
+        ]
         self.state = TrainerState(stateful_callbacks=exported)
         if KEPT in training.kept:
             self.state = TrainerState(**training.kept[KEPT])
             self._load_callback_state()
-            self.control.should_log = self.control.should_evaluate = self.control.should_save = False
+            self.control.should_log = self.control.should_evaluate = self.control.should_save = (
+                False
+            )
         self.state.train_batch_size = self._train_batch_size
         self.state.compute_steps(self.args, steps)
         self.state.init_training_references(self, steps, math.ceil(steps / self._each), None)
         self.state.global_step = training.steps_done
         self._last_save, self._logged, self._rate = time.monotonic(), training.steps_done, 0.0
-        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+        handler.model, handler.optimizer, handler.lr_scheduler = (
+            self.model,
+            self.optimizer,
+            self.lr_scheduler,
+        )
         handler.train_dataloader = None
 
     def _opened(self, done: int) -> None:
@@ -214,15 +275,24 @@ class PrivateTrainer(Trainer):
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
 
     def _reached(self, done: int, ignore: list[str] | None) -> None:
-        """What Trainer does after a step, for each step since it did it last: a step without records has no batch of its own."""
+        """What Trainer does after a step, for each step since it did it last: a step without
+        records has no batch of its own.
+        """
         while self.state.global_step < done:
             self.state.global_step += 1
             self.state.epoch = self.state.global_step / self._each
-            self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
+            self.control = self.callback_handler.on_optimizer_step(
+                self.args, self.state, self.control
+            )
             self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
             self._answered(ignore)
-            if self.state.global_step % self._each == 0 or self.state.global_step == self.plan.recipe.steps:
-                self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+            if (
+                self.state.global_step % self._each == 0
+                or self.state.global_step == self.plan.recipe.steps
+            ):
+                self.control = self.callback_handler.on_epoch_end(
+                    self.args, self.state, self.control
+                )
                 self._answered(ignore)
         self.control.should_epoch_stop = False
 
@@ -246,19 +316,25 @@ class PrivateTrainer(Trainer):
         self.control.should_save = False
 
     def _measured(self, ignore: list[str] | None, first: bool = False) -> bool:
-        """Evaluate, record what came out, and give a plateau its metric. Whether it was the best so far."""
+        """Evaluate, record what came out, and give a plateau its metric. Whether it was the best so
+        far.
+        """
         assert self.training is not None
         found = self.evaluate(ignore_keys=ignore)
         wanted = str(self.args.metric_for_best_model or "loss")
         metric = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
         timings = ("_runtime", "_per_second", "epoch", "_time")
-        public = measured.words({name: value for name, value in found.items() if not name.endswith(timings)})
+        public = measured.words(
+            {name: value for name, value in found.items() if not name.endswith(timings)}
+        )
         if public:
             self.training.record(source="public", **public)
         if self.training.schedules.waiting and not first:
             if metric not in found:
                 raise InvalidInput(
-                    "metric_for_best_model", wanted, f"must be among the metrics of the evaluation: {', '.join(found)}"
+                    "metric_for_best_model",
+                    wanted,
+                    f"must be among the metrics of the evaluation: {', '.join(found)}",
                 )
             self.training.schedule(source="public", **{measured.word(metric): float(found[metric])})
         return bool(self._determine_best_metric(metrics=found, trial=None))
@@ -267,14 +343,20 @@ class PrivateTrainer(Trainer):
         """A checkpoint of the run, with Trainer's state in it: both are of the same step."""
         assert self.training is not None
         held = asdict(self.state)
-        exported = [c for c in [*self.callback_handler.callbacks, self.control] if isinstance(c, ExportableState)]
+        exported = [
+            c
+            for c in [*self.callback_handler.callbacks, self.control]
+            if isinstance(c, ExportableState)
+        ]
         held["stateful_callbacks"] = {type(c).__name__: c.state() for c in exported}
         self.training.kept[KEPT] = held
         self.training.save()
         self._last_save = time.monotonic()
 
     def _private(self, run: Run) -> PrivateTraining:
-        """The run, with Trainer's optimizer and scheduler: made anew, so that a resumed run makes the same."""
+        """The run, with Trainer's optimizer and scheduler: made anew, so that a resumed run makes
+        the same.
+        """
         if self._created_lr_scheduler:
             self.optimizer, self.lr_scheduler, self._created_lr_scheduler = None, None, False
         self.create_optimizer()
@@ -292,7 +374,9 @@ class PrivateTrainer(Trainer):
         )
 
     def _records(self) -> object:
-        """The training data with the collator, columns that the model does not take left out, as Trainer does."""
+        """The training data with the collator, columns that the model does not take left out, as
+        Trainer does.
+        """
         if self.train_dataset is None:
             raise InvalidInput("train_dataset", None, "must be given")
         collate, data = self.data_collator, self.train_dataset
@@ -309,10 +393,19 @@ class PrivateTrainer(Trainer):
         folder = Path(self.private_run.path)
         if not resume:
             return self.private_run
-        if isinstance(resume, str) and Path(resume).resolve().parent != Path(self.args.output_dir).resolve():
-            raise InvalidInput("resume_from_checkpoint", resume, "must be True, or a checkpoint of this run in output_dir")
+        if (
+            isinstance(resume, str)
+            and Path(resume).resolve().parent != Path(self.args.output_dir).resolve()
+        ):
+            raise InvalidInput(
+                "resume_from_checkpoint",
+                resume,
+                "must be True, or a checkpoint of this run in output_dir",
+            )
         if not folder.is_dir():
-            raise InvalidInput("resume_from_checkpoint", str(resume), f"there is no run to resume in {folder}")
+            raise InvalidInput(
+                "resume_from_checkpoint", str(resume), f"there is no run to resume in {folder}"
+            )
         return replace(self.private_run, resume=True)
 
     def _finished(self, started: float, epsilon: float) -> TrainOutput:
@@ -331,15 +424,24 @@ class PrivateTrainer(Trainer):
 
     def _describe(self, output_dir: str | None) -> None:
         if self.training is not None and self.args.should_save:
-            model_card.describe(Path(output_dir or self.args.output_dir), Path(self.private_run.path), self.model)
+            model_card.describe(
+                Path(output_dir or self.args.output_dir), Path(self.private_run.path), self.model
+            )
 
     def _require_apart(self) -> None:
-        """The run's folder holds secrets while it lasts: it must not lie where Trainer uploads from."""
-        if Path(self.private_run.path).resolve().is_relative_to(Path(self.args.output_dir).resolve()):
+        """The run's folder holds secrets while it lasts: it must not lie where Trainer uploads
+        from.
+        """
+        if (
+            Path(self.private_run.path)
+            .resolve()
+            .is_relative_to(Path(self.args.output_dir).resolve())
+        ):
             raise InvalidInput(
                 "run",
                 str(self.private_run.path),
-                "must lie outside of output_dir, which is saved and pushed while the run has secrets",
+                "must lie outside of output_dir, which is saved and pushed while the run has "
+                "secrets",
             )
 
     @property
@@ -360,4 +462,6 @@ class _Plain:
         self._collate = collate
 
     def __call__(self, items: list[Any]) -> dict[str, Any]:
-        return {name: field for name, field in dict(self._collate(items)).items() if field is not None}
+        return {
+            name: field for name, field in dict(self._collate(items)).items() if field is not None
+        }

@@ -1,10 +1,12 @@
-"""Lightning with a private loop inside: the strategy makes the steps of a plan, and `training_step` returns one loss for each example.
+"""Lightning with a private loop inside: the strategy makes the steps of a plan, and `training_step`
+returns one loss for each example.
 
-    trainer = lightning.Trainer(strategy=PrivateStrategy(plan, "runs/x", val_is="public"), max_steps=plan.recipe.steps)
-    trainer.fit(module, train_loader, val_loader)
+    trainer = lightning.Trainer(strategy=PrivateStrategy(plan, "runs/x", val_is="public"),
+    max_steps=plan.recipe.steps) trainer.fit(module, train_loader, val_loader)
 
-What Lightning calls a batch is a logical batch of the plan: it hands around a `Turn`, and the strategy draws the records when the turn is
-taken. So nothing is fetched ahead, callbacks see no record, and `global_step` counts the steps that are billed.
+What Lightning calls a batch is a logical batch of the plan: it hands around a `Turn`, and the
+strategy draws the records when the turn is taken. So nothing is fetched ahead, callbacks see no
+record, and `global_step` counts the steps that are billed.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ except ImportError:
 KEPT = "dpfy"
 PUBLIC = "public"
 SEARCHES = {"LearningRateFinder", "BatchSizeFinder"}
-PER_EXAMPLE = 'return one loss for each example from training_step: compute it with reduction="none"'
+PER_EXAMPLE = (
+    'return one loss for each example from training_step: compute it with reduction="none"'
+)
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,15 @@ class Turns:
 class PrivateStrategy(SingleDeviceStrategy):
     """A strategy for one device that trains by `plan`; `run` is where the run folder lies.
 
-    `training_step` stays as it is, except that it returns one loss for each example (or a dict with them as "loss"). What it logs is
-    withheld: it comes from private records. `val_is="public"` declares the validation data public; without it none is validated on.
-    ``trainer.fit(..., ckpt_path=...)`` goes on with an unfinished run, to the same bits. Optimizer and schedulers of
-    `configure_optimizers` are the run's: schedulers with interval "epoch" are stepped once in an epoch of the plan.
+    `training_step` stays as it is, except that it returns one loss for each example (or a dict with
+    them as "loss"). What it logs is withheld: it comes from private records. `val_is="public"`
+    declares the validation data public; without it none is validated on. ``trainer.fit(...,
+    ckpt_path=...)`` goes on with an unfinished run, to the same bits. Optimizer and schedulers of
+    `configure_optimizers` are the run's: schedulers with interval "epoch" are stepped once in an
+    epoch of the plan.
 
-    Guarantees: those of :class:`PrivateTraining`. The training data is drawn by the plan alone, whatever sampler its loader has.
+    Guarantees: those of :class:`PrivateTraining`. The training data is drawn by the plan alone,
+    whatever sampler its loader has.
     """
 
     def __init__(
@@ -94,7 +101,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._others: list[Any] = []
         self._held: dict[str, Any] | None = None
 
-    # --- what Lightning calls before it trains ---------------------------------------------------------------------------------------
+    # --- what Lightning calls before it trains
+    # ---------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any) -> None:
         """Refuse what contradicts the plan, before anything is reserved."""
@@ -102,12 +110,17 @@ class PrivateStrategy(SingleDeviceStrategy):
         if self._fitting(trainer):
             _check_trainer(trainer, self.plan, self._each)
             if trainer.enable_validation and self.val_is != PUBLIC:
-                rule = 'say PrivateStrategy(..., val_is="public") if the validation data is public; else give none'
+                rule = (
+                    'say PrivateStrategy(..., val_is="public") if the validation data is public; '
+                    "else give none"
+                )
                 raise InvalidInput("val_is", self.val_is, rule)
         super().setup(trainer)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """The training loader is kept for its data, and turns are handed out in its place; others pass."""
+        """The training loader is kept for its data, and turns are handed out in its place; others
+        pass.
+        """
         trainer = self._trainer
         if not self._fitting(trainer):
             return dataloader
@@ -116,18 +129,28 @@ class PrivateStrategy(SingleDeviceStrategy):
             self._loader = dataloader
         else:
             self._others.append(dataloader)
-        if self._loader is not None and any(apart.share(self._loader, other) for other in self._others):
-            raise InvalidInput("val_dataloaders", "the training data", "must be other data: what is measured on it is published")
+        if self._loader is not None and any(
+            apart.share(self._loader, other) for other in self._others
+        ):
+            raise InvalidInput(
+                "val_dataloaders",
+                "the training data",
+                "must be other data: what is measured on it is published",
+            )
         return Turns(self._each) if training else dataloader
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """Lightning's checkpoint; it must be one of a private run if training goes on from it."""
         loaded = super().load_checkpoint(checkpoint_path, weights_only)
         if self._fitting(self._trainer):
             self._held = loaded.get(KEPT)
             if self._held is None:
                 raise InvalidInput(
-                    "ckpt_path", Path(checkpoint_path).name, "is no checkpoint of a private run: load its weights before fit"
+                    "ckpt_path",
+                    Path(checkpoint_path).name,
+                    "is no checkpoint of a private run: load its weights before fit",
                 )
             loaded["lr_schedulers"] = []  # the run restores them, from its own checkpoint
         return loaded
@@ -138,13 +161,23 @@ class PrivateStrategy(SingleDeviceStrategy):
         return False
 
     def on_train_start(self) -> None:
-        """Open the run, and make the steps that Lightning's checkpoint has and the run's own has not: they were made before."""
+        """Open the run, and make the steps that Lightning's checkpoint has and the run's own has
+        not: they were made before.
+        """
         assert self.lightning_module is not None
-        run = replace(self.run, checkpoint_every=math.inf, resume=self.run.resume or self._held is not None)
+        run = replace(
+            self.run, checkpoint_every=math.inf, resume=self.run.resume or self._held is not None
+        )
         if self._held is not None and not Path(run.path).is_dir():
-            raise InvalidInput("ckpt_path", "a checkpoint of a private run", f"there is no run to resume in {run.path}")
+            raise InvalidInput(
+                "ckpt_path",
+                "a checkpoint of a private run",
+                f"there is no run to resume in {run.path}",
+            )
         if len(self.optimizers) != 1:
-            raise Unsupported(f"{len(self.optimizers)} optimizers", "give one: a plan has one kind of step")
+            raise Unsupported(
+                f"{len(self.optimizers)} optimizers", "give one: a plan has one kind of step"
+            )
         self.training = training = PrivateTraining(
             self.lightning_module,
             self.optimizers[0],
@@ -161,20 +194,25 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._batches = iter(training.batches())
         target = training.steps_done if self._held is None else int(self._held["steps"])
         if training.steps_done > target:
-            rule = f"is of step {target}, the run stands at {training.steps_done}: resume from its latest checkpoint"
+            rule = (
+                f"is of step {target}, the run stands at {training.steps_done}: resume from its "
+                f"latest checkpoint"
+            )
             raise InvalidInput("ckpt_path", "an earlier checkpoint", rule)
         self._due = target
         self._hush(True)
         self._make(target)
         self._stop_at_the_end(training)
 
-    # --- a step -------------------------------------------------------------------------------------------------------------------------
+    # --- a step
+    # -------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
     def training_step(self, turn: Any, *rest: Any) -> Tensor:
         """Make one step of the plan; what goes back to Lightning is a constant."""
         if not isinstance(turn, Turn) or self.training is None:
             raise Unsupported(
-                "a training batch that the plan did not draw", "leave reload_dataloaders_every_n_epochs and the loaders alone"
+                "a training batch that the plan did not draw",
+                "leave reload_dataloaders_every_n_epochs and the loaders alone",
             )
         self._due = min(self._due + 1, self.plan.recipe.steps)
         self._make(self._due)
@@ -185,12 +223,16 @@ class PrivateStrategy(SingleDeviceStrategy):
         """Nothing: the step was made."""
         return closure_loss
 
-    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
         """Take the turn; the run lets the optimizer move at the logical boundary."""
         return closure()
 
     def _make(self, due: int) -> None:
-        """Make steps until `due` are made. What Lightning does in between, validation say, leaves the run's random numbers alone."""
+        """Make steps until `due` are made. What Lightning does in between, validation say, leaves
+        the run's random numbers alone.
+        """
         training = self.training
         assert training is not None
         state.set_generators(self._random, training.device)
@@ -205,24 +247,35 @@ class PrivateStrategy(SingleDeviceStrategy):
     def _losses_of(self) -> Callable[[Any], Tensor]:
         """The module's `training_step` as a function of a physical batch."""
         module: Any = self.lightning_module
-        user_step, context, transferred = module.training_step, self.precision_plugin.train_step_context, super().batch_to_device
+        user_step, context, transferred = (
+            module.training_step,
+            self.precision_plugin.train_step_context,
+            super().batch_to_device,
+        )
         indexed, training = len(inspect.signature(user_step).parameters) > 1, self.training
         assert training is not None
 
         def losses(batch: Any) -> Tensor:
             batch = transferred(module._on_before_batch_transfer(batch))
             with context():
-                found = user_step(batch, training.steps_done % self._each) if indexed else user_step(batch)
+                found = (
+                    user_step(batch, training.steps_done % self._each)
+                    if indexed
+                    else user_step(batch)
+                )
             found = found["loss"] if isinstance(found, dict) else found
             if not isinstance(found, Tensor) or found.dim() != 1:
                 raise InvalidInput(
-                    "training_step", "a scalar" if isinstance(found, Tensor) else type(found).__name__, PER_EXAMPLE
+                    "training_step",
+                    "a scalar" if isinstance(found, Tensor) else type(found).__name__,
+                    PER_EXAMPLE,
                 )
             return found
 
         return losses
 
-    # --- validation, checkpoints, the end ---------------------------------------------------------------------------------------------
+    # --- validation, checkpoints, the end
+    # ---------------------------------------------------------------------------------------------
 
     def on_validation_start(self) -> None:
         """What is measured on public data may be logged."""
@@ -246,8 +299,12 @@ class PrivateStrategy(SingleDeviceStrategy):
                 raise InvalidInput("monitor", str(config.monitor), rule)
             training.schedule(source="public", **{name: found[name]})
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Lightning's checkpoint, and then the run's own: where the second is missing, a resumed run makes its steps again."""
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Lightning's checkpoint, and then the run's own: where the second is missing, a resumed
+        run makes its steps again.
+        """
         live = self.training is not None and not self.training.folder.finished
         if self.training is not None:
             checkpoint[KEPT] = {"steps": self.training.steps_done}
@@ -257,7 +314,9 @@ class PrivateStrategy(SingleDeviceStrategy):
             self.training.save()
 
     def on_train_end(self) -> None:
-        """End the run: complete, or stopped by a callback. One that Lightning left otherwise stays unfinished."""
+        """End the run: complete, or stopped by a callback. One that Lightning left otherwise stays
+        unfinished.
+        """
         training = self.training
         self._hush(False)
         if training is None or training.folder.finished:
@@ -269,13 +328,20 @@ class PrivateStrategy(SingleDeviceStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """Leave the run as an error leaves the block of a private training."""
         self._hush(False)
-        if self.training is not None and self.training.watch is not None and not self.training.folder.finished:
+        if (
+            self.training is not None
+            and self.training.watch is not None
+            and not self.training.folder.finished
+        ):
             self.training.__exit__(type(exception), exception, exception.__traceback__)
 
-    # --- small things -----------------------------------------------------------------------------------------------------------------
+    # --- small things
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _hush(self, wanted: bool) -> None:
-        """Withhold what the module logs while it trains: in `training_step`, and of what it kept from there."""
+        """Withhold what the module logs while it trains: in `training_step`, and of what it kept
+        from there.
+        """
         for name in ("log", "log_dict"):
             vars(self.lightning_module).pop(name, None)
             if wanted:
@@ -316,9 +382,21 @@ def _check_trainer(trainer: Any, plan: Plan, each: int) -> None:
             (None, 0, 0.0),
             "the plan's clip norm bounds each example: leave it out",
         ),
-        "overfit_batches": (trainer.overfit_batches, (0, 0.0), "the plan draws the batches: leave it out"),
-        "limit_train_batches": (trainer.limit_train_batches, (1.0,), "the plan has its steps: leave it out"),
-        "max_steps": (trainer.max_steps, (-1, steps), f"the plan has {steps} steps: give max_steps={steps}"),
+        "overfit_batches": (
+            trainer.overfit_batches,
+            (0, 0.0),
+            "the plan draws the batches: leave it out",
+        ),
+        "limit_train_batches": (
+            trainer.limit_train_batches,
+            (1.0,),
+            "the plan has its steps: leave it out",
+        ),
+        "max_steps": (
+            trainer.max_steps,
+            (-1, steps),
+            f"the plan has {steps} steps: give max_steps={steps}",
+        ),
         "reload_dataloaders_every_n_epochs": (
             trainer.reload_dataloaders_every_n_epochs,
             (0,),
@@ -328,25 +406,38 @@ def _check_trainer(trainer: Any, plan: Plan, each: int) -> None:
     for name, (value, allowed, rule) in wrong.items():
         if value not in allowed:
             raise InvalidInput(name, value, rule)
-    if trainer.max_steps == -1 and 0 <= (trainer.fit_loop.max_epochs or 0) * each < steps and trainer.fit_loop.max_epochs != -1:
+    if (
+        trainer.max_steps == -1
+        and 0 <= (trainer.fit_loop.max_epochs or 0) * each < steps
+        and trainer.fit_loop.max_epochs != -1
+    ):
         made = (trainer.fit_loop.max_epochs or 0) * each
         raise InvalidInput(
-            "max_epochs", trainer.fit_loop.max_epochs, f"makes {made} of the plan's {steps} steps: give max_steps={steps}"
+            "max_epochs",
+            trainer.fit_loop.max_epochs,
+            f"makes {made} of the plan's {steps} steps: give max_steps={steps}",
         )
     if precision.startswith("16"):
-        raise Unsupported(f"precision={precision!r}", f'{NARROW}; in Lightning precision="bf16-mixed"')
+        raise Unsupported(
+            f"precision={precision!r}", f'{NARROW}; in Lightning precision="bf16-mixed"'
+        )
     for callback in trainer.callbacks:
         if found := {kind.__name__ for kind in type(callback).__mro__} & SEARCHES:
             raise Unsupported(
-                f"{found.pop()} in private training", "what it tries on the data has no bill: choose on public data"
+                f"{found.pop()} in private training",
+                "what it tries on the data has no bill: choose on public data",
             )
     if not trainer.lightning_module.automatic_optimization:
-        raise Unsupported("manual optimization", "leave automatic_optimization True: the run makes the steps")
+        raise Unsupported(
+            "manual optimization", "leave automatic_optimization True: the run makes the steps"
+        )
 
 
 def _withheld(*given: Any, **settings: Any) -> None:
     """What stands for self.log while the run trains."""
     name = given[0] if given and isinstance(given[0], str) else "log_dict"
     warnings.warn(
-        f"self.log({name!r}) is withheld: while training it comes from private records; log in validation_step", stacklevel=2
+        f"self.log({name!r}) is withheld: while training it comes from private records; log in "
+        f"validation_step",
+        stacklevel=2,
     )

@@ -15,4 +15,6 @@ def word(name: str) -> str:
 
 def words(found: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of `found`, by word."""
-    return {word(name): float(value) for name, value in found.items() if math.isfinite(float(value))}
+    return {
+        word(name): float(value) for name, value in found.items() if math.isfinite(float(value))
+    }

@@ -18,21 +18,28 @@ BEGIN, END = "<!-- dpfy: begin -->", "<!-- dpfy: end -->"
 FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 OTHER = (
-    "The weights saved here are not those that the run ended with. The guarantee covers those of every step of the run, and nothing that "
+    "The weights saved here are not those that the run ended with. The guarantee covers those of "
+    "every step of the run, and nothing that "
     "was done to them since."
 )
 
 
 def describe(folder: Path, run: Path, model: nn.Module) -> bool:
-    """Put the report of the finished run `run` into the README.md of `folder`, and its card beside it. False while it is unfinished.
+    """Put the report of the finished run `run` into the README.md of `folder`, and its card beside
+    it. False while it is unfinished.
 
-    What was there stays; an earlier report is replaced. Where `model` holds other weights than the run ended with, it says so.
+    What was there stays; an earlier report is replaced. Where `model` holds other weights than the
+    run ended with, it says so.
     """
     if not (run / CARD).is_file() or not (run / NAME).is_file():
         return False
     folder.mkdir(parents=True, exist_ok=True)
     page, report = folder / "README.md", (run / NAME).read_text()
-    held = page.read_text() if page.is_file() else (front.group() if (front := FRONT.match(report)) else "")
+    held = (
+        page.read_text()
+        if page.is_file()
+        else (front.group() if (front := FRONT.match(report)) else "")
+    )
     note = "" if _released(model, run) else f"**{OTHER}**\n\n"
     body = f"{BEGIN}\n{note}{FRONT.sub('', report).strip()}\n{END}\n"
     if BEGIN in held and END in held:
@@ -47,4 +54,6 @@ def describe(folder: Path, run: Path, model: nn.Module) -> bool:
 def _released(model: nn.Module, run: Path) -> bool:
     """Whether `model` holds the weights that `run` released, in every bit."""
     held, mine = Released.read(run).weights(), weights.released(model)
-    return held.keys() == mine.keys() and all(torch.equal(t, mine[name].detach().cpu()) for name, t in held.items())
+    return held.keys() == mine.keys() and all(
+        torch.equal(t, mine[name].detach().cpu()) for name, t in held.items()
+    )

@@ -1,4 +1,6 @@
-"""From Opacus: the arguments of PrivacyEngine.make_private and make_private_with_epsilon, translated. Opacus need not be installed."""
+"""From Opacus: the arguments of PrivacyEngine.make_private and make_private_with_epsilon,
+translated. Opacus need not be installed.
+"""
 
 from __future__ import annotations
 
@@ -50,49 +52,75 @@ def from_opacus(
     scheduler: object = None,
     run: str | Path | Run | None = None,
 ) -> PrivateTraining:
-    """A private training with the meaning that Opacus gives to these arguments, by its names; use it as a context (docs/from-opacus.md).
+    """A private training with the meaning that Opacus gives to these arguments, by its names; use
+    it as a context (docs/from-opacus.md).
 
-    Give `noise_multiplier` (make_private) or `target_epsilon` (make_private_with_epsilon). Opacus bills the steps that were made; here all
-    are reserved before the data is read, so `epochs` and `target_delta` are part of every call. As there, an epoch has one step for each
-    batch, the sampling rate is one over their number, and noise is divided by the expected batch size. Opacus takes all of these from the
-    length of the data set, which is private: they then tell whether a record is there. Here they follow from `records`, a public number.
+    Give `noise_multiplier` (make_private) or `target_epsilon` (make_private_with_epsilon). Opacus
+    bills the steps that were made; here all are reserved before the data is read, so `epochs` and
+    `target_delta` are part of every call. As there, an epoch has one step for each batch, the
+    sampling rate is one over their number, and noise is divided by the expected batch size. Opacus
+    takes all of these from the length of the data set, which is private: they then tell whether a
+    record is there. Here they follow from `records`, a public number.
 
-    Guarantees: the plan does not depend on the data; what has no proof here, or another meaning, is refused with the way out: nothing
-    is ignored.
+    Guarantees: the plan does not depend on the data; what has no proof here, or another meaning, is
+    refused with the way out: nothing is ignored.
     """
     each = _batches(data_loader, records)
     if not poisson_sampling:
         instead = 'dpsgd(sampling="without-replacement", adjacency="replace-one")'
-        raise Unsupported("poisson_sampling=False", f"its bill is not that of Poisson batches: leave it True, or use {instead}")
+        raise Unsupported(
+            "poisson_sampling=False",
+            f"its bill is not that of Poisson batches: leave it True, or use {instead}",
+        )
     if not batch_first:
         raise Unsupported("batch_first=False", "put the examples first: model(x.transpose(0, 1))")
     if loss_reduction != "mean":
         raise InvalidInput(
-            "loss_reduction", loss_reduction, 'noise is divided by the expected batch: use "mean" and a learning rate for it'
+            "loss_reduction",
+            loss_reduction,
+            'noise is divided by the expected batch: use "mean" and a learning rate for it',
         )
     if noise_generator is not None:
         raise Unsupported(
-            "a noise_generator of your own", "noise is made from the system's entropy; a test may fix it: run=Run(path, seed=...)"
+            "a noise_generator of your own",
+            "noise is made from the system's entropy; a test may fix it: run=Run(path, seed=...)",
         )
     clip = _clip(module, check.one_of("clipping", clipping, CLIPPING), max_grad_norm)
-    base = dpsgd(records, records / each, steps=check.integer("epochs", epochs) * each, noise=EXACT if secure_mode else FLOAT)
+    base = dpsgd(
+        records,
+        records / each,
+        steps=check.integer("epochs", epochs) * each,
+        noise=EXACT if secure_mode else FLOAT,
+    )
     chosen = ACCOUNTANTS[check.one_of("accountant", accountant, ACCOUNTANTS)]
     plan = _plan(replace(base, clip=clip), noise_multiplier, target_epsilon, target_delta, chosen)
     engine = ENGINES[check.one_of("grad_sample_mode", grad_sample_mode, ENGINES)]
-    runtime = Runtime(engine=engine) if max_physical_batch_size is None else Runtime(engine, max_physical_batch_size)
-    return PrivateTraining(module, optimizer, data_loader, plan, run, runtime=runtime, scheduler=scheduler)
+    runtime = (
+        Runtime(engine=engine)
+        if max_physical_batch_size is None
+        else Runtime(engine, max_physical_batch_size)
+    )
+    return PrivateTraining(
+        module, optimizer, data_loader, plan, run, runtime=runtime, scheduler=scheduler
+    )
 
 
 def _batches(loader: object, records: int) -> int:
     """How many batches of the loader `records` records make."""
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__len__"):
-        raise InvalidInput("data_loader", type(loader).__name__, "must be a DataLoader of a dataset with a length")
+        raise InvalidInput(
+            "data_loader", type(loader).__name__, "must be a DataLoader of a dataset with a length"
+        )
     if loader.batch_size is None:
         raise InvalidInput(
-            "data_loader", "no batch_size", "must have the batch size that is expected: the plan draws the batches"
+            "data_loader",
+            "no batch_size",
+            "must have the batch size that is expected: the plan draws the batches",
         )
     if check.integer("records", records, most=check.RECORDS) < loader.batch_size:
-        raise InvalidInput("records", records, f"must be at least the batch size ({loader.batch_size})")
+        raise InvalidInput(
+            "records", records, f"must be at least the batch size ({loader.batch_size})"
+        )
     return records // loader.batch_size if loader.drop_last else -(-records // loader.batch_size)
 
 
@@ -100,19 +128,28 @@ def _clip(module: nn.Module, clipping: str, norm: float | Sequence[float]) -> Cl
     """Flat, or for each parameter its own norm in the order of `parameters()`, as Opacus has it."""
     if clipping == "flat":
         if not isinstance(norm, int | float):
-            raise InvalidInput("max_grad_norm", norm, 'must be a number; a list goes with clipping="per_layer"')
+            raise InvalidInput(
+                "max_grad_norm", norm, 'must be a number; a list goes with clipping="per_layer"'
+            )
         return FlatClip(norm)
     names = list(trainable(module))
     if not isinstance(norm, list | tuple) or len(norm) != len(names):
         raise InvalidInput(
-            "max_grad_norm", norm, f'with clipping="per_layer" it must be a list for the {len(names)} trainable parameters'
+            "max_grad_norm",
+            norm,
+            f'with clipping="per_layer" it must be a list for the {len(names)} trainable '
+            f"parameters",
         )
     return GroupClip(tuple(names), tuple(norm))
 
 
-def _plan(recipe: Recipe, noise: float | None, epsilon: float | None, delta: float, accountant: str) -> Plan:
+def _plan(
+    recipe: Recipe, noise: float | None, epsilon: float | None, delta: float, accountant: str
+) -> Plan:
     if (noise is None) == (epsilon is None):
-        raise InvalidInput("noise_multiplier", noise, "give noise_multiplier or target_epsilon, one of them")
+        raise InvalidInput(
+            "noise_multiplier", noise, "give noise_multiplier or target_epsilon, one of them"
+        )
     if epsilon is not None:
         return recipe.calibrate(epsilon, delta, accountant=accountant)
     return recipe.with_noise(noise or 0.0, delta=delta, accountant=accountant)

@@ -1,15 +1,18 @@
-"""An Optuna study that pays for what it looks at: its objective trains in a trial of dpfy, and `optimize` here stands for its own.
+"""An Optuna study that pays for what it looks at: its objective trains in a trial of dpfy, and
+`optimize` here stands for its own.
 
     def objective(trial):
-        rate = trial.suggest_float("rate", 0.05, 5, log=True)              # as ever
-        plan = trial.planned(dpfy.dpsgd(RECORDS, 256, steps=100))          # the noise that the search pays for
-        dpfy.fit(net, trial.train(data), plan=plan, run=trial.run, optimizer=...)
-        return accuracy(net, public)
+        rate = trial.suggest_float("rate", 0.05, 5, log=True)              # as ever plan =
+        trial.planned(dpfy.dpsgd(RECORDS, 256, steps=100))          # the noise that the search pays
+        for dpfy.fit(net, trial.train(data), plan=plan, run=trial.run, optimizer=...) return
+        accuracy(net, public)
 
-    found = optimize(study, objective, recipes=[dpfy.dpsgd(RECORDS, 256, steps=100)], terms=Terms(...), run="runs/tuned")
+    found = optimize(study, objective, recipes=[dpfy.dpsgd(RECORDS, 256, steps=100)],
+    terms=Terms(...), run="runs/tuned")
 
-Samplers that look at earlier trials, and pruners, are paid by composition: then the study holds every trial. With a random number of
-trials settings are drawn by Optuna's random sampler, and the study is given the selected trial, alone.
+Samplers that look at earlier trials, and pruners, are paid by composition: then the study holds
+every trial. With a random number of trials settings are drawn by Optuna's random sampler, and the
+study is given the selected trial, alone.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ Suggest = Callable[[str, distributions.BaseDistribution], Any]
 
 
 class PrivateTrial:
-    """What the objective is given: Optuna's suggestions, and the plan, the run and the records of a trial of dpfy."""
+    """What the objective is given: Optuna's suggestions, and the plan, the run and the records of a
+    trial of dpfy.
+    """
 
     def __init__(self, trial: Trial, suggest: Suggest) -> None:
         self._trial, self._suggest, self._ends, self.step = trial, suggest, False, 0
@@ -81,11 +86,15 @@ class PrivateTrial:
         """Where to train."""
         return self._trial.device
 
-    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
         """A number from `low` to `high`."""
         return float(self._drawn(name, distributions.FloatDistribution(low, high, log, step)))
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int:
         """A whole number from `low` to `high`."""
         return int(self._drawn(name, distributions.IntDistribution(low, high, log, step)))
 
@@ -94,7 +103,9 @@ class PrivateTrial:
         return self._drawn(name, distributions.CategoricalDistribution(choices))
 
     def planned(self, recipe: Recipe) -> Plan:
-        """The plan of one of the recipes that the search was given; the clip norm may be another."""
+        """The plan of one of the recipes that the search was given; the clip norm may be
+        another.
+        """
         return self._trial.planned(recipe)
 
     def train(self, data: object) -> Records:
@@ -106,11 +117,15 @@ class PrivateTrial:
         return self._trial.valid(data)
 
     def count(self, right: int | Tensor) -> float:
-        """The score on private records, with noise where it is billed: see :meth:`dpfy.tuning.trial.Trial.count`."""
+        """The score on private records, with noise where it is billed: see
+        :meth:`dpfy.tuning.trial.Trial.count`.
+        """
         return self._trial.count(right)
 
     def report(self, value: float, step: int) -> None:
-        """How the trial does so far, on public records, for the pruner. Refused where the search does not pay for it."""
+        """How the trial does so far, on public records, for the pruner. Refused where the search
+        does not pay for it.
+        """
         self.step = check.integer("step", step, least=0)
         self._ends = self._trial.report(value)
 
@@ -130,13 +145,17 @@ class PrivateTrial:
 
 @dataclass(frozen=True)
 class _Independent:
-    """The objective of a search whose trials know nothing of each other: each draws for itself. It can be taken to other processes."""
+    """The objective of a search whose trials know nothing of each other: each draws for itself. It
+    can be taken to other processes.
+    """
 
     objective: Callable[[PrivateTrial], float]
     sign: float
 
     def __call__(self, trial: Trial) -> float:
-        sampler = optuna.samplers.RandomSampler(int(np.random.randint(2**31)))  # the generator begins with the trial's own secret
+        sampler = optuna.samplers.RandomSampler(
+            int(np.random.randint(2**31))
+        )  # the generator begins with the trial's own secret
 
         def suggest(name: str, distribution: distributions.BaseDistribution) -> Any:
             return sampler.sample_independent(None, None, name, distribution)  # type: ignore[arg-type]
@@ -149,7 +168,9 @@ class _Independent:
 
 @dataclass
 class StudyEngine:
-    """A study as an engine: trials are asked of it, in this process, and it is told of all that are made: they are billed."""
+    """A study as an engine: trials are asked of it, in this process, and it is told of all that are
+    made: they are billed.
+    """
 
     study: Any
     objective: Callable[[PrivateTrial], float]
@@ -209,8 +230,14 @@ class StudyEngine:
     def _made(self, number: int, row: Row) -> Any:
         state = optuna.trial.TrialState.COMPLETE
         if row.score == WORST:
-            state = optuna.trial.TrialState.PRUNED if row.notes.get(PRUNED) else optuna.trial.TrialState.FAIL
-        return _frozen(row.settings, row.notes.get(DRAWN, {}), self.sign * row.score, state, self._tag(number))
+            state = (
+                optuna.trial.TrialState.PRUNED
+                if row.notes.get(PRUNED)
+                else optuna.trial.TrialState.FAIL
+            )
+        return _frozen(
+            row.settings, row.notes.get(DRAWN, {}), self.sign * row.score, state, self._tag(number)
+        )
 
 
 def _suggestions(live: Any) -> Suggest:
@@ -227,10 +254,14 @@ def _suggestions(live: Any) -> Suggest:
     return suggest
 
 
-def _frozen(settings: Settings, drawn: Mapping[str, str], value: float, state: Any, tag: str) -> Any:
+def _frozen(
+    settings: Settings, drawn: Mapping[str, str], value: float, state: Any, tag: str
+) -> Any:
     ranges = {name: distributions.json_to_distribution(drawn[name]) for name in settings}
     told = value if state is optuna.trial.TrialState.COMPLETE else None
-    return optuna.trial.create_trial(state=state, value=told, params=dict(settings), distributions=ranges, user_attrs={OWN: tag})
+    return optuna.trial.create_trial(
+        state=state, value=told, params=dict(settings), distributions=ranges, user_attrs={OWN: tag}
+    )
 
 
 def optimize(
@@ -245,16 +276,21 @@ def optimize(
 ) -> Tuned:
     """`study.optimize`, within a budget for everything: a run folder whose card covers the search.
 
-    `objective` draws settings as ever, says what it does to the data (`trial.planned(recipe)`, one of `recipes` but for the clip norm),
-    trains by `trial.plan` in `trial.run`, and returns its value. The number of trials is that of `terms`. A study that holds trials
-    already is refused, unless they are of public data (`earlier_trials="public"`): their values would be used and are not paid for.
+    `objective` draws settings as ever, says what it does to the data (`trial.planned(recipe)`, one
+    of `recipes` but for the clip norm), trains by `trial.plan` in `trial.run`, and returns its
+    value. The number of trials is that of `terms`. A study that holds trials already is refused,
+    unless they are of public data (`earlier_trials="public"`): their values would be used and are
+    not paid for.
 
-    Guarantees: those of :func:`dpfy.tuning.run.tune`. By composition the study holds every trial, all of them billed. By the other routes
-    trials are drawn by Optuna's random sampler from the run's own secret, and the study, its storage included, is given the selected one.
+    Guarantees: those of :func:`dpfy.tuning.run.tune`. By composition the study holds every trial,
+    all of them billed. By the other routes trials are drawn by Optuna's random sampler from the
+    run's own secret, and the study, its storage included, is given the selected one.
     """
     place, work = run if isinstance(run, Place) else Place(run), work or Work()
     tag = hashlib.sha256(str(Path(place.path).resolve()).encode()).hexdigest()[:16]
-    _require_own(study, terms, place, tag, check.one_of("earlier_trials", earlier_trials, (PRIVATE, PUBLIC)))
+    _require_own(
+        study, terms, place, tag, check.one_of("earlier_trials", earlier_trials, (PRIVATE, PUBLIC))
+    )
     sign = 1.0 if study.direction is optuna.study.StudyDirection.MAXIMIZE else -1.0
     engine = StudyEngine(study, objective, tag, sign)
     if terms.route == COMPOSITION:
@@ -267,23 +303,39 @@ def optimize(
         return tune(engine, None, recipes, terms, place, engine=engine, work=work)
     if engine.adaptive:
         raise Unsupported(
-            f"the sampler {type(study.sampler).__name__} under the route {terms.route!r}, whose theorem is about independent settings,",
+            f"the sampler {type(study.sampler).__name__} under the route {terms.route!r}, whose "
+            f"theorem is about independent settings,",
             "search with optuna.samplers.RandomSampler, or pay by composition (route composition)",
         )
-    found = tune(_Independent(objective, sign), None, recipes, terms, place, engine=engine, work=work)
+    found = tune(
+        _Independent(objective, sign), None, recipes, terms, place, engine=engine, work=work
+    )
     _give(study, found, sign, f"{tag}:selected")
     return found
 
 
 def _require_own(study: Any, terms: Terms, place: Place, tag: str, earlier: str) -> None:
     if len(study.directions) > 1:
-        raise Unsupported("a study of several objectives", "search for one of them: one score is what a trial is selected by")
+        raise Unsupported(
+            "a study of several objectives",
+            "search for one of them: one score is what a trial is selected by",
+        )
     if terms.route == SUBSET:
-        raise Unsupported("a search on a subset whose settings Optuna draws", "use dpfy.tuning.run.tune with a space of settings")
-    others = [t for t in study.get_trials(deepcopy=False) if not str(t.user_attrs.get(OWN, "")).startswith(f"{tag}:")]
+        raise Unsupported(
+            "a search on a subset whose settings Optuna draws",
+            "use dpfy.tuning.run.tune with a space of settings",
+        )
+    others = [
+        t
+        for t in study.get_trials(deepcopy=False)
+        if not str(t.user_attrs.get(OWN, "")).startswith(f"{tag}:")
+    ]
     again = [t for t in study.get_trials(deepcopy=False) if t not in others]
     if (others and earlier == PRIVATE) or (again and not place.resume):
-        rule = "the study holds trials that this search does not pay for: use a new study, or earlier_trials='public' if they are public"
+        rule = (
+            "the study holds trials that this search does not pay for: use a new study, or "
+            "earlier_trials='public' if they are public"
+        )
         raise InvalidInput("study", f"{len(others) + len(again)} trials", rule)
 
 

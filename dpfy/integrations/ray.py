@@ -1,17 +1,18 @@
 """Searches on a Ray cluster: trials are tasks of it, and spaces are those of Ray Tune.
 
     tuner = PrivateTuner(
-        trainable,                                                       # trainable(trial): trains by trial.plan in trial.run
-        param_space={"rate": tune.loguniform(0.05, 5), "batch": tune.choice([256, 512])},
-        tune_config=tune.TuneConfig(mode="max", num_samples=20, max_concurrent_trials=2),
-        recipe=lambda settings, records: dpfy.dpsgd(records, settings["batch"], steps=100),
-        terms=Terms(epsilon=3, delta=1e-5, records=60_000),
+        trainable,                                                       # trainable(trial): trains
+        by trial.plan in trial.run param_space={"rate": tune.loguniform(0.05, 5), "batch":
+        tune.choice([256, 512])}, tune_config=tune.TuneConfig(mode="max", num_samples=20,
+        max_concurrent_trials=2), recipe=lambda settings, records: dpfy.dpsgd(records,
+        settings["batch"], steps=100), terms=Terms(epsilon=3, delta=1e-5, records=60_000),
     )
     found = tuner.fit("runs/tuned")
 
-Ray Tune itself writes down every trial with its result, and shows them: with a random number of trials nobody may see that. So trials are
-plain tasks here, of which Ray keeps no events, and everything of them lies among the secrets of the run folder. The folder must be seen
-under the same path by every machine of the cluster.
+Ray Tune itself writes down every trial with its result, and shows them: with a random number of
+trials nobody may see that. So trials are plain tasks here, of which Ray keeps no events, and
+everything of them lies among the secrets of the run folder. The folder must be seen under the same
+path by every machine of the cluster.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ WAY_OUT = "use tune.uniform, tune.loguniform, tune.randint or tune.choice"
 
 @dataclass(frozen=True)
 class RayPool:
-    """Makes trials as tasks of a Ray cluster, `workers` at a time, each with so many processors and GPUs.
+    """Makes trials as tasks of a Ray cluster, `workers` at a time, each with so many processors and
+    GPUs.
 
-    Guarantees: as those of other pools, trials depend on nothing but themselves; which is selected does not depend on the cluster.
+    Guarantees: as those of other pools, trials depend on nothing but themselves; which is selected
+    does not depend on the cluster.
     """
 
     workers: int
@@ -57,7 +60,9 @@ class RayPool:
         """As they end; no more are begun ahead than there are workers."""
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
-        made = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, enable_task_events=False)(_made)
+        made = ray.remote(
+            num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, enable_task_events=False
+        )(_made)
         waiting, source, under_way = True, iter(tasks), dict[Any, Task]()
         try:
             while waiting or under_way:
@@ -90,12 +95,15 @@ def _result(reference: Any) -> Row:
         raise TrialFailed(f"a trial failed on the cluster ({type(cause).__name__})") from None
     except ray.exceptions.RayError as problem:
         raise TrialFailed(
-            f"a process of the cluster that made a trial is gone ({type(problem).__name__}); resume the search"
+            f"a process of the cluster that made a trial is gone ({type(problem).__name__}); "
+            f"resume the search"
         ) from None
 
 
 def space_of(param_space: Mapping[str, Any]) -> Space:
-    """The space of a dictionary of Ray Tune's: ranges, choices, and plain values, which are the same in every trial."""
+    """The space of a dictionary of Ray Tune's: ranges, choices, and plain values, which are the
+    same in every trial.
+    """
     return Space({name: _dimension(name, given) for name, given in param_space.items()})
 
 
@@ -112,7 +120,9 @@ def _dimension(name: str, given: Any) -> Dimension:
     if isinstance(given, str | int | float | bool):
         return Choice((given,))
     what = "grid_search" if isinstance(given, dict) else type(given).__name__
-    raise Unsupported(f"{name}: {what} in a space whose trials are drawn independently of each other", WAY_OUT)
+    raise Unsupported(
+        f"{name}: {what} in a space whose trials are drawn independently of each other", WAY_OUT
+    )
 
 
 @dataclass(frozen=True)
@@ -127,17 +137,21 @@ class _Signed:
         found = self.trainable(trial)
         if isinstance(found, Mapping):
             if self.metric not in found:
-                raise TrialFailed(f"a trial's result holds no {self.metric!r}: name it in tune_config.metric")
+                raise TrialFailed(
+                    f"a trial's result holds no {self.metric!r}: name it in tune_config.metric"
+                )
             found = found[self.metric]
         return self.sign * float(found)
 
 
 @dataclass(frozen=True)
 class PrivateTuner:
-    """Ray Tune's Tuner, within a budget for everything. `tune_config` gives metric, mode, num_samples and max_concurrent_trials.
+    """Ray Tune's Tuner, within a budget for everything. `tune_config` gives metric, mode,
+    num_samples and max_concurrent_trials.
 
-    num_samples is the number of trials, or its mean where it is random, unless `terms` say another. Search algorithms and schedulers look
-    at results: those are for Optuna, by composition (dpfy.integrations.optuna).
+    num_samples is the number of trials, or its mean where it is random, unless `terms` say another.
+    Search algorithms and schedulers look at results: those are for Optuna, by composition
+    (dpfy.integrations.optuna).
     """
 
     trainable: Callable[[Trial], Any]
@@ -156,16 +170,27 @@ class PrivateTuner:
         config, terms = self.tune_config, self.terms
         for name in ("search_alg", "scheduler", "time_budget_s"):
             if getattr(config, name, None) is not None:
-                way_out = "leave it out: settings are drawn at random; or use dpfy.integrations.optuna, by composition"
-                raise Unsupported(f"tune_config.{name}, which follows from results or their time,", way_out)
+                way_out = (
+                    "leave it out: settings are drawn at random; or use dpfy.integrations.optuna, "
+                    "by composition"
+                )
+                raise Unsupported(
+                    f"tune_config.{name}, which follows from results or their time,", way_out
+                )
         mode = getattr(config, "mode", None) or "max"
         check.one_of("tune_config.mode", mode, ("max", "min"))
         samples = getattr(config, "num_samples", 1)
         if samples != 1:
             if terms.trials not in (samples, Terms.trials):
-                raise InvalidInput("tune_config.num_samples", samples, f"must be the trials of the terms ({terms.trials:g})")
+                raise InvalidInput(
+                    "tune_config.num_samples",
+                    samples,
+                    f"must be the trials of the terms ({terms.trials:g})",
+                )
             terms = replace(terms, trials=samples)
         workers = getattr(config, "max_concurrent_trials", None) or 2
-        objective = _Signed(self.trainable, getattr(config, "metric", None), 1.0 if mode == "max" else -1.0)
+        objective = _Signed(
+            self.trainable, getattr(config, "metric", None), 1.0 if mode == "max" else -1.0
+        )
         chosen = replace(work or Work(), pool=RayPool(workers, self.cpus, self.gpus))
         return tune(objective, space_of(self.param_space), self.recipe, terms, run, work=chosen)

@@ -1,4 +1,6 @@
-"""One loss for each example of a Hugging Face model, from its logits: the model's own loss is a mean over the batch."""
+"""One loss for each example of a Hugging Face model, from its logits: the model's own loss is a
+mean over the batch.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 
 
 def of_model(model: nn.Module) -> Loss:
-    """The loss that goes with a model, by the ending of its class, as transformers chooses it too."""
+    """The loss that goes with a model, by the ending of its class, as transformers chooses it
+    too.
+    """
     kind = type(base(model)).__name__
     for ending, loss in ENDINGS.items():
         if kind.endswith(ending):
@@ -33,18 +37,29 @@ def base(model: nn.Module) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def inputs_for(model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(what the model is called with, labels by name). Without labels a model computes no mean; a decoder is given its own input."""
+def inputs_for(
+    model: nn.Module, batch: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(what the model is called with, labels by name). Without labels a model computes no mean; a
+    decoder is given its own input.
+    """
     given = {name: field for name, field in batch.items() if name not in LABELS}
     labels = {name: batch[name] for name in LABELS if batch.get(name) is not None}
     inner = base(model)
-    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False) and "decoder_input_ids" not in given:
-        given["decoder_input_ids"] = inner.prepare_decoder_input_ids_from_labels(labels=labels["labels"])
+    if (
+        getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+        and "decoder_input_ids" not in given
+    ):
+        given["decoder_input_ids"] = inner.prepare_decoder_input_ids_from_labels(
+            labels=labels["labels"]
+        )
     return given, labels
 
 
 def next_token(outputs: Any, labels: Mapping[str, Tensor]) -> Tensor:
-    """The mean over an example's tokens of the loss of the token that follows; -100 does not count."""
+    """The mean over an example's tokens of the loss of the token that follows; -100 does not
+    count.
+    """
     return losses.next_token(outputs.logits.float(), labels["labels"])
 
 
@@ -65,8 +80,13 @@ def classes(outputs: Any, labels: Mapping[str, Tensor]) -> Tensor:
 
 def span(outputs: Any, labels: Mapping[str, Tensor]) -> Tensor:
     """The mean of the losses of the first and the last token of an answer."""
-    pairs = ((outputs.start_logits, labels["start_positions"]), (outputs.end_logits, labels["end_positions"]))
-    first, last = (functional.cross_entropy(logits.float(), place, reduction="none") for logits, place in pairs)
+    pairs = (
+        (outputs.start_logits, labels["start_positions"]),
+        (outputs.end_logits, labels["end_positions"]),
+    )
+    first, last = (
+        functional.cross_entropy(logits.float(), place, reduction="none") for logits, place in pairs
+    )
     return (first + last) / 2
 
 

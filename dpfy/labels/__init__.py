@@ -1,4 +1,6 @@
-"""Label privacy: features are public, and each record's label is protected. Labels are noised once, and training sees the answers alone."""
+"""Label privacy: features are public, and each record's label is protected. Labels are noised once,
+and training sees the answers alone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,16 @@ _HOME = {
     "load": "dpfy.labels.fitting",
 }
 
-__all__ = ["METHODS", "Fitted", "KernelLearner", "KernelSettings", "Method", "Network", "fit", "load"]
+__all__ = [
+    "METHODS",
+    "Fitted",
+    "KernelLearner",
+    "KernelSettings",
+    "Method",
+    "Network",
+    "fit",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

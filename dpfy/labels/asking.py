@@ -1,4 +1,6 @@
-"""Where labels and questions meet: the one place that holds labels, once, under the permit of their claim."""
+"""Where labels and questions meet: the one place that holds labels, once, under the permit of their
+claim.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ Ask = Callable[[Question], NDArray[Any]]
 class Asking:
     """Asks the labels of an opened run what its claim allows, and keeps the answers in its folder.
 
-    Guarantees: a question costs what the claim reserved for it, or is refused before a label is read. Each label answers one question,
-    once; answers that the folder holds already, after a crash, are taken from there, and their labels are not read again. What the noise
-    of a step meets is bound before it is made.
+    Guarantees: a question costs what the claim reserved for it, or is refused before a label is
+    read. Each label answers one question, once; answers that the folder holds already, after a
+    crash, are taken from there, and their labels are not read again. What the noise of a step meets
+    is bound before it is made.
     """
 
     def __init__(self, folder: RunFolder, claim: LabelClaim, labels: Sealed) -> None:
@@ -37,19 +40,32 @@ class Asking:
         """The answers to the next question."""
         step, name = self.asked, self.claim.name
         if step >= self.claim.releases:
-            raise InvalidInput("question", step + 1, f"is one more than was reserved ({self.claim.releases})")
+            raise InvalidInput(
+                "question", step + 1, f"is one more than was reserved ({self.claim.releases})"
+            )
         if question.event != self.claim.event:
-            raise InvalidInput("question", repr(question.event), f"must cost what was reserved, {self.claim.event!r}")
+            raise InvalidInput(
+                "question",
+                repr(question.event),
+                f"must cost what was reserved, {self.claim.event!r}",
+            )
         self.asked = step + 1
         if f"answers.{step}" in self._held:
             if not np.array_equal(self._held[f"rows.{step}"], question.rows):
-                raise InvalidInput("resume labels", f"question {step + 1}", "must be asked of the records it was asked of before")
+                raise InvalidInput(
+                    "resume labels",
+                    f"question {step + 1}",
+                    "must be asked of the records it was asked of before",
+                )
             return self._held[f"answers.{step}"]
         labels = self._labels.take(question.rows)
         self._folder.bind(f"{name} {step}", question.public() + labels.tobytes())
         permit = self._folder.begin(name)
         found = np.ascontiguousarray(question.answer(labels, permit, self._folder.randomness, step))
-        self._held |= {f"answers.{step}": found, f"rows.{step}": np.ascontiguousarray(question.rows)}
+        self._held |= {
+            f"answers.{step}": found,
+            f"rows.{step}": np.ascontiguousarray(question.rows),
+        }
         self._folder.write(ANSWERS, save(self._held))
         return found
 

@@ -1,6 +1,8 @@
-"""Releases of labels as the self-test of the audit sees them, with parts that a mistake may replace; and the label-inference audit.
+"""Releases of labels as the self-test of the audit sees them, with parts that a mistake may
+replace; and the label-inference audit.
 
-Labels are drawn by fair coins between two classes. Whoever attacks sees every answer, knows the law of each, and guesses the coins.
+Labels are drawn by fair coins between two classes. Whoever attacks sees every answer, knows the law
+of each, and guesses the coins.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ LAWS: dict[type[Question], Callable[[Any, Any], evidence.Evidence]] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """What a mistake may replace: where labels lie, what learns (a mistake may give it labels), how questions are set up and asked."""
+    """What a mistake may replace: where labels lie, what learns (a mistake may give it labels), how
+    questions are set up and asked.
+    """
 
     sealed: type[Sealed] = Sealed
     learner: Callable[[Values], Learner] = lambda labels: KernelLearner(SMALL)
@@ -59,8 +63,12 @@ def features(records: int) -> Tensor:
     return torch.randn(records, 4, generator=torch.Generator().manual_seed(0))
 
 
-def run(parts: Parts, method: Method, labels: Values, epsilon: float, replayed: Asked | None = None) -> tuple[nn.Module, Asked]:
-    """A fit as it is, or with a mistake: its model, and what was asked and answered. With `replayed`, those answers are given."""
+def run(
+    parts: Parts, method: Method, labels: Values, epsilon: float, replayed: Asked | None = None
+) -> tuple[nn.Module, Asked]:
+    """A fit as it is, or with a mistake: its model, and what was asked and answered. With
+    `replayed`, those answers are given.
+    """
     claim = method.claim(len(labels), CLASSES, epsilon, 1e-5)
     with (
         tempfile.TemporaryDirectory(prefix="dpfy-labels-") as place,
@@ -69,12 +77,16 @@ def run(parts: Parts, method: Method, labels: Values, epsilon: float, replayed: 
         asking, asked = Asking(folder, claim, parts.sealed(labels, len(labels), CLASSES)), Asked()
 
         def ask(question: Question) -> NDArray[Any]:
-            answers = asking(parts.question(question)) if replayed is None else replayed[len(asked)][1]
+            answers = (
+                asking(parts.question(question)) if replayed is None else replayed[len(asked)][1]
+            )
             asked.append((question, answers))
             return answers
 
         with torch.no_grad():
-            model = learn(parts.setup(claim, method, features(len(labels)), parts.learner(labels)), ask)
+            model = learn(
+                parts.setup(claim, method, features(len(labels)), parts.learner(labels)), ask
+            )
         folder.begin(claim.name)
     return model, asked
 
@@ -85,7 +97,9 @@ def coins(records: int, seed: int = 7) -> Values:
 
 
 def log_likelihoods(asked: Asked, records: int) -> Reals:
-    """For each record, how much likelier all its answers together are under class 1 than under class 0."""
+    """For each record, how much likelier all its answers together are under class 1 than under
+    class 0.
+    """
     found = np.zeros(records)
     for question, answers in asked:
         table = np.maximum(LAWS[type(question)](question, answers).likelihood, 1e-300)
@@ -93,8 +107,12 @@ def log_likelihoods(asked: Asked, records: int) -> Reals:
     return found
 
 
-def label_answers(change: Callable[[Any], Any], epsilon: float = 1.0) -> Iterator[tuple[str, float, Outcomes, Outcomes]]:
-    """For each way to answer for single labels: its name, epsilon, and what an attacker sees of labels of class 0, and of class 1."""
+def label_answers(
+    change: Callable[[Any], Any], epsilon: float = 1.0
+) -> Iterator[tuple[str, float, Outcomes, Outcomes]]:
+    """For each way to answer for single labels: its name, epsilon, and what an attacker sees of
+    labels of class 0, and of class 1.
+    """
     labels = coins(RECORDS)
     for name, method in METHODS.items():
         _, asked = run(change(Parts()), method, labels, epsilon)
@@ -108,16 +126,25 @@ def _with_prior(parts: Parts, labels: Values, epsilon: float) -> Outcomes:
     """Answers among classes 0 and 2, where half of the labels are 1."""
     claim = Method(LP_MST, stages=1).claim(len(labels), CLASSES, epsilon, 1e-5)
     order = np.tile(np.array([0, 2, 1], np.int16), (len(labels), 1))
-    question = PriorResponse(np.arange(len(labels)), epsilon, order, np.full(len(labels), 2, np.int16))
+    question = PriorResponse(
+        np.arange(len(labels)), epsilon, order, np.full(len(labels), 2, np.int16)
+    )
     with (
         tempfile.TemporaryDirectory(prefix="dpfy-labels-") as place,
         RunFolder(Place(Path(place) / "run", seed=6), claim) as folder,
     ):
-        return np.asarray(Asking(folder, claim, parts.sealed(labels, len(labels), CLASSES))(parts.question(question)), np.int64)
+        return np.asarray(
+            Asking(folder, claim, parts.sealed(labels, len(labels), CLASSES))(
+                parts.question(question)
+            ),
+            np.int64,
+        )
 
 
 def labels_replayed(change: Callable[[Any], Any]) -> Iterator[tuple[str, bool, bool]]:
-    """For each method, with the answers of one set of labels replayed on another: the same questions? the same model?"""
+    """For each method, with the answers of one set of labels replayed on another: the same
+    questions? the same model?
+    """
     one = coins(FEW)
     for name, method in (METHODS | {name: Method(name) for name in (PROJECTION, PATE_FM)}).items():
         models, asked = [], list[Asked]()
@@ -137,11 +164,14 @@ def labels_asked(change: Callable[[Any], Any]) -> Iterator[tuple[str, int]]:
         yield name, int(np.bincount(np.concatenate([question.rows for question, _ in asked])).max())
 
 
-def inferred(method: Method, epsilon: float, records: int, seed: int) -> tuple[Reals, NDArray[np.bool_]]:
+def inferred(
+    method: Method, epsilon: float, records: int, seed: int
+) -> tuple[Reals, NDArray[np.bool_]]:
     """Scores for the coins of so many labels, from the answers of one run; and the coins."""
     if method.name not in METHODS:
         raise Unsupported(
-            f"a label-inference audit of {method.name}", f"audit {', '.join(METHODS)}, which answer for single labels"
+            f"a label-inference audit of {method.name}",
+            f"audit {', '.join(METHODS)}, which answer for single labels",
         )
     labels = coins(records, seed)
     _, asked = run(Parts(), method, labels, epsilon)

@@ -1,7 +1,9 @@
-"""Bins for numbers: among which a randomised number is, in the mean, nearest to the true one (Ghazi et al. 2022: RR-on-bins).
+"""Bins for numbers: among which a randomised number is, in the mean, nearest to the true one (Ghazi
+et al. 2022: RR-on-bins).
 
-For a prior P over a public grid, the best epsilon-private answer under a convex loss puts the grid into k intervals, gives each a value
-and answers by randomized response among the k. With k values z_j the mean loss is, up to 1 / (exp(epsilon) + k - 1),
+For a prior P over a public grid, the best epsilon-private answer under a convex loss puts the grid
+into k intervals, gives each a value and answers by randomized response among the k. With k values
+z_j the mean loss is, up to 1 / (exp(epsilon) + k - 1),
 
     sum over j of [ E L(z_j, y) + (exp(epsilon) - 1) E L(z_j, y) 1{y in bin j} ],
 
@@ -24,7 +26,9 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Binning:
-    """Bins of a grid: `bin_of` each of its points, the `values` of the bins, and the mean of the grid's points in each (`means`)."""
+    """Bins of a grid: `bin_of` each of its points, the `values` of the bins, and the mean of the
+    grid's points in each (`means`).
+    """
 
     bin_of: NDArray[np.int16]
     values: Reals
@@ -37,7 +41,9 @@ class Binning:
         return len(self.values)
 
     def unbiased(self, epsilon: float) -> Reals:
-        """What to take each answer for, so that its mean is that of the label's bin: the inverse of randomized response."""
+        """What to take each answer for, so that its mean is that of the label's bin: the inverse of
+        randomized response.
+        """
         if self.count == 1:
             return self.means.copy()
         other = 1 / (math.exp(min(epsilon, 700.0)) + self.count - 1)
@@ -46,12 +52,17 @@ class Binning:
 
 
 def optimal(points: Reals, prior: Reals, epsilon: float, most: int = 64) -> Binning:
-    """The bins with the least mean squared error of an answer, among at most `most` of them, for a prior over the points of a grid."""
+    """The bins with the least mean squared error of an answer, among at most `most` of them, for a
+    prior over the points of a grid.
+    """
     points, mass = np.asarray(points, np.float64), np.maximum(np.asarray(prior, np.float64), 0)
     mass = mass / mass.sum() if mass.sum() > 0 else np.full(len(points), 1 / len(points))
     grown, size = math.exp(min(check.epsilon("epsilon", epsilon), 700.0)), len(points)
     costs = _interval_costs(points, mass, grown)
-    best, back = costs[0].copy(), []  # best[b]: the cost of the points before b in one bin, two bins ...
+    best, back = (
+        costs[0].copy(),
+        [],
+    )  # best[b]: the cost of the points before b in one bin, two bins ...
     found = (best[size] / grown, 1)
     for count in range(2, min(most, size) + 1):
         through = best[:, None] + costs
@@ -65,14 +76,18 @@ def optimal(points: Reals, prior: Reals, epsilon: float, most: int = 64) -> Binn
 
 
 def _interval_costs(points: Reals, mass: Reals, grown: float) -> Reals:
-    """[a, b]: the least of E L(z, y) + (grown - 1) E L(z, y) 1{a <= y < b} over z; infinite where b <= a."""
+    """[a, b]: the least of E L(z, y) + (grown - 1) E L(z, y) 1{a <= y < b} over z; infinite where b
+    <= a.
+    """
     p0, p1, p2 = (np.concatenate([[0.0], np.cumsum(mass * points**power)]) for power in (0, 1, 2))
     weight = 1 + (grown - 1) * (p0[None, :] - p0[:, None])
     first = p1[-1] + (grown - 1) * (p1[None, :] - p1[:, None])
     second = p2[-1] + (grown - 1) * (p2[None, :] - p2[:, None])
     with np.errstate(all="ignore"):
         cost = second - first**2 / weight
-    return np.where(np.arange(len(p0))[None, :] > np.arange(len(p0))[:, None], np.maximum(cost, 0), np.inf)
+    return np.where(
+        np.arange(len(p0))[None, :] > np.arange(len(p0))[:, None], np.maximum(cost, 0), np.inf
+    )
 
 
 def _binned(points: Reals, mass: Reals, grown: float, edges: list[int], loss: float) -> Binning:
@@ -85,8 +100,12 @@ def _binned(points: Reals, mass: Reals, grown: float, edges: list[int], loss: fl
     return Binning(bin_of, np.array(values), np.array(means), loss)
 
 
-def seen(binning: Binning, answers: NDArray[np.int64], epsilon: float) -> tuple[NDArray[np.int16], Reals, Reals]:
-    """What the answers to one question show: the bin of each point, how often each bin was said, and P(said | bin)."""
+def seen(
+    binning: Binning, answers: NDArray[np.int64], epsilon: float
+) -> tuple[NDArray[np.int16], Reals, Reals]:
+    """What the answers to one question show: the bin of each point, how often each bin was said,
+    and P(said | bin).
+    """
     counts = np.bincount(answers, minlength=binning.count).astype(np.float64)
     other = 1 / (math.exp(min(epsilon, 700.0)) + binning.count - 1)
     law = np.full((binning.count, binning.count), other)
@@ -94,15 +113,21 @@ def seen(binning: Binning, answers: NDArray[np.int64], epsilon: float) -> tuple[
     return binning.bin_of, counts, law
 
 
-def estimated(asked: list[tuple[NDArray[np.int16], Reals, Reals]], points: int, steps: int = 50) -> Reals:
-    """The shares of the points of the grid that make the answers likely: expectation maximisation, from equal ones."""
+def estimated(
+    asked: list[tuple[NDArray[np.int16], Reals, Reals]], points: int, steps: int = 50
+) -> Reals:
+    """The shares of the points of the grid that make the answers likely: expectation maximisation,
+    from equal ones.
+    """
     mass = np.full(points, 1 / points)
     for _ in range(steps):
         moved = np.zeros(points)
         for bin_of, counts, law in asked:
             held = np.bincount(bin_of, mass, minlength=len(counts))
             told = law * held[:, None]  # [bin, said]
-            share = (told / told.sum(axis=0, keepdims=True) * counts).sum(axis=1) / np.maximum(held, 1e-300)
+            share = (told / told.sum(axis=0, keepdims=True) * counts).sum(axis=1) / np.maximum(
+                held, 1e-300
+            )
             moved += mass * share[bin_of]
         mass = moved / moved.sum()
     return mass

@@ -1,4 +1,6 @@
-"""Clusters of public features: k-means with k-means++ (Arthur & Vassilvitskii 2007), from a fixed seed."""
+"""Clusters of public features: k-means with k-means++ (Arthur & Vassilvitskii 2007), from a fixed
+seed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ AT_ONCE = 4000
 
 @torch.no_grad()
 def clustered(features: Tensor, count: int, seed: int = 0) -> NDArray[np.int32]:
-    """The cluster of each record, numbered from 0. Centres are found on a public sample of records, then all go to the nearest."""
+    """The cluster of each record, numbered from 0. Centres are found on a public sample of records,
+    then all go to the nearest.
+    """
     generator = torch.Generator().manual_seed(seed)
     sample = features[torch.randperm(len(features), generator=generator)[:SAMPLE]]
     centres = _seeded(sample, min(count, len(sample)), generator)

@@ -1,13 +1,17 @@
-"""What answers say about labels: for each record, how likely its answer is under each class. All of it is post-processing.
+"""What answers say about labels: for each record, how likely its answer is under each class. All of
+it is post-processing.
 
-Every way of answering becomes one table, likelihood[i, y] = P(answer of i | label y), up to a factor for each row. What a model is trained
-on follows from the table alone:
+Every way of answering becomes one table, likelihood[i, y] = P(answer of i | label y), up to a
+factor for each row. What a model is trained on follows from the table alone:
 
 - plain: the likeliest class, as if it were the label;
-- backward: targets that equal the one-hot label in the mean, so that every loss that is linear in its target is unbiased (Natarajan et
-  al. 2013; Patrini et al. 2017, backward correction). They may be negative. For randomized response over all classes;
-- posterior: Bayes' rule with a prior, equal chances or those of a model (Malek Esmaeili et al. 2021);
-- forward: the loss is that of the answer under the model, -log sum over y of likelihood[i, y] p(y | x) (Patrini et al. 2017, forward).
+- backward: targets that equal the one-hot label in the mean, so that every loss that is linear in
+  its target is unbiased (Natarajan et al. 2013; Patrini et al. 2017, backward correction). They may
+  be negative. For randomized response over all classes;
+- posterior: Bayes' rule with a prior, equal chances or those of a model (Malek Esmaeili et al.
+  2021);
+- forward: the loss is that of the answer under the model, -log sum over y of likelihood[i, y] p(y |
+  x) (Patrini et al. 2017, forward).
 """
 
 from __future__ import annotations
@@ -51,7 +55,10 @@ class Evidence:
             return np.eye(self.classes)[self.likelihood.argmax(axis=1)]
         if correction == BACKWARD:
             if self.unbiased is None:
-                raise Unsupported("backward correction of answers other than randomized response", "use posterior or forward")
+                raise Unsupported(
+                    "backward correction of answers other than randomized response",
+                    "use posterior or forward",
+                )
             return self.unbiased
         return self.posterior(np.full(self.classes, 1 / self.classes) if prior is None else prior)
 
@@ -60,11 +67,15 @@ def of_responses(question: Response, answers: NDArray[np.int64]) -> Evidence:
     """Of randomized response over all outcomes."""
     changed, said = question.mechanism.noise_parameter, np.eye(question.outcomes)[answers]
     likelihood = (1 - changed) * said + changed / question.outcomes
-    return Evidence(likelihood, (said - changed / question.outcomes) / (1 - changed) if changed < 1 else None)
+    return Evidence(
+        likelihood, (said - changed / question.outcomes) / (1 - changed) if changed < 1 else None
+    )
 
 
 def of_prior_responses(question: PriorResponse, answers: NDArray[np.int64]) -> Evidence:
-    """Of randomized response among the first outcomes of a prior: what lies outside of them is as likely as 1 / k."""
+    """Of randomized response among the first outcomes of a prior: what lies outside of them is as
+    likely as 1 / k.
+    """
     outcomes = question.order.shape[1]
     named = np.zeros((len(answers), outcomes), np.bool_)
     place = np.arange(outcomes)[None, :] < question.sizes[:, None]
@@ -83,8 +94,12 @@ def of_noisy_one_hot(question: NoisyOneHot, answers: NDArray[np.float32]) -> Evi
     return Evidence(np.exp(gain - gain.max(axis=1, keepdims=True)))
 
 
-def joined(parts: list[Evidence], rows: list[NDArray[np.int64]]) -> tuple[Evidence, NDArray[np.int64]]:
+def joined(
+    parts: list[Evidence], rows: list[NDArray[np.int64]]
+) -> tuple[Evidence, NDArray[np.int64]]:
     """Evidence of several questions as one, with the records it is about."""
     unbiased = [part.unbiased for part in parts if part.unbiased is not None]
     whole = np.concatenate(unbiased) if len(unbiased) == len(parts) else None
-    return Evidence(np.concatenate([part.likelihood for part in parts]), whole), np.concatenate(rows)
+    return Evidence(np.concatenate([part.likelihood for part in parts]), whole), np.concatenate(
+        rows
+    )

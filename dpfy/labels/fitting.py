@@ -1,4 +1,6 @@
-"""One call: labels noised once, a model trained on the answers, a run folder that anyone can verify."""
+"""One call: labels noised once, a model trained on the answers, a run folder that anyone can
+verify.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ Public = Callable[[nn.Module], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit leaves: the model, its card, and the answers that labels gave (`answers.0` for the records `rows.0`, and so on)."""
+    """What a fit leaves: the model, its card, and the answers that labels gave (`answers.0` for the
+    records `rows.0`, and so on).
+    """
 
     model: nn.Module = field(repr=False)
     card: dict[str, Any] = field(repr=False)
@@ -70,23 +74,32 @@ def fit(
     learner: Learner | None = None,
     run: Place | Path | str | None = None,
 ) -> Fitted:
-    """A model from public features and private labels, one a record: whole numbers from 0 to `classes` - 1.
+    """A model from public features and private labels, one a record: whole numbers from 0 to
+    `classes` - 1.
 
-    `labels` are given, or a function that opens them, called when they are paid for. `method` is one of `dpfy.labels.claim.METHODS` or a
-    `Method` with its settings; `learner` what learns from the answers. Without `run` the folder is made in a temporary place, and the
-    card is kept. Numbers as labels: method=Method("rr-on-bins", span=(low, high)), with classes=1.
+    `labels` are given, or a function that opens them, called when they are paid for. `method` is
+    one of `dpfy.labels.claim.METHODS` or a `Method` with its settings; `learner` what learns from
+    the answers. Without `run` the folder is made in a temporary place, and the card is kept.
+    Numbers as labels: method=Method("rr-on-bins", span=(low, high)), with classes=1.
 
-    Guarantees: the claim is reserved before a label is read; each label is read once, for one question, and answered with the noise that
-    the claim states; what learns is given public features and answers alone. So all that is released, the model too, is (epsilon,
-    delta)-private for replacing one label: pure (delta 0), but for the Gaussian noise of `projection` and `pate-fm`. Features are not
-    protected.
+    Guarantees: the claim is reserved before a label is read; each label is read once, for one
+    question, and answered with the noise that the claim states; what learns is given public
+    features and answers alone. So all that is released, the model too, is (epsilon, delta)-private
+    for replacing one label: pure (delta 0), but for the Gaussian noise of `projection` and
+    `pate-fm`. Features are not protected.
     """
     chosen = Method.of(method)
     x = _features(features)
     check.integer("classes", classes, least=1 if chosen.name == BINS else 2)
     claim = chosen.claim(len(x), classes, epsilon, delta)
     if run is not None:
-        return run_fit(run if isinstance(run, Place) else Place(run), claim, chosen, lambda: (x, labels), learner)
+        return run_fit(
+            run if isinstance(run, Place) else Place(run),
+            claim,
+            chosen,
+            lambda: (x, labels),
+            learner,
+        )
     with tempfile.TemporaryDirectory(prefix="dpfy-labels-") as folder:
         made = run_fit(Place(Path(folder) / "run"), claim, chosen, lambda: (x, labels), learner)
         return Fitted(made.model, made.card, made.answers)
@@ -101,7 +114,9 @@ def run_fit(
     measured: Public = lambda model: {},
     files: Mapping[str, bytes] | None = None,
 ) -> Fitted:
-    """A fit in its folder. `read` opens features and labels; it is called when the claim is reserved. `files` are public ones."""
+    """A fit in its folder. `read` opens features and labels; it is called when the claim is
+    reserved. `files` are public ones.
+    """
     learner = learner or KernelLearner()
     if complete(place, claim):
         made = load(place.path, getattr(learner, "make", lambda: None)())
@@ -109,7 +124,9 @@ def run_fit(
     with RunFolder(place, claim) as folder:
         features, labels = read()
         if len(features) != claim.records:
-            raise InvalidInput("records", len(features), f"must be {claim.records}, which the claim was made for")
+            raise InvalidInput(
+                "records", len(features), f"must be {claim.records}, which the claim was made for"
+            )
         sealed = Sealed(labels, len(features), claim.outcomes, method.span)
         del labels
         ask = Asking(folder, claim, sealed)
@@ -119,13 +136,19 @@ def run_fit(
         folder.write(MODEL, to_bytes(model))
         folder.tell(claim.name, learner=_words(model), settings=method.told(), **measured(model))
         seed = cards.FIXED_SEED if folder.randomness.fixed else cards.SECRET_SEED
-        about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "torch": torch.__version__, "seed": seed}
+        about = {
+            "dpfy": dpfy.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "seed": seed,
+        }
         folder.finish(cards.Facts(about, releases=ask.asked))
     return _left(Path(place.path), model)
 
 
 def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
-    """The model of a finished run, its hash checked against card and ledger. A network is loaded into one like it, `model`.
+    """The model of a finished run, its hash checked against card and ledger. A network is loaded
+    into one like it, `model`.
 
     The model of ``dpfy train --protect labels`` reads raw records: images are scattered first.
     """
@@ -136,19 +159,32 @@ def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     if about["learner"] == NETWORK:
         if model is None:
             raise InvalidInput(
-                "model", None, "must be given: the run released weights of a network, to be loaded into one like it"
+                "model",
+                None,
+                "must be given: the run released weights of a network, to be loaded into one like "
+                "it",
             )
         try:
             model.load_state_dict(held)
         except RuntimeError:
             raise InvalidInput(
-                "model", type(model).__name__, "is not the network of this run: its weights have other shapes"
+                "model",
+                type(model).__name__,
+                "is not the network of this run: its weights have other shapes",
             ) from None
         return model.eval()
     settings = KernelSettings(**about["settings"])
     width, landmarks = len(held["public.mean"]), len(held["public.landmarks"])
-    sizes = (held["public.landmarks"].shape[1], held["public.components"].shape[1], held["public.weights"].shape[1])
-    made = KernelModel(PublicMap(settings, width, landmarks, sizes), len(held["correction"]), held["student"].shape[1])
+    sizes = (
+        held["public.landmarks"].shape[1],
+        held["public.components"].shape[1],
+        held["public.weights"].shape[1],
+    )
+    made = KernelModel(
+        PublicMap(settings, width, landmarks, sizes),
+        len(held["correction"]),
+        held["student"].shape[1],
+    )
     made.load_state_dict(held)
     if len(section(released.card).get("reads", {}).get("features", ())) == IMAGE:
         return nn.Sequential(ScatteringFeatures(SCATTERING.groups, SCATTERING.scale), made).eval()
@@ -161,7 +197,9 @@ def section(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def images(records: Tensor) -> Tensor:
-    """What learns from raw records reads: images scattered, a public map of each by itself; all else as it is, flat."""
+    """What learns from raw records reads: images scattered, a public map of each by itself; all
+    else as it is, flat.
+    """
     if records.dim() != IMAGE + 1:
         return records.flatten(1).float()
     scattered = feature_map(SCATTERING)
@@ -185,7 +223,9 @@ def _about(content: bytes) -> dict[str, Any]:
         check.one_of("learner", found["learner"], (KERNEL, NETWORK))
         return found
     except (ValueError, KeyError, TypeError, InvalidInput):
-        raise Corrupt(MODEL, "does not hold a model of labels; load it as its run was made") from None
+        raise Corrupt(
+            MODEL, "does not hold a model of labels; load it as its run was made"
+        ) from None
 
 
 def _words(model: nn.Module) -> str:
@@ -204,7 +244,13 @@ def _left(path: Path, model: nn.Module) -> Fitted:
 def _features(given: Tensor | NDArray[Any]) -> Tensor:
     found = given if isinstance(given, Tensor) else torch.from_numpy(np.ascontiguousarray(given))
     if not isinstance(given, Tensor | np.ndarray) or found.dim() < 2:
-        raise InvalidInput("features", type(given).__name__, "must be a tensor or an array, a row for each record")
+        raise InvalidInput(
+            "features", type(given).__name__, "must be a tensor or an array, a row for each record"
+        )
     if not found.dtype.is_floating_point:
-        raise InvalidInput("features", str(found.dtype), "must be real numbers; make floats of whole numbers, in a public scale")
+        raise InvalidInput(
+            "features",
+            str(found.dtype),
+            "must be real numbers; make floats of whole numbers, in a public scale",
+        )
     return found.float()

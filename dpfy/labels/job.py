@@ -1,4 +1,6 @@
-"""A fit of labels from the command line: configuration, claim, reservation, data, model, in this order."""
+"""A fit of labels from the command line: configuration, claim, reservation, data, model, in this
+order.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,25 @@ class LabelsConfig:
     method: str = setting(PROJECTION, f"How labels are released: {', '.join(OF_CLASSES)}.")
     epsilon: float = setting(DEFAULT_EPSILON, "Epsilon to reach, for replacing one label.")
     delta: float = setting(1e-5, "Delta (projection, pate-fm); the other methods are pure.")
-    records: int | None = setting(None, "Number of records to train on, which is public.", "that of the data set, or counted")
-    stages: int | None = setting(None, "Parts of the records, asked one after the other (lp-mst).", "2")
-    correction: str = setting(AUTO, f"What is made of noisy labels: auto, {', '.join(CORRECTIONS[:3])}.")
-    rounds: int = setting(1, "How often the model is learnt, each time with the prior of the one before.")
+    records: int | None = setting(
+        None, "Number of records to train on, which is public.", "that of the data set, or counted"
+    )
+    stages: int | None = setting(
+        None, "Parts of the records, asked one after the other (lp-mst).", "2"
+    )
+    correction: str = setting(
+        AUTO, f"What is made of noisy labels: auto, {', '.join(CORRECTIONS[:3])}."
+    )
+    rounds: int = setting(
+        1, "How often the model is learnt, each time with the prior of the one before."
+    )
     clusters: int = setting(256, "Clusters of the features (clusters).")
-    teachers: int | None = setting(None, "Teachers who share the labels (pate-fm).", "one for 20 labels, 1000 at most")
-    asked: int | None = setting(None, "Records that teachers vote on (pate-fm).", "as many as leave a lead over the noise")
+    teachers: int | None = setting(
+        None, "Teachers who share the labels (pate-fm).", "one for 20 labels, 1000 at most"
+    )
+    asked: int | None = setting(
+        None, "Records that teachers vote on (pate-fm).", "as many as leave a lead over the noise"
+    )
 
     def __post_init__(self) -> None:
         check.one_of("labels.method", self.method, OF_CLASSES)
@@ -80,10 +94,14 @@ class LabelJob:
     def __post_init__(self) -> None:
         if self.data.user is not None:
             raise InvalidInput(
-                "data.user", self.data.user, "goes with whole records (--protect records): a label is the unit here"
+                "data.user",
+                self.data.user,
+                "goes with whole records (--protect records): a label is the unit here",
             )
         if self.data.test_use == "billed":
-            raise InvalidInput("data.test", self.data.test, "must be public or withheld where labels are protected")
+            raise InvalidInput(
+                "data.test", self.data.test, "must be public or withheld where labels are protected"
+            )
         if self.data.kind in ("text", "shakespeare"):
             raise InvalidInput("data.kind", self.data.kind, "has no labels")
 
@@ -93,7 +111,11 @@ class LabelJob:
         for part, values in settings.as_json(self).items():
             lines.append(f"[{part}]")
             for name, value in values.items():
-                shown = Path(value).name if publish and value is not None and (part, name) in PATHS else value
+                shown = (
+                    Path(value).name
+                    if publish and value is not None and (part, name) in PATHS
+                    else value
+                )
                 lines += [] if shown is None else [f"{name} = {settings.toml(shown)}"]
             lines.append("")
         return "\n".join(lines)
@@ -126,11 +148,17 @@ DECISIVE = {
 
 
 def make(path: Path | None, given: Mapping[str, Any]) -> LabelJob:
-    """The configuration in a file, if any, with what the command line gives over it: all that is wrong is told at once."""
+    """The configuration in a file, if any, with what the command line gives over it: all that is
+    wrong is told at once.
+    """
     raw, found = settings.parsed(SECTIONS, path) if path else ({}, [])
     values = settings.merged(SECTIONS, raw, given, {})
     data = values["data"]
-    if "kind" not in data and isinstance(data.get("path"), str) and (kind := kind_of(data["path"])) is not None:
+    if (
+        "kind" not in data
+        and isinstance(data.get("path"), str)
+        and (kind := kind_of(data["path"])) is not None
+    ):
         data["kind"] = kind
     config, wrong = settings.assembled(LabelJob, SECTIONS, values, DECISIVE)
     problems.raise_all([*found, *wrong])
@@ -147,21 +175,29 @@ def is_ours(out: Path) -> bool:
 
 
 def stored(out: Path) -> Path:
-    """Where an unfinished run keeps its whole configuration; a finished one has the published one."""
+    """Where an unfinished run keeps its whole configuration; a finished one has the published
+    one.
+    """
     hidden = out / HIDDEN / CONFIG
     if Mark.find(out) is None and (out / CONFIG).is_file():
         return out / CONFIG
     require_run(out)
     if not hidden.is_file():
-        rule = "was stopped before its configuration was stored, and nothing was spent: start it again without --resume"
+        rule = (
+            "was stopped before its configuration was stored, and nothing was spent: start it "
+            "again without --resume"
+        )
         raise InvalidInput("run", str(out), rule)
     return hidden
 
 
-def run(config: LabelJob, out: Path, *, resume: bool = False, seed: int | None = None) -> tuple[Fitted, float]:
+def run(
+    config: LabelJob, out: Path, *, resume: bool = False, seed: int | None = None
+) -> tuple[Fitted, float]:
     """Run a job into the folder `out`, or resume it there; and the seconds it took.
 
-    Guarantees: the claim is reserved before any data is read; refused data gives the reservation back and leaves nothing.
+    Guarantees: the claim is reserved before any data is read; refused data gives the reservation
+    back and leaves nothing.
     """
     began, records = time.monotonic(), config.records()
     method = config.labels.chosen
@@ -181,22 +217,38 @@ def run(config: LabelJob, out: Path, *, resume: bool = False, seed: int | None =
         if config.data.test_use == "public":
             features, labels = data.test.tensors
             right = (model(images(features)).argmax(1) == labels).double().mean()
-            told |= {"test_accuracy": round(float(right), 6), "tested_on": f"{len(labels)} public held-out records, as measured"}
+            told |= {
+                "test_accuracy": round(float(right), 6),
+                "tested_on": f"{len(labels)} public held-out records, as measured",
+            }
         return told
 
     claim = _claim(config, records)
     with torch.no_grad():
-        made = run_fit(config.place(out, resume, seed), claim, method, read, measured=measured, files=_files(config.data))
+        made = run_fit(
+            config.place(out, resume, seed),
+            claim,
+            method,
+            read,
+            measured=measured,
+            files=_files(config.data),
+        )
     return made, time.monotonic() - began
 
 
 def _files(data: DataConfig) -> dict[str, bytes]:
     """The public schema by which a table is read."""
-    return {} if data.schema is None else {SCHEMA: schemas.rendered(schemas.load(data.schema)).encode()}
+    return (
+        {}
+        if data.schema is None
+        else {SCHEMA: schemas.rendered(schemas.load(data.schema)).encode()}
+    )
 
 
 def _claim(config: LabelJob, records: int) -> LabelClaim:
-    return config.labels.chosen.claim(records, classes_of(config.data), config.labels.epsilon, config.labels.delta)
+    return config.labels.chosen.claim(
+        records, classes_of(config.data), config.labels.epsilon, config.labels.delta
+    )
 
 
 def classes_of(data: DataConfig) -> int:
@@ -209,7 +261,9 @@ def classes_of(data: DataConfig) -> int:
 
 
 def predicted(run: Path | str, data: Path | str) -> Predictions:
-    """What the model of a finished run of ``dpfy train --protect labels`` says about the records in the file `data`."""
+    """What the model of a finished run of ``dpfy train --protect labels`` says about the records in
+    the file `data`.
+    """
     released = Released.read(run)
     config = make(released.file(CONFIG), {})
     reads = section(released.card)["reads"]

@@ -1,7 +1,9 @@
-"""Public features made ready for few, noisy sums: principal components, whitened in part, and a Gaussian kernel between them.
+"""Public features made ready for few, noisy sums: principal components, whitened in part, and a
+Gaussian kernel between them.
 
-All of it is learnt from features alone, which are public where only labels are protected, and from a fixed seed. A kernel that is
-whitened in part spreads what tells records apart over many directions of equal length: so a sum along each of them feels its noise least.
+All of it is learnt from features alone, which are public where only labels are protected, and from
+a fixed seed. A kernel that is whitened in part spreads what tells records apart over many
+directions of equal length: so a sum along each of them feels its noise least.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ HELD_OUT = 5
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """How many components the kernel reads (`near`) and the linear part (`wide`), how many `landmarks` stand for all records, how many
-    `directions` are kept, and the `width` of the kernel for records of length one. `whitening` 0 leaves components as they are, 1 makes
-    all of one length."""
+    """How many components the kernel reads (`near`) and the linear part (`wide`), how many
+    `landmarks` stand for all records, how many `directions` are kept, and the `width` of the kernel
+    for records of length one. `whitening` 0 leaves components as they are, 1 makes all of one
+    length.
+    """
 
     near: int = 300
     wide: int = 700
@@ -43,9 +47,11 @@ class KernelSettings:
 
 
 class PublicMap(nn.Module):
-    """A map of features to two groups of coordinates: `curved`, kernel directions ordered by variance, and `straight`, linear ones.
+    """A map of features to two groups of coordinates: `curved`, kernel directions ordered by
+    variance, and `straight`, linear ones.
 
-    Guarantees: it depends on the features that it was made of and on its settings alone; a row of what it gives, on that row alone.
+    Guarantees: it depends on the features that it was made of and on its settings alone; a row of
+    what it gives, on that row alone.
     """
 
     mean: Tensor
@@ -57,11 +63,22 @@ class PublicMap(nn.Module):
     middle: Tensor
     variances: Tensor
 
-    def __init__(self, settings: KernelSettings, width: int, landmarks: int, sizes: tuple[int, int, int]) -> None:
+    def __init__(
+        self, settings: KernelSettings, width: int, landmarks: int, sizes: tuple[int, int, int]
+    ) -> None:
         super().__init__()
         self.settings, (self.near, self.wide, self.directions) = settings, sizes
-        shapes = {"mean": (width,), "components": (width, self.wide), "spread": (self.wide,), "landmarks": (landmarks, self.near)}
-        shapes |= {"weights": (landmarks, self.directions), "centre": (self.directions,), "middle": (self.wide,)}
+        shapes = {
+            "mean": (width,),
+            "components": (width, self.wide),
+            "spread": (self.wide,),
+            "landmarks": (landmarks, self.near),
+        }
+        shapes |= {
+            "weights": (landmarks, self.directions),
+            "centre": (self.directions,),
+            "middle": (self.wide,),
+        }
         for name, shape in (shapes | {"variances": (self.directions,)}).items():
             self.register_buffer(name, torch.zeros(shape))
 
@@ -96,7 +113,9 @@ class PublicMap(nn.Module):
         self.spread.copy_(kept.sqrt())
 
     def _find_kernel(self, features: Tensor, order: Tensor) -> None:
-        """Kernel principal components by landmarks (Nyström): coordinates whose products are the kernel, then their main directions."""
+        """Kernel principal components by landmarks (Nyström): coordinates whose products are the
+        kernel, then their main directions.
+        """
         count = len(self.landmarks)
         scores = self._scores(features[order[: max(4 * count, 2000)]])
         self.landmarks.copy_(self._near(scores[:count]))
@@ -123,7 +142,9 @@ class PublicMap(nn.Module):
         return (rows @ self.landmarks.T).sub_(1).mul_(1 / self.settings.width**2).exp_()
 
     def forward(self, features: Tensor) -> Tensor:
-        """(n, d) -> (n, directions + wide): curved coordinates, then straight ones, all about centred."""
+        """(n, d) -> (n, directions + wide): curved coordinates, then straight ones, all about
+        centred.
+        """
         scores = self._scores(features)
         curved = self._kernel(self._near(scores)) @ self.weights - self.centre
         return torch.cat([curved, self._straight(scores) - self.middle], dim=1)
@@ -137,14 +158,18 @@ class PublicMap(nn.Module):
         return found
 
     def directed(self, rows: Tensor, count: int, whitening: float) -> Tensor:
-        """The `count` first curved coordinates of what the map gave, whitened in part, each record of length one (a little less)."""
+        """The `count` first curved coordinates of what the map gave, whitened in part, each record
+        of length one (a little less).
+        """
         weights = self.variances[:count] ** (-whitening / 2)
         return _unit(rows[:, :count] * weights) * (1 - 2.0**-20)
 
 
 @dataclass(repr=False)
 class Prepared:
-    """A map, what it gives for all records, and the products of its columns: all public, and made once for many fits."""
+    """A map, what it gives for all records, and the products of its columns: all public, and made
+    once for many fits.
+    """
 
     public: PublicMap
     rows: Tensor
@@ -166,7 +191,9 @@ class Prepared:
 
 @dataclass(frozen=True, repr=False)
 class Split:
-    """One record in five is held out: its rows, and the eigenvalues and vectors of the products of the others."""
+    """One record in five is held out: its rows, and the eigenvalues and vectors of the products of
+    the others.
+    """
 
     held: Tensor
     values: Tensor
@@ -184,7 +211,9 @@ class Split:
 
 LINEAR_WHITENING = 0.7
 LINEAR_WEIGHT = 0.7
-"""Of the linear part, beside the kernel's: chosen on held-out training images (docs/decisions.md)."""
+"""Of the linear part, beside the kernel's: chosen on held-out training images
+(docs/decisions.md).
+"""
 
 
 def _unit(rows: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""What learns from answers: kernel ridge regression on a public map of the features, in closed form, or a network of one's own.
+"""What learns from answers: kernel ridge regression on a public map of the features, in closed
+form, or a network of one's own.
 
-Learners are given public features and evidence. No label reaches them: there is none among their arguments.
+Learners are given public features and evidence. No label reaches them: there is none among their
+arguments.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ class Learner(Protocol):
 
 @dataclass
 class KernelLearner:
-    """Ridge regression on a kernel's directions and the principal components (`PublicMap`), its penalty chosen on held-out answers.
+    """Ridge regression on a kernel's directions and the principal components (`PublicMap`), its
+    penalty chosen on held-out answers.
 
-    `rules` are those of `projection`. The map and what it gives are kept for the features that were last seen.
+    `rules` are those of `projection`. The map and what it gives are kept for the features that were
+    last seen.
     """
 
     settings: KernelSettings = field(default_factory=KernelSettings)
@@ -56,10 +60,13 @@ class KernelLearner:
         return self._seen[1]
 
     def learn(self, features: Tensor, rows: Rows, targets: Reals, correction: str) -> nn.Module:
-        """In closed form. Squared error; so `forward`, which is not linear in its targets, is for networks."""
+        """In closed form. Squared error; so `forward`, which is not linear in its targets, is for
+        networks.
+        """
         if correction == FORWARD:
             raise Unsupported(
-                "forward correction with a kernel", "use correction='posterior' with rounds, or learner=Network(...)"
+                "forward correction with a kernel",
+                "use correction='posterior' with rounds, or learner=Network(...)",
             )
         known = self.prepared(features)
         if not np.array_equal(rows, np.arange(len(known.rows))):
@@ -72,7 +79,9 @@ class KernelLearner:
         return model
 
     def chances(self, model: nn.Module, features: Tensor) -> Reals:
-        """Scores of a regression to one-hot labels are chances, up to their error: cut to [0, 1], they add up to one."""
+        """Scores of a regression to one-hot labels are chances, up to their error: cut to [0, 1],
+        they add up to one.
+        """
         assert isinstance(model, KernelModel)
         scores = model.of_rows(self.prepared(features).rows).clamp(1e-3, 1.0)
         return np.asarray((scores / scores.sum(1, keepdim=True)).double().numpy())
@@ -80,12 +89,17 @@ class KernelLearner:
 
 @torch.no_grad()
 def ridge_by_held_out(known: Prepared, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and intercept of ridge regression. The penalty has the least squared error on the records held out."""
+    """Weights and intercept of ridge regression. The penalty has the least squared error on the
+    records held out.
+    """
     middle, split = targets.mean(0), known.split
     centred, left = targets - middle, known.rows.T @ (targets - middle)
     truth = centred[split.held]
     goal = split.vectors.T @ (left - known.rows[split.held].T @ truth)
-    errors = [float((split.turned @ (goal / (split.values + p)[:, None]) - truth).square().mean()) for p in PENALTIES]
+    errors = [
+        float((split.turned @ (goal / (split.values + p)[:, None]) - truth).square().mean())
+        for p in PENALTIES
+    ]
     whole = known.gram.clone()
     whole.diagonal().add_(PENALTIES[int(np.argmin(errors))])
     return torch.cholesky_solve(left, torch.linalg.cholesky(whole)), middle
@@ -93,7 +107,8 @@ def ridge_by_held_out(known: Prepared, targets: Tensor) -> tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Network:
-    """A network of one's own: `make` gives a new one, from features to a score for each class; then plain minibatch descent.
+    """A network of one's own: `make` gives a new one, from features to a score for each class; then
+    plain minibatch descent.
 
     `augment` changes a batch of features at random, and must not look at anything else.
     """
@@ -113,7 +128,9 @@ class Network:
         check.integer("seed", self.seed, least=0)
 
     def learn(self, features: Tensor, rows: Rows, targets: Reals, correction: str) -> nn.Module:
-        """By descent with momentum, the rate falling to zero. The order of records is public: it follows from the seed."""
+        """By descent with momentum, the rate falling to zero. The order of records is public: it
+        follows from the seed.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = self.make().to(self.device).train()
@@ -136,12 +153,17 @@ class Network:
     @torch.no_grad()
     def chances(self, model: nn.Module, features: Tensor) -> Reals:
         """Its probabilities."""
-        parts = [model(part.to(self.device)).softmax(1).double().cpu() for part in features.split(AT_ONCE)]
+        parts = [
+            model(part.to(self.device)).softmax(1).double().cpu()
+            for part in features.split(AT_ONCE)
+        ]
         return np.asarray(torch.cat(parts).numpy())
 
 
 def loss(scores: Tensor, targets: Tensor, correction: str) -> Tensor:
-    """The mean loss of a batch: cross-entropy to its targets, which need be no chances; under `forward` the loss of the answers."""
+    """The mean loss of a batch: cross-entropy to its targets, which need be no chances; under
+    `forward` the loss of the answers.
+    """
     logarithms = functional.log_softmax(scores, dim=1)
     if correction == FORWARD:
         return -torch.logsumexp(logarithms + targets.clamp(min=1e-12).log(), dim=1).mean()

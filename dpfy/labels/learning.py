@@ -1,6 +1,7 @@
 """From public features and questions to a model: one function a method.
 
-None of them is given labels. What they know of them is what `ask` answers, and the claim has paid for that: all else is post-processing.
+None of them is given labels. What they know of them is what `ask` answers, and the claim has paid
+for that: all else is post-processing.
 """
 
 from __future__ import annotations
@@ -22,14 +23,24 @@ from dpfy.labels.evidence import PLAIN, POSTERIOR, Evidence
 from dpfy.labels.kernel import KernelSettings, Prepared
 from dpfy.labels.learners import KernelLearner, Learner
 from dpfy.labels.method import Method
-from dpfy.labels.questions import HALF_L2, BinResponse, Counts, NoisyOneHot, PriorResponse, Projection, Response
+from dpfy.labels.questions import (
+    HALF_L2,
+    BinResponse,
+    Counts,
+    NoisyOneHot,
+    PriorResponse,
+    Projection,
+    Response,
+)
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, repr=False)
 class Setup:
-    """All that a method may know before it asks: the claim, public features, how to read answers and what learns."""
+    """All that a method may know before it asks: the claim, public features, how to read answers
+    and what learns.
+    """
 
     claim: LabelClaim
     method: Method
@@ -49,7 +60,9 @@ class Setup:
         return self.claim.epsilon
 
     def parts(self) -> list[Rows]:
-        """The records in as many parts as there are stages: by a permutation that follows from their number alone."""
+        """The records in as many parts as there are stages: by a permutation that follows from
+        their number alone.
+        """
         order = np.random.Generator(np.random.Philox(key=self.records)).permutation(self.records)
         return [np.sort(part).astype(np.int64) for part in np.array_split(order, self.claim.stages)]
 
@@ -61,7 +74,10 @@ def learn(setup: Setup, ask: Ask) -> nn.Module:
 
 def _projection(setup: Setup, ask: Ask) -> nn.Module:
     if not isinstance(setup.learner, KernelLearner):
-        raise Unsupported("sums of labels with a network", "use rr, lp-mst or alibi, whose answers a network can learn from")
+        raise Unsupported(
+            "sums of labels with a network",
+            "use rr, lp-mst or alibi, whose answers a network can learn from",
+        )
     known, rules = setup.learner.prepared(setup.features), setup.learner.rules
     assert setup.claim.noise_multiplier is not None
     deviation = setup.claim.noise_multiplier * HALF_L2
@@ -69,7 +85,9 @@ def _projection(setup: Setup, ask: Ask) -> nn.Module:
     count = rules.directions(setup.records, deviation, classes, known.public.directions)
     matrix = known.public.directed(known.rows, count, self_training.WHITENING)
     rows = np.arange(setup.records)
-    released = torch.from_numpy(ask(Projection(rows, setup.claim.noise_multiplier, classes, matrix.numpy())))
+    released = torch.from_numpy(
+        ask(Projection(rows, setup.claim.noise_multiplier, classes, matrix.numpy()))
+    )
     model = self_training.KernelModel(known.public, count, classes)
     return self_training.learn(model, known, matrix, released, (deviation, rules))
 
@@ -87,7 +105,9 @@ def _alibi(setup: Setup, ask: Ask) -> nn.Module:
 
 
 def _stages(setup: Setup, ask: Ask) -> nn.Module:
-    """LP-MST: each part is asked among the likeliest classes of the model that the parts before have taught."""
+    """LP-MST: each part is asked among the likeliest classes of the model that the parts before
+    have taught.
+    """
     found: list[Evidence] = []
     model, parts = None, setup.parts()
     for stage, rows in enumerate(parts):
@@ -112,25 +132,37 @@ def _clusters(setup: Setup, ask: Ask) -> nn.Module:
 
 
 def _pate_fm(setup: Setup, ask: Ask) -> nn.Module:
-    """PATE-FM: the classes that most teachers say about some records; a student learns from these and from all features.
+    """PATE-FM: the classes that most teachers say about some records; a student learns from these
+    and from all features.
 
-    The student begins as a teacher does, with the answers as its labels. Records whose class that makes sure teach the learner; in every
-    round after the first all do, with the class that the learner itself gives them.
+    The student begins as a teacher does, with the answers as its labels. Records whose class that
+    makes sure teach the learner; in every round after the first all do, with the class that the
+    learner itself gives them.
     """
     classes, noise = setup.claim.outcomes, setup.claim.noise_multiplier
     assert noise is not None
-    count, asked = teachers.planned(setup.records, classes, noise, setup.method.teachers, setup.method.asked)
+    count, asked = teachers.planned(
+        setup.records, classes, noise, setup.method.teachers, setup.method.asked
+    )
     known = _known(setup)
     views = teachers.Views(*(_view(known, most) for most in (teachers.WEAK, teachers.STRONG)))
-    about = np.sort(np.random.Generator(np.random.Philox(key=[setup.records, 1])).permutation(setup.records)[:asked])
+    about = np.sort(
+        np.random.Generator(np.random.Philox(key=[setup.records, 1])).permutation(setup.records)[
+            :asked
+        ]
+    )
     places = teachers.dealt(setup.records, count)
     rows = np.arange(setup.records)
     answers = ask(teachers.TeacherVotes(rows, noise, classes, views, places, count, about))
-    scores = views.strong @ views.learnt(torch.from_numpy(about), torch.from_numpy(answers), classes)
+    scores = views.strong @ views.learnt(
+        torch.from_numpy(about), torch.from_numpy(answers), classes
+    )
     best = scores.topk(2, dim=1).values
     margin = (best[:, 0] - best[:, 1]).numpy()
     sure = np.flatnonzero(margin >= np.quantile(margin, teachers.UNSURE))
-    model = setup.learner.learn(setup.features, sure, np.eye(classes)[scores.argmax(1).numpy()[sure]], PLAIN)
+    model = setup.learner.learn(
+        setup.features, sure, np.eye(classes)[scores.argmax(1).numpy()[sure]], PLAIN
+    )
     for _ in range(setup.method.rounds):
         said = setup.learner.chances(model, setup.features).argmax(axis=1)
         model = setup.learner.learn(setup.features, rows, np.eye(classes)[said], PLAIN)
@@ -139,13 +171,19 @@ def _pate_fm(setup: Setup, ask: Ask) -> nn.Module:
 
 def _known(setup: Setup) -> Prepared:
     """A public map of the features: that of the learner, where it has one."""
-    learner = setup.learner if isinstance(setup.learner, KernelLearner) else KernelLearner(KernelSettings())
+    learner = (
+        setup.learner
+        if isinstance(setup.learner, KernelLearner)
+        else KernelLearner(KernelSettings())
+    )
     return learner.prepared(setup.features)
 
 
 def _view(known: Prepared, most: int) -> Tensor:
     """The first kernel directions of every record, and a constant."""
-    found = known.public.directed(known.rows, min(most, known.public.directions), self_training.WHITENING)
+    found = known.public.directed(
+        known.rows, min(most, known.public.directions), self_training.WHITENING
+    )
     return torch.cat([found, torch.full((len(found), 1), 0.3, dtype=found.dtype)], dim=1)
 
 
@@ -158,7 +196,9 @@ def _directions(setup: Setup) -> Tensor:
 
 
 def _bins(setup: Setup, ask: Ask) -> nn.Module:
-    """RR-on-bins: the first part is asked in bins for equal shares, the next in bins for the shares that the answers before suggest."""
+    """RR-on-bins: the first part is asked in bins for equal shares, the next in bins for the shares
+    that the answers before suggest.
+    """
     assert setup.method.span is not None
     points = np.linspace(*setup.method.span, setup.claim.outcomes)
     mass, targets, asked = np.full(len(points), 1 / len(points)), np.empty((setup.records, 1)), []
@@ -172,12 +212,16 @@ def _bins(setup: Setup, ask: Ask) -> nn.Module:
 
 
 def _read(setup: Setup, known: Evidence, rows: Rows) -> nn.Module:
-    """A model of the evidence; learnt again with the prior of the one before, as often as the method says."""
+    """A model of the evidence; learnt again with the prior of the one before, as often as the
+    method says.
+    """
     targets, correction = known.targets(setup.method.corrected), setup.method.corrected
     model = setup.learner.learn(setup.features, rows, targets, correction)
     for _ in range(setup.method.rounds - 1):
         expected = setup.learner.chances(model, setup.features)[rows]
-        model = setup.learner.learn(setup.features, rows, known.targets(POSTERIOR, expected), POSTERIOR)
+        model = setup.learner.learn(
+            setup.features, rows, known.targets(POSTERIOR, expected), POSTERIOR
+        )
     return model
 
 

@@ -46,11 +46,13 @@ AUTO = "auto"
 class Method:
     """How labels are released, and how answers are read.
 
-    `stages`: parts of the records that are asked one after the other, the later ones with a prior from the earlier. `correction`: what
-    is made of noisy labels (`dpfy.labels.evidence`); auto is unbiased targets for randomized response and Bayes' rule for others.
-    `rounds`: how often the model is learnt, each time with the prior of the one before (iterative ALIBI). `clusters`: of the features.
-    `span`: the public least and largest number, for labels that are numbers. `teachers` share the labels, and vote on `asked` records;
-    what is not stated follows from public numbers.
+    `stages`: parts of the records that are asked one after the other, the later ones with a prior
+    from the earlier. `correction`: what is made of noisy labels (`dpfy.labels.evidence`); auto is
+    unbiased targets for randomized response and Bayes' rule for others. `rounds`: how often the
+    model is learnt, each time with the prior of the one before (iterative ALIBI). `clusters`: of
+    the features. `span`: the public least and largest number, for labels that are numbers.
+    `teachers` share the labels, and vote on `asked` records; what is not stated follows from public
+    numbers.
     """
 
     name: str = PROJECTION
@@ -75,11 +77,16 @@ class Method:
         for name, field in self.__dataclass_fields__.items():
             if name not in ("name", *READS[self.name]) and getattr(self, name) != field.default:
                 known = ", ".join(READS[self.name]) or "no other field"
-                raise InvalidInput(name, getattr(self, name), f"{self.name} does not read it (it reads: {known})")
+                raise InvalidInput(
+                    name, getattr(self, name), f"{self.name} does not read it (it reads: {known})"
+                )
         if self.name == BINS:
             if self.span is None:
                 raise InvalidInput(
-                    "span", None, "must be given for rr-on-bins: the public least and largest label, as (low, high)"
+                    "span",
+                    None,
+                    "must be given for rr-on-bins: the public least and largest label, as (low, "
+                    "high)",
                 )
             object.__setattr__(self, "span", interval("span", self.span))
 
@@ -101,16 +108,29 @@ class Method:
         return BACKWARD if self.name == RR and self.rounds == 1 else POSTERIOR
 
     def claim(self, records: int, classes: int, epsilon: float, delta: float) -> LabelClaim:
-        """What is promised for labels of so many records: pure epsilon, but for Gaussian sums, which take delta."""
+        """What is promised for labels of so many records: pure epsilon, but for Gaussian sums,
+        which take delta.
+        """
         check.epsilon("epsilon", epsilon)
         outcomes = STEPS if self.name == BINS else classes
         for name in ("teachers", "asked"):
             if (getattr(self, name) or 0) > records:
-                raise InvalidInput(name, getattr(self, name), f"must be at most the number of records ({records})")
+                raise InvalidInput(
+                    name, getattr(self, name), f"must be at most the number of records ({records})"
+                )
         if self.name in GAUSSIAN:
             check.delta("delta", delta)
-            noise = calibrate.noise(events.Gaussian, epsilon, delta, adjacency=Adjacency.REPLACE_ONE)
-            return LabelSums(self.name, outcomes, noise_multiplier=noise, delta=delta, accountant="tight", records=records)
+            noise = calibrate.noise(
+                events.Gaussian, epsilon, delta, adjacency=Adjacency.REPLACE_ONE
+            )
+            return LabelSums(
+                self.name,
+                outcomes,
+                noise_multiplier=noise,
+                delta=delta,
+                accountant="tight",
+                records=records,
+            )
         kind = LabelSums if self.name == CLUSTERS else LabelResponses
         return kind(self.name, outcomes, self.parts, epsilon=epsilon, records=records)
 

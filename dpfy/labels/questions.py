@@ -1,6 +1,8 @@
-"""What can be asked of labels: mechanisms with public parameters, one row of them for each label that answers.
+"""What can be asked of labels: mechanisms with public parameters, one row of them for each label
+that answers.
 
-A question is made of public features and of earlier answers. The labels meet it in `answer`, which draws exactly from the run's secret.
+A question is made of public features and of earlier answers. The labels meet it in `answer`, which
+draws exactly from the run's secret.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from dpfy.mechanisms.response import RandomizedResponse
 Reals = NDArray[np.float64]
 Matrix = NDArray[np.float32]
 HALF_L1 = 1.0
-"""Half of what replacing a label moves its one-hot vector by in the L1 norm. Replace-one is billed as two bounds."""
+"""Half of what replacing a label moves its one-hot vector by in the L1 norm. Replace-one is billed
+as two bounds.
+"""
 HALF_L2 = math.nextafter(math.sqrt(0.5), 1.0)
 """The same in the L2 norm: one-hot vectors are the root of two apart."""
 
@@ -47,12 +51,18 @@ class Question(ABC):
         """The bill for one label, replaced."""
 
     @abstractmethod
-    def answer(self, labels: Values, permit: Permit, randomness: Randomness, step: int) -> NDArray[Any]:
-        """What is released. Guarantees: depends on each label as `event` says, and on nothing else that is not public."""
+    def answer(
+        self, labels: Values, permit: Permit, randomness: Randomness, step: int
+    ) -> NDArray[Any]:
+        """What is released. Guarantees: depends on each label as `event` says, and on nothing else
+        that is not public.
+        """
 
     @abstractmethod
     def public(self) -> bytes:
-        """Everything that was asked, as bytes: what the noise of this step must never meet anything else than."""
+        """Everything that was asked, as bytes: what the noise of this step must never meet anything
+        else than.
+        """
 
 
 @dataclass(frozen=True)
@@ -72,9 +82,13 @@ class Response(Question):
         """One response of every label."""
         return self.mechanism.event
 
-    def answer(self, labels: Values, permit: Permit, randomness: Randomness, step: int) -> NDArray[Any]:
+    def answer(
+        self, labels: Values, permit: Permit, randomness: Randomness, step: int
+    ) -> NDArray[Any]:
         """A label for each label."""
-        return self.mechanism.release(Bounded(labels, Bound.scalar(1.0), LABEL), permit, randomness, step).value
+        return self.mechanism.release(
+            Bounded(labels, Bound.scalar(1.0), LABEL), permit, randomness, step
+        ).value
 
     def public(self) -> bytes:
         """Which records."""
@@ -83,11 +97,13 @@ class Response(Question):
 
 @dataclass(frozen=True, repr=False)
 class PriorResponse(Question):
-    """Randomized response among the `sizes[i]` first outcomes of `order[i]`, for each label `i` (RRWithPrior; Ghazi et al. 2021).
+    """Randomized response among the `sizes[i]` first outcomes of `order[i]`, for each label `i`
+    (RRWithPrior; Ghazi et al. 2021).
 
-    A label outside of them is answered by a uniform one of them. Whatever order and sizes are, the chances of an answer under two labels
-    differ by a factor of at most exp(epsilon): with k outcomes they are exp(epsilon) / (exp(epsilon) + k - 1), 1 / (exp(epsilon) + k - 1)
-    and, from outside, 1 / k, which lies between the two.
+    A label outside of them is answered by a uniform one of them. Whatever order and sizes are, the
+    chances of an answer under two labels differ by a factor of at most exp(epsilon): with k
+    outcomes they are exp(epsilon) / (exp(epsilon) + k - 1), 1 / (exp(epsilon) + k - 1) and, from
+    outside, 1 / k, which lies between the two.
     """
 
     epsilon: float
@@ -97,16 +113,26 @@ class PriorResponse(Question):
     def __post_init__(self) -> None:
         check.epsilon("epsilon", self.epsilon)
         if self.order.shape[:1] != self.rows.shape or self.sizes.shape != self.rows.shape:
-            raise InvalidInput("prior", f"{self.order.shape[:1]} rows", f"must be one for each of {len(self.rows)} labels")
+            raise InvalidInput(
+                "prior",
+                f"{self.order.shape[:1]} rows",
+                f"must be one for each of {len(self.rows)} labels",
+            )
         if len(self.rows) and (self.sizes.min() < 1 or self.sizes.max() > self.order.shape[1]):
-            raise InvalidInput("prior sizes", int(self.sizes.max()), f"must lie between 1 and {self.order.shape[1]}")
+            raise InvalidInput(
+                "prior sizes",
+                int(self.sizes.max()),
+                f"must lie between 1 and {self.order.shape[1]}",
+            )
 
     @property
     def event(self) -> events.Event:
         """Pure epsilon."""
         return events.EpsilonDelta(self.epsilon)
 
-    def answer(self, labels: Values, permit: Permit, randomness: Randomness, step: int) -> NDArray[Any]:
+    def answer(
+        self, labels: Values, permit: Permit, randomness: Randomness, step: int
+    ) -> NDArray[Any]:
         """A label for each label, among those that the prior names."""
         bits = source(self.event, permit, randomness, step)
         found = np.empty(len(labels), np.int64)
@@ -114,7 +140,9 @@ class PriorResponse(Question):
             at = np.flatnonzero(self.sizes == size)
             named = self.order[at, :size].astype(np.int64)
             others = named[np.arange(len(at)), uniform(len(at), size, bits)]
-            kept = ~coins(len(at), chance_changed(self.epsilon, size), bits) & (named == labels[at, None]).any(axis=1)
+            kept = ~coins(len(at), chance_changed(self.epsilon, size), bits) & (
+                named == labels[at, None]
+            ).any(axis=1)
             found[at] = np.where(kept, labels[at], others)
         return found
 
@@ -124,13 +152,19 @@ class PriorResponse(Question):
 
 
 def chance_changed(epsilon: float, size: int) -> Fraction:
-    """The chance with which a label is replaced by a uniform one of `size`: exact, rounded to the private side."""
-    return Fraction(1) if size == 1 else Fraction(RandomizedResponse.of(epsilon, size).noise_parameter)
+    """The chance with which a label is replaced by a uniform one of `size`: exact, rounded to the
+    private side.
+    """
+    return (
+        Fraction(1) if size == 1 else Fraction(RandomizedResponse.of(epsilon, size).noise_parameter)
+    )
 
 
 @dataclass(frozen=True)
 class NoisyOneHot(Question):
-    """One-hot vectors with Laplace noise of scale 2 / epsilon in every coordinate: one for each label."""
+    """One-hot vectors with Laplace noise of scale 2 / epsilon in every coordinate: one for each
+    label.
+    """
 
     epsilon: float
     outcomes: int
@@ -145,10 +179,14 @@ class NoisyOneHot(Question):
         """One Laplace release."""
         return self.mechanism.event
 
-    def answer(self, labels: Values, permit: Permit, randomness: Randomness, step: int) -> NDArray[Any]:
+    def answer(
+        self, labels: Values, permit: Permit, randomness: Randomness, step: int
+    ) -> NDArray[Any]:
         """A row of real numbers for each label."""
         one_hot = (labels[:, None] == np.arange(self.outcomes)).astype(np.int64)
-        released = self.mechanism.release(Bounded(one_hot, Bound(l1=HALF_L1), LABEL), permit, randomness, step)
+        released = self.mechanism.release(
+            Bounded(one_hot, Bound(l1=HALF_L1), LABEL), permit, randomness, step
+        )
         return np.asarray(released.value, np.float32)
 
     def public(self) -> bytes:
@@ -158,7 +196,9 @@ class NoisyOneHot(Question):
 
 @dataclass(frozen=True, repr=False)
 class Counts(Question):
-    """How many labels of each outcome there are in each of `cells` groups of records, with integer Laplace noise."""
+    """How many labels of each outcome there are in each of `cells` groups of records, with integer
+    Laplace noise.
+    """
 
     epsilon: float
     outcomes: int
@@ -170,11 +210,15 @@ class Counts(Question):
         """Pure epsilon: replacing a label takes one from a count and adds one to another."""
         return events.EpsilonDelta(self.epsilon)
 
-    def answer(self, labels: Values, permit: Permit, randomness: Randomness, step: int) -> NDArray[Any]:
+    def answer(
+        self, labels: Values, permit: Permit, randomness: Randomness, step: int
+    ) -> NDArray[Any]:
         """A row of counts for each group."""
         places = self.groups.astype(np.int64) * self.outcomes + labels
         counts = np.bincount(places, minlength=self.cells * self.outcomes)
-        noise = DiscreteLaplace(self.epsilon / 2).noise(counts.size, source(self.event, permit, randomness, step))
+        noise = DiscreteLaplace(self.epsilon / 2).noise(
+            counts.size, source(self.event, permit, randomness, step)
+        )
         return np.asarray((counts + noise).reshape(self.cells, self.outcomes))
 
     def public(self) -> bytes:
@@ -184,7 +228,9 @@ class Counts(Question):
 
 @dataclass(frozen=True)
 class Projection(Question):
-    """A'Y with Gaussian noise: one-hot labels Y summed along the columns of the public matrix A, whose rows are of length at most one."""
+    """A'Y with Gaussian noise: one-hot labels Y summed along the columns of the public matrix A,
+    whose rows are of length at most one.
+    """
 
     noise_multiplier: float
     outcomes: int
@@ -195,11 +241,14 @@ class Projection(Question):
         """One Gaussian release."""
         return events.Gaussian(self.noise_multiplier)
 
-    def answer(self, labels: Values, permit: Permit, randomness: Randomness, step: int) -> NDArray[Any]:
+    def answer(
+        self, labels: Values, permit: Permit, randomness: Randomness, step: int
+    ) -> NDArray[Any]:
         """[columns of A, outcomes].
 
-        Guarantees: rows of A are clipped and laid on a public grid, and added as integers: what replacing a label moves is bounded
-        whatever A holds and however many labels there are. A row that is not finite adds nothing.
+        Guarantees: rows of A are clipped and laid on a public grid, and added as integers: what
+        replacing a label moves is bounded whatever A holds and however many labels there are. A row
+        that is not finite adds nothing.
         """
         width = self.matrix.shape[1]
         mechanism = Gaussian(self.noise_multiplier)
@@ -220,7 +269,9 @@ class Projection(Question):
 
 @dataclass(frozen=True, repr=False)
 class BinResponse(Question):
-    """Randomized response among `count` bins: each outcome, a step of a grid of numbers, lies in the bin `bin_of` it."""
+    """Randomized response among `count` bins: each outcome, a step of a grid of numbers, lies in
+    the bin `bin_of` it.
+    """
 
     epsilon: float
     bin_of: NDArray[np.int16]
@@ -231,7 +282,9 @@ class BinResponse(Question):
         """Pure epsilon."""
         return events.EpsilonDelta(self.epsilon)
 
-    def answer(self, labels: Values, permit: Permit, randomness: Randomness, step: int) -> NDArray[Any]:
+    def answer(
+        self, labels: Values, permit: Permit, randomness: Randomness, step: int
+    ) -> NDArray[Any]:
         """A bin for each label."""
         bits = source(self.event, permit, randomness, step)
         others, exchanged = (

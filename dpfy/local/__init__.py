@@ -1,1 +1,3 @@
-"""Local differential privacy: every report is randomised on the device that holds the value, so that nobody else need be trusted."""
+"""Local differential privacy: every report is randomised on the device that holds the value, so
+that nobody else need be trusted.
+"""

@@ -15,7 +15,13 @@ from dpfy.accounting.shuffling import answered_deltas, shuffled_deltas
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
-from dpfy.local.frequencies import Frequencies, HadamardResponse, KaryResponse, LocalHashing, UnaryEncoding
+from dpfy.local.frequencies import (
+    Frequencies,
+    HadamardResponse,
+    KaryResponse,
+    LocalHashing,
+    UnaryEncoding,
+)
 from dpfy.local.protocol import MOST_EPSILON
 
 NEAR = 5e-4
@@ -24,7 +30,9 @@ NEAR = 5e-4
 
 @dataclass(frozen=True)
 class Candidate:
-    """A protocol, and the standard error that it leaves in one share: of a value that has its even part, and of one that nobody has."""
+    """A protocol, and the standard error that it leaves in one share: of a value that has its even
+    part, and of one that nobody has.
+    """
 
     name: str
     protocol: Frequencies
@@ -33,17 +41,24 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         """A row of the table."""
-        held = {"protocol": self.name, "epsilon": self.protocol.epsilon, "standard_error": self.even}
+        held = {
+            "protocol": self.name,
+            "epsilon": self.protocol.epsilon,
+            "standard_error": self.even,
+        }
         return held | {"standard_error_rare": self.rare, "bits": self.protocol.bits}
 
 
 def compare(epsilon: float, buckets: int, reports: int) -> list[Candidate]:
-    """All protocols for one report a person, each `epsilon`-private by itself, by their error at even shares; ties by shorter reports."""
+    """All protocols for one report a person, each `epsilon`-private by itself, by their error at
+    even shares; ties by shorter reports.
+    """
     return _ranked(dict.fromkeys(MAKERS, epsilon), buckets, reports)
 
 
 def compare_shuffled(epsilon: float, delta: float, buckets: int, reports: int) -> list[Candidate]:
-    """The same where a shuffler is trusted, each with the largest local epsilon that leaves (epsilon, delta) behind it.
+    """The same where a shuffler is trusted, each with the largest local epsilon that leaves
+    (epsilon, delta) behind it.
 
     k-ary response is billed as what it is, which hides more than other protocols of its epsilon.
     """
@@ -74,12 +89,15 @@ def _ranked(epsilons: dict[str, float], buckets: int, reports: int) -> list[Cand
         protocol = make(epsilons[name], buckets)
         even = float(protocol.variances(np.full(buckets, 1 / buckets)).mean())
         rare = float(protocol.variances(np.append(np.zeros(buckets - 1), 1.0))[0])
-        found.append(Candidate(name, protocol, math.sqrt(even / reports), math.sqrt(rare / reports)))
+        found.append(
+            Candidate(name, protocol, math.sqrt(even / reports), math.sqrt(rare / reports))
+        )
     return sorted(found, key=lambda row: (round(row.even, 12), row.protocol.bits))
 
 
 def local_epsilon(epsilon: float, delta: float, reports: int, answers: int = 0) -> float:
-    """The largest epsilon of single reports for which shuffling `reports` of them leaves (epsilon, delta), rounded down.
+    """The largest epsilon of single reports for which shuffling `reports` of them leaves (epsilon,
+    delta), rounded down.
 
     Guarantees: the accountant's bound on what is left is at most epsilon at what is returned.
     """
@@ -91,11 +109,19 @@ def local_epsilon(epsilon: float, delta: float, reports: int, answers: int = 0) 
     low, high = epsilon, MOST_EPSILON
     while high - low > NEAR * low:
         middle = (low + high) / 2
-        low, high = (middle, high) if _left(middle, reports, answers, epsilon) <= delta else (low, middle)
+        low, high = (
+            (middle, high) if _left(middle, reports, answers, epsilon) <= delta else (low, middle)
+        )
     while (
-        curve(events.Shuffled(low, reports, answers), adjacency=Adjacency.REPLACE_ONE).epsilon(delta) > epsilon and low > epsilon
+        curve(events.Shuffled(low, reports, answers), adjacency=Adjacency.REPLACE_ONE).epsilon(
+            delta
+        )
+        > epsilon
+        and low > epsilon
     ):
-        low = max(epsilon, low * (1 - NEAR))  # the curve that is billed is somewhat above its single points
+        low = max(
+            epsilon, low * (1 - NEAR)
+        )  # the curve that is billed is somewhat above its single points
     return low
 
 
@@ -103,5 +129,9 @@ def _left(epsilon0: float, reports: int, answers: int, epsilon: float) -> float:
     """Delta at one epsilon behind the shuffler."""
     at = np.array([epsilon])
     counted = min(reports, MOST_COUNTED)
-    deltas = answered_deltas(epsilon0, counted, answers, at) if answers > 2 else shuffled_deltas(epsilon0, counted, at)
+    deltas = (
+        answered_deltas(epsilon0, counted, answers, at)
+        if answers > 2
+        else shuffled_deltas(epsilon0, counted, at)
+    )
     return float(deltas[0])

@@ -1,4 +1,6 @@
-"""What a collection of local reports promises each person who reports, with or without a shuffler."""
+"""What a collection of local reports promises each person who reports, with or without a
+shuffler.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from dpfy.core.claim import NEARLY, NO, STATED, TRUSTS, YES, Assumption, Claim, 
 from dpfy.core.codec import Codec
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency, Unit
-from dpfy.local.frequencies import HadamardResponse, KaryResponse, LocalHashing, Rappor, UnaryEncoding
+from dpfy.local.frequencies import (
+    HadamardResponse,
+    KaryResponse,
+    LocalHashing,
+    Rappor,
+    UnaryEncoding,
+)
 from dpfy.local.numbers import DuchiMean, LaplaceMean, PrivUnit
 from dpfy.local.protocol import Protocol
 
@@ -35,7 +43,9 @@ SIMULATED = (
 
 @dataclass(frozen=True)
 class DeviceClaim(Claim):
-    """What is promised of a value that is randomised by itself: for replacing it, without a delta, of one contribution."""
+    """What is promised of a value that is randomised by itself: for replacing it, without a delta,
+    of one contribution.
+    """
 
     adjacency: Adjacency = field(default=Adjacency.REPLACE_ONE, kw_only=True)
     delta: float = field(default=0.0, kw_only=True)
@@ -47,9 +57,11 @@ class DeviceClaim(Claim):
 @register
 @dataclass(frozen=True)
 class LocalClaim(DeviceClaim):
-    """One report from each person by `protocol`, in answer to `question`: pure epsilon for each of them.
+    """One report from each person by `protocol`, in answer to `question`: pure epsilon for each of
+    them.
 
-    `simulated`: the reports were made in the process that collects them, which then held all values: the trust is central.
+    `simulated`: the reports were made in the process that collects them, which then held all
+    values: the trust is central.
     """
 
     question: str
@@ -70,7 +82,9 @@ class LocalClaim(DeviceClaim):
             raise InvalidInput("simulated", self.simulated, "must be true or false")
         if self.adjacency is Adjacency.ADD_OR_REMOVE_ONE:
             raise InvalidInput(
-                "adjacency", self.adjacency.value, "must be replace-one or zero-out: that somebody reports is seen"
+                "adjacency",
+                self.adjacency.value,
+                "must be replace-one or zero-out: that somebody reports is seen",
             )
 
     @property
@@ -95,14 +109,23 @@ class LocalClaim(DeviceClaim):
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
         """Who randomised what, and how exactly."""
-        device = "in one process that held all values" if self.simulated else "as the sender of each report says"
+        device = (
+            "in one process that held all values"
+            if self.simulated
+            else "as the sender of each report says"
+        )
         exact = (
             "drawn from numbers of 53 bits and rounded to a public grid"
             if isinstance(self.protocol, PrivUnit)
             else "drawn exactly"
         )
         return [
-            Assumption("device", "a value is randomised before it leaves its owner", device, NO if self.simulated else STATED),
+            Assumption(
+                "device",
+                "a value is randomised before it leaves its owner",
+                device,
+                NO if self.simulated else STATED,
+            ),
             Assumption(
                 "reports",
                 "a person reports once",
@@ -110,14 +133,21 @@ class LocalClaim(DeviceClaim):
                 YES if self.simulated else STATED,
             ),
             Assumption(
-                "chances", "the chances of reports are those of the protocol", exact, YES if exact == "drawn exactly" else NEARLY
+                "chances",
+                "the chances of reports are those of the protocol",
+                exact,
+                YES if exact == "drawn exactly" else NEARLY,
             ),
         ]
 
     def describe(self) -> dict[str, Any]:
         """The section of the card."""
         name = {kind: name for name, kind in PROTOCOLS.items()}[type(self.protocol)]
-        held: dict[str, Any] = {"title": f"Local reports: {self.question}", "question": self.question, "protocol": name}
+        held: dict[str, Any] = {
+            "title": f"Local reports: {self.question}",
+            "question": self.question,
+            "protocol": name,
+        }
         held |= {"epsilon_of_one_report": self.protocol.epsilon}
         if isinstance(self.protocol, Rappor):
             held["epsilon_of_one_report"] = self.protocol.once
@@ -143,7 +173,8 @@ class LocalClaim(DeviceClaim):
 class ShuffledClaim(LocalClaim):
     """The same behind a `shuffler`, who is named: `records` reports in an order that tells nothing.
 
-    Guarantees: amplification is claimed here and nowhere else, for a public number of reports that `collect` compares with what came.
+    Guarantees: amplification is claimed here and nowhere else, for a public number of reports that
+    `collect` compares with what came.
     """
 
     shuffler: str = field(kw_only=True)
@@ -159,7 +190,8 @@ class ShuffledClaim(LocalClaim):
         check.one_line("shuffler", self.shuffler, 100)
         if isinstance(self.protocol, Rappor):
             raise Unsupported(
-                "Rappor behind a shuffler", "reports of one kept row can be told from others; use UnaryEncoding, once"
+                "Rappor behind a shuffler",
+                "reports of one kept row can be told from others; use UnaryEncoding, once",
             )
 
     @property
@@ -171,9 +203,12 @@ class ShuffledClaim(LocalClaim):
     def trusted(self) -> str:
         """Who must be trusted, by name."""
         if self.simulated:
-            return SIMULATED.replace("nobody else", f"nobody else but the shuffler, {self.shuffler}")
+            return SIMULATED.replace(
+                "nobody else", f"nobody else but the shuffler, {self.shuffler}"
+            )
         return (
-            f"Nobody must be trusted but one's own device, the shuffler, {self.shuffler}, to put the reports in a random order and to show "
+            f"Nobody must be trusted but one's own device, the shuffler, {self.shuffler}, to put "
+            f"the reports in a random order and to show "
             "nobody whose each is, and the devices of others, to randomise theirs."
         )
 
@@ -186,12 +221,25 @@ class ShuffledClaim(LocalClaim):
     @property
     def caveats(self) -> tuple[str, ...]:
         """What only the shuffler can keep."""
-        return (f"the shuffler, {self.shuffler}, shows nobody whose each report is", f"{self.records:,} reports are real ones")
+        return (
+            f"the shuffler, {self.shuffler}, shows nobody whose each report is",
+            f"{self.records:,} reports are real ones",
+        )
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
         """The shuffle too."""
-        shuffle = Assumption("shuffle", "nobody sees who reported what before the shuffle", f"as {self.shuffler} says", STATED)
-        others = Assumption("others", "the other reports are randomised too: they hide this one", "as their senders say", STATED)
+        shuffle = Assumption(
+            "shuffle",
+            "nobody sees who reported what before the shuffle",
+            f"as {self.shuffler} says",
+            STATED,
+        )
+        others = Assumption(
+            "others",
+            "the other reports are randomised too: they hide this one",
+            "as their senders say",
+            STATED,
+        )
         return [*super().assumptions(facts), shuffle, others]
 
 

@@ -1,4 +1,6 @@
-"""A collection of local reports, from the claim to the run folder: reserve, receive (or simulate), estimate, card."""
+"""A collection of local reports, from the claim to the run folder: reserve, receive (or simulate),
+estimate, card.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,40 @@ class Collected:
     card: dict[str, Any]
 
 
-def collect(claim: LocalClaim, reports: Sequence[Report] | Rows, run: Place | str | Path, confidence: float = 0.95) -> Collected:
-    """The server's side: an estimate from reports that came from devices, in a run folder that anyone can verify.
+def collect(
+    claim: LocalClaim,
+    reports: Sequence[Report] | Rows,
+    run: Place | str | Path,
+    confidence: float = 0.95,
+) -> Collected:
+    """The server's side: an estimate from reports that came from devices, in a run folder that
+    anyone can verify.
 
-    Guarantees: behind a shuffler, fewer reports than the claim was made for are refused: fewer hide less.
+    Guarantees: behind a shuffler, fewer reports than the claim was made for are refused: fewer hide
+    less.
     """
     if claim.simulated:
-        raise InvalidInput("simulated", True, "must be false for reports of real devices; use simulate")
+        raise InvalidInput(
+            "simulated", True, "must be false for reports of real devices; use simulate"
+        )
     return _run(claim, run, confidence, lambda folder: reports)
 
 
-def simulate(claim: LocalClaim, values: Any, run: Place | str | Path, confidence: float = 0.95) -> Collected:
-    """Both sides in one process that holds all values, one a person: billed per person; the card says that it was a simulation.
+def simulate(
+    claim: LocalClaim, values: Any, run: Place | str | Path, confidence: float = 0.95
+) -> Collected:
+    """Both sides in one process that holds all values, one a person: billed per person; the card
+    says that it was a simulation.
 
-    Guarantees: what is released is made of reports alone, each drawn by the protocol, in a random order behind a shuffler.
+    Guarantees: what is released is made of reports alone, each drawn by the protocol, in a random
+    order behind a shuffler.
     """
     if not claim.simulated:
         raise InvalidInput(
-            "simulated", False, "must be true where one process holds all values: its card must not say that nobody did"
+            "simulated",
+            False,
+            "must be true where one process holds all values: its card must not say that nobody "
+            "did",
         )
 
     def made(folder: RunFolder) -> Rows:
@@ -62,7 +80,10 @@ def simulate(claim: LocalClaim, values: Any, run: Place | str | Path, confidence
 
 
 def _run(
-    claim: LocalClaim, run: Place | str | Path, confidence: float, reports: Callable[[RunFolder], Sequence[Report] | Rows]
+    claim: LocalClaim,
+    run: Place | str | Path,
+    confidence: float,
+    reports: Callable[[RunFolder], Sequence[Report] | Rows],
 ) -> Collected:
     place = run if isinstance(run, Place) else Place(run)
     if not complete(place, claim):
@@ -70,7 +91,9 @@ def _run(
             received = reports(folder)
             if isinstance(claim, ShuffledClaim) and len(received) < claim.records:
                 raise InvalidInput(
-                    "reports", len(received), f"must be at least {claim.records}, which the claim says hide each other"
+                    "reports",
+                    len(received),
+                    f"must be at least {claim.records}, which the claim says hide each other",
                 )
             found = claim.protocol.estimate(received, confidence)
             folder.begin(claim.name)
@@ -80,11 +103,18 @@ def _run(
             about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
             folder.finish(card.Facts(about, releases=1))
     path = Path(place.path)
-    parsed = [reading.parsed_json(name, reading.content(name, path / name)) for name in (FILE, card.NAME)]
+    parsed = [
+        reading.parsed_json(name, reading.content(name, path / name)) for name in (FILE, card.NAME)
+    ]
     return Collected(path, *parsed)
 
 
 def _figures(found: Estimate) -> dict[str, Any]:
     """What the card repeats."""
     worst = float(np.max(found.standard_error))
-    return {"reports": found.reports, "reports_left_out": found.refused, "largest_standard_error": worst, "estimates": FILE}
+    return {
+        "reports": found.reports,
+        "reports_left_out": found.refused,
+        "largest_standard_error": worst,
+        "estimates": FILE,
+    }

@@ -1,4 +1,6 @@
-"""A person's own side: a ledger of what their reports have cost, and the permanent answers of protocols that keep one."""
+"""A person's own side: a ledger of what their reports have cost, and the permanent answers of
+protocols that keep one.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ LEDGER, MEMORY = "ledger.jsonl", "permanent.json"
 
 @dataclass(frozen=True)
 class Device:
-    """Reports of one person, billed in a ledger that stays with them, in `folder`. `budget` is what all of them may cost.
+    """Reports of one person, billed in a ledger that stays with them, in `folder`. `budget` is what
+    all of them may cost.
 
-    Guarantees: a report is reserved, durably, before the value is randomised. A permanent answer is kept before anything is made of it,
-    and used for all reports of its collection: it is the answer of the value that was reported first, since an answer for each
-    new value would show when the value changes. Where it is lost, the next report is billed as a new one.
+    Guarantees: a report is reserved, durably, before the value is randomised. A permanent answer is
+    kept before anything is made of it, and used for all reports of its collection: it is the answer
+    of the value that was reported first, since an answer for each new value would show when the
+    value changes. Where it is lost, the next report is billed as a new one.
     """
 
     folder: Path
@@ -42,16 +46,23 @@ class Device:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        held = Ledger.open(self.folder / LEDGER, unit=PERSON, adjacency=Adjacency.REPLACE_ONE, budget=self.budget)
+        held = Ledger.open(
+            self.folder / LEDGER, unit=PERSON, adjacency=Adjacency.REPLACE_ONE, budget=self.budget
+        )
         object.__setattr__(self, "_ledger", held)
 
     def report(self, protocol: Protocol, value: Any, collection: str = "report") -> Report:
-        """The report of `value` for a collection. One that is asked for again costs again, but for those with a permanent answer."""
+        """The report of `value` for a collection. One that is asked for again costs again, but for
+        those with a permanent answer.
+        """
         check.one_line("collection", collection, 100)
         given = protocol.given([value])  # before anything is billed
         if isinstance(protocol, Rappor):
             row = self._permanent(protocol, given, collection)
-            return Report(protocol, protocol.instantaneous(row[None], Bits(Randomness.from_os(), collection, 0))[0])
+            return Report(
+                protocol,
+                protocol.instantaneous(row[None], Bits(Randomness.from_os(), collection, 0))[0],
+            )
         permit = self._ledger.reserve(collection, protocol.event, budget=self.budget)
         return Report(protocol, protocol.draw(given, source(protocol.event, permit, None, 0))[0])
 
@@ -63,20 +74,34 @@ class Device:
             if collection not in held:
                 permit = self._ledger.reserve(collection, protocol.event, budget=self.budget)
                 row = protocol.permanent(given, source(protocol.event, permit, None, 0))[0]
-                held |= {collection: {"epsilon": protocol.epsilon, "row": "".join("01"[bit] for bit in row.astype(int))}}
+                held |= {
+                    collection: {
+                        "epsilon": protocol.epsilon,
+                        "row": "".join("01"[bit] for bit in row.astype(int)),
+                    }
+                }
                 write_atomically(file, json.dumps(held).encode(), mode=PRIVATE_MODE)
         return _row(protocol, held[collection])
 
     def guarantee(self) -> Guarantee:
-        """What all reports of this device have cost together, for replacing every value by any other."""
+        """What all reports of this device have cost together, for replacing every value by any
+        other.
+        """
         return self._ledger.guarantee(accountant("basic"), trust="local")
 
 
 def _row(protocol: Rappor, held: Any) -> Rows:
     try:
-        epsilon, row = held["epsilon"], np.array([{"0": False, "1": True}[bit] for bit in held["row"]])
+        epsilon, row = (
+            held["epsilon"],
+            np.array([{"0": False, "1": True}[bit] for bit in held["row"]]),
+        )
     except (KeyError, TypeError):
         raise Corrupt(MEMORY, "does not hold permanent answers") from None
     if (epsilon, len(row)) != (protocol.epsilon, protocol.buckets):
-        raise InvalidInput("protocol", protocol, "is not the one whose permanent answer is kept: name another collection")
+        raise InvalidInput(
+            "protocol",
+            protocol,
+            "is not the one whose permanent answer is kept: name another collection",
+        )
     return row

@@ -33,30 +33,55 @@ class Embedding:
         object.__setattr__(self, "words", tuple(self.words))
         object.__setattr__(self, "vectors", vectors)
         check.one_line("embedding.name", self.name, 100)
-        if vectors.ndim != 2 or len(vectors) != len(self.words) or len(vectors) < 2 or not vectors.shape[1]:
+        if (
+            vectors.ndim != 2
+            or len(vectors) != len(self.words)
+            or len(vectors) < 2
+            or not vectors.shape[1]
+        ):
             raise InvalidInput(
-                "embedding.vectors", vectors.shape, f"must be one row for each of the {len(self.words)} words, at least 2"
+                "embedding.vectors",
+                vectors.shape,
+                f"must be one row for each of the {len(self.words)} words, at least 2",
             )
         if not np.isfinite(vectors).all() or np.abs(vectors).max() > 1e6:
             raise InvalidInput(
-                "embedding.vectors", "a number that is not finite, or above 1e6", "must be finite and of ordinary size"
+                "embedding.vectors",
+                "a number that is not finite, or above 1e6",
+                "must be finite and of ordinary size",
             )
-        if len(set(self.words)) < len(self.words) or not all(isinstance(word, str) for word in self.words):
-            raise InvalidInput("embedding.words", f"{len(self.words)} words", "must be different texts")
+        if len(set(self.words)) < len(self.words) or not all(
+            isinstance(word, str) for word in self.words
+        ):
+            raise InvalidInput(
+                "embedding.words", f"{len(self.words)} words", "must be different texts"
+            )
         if not self.least:
-            raise InvalidInput("embedding.vectors", "the same vector everywhere", "must tell at least two words apart")
+            raise InvalidInput(
+                "embedding.vectors",
+                "the same vector everywhere",
+                "must tell at least two words apart",
+            )
 
     @classmethod
-    def of_public_text(cls, sentences: Sequence[Sequence[str]], name: str, *, size: int = 2000, dimension: int = 50) -> Embedding:
-        """The most frequent words of public text, by the leading singular vectors of their weighted co-occurrences, of length 1.
+    def of_public_text(
+        cls, sentences: Sequence[Sequence[str]], name: str, *, size: int = 2000, dimension: int = 50
+    ) -> Embedding:
+        """The most frequent words of public text, by the leading singular vectors of their weighted
+        co-occurrences, of length 1.
 
-        Positive pointwise mutual information, with counts of contexts to the power 0.75. The same text gives the same embedding.
+        Positive pointwise mutual information, with counts of contexts to the power 0.75. The same
+        text gives the same embedding.
         """
         from scipy.sparse import coo_matrix
         from scipy.sparse.linalg import svds
 
         counts = Counter(word for sentence in sentences for word in sentence)
-        words = tuple(sorted(counts, key=lambda word: (-counts[word], word))[: check.integer("size", size, least=3)])
+        words = tuple(
+            sorted(counts, key=lambda word: (-counts[word], word))[
+                : check.integer("size", size, least=3)
+            ]
+        )
         check.integer("dimension", dimension, most=max(1, len(words) - 1))
         numbers = {word: i for i, word in enumerate(words)}
         pairs: Counter[tuple[int, int]] = Counter()
@@ -68,15 +93,23 @@ class Embedding:
                         pairs[one, other] += WINDOW + 1 - gap
                         pairs[other, one] += WINDOW + 1 - gap
         row, column = np.array(sorted(pairs)).reshape(-1, 2).T
-        held = np.array([pairs[pair] for pair in zip(row.tolist(), column.tolist(), strict=True)], float)
+        held = np.array(
+            [pairs[pair] for pair in zip(row.tolist(), column.tolist(), strict=True)], float
+        )
         sums = np.bincount(row, held, minlength=len(words))
         contexts = np.maximum(sums, 1e-12) ** 0.75
-        information = np.maximum(0.0, np.log(held * contexts.sum() / (sums[row] * contexts[column])))
+        information = np.maximum(
+            0.0, np.log(held * contexts.sum() / (sums[row] * contexts[column]))
+        )
         left, values, _ = svds(
-            coo_matrix((information, (row, column)), (len(words),) * 2).tocsr(), dimension, v0=np.ones(len(words))
+            coo_matrix((information, (row, column)), (len(words),) * 2).tocsr(),
+            dimension,
+            v0=np.ones(len(words)),
         )
         vectors = left * np.sqrt(values)
-        return cls(words, vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), name)
+        return cls(
+            words, vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), name
+        )
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -113,7 +146,14 @@ class Embedding:
     @cached_property
     def least(self) -> float:
         """The least distance of two places that are apart."""
-        return min((float(d.min()) for i in range(len(self._all)) if (d := _positive(self.distances(i))).size), default=0.0)
+        return min(
+            (
+                float(d.min())
+                for i in range(len(self._all))
+                if (d := _positive(self.distances(i))).size
+            ),
+            default=0.0,
+        )
 
     @cached_property
     def diameter(self) -> float:
@@ -122,7 +162,12 @@ class Embedding:
 
     def to_json(self) -> dict[str, Any]:
         """What a page says about it."""
-        return {"name": self.name, "words": len(self.words), "dimension": self.vectors.shape[1], "sha256": self.fingerprint}
+        return {
+            "name": self.name,
+            "words": len(self.words),
+            "dimension": self.vectors.shape[1],
+            "sha256": self.fingerprint,
+        }
 
 
 def _positive(values: Reals) -> Reals:

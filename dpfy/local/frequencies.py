@@ -1,8 +1,9 @@
-"""Protocols for frequencies: each person has one of `buckets` values, and the server learns the share of every value.
+"""Protocols for frequencies: each person has one of `buckets` values, and the server learns the
+share of every value.
 
-Where every report supports a value with one chance if it is the person's, and with another one if it is not (`chances`), the estimate is
-(support - low) / (high - low), and its variance follows (Wang, Blocki, Li & Jha 2017). All chances are exact fractions, rounded to the
-private side.
+Where every report supports a value with one chance if it is the person's, and with another one if
+it is not (`chances`), the estimate is (support - low) / (high - low), and its variance follows
+(Wang, Blocki, Li & Jha 2017). All chances are exact fractions, rounded to the private side.
 """
 
 from __future__ import annotations
@@ -59,11 +60,17 @@ class Frequencies(Protocol):
     def given(self, values: Any) -> NDArray[np.int64]:
         """Whole numbers; one outside of the range counts as the nearest inside."""
         found = np.asarray(values)
-        if found.dtype == object and all(isinstance(value, int) for value in found.flat):  # beyond 64 bits
-            found = np.array([max(0, min(value, self.buckets)) for value in found.flat], np.int64).reshape(found.shape)
+        if found.dtype == object and all(
+            isinstance(value, int) for value in found.flat
+        ):  # beyond 64 bits
+            found = np.array(
+                [max(0, min(value, self.buckets)) for value in found.flat], np.int64
+            ).reshape(found.shape)
         if found.ndim != 1 or found.dtype.kind not in "biu":
             raise InvalidInput(
-                "values", f"{found.dtype} of {found.ndim} axes", "must be a list of whole numbers, one for each person"
+                "values",
+                f"{found.dtype} of {found.ndim} axes",
+                "must be a list of whole numbers, one for each person",
             )
         return np.clip(whole(found), 0, self.buckets - 1)
 
@@ -74,7 +81,9 @@ class Frequencies(Protocol):
         return shares, self.variances(np.clip(shares, 0.0, 1.0)) / len(rows)
 
     def variances(self, frequencies: Reals) -> Reals:
-        """The variance of each estimated share, times the number of reports, where the true shares are these."""
+        """The variance of each estimated share, times the number of reports, where the true shares
+        are these.
+        """
         high, low = (float(p) for p in self.chances)
         own, other = high * (1 - high), low * (1 - low)
         return np.asarray((frequencies * own + (1 - frequencies) * other) / (high - low) ** 2)
@@ -82,7 +91,9 @@ class Frequencies(Protocol):
 
 @dataclass(frozen=True)
 class KaryResponse(Frequencies):
-    """The value itself, or with some chance a uniform one: k-ary randomised response. Best for few values."""
+    """The value itself, or with some chance a uniform one: k-ary randomised response. Best for few
+    values.
+    """
 
     @cached_property
     def _response(self) -> RandomizedResponse:
@@ -145,7 +156,9 @@ class BitRows(Frequencies):
 
 @dataclass(frozen=True)
 class UnaryEncoding(BitRows):
-    """A row of bits, one for each value, each flipped by chance: the optimised form, or the symmetric one, which is basic RAPPOR once."""
+    """A row of bits, one for each value, each flipped by chance: the optimised form, or the
+    symmetric one, which is basic RAPPOR once.
+    """
 
     optimised: bool = True
 
@@ -165,11 +178,13 @@ class UnaryEncoding(BitRows):
 
 @dataclass(frozen=True)
 class Rappor(BitRows):
-    """Basic RAPPOR: a permanent row of flipped bits, kept on the device, whose bits are flipped again for every report.
+    """Basic RAPPOR: a permanent row of flipped bits, kept on the device, whose bits are flipped
+    again for every report.
 
-    `epsilon` is the longitudinal guarantee: of all reports ever made from one permanent row, and of the row itself. `once` is that of a
-    single report. Both are for one value: a device keeps the row of the value that it reported first (:class:`dpfy.local.device.Device`),
-    because new rows for new values would show when a value changes.
+    `epsilon` is the longitudinal guarantee: of all reports ever made from one permanent row, and of
+    the row itself. `once` is that of a single report. Both are for one value: a device keeps the
+    row of the value that it reported first (:class:`dpfy.local.device.Device`), because new rows
+    for new values would show when a value changes.
 
     Reference: Erlingsson, Pihur & Korolova 2014, with one hash function, the identity.
     """
@@ -180,7 +195,9 @@ class Rappor(BitRows):
         super().__post_init__()
         if not LEAST_EPSILON <= check.epsilon("once", self.once) < self.epsilon:
             raise InvalidInput(
-                "once", self.once, f"must be below epsilon, the guarantee of all reports together ({self.epsilon:g})"
+                "once",
+                self.once,
+                f"must be below epsilon, the guarantee of all reports together ({self.epsilon:g})",
             )
 
     @property
@@ -213,10 +230,12 @@ class Rappor(BitRows):
 
 @dataclass(frozen=True)
 class LocalHashing(Frequencies):
-    """A hash function drawn on the device, and randomised response on the hash of the value: short reports, whatever the number of values.
+    """A hash function drawn on the device, and randomised response on the hash of the value: short
+    reports, whatever the number of values.
 
-    The hash is (a x + b) mod 2^31 - 1, taken mod `cells`: two values meet with chance 1 / cells, up to 1e-9. `cells` 0 is the optimum,
-    about exp(epsilon) + 1; 2 is binary local hashing. Reference: Wang, Blocki, Li & Jha 2017; Bassily & Smith 2015.
+    The hash is (a x + b) mod 2^31 - 1, taken mod `cells`: two values meet with chance 1 / cells, up
+    to 1e-9. `cells` 0 is the optimum, about exp(epsilon) + 1; 2 is binary local hashing. Reference:
+    Wang, Blocki, Li & Jha 2017; Bassily & Smith 2015.
     """
 
     cells: int = 0
@@ -231,7 +250,10 @@ class LocalHashing(Frequencies):
         if self.cells:
             return RandomizedResponse.of(self.epsilon, self.cells)
         near = math.floor(math.exp(min(self.epsilon, 10.0))) + 1
-        return min((RandomizedResponse.of(self.epsilon, cells) for cells in (near, near + 1)), key=_rare_variance)
+        return min(
+            (RandomizedResponse.of(self.epsilon, cells) for cells in (near, near + 1)),
+            key=_rare_variance,
+        )
 
     @property
     def chances(self) -> tuple[Fraction, Fraction]:
@@ -246,7 +268,9 @@ class LocalHashing(Frequencies):
     def draw(self, given: Rows, bits: Bits) -> Rows:
         """Hash function and answer."""
         a, b = uniform(len(given), PRIME, bits), uniform(len(given), PRIME, bits)
-        return np.stack([a, b, self._response.draw(_hashed(a, b, given, self._response.buckets), bits)], axis=1)
+        return np.stack(
+            [a, b, self._response.draw(_hashed(a, b, given, self._response.buckets), bits)], axis=1
+        )
 
     def shape(self) -> tuple[tuple[int, ...], str]:
         """The two numbers of the hash function, and the answer."""
@@ -254,7 +278,11 @@ class LocalHashing(Frequencies):
 
     def proper(self, rows: Rows) -> NDArray[np.bool_]:
         """A hash function and one of its cells."""
-        return np.asarray((rows >= 0).all(axis=1) & (rows[:, :2] < PRIME).all(axis=1) & (rows[:, 2] < self._response.buckets))
+        return np.asarray(
+            (rows >= 0).all(axis=1)
+            & (rows[:, :2] < PRIME).all(axis=1)
+            & (rows[:, 2] < self._response.buckets)
+        )
 
     def support(self, rows: Rows) -> Reals:
         """How many reports each value could stand behind."""
@@ -283,18 +311,26 @@ def _hashed(a: Rows, b: Rows, values: Rows, cells: int) -> Rows:
 
 @dataclass(frozen=True)
 class HadamardResponse(Frequencies):
-    """One place of a Hadamard matrix, drawn more often from where the row of the value is +1: short reports, quick estimates.
+    """One place of a Hadamard matrix, drawn more often from where the row of the value is +1: short
+    reports, quick estimates.
 
-    The values lie in blocks, each with a Hadamard matrix of its own; the number of blocks is the one with the least error, 1 where
-    privacy is high. Reference: Acharya, Sun & Zhang 2019.
+    The values lie in blocks, each with a Hadamard matrix of its own; the number of blocks is the
+    one with the least error, 1 where privacy is high. Reference: Acharya, Sun & Zhang 2019.
     """
 
     @cached_property
     def layout(self) -> tuple[int, int]:
-        """The number of blocks and the side of their matrices, powers of two. No value has the first row, which is +1 everywhere."""
+        """The number of blocks and the side of their matrices, powers of two. No value has the
+        first row, which is +1 everywhere.
+        """
         numbers = (1 << k for k in range((self.buckets - 1).bit_length() + 1))
         sides = [(blocks, 1 << (-(-self.buckets // blocks)).bit_length()) for blocks in numbers]
-        return min(sides, key=lambda layout: float(self._variances(layout, np.full(self.buckets, 1 / self.buckets)).mean()))
+        return min(
+            sides,
+            key=lambda layout: float(
+                self._variances(layout, np.full(self.buckets, 1 / self.buckets)).mean()
+            ),
+        )
 
     def _inside(self, layout: tuple[int, int]) -> Fraction:
         """The chance of a place where the row of the value is +1, rounded down."""
@@ -302,7 +338,9 @@ class HadamardResponse(Frequencies):
         return Fraction(half / (half + (places - half) * math.exp(-self.epsilon)) * (2 - UP))
 
     def _rates(self, layout: tuple[int, int]) -> tuple[float, float, float]:
-        """The chances of a place in the block of the value, and in another given block; and what a share of one adds to +1 less -1."""
+        """The chances of a place in the block of the value, and in another given block; and what a
+        share of one adds to +1 less -1.
+        """
         places, half = layout[0] * layout[1], layout[1] // 2
         inside = self._inside(layout)
         each = (1 - inside) / (places - half)
@@ -310,7 +348,9 @@ class HadamardResponse(Frequencies):
 
     @property
     def chances(self) -> tuple[Fraction, Fraction]:
-        """That the place lies where the row of the value is +1; and, in one block, where that of another value is."""
+        """That the place lies where the row of the value is +1; and, in one block, where that of
+        another value is.
+        """
         return self._inside(self.layout), Fraction(1, 2)
 
     @property
@@ -327,7 +367,10 @@ class HadamardResponse(Frequencies):
         blocks, side = self.layout
         block, row = self._place(given)
         inside = coins(len(given), self._inside(self.layout), bits)
-        near, far = uniform(len(given), side // 2, bits), uniform(len(given), blocks * side - side // 2, bits)
+        near, far = (
+            uniform(len(given), side // 2, bits),
+            uniform(len(given), blocks * side - side // 2, bits),
+        )
         beside = ~inside & (far < side // 2)  # where the row is -1
         column = _column(row, np.where(inside, near, np.where(beside, far, 0)), beside)
         other = far - side // 2  # a place in the other blocks
@@ -343,13 +386,17 @@ class HadamardResponse(Frequencies):
         return np.asarray((rows >= 0) & (rows < self.layout[0] * self.layout[1]))
 
     def support(self, rows: Rows) -> Reals:
-        """For each value, reports where its row is +1 less reports where it is -1: a fast transform of the counts of places."""
+        """For each value, reports where its row is +1 less reports where it is -1: a fast transform
+        of the counts of places.
+        """
         blocks, side = self.layout
         counts = np.bincount(rows, minlength=blocks * side).astype(np.float64).reshape(blocks, side)
         width = 1
         while width < side:
             pairs = counts.reshape(blocks, side // (2 * width), 2, width)
-            counts = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2).reshape(blocks, side)
+            counts = np.stack(
+                [pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2
+            ).reshape(blocks, side)
             width *= 2
         return counts[self._place(np.arange(self.buckets))]
 
@@ -372,7 +419,8 @@ class HadamardResponse(Frequencies):
 def _column(row: Rows, number: Rows, odd: NDArray[np.bool_]) -> Rows:
     """The `number`-th column in which a row of a Hadamard matrix is +1, or -1 where `odd`.
 
-    The entry is the parity of the common bits. The lowest bit of the row is set in the column as the parity wants it.
+    The entry is the parity of the common bits. The lowest bit of the row is set in the column as
+    the parity wants it.
     """
     lowest = row & -row
     column = (number & (lowest - 1)) | ((number & ~(lowest - 1)) << 1)

@@ -1,7 +1,9 @@
-"""Protocols for means: numbers by Laplace noise, vectors with bounded coordinates, and unit vectors.
+"""Protocols for means: numbers by Laplace noise, vectors with bounded coordinates, and unit
+vectors.
 
-A value that is not finite counts as the middle of its range. The Laplace and Duchi protocols are exact; PrivUnit draws real numbers, and
-rounds what it sends to a public grid far coarser than the errors of floating point.
+A value that is not finite counts as the middle of its range. The Laplace and Duchi protocols are
+exact; PrivUnit draws real numbers, and rounds what it sends to a public grid far coarser than the
+errors of floating point.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def table(values: Any, dimension: int | None = None) -> Reals:
         raise InvalidInput("values", type(values).__name__, "must be numbers") from None
     if found.shape[1:] != (() if dimension is None else (dimension,)) or not found.ndim:
         raise InvalidInput(
-            "values", found.shape, f"must be one {'number' if dimension is None else f'row of {dimension}'} a person"
+            "values",
+            found.shape,
+            f"must be one {'number' if dimension is None else f'row of {dimension}'} a person",
         )
     return found
 
@@ -64,13 +68,20 @@ class LaplaceMean(Protocol):
 
     @property
     def parameter(self) -> int:
-        """The scale of the noise in steps: two values lie, laid, at most one step farther apart than the ends."""
-        return math.ceil((math.ceil(self.grid.steps(self.high) - self.grid.steps(self.low)) + 1) / Fraction(self.epsilon))
+        """The scale of the noise in steps: two values lie, laid, at most one step farther apart
+        than the ends.
+        """
+        return math.ceil(
+            (math.ceil(self.grid.steps(self.high) - self.grid.steps(self.low)) + 1)
+            / Fraction(self.epsilon)
+        )
 
     def given(self, values: Any) -> Rows:
         """Numbers in the range, in whole steps."""
         found = np.nan_to_num(table(values), nan=(self.low + self.high) / 2)
-        return np.rint(np.ldexp(np.clip(found, self.low, self.high), -self.grid.exponent)).astype(np.int64)
+        return np.rint(np.ldexp(np.clip(found, self.low, self.high), -self.grid.exponent)).astype(
+            np.int64
+        )
 
     def draw(self, given: Rows, bits: Bits) -> Rows:
         """Whole steps."""
@@ -83,7 +94,9 @@ class LaplaceMean(Protocol):
     def proper(self, rows: Rows) -> NDArray[np.bool_]:
         """Within 60 scales of the range: noise lies beyond once in 1e26 times."""
         ends = [math.floor(self.grid.steps(end)) for end in (self.low, self.high)]
-        return np.asarray((rows >= ends[0] - 60 * self.parameter) & (rows <= ends[1] + 60 * self.parameter))
+        return np.asarray(
+            (rows >= ends[0] - 60 * self.parameter) & (rows <= ends[1] + 60 * self.parameter)
+        )
 
     def summary(self, rows: Rows) -> tuple[Reals, Reals]:
         """The mean, with the variance of the noise."""
@@ -99,12 +112,15 @@ class LaplaceMean(Protocol):
 
 @dataclass(frozen=True)
 class DuchiMean(Protocol):
-    """A vector of `dimension` numbers between -1 and 1: the signs of a report agree with more of the value's than not, by a coin.
+    """A vector of `dimension` numbers between -1 and 1: the signs of a report agree with more of
+    the value's than not, by a coin.
 
-    The value is rounded at random to signs of the same mean. By the coin the report is uniform over the signs of which more agree with
-    those than not, else over all others. The chance of the coin makes one density exp(epsilon) times the other. (As first published,
-    reports with as many of the one as of the other, which an even dimension has, come from both sides: the ratio is then exp(epsilon) + 1.)
-    Reference: Duchi, Jordan & Wainwright 2018, section 4.2.3; Wang et al. 2019, section 4, for an even dimension.
+    The value is rounded at random to signs of the same mean. By the coin the report is uniform over
+    the signs of which more agree with those than not, else over all others. The chance of the coin
+    makes one density exp(epsilon) times the other. (As first published, reports with as many of the
+    one as of the other, which an even dimension has, come from both sides: the ratio is then
+    exp(epsilon) + 1.) Reference: Duchi, Jordan & Wainwright 2018, section 4.2.3; Wang et al. 2019,
+    section 4, for an even dimension.
     """
 
     dimension: int = 1
@@ -122,18 +138,28 @@ class DuchiMean(Protocol):
     @property
     def chance(self) -> Fraction:
         """Of that part, rounded down."""
-        return Fraction(1 - min(1.0, UP * (1 - self.inside) / (math.exp(self.epsilon) * self.inside + 1 - self.inside)))
+        return Fraction(
+            1
+            - min(
+                1.0,
+                UP * (1 - self.inside) / (math.exp(self.epsilon) * self.inside + 1 - self.inside),
+            )
+        )
 
     @cached_property
     def scale(self) -> float:
         """What a sign of a report stands for: one over its mean where the value is +1."""
-        moment = float(Fraction(math.comb(self.dimension - 1, self.dimension // 2), 1 << self.dimension))
+        moment = float(
+            Fraction(math.comb(self.dimension - 1, self.dimension // 2), 1 << self.dimension)
+        )
         chance = float(self.chance)
         return 1 / (moment * (chance / self.inside - (1 - chance) / (1 - self.inside)))
 
     def given(self, values: Any) -> Rows:
         """Numbers from -1 to 1."""
-        rows = table(values, None if self.dimension == 1 and np.ndim(values) == 1 else self.dimension).reshape(-1, self.dimension)
+        rows = table(
+            values, None if self.dimension == 1 and np.ndim(values) == 1 else self.dimension
+        ).reshape(-1, self.dimension)
         return np.clip(np.nan_to_num(rows, nan=0.0), -1.0, 1.0)
 
     def draw(self, given: Rows, bits: Bits) -> Rows:
@@ -156,7 +182,9 @@ class DuchiMean(Protocol):
 
 
 def agreeing(signs: NDArray[np.bool_], near: NDArray[np.bool_], bits: Bits) -> NDArray[np.bool_]:
-    """For each row uniform signs, drawn again until more of them agree with the row's than not, or, where not `near`, until not: exact."""
+    """For each row uniform signs, drawn again until more of them agree with the row's than not, or,
+    where not `near`, until not: exact.
+    """
     found = np.empty_like(signs)
     left = np.arange(len(signs))
     while len(left):
@@ -168,16 +196,20 @@ def agreeing(signs: NDArray[np.bool_], near: NDArray[np.bool_], bits: Bits) -> N
 
 def fractions(count: int, bits: Bits) -> Reals:
     """Numbers in (0, 1) from 53 bits each: not exact, for what needs no exact law."""
-    return ((bits.words(count) >> np.uint64(64 - DIGITS)).astype(np.float64) + 0.5) / float(1 << DIGITS)
+    return ((bits.words(count) >> np.uint64(64 - DIGITS)).astype(np.float64) + 0.5) / float(
+        1 << DIGITS
+    )
 
 
 @dataclass(frozen=True)
 class PrivUnit(Protocol):
-    """A unit vector of `dimension`, at least 2, numbers, drawn by a coin from a cap around the value or from the rest of the sphere.
+    """A unit vector of `dimension`, at least 2, numbers, drawn by a coin from a cap around the
+    value or from the rest of the sphere.
 
-    `cap` is what of epsilon the size of the cap takes, and the coin has the rest; 0 is the division with the least error.
-    Its epsilon is exact: log of the odds of the coin, plus log of the odds of missing the cap. A vector is scaled to length 1, and one
-    without a direction is replaced by a uniform one, which has the mean 0. Reference: Bhowmick et al. 2018; Asi, Feldman & Talwar 2022.
+    `cap` is what of epsilon the size of the cap takes, and the coin has the rest; 0 is the division
+    with the least error. Its epsilon is exact: log of the odds of the coin, plus log of the odds of
+    missing the cap. A vector is scaled to length 1, and one without a direction is replaced by a
+    uniform one, which has the mean 0. Reference: Bhowmick et al. 2018; Asi, Feldman & Talwar 2022.
     """
 
     dimension: int
@@ -187,18 +219,24 @@ class PrivUnit(Protocol):
         super().__post_init__()
         check.integer("dimension", self.dimension, least=2, most=MOST_DIMENSION)
         if not 0 <= check.real("cap", self.cap) <= self.epsilon:
-            raise InvalidInput("cap", self.cap, f"must be 0 (the best) or at most epsilon ({self.epsilon:g})")
+            raise InvalidInput(
+                "cap", self.cap, f"must be 0 (the best) or at most epsilon ({self.epsilon:g})"
+            )
 
     @cached_property
     def _cut(self) -> tuple[float, float, float, float]:
-        """The chance of the cap, its measure, where it begins, and the mean length of a report along the value."""
+        """The chance of the cap, its measure, where it begins, and the mean length of a report
+        along the value.
+        """
         if self.cap:
             return self._at(self.cap)
         shares = np.linspace(0.0, 1.0, 65)[1:]
         for _ in range(4):  # the length has one peak
             lengths = [self._at(self.epsilon * float(share))[3] for share in shares]
             best = int(np.argmax(lengths))
-            shares = np.linspace(shares[max(0, best - 1)], shares[min(len(shares) - 1, best + 1)], 17)
+            shares = np.linspace(
+                shares[max(0, best - 1)], shares[min(len(shares) - 1, best + 1)], 17
+            )
         return self._at(self.epsilon * float(shares[8]))
 
     def _at(self, cap: float) -> tuple[float, float, float, float]:
@@ -239,14 +277,20 @@ class PrivUnit(Protocol):
         shape = given.shape
         lost = (given == 0).all(axis=1)
         normal = ndtri(fractions(2 * given.size, bits)).reshape(2, *shape)
-        value = np.where(lost[:, None], normal[0] / np.linalg.norm(normal[0], axis=1, keepdims=True), given)
+        value = np.where(
+            lost[:, None], normal[0] / np.linalg.norm(normal[0], axis=1, keepdims=True), given
+        )
         inside, place = coins(len(given), Fraction(chance), bits), fractions(len(given), bits)
-        beyond = np.where(inside, place * measure, measure + place * (1 - measure))  # the measure of what lies farther along
+        beyond = np.where(
+            inside, place * measure, measure + place * (1 - measure)
+        )  # the measure of what lies farther along
         side = (self.dimension - 1) / 2
         along = (1 - 2 * betaincinv(side, side, beyond))[:, None]
         across = normal[1] - (normal[1] * value).sum(axis=1, keepdims=True) * value
         across /= np.linalg.norm(across, axis=1, keepdims=True)
-        return np.asarray(np.rint((along * value + np.sqrt(1 - along**2) * across) / self.step) * self.step)
+        return np.asarray(
+            np.rint((along * value + np.sqrt(1 - along**2) * across) / self.step) * self.step
+        )
 
     @property
     def step(self) -> float:
@@ -265,5 +309,9 @@ class PrivUnit(Protocol):
     def summary(self, rows: Rows) -> tuple[Reals, Reals]:
         """The mean vector, with the spread of the reports."""
         scaled = rows / self._cut[3]
-        spread = scaled.var(axis=0, ddof=1) if len(rows) > 1 else np.full(self.dimension, 1 / self._cut[3] ** 2)
+        spread = (
+            scaled.var(axis=0, ddof=1)
+            if len(rows) > 1
+            else np.full(self.dimension, 1 / self._cut[3] ** 2)
+        )
         return scaled.mean(axis=0), spread / len(rows)

@@ -1,7 +1,8 @@
 """What local protocols have in common: a device reports, a server estimates.
 
-The value is randomised before it leaves the device; whoever collects the reports is trusted with nothing. A report carries the protocol
-that made it, and with it what it costs. The guarantee is for replacing the value by any other one: that somebody reports is seen.
+The value is randomised before it leaves the device; whoever collects the reports is trusted with
+nothing. A report carries the protocol that made it, and with it what it costs. The guarantee is for
+replacing the value by any other one: that somebody reports is seen.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Rows = NDArray[Any]
 Reals = NDArray[np.float64]
 
 LEAST_EPSILON, MOST_EPSILON = 1e-4, 30.0
-"""Below, nothing can be learnt from reports; beyond, a report is the value itself but for one in 1e13."""
+"""Below, nothing can be learnt from reports; beyond, a report is the value itself but for one in
+1e13.
+"""
 ALONE = "local report"
 
 
@@ -46,10 +49,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a server learns from `reports` reports: unbiased values, their standard errors and intervals at `confidence`.
+    """What a server learns from `reports` reports: unbiased values, their standard errors and
+    intervals at `confidence`.
 
-    The error is that of the randomisation alone: it is about the people who reported, not about those whom they stand for. `refused`
-    reports had a form that the protocol never gives, and were left out.
+    The error is that of the randomisation alone: it is about the people who reported, not about
+    those whom they stand for. `refused` reports had a form that the protocol never gives, and were
+    left out.
     """
 
     value: Reals
@@ -62,19 +67,32 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        lists = {name: np.atleast_1d(getattr(self, name)).tolist() for name in ("value", "standard_error", "low", "high")}
-        return lists | {"confidence": self.confidence, "reports": self.reports, "refused": self.refused}
+        lists = {
+            name: np.atleast_1d(getattr(self, name)).tolist()
+            for name in ("value", "standard_error", "low", "high")
+        }
+        return lists | {
+            "confidence": self.confidence,
+            "reports": self.reports,
+            "refused": self.refused,
+        }
 
 
 @dataclass(frozen=True)
 class Protocol(ABC):
-    """A randomiser of one value, `epsilon`-differentially private by itself, and the estimator that goes with it."""
+    """A randomiser of one value, `epsilon`-differentially private by itself, and the estimator that
+    goes with it.
+    """
 
     epsilon: float
 
     def __post_init__(self) -> None:
         if not LEAST_EPSILON <= check.epsilon("epsilon", self.epsilon) <= MOST_EPSILON:
-            raise InvalidInput("epsilon", self.epsilon, f"must lie between {LEAST_EPSILON:g} and {MOST_EPSILON:g} for reports")
+            raise InvalidInput(
+                "epsilon",
+                self.epsilon,
+                f"must lie between {LEAST_EPSILON:g} and {MOST_EPSILON:g} for reports",
+            )
 
     @property
     def event(self) -> events.Event:
@@ -99,21 +117,37 @@ class Protocol(ABC):
 
     @abstractmethod
     def summary(self, rows: Rows) -> tuple[Reals, Reals]:
-        """Unbiased estimates from proper reports, at least one, and the variances of their errors."""
+        """Unbiased estimates from proper reports, at least one, and the variances of their
+        errors.
+        """
 
-    def report(self, value: Any, permit: Permit | None = None, randomness: Randomness | None = None, step: int = 0) -> Report:
-        """The report of one person. Without a permit nothing is written down: `Device` keeps the person's own ledger.
+    def report(
+        self,
+        value: Any,
+        permit: Permit | None = None,
+        randomness: Randomness | None = None,
+        step: int = 0,
+    ) -> Report:
+        """The report of one person. Without a permit nothing is written down: `Device` keeps the
+        person's own ledger.
 
-        Guarantees: the report depends on the value through `draw` alone, which is `epsilon`-private for any two values. A value outside
-        of the public range counts as one inside. Nothing is raised because of the value's size.
+        Guarantees: the report depends on the value through `draw` alone, which is `epsilon`-private
+        for any two values. A value outside of the public range counts as one inside. Nothing is
+        raised because of the value's size.
         """
         given = self.given([value])
         return Report(self, self.draw(given, self._bits(permit, randomness, step))[0])
 
     def reports(
-        self, values: Any, permit: Permit | None = None, randomness: Randomness | None = None, step: int = 0
+        self,
+        values: Any,
+        permit: Permit | None = None,
+        randomness: Randomness | None = None,
+        step: int = 0,
     ) -> NDArray[Any]:
-        """The reports of many people, one a row: a simulation in one process, where each would draw on a device of their own."""
+        """The reports of many people, one a row: a simulation in one process, where each would draw
+        on a device of their own.
+        """
         return self.draw(self.given(values), self._bits(permit, randomness, step))
 
     def _bits(self, permit: Permit | None, randomness: Randomness | None, step: int) -> Bits:
@@ -125,8 +159,8 @@ class Protocol(ABC):
     def estimate(self, reports: Sequence[Report] | Rows, confidence: float = 0.95) -> Estimate:
         """What the reports say about the people who sent them.
 
-        Guarantees: reports of another protocol are an error; rows that no device can have sent are left out and counted. Post-processing:
-        it costs nothing, and no report can make it fail.
+        Guarantees: reports of another protocol are an error; rows that no device can have sent are
+        left out and counted. Post-processing: it costs nothing, and no report can make it fail.
         """
         rows, refused = self._rows(reports)
         if not len(rows):
@@ -143,12 +177,24 @@ class Protocol(ABC):
         else:
             for report in reports:
                 if not isinstance(report, Report) or report.protocol != self:
-                    raise InvalidInput("reports", getattr(report, "protocol", report), f"must be reports of {self}")
-            good = [r.answer for r in reports if np.shape(r.answer) == shape and np.asarray(r.answer).dtype.kind == kind]
-            rows = np.array(good) if good else np.empty((0, *shape), dtype={"b": bool, "i": np.int64}.get(kind, np.float64))
+                    raise InvalidInput(
+                        "reports", getattr(report, "protocol", report), f"must be reports of {self}"
+                    )
+            good = [
+                r.answer
+                for r in reports
+                if np.shape(r.answer) == shape and np.asarray(r.answer).dtype.kind == kind
+            ]
+            rows = (
+                np.array(good)
+                if good
+                else np.empty((0, *shape), dtype={"b": bool, "i": np.int64}.get(kind, np.float64))
+            )
         if rows.shape[1:] != shape or rows.dtype.kind != kind:
             raise InvalidInput(
-                "reports", f"{rows.dtype} {rows.shape}", f"must be rows of shape {shape}, as the protocol makes them"
+                "reports",
+                f"{rows.dtype} {rows.shape}",
+                f"must be rows of shape {shape}, as the protocol makes them",
             )
         kept = rows[self.proper(rows)]
         return kept, len(reports) - len(kept)

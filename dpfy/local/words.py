@@ -1,12 +1,14 @@
 """Metric privacy for text: every word is replaced by one near it in a public embedding.
 
-d_chi privacy (Chatzikokolakis et al. 2013): where a word is replaced by another one at distance d, the chance of every output changes by a
-factor of at most exp(eta d). Near words hide each other; far ones do not, so that this is no differential privacy and has no epsilon.
-A text of several words has it for the sum of the distances of its words. That a text is there, and its length, is seen.
+d_chi privacy (Chatzikokolakis et al. 2013): where a word is replaced by another one at distance d,
+the chance of every output changes by a factor of at most exp(eta d). Near words hide each other;
+far ones do not, so that this is no differential privacy and has no epsilon. A text of several words
+has it for the sum of the distances of its words. That a text is there, and its length, is seen.
 
-Two mechanisms: noise of density proportional to exp(-eta |z|) on the word's vector, then the nearest word (Feyisetan, Balle, Drake & Diethe
-2020; for tokens Qu et al. 2021); and a choice among all words with weights exp(-eta d / 2), drawn exactly. Both output words, so that
-the last bits of floating point cannot be seen; the noise has the tails of 64 random bits in each of its parts.
+Two mechanisms: noise of density proportional to exp(-eta |z|) on the word's vector, then the
+nearest word (Feyisetan, Balle, Drake & Diethe 2020; for tokens Qu et al. 2021); and a choice among
+all words with weights exp(-eta d / 2), drawn exactly. Both output words, so that the last bits of
+floating point cannot be seen; the noise has the tails of 64 random bits in each of its parts.
 """
 
 from __future__ import annotations
@@ -50,9 +52,11 @@ AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class MetricWords:
-    """Words replaced by near ones, `eta` to the unit of distance. A word that the embedding does not know lies at its mean.
+    """Words replaced by near ones, `eta` to the unit of distance. A word that the embedding does
+    not know lies at its mean.
 
-    Guarantees: each word is replaced by itself, and what it becomes is d_chi private; no word is left as it is because it is rare.
+    Guarantees: each word is replaced by itself, and what it becomes is d_chi private; no word is
+    left as it is because it is rare.
     """
 
     eta: float
@@ -72,11 +76,15 @@ class MetricWords:
     def draw(self, words: Sequence[str], bits: Bits) -> list[str]:
         """What each word becomes."""
         places = self.embedding.places(words)
-        found = self._chosen(places, bits) if self.mechanism == CHOICE else self._nearest(places, bits)
+        found = (
+            self._chosen(places, bits) if self.mechanism == CHOICE else self._nearest(places, bits)
+        )
         return [self.embedding.words[i] for i in found]
 
     def noise(self, count: int, bits: Bits) -> NDArray[np.float64]:
-        """Vectors of density proportional to exp(-eta |z|): a length that is a sum of exponential numbers, in a uniform direction."""
+        """Vectors of density proportional to exp(-eta |z|): a length that is a sum of exponential
+        numbers, in a uniform direction.
+        """
         from scipy.special import ndtri
 
         size = self.embedding.vectors.shape[1]
@@ -101,26 +109,40 @@ class MetricWords:
     def exponents(self, place: int) -> list[int]:
         """Minus the logarithms of the weights of all words, in whole steps of 1 / FINE.
 
-        Rounding moves two of them apart by a step at most: at the least distance of two words that is what eta is smaller by.
+        Rounding moves two of them apart by a step at most: at the least distance of two words that
+        is what eta is smaller by.
         """
         rate = self.eta / 2 - 1 / (FINE * self.embedding.least)
         if rate <= 0:
             raise InvalidInput(
-                "eta", self.eta, f"must be above {2 / (FINE * self.embedding.least):.3g} for words so close to each other"
+                "eta",
+                self.eta,
+                f"must be above {2 / (FINE * self.embedding.least):.3g} for words so close to each "
+                f"other",
             )
-        steps = np.rint(np.minimum(self.embedding.distances(place) * (rate * FINE * (1 - 1e-12)), 2.0**60))
+        steps = np.rint(
+            np.minimum(self.embedding.distances(place) * (rate * FINE * (1 - 1e-12)), 2.0**60)
+        )
         return [int(step) for step in steps]
 
-    def habits(self, words: Sequence[str], trials: int, bits: Bits) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """For each word how often it stays itself in so many trials (N_w), and how many different words it becomes (S_w)."""
+    def habits(
+        self, words: Sequence[str], trials: int, bits: Bits
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """For each word how often it stays itself in so many trials (N_w), and how many different
+        words it becomes (S_w).
+        """
         rows = np.array([self.draw(words, bits) for _ in range(check.integer("trials", trials))])
-        return (rows == np.array(words)).mean(axis=0), np.array([len(set(column)) for column in rows.T], float)
+        return (rows == np.array(words)).mean(axis=0), np.array(
+            [len(set(column)) for column in rows.T], float
+        )
 
 
 @register
 @dataclass(frozen=True)
 class MetricText(DeviceClaim):
-    """The claim of a text whose words are replaced. `fingerprint` is that of the embedding, which must be public."""
+    """The claim of a text whose words are replaced. `fingerprint` is that of the embedding, which
+    must be public.
+    """
 
     eta: float
     metric: str
@@ -145,9 +167,19 @@ class MetricText(DeviceClaim):
 
     @classmethod
     def of(cls, words: MetricWords, on_device: bool = False) -> MetricText:
-        """The claim of a mechanism; `on_device` where the words never leave their author unchanged."""
+        """The claim of a mechanism; `on_device` where the words never leave their author
+        unchanged.
+        """
         known, size = words.embedding.vectors.shape
-        return cls(words.eta, words.embedding.metric, words.embedding.fingerprint, known, size, words.mechanism, on_device)
+        return cls(
+            words.eta,
+            words.embedding.metric,
+            words.embedding.fingerprint,
+            known,
+            size,
+            words.mechanism,
+            on_device,
+        )
 
     @property
     def event(self) -> events.Event:
@@ -163,8 +195,10 @@ class MetricText(DeviceClaim):
     def instead(self) -> str:
         """The promise that there is."""
         return (
-            f"it is metric privacy (d_chi), NOT epsilon-differential privacy: where one word is replaced by another at distance d in "
-            f"{self.metric}, the chance of every output changes by a factor of at most exp({self.eta:g} d), so that words far apart can be "
+            f"it is metric privacy (d_chi), NOT epsilon-differential privacy: where one word is "
+            f"replaced by another at distance d in "
+            f"{self.metric}, the chance of every output changes by a factor of at most "
+            f"exp({self.eta:g} d), so that words far apart can be "
             "told apart; lengths are not hidden"
         )
 
@@ -178,7 +212,12 @@ class MetricText(DeviceClaim):
         )
         return [
             Assumption("embedding", "the embedding is public", "as its maker says", STATED),
-            Assumption("law", "words are drawn from the law of the mechanism", done, YES if exact else NEARLY),
+            Assumption(
+                "law",
+                "words are drawn from the law of the mechanism",
+                done,
+                YES if exact else NEARLY,
+            ),
         ]
 
     def describe(self) -> dict[str, Any]:
@@ -188,18 +227,26 @@ class MetricText(DeviceClaim):
             "privacy": "metric privacy (d_chi), not epsilon-differential privacy",
         }
         held |= {"metric": self.metric, "eta": self.eta, "replaced_by": MECHANISMS[self.mechanism]}
-        return held | {"vocabulary": self.vocabulary, "dimension": self.dimension, "embedding_sha256": self.fingerprint}
+        return held | {
+            "vocabulary": self.vocabulary,
+            "dimension": self.dimension,
+            "embedding_sha256": self.fingerprint,
+        }
 
 
-def replaced(text: Sequence[str], words: MetricWords, run: Place | str | Path, *, on_device: bool = False) -> list[str]:
-    """A text word by word, each replaced, in a run folder whose card says what this is and what it is not.
+def replaced(
+    text: Sequence[str], words: MetricWords, run: Place | str | Path, *, on_device: bool = False
+) -> list[str]:
+    """A text word by word, each replaced, in a run folder whose card says what this is and what it
+    is not.
 
     Guarantees: no ledger of epsilons takes it: there is nothing that it could add up.
     """
     place, claim = run if isinstance(run, Place) else Place(run), MetricText.of(words, on_device)
     if place.ledger is not None:
         raise Unsupported(
-            "metric privacy in a ledger of epsilons", "give it a run folder of its own, without a ledger: it has no epsilon"
+            "metric privacy in a ledger of epsilons",
+            "give it a run folder of its own, without a ledger: it has no epsilon",
         )
     if not complete(place, claim):
         with RunFolder(place, claim) as folder:
@@ -208,6 +255,11 @@ def replaced(text: Sequence[str], words: MetricWords, run: Place | str | Path, *
             folder.write(FILE, json.dumps(words.draw(text, bits)).encode())
             folder.tell(claim.name, words_replaced=len(text))
             seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
-            folder.finish(card.Facts({"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}, releases=1))
+            folder.finish(
+                card.Facts(
+                    {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed},
+                    releases=1,
+                )
+            )
     found: list[str] = reading.parsed_json(FILE, reading.content(FILE, Path(place.path) / FILE))
     return found

@@ -1,20 +1,24 @@
 """Laplace and Gaussian noise on bounded sums, drawn exactly as whole steps of a public grid.
 
-The bill is that of the real-valued mechanism, and the integer noise is a little larger, by at most a part in 2^20 on the grids chosen
-here, so that the bill is right:
+The bill is that of the real-valued mechanism, and the integer noise is a little larger, by at most
+a part in 2^20 on the grids chosen here, so that the bill is right:
 
-Laplace. On integers, noise with P(x) proportional to exp(-|x|/b) and a shift of D has, at the epsilons (D - 2j)/b, the delta
-1 - exp(-j/b) of the real Laplace mechanism, and its delta falls with epsilon. At an epsilon between the points j and j + 1 it is thus at
-most the delta at j + 1, which is that of a real Laplace mechanism of shift D + 2 at the point j. So b = multiplier * (D + 2) is billed as
-`multiplier`. Several coordinates: the noise is log-concave, so that tests by a threshold are best for every shift, and the power of the
-best test at shift r + s is that at s taken after that at r. Going from one data set to its neighbour one coordinate after the other
-gives at most the power of a single coordinate moved by the L1 distance.
+Laplace. On integers, noise with P(x) proportional to exp(-|x|/b) and a shift of D has, at the
+epsilons (D - 2j)/b, the delta 1 - exp(-j/b) of the real Laplace mechanism, and its delta falls with
+epsilon. At an epsilon between the points j and j + 1 it is thus at most the delta at j + 1, which
+is that of a real Laplace mechanism of shift D + 2 at the point j. So b = multiplier * (D + 2) is
+billed as `multiplier`. Several coordinates: the noise is log-concave, so that tests by a threshold
+are best for every shift, and the power of the best test at shift r + s is that at s taken after
+that at r. Going from one data set to its neighbour one coordinate after the other gives at most the
+power of a single coordinate moved by the L1 distance.
 
-Gaussian. Let y be drawn by rounding at random a real Gaussian z of variance s^2 around an integer x: P(y | z) proportional to
-exp(-(y - z)^2 / (2 t^2)). By Poisson summation the normalisation is t sqrt(2 pi) up to a factor of 1 +- 2.1 exp(-2 pi^2 t^2), whatever z.
-Integrating over z, P(y) is, up to such factors, exp(-(y - x)^2 / (2 (s^2 + t^2))) over its sum: the discrete Gaussian of variance
-parameter s^2 + t^2. With t = 4 the factors are 1 +- 1e-136 for each coordinate. So discrete noise of parameter sqrt(s^2 + 16) is
-post-processing of real noise of standard deviation s, up to a factor that is far below what accounting rounds its answers up by (1e-13).
+Gaussian. Let y be drawn by rounding at random a real Gaussian z of variance s^2 around an integer
+x: P(y | z) proportional to exp(-(y - z)^2 / (2 t^2)). By Poisson summation the normalisation is t
+sqrt(2 pi) up to a factor of 1 +- 2.1 exp(-2 pi^2 t^2), whatever z. Integrating over z, P(y) is, up
+to such factors, exp(-(y - x)^2 / (2 (s^2 + t^2))) over its sum: the discrete Gaussian of variance
+parameter s^2 + t^2. With t = 4 the factors are 1 +- 1e-136 for each coordinate. So discrete noise
+of parameter sqrt(s^2 + 16) is post-processing of real noise of standard deviation s, up to a factor
+that is far below what accounting rounds its answers up by (1e-13).
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.mechanisms.mechanism import source
 
 ROUNDING = 16
-"""The variance of the random rounding that makes integers of real Gaussian noise, in squared steps."""
+"""The variance of the random rounding that makes integers of real Gaussian noise, in squared
+steps.
+"""
 TAIL = 2
 """By how many steps a real Laplace mechanism must be moved farther to cover one on integers."""
 
@@ -52,7 +58,9 @@ class Additive(ABC):
     norm: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
+        check.noise_multiplier(
+            "noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier)
+        )
 
     @property
     @abstractmethod
@@ -79,13 +87,21 @@ class Additive(ABC):
         """Where contributions of this bound are best summed."""
         return Grid.of(self.scale(bound), coordinates)
 
-    def release(self, total: Bounded[Any], permit: Permit, randomness: Randomness | None = None, step: int = 0) -> Private[Any]:
+    def release(
+        self,
+        total: Bounded[Any],
+        permit: Permit,
+        randomness: Randomness | None = None,
+        step: int = 0,
+    ) -> Private[Any]:
         """The sum with noise: a number, or an array of the shape of the sum.
 
-        `total` holds integers on a grid (`Grid.sum`), or numbers that were summed elsewhere, whose rounding is charged.
+        `total` holds integers on a grid (`Grid.sum`), or numbers that were summed elsewhere, whose
+        rounding is charged.
 
-        Guarantees: refuses a step or an event that the permit does not cover, and a sum without the norm that the noise needs. The noise
-        is drawn exactly on a public grid; it is a function of (secret, name of the permit, step). Nothing is raised because of the data.
+        Guarantees: refuses a step or an event that the permit does not cover, and a sum without the
+        norm that the noise needs. The noise is drawn exactly on a public grid; it is a function of
+        (secret, name of the permit, step). Nothing is raised because of the data.
         """
         if not isinstance(total.value, Laid):
             total = self.grid(total.bound, max(1, np.size(total.value))).lay(total)
@@ -98,7 +114,9 @@ class Additive(ABC):
 
 @dataclass(frozen=True)
 class Laplace(Additive):
-    """Laplace noise of scale `noise_multiplier` times the L1 norm of what one unit adds: pure epsilon of 1 / noise_multiplier."""
+    """Laplace noise of scale `noise_multiplier` times the L1 norm of what one unit adds: pure
+    epsilon of 1 / noise_multiplier.
+    """
 
     norm: ClassVar[str] = "l1"
 
@@ -120,10 +138,12 @@ class Laplace(Additive):
 
 @dataclass(frozen=True)
 class Gaussian(Additive):
-    """Gaussian noise of standard deviation `noise_multiplier` times the L2 norm of what one unit adds.
+    """Gaussian noise of standard deviation `noise_multiplier` times the L2 norm of what one unit
+    adds.
 
-    The multiplier for an epsilon and a delta is `dpfy.accounting.gaussian.sigma_analytic`, the least there is (Balle & Wang 2018);
-    `sigma_classic`, `sigma_blog` and `sigma_pei` there are for comparison.
+    The multiplier for an epsilon and a delta is `dpfy.accounting.gaussian.sigma_analytic`, the
+    least there is (Balle & Wang 2018); `sigma_classic`, `sigma_blog` and `sigma_pei` there are for
+    comparison.
     """
 
     norm: ClassVar[str] = "l2"

@@ -1,7 +1,9 @@
-"""Sample and aggregate: any computation, run on disjoint blocks of the data; one unit changes the result of one block.
+"""Sample and aggregate: any computation, run on disjoint blocks of the data; one unit changes the
+result of one block.
 
-Nissim, Raskhodnikova & Smith 2007. Units are put into blocks by chance, each by itself, so that who else is there does not matter: two
-neighbours differ in the result of one block, whatever the adjacency.
+Nissim, Raskhodnikova & Smith 2007. Units are put into blocks by chance, each by itself, so that who
+else is there does not matter: two neighbours differ in the result of one block, whatever the
+adjacency.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from dpfy.mechanisms.mechanism import Stated
 
 @dataclass(frozen=True)
 class SampleAndAggregate(Stated):
-    """The results of `blocks` runs on parts of the data, each a number from `lower` to `upper`, made into one."""
+    """The results of `blocks` runs on parts of the data, each a number from `lower` to `upper`,
+    made into one.
+    """
 
     blocks: int
     lower: float
@@ -40,7 +44,9 @@ class SampleAndAggregate(Stated):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.integer("blocks", self.blocks, most=1 << 24)
-        if check.real("lower", self.lower) >= check.real("upper", self.upper) or not math.isfinite(self.upper - self.lower):
+        if check.real("lower", self.lower) >= check.real("upper", self.upper) or not math.isfinite(
+            self.upper - self.lower
+        ):
             raise InvalidInput("upper", self.upper, f"must be above lower ({self.lower:g})")
 
     def release(
@@ -53,8 +59,9 @@ class SampleAndAggregate(Stated):
     ) -> Private[float]:
         """`function` on every block of `rows`, one row a unit, aggregated.
 
-        Guarantees: one unit changes the result of one block, whatever the function does, if it keeps nothing from call to call. A
-        block that is empty, a function that fails or returns no number count as the middle of the range.
+        Guarantees: one unit changes the result of one block, whatever the function does, if it
+        keeps nothing from call to call. A block that is empty, a function that fails or returns no
+        number count as the middle of the range.
         """
         table = np.asarray(rows)
         bits = self._source(permit, randomness, step)
@@ -95,7 +102,9 @@ class AggregateMean(SampleAndAggregate):
 
 @dataclass(frozen=True)
 class AggregateMedian(SampleAndAggregate):
-    """One of `places` evenly spread numbers near the median of the blocks' results, by the exponential mechanism."""
+    """One of `places` evenly spread numbers near the median of the blocks' results, by the
+    exponential mechanism.
+    """
 
     places: int = 1001
 
@@ -112,5 +121,7 @@ class AggregateMedian(SampleAndAggregate):
         values, found = np.linspace(self.lower, self.upper, self.places), np.sort(results)
         below = np.searchsorted(found, values, side="right")
         above = len(found) - np.searchsorted(found, values, side="left")
-        chosen = Exponential(self.epsilon)._index(np.minimum(below, above).astype(np.int64), 2, bits)
+        chosen = Exponential(self.epsilon)._index(
+            np.minimum(below, above).astype(np.int64), 2, bits
+        )
         return float(values[chosen])

@@ -1,4 +1,6 @@
-"""The random bits of one address: the project's keystream as words, taken in order, none of them twice."""
+"""The random bits of one address: the project's keystream as words, taken in order, none of them
+twice.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ Words = NDArray[np.uint64]
 
 
 class Bits:
-    """Fair coins of the address (name, step) under a secret: AES-256 in counter mode, from operating-system entropy by default.
+    """Fair coins of the address (name, step) under a secret: AES-256 in counter mode, from
+    operating-system entropy by default.
 
-    Guarantees: the words come in the order of the keystream and each is handed out once, whatever the calls: `words(3)` and then
-    `words(5)` are `words(8)`. Two objects with one address give the same words, so an address belongs to one draw: who makes
-    two releases names two addresses. It cannot be copied, and a fork cannot use it. Not for two threads at once. An address ends after
+    Guarantees: the words come in the order of the keystream and each is handed out once, whatever
+    the calls: `words(3)` and then `words(5)` are `words(8)`. Two objects with one address give the
+    same words, so an address belongs to one draw: who makes two releases names two addresses. It
+    cannot be copied, and a fork cannot use it. Not for two threads at once. An address ends after
     2^33 words, with an error.
     """
 
@@ -41,7 +45,10 @@ class Bits:
         self._used = READY
 
     def __reduce_ex__(self, protocol: object) -> str:
-        raise Unsupported("a copy of random bits, which would hand out the same words again", "make another address")
+        raise Unsupported(
+            "a copy of random bits, which would hand out the same words again",
+            "make another address",
+        )
 
     def words(self, count: int) -> Words:
         """The next `count` words: uniform integers of 64 bits."""

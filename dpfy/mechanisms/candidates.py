@@ -1,7 +1,8 @@
 """The best of a random number of private runs (Liu & Talwar 2019; Papernot & Steinke 2022).
 
-Only because their number is random is the best of several runs as cheap as it is: the number is drawn exactly from the law that is billed,
-before anything is run, and neither it nor any run but the best is released.
+Only because their number is random is the best of several runs as cheap as it is: the number is
+drawn exactly from the law that is billed, before anything is run, and neither it nor any run but
+the best is released.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ MOST_MEAN = 1e5
 
 @dataclass(frozen=True)
 class PrivateSelection:
-    """Runs of `candidate` a random number of times and releases the output of the highest score, which must be part of what the run
-    releases. The number of runs has the truncated negative binomial law of this `shape` and `mean`, or Poisson's (shape infinity).
+    """Runs of `candidate` a random number of times and releases the output of the highest score,
+    which must be part of what the run releases. The number of runs has the truncated negative
+    binomial law of this `shape` and `mean`, or Poisson's (shape infinity).
     """
 
     candidate: events.Event
@@ -48,7 +50,8 @@ class PrivateSelection:
             or 64 < self.shape < math.inf
         ):
             raise Unsupported(
-                f"a mean of {self.mean:g} runs, shape {self.shape:g}", "ask for 1 to 100,000 runs, and a shape of at most 64"
+                f"a mean of {self.mean:g} runs, shape {self.shape:g}",
+                "ask for 1 to 100,000 runs, and a shape of at most 64",
             )
 
     @property
@@ -60,21 +63,30 @@ class PrivateSelection:
         """The number of runs, drawn exactly."""
         if math.isinf(self.shape):
             return poisson(Fraction(self.mean), bits)
-        return negative_binomial(Fraction(self.shape), Fraction(gamma_for(self.shape, self.mean)), bits)
+        return negative_binomial(
+            Fraction(self.shape), Fraction(gamma_for(self.shape, self.mean)), bits
+        )
 
-    def release(self, run: Run[T], permit: Permit, randomness: Randomness | None = None, step: int = 0) -> Private[T | None]:
+    def release(
+        self, run: Run[T], permit: Permit, randomness: Randomness | None = None, step: int = 0
+    ) -> Private[T | None]:
         """The output of the best run; None if there was none (Poisson). Ties go to the first.
 
         `run` releases `candidate` under the permit and from the secret that it is given, its own.
 
-        Guarantees: the number of runs is never told, if `run` tells nothing of itself; a score that is not a number is the worst.
+        Guarantees: the number of runs is never told, if `run` tells nothing of itself; a score that
+        is not a number is the worst.
         """
         secret = Randomness.from_os() if randomness is None else randomness
         count = self.runs(source(self.event, permit, secret, step))
         best: tuple[float, T | None] = (-math.inf, None)
         for number in range(count):
-            # A secret of its own for each run: no name that a claim may have leads to the same noise.
-            own = Randomness(bytes.fromhex(secret.tag("run", f"{permit.name}:{step}:{number}".encode())), secret.fixed)
+            # A secret of its own for each run: no name that a claim may have leads to the same
+            # noise.
+            own = Randomness(
+                bytes.fromhex(secret.tag("run", f"{permit.name}:{step}:{number}".encode())),
+                secret.fixed,
+            )
             score, output = run(number, permit.inner(self.candidate, number), own)
             if number == 0 or (not math.isnan(score) and score > best[0]):
                 best = (-math.inf if math.isnan(score) else score, output)
@@ -82,16 +94,20 @@ class PrivateSelection:
 
 
 def negative_binomial(shape: Fraction, gamma: Fraction, bits: Bits) -> int:
-    """A whole number k >= 1 with probability proportional to (1 - gamma)^k times the product of (l + shape) / (l + 1) over l < k.
+    """A whole number k >= 1 with probability proportional to (1 - gamma)^k times the product of (l
+    + shape) / (l + 1) over l < k.
 
-    For a shape above 0 it is a sum: of a geometric number for every whole unit of the shape, and of one for the rest; drawn again while
-    it is 0. For shape 0 the product is 1 / k, with which a geometric number is kept. Below 0 it is the law of Sibuya, which ends at k with
-    probability -shape / k, if a coin of 1 - gamma at every number holds. All take about as many coins as there are runs.
+    For a shape above 0 it is a sum: of a geometric number for every whole unit of the shape, and of
+    one for the rest; drawn again while it is 0. For shape 0 the product is 1 / k, with which a
+    geometric number is kept. Below 0 it is the law of Sibuya, which ends at k with probability
+    -shape / k, if a coin of 1 - gamma at every number holds. All take about as many coins as there
+    are runs.
     """
     if shape > 0:
         whole, rest = divmod(shape, 1)
         while not (
-            total := sum(geometric_number(gamma, bits) for _ in range(whole)) + (_thinned(rest, gamma, 0, bits) if rest else 0)
+            total := sum(geometric_number(gamma, bits) for _ in range(whole))
+            + (_thinned(rest, gamma, 0, bits) if rest else 0)
         ):
             pass
         return total
@@ -108,7 +124,9 @@ def _sibuya(alpha: Fraction, gamma: Fraction, bits: Bits) -> int:
 
 
 def _thinned(shape: Fraction, gamma: Fraction, least: int, bits: Bits) -> int:
-    """The same law from `least` on, for a shape below 1: geometric proposals, kept by one coin for each factor below 1."""
+    """The same law from `least` on, for a shape below 1: geometric proposals, kept by one coin for
+    each factor below 1.
+    """
     while True:
         k = least + geometric_number(gamma, bits)
         if all(bernoulli((j + shape) / (j + 1), bits) for j in range(least, k)):
@@ -116,7 +134,9 @@ def _thinned(shape: Fraction, gamma: Fraction, least: int, bits: Bits) -> int:
 
 
 def geometric_number(gamma: Fraction, bits: Bits) -> int:
-    """A whole number k >= 0 with probability gamma (1 - gamma)^k: how many powers of 1 - gamma a uniform number is below."""
+    """A whole number k >= 0 with probability gamma (1 - gamma)^k: how many powers of 1 - gamma a
+    uniform number is below.
+    """
     uniform, low, high = Uniform(bits), 0, 1
     while uniform.below(_power(1 - gamma, high)):
         low, high = high, 2 * high
@@ -131,7 +151,10 @@ def _power(base: Fraction, exponent: int) -> Callable[[int], Enclosure]:
 
     def enclosed(precision: int) -> Enclosure:
         work = precision + 2 * exponent.bit_length() + 8
-        low, high = (base.numerator << work) // base.denominator, -((-base.numerator << work) // base.denominator)
+        low, high = (
+            (base.numerator << work) // base.denominator,
+            -((-base.numerator << work) // base.denominator),
+        )
         found = (1 << work, 1 << work)
         for digit in bin(exponent)[2:]:
             found = (found[0] * found[0] >> work, -(-found[1] * found[1] >> work))
@@ -149,7 +172,9 @@ def poisson(mean: Fraction, bits: Bits) -> int:
 
 
 def _small_poisson(mean: Fraction, bits: Bits) -> int:
-    """A Poisson number of a mean of at most 1: k is proposed with probability 2^-(k + 1), and kept with (2 mean)^k / (2 k!)."""
+    """A Poisson number of a mean of at most 1: k is proposed with probability 2^-(k + 1), and kept
+    with (2 mean)^k / (2 k!).
+    """
     while True:
         k = geometric_number(Fraction(1, 2), bits)
         if bernoulli((2 * mean) ** k / (2 * math.factorial(k)), bits):

@@ -1,7 +1,9 @@
-"""Integer noise on whole numbers, billed exactly: two-sided geometric noise and the discrete Gaussian.
+"""Integer noise on whole numbers, billed exactly: two-sided geometric noise and the discrete
+Gaussian.
 
-Vectors are billed by their L1 norm: both laws are log-concave, so that one coordinate moved by the whole L1 distance is the worst case
-(:mod:`dpfy.mechanisms.additive`). For a unit that is counted once that is exact.
+Vectors are billed by their L1 norm: both laws are log-concave, so that one coordinate moved by the
+whole L1 distance is the worst case (:mod:`dpfy.mechanisms.additive`). For a unit that is counted
+once that is exact.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from dpfy.mechanisms.mechanism import drawable, source
 
 @dataclass(frozen=True)
 class Discrete(ABC):
-    """Integer noise with one parameter, for whole numbers that one unit moves by at most `sensitivity` in the L1 norm."""
+    """Integer noise with one parameter, for whole numbers that one unit moves by at most
+    `sensitivity` in the L1 norm.
+    """
 
     parameter: float
     sensitivity: int = 1
@@ -51,15 +55,25 @@ class Discrete(ABC):
     def noise(self, count: int, bits: Bits) -> NDArray[np.int64]:
         """So many draws."""
 
-    def release(self, total: Bounded[Any], permit: Permit, randomness: Randomness | None = None, step: int = 0) -> Private[Any]:
+    def release(
+        self,
+        total: Bounded[Any],
+        permit: Permit,
+        randomness: Randomness | None = None,
+        step: int = 0,
+    ) -> Private[Any]:
         """Whole numbers with noise: a Python integer, or an array of the shape of the value.
 
-        Guarantees: as :meth:`dpfy.mechanisms.additive.Additive.release`; the bound on what one unit adds must be within the sensitivity
-        that is billed.
+        Guarantees: as :meth:`dpfy.mechanisms.additive.Additive.release`; the bound on what one unit
+        adds must be within the sensitivity that is billed.
         """
         counts, name = whole(total.value), f"{type(self).__name__} noise"
         if math.floor(total.bound.finite("l1", name)) > self.sensitivity:
-            raise InvalidInput("bound.l1", total.bound.l1, f"must be at most the sensitivity that is billed, {self.sensitivity}")
+            raise InvalidInput(
+                "bound.l1",
+                total.bound.l1,
+                f"must be at most the sensitivity that is billed, {self.sensitivity}",
+            )
         bits = source(self.event, permit, randomness, step)
         noisy = np.asarray(counts + self.noise(counts.size, bits).reshape(counts.shape))
         return Private(noisy if noisy.ndim else int(noisy))
@@ -67,7 +81,9 @@ class Discrete(ABC):
 
 @dataclass(frozen=True)
 class DiscreteLaplace(Discrete):
-    """Noise x with probability proportional to exp(-parameter |x|): pure epsilon of parameter times sensitivity."""
+    """Noise x with probability proportional to exp(-parameter |x|): pure epsilon of parameter times
+    sensitivity.
+    """
 
     @property
     def event(self) -> events.Event:
@@ -86,7 +102,9 @@ class DiscreteLaplace(Discrete):
 
 @dataclass(frozen=True)
 class DiscreteGaussian(Discrete):
-    """Noise x with probability proportional to exp(-x^2 / (2 parameter^2)) (Canonne, Kamath & Steinke 2020)."""
+    """Noise x with probability proportional to exp(-x^2 / (2 parameter^2)) (Canonne, Kamath &
+    Steinke 2020).
+    """
 
     @property
     def event(self) -> events.Event:
@@ -107,5 +125,8 @@ def whole(value: object) -> NDArray[np.int64]:
     """Whole numbers as 64-bit integers; others are refused by their type, which is public."""
     found = np.asarray(value)
     if found.dtype.kind not in "biu":
-        raise Unsupported(f"integer noise on {found.dtype}", "use Laplace or Gaussian, which sum real numbers on a grid")
+        raise Unsupported(
+            f"integer noise on {found.dtype}",
+            "use Laplace or Gaussian, which sum real numbers on a grid",
+        )
     return found.astype(np.int64)

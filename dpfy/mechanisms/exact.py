@@ -1,7 +1,9 @@
-"""Exact coins and small laws: from fair bits, whole numbers and fractions, to the stated law with total variation 0.
+"""Exact coins and small laws: from fair bits, whole numbers and fractions, to the stated law with
+total variation 0.
 
-What depends on secrets: how many trials a rejection takes is independent of what it returns; how many words `geometric` takes is not, and
-Python's own integers are not constant in time. Whoever can time single draws must be kept away, as from the data.
+What depends on secrets: how many trials a rejection takes is independent of what it returns; how
+many words `geometric` takes is not, and Python's own integers are not constant in time. Whoever can
+time single draws must be kept away, as from the data.
 """
 
 from __future__ import annotations
@@ -18,18 +20,28 @@ from dpfy.mechanisms.bits import WORD, Bits
 from dpfy.mechanisms.reals import Uniform, constant, exp
 
 DIGITS = 4096
-"""The most binary digits of a numerator or a denominator: more is a mistake, or an attack on the processor."""
+"""The most binary digits of a numerator or a denominator: more is a mistake, or an attack on the
+processor.
+"""
 
 
 def rational(name: str, value: object, least: Fraction | int = 0) -> Fraction:
-    """A whole number or a Fraction of at least `least`; floats are refused: what is meant by 0.1 is not what it is."""
+    """A whole number or a Fraction of at least `least`; floats are refused: what is meant by 0.1 is
+    not what it is.
+    """
     if isinstance(value, bool) or not isinstance(value, Rational):
-        raise InvalidInput(name, value, "must be a whole number or a fractions.Fraction (of a float: Fraction(0.1))")
+        raise InvalidInput(
+            name,
+            value,
+            "must be a whole number or a fractions.Fraction (of a float: Fraction(0.1))",
+        )
     number = Fraction(int(value.numerator), int(value.denominator))
     if number < least:
         raise InvalidInput(name, value, f"must be at least {least}")
     if max(number.numerator.bit_length(), number.denominator.bit_length()) > DIGITS:
-        raise InvalidInput(name, value, f"must have at most {DIGITS} binary digits above and below the line")
+        raise InvalidInput(
+            name, value, f"must have at most {DIGITS} binary digits above and below the line"
+        )
     return number
 
 
@@ -61,7 +73,9 @@ def bernoulli_exp(gamma: Fraction | int, bits: Bits) -> bool:
 
 
 def geometric(gamma: Fraction | int, bits: Bits) -> int:
-    """An integer x >= 0 with probability proportional to exp(-gamma x). Reference: Canonne, Kamath & Steinke 2020, algorithm 2."""
+    """An integer x >= 0 with probability proportional to exp(-gamma x). Reference: Canonne, Kamath
+    & Steinke 2020, algorithm 2.
+    """
     if not (rate := rational("gamma", gamma)):
         raise InvalidInput("gamma", gamma, "must be greater than 0")
     unit = rate.denominator  # a geometric number of rate 1 / unit: its low digit, then its high one
@@ -74,7 +88,9 @@ def geometric(gamma: Fraction | int, bits: Bits) -> int:
 
 
 def coins(count: int, p: Fraction | int, bits: Bits) -> NDArray[np.bool_]:
-    """`count` independent coins, each true with probability p: one word each, and more where 64 bits agree with those of p."""
+    """`count` independent coins, each true with probability p: one word each, and more where 64
+    bits agree with those of p.
+    """
     chance = probability("p", p)
     words = bits.words(count)
     if chance == 1:
@@ -87,7 +103,9 @@ def coins(count: int, p: Fraction | int, bits: Bits) -> NDArray[np.bool_]:
 
 
 def uniform(count: int, n: int, bits: Bits) -> NDArray[np.int64]:
-    """`count` independent uniform integers from 0 to n - 1: words, cut to the bits of n, drawn again while they are n or more."""
+    """`count` independent uniform integers from 0 to n - 1: words, cut to the bits of n, drawn
+    again while they are n or more.
+    """
     size = (check.integer("n", n) - 1).bit_length()
     out = np.empty(check.integer("count", count, 0), np.int64)
     if not size:

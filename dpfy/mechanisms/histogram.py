@@ -1,10 +1,13 @@
-"""Histograms whose keys come from the data: noisy counts, and only those that reach a threshold (Korolova et al. 2009; Bun et al. 2019).
+"""Histograms whose keys come from the data: noisy counts, and only those that reach a threshold
+(Korolova et al. 2009; Bun et al. 2019).
 
-Let neighbours differ in one unit. For the keys that both have, the counts with noise are one release of a sum. A key that only one of
-them has is counted by that unit alone, at most `most` times, and shows itself with probability p = P(most + noise >= threshold). The
-unit has at most `keys` of these, so that all of them together differ by a total variation of at most keys * p, which is delta. The
-release is both together: composition of the noise's event and of (0, delta). Replacing a unit: each side has such keys, and what both may
-say is that all are silent, with a probability of at least 1 - delta: the total variation is the same.
+Let neighbours differ in one unit. For the keys that both have, the counts with noise are one
+release of a sum. A key that only one of them has is counted by that unit alone, at most `most`
+times, and shows itself with probability p = P(most + noise >= threshold). The unit has at most
+`keys` of these, so that all of them together differ by a total variation of at most keys * p, which
+is delta. The release is both together: composition of the noise's event and of (0, delta).
+Replacing a unit: each side has such keys, and what both may say is that all are silent, with a
+probability of at least 1 - delta: the total variation is the same.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from dpfy.mechanisms.tails import as_float, gaussian_tail, laplace_tail, laplace
 
 @dataclass(frozen=True)
 class StabilityHistogram:
-    """Counts by key, where one unit has at most `keys` keys and adds at most `most` to each; those of at least `threshold` are released.
+    """Counts by key, where one unit has at most `keys` keys and adds at most `most` to each; those
+    of at least `threshold` are released.
 
-    Noise is two-sided geometric (its sensitivity must be keys * most) or Gaussian (its multiplier is of sqrt(keys) * most).
+    Noise is two-sided geometric (its sensitivity must be keys * most) or Gaussian (its multiplier
+    is of sqrt(keys) * most).
     """
 
     noise: DiscreteLaplace | Gaussian
@@ -43,8 +48,15 @@ class StabilityHistogram:
         check.integer("threshold", self.threshold, most=1 << 40)
         check.integer("keys", self.keys, most=1 << 30)
         check.integer("most", self.most, most=1 << 30)
-        if isinstance(self.noise, DiscreteLaplace) and self.noise.sensitivity != self.keys * self.most:
-            raise InvalidInput("noise.sensitivity", self.noise.sensitivity, f"must be keys * most, {self.keys * self.most}")
+        if (
+            isinstance(self.noise, DiscreteLaplace)
+            and self.noise.sensitivity != self.keys * self.most
+        ):
+            raise InvalidInput(
+                "noise.sensitivity",
+                self.noise.sensitivity,
+                f"must be keys * most, {self.keys * self.most}",
+            )
 
     @classmethod
     def of(cls, epsilon: float, delta: float, keys: int = 1, most: int = 1) -> StabilityHistogram:
@@ -52,7 +64,12 @@ class StabilityHistogram:
         check.epsilon("epsilon", epsilon)
         parameter = math.nextafter(epsilon / (keys * most), 0.0)
         tail = Fraction(check.delta("delta", delta)) / keys * (1 - Fraction(1, 1 << 40))
-        return cls(DiscreteLaplace(parameter, keys * most), laplace_threshold(Fraction(parameter), tail) + most, keys, most)
+        return cls(
+            DiscreteLaplace(parameter, keys * most),
+            laplace_threshold(Fraction(parameter), tail) + most,
+            keys,
+            most,
+        )
 
     @property
     def bound(self) -> Bound:
@@ -61,14 +78,19 @@ class StabilityHistogram:
 
     @property
     def delta(self) -> float:
-        """The chance that a key of one unit alone is released, from the exact tail of the noise, rounded up."""
+        """The chance that a key of one unit alone is released, from the exact tail of the noise,
+        rounded up.
+        """
         if isinstance(self.noise, DiscreteLaplace):
             one = laplace_tail(Fraction(self.noise.parameter), self.threshold - self.most)
             return as_float(min(Fraction(1), self.keys * one))
         grid = self.noise.grid(self.bound)
         parameter = self.noise.parameter(grid, self.bound)
         return min(
-            1.0, self.keys * gaussian_tail(float((grid.steps(self.threshold - self.most) - 1) / parameter)) * (1 + 2.0**-50)
+            1.0,
+            self.keys
+            * gaussian_tail(float((grid.steps(self.threshold - self.most) - 1) / parameter))
+            * (1 + 2.0**-50),
         )
 
     @property
@@ -85,22 +107,37 @@ class StabilityHistogram:
     ) -> Private[dict[Hashable, float]]:
         """Keys with their noisy counts, sorted by the text of the keys.
 
-        Guarantees: a key that no unit has is never released, and one that is listed with a count of 0 counts as absent. Neither the
-        order of keys nor an error tells anything of the data. Bounds beyond those that are billed are refused.
+        Guarantees: a key that no unit has is never released, and one that is listed with a count of
+        0 counts as absent. Neither the order of keys nor an error tells anything of the data.
+        Bounds beyond those that are billed are refused.
         """
-        if counts.bound.finite("l1", "a histogram") > self.bound.l1 or counts.bound.linf > self.bound.linf:
-            raise InvalidInput("bound", counts.bound, f"must be within keys * most = {self.bound.l1:g} and most = {self.most}")
+        if (
+            counts.bound.finite("l1", "a histogram") > self.bound.l1
+            or counts.bound.linf > self.bound.linf
+        ):
+            raise InvalidInput(
+                "bound",
+                counts.bound,
+                f"must be within keys * most = {self.bound.l1:g} and most = {self.most}",
+            )
         bits = source(self.event, permit, randomness, step)
         present = sorted(
-            ((k, c) for k, c in counts.value.items() if c > 0), key=lambda item: (type(item[0]).__name__, repr(item[0]))
+            ((k, c) for k, c in counts.value.items() if c > 0),
+            key=lambda item: (type(item[0]).__name__, repr(item[0])),
         )
         numbers = np.array([int(min(c, 1 << 60)) for _, c in present], dtype=np.int64)
         if isinstance(self.noise, DiscreteLaplace):
-            noisy, least, exponent = numbers + self.noise.noise(len(present), bits), self.threshold, 0
+            noisy, least, exponent = (
+                numbers + self.noise.noise(len(present), bits),
+                self.threshold,
+                0,
+            )
         else:
             grid = self.noise.grid(self.bound)
             laid = grid.lay(Bounded(numbers, self.bound)).value.counts
-            noisy = laid + self.noise.draw(len(present), self.noise.parameter(grid, self.bound), bits)
+            noisy = laid + self.noise.draw(
+                len(present), self.noise.parameter(grid, self.bound), bits
+            )
             least, exponent = math.ceil(grid.steps(self.threshold)), grid.exponent
         found = zip((k for k, _ in present), noisy.tolist(), strict=True)
         return Private({key: math.ldexp(count, exponent) for key, count in found if count >= least})

@@ -1,21 +1,26 @@
-"""Exact integer noise, millions at a time: the discrete Laplace and Gaussian laws by inversion of a lazy table.
+"""Exact integer noise, millions at a time: the discrete Laplace and Gaussian laws by inversion of a
+lazy table.
 
-A draw is a 64-bit word: 63 bits of a uniform number, and a sign. The table holds, for every magnitude k, the first 63 bits of
-P(at most k), certified (:mod:`dpfy.mechanisms.laws`). Where the bits of the word differ from them, they decide. Where they agree (a tie,
-with probability below size / 2^63) more bits are drawn, and the threshold is computed more closely, until it is decided. What lies beyond
-the table is drawn by itself. So every value has the stated law exactly: given fair bits the total variation is 0. Nothing here is a float.
+A draw is a 64-bit word: 63 bits of a uniform number, and a sign. The table holds, for every
+magnitude k, the first 63 bits of P(at most k), certified (:mod:`dpfy.mechanisms.laws`). Where the
+bits of the word differ from them, they decide. Where they agree (a tie, with probability below size
+/ 2^63) more bits are drawn, and the threshold is computed more closely, until it is decided. What
+lies beyond the table is drawn by itself. So every value has the stated law exactly: given fair bits
+the total variation is 0. Nothing here is a float.
 
-A wide law is drawn in blocks of 2^low values, by the ziggurat's idea (Marsaglia & Tsang 2000). A point is thrown under a staircase over the
-weights, whose step k is the weight w_k at the beginning of block k. What lies below the next step, w_(k+1), lies below the weights of
-the whole block: any place of block k, on either side, has the same part there. These parts, and all that is left (w_0, since
-the differences of the steps add up to it), have the law w_0, w_1, w_2, ... of a table: k + 1 says block k, and 0, seldom, says that the
-point is between two steps, where it is compared exactly.
+A wide law is drawn in blocks of 2^low values, by the ziggurat's idea (Marsaglia & Tsang 2000). A
+point is thrown under a staircase over the weights, whose step k is the weight w_k at the beginning
+of block k. What lies below the next step, w_(k+1), lies below the weights of the whole block: any
+place of block k, on either side, has the same part there. These parts, and all that is left (w_0,
+since the differences of the steps add up to it), have the law w_0, w_1, w_2, ... of a table: k + 1
+says block k, and 0, seldom, says that the point is between two steps, where it is compared exactly.
 
-Timing: the vector route does the same work for every value. What differs: which cells of the tables are read (whoever shares the
-cache might see it); cells with several thresholds (a search instead of one comparison: a few in a hundred values, far ones mostly);
-points between two steps of a wide law (one in 2,000 to 4,000 where millions are drawn, one in 16 to 32 where few are; how often a point is
-thrown again is independent of what is kept); ties and tails (below 2^-40). Whoever can time single draws must be kept away, as
-from the data.
+Timing: the vector route does the same work for every value. What differs: which cells of the tables
+are read (whoever shares the cache might see it); cells with several thresholds (a search instead of
+one comparison: a few in a hundred values, far ones mostly); points between two steps of a wide law
+(one in 2,000 to 4,000 where millions are drawn, one in 16 to 32 where few are; how often a point is
+thrown again is independent of what is kept); ties and tails (below 2^-40). Whoever can time single
+draws must be kept away, as from the data.
 """
 
 from __future__ import annotations
@@ -44,25 +49,32 @@ BLOCK = 1 << 15
 """Values made at a time: they stay in the cache."""
 
 FEW, MANY = 5, 12
-"""The table of a law reaches to 2^FEW scales for few values, which is made in a moment, and to 2^MANY for millions."""
+"""The table of a law reaches to 2^FEW scales for few values, which is made in a moment, and to
+2^MANY for millions.
+"""
 
 LAST = np.uint64(1)
 
 
 def laplace(count: int, scale: Fraction | int, bits: Bits) -> Integers:
-    """`count` independent integers with P(x) proportional to exp(-|x| / scale), for a scale from 2^-20 to 2^45.
+    """`count` independent integers with P(x) proportional to exp(-|x| / scale), for a scale from
+    2^-20 to 2^45.
 
-    Guarantees: exactly this law, given fair bits: the total variation is 0. Reference: Ghosh, Roughgarden & Sundararajan 2009 (the law).
+    Guarantees: exactly this law, given fair bits: the total variation is 0. Reference: Ghosh,
+    Roughgarden & Sundararajan 2009 (the law).
     """
     return _draw(count, _scale("scale", scale), False, bits)
 
 
 def gaussian(count: int, sigma: Fraction | int, bits: Bits, *, again: bool = False) -> Integers:
-    """`count` independent integers with P(x) proportional to exp(-x^2 / (2 sigma^2)), for a sigma from 2^-20 to 2^45.
+    """`count` independent integers with P(x) proportional to exp(-x^2 / (2 sigma^2)), for a sigma
+    from 2^-20 to 2^45.
 
-    `again` says that the same law will be drawn from many times: a larger table is worth its making.
+    `again` says that the same law will be drawn from many times: a larger table is worth its
+    making.
 
-    Guarantees: exactly this law, given fair bits: the total variation is 0. Reference: Canonne, Kamath & Steinke 2020 (the law).
+    Guarantees: exactly this law, given fair bits: the total variation is 0. Reference: Canonne,
+    Kamath & Steinke 2020 (the law).
     """
     return _draw(count, _scale("sigma", sigma), True, bits, again)
 
@@ -74,7 +86,9 @@ def _scale(name: str, value: Fraction | int) -> Fraction:
 
 
 def split(scale: Fraction, count: int) -> int:
-    """How many low bits of a magnitude are drawn by themselves: 0 where the law fits a table that is worth its making."""
+    """How many low bits of a magnitude are drawn by themselves: 0 where the law fits a table that
+    is worth its making.
+    """
     reach = min(max(count.bit_length() - 9, FEW), MANY)
     return max(0, int(scale).bit_length() - reach)
 
@@ -88,7 +102,9 @@ def _draw(count: int, scale: Fraction, square: bool, bits: Bits, again: bool = F
 
 
 class Room:
-    """Memory for what is between words and values, used again for every block: fresh memory costs more than what is done in it."""
+    """Memory for what is between words and values, used again for every block: fresh memory costs
+    more than what is done in it.
+    """
 
     def __init__(self, size: int) -> None:
         self.words, self.other, self.step = (np.empty(size, np.uint64) for _ in range(3))
@@ -119,14 +135,20 @@ def blocks_of(out: Integers) -> Iterator[tuple[int, Integers, Room]]:
 
 
 class Steps:
-    """Increasing numbers in (0, 1) without a last bit: from a uniform number to how many of them it has reached, by its first 63 bits.
+    """Increasing numbers in (0, 1) without a last bit: from a uniform number to how many of them it
+    has reached, by its first 63 bits.
 
-    `rough` encloses them at the precision FIRST, `number(k)` as closely as asked for. The last bit of a word is left alone: it is a sign.
+    `rough` encloses them at the precision FIRST, `number(k)` as closely as asked for. The last bit
+    of a word is left alone: it is a sign.
     """
 
     def __init__(self, rough: Iterable[Enclosure], number: Callable[[int], Enclosed]) -> None:
         self.number = number
-        self.edges: Words = np.array([first_bits(pair, number, k) for k, pair in enumerate(rough)], np.uint64) << LAST | LAST
+        self.edges: Words = (
+            np.array([first_bits(pair, number, k) for k, pair in enumerate(rough)], np.uint64)
+            << LAST
+            | LAST
+        )
 
     def search(self, words: Words, bits: Bits) -> Integers:
         """How many numbers each word has reached."""
@@ -141,7 +163,9 @@ class Steps:
         least, most = 0, len(self.edges)
         while least < most:
             middle = (least + most) // 2
-            least, most = (least, middle) if uniform.below(self.number(middle)) else (middle + 1, most)
+            least, most = (
+                (least, middle) if uniform.below(self.number(middle)) else (middle + 1, most)
+            )
         return least
 
 
@@ -155,26 +179,33 @@ def first_bits(rough: Enclosure, number: Callable[[int], Enclosed], k: int) -> i
 
 
 class Table:
-    """A law, cut into cells by the top bits of a word: how many steps lie before each cell, and the one step in it.
+    """A law, cut into cells by the top bits of a word: how many steps lie before each cell, and the
+    one step in it.
 
     The last cell, and those with several steps, are searched: they are marked by -1.
     """
 
     def __init__(self, law: Law) -> None:
         self.law = law
-        self.steps = Steps(thresholds(law, FIRST), lambda k: lambda precision: law.threshold(k, precision))
+        self.steps = Steps(
+            thresholds(law, FIRST), lambda k: lambda precision: law.threshold(k, precision)
+        )
         edges = self.steps.edges
         cells = min(max(len(edges).bit_length() + 3, 10), 16)
         starts = np.arange(1 << cells, dtype=np.uint64) << np.uint64(64 - cells)
         before = np.searchsorted(edges, starts)
         inside = np.diff(before, append=len(edges))
         self.shift = np.uint64(64 - cells)
-        self.step: Words = np.where(inside == 1, edges.take(before, mode="clip"), np.uint64(2**64 - 1))
+        self.step: Words = np.where(
+            inside == 1, edges.take(before, mode="clip"), np.uint64(2**64 - 1)
+        )
         before[inside > 1] = before[-1] = -1
         self.before: Integers = before
 
     def values(self, bits: Bits, room: Room) -> Integers:
-        """Fresh words in `room.words`, and one draw of the law for each of them, which leaves its last bit alone, in `room.before`."""
+        """Fresh words in `room.words`, and one draw of the law for each of them, which leaves its
+        last bit alone, in `room.before`.
+        """
         words, other, values, step, rare = room.words, room.other, room.before, room.step, room.rare
         bits.into(words)
         cells = np.right_shift(words, self.shift, out=other).view(np.int64)
@@ -195,7 +226,9 @@ class Narrow:
     """A law whose magnitudes are drawn from one table."""
 
     def __init__(self, scale: Fraction, square: bool) -> None:
-        self.table = Table(Law(1 / (2 * scale * scale) if square else 1 / scale, square, folded=True))
+        self.table = Table(
+            Law(1 / (2 * scale * scale) if square else 1 / scale, square, folded=True)
+        )
 
     def draw(self, out: Integers, bits: Bits) -> None:
         """Overwrite an array with draws."""
@@ -209,11 +242,17 @@ class Wide:
 
     def __init__(self, scale: Fraction, square: bool, low: int) -> None:
         self.low = low
-        self.law = Law(Fraction(4**low) / (2 * scale * scale) if square else Fraction(2**low) / scale, square, folded=False)
+        self.law = Law(
+            Fraction(4**low) / (2 * scale * scale) if square else Fraction(2**low) / scale,
+            square,
+            folded=False,
+        )
         self.table = Table(self.law)
         one = 1 << FIRST
         heights = islice(weights(self.law, FIRST), 1, self.law.size + 1)
-        self.falls = Steps(((one - high, one - low) for low, high in heights), lambda k: self.depth(k + 1))
+        self.falls = Steps(
+            ((one - high, one - low) for low, high in heights), lambda k: self.depth(k + 1)
+        )
 
     def depth(self, place: int | Fraction) -> Enclosed:
         """How far the weight at a place, counted in blocks, lies below 1."""
@@ -231,7 +270,9 @@ class Wide:
             out[places] = self.between(len(places), bits)
 
     def place(self, blocks: Integers, bits: Bits, out: Integers, room: Room) -> None:
-        """Fair places in blocks, on the side of the words' last bits: block 0 is 0 to 2^low - 1, or -1 to -2^low."""
+        """Fair places in blocks, on the side of the words' last bits: block 0 is 0 to 2^low - 1, or
+        -1 to -2^low.
+        """
         blocks <<= np.int64(self.low)
         bits.into(room.step)
         room.step >>= np.uint64(64 - self.low)
@@ -239,18 +280,27 @@ class Wide:
         np.bitwise_xor(blocks, room.signs(), out=out)
 
     def between(self, count: int, bits: Bits) -> Integers:
-        """Draws for points between two steps: their depth says which, and a place there is kept if its weight reaches above the point."""
+        """Draws for points between two steps: their depth says which, and a place there is kept if
+        its weight reaches above the point.
+        """
         room, out = Room(count), np.empty(count, np.int64)
         bits.into(room.words)
         ends = room.words | LAST
         blocks = np.searchsorted(self.falls.edges, ends)
         depths = [Uniform(bits, word >> 1, 63) for word in room.words.tolist()]
-        for i in np.flatnonzero(self.falls.edges.take(blocks, mode="clip") <= ends).tolist():  # on a step, or beyond the last
+        for i in np.flatnonzero(
+            self.falls.edges.take(blocks, mode="clip") <= ends
+        ).tolist():  # on a step, or beyond the last
             blocks[i] = self.falls.settle(depths[i])
-            while blocks[i] >= len(self.falls.edges) and not depths[i].below(self.depth(int(blocks[i]) + 1)):
+            while blocks[i] >= len(self.falls.edges) and not depths[i].below(
+                self.depth(int(blocks[i]) + 1)
+            ):
                 blocks[i] += 1
         self.place(blocks, bits, out, room)
-        thrown = [d.below(self.depth(Fraction(abs(x), 1 << self.low))) for d, x in zip(depths, out.tolist(), strict=True)]
+        thrown = [
+            d.below(self.depth(Fraction(abs(x), 1 << self.low)))
+            for d, x in zip(depths, out.tolist(), strict=True)
+        ]
         if any(thrown):
             again = np.empty(sum(thrown), np.int64)
             self.draw(again, bits)

@@ -1,4 +1,6 @@
-"""What mechanisms have in common: a permit is spent before random bits are had, and what a bill assumes of neighbours is compared."""
+"""What mechanisms have in common: a permit is spent before random bits are had, and what a bill
+assumes of neighbours is compared.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from dpfy.mechanisms.integers import SCALES
 
 
 def source(event: events.Event, permit: Permit, randomness: Randomness | None, step: int) -> Bits:
-    """The random bits of one release, for a permit that was given for `event` and has not been used for this step.
+    """The random bits of one release, for a permit that was given for `event` and has not been used
+    for this step.
 
-    They are those of the address (name of the permit, step) under a run's secret, or of a fresh one where none is given.
+    They are those of the address (name of the permit, step) under a run's secret, or of a fresh one
+    where none is given.
     """
     permit.spend(step, event)
     return Bits(Randomness.from_os() if randomness is None else randomness, permit.name, step)
@@ -28,7 +32,8 @@ def source(event: events.Event, permit: Permit, randomness: Randomness | None, s
 class Stated(ABC):
     """A mechanism whose bill states `epsilon` for neighbours of one kind, `adjacency`.
 
-    The bill says nothing of other neighbours, so a permit of a ledger with another adjacency is refused.
+    The bill says nothing of other neighbours, so a permit of a ledger with another adjacency is
+    refused.
     """
 
     epsilon: float
@@ -56,13 +61,21 @@ class Stated(ABC):
 def drawable(name: str, value: object, scale: Fraction) -> None:
     """Refuse, before a permit is spent, noise of a scale that is not drawn."""
     if not SCALES[0] <= scale <= SCALES[1]:
-        raise InvalidInput(name, value, f"gives noise of a scale of {float(scale):.3g} steps; it must lie between 2^-20 and 2^45")
+        raise InvalidInput(
+            name,
+            value,
+            f"gives noise of a scale of {float(scale):.3g} steps; it must lie between 2^-20 and "
+            f"2^45",
+        )
 
 
 def agree(adjacency: Adjacency, permit: Permit) -> None:
-    """Refuse a permit whose ledger hides another change of the data than the one that a bill was made for."""
+    """Refuse a permit whose ledger hides another change of the data than the one that a bill was
+    made for.
+    """
     if permit.adjacency is not adjacency:
         rule = (
-            f"is not that of the ledger, {permit.adjacency.value}: make the mechanism with it, so that it adds the noise for it"
+            f"is not that of the ledger, {permit.adjacency.value}: make the mechanism with it, so "
+            f"that it adds the noise for it"
         )
         raise InvalidInput("adjacency", adjacency.value, rule)

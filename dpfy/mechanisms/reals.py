@@ -1,7 +1,9 @@
-"""Real numbers that are known as closely as a comparison needs: certified enclosures, and uniform numbers bit by bit.
+"""Real numbers that are known as closely as a comparison needs: certified enclosures, and uniform
+numbers bit by bit.
 
-Whether a uniform number U is below p is asked with more bits of U, and a closer p, until the answer is certain. So it is true with
-probability p exactly, for any real p that can be enclosed. Integers alone are used: no rounding is ever trusted.
+Whether a uniform number U is below p is asked with more bits of U, and a closer p, until the answer
+is certain. So it is true with probability p exactly, for any real p that can be enclosed. Integers
+alone are used: no rounding is ever trusted.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ MARGIN = 32
 
 
 class Uniform:
-    """A uniform real number in [0, 1) whose first `length` bits are `value`; the next ones are drawn when a comparison needs them."""
+    """A uniform real number in [0, 1) whose first `length` bits are `value`; the next ones are
+    drawn when a comparison needs them.
+    """
 
     def __init__(self, bits: Bits, value: int = 0, length: int = 0) -> None:
         self.bits, self.value, self.length = bits, value, length
 
     def below(self, number: Enclosed) -> bool:
-        """Whether it is below a number. Guarantees: for a fresh one, true with the probability that is the number, exactly."""
+        """Whether it is below a number. Guarantees: for a fresh one, true with the probability that
+        is the number, exactly.
+        """
         while True:
             if self.length:
                 low, high = number(self.length + MARGIN)
@@ -37,7 +43,10 @@ class Uniform:
                 if self.value << MARGIN >= high:
                     return False
             grain = self.bits.grain
-            self.value, self.length = self.value << grain | self.bits.take(grain), self.length + grain
+            self.value, self.length = (
+                self.value << grain | self.bits.take(grain),
+                self.length + grain,
+            )
 
 
 def constant(number: Fraction) -> Enclosed:
@@ -66,8 +75,9 @@ def less(number: Enclosed) -> Enclosed:
 def exp_enclosure(gamma: Fraction, precision: int) -> Enclosure:
     """exp(-gamma) enclosed at a precision, within a few units of the last bit.
 
-    gamma is halved until it is below 1/256; the series alternates there, so that what is not summed is below the last term; the result is
-    squared as often. Rounding: gamma is rounded down (its exponential moves by less than a unit), each term too, by less than two units.
+    gamma is halved until it is below 1/256; the series alternates there, so that what is not summed
+    is below the last term; the result is squared as often. Rounding: gamma is rounded down (its
+    exponential moves by less than a unit), each term too, by less than two units.
     """
     if not gamma:
         return 1 << precision, 1 << precision

@@ -1,6 +1,8 @@
-"""Exact Skellam noise, many at a time: the difference of two Poisson numbers, each by inversion of a certified table.
+"""Exact Skellam noise, many at a time: the difference of two Poisson numbers, each by inversion of
+a certified table.
 
-Sums of independent Skellam numbers are Skellam, and their variances add up: that is why shares of noise are made of them.
+Sums of independent Skellam numbers are Skellam, and their variances add up: that is why shares of
+noise are made of them.
 """
 
 from __future__ import annotations
@@ -24,13 +26,19 @@ RARE = 200
 
 
 def skellam(count: int, variance: Fraction | int, bits: Bits) -> Integers:
-    """`count` independent integers, each the difference of two Poisson numbers of mean variance / 2.
+    """`count` independent integers, each the difference of two Poisson numbers of mean variance /
+    2.
 
-    Guarantees: this law, given fair bits, up to a total variation of 2^-200 for each of the Poisson numbers.
+    Guarantees: this law, given fair bits, up to a total variation of 2^-200 for each of the Poisson
+    numbers.
     """
     mean = rational("variance", variance, Fraction(1, 1 << 40)) / 2
     if mean > 1 << 24:
-        raise InvalidInput("variance", variance, "must be at most 2^25: larger shares are drawn as discrete Gaussians")
+        raise InvalidInput(
+            "variance",
+            variance,
+            "must be at most 2^25: larger shares are drawn as discrete Gaussians",
+        )
     parts = math.ceil(mean / MOST_MEAN)
     table = _table(mean / parts)
     size = check.integer("count", count, 0)
@@ -49,15 +57,21 @@ def _table(mean: Fraction) -> Steps:
 def _sums(mean: Fraction, precision: int) -> tuple[Enclosure, ...]:
     """P(at most k) of a Poisson number, for k from 0 on, each enclosed at a precision.
 
-    Guarantees: exp(-mean) is enclosed, each weight is the one before it times mean / k, one copy rounded down and one up. What is
-    left beyond the last one is below 2^-200: beyond k = 2 mean each weight is at most half of the one before it.
+    Guarantees: exp(-mean) is enclosed, each weight is the one before it times mean / k, one copy
+    rounded down and one up. What is left beyond the last one is below 2^-200: beyond k = 2 mean
+    each weight is at most half of the one before it.
     """
     work = precision + math.ceil(3 * mean) + 2 * RARE
     low, high = exp_enclosure(mean, work)
     total_low, total_high, found, k = low, high, [], 0
     least = 1 << (work - RARE - 1)
     while k <= 2 * mean or high >= least:
-        found.append((total_low >> (work - precision), min(-(-total_high >> (work - precision)), 1 << precision)))
+        found.append(
+            (
+                total_low >> (work - precision),
+                min(-(-total_high >> (work - precision)), 1 << precision),
+            )
+        )
         k += 1
         low = low * mean.numerator // (mean.denominator * k)
         high = -(-high * mean.numerator // (mean.denominator * k))

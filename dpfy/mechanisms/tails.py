@@ -1,4 +1,6 @@
-"""Tails of integer noise, from certified enclosures: what is added to delta is never below the truth."""
+"""Tails of integer noise, from certified enclosures: what is added to delta is never below the
+truth.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ FAR = 800
 def laplace_tail(parameter: Fraction, least: int) -> Fraction:
     """P(x >= least), rounded up, for P(x) proportional to exp(-parameter |x|).
 
-    exp(-parameter m) / (1 + exp(-parameter)) for m = least >= 1; below that, one less the tail on the other side.
+    exp(-parameter m) / (1 + exp(-parameter)) for m = least >= 1; below that, one less the tail on
+    the other side.
     """
     if least < 1:
         return 1 - _tail(parameter, 1 - least, up=False)
@@ -27,7 +30,9 @@ def laplace_tail(parameter: Fraction, least: int) -> Fraction:
 
 def _tail(parameter: Fraction, m: int, up: bool) -> Fraction:
     if parameter * m > FAR:
-        return Fraction(exp_enclosure(Fraction(FAR), 2 * FAR)[1], 1 << 2 * FAR) if up else Fraction(0)
+        return (
+            Fraction(exp_enclosure(Fraction(FAR), 2 * FAR)[1], 1 << 2 * FAR) if up else Fraction(0)
+        )
     precision = DIGITS + math.ceil(2 * parameter * m)
     power, base = exp_enclosure(parameter * m, precision), exp_enclosure(parameter, precision)
     one = 1 << precision
@@ -47,11 +52,19 @@ def laplace_threshold(parameter: Fraction, tail: Fraction) -> int:
 
 
 def gaussian_tail(ratio: float) -> float:
-    """P(x >= m), rounded up, for a discrete Gaussian of parameter sigma >= 4 and ratio = (m - 1) / sigma.
+    """P(x >= m), rounded up, for a discrete Gaussian of parameter sigma >= 4 and ratio = (m - 1) /
+    sigma.
 
-    The sum over x >= m is at most the integral from m - 1, since the summands fall from 0 on; for m < 1 the bound is trivial.
+    The sum over x >= m is at most the integral from m - 1, since the summands fall from 0 on; for m
+    < 1 the bound is trivial.
     """
-    return 1.0 if ratio < 0 else min(1.0, max(5e-324, math.erfc(ratio * (1 - 2.0**-45) / math.sqrt(2)) / 2 * (1 + 2.0**-40)))
+    return (
+        1.0
+        if ratio < 0
+        else min(
+            1.0, max(5e-324, math.erfc(ratio * (1 - 2.0**-45) / math.sqrt(2)) / 2 * (1 + 2.0**-40))
+        )
+    )
 
 
 def as_float(value: Fraction) -> float:

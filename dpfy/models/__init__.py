@@ -1,4 +1,6 @@
-"""Architectures that train well under differential privacy, by name. Importing this package imports no torch."""
+"""Architectures that train well under differential privacy, by name. Importing this package imports
+no torch.
+"""
 
 from dpfy.models.config import MODELS, ModelConfig
 

@@ -15,17 +15,20 @@ from dpfy.models.config import ModelConfig
 from dpfy.models.features import feature_shape
 
 MOST_PARAMETERS = 2**27
-"""Of a model by name; larger ones are made by hand and trained with :class:`dpfy.PrivateTraining`."""
+"""Of a model by name; larger ones are made by hand and trained with
+:class:`dpfy.PrivateTraining`.
+"""
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def build(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Module:
     """The trainable model for raw records of shape `features`.
 
-    When :func:`dpfy.models.features.features` gives a function, the model built here reads what that function returns.
+    When :func:`dpfy.models.features.features` gives a function, the model built here reads what
+    that function returns.
 
-    Guarantees: no layer mixes examples and none keeps statistics; the initial weights are a function of (config, features,
-    classes) alone; torch's global generator is left as it was.
+    Guarantees: no layer mixes examples and none keeps statistics; the initial weights are a
+    function of (config, features, classes) alone; torch's global generator is left as it was.
     """
     check.integer("classes", classes, least=2)
     sides = check.shape("features", features)
@@ -36,25 +39,37 @@ def build(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Mo
 
 
 def require_fits(config: ModelConfig, features: tuple[int, ...], classes: int) -> None:
-    """Refuse a model that would not fit in memory, by counting its parameters where none is allocated."""
+    """Refuse a model that would not fit in memory, by counting its parameters where none is
+    allocated.
+    """
     if _at_most(config, features, classes) <= MOST_PARAMETERS:
         return
     try:
         with torch.device("meta"):
-            count = sum(p.numel() for p in BUILDERS[config.name](config, features, classes).parameters())
+            count = sum(
+                p.numel() for p in BUILDERS[config.name](config, features, classes).parameters()
+            )
     except RuntimeError:  # sizes whose product is no size
         count = MOST_PARAMETERS + 1
     if count > MOST_PARAMETERS:
         seen = f"records of shape {features}, {classes} classes"
-        raise InvalidInput("model.name", seen, f"{config.name} would have more than {MOST_PARAMETERS} parameters")
+        raise InvalidInput(
+            "model.name", seen, f"{config.name} would have more than {MOST_PARAMETERS} parameters"
+        )
 
 
 def _at_most(config: ModelConfig, features: tuple[int, ...], classes: int) -> int:
-    """A quick bound on the parameters: widths of fully connected layers; of a convolutional part, more than it can give."""
+    """A quick bound on the parameters: widths of fully connected layers; of a convolutional part,
+    more than it can give.
+    """
     if config.name in ("lenet5", "tanh-cnn"):
         widths = [32 * math.prod(features), 120, 120, classes]
     else:
-        widths = [math.prod(feature_shape(config, features)), *(config.hidden if config.name == "mlp" else ()), classes]
+        widths = [
+            math.prod(feature_shape(config, features)),
+            *(config.hidden if config.name == "mlp" else ()),
+            classes,
+        ]
     return sum(a * b + b for a, b in itertools.pairwise(widths)) + 1000 * features[0]
 
 
@@ -78,19 +93,29 @@ def _mlp(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Mod
 
 
 def _lenet5(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Module:
-    """LeCun et al. 1998, with average pooling. An image of 28 x 28 is padded to the 32 x 32 that it was made for."""
+    """LeCun et al. 1998, with average pooling. An image of 28 x 28 is padded to the 32 x 32 that it
+    was made for.
+    """
     activation = ACTIVATIONS[config.activation]
     body = nn.Sequential(
         nn.Conv2d(_channels(features), 6, 5, padding=2), activation(), nn.AvgPool2d(2),
         nn.Conv2d(6, 16, 5), activation(), nn.AvgPool2d(2), nn.Flatten(),
     )  # fmt: skip
     width = _width(body, features)
-    tail = (nn.Linear(width, 120), activation(), nn.Linear(120, 84), activation(), nn.Linear(84, classes))
+    tail = (
+        nn.Linear(width, 120),
+        activation(),
+        nn.Linear(120, 84),
+        activation(),
+        nn.Linear(84, classes),
+    )
     return nn.Sequential(*body, *tail)
 
 
 def _tanh_cnn(config: ModelConfig, features: tuple[int, ...], classes: int) -> nn.Module:
-    """A small CNN with bounded activations (Papernot et al. 2021; Tramer & Boneh 2021): 26,010 parameters on 28 x 28 images."""
+    """A small CNN with bounded activations (Papernot et al. 2021; Tramer & Boneh 2021): 26,010
+    parameters on 28 x 28 images.
+    """
     body = nn.Sequential(
         nn.Conv2d(_channels(features), 16, 8, stride=2, padding=3), nn.Tanh(), nn.MaxPool2d(2, 1),
         nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Flatten(),
@@ -101,17 +126,25 @@ def _tanh_cnn(config: ModelConfig, features: tuple[int, ...], classes: int) -> n
 
 def _channels(features: tuple[int, ...]) -> int:
     if len(features) != 3:
-        raise InvalidInput("model.name", f"records of shape {features}", "a convolutional model needs (channels, height, width)")
+        raise InvalidInput(
+            "model.name",
+            f"records of shape {features}",
+            "a convolutional model needs (channels, height, width)",
+        )
     return features[0]
 
 
 def _width(body: nn.Module, features: tuple[int, ...]) -> int:
-    """Number of values that the convolutional part gives for one record, found by running it on zeros."""
+    """Number of values that the convolutional part gives for one record, found by running it on
+    zeros.
+    """
     try:
         with torch.no_grad():
             return int(body(torch.zeros(1, *features)).shape[1])
     except RuntimeError:
-        raise InvalidInput("model.name", f"records of shape {features}", "images are too small for this model") from None
+        raise InvalidInput(
+            "model.name", f"records of shape {features}", "images are too small for this model"
+        ) from None
 
 
 BUILDERS: dict[str, Callable[[ModelConfig, tuple[int, ...], int], nn.Module]] = {

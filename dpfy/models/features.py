@@ -1,4 +1,6 @@
-"""Per-example features that no training changes: computed once, before the first step, one record at a time."""
+"""Per-example features that no training changes: computed once, before the first step, one record
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ CHUNK = 100
 
 
 class ScatteringFeatures(nn.Module):
-    """Scattering, normalised within groups of channels of each image, divided by a public constant, flattened.
+    """Scattering, normalised within groups of channels of each image, divided by a public constant,
+    flattened.
 
-    Guarantees: it has no parameters and no buffers; a row of the result depends on that row of the input alone.
+    Guarantees: it has no parameters and no buffers; a row of the result depends on that row of the
+    input alone.
     """
 
     def __init__(self, groups: int, scale: float) -> None:
@@ -30,10 +34,11 @@ class ScatteringFeatures(nn.Module):
 
 
 def features(config: ModelConfig) -> Callable[[Tensor], Tensor] | None:
-    """What to apply once to the first tensor of the records before training, or None when the model reads raw records.
+    """What to apply once to the first tensor of the records before training, or None when the model
+    reads raw records.
 
-    Guarantees: each row is mapped by itself with public constants, so adding or removing a record changes no other row and one
-    record is still one unit.
+    Guarantees: each row is mapped by itself with public constants, so adding or removing a record
+    changes no other row and one record is still one unit.
     """
     if config.name != "scattering-linear":
         return None
@@ -55,7 +60,9 @@ def feature_shape(config: ModelConfig, raw: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def full_model(config: ModelConfig, head: nn.Module) -> nn.Module:
-    """The model from raw records to logits: features (if any), then `head`, which is shared and not copied."""
+    """The model from raw records to logits: features (if any), then `head`, which is shared and not
+    copied.
+    """
     if config.name != "scattering-linear":
         return head
     return nn.Sequential(ScatteringFeatures(config.groups, config.scale), head)

@@ -1,4 +1,6 @@
-"""The claim of private moments: what a release of first and second moments of features promises. Importing this imports no torch."""
+"""The claim of private moments: what a release of first and second moments of features promises.
+Importing this imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,29 @@ from dpfy.core.claim import YES, Assumption, GaussianClaim, register
 @register
 @dataclass(frozen=True)
 class Moments(GaussianClaim):
-    """One Gaussian release of sums to which each record adds a vector of bounded length, for centring and whitening features."""
+    """One Gaussian release of sums to which each record adds a vector of bounded length, for
+    centring and whitening features.
+    """
 
     kind: ClassVar[str] = "moments"
     purpose: ClassVar[str] = "statistics"
 
     def assumptions(self, facts: object) -> list[Assumption]:
         """Every record has length one."""
-        return [Assumption("moments", "one record adds at most the bound", "every record was divided by its own length", YES)]
+        return [
+            Assumption(
+                "moments",
+                "one record adds at most the bound",
+                "every record was divided by its own length",
+                YES,
+            )
+        ]
 
     def describe(self) -> dict[str, Any]:
         """What was released."""
         return {
             "title": "Moments of the features",
-            "words": "Sums of the features and of their products, with noise; features are centred and whitened with them.",
+            "words": "Sums of the features and of their products, with noise; features are centred "
+            "and whitened with them.",
             "noise_multiplier": self.noise_multiplier,
         }

@@ -1,4 +1,6 @@
-"""Model repair: a copy of a model in which whatever private training refuses by name is replaced by what it takes."""
+"""Model repair: a copy of a model in which whatever private training refuses by name is replaced by
+what it takes.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +32,36 @@ class Repaired(NamedTuple):
 
 
 def repair(model: nn.Module, *, statistics: str | None = None, public: Any = None) -> Repaired:
-    """A copy of `model` that private training takes, and what was replaced in it. Make the optimizer afterwards.
+    """A copy of `model` that private training takes, and what was replaced in it. Make the
+    optimizer afterwards.
 
-    Batch normalisation (1d, 2d, 3d, synchronised) becomes group normalisation of the same scale and shift. With `statistics`, words that
-    say where they come from, it keeps its running statistics instead, for good: they must be public (of pretraining on public data,
-    say). With `public`, records of public data as the model takes them, the statistics are those of these records at every step, and
-    `statistics` says what they are. Instance normalisation loses its running statistics; embeddings lose `max_norm` and
-    `scale_grad_by_freq`; spectral normalisation keeps the directions that it has.
+    Batch normalisation (1d, 2d, 3d, synchronised) becomes group normalisation of the same scale and
+    shift. With `statistics`, words that say where they come from, it keeps its running statistics
+    instead, for good: they must be public (of pretraining on public data, say). With `public`,
+    records of public data as the model takes them, the statistics are those of these records at
+    every step, and `statistics` says what they are. Instance normalisation loses its running
+    statistics; embeddings lose `max_norm` and `scale_grad_by_freq`; spectral normalisation keeps
+    the directions that it has.
 
-    Guarantees: `model` is left as it is; weights are the same tensors' values under the same names; the card lists what was replaced,
-    and the words of `statistics` as the caller's.
+    Guarantees: `model` is left as it is; weights are the same tensors' values under the same names;
+    the card lists what was replaced, and the words of `statistics` as the caller's.
     """
     if not isinstance(model, nn.Module):
         raise InvalidInput("model", type(model).__name__, "must be a torch.nn.Module")
     if type(model).__name__ == "OptimizedModule":
         raise Unsupported("repairing a compiled model", "repair it first, then compile it")
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
-        raise Unsupported("repairing a lazy module", "run one public example through the model first")
+        raise Unsupported(
+            "repairing a lazy module", "run one public example through the model first"
+        )
     if statistics is not None:
         check.one_line("statistics", statistics)
     if public is not None and statistics is None:
-        raise InvalidInput("statistics", None, "must say in words what the public records are: it stands on the card")
+        raise InvalidInput(
+            "statistics",
+            None,
+            "must say in words what the public records are: it stands on the card",
+        )
     made: dict[int, nn.Module] = {}
     lines: list[str] = []
 
@@ -68,7 +79,9 @@ def repair(model: nn.Module, *, statistics: str | None = None, public: Any = Non
     return Repaired(whole, tuple(lines))
 
 
-def _walked(module: nn.Module, name: str, swapped: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
+def _walked(
+    module: nn.Module, name: str, swapped: Callable[[str, nn.Module], nn.Module]
+) -> nn.Module:
     """`module` with all that is in it swapped, outermost first."""
     new = swapped(name, module)
     for key, child in list(new._modules.items()):
@@ -86,8 +99,17 @@ def _replaced(name: str, module: nn.Module, statistics: str | None, public: bool
         if statistics is None:
             return _group_norm(module, where)
         return PublicBatchNorm(module, statistics) if public else _frozen(module, statistics, where)
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.max_norm is not None or module.scale_grad_by_freq):
-        said = [name for name, on in (("max_norm", module.max_norm), ("scale_grad_by_freq", module.scale_grad_by_freq)) if on]
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
+        module.max_norm is not None or module.scale_grad_by_freq
+    ):
+        said = [
+            name
+            for name, on in (
+                ("max_norm", module.max_norm),
+                ("scale_grad_by_freq", module.scale_grad_by_freq),
+            )
+            if on
+        ]
         module.max_norm, module.scale_grad_by_freq = None, False
         module.replaces = f"{type(module).__name__} with {' and '.join(said)}"  # type: ignore[assignment]
     if isinstance(module, _SpectralNorm) and module.n_power_iterations > 0:
@@ -99,21 +121,29 @@ def _replaced(name: str, module: nn.Module, statistics: str | None, public: bool
 def words(module: nn.Module) -> str:
     """What a module replaces, for the card."""
     said = getattr(module, "statistics", None)
-    return f"{module.replaces} by {type(module).__name__}" + ("" if said is None else f" (statistics: {said})")
+    return f"{module.replaces} by {type(module).__name__}" + (
+        "" if said is None else f" (statistics: {said})"
+    )
 
 
 def statistics(model: nn.Module) -> list[str]:
     """Whose statistics the layers of `model` normalise by, as the caller said."""
-    return sorted({m.statistics for m in model.modules() if isinstance(m, FrozenBatchNorm | PublicBatchNorm)})
+    return sorted(
+        {m.statistics for m in model.modules() if isinstance(m, FrozenBatchNorm | PublicBatchNorm)}
+    )
 
 
 def _group_norm(norm: _BatchNorm, where: str) -> nn.GroupNorm:
-    """GroupNorm with the largest number of groups, at most 32, that divides the channels; with several channels in a group where
-    there may be nothing else to normalise over."""
+    """GroupNorm with the largest number of groups, at most 32, that divides the channels; with
+    several channels in a group where there may be nothing else to normalise over.
+    """
     channels = norm.num_features
     flat = isinstance(norm, nn.BatchNorm1d)
     if flat and channels == 1:
-        raise Unsupported(f"{where}: of one number alone, normalisation within an example leaves nothing; it", "remove the layer")
+        raise Unsupported(
+            f"{where}: of one number alone, normalisation within an example leaves nothing; it",
+            "remove the layer",
+        )
     most = min(MOST_GROUPS, max(1, channels // LEAST_CHANNELS) if flat else channels)
     groups = max(k for k in range(1, most + 1) if channels % k == 0)
     made = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
@@ -126,12 +156,19 @@ def _group_norm(norm: _BatchNorm, where: str) -> nn.GroupNorm:
 def _frozen(norm: _BatchNorm, statistics: str, where: str) -> FrozenBatchNorm:
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None:
-        raise Unsupported(f"{where}: keeping statistics that it does not have", "leave statistics= out: it becomes GroupNorm")
+        raise Unsupported(
+            f"{where}: keeping statistics that it does not have",
+            "leave statistics= out: it becomes GroupNorm",
+        )
     if not bool(mean.any()) and bool((variance == 1).all()):
         rule = "load the pretrained weights before, or leave statistics= out: it becomes GroupNorm"
         raise Unsupported(f"{where}: keeping statistics of nothing (means 0, variances 1)", rule)
-    if not bool(torch.isfinite(mean).all() & torch.isfinite(variance).all() & (variance >= 0).all()):
-        raise Unsupported(f"{where}: keeping statistics that are no numbers", "load the pretrained weights again")
+    if not bool(
+        torch.isfinite(mean).all() & torch.isfinite(variance).all() & (variance >= 0).all()
+    ):
+        raise Unsupported(
+            f"{where}: keeping statistics that are no numbers", "load the pretrained weights again"
+        )
     return FrozenBatchNorm(norm, statistics)
 
 

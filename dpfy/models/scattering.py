@@ -1,7 +1,9 @@
-"""A scattering transform of small images: two layers of Morlet wavelets with fixed filters, so nothing in it is trained.
+"""A scattering transform of small images: two layers of Morlet wavelets with fixed filters, so
+nothing in it is trained.
 
-Order 0 is a local average, order 1 the average of |x * psi|, order 2 the average of ||x * psi_1| * psi_2| over pairs of growing
-scale. With 2 scales and 8 angles that makes 1 + 16 + 64 = 81 channels on a grid of a quarter of the image's side.
+Order 0 is a local average, order 1 the average of |x * psi|, order 2 the average of ||x * psi_1| *
+psi_2| over pairs of growing scale. With 2 scales and 8 angles that makes 1 + 16 + 64 = 81 channels
+on a grid of a quarter of the image's side.
 
 Reference: Bruna & Mallat 2013 (transform); Tramer & Boneh 2021 (as features for private learning).
 """
@@ -30,7 +32,9 @@ LEAST_SIDE = 8
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters for one padded size: wavelets in the frequency domain, where they are real; the average as rows and columns."""
+    """Filters for one padded size: wavelets in the frequency domain, where they are real; the
+    average as rows and columns.
+    """
 
     wavelets: tuple[Tensor, ...]  # by scale: (angles, height, width)
     rows: tuple[Tensor, ...]  # by scale of the signal: (output rows, signal rows)
@@ -38,9 +42,14 @@ class Filters:
 
 
 def grid(image: tuple[int, ...]) -> tuple[int, int]:
-    """The size of the output for an image of shape (1, height, width); any other shape is refused."""
+    """The size of the output for an image of shape (1, height, width); any other shape is
+    refused.
+    """
     if len(image) != 3 or image[0] != 1 or min(image[1:]) < LEAST_SIDE:
-        rule = f"scattering needs images of one channel and at least {LEAST_SIDE} x {LEAST_SIDE} pixels"
+        rule = (
+            f"scattering needs images of one channel and at least {LEAST_SIDE} x {LEAST_SIDE} "
+            f"pixels"
+        )
         raise InvalidInput("model.name", f"records of shape {image}", rule)
     return -(-image[1] // STRIDE), -(-image[2] // STRIDE)
 
@@ -48,11 +57,14 @@ def grid(image: tuple[int, ...]) -> tuple[int, int]:
 def scattering(images: Tensor) -> Tensor:
     """(n, 1, height, width) -> (n, 81, ceil(height / 4), ceil(width / 4)).
 
-    Guarantees: row `i` of the result depends on image `i` alone, and no statistic of the data is used.
+    Guarantees: row `i` of the result depends on image `i` alone, and no statistic of the data is
+    used.
     """
     rows, columns = grid(tuple(images.shape[1:]))
     padded = _padded(images[:, 0])
-    cells = _channels(padded, _filters(padded.shape[1], padded.shape[2], padded.dtype, padded.device))
+    cells = _channels(
+        padded, _filters(padded.shape[1], padded.shape[2], padded.dtype, padded.device)
+    )
     return cells[:, :, 1 : 1 + rows, 1 : 1 + columns].contiguous()
 
 
@@ -63,7 +75,9 @@ def _padded(images: Tensor) -> Tensor:
 
 
 def _channels(images: Tensor, filters: Filters) -> Tensor:
-    """All 81 channels. After a wavelet of scale j the signal is kept at every 2**j-th point, where it loses next to nothing."""
+    """All 81 channels. After a wavelet of scale j the signal is kept at every 2**j-th point, where
+    it loses next to nothing.
+    """
     signal = images.unsqueeze(1)
     spectrum = torch.fft.fft2(signal)
     channels = [_averaged(signal, filters, 0)]
@@ -73,13 +87,17 @@ def _channels(images: Tensor, filters: Filters) -> Tensor:
         channels.append(_averaged(first, filters, scale))
         for later in range(scale + 1, SCALES):
             wavelets = _folded(filters.wavelets[later], 2**scale)
-            second = _modulus(torch.fft.fft2(first).unsqueeze(2), wavelets, 2 ** (later - scale)).flatten(1, 2)
+            second = _modulus(
+                torch.fft.fft2(first).unsqueeze(2), wavelets, 2 ** (later - scale)
+            ).flatten(1, 2)
             seconds.append(_averaged(second, filters, later))
     return torch.cat(channels + seconds, dim=1)
 
 
 def _modulus(spectrum: Tensor, wavelets: Tensor, step: int) -> Tensor:
-    """|x * wavelet| for each wavelet, kept at every `step`-th point: that is the mean over the aliases of the spectrum."""
+    """|x * wavelet| for each wavelet, kept at every `step`-th point: that is the mean over the
+    aliases of the spectrum.
+    """
     first, *others = zip(_aliases(spectrum, step), _aliases(wavelets, step), strict=True)
     kept = first[0] * first[1]
     for part, wavelet in others:
@@ -89,7 +107,9 @@ def _modulus(spectrum: Tensor, wavelets: Tensor, step: int) -> Tensor:
 
 
 def _averaged(signal: Tensor, filters: Filters, scale: int) -> Tensor:
-    """The local average on the output grid, of a signal that is already kept at every 2**scale-th point."""
+    """The local average on the output grid, of a signal that is already kept at every 2**scale-th
+    point.
+    """
     return filters.rows[scale] @ signal @ filters.columns[scale].t()
 
 
@@ -107,15 +127,22 @@ def _folded(wavelets: Tensor, step: int) -> Tensor:
 @functools.lru_cache(maxsize=8)
 def _filters(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Filters:
     angles = [math.pi * turn / ANGLES for turn in range(ANGLES)]
-    banks = [torch.stack([_morlet(height, width, scale, angle) for angle in angles]) for scale in range(SCALES)]
+    banks = [
+        torch.stack([_morlet(height, width, scale, angle) for angle in angles])
+        for scale in range(SCALES)
+    ]
     rows = [_average(height, 2**scale) for scale in range(SCALES)]
     columns = [_average(width, 2**scale) for scale in range(SCALES)]
-    wavelets, rows_, columns_ = (tuple(part.to(dtype).to(device) for part in group) for group in (banks, rows, columns))
+    wavelets, rows_, columns_ = (
+        tuple(part.to(dtype).to(device) for part in group) for group in (banks, rows, columns)
+    )
     return Filters(wavelets, rows_, columns_)
 
 
 def _average(size: int, step: int) -> Tensor:
-    """A Gaussian of unit mass around each output point of a circle of `size` points, for a signal kept at every `step`-th."""
+    """A Gaussian of unit mass around each output point of a circle of `size` points, for a signal
+    kept at every `step`-th.
+    """
     blur = BLUR * 2 ** (SCALES - 1)
     outputs = torch.arange(0, size, STRIDE, dtype=torch.float64).reshape(-1, 1, 1)
     inputs = torch.arange(0, size, step, dtype=torch.float64).reshape(1, -1, 1)
@@ -138,7 +165,10 @@ def _wave(height: int, width: int, blur: float, angle: float, frequency: float) 
     """A plane wave under an elliptic Gaussian of unit mass, wrapped around the torus."""
     y = torch.arange(-2 * height, 3 * height, dtype=torch.float64).unsqueeze(1)
     x = torch.arange(-2 * width, 3 * width, dtype=torch.float64).unsqueeze(0)
-    along, across = math.cos(angle) * y + math.sin(angle) * x, math.cos(angle) * x - math.sin(angle) * y
+    along, across = (
+        math.cos(angle) * y + math.sin(angle) * x,
+        math.cos(angle) * x - math.sin(angle) * y,
+    )
     mass = SLANT / (2 * math.pi * blur**2)
     bell = mass * torch.exp(-(along**2 + (SLANT * across) ** 2) / (2 * blur**2))
     wave = torch.polar(bell, frequency * along)

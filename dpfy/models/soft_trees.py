@@ -1,7 +1,9 @@
-"""An ensemble of soft trees (Hazimeh et al. 2020) as a module, for training with a plan like any model.
+"""An ensemble of soft trees (Hazimeh et al. 2020) as a module, for training with a plan like any
+model.
 
-All weights are those of two linear layers, the splits of all nodes and the values of all leaves, so that every engine knows the
-gradient of a single row. `dpfy.estimators.SoftTreeClassifier` fits the same trees to tables, without torch.
+All weights are those of two linear layers, the splits of all nodes and the values of all leaves, so
+that every engine knows the gradient of a single row. `dpfy.estimators.SoftTreeClassifier` fits the
+same trees to tables, without torch.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from torch import Tensor, nn
 
 
 class SoftTrees(nn.Module):
-    """So many trees of one depth over `width` features; their leaves add up to `outputs` scores. `seed` draws the first splits."""
+    """So many trees of one depth over `width` features; their leaves add up to `outputs` scores.
+    `seed` draws the first splits.
+    """
 
     def __init__(self, width: int, outputs: int, trees: int, depth: int, seed: int = 0) -> None:
         super().__init__()
@@ -22,7 +26,9 @@ class SoftTrees(nn.Module):
         self.leaves = nn.Linear(trees * 2**depth, outputs, bias=False)
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            self.splits.weight.copy_(torch.randn(self.splits.weight.shape, generator=draw) / math.sqrt(width))
+            self.splits.weight.copy_(
+                torch.randn(self.splits.weight.shape, generator=draw) / math.sqrt(width)
+            )
             self.splits.bias.copy_(torch.randn(self.splits.bias.shape, generator=draw) / 4)
             self.leaves.weight.zero_()
 

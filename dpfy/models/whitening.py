@@ -1,8 +1,10 @@
-"""Features made rounder by their moments: centred and partly whitened, channels and places apart, then of length one.
+"""Features made rounder by their moments: centred and partly whitened, channels and places apart,
+then of length one.
 
-A linear model on features of length one feels the noise of private training through that length alone, not through their number. So
-whatever moves the length from what all images share to what tells them apart is worth the same as more data. The moments are
-computed from the records: they have to be released with noise, and billed, before they may be used.
+A linear model on features of length one feels the noise of private training through that length
+alone, not through their number. So whatever moves the length from what all images share to what
+tells them apart is worth the same as more data. The moments are computed from the records: they
+have to be released with noise, and billed, before they may be used.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import torch
 from torch import Tensor
 
 BOUND = math.sqrt(3) * (1 + 2.0**-12)
-"""L2 norm of what one record of length one adds to `sums`: one for each of its three parts, and room for rounding."""
+"""L2 norm of what one record of length one adds to `sums`: one for each of its three parts, and
+room for rounding.
+"""
 
 FLOOR = 3.0
 """Eigenvalues below this many times the largest one that noise alone gives are lifted to it."""
@@ -27,10 +31,12 @@ def unit(features: Tensor) -> Tensor:
 
 
 def sums(features: Tensor, chunk: int = 5000) -> dict[str, Tensor]:
-    """Sums over records (n, channels, places) of the record, of its channels' second moments and of its places' second moments.
+    """Sums over records (n, channels, places) of the record, of its channels' second moments and of
+    its places' second moments.
 
-    Guarantees: a record of length one adds a vector of length at most `BOUND`: symmetric matrices are given by their upper triangle
-    with everything off the diagonal multiplied by sqrt(2), which keeps the Frobenius norm.
+    Guarantees: a record of length one adds a vector of length at most `BOUND`: symmetric matrices
+    are given by their upper triangle with everything off the diagonal multiplied by sqrt(2), which
+    keeps the Frobenius norm.
     """
     total: dict[str, Tensor] = {}
     for part in features.split(chunk):
@@ -46,15 +52,20 @@ def sums(features: Tensor, chunk: int = 5000) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Whitening:
-    """A map of one record (channels, places) to a vector of length one: less `mean`, times `channels`, times `places`."""
+    """A map of one record (channels, places) to a vector of length one: less `mean`, times
+    `channels`, times `places`.
+    """
 
     mean: Tensor
     channels: Tensor
     places: Tensor
 
     @classmethod
-    def from_sums(cls, noisy: dict[str, Tensor], records: int, power: float, noise: float) -> Whitening:
-        """From the noisy sums, the public number of records and the standard deviation `noise` of each value in the sums.
+    def from_sums(
+        cls, noisy: dict[str, Tensor], records: int, power: float, noise: float
+    ) -> Whitening:
+        """From the noisy sums, the public number of records and the standard deviation `noise` of
+        each value in the sums.
 
         `power` 0 only centres, 1 whitens fully. Post-processing of a release: it costs nothing.
         """
@@ -69,15 +80,20 @@ class Whitening:
 
     def __call__(self, features: Tensor, chunk: int = 5000) -> Tensor:
         """(n, channels, places) -> (n, channels * places), each row by itself."""
-        parts = [unit((self.channels @ (part - self.mean) @ self.places).flatten(1)) for part in features.split(chunk)]
+        parts = [
+            unit((self.channels @ (part - self.mean) @ self.places).flatten(1))
+            for part in features.split(chunk)
+        ]
         return torch.cat(parts)
 
 
 @dataclass(frozen=True)
 class Waves:
-    """Cosines of random projections less the part that is the same for all: a Gaussian kernel without its constant.
+    """Cosines of random projections less the part that is the same for all: a Gaussian kernel
+    without its constant.
 
-    Public and fixed by `seed`. `width` is the width of the kernel for records of length one; small widths bend more.
+    Public and fixed by `seed`. `width` is the width of the kernel for records of length one; small
+    widths bend more.
     """
 
     count: int
@@ -87,10 +103,15 @@ class Waves:
     def __call__(self, features: Tensor, chunk: int = 10000) -> Tensor:
         """(n, d) rows of length one -> (n, count) rows of length one, each row by itself."""
         generator = torch.Generator().manual_seed(self.seed)
-        directions = torch.randn(features.shape[1], self.count, generator=generator).to(features.device) / self.width
+        directions = (
+            torch.randn(features.shape[1], self.count, generator=generator).to(features.device)
+            / self.width
+        )
         phases = (torch.rand(self.count, generator=generator) * 2 * math.pi).to(features.device)
         shared = math.exp(-0.5 / self.width**2) * phases.cos()
-        return torch.cat([unit((part @ directions + phases).cos_() - shared) for part in features.split(chunk)])
+        return torch.cat(
+            [unit((part @ directions + phases).cos_() - shared) for part in features.split(chunk)]
+        )
 
 
 def _packed(matrix: Tensor) -> Tensor:
@@ -108,4 +129,6 @@ def _unpacked(values: Tensor) -> Tensor:
 
 def _power(matrix: Tensor, exponent: float, least: float) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix.double())
-    return ((vectors * values.clamp(min=max(least, 1e-12)) ** exponent) @ vectors.T).to(matrix.dtype)
+    return ((vectors * values.clamp(min=max(least, 1e-12)) ** exponent) @ vectors.T).to(
+        matrix.dtype
+    )

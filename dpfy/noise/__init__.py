@@ -1,1 +1,3 @@
-"""Bounded sum in, private value out: independent or correlated Gaussian noise, addressed by step."""
+"""Bounded sum in, private value out: independent or correlated Gaussian noise, addressed by
+step.
+"""

@@ -1,4 +1,6 @@
-"""Banded strategies: each step's noise is corrected for the last few outputs. One band is DP-SGD."""
+"""Banded strategies: each step's noise is corrected for the last few outputs. One band is
+DP-SGD.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Banded(Toeplitz, Recurrent):
-    """C is banded Toeplitz with these coefficients (Choquette-Choo et al. 2023; Kalinin & Lampert 2024). Keeps bands - 1 past outputs.
+    """C is banded Toeplitz with these coefficients (Choquette-Choo et al. 2023; Kalinin & Lampert
+    2024). Keeps bands - 1 past outputs.
 
-    Guarantees: the noise y of step t solves sum over i of c_i y_(t-i) = z_t. In single precision the coefficients are rounded
-    toward zero before use.
+    Guarantees: the noise y of step t solves sum over i of c_i y_(t-i) = z_t. In single precision
+    the coefficients are rounded toward zero before use.
     """
 
     coefficient: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "coefficient", series.checked("banded.coefficient", self.coefficient))
+        object.__setattr__(
+            self, "coefficient", series.checked("banded.coefficient", self.coefficient)
+        )
 
     @property
     def bands(self) -> int:
@@ -55,8 +60,9 @@ class Banded(Toeplitz, Recurrent):
 
 @lru_cache(maxsize=1024)
 def _recurrence(coefficient: tuple[float, ...], place: int) -> Recurrence:
-    """The step that goes to `place` of the ring. Row r holds the output of the last step that is r modulo the ring, so the one of
-    ((step - 1 - r) modulo the ring) + 1 steps ago."""
+    """The step that goes to `place` of the ring. Row r holds the output of the last step that is r
+    modulo the ring, so the one of ((step - 1 - r) modulo the ring) + 1 steps ago.
+    """
     first, ring = coefficient[0], len(coefficient) - 1
     weights = tuple(-coefficient[(place - 1 - row) % ring + 1] / first for row in range(ring))
     return Recurrence(first=first, weights=weights, keep=place)
@@ -64,16 +70,20 @@ def _recurrence(coefficient: tuple[float, ...], place: int) -> Recurrence:
 
 @dataclass(frozen=True)
 class NormalisedBanded(Recurrent):
-    """A banded Toeplitz matrix whose columns are scaled to norm one for a run of exactly `steps` steps: C D^-1.
+    """A banded Toeplitz matrix whose columns are scaled to norm one for a run of exactly `steps`
+    steps: C D^-1.
 
-    Guarantees: every column has norm one, so that no step is protected more than another; a step beyond `steps` is refused.
+    Guarantees: every column has norm one, so that no step is protected more than another; a step
+    beyond `steps` is refused.
     """
 
     coefficient: tuple[float, ...]
     steps: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "coefficient", series.checked("banded.coefficient", self.coefficient))
+        object.__setattr__(
+            self, "coefficient", series.checked("banded.coefficient", self.coefficient)
+        )
         check.integer("banded.steps", self.steps)
 
     @property
@@ -102,7 +112,9 @@ class NormalisedBanded(Recurrent):
         return self.norms()[:, None] * self.base.noise_matrix(steps)
 
     def sensitivity(self, participation: Participation, steps: int) -> float:
-        """Exact: where two participations of the pattern never overlap, the square root of how many fit."""
+        """Exact: where two participations of the pattern never overlap, the square root of how many
+        fit.
+        """
         from dpfy.noise import sensitivity
 
         self._check(steps)
@@ -121,7 +133,8 @@ class NormalisedBanded(Recurrent):
     def _check(self, steps: int) -> None:
         if steps != self.steps:
             raise Unsupported(
-                f"a run of {steps} steps with columns normalised for {self.steps}", "make the strategy for this many steps"
+                f"a run of {steps} steps with columns normalised for {self.steps}",
+                "make the strategy for this many steps",
             )
 
 
@@ -134,5 +147,7 @@ def _norms(coefficient: tuple[float, ...], steps: int) -> tuple[float, ...]:
 
 
 def square_root_banded(bands: int) -> Banded:
-    """BSR: the first coefficients of the square root (Kalinin & Lampert 2024). Nothing to optimise."""
+    """BSR: the first coefficients of the square root (Kalinin & Lampert 2024). Nothing to
+    optimise.
+    """
     return Banded(tuple(float(c) for c in series.square_root(check.integer("bands", bands))))

@@ -1,4 +1,6 @@
-"""Buffered linear Toeplitz noise: near-optimal correlation with a handful of buffers, whatever the length of the run."""
+"""Buffered linear Toeplitz noise: near-optimal correlation with a handful of buffers, whatever the
+length of the run.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Blt(Toeplitz, Recurrent):
-    """C has the coefficients c_0 = 1, c_i = sum over j of omega_j theta_j^(i-1) (Dvijotham et al. 2024; McMahan et al. 2024).
+    """C has the coefficients c_0 = 1, c_i = sum over j of omega_j theta_j^(i-1) (Dvijotham et al.
+    2024; McMahan et al. 2024).
 
-    Guarantees: one buffer for each theta, for any number of steps. theta in [0, 1) and omega >= 0 make C non-negative; in single
-    precision both are rounded toward zero, which makes every entry of C smaller.
+    Guarantees: one buffer for each theta, for any number of steps. theta in [0, 1) and omega >= 0
+    make C non-negative; in single precision both are rounded toward zero, which makes every entry
+    of C smaller.
     """
 
     theta: tuple[float, ...]
@@ -32,7 +36,9 @@ class Blt(Toeplitz, Recurrent):
         theta = tuple(check.nonnegative("blt.theta", t) for t in self.theta)
         omega = tuple(check.nonnegative("blt.omega", w) for w in self.omega)
         if not theta or len(theta) != len(omega) or max(theta) >= 1:
-            raise InvalidInput("blt.theta", self.theta, "must be numbers in [0, 1), one for each omega")
+            raise InvalidInput(
+                "blt.theta", self.theta, "must be numbers in [0, 1), one for each omega"
+            )
         object.__setattr__(self, "theta", theta)
         object.__setattr__(self, "omega", omega)
 
@@ -56,10 +62,16 @@ class Blt(Toeplitz, Recurrent):
         return response
 
     def forever(self) -> float:
-        """Norm of the infinite first column: a single-participation sensitivity that holds for a run of any length."""
+        """Norm of the infinite first column: a single-participation sensitivity that holds for a
+        run of any length.
+        """
         from dpfy.noise.sensitivity import up
 
-        pairs = [(w * v, t * s) for w, t in zip(self.omega, self.theta) for v, s in zip(self.omega, self.theta)]
+        pairs = [
+            (w * v, t * s)
+            for w, t in zip(self.omega, self.theta)
+            for v, s in zip(self.omega, self.theta)
+        ]
         return up((1 + sum(w / (1 - t) for w, t in pairs)) ** 0.5)
 
     def buffers(self, steps: int) -> int:
@@ -71,7 +83,9 @@ class Blt(Toeplitz, Recurrent):
         return noise_buffers.stack(like, len(self.theta))
 
     def recurrence(self, step: int) -> Recurrence:
-        """The step's draw less omega times the buffers; the buffers decay by theta and take up the output."""
+        """The step's draw less omega times the buffers; the buffers decay by theta and take up the
+        output.
+        """
         return _recurrence(self.theta, self.omega)
 
 

@@ -1,9 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, assignment"
-"""Gaussian noise on a GPU, made where it is added: counters in, noisy sums out, one launch for all parameters.
+"""Gaussian noise on a GPU, made where it is added: counters in, noisy sums out, one launch for all
+parameters.
 
-The bits are a ChaCha keystream of 12 rounds (Bernstein 2008) under a secret key of 256 bits: a cipher, so that whoever sees some of the
-noise learns nothing about the rest. The transform is that of Box & Muller (1958). Of what has the size of the model, only the sums
-and the rows of past noise that a strategy remembers are read, and only the sums and the rows that change are written, each once.
+The bits are a ChaCha keystream of 12 rounds (Bernstein 2008) under a secret key of 256 bits: a
+cipher, so that whoever sees some of the noise learns nothing about the rest. The transform is that
+of Box & Muller (1958). Of what has the size of the model, only the sums and the rows of past noise
+that a strategy remembers are read, and only the sums and the rows that change are written, each
+once.
 """
 
 from __future__ import annotations
@@ -33,23 +36,31 @@ except ImportError:  # a CPU-only installation
 ROUNDS = 12
 LANES = 256
 TILE = 16 * LANES
-"""Values of one tile: value 256 i + j comes from word i of the keystream block 256 * tile + j. A tensor begins a new tile."""
+"""Values of one tile: value 256 i + j comes from word i of the keystream block 256 * tile + j. A
+tensor begins a new tile.
+"""
 
 WIDTH = 128
-"""Blocks that one program makes, one a thread: with fewer threads there are more programs, and some compute while others wait."""
+"""Blocks that one program makes, one a thread: with fewer threads there are more programs, and some
+compute while others wait.
+"""
 
 KEY_BYTES = 32
 
 
 def usable(tensors: Sequence[Tensor]) -> bool:
     """Whether the kernel can add to these tensors."""
-    return triton is not None and all(t.is_cuda and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
+    return triton is not None and all(
+        t.is_cuda and t.dtype is torch.float32 and t.is_contiguous() for t in tensors
+    )
 
 
 def writes(into: Sequence[Tensor], device: torch.device) -> bool:
     """Whether the kernel can write its results to these tensors."""
     kind = into[0].dtype
-    return kind in KINDS and all(t.dtype is kind and t.device == device and t.is_contiguous() for t in into)
+    return kind in KINDS and all(
+        t.dtype is kind and t.device == device and t.is_contiguous() for t in into
+    )
 
 
 def add_(
@@ -62,22 +73,27 @@ def add_(
     into: Sequence[Tensor] | None = None,
     part: Part | None = None,
 ) -> None:
-    """Add the noise of `recurrence` to all `tensors`, on `lattice`, and divide by `divisor`, in place; the rows of `past` move on.
+    """Add the noise of `recurrence` to all `tensors`, on `lattice`, and divide by `divisor`, in
+    place; the rows of `past` move on.
 
-    With `into` the results are rounded to the types of these tensors and written there, and `tensors` are only read where that is
-    the shorter way.
+    With `into` the results are rounded to the types of these tensors and written there, and
+    `tensors` are only read where that is the shorter way.
 
-    `keys`: 32 bytes for the step's own draw, then for each earlier draw that is taken again, the last step's first. The values of a
-    draw are a function of its key and of the sizes of the tensors; with a `part` they are those that these coordinates have in the draw
-    for all of its tensors. `past` holds the rows that the recurrence reads, the tensors side
-    by side in each.
+    `keys`: 32 bytes for the step's own draw, then for each earlier draw that is taken again, the
+    last step's first. The values of a draw are a function of its key and of the sizes of the
+    tensors; with a `part` they are those that these coordinates have in the draw for all of its
+    tensors. `past` holds the rows that the recurrence reads, the tensors side by side in each.
 
-    Guarantees: those of :func:`dpfy.noise.lattice.lay_`. No two values of a draw use the same word of the keystream, but for the two of a
-    pair, which share two words; u = (k + (m + 1/2) / 2^16) / 2^32 for the first word k and the last 16 bits m of the second, which is also
-    the angle, so that small u, which make the tail, keep their full precision; a pair has at most radius 8.24. Weights of the past are
-    rounded toward zero, that of the step's own draw and the scale up. Noise and rows equal those of the portable
-    :func:`dpfy.noise.noise_buffers.noise` for the same draws, up to float32 rounding. The kernel has shown on this device that it does
-    what it says (:mod:`dpfy.noise.kernel_selftest`). Noise is added in float32, before anything is rounded to another type.
+    Guarantees: those of :func:`dpfy.noise.lattice.lay_`. No two values of a draw use the same word
+    of the keystream, but for the two of a pair, which share two words; u = (k + (m + 1/2) / 2^16) /
+    2^32 for the first word k and the last 16 bits m of the second, which is also the angle, so that
+    small u, which make the tail, keep their full precision; a pair has at most radius 8.24. Weights
+    of the past are rounded toward zero, that of the step's own draw and the scale up. Noise and
+    rows equal those of the portable
+    :func:`dpfy.noise.noise_buffers.noise` for the same draws, up to float32 rounding. The kernel
+    has shown on this device that it does
+    what it says (:mod:`dpfy.noise.kernel_selftest`). Noise is added in float32, before anything is
+    rounded to another type.
     """
     if not tensors:
         return
@@ -95,7 +111,9 @@ def add_(
 
 
 def draw_(tensors: Sequence[Tensor], key: bytes, part: Part | None = None) -> None:
-    """Overwrite `tensors` with the draw of `key`, or a `part` of it: standard Gaussian noise by itself, on no lattice. Never for sums."""
+    """Overwrite `tensors` with the draw of `key`, or a `part` of it: standard Gaussian noise by
+    itself, on no lattice. Never for sums.
+    """
     if tensors and tensors[0].is_cuda:
         from dpfy.noise import kernel_selftest
 
@@ -114,7 +132,9 @@ def launch(
     out: Sequence[Tensor],
     part: Part | None = None,
 ) -> None:
-    """What :func:`add_` does, without asking for proof; without a lattice, the noise alone. Results go to `out`, which may be `tensors`."""
+    """What :func:`add_` does, without asking for proof; without a lattice, the noise alone. Results
+    go to `out`, which may be `tensors`.
+    """
     addresses, sizes = tuple([t.data_ptr() for t in tensors]), tuple([t.numel() for t in tensors])
     ends = addresses if out is tensors else tuple([t.data_ptr() for t in out])
     if not any(sizes):
@@ -125,37 +145,50 @@ def launch(
         queue = queue_of(device) if device.type == "cuda" else 0
         at = places(addresses, ends, sizes, device, queue, part)
         weights = _weights(r.again, r.weights, r.decay, device, queue)
-        again = sent(torch.tensor([word for key in keys[1:] for word in key_words(key)]), device) if r.again else at.table
+        again = (
+            sent(torch.tensor([word for key in keys[1:] for word in key_words(key)]), device)
+            if r.again
+            else at.table
+        )
         rows = at.table if past is None else past
         on = lattice or Lattice(1.0, 1.0, 0.0)
         _add[(at.tiles * (LANES // WIDTH),)](
-            at.table, at.owners, at.before, *key_words(keys[0]), single_up(1 / single(r.first)), single_up(on.noise * r.gain),
+            at.table, at.owners, at.before, *key_words(keys[0]), single_up(1 / single(r.first)), single_up(on.noise * r.gain),  # noqa: E501
             1 / on.step, on.phase, on.step, divisor,
             again, len(r.again), weights, rows, at.length, len(r.weights), r.keep, LATTICE=lattice is not None,
-            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)), OUT=KINDS[out[0].dtype], PLACED=part is not None,
+            LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, PIECES=_pieces(len(r.decay)), OUT=KINDS[out[0].dtype], PLACED=part is not None,  # noqa: E501
             AGAIN=bool(r.again), RING=bool(r.weights) and not r.decay, BUFFERS=len(r.decay), num_warps=WIDTH // 32,
         )  # fmt: skip
 
 
 def queue_of(device: torch.device) -> int:
-    """The current queue of `device`, which is the current one; never one whose work is being recorded."""
+    """The current queue of `device`, which is the current one; never one whose work is being
+    recorded.
+    """
     not_recorded()
     return torch._C._cuda_getCurrentRawStream(device.index)
 
 
 def not_recorded() -> None:
     if torch.cuda.is_current_stream_capturing():
-        raise Unsupported("noise inside a CUDA graph, where every replay would add the same", "release outside of the graph")
+        raise Unsupported(
+            "noise inside a CUDA graph, where every replay would add the same",
+            "release outside of the graph",
+        )
 
 
 def _pieces(buffers: int) -> int:
-    """In how many pieces a program works: with all of its buffers in registers at once, too few programs would be under way."""
+    """In how many pieces a program works: with all of its buffers in registers at once, too few
+    programs would be under way.
+    """
     return 1 if not buffers else 2 if buffers <= 3 else 4
 
 
 class _Places(NamedTuple):
-    """Where the tensors lie: (address, first tile, size, place in a row of the past, address of the result) of each, and whose each
-    tile is, on the device. Of parts: by how many blocks of the keystream each is behind, and values of its first tile it does not hold."""
+    """Where the tensors lie: (address, first tile, size, place in a row of the past, address of the
+    result) of each, and whose each tile is, on the device. Of parts: by how many blocks of the
+    keystream each is behind, and values of its first tile it does not hold.
+    """
 
     table: Tensor
     owners: Tensor
@@ -173,17 +206,33 @@ def places(
     queue: int,
     part: Part | None = None,
 ) -> _Places:
-    """Kept, because addresses repeat from step to step in training: then nothing is sent. A table belongs to the queue it was sent on."""
-    skipped = (0,) * len(sizes) if part is None else tuple([first % TILE for first, _ in _pieces_of(part, sizes)])
-    tiles = tuple([-(-(skip + size) // TILE) if size else 0 for skip, size in zip(skipped, sizes, strict=True)])
+    """Kept, because addresses repeat from step to step in training: then nothing is sent. A table
+    belongs to the queue it was sent on.
+    """
+    skipped = (
+        (0,) * len(sizes)
+        if part is None
+        else tuple([first % TILE for first, _ in _pieces_of(part, sizes)])
+    )
+    tiles = tuple(
+        [
+            -(-(skip + size) // TILE) if size else 0
+            for skip, size in zip(skipped, sizes, strict=True)
+        ]
+    )
     firsts, offsets = list(accumulate(tiles, initial=0)), accumulate(sizes, initial=0)
     rows = zip(addresses, firsts, sizes, offsets, ends, strict=False)
     table = sent(torch.tensor([number for row in rows for number in row]), device)
     owners = before = _owners(tiles, device, queue)
     if part is not None:
         whole = accumulate((-(-size // TILE) for size in part.sizes), initial=0)
-        tile = [start + first // TILE for start, (first, _) in zip(whole, _pieces_of(part, sizes), strict=False)]
-        shifts = [((t - f) * LANES, skip) for t, f, skip in zip(tile, firsts, skipped, strict=False)]
+        tile = [
+            start + first // TILE
+            for start, (first, _) in zip(whole, _pieces_of(part, sizes), strict=False)
+        ]
+        shifts = [
+            ((t - f) * LANES, skip) for t, f, skip in zip(tile, firsts, skipped, strict=False)
+        ]
         before = sent(torch.tensor([number for shift in shifts for number in shift]), device)
     return _Places(table, owners, before, len(owners), sum(sizes))
 
@@ -192,20 +241,34 @@ def _pieces_of(part: Part, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...
     """Where each tensor's coordinates lie in the tensor that they are a part of."""
     pieces = part.pieces
     if pieces is None or tuple([last - first for first, last in pieces]) != sizes:
-        raise InvalidInput("part", part.runs[:3], f"must hold, of each tensor, one piece of the size that is given ({sizes[:3]})")
+        raise InvalidInput(
+            "part",
+            part.runs[:3],
+            f"must hold, of each tensor, one piece of the size that is given ({sizes[:3]})",
+        )
     return pieces
 
 
 @lru_cache(maxsize=16)
 def _owners(tiles: tuple[int, ...], device: torch.device, queue: int) -> Tensor:
-    return sent(torch.repeat_interleave(torch.arange(len(tiles), dtype=torch.int32), torch.tensor(tiles)), device)
+    return sent(
+        torch.repeat_interleave(torch.arange(len(tiles), dtype=torch.int32), torch.tensor(tiles)),
+        device,
+    )
 
 
 @lru_cache(maxsize=1024)
 def _weights(
-    again: tuple[float, ...], weights: tuple[float, ...], decay: tuple[float, ...], device: torch.device, queue: int
+    again: tuple[float, ...],
+    weights: tuple[float, ...],
+    decay: tuple[float, ...],
+    device: torch.device,
+    queue: int,
 ) -> Tensor:
-    return sent(torch.tensor([single(w) for w in (*again, *weights, *decay)] or [0.0], dtype=torch.float32), device)
+    return sent(
+        torch.tensor([single(w) for w in (*again, *weights, *decay)] or [0.0], dtype=torch.float32),
+        device,
+    )
 
 
 def sent(here: Tensor, device: torch.device) -> Tensor:
@@ -244,9 +307,10 @@ if triton is not None:
     def _pair(a, b):
         """Two standard Gaussian values from two random words.
 
-        The angle: two bits of `b` choose a quarter of the circle, the other thirty an angle x between -pi/4 and pi/4 in it, where a
-        few terms of the series of sine and cosine are exact to the last digit. Where `a` is so small that float32 has digits left
-        below it, u goes on with the last 16 bits of `b`, whose weight in the angle is below a millionth.
+        The angle: two bits of `b` choose a quarter of the circle, the other thirty an angle x
+        between -pi/4 and pi/4 in it, where a few terms of the series of sine and cosine are exact
+        to the last digit. Where `a` is so small that float32 has digits left below it, u goes on
+        with the last 16 bits of `b`, whose weight in the angle is below a millionth.
         """
         below = ((b & 0xFFFF).to(tl.float32) + 0.5) * 1.52587890625e-05
         u = (a.to(tl.float32) + below) * 2.3283064365386963e-10
@@ -280,13 +344,32 @@ if triton is not None:
             x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
             x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
             x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
-        x0, x1, x2, x3, x4, x5, x6, x7 = x0 + c0, x1 + c1, x2 + c2, x3 + c3, x4 + c4, x5 + c5, x6 + c6, x7 + c7
-        x8, x9, x10, x11, x12, x13, x14 = x8 + c8, x9 + c9, x10 + c10, x11 + c11, x12 + c12, x13 + c13, x14 + c14
+        x0, x1, x2, x3, x4, x5, x6, x7 = (
+            x0 + c0,
+            x1 + c1,
+            x2 + c2,
+            x3 + c3,
+            x4 + c4,
+            x5 + c5,
+            x6 + c6,
+            x7 + c7,
+        )
+        x8, x9, x10, x11, x12, x13, x14 = (
+            x8 + c8,
+            x9 + c9,
+            x10 + c10,
+            x11 + c11,
+            x12 + c12,
+            x13 + c13,
+            x14 + c14,
+        )
         return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
 
     @triton.jit
     def _draw(k0, k1, k2, k3, block, ROUNDS: tl.constexpr):
-        """Sixteen vectors of standard Gaussian values, one for each word of the keystream blocks with these numbers."""
+        """Sixteen vectors of standard Gaussian values, one for each word of the keystream blocks
+        with these numbers.
+        """
         x = keystream(k0, k1, k2, k3, block, 0, ROUNDS)
         z = ()
         for i in tl.static_range(8):
@@ -318,11 +401,15 @@ if triton is not None:
         y, target, out, scale, inverse, phase, step, divisor, weights, past, stride, rows, keep, inside,
         RING: tl.constexpr, BUFFERS: tl.constexpr, LATTICE: tl.constexpr, MASKED: tl.constexpr,
     ):  # fmt: skip
-        """Correlate with the past, add to the sums on the lattice, divide, and round to the type of the result."""
+        """Correlate with the past, add to the sums on the lattice, divide, and round to the type of
+        the result.
+        """
         if RING:
             for r in range(rows):
                 # A row's number times its length can pass 2^31.
-                y += tl.load(weights + r) * _load(past + tl.cast(r, tl.int64) * stride, inside, MASKED)
+                y += tl.load(weights + r) * _load(
+                    past + tl.cast(r, tl.int64) * stride, inside, MASKED
+                )
             tl.store(past + tl.cast(keep, tl.int64) * stride, y, mask=inside)
         if LATTICE:
             moved = _load(target, inside, MASKED) * inverse + phase
@@ -339,8 +426,10 @@ if triton is not None:
 
     @triton.jit
     def tile_of(table, owners, LANES: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr):
-        """What a program works on, WIDTH lanes of a tile of a tensor: its number, the blocks of its keystream, where in the tensor the tile
-        begins and how much is left from there, where sums are read and where values go; and where the table says what its past is."""
+        """What a program works on, WIDTH lanes of a tile of a tensor: its number, the blocks of its
+        keystream, where in the tensor the tile begins and how much is left from there, where sums
+        are read and where values go; and where the table says what its past is.
+        """
         part = tl.program_id(0).to(tl.int64)
         tile = part // (LANES // WIDTH)
         mine = table + 5 * tl.load(owners + tile)
@@ -353,15 +442,16 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "draws", "stride", "rows", "keep"])
     def _add(
-        table, owners, before, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, inverse, phase, step, divisor,
+        table, owners, before, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, own, scale, inverse, phase, step, divisor,  # noqa: E501
         again, draws, weights, past, stride: tl.int64, rows, keep, LATTICE: tl.constexpr,
         LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
-        PIECES: tl.constexpr, OUT: tl.constexpr, PLACED: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,
+        PIECES: tl.constexpr, OUT: tl.constexpr, PLACED: tl.constexpr, AGAIN: tl.constexpr, RING: tl.constexpr, BUFFERS: tl.constexpr,  # noqa: E501
     ):  # fmt: skip
         """WIDTH lanes of one tile of one tensor.
 
-        `weights`: of the draws taken again, of the rows of the past, then how much of themselves buffers keep. `before`: where PLACED,
-        of each tensor, how much further on in the keystream it is, and how many values of its first tile are not its own.
+        `weights`: of the draws taken again, of the rows of the past, then how much of themselves
+        buffers keep. `before`: where PLACED, of each tensor, how much further on in the keystream
+        it is, and how many values of its first tile are not its own.
         """
         part, block, start, left, target, out, behind = tile_of(table, owners, LANES, WIDTH, OUT)
         if PLACED:
@@ -377,10 +467,18 @@ if triton is not None:
         if AGAIN:
             for d in range(draws):
                 key = again + 4 * d
-                old = _draw(tl.load(key), tl.load(key + 1), tl.load(key + 2), tl.load(key + 3), block, ROUNDS)
+                old = _draw(
+                    tl.load(key),
+                    tl.load(key + 1),
+                    tl.load(key + 2),
+                    tl.load(key + 3),
+                    block,
+                    ROUNDS,
+                )
                 z = _plus(z, tl.load(weights + d), old)
         weights += draws
-        # As matrices, column c of piece k for word PIECES c + k: a thread keeps its row, and memory is met in few, wide operations.
+        # As matrices, column c of piece k for word PIECES c + k: a thread keeps its row, and memory
+        # is met in few, wide operations.
         pieces = joined(joined(z, 8), 4)
         if PIECES <= 2:
             pieces = joined(pieces, 2)
@@ -388,7 +486,9 @@ if triton is not None:
             pieces = joined(pieces, 1)
         for k in tl.static_range(PIECES):
             y = own * tl.reshape(pieces[k], (WIDTH, 16 // PIECES))
-            place = (block % LANES).to(tl.int32)[:, None] + (PIECES * tl.arange(0, 16 // PIECES) + k)[None, :] * LANES
+            place = (block % LANES).to(tl.int32)[:, None] + (
+                PIECES * tl.arange(0, 16 // PIECES) + k
+            )[None, :] * LANES
             whole = left >= 16 * LANES
             if PLACED:
                 whole = whole & (start >= 0)
@@ -398,8 +498,12 @@ if triton is not None:
                     rows, keep, None, RING, BUFFERS, LATTICE, False,
                 )  # fmt: skip
             else:
-                if PLACED:  # what is left may be far more than a tile, which then begins before the tensor
-                    inside = (place < tl.minimum(left, 16 * LANES).to(tl.int32)) & (place >= tl.maximum(-start, 0).to(tl.int32))
+                if (
+                    PLACED
+                ):  # what is left may be far more than a tile, which then begins before the tensor
+                    inside = (place < tl.minimum(left, 16 * LANES).to(tl.int32)) & (
+                        place >= tl.maximum(-start, 0).to(tl.int32)
+                    )
                 else:
                     inside = place < left.to(tl.int32)
                 _finish(

@@ -1,4 +1,6 @@
-"""A strategy given entry by entry: the user's own lower-triangular matrix, or the optimum for a short run."""
+"""A strategy given entry by entry: the user's own lower-triangular matrix, or the optimum for a
+short run.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ SIGNED = 2.0**-20
 
 @dataclass(frozen=True)
 class Dense:
-    """C row by row: row t holds the t + 1 entries up to the diagonal. Keeps all past outputs: for runs of about a thousand steps.
+    """C row by row: row t holds the t + 1 entries up to the diagonal. Keeps all past outputs: for
+    runs of about a thousand steps.
 
-    Guarantees: the noise y of step t solves sum over j of C[t, j] y_j = z_t. The run has exactly as many steps as there are rows.
-    For single precision, entries are rounded toward zero, which can only lower the sensitivity of a non-negative matrix; with
-    negative entries the sensitivity is raised by a millionth to cover it.
+    Guarantees: the noise y of step t solves sum over j of C[t, j] y_j = z_t. The run has exactly as
+    many steps as there are rows. For single precision, entries are rounded toward zero, which can
+    only lower the sensitivity of a non-negative matrix; with negative entries the sensitivity is
+    raised by a millionth to cover it.
     """
 
     rows: tuple[tuple[float, ...], ...]
@@ -35,7 +39,11 @@ class Dense:
         rows = tuple(tuple(float(v) for v in row) for row in self.rows)
         for t, row in enumerate(rows):
             if len(row) != t + 1 or not all(math.isfinite(v) for v in row) or row[-1] <= 0:
-                raise InvalidInput(f"dense.rows[{t}]", row, f"must be {t + 1} finite numbers, the last greater than 0")
+                raise InvalidInput(
+                    f"dense.rows[{t}]",
+                    row,
+                    f"must be {t + 1} finite numbers, the last greater than 0",
+                )
         if not rows:
             raise InvalidInput("dense.rows", self.rows, "must have at least one row")
         object.__setattr__(self, "rows", rows)
@@ -49,7 +57,9 @@ class Dense:
         import numpy as np
 
         if steps != len(self.rows):
-            raise InvalidInput("steps", steps, f"must be {len(self.rows)}, the size of the dense strategy")
+            raise InvalidInput(
+                "steps", steps, f"must be {len(self.rows)}, the size of the dense strategy"
+            )
         matrix = np.zeros((steps, steps))
         for t, row in enumerate(self.rows):
             matrix[t, : t + 1] = row
@@ -60,7 +70,9 @@ class Dense:
         import numpy as np
         from scipy.linalg import solve_triangular
 
-        solved: NDArray[np.float64] = solve_triangular(self.encoder(steps), np.eye(steps), lower=True)
+        solved: NDArray[np.float64] = solve_triangular(
+            self.encoder(steps), np.eye(steps), lower=True
+        )
         return solved
 
     def sensitivity(self, participation: Participation, steps: int) -> float:

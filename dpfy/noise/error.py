@@ -1,7 +1,9 @@
-"""How much noise a strategy leaves in what the optimizer uses: the figure by which strategies are compared.
+"""How much noise a strategy leaves in what the optimizer uses: the figure by which strategies are
+compared.
 
-With e_t the squared norm of row t of A C^-1: rmse = sqrt(mean e_t) times the sensitivity, max_error = sqrt(max e_t) times the
-sensitivity, both for a noise multiplier of one and contributions of norm one.
+With e_t the squared norm of row t of A C^-1: rmse = sqrt(mean e_t) times the sensitivity, max_error
+= sqrt(max e_t) times the sensitivity, both for a noise multiplier of one and contributions of norm
+one.
 """
 
 from __future__ import annotations
@@ -51,13 +53,17 @@ def measured(strategy: Strategy) -> Measured:
     return strategy
 
 
-def variances(strategy: Strategy, steps: int, workload: Workload = PREFIX_SUMS) -> NDArray[np.float64]:
+def variances(
+    strategy: Strategy, steps: int, workload: Workload = PREFIX_SUMS
+) -> NDArray[np.float64]:
     """e_t: variance of row t of A C^-1 Z for unit draws."""
     known = measured(strategy)
     if isinstance(known, Toeplitz) and workload.is_toeplitz:
         noising = known.noising(steps)
         response = (
-            np.cumsum(noising) if workload == PREFIX_SUMS else series.convolve(workload.coefficients(steps), noising, steps)
+            np.cumsum(noising)
+            if workload == PREFIX_SUMS
+            else series.convolve(workload.coefficients(steps), noising, steps)
         )
         return np.cumsum(response**2)
     if isinstance(known, Tree) and workload == PREFIX_SUMS:
@@ -65,11 +71,17 @@ def variances(strategy: Strategy, steps: int, workload: Workload = PREFIX_SUMS) 
     return (workload.apply(known.noise_matrix(steps)) ** 2).sum(axis=1)
 
 
-def errors(strategy: Strategy, participation: Participation, steps: int, workload: Workload = PREFIX_SUMS) -> Errors:
+def errors(
+    strategy: Strategy, participation: Participation, steps: int, workload: Workload = PREFIX_SUMS
+) -> Errors:
     """Sensitivity and errors of `strategy` over `steps` steps under `participation`."""
     e = variances(strategy, steps, workload)
     sensitivity = strategy.sensitivity(participation, steps)
-    return Errors(sensitivity, sensitivity * math.sqrt(float(e.mean())), sensitivity * math.sqrt(float(e.max())))
+    return Errors(
+        sensitivity,
+        sensitivity * math.sqrt(float(e.mean())),
+        sensitivity * math.sqrt(float(e.max())),
+    )
 
 
 def buffers(strategy: Strategy, steps: int) -> int:

@@ -1,9 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, assignment"
-"""Exact noise on a GPU: the cells of :mod:`dpfy.noise.exact`, found in single precision where its error cannot matter.
+"""Exact noise on a GPU: the cells of :mod:`dpfy.noise.exact`, found in single precision where its
+error cannot matter.
 
-One launch makes the noise where it is added, as :mod:`dpfy.noise.chacha` does, and lists the few values, one in a thousand, whose noisy sum
-lies so near to the border of a cell that single precision cannot tell. A second launch decides these with numbers of two doubles (a
-hundred bits) and further digits of the cipher.
+One launch makes the noise where it is added, as :mod:`dpfy.noise.chacha` does, and lists the few
+values, one in a thousand, whose noisy sum lies so near to the border of a cell that single
+precision cannot tell. A second launch decides these with numbers of two doubles (a hundred bits)
+and further digits of the cipher.
 """
 
 from __future__ import annotations
@@ -25,11 +27,17 @@ from dpfy.noise.lattice import Lattice
 from dpfy.noise.series import single_up
 
 ERROR = 2.0**-17
-"""By how much a unit draw, and its sum with a fraction of a step, can be off in single precision, in standard deviations."""
+"""By how much a unit draw, and its sum with a fraction of a step, can be off in single precision,
+in standard deviations.
+"""
 LISTS, WORKERS, ROOM = 256, 16, 64
-"""Lists of undecided values, programs that work on each of them, and rows that a program takes at a time."""
+"""Lists of undecided values, programs that work on each of them, and rows that a program takes at a
+time.
+"""
 REGISTERS: int | None = 56
-"""Of a thread of the first launch: with fewer there are more programs under way; with these nothing is spilled (None: as it comes)."""
+"""Of a thread of the first launch: with fewer there are more programs under way; with these nothing
+is spilled (None: as it comes).
+"""
 LOGARITHM, TURN = 23, 14
 """Terms of the series of the logarithm, and of sine and cosine, for a hundred bits."""
 
@@ -40,12 +48,19 @@ def usable(tensors: Sequence[Tensor]) -> bool:
 
 
 def add_(
-    tensors: Sequence[Tensor], lattice: Lattice, gain: float, key: bytes, divisor: float, into: Sequence[Tensor] | None
+    tensors: Sequence[Tensor],
+    lattice: Lattice,
+    gain: float,
+    key: bytes,
+    divisor: float,
+    into: Sequence[Tensor] | None,
 ) -> None:
-    """Release all `tensors` with `gain` times independent noise, exactly, in place; with `into`, rounded to the types of these, and there.
+    """Release all `tensors` with `gain` times independent noise, exactly, in place; with `into`,
+    rounded to the types of these, and there.
 
-    Guarantees: those of :func:`dpfy.noise.exact.lay_`, for draws from the keystream of :mod:`dpfy.noise.chacha`: u = (a + V) / 2^32, and an
-    angle of a quarter of the circle and a rest, for the two words of a pair and 64 further digits of each. The kernel has shown on this
+    Guarantees: those of :func:`dpfy.noise.exact.lay_`, for draws from the keystream of
+    :mod:`dpfy.noise.chacha`: u = (a + V) / 2^32, and an angle of a quarter of the circle and a
+    rest, for the two words of a pair and 64 further digits of each. The kernel has shown on this
     device that it does what it says (:mod:`dpfy.noise.exact_selftest`).
     """
     if not tensors:
@@ -70,7 +85,8 @@ def launch(
     out: Sequence[Tensor],
     error: float = ERROR,
 ) -> Tensor | None:
-    """What :func:`add_` does, without asking for proof; how many rows of each list held values that numbers of two doubles decided.
+    """What :func:`add_` does, without asking for proof; how many rows of each list held values that
+    numbers of two doubles decided.
 
     With an `error` of 1 all are decided so.
     """
@@ -92,32 +108,40 @@ def launch(
         )
         scalars = (1 / lattice.step, lattice.step, divisor)
         _find[(programs,)](
-            at.table, at.owners, *words, single_up(noise), *scalars, noise * error if error < 1 else 1.0, counts, rows, room,
+            at.table, at.owners, *words, single_up(noise), *scalars, noise * error if error < 1 else 1.0, counts, rows, room,  # noqa: E501
             LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, OUT=kind, LISTS=LISTS, num_warps=WIDTH // 32,
             **({"maxnreg": REGISTERS} if REGISTERS and fused else {}),
         )  # fmt: skip
         _decide[(LISTS * WORKERS,)](
             at.table, at.owners, *words, struct.unpack("<q", struct.pack("<d", noise))[0], *scalars, counts, rows, room,
-            _constants(device, queue), LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, OUT=kind, LISTS=LISTS, WORKERS=WORKERS, ROOM=ROOM,
-            LOGARITHM=LOGARITHM, TURN=TURN, FUSED=fused, num_warps=ROOM // 32, **({"enable_fp_fusion": False} if fused else {}),
+            _constants(device, queue), LANES=LANES, WIDTH=WIDTH, ROUNDS=ROUNDS, OUT=kind, LISTS=LISTS, WORKERS=WORKERS, ROOM=ROOM,  # noqa: E501
+            LOGARITHM=LOGARITHM, TURN=TURN, FUSED=fused, num_warps=ROOM // 32, **({"enable_fp_fusion": False} if fused else {}),  # noqa: E501
         )  # fmt: skip
     return counts
 
 
 @lru_cache(maxsize=16)
 def _constants(device: torch.device, queue: int) -> Tensor:
-    """Of the series, each as two doubles: log 2, pi / 4, 1 / (2 k + 1), then (-1)^k / (2 k + 1)! and (-1)^k / (2 k)!."""
+    """Of the series, each as two doubles: log 2, pi / 4, 1 / (2 k + 1), then (-1)^k / (2 k + 1)!
+    and (-1)^k / (2 k)!.
+    """
     from dpfy.noise.real import pi
 
     logarithm = sum(Fraction(2, (2 * k + 1) * 3 ** (2 * k + 1)) for k in range(60))
     wanted = [logarithm, Fraction(pi()) / 4, *(Fraction(1, 2 * k + 1) for k in range(LOGARITHM))]
-    wanted += [Fraction((-1) ** k, math.factorial(2 * k + one)) for one in (1, 0) for k in range(TURN)]
+    wanted += [
+        Fraction((-1) ** k, math.factorial(2 * k + one)) for one in (1, 0) for k in range(TURN)
+    ]
     pairs = [(float(x), float(x - Fraction(float(x)))) for x in wanted]
-    return chacha.sent(torch.tensor([part for pair in pairs for part in pair], dtype=torch.float64), device)
+    return chacha.sent(
+        torch.tensor([part for pair in pairs for part in pair], dtype=torch.float64), device
+    )
 
 
 def exhibit(words: Tensor) -> Tensor:
-    """The pairs of [6, n] words, n a power of two: first, second and third word of each number; as [4, n] doubles, of two each."""
+    """The pairs of [6, n] words, n a power of two: first, second and third word of each number; as
+    [4, n] doubles, of two each.
+    """
     out = torch.empty(4, words.shape[1], dtype=torch.float64, device=words.device)
     fused = words.is_cuda
     _exhibit[(1,)](
@@ -139,7 +163,9 @@ if triton is not None:
 
     @triton.jit
     def _radius(a):
-        """The radius for the first word of a pair; infinite where single precision, or the word, has too few digits for it."""
+        """The radius for the first word of a pair; infinite where single precision, or the word,
+        has too few digits for it.
+        """
         u = (a.to(tl.float32) + 0.5) * 2.3283064365386963e-10
         square = -2.0 * tl.log(u)
         return tl.where(tl.abs(square - 10.375244140625) < 10.375, tl.sqrt(square), float("inf"))
@@ -156,15 +182,21 @@ if triton is not None:
 
     @triton.jit
     def _pair(a, b):
-        """Two standard Gaussian values from two words; infinite, or no numbers, where they are not known up to `ERROR`."""
+        """Two standard Gaussian values from two words; infinite, or no numbers, where they are not
+        known up to `ERROR`.
+        """
         radius = _radius(a)
         radius = tl.where((b & 0x80000000) != 0, -radius, radius)
         cosine, sine = _turn(b)
         return radius * cosine, radius * sine
 
     @triton.jit
-    def _lay(y, target, out, scale, inverse, step, divisor, error, word, inside, MASKED: tl.constexpr):
-        """Release the values whose cells are known; a bit for each of the others, row by row, which stay what they were."""
+    def _lay(
+        y, target, out, scale, inverse, step, divisor, error, word, inside, MASKED: tl.constexpr
+    ):
+        """Release the values whose cells are known; a bit for each of the others, row by row, which
+        stay what they were.
+        """
         moved = (tl.load(target, mask=inside, other=0.0) if MASKED else tl.load(target)) * inverse
         whole = tl.floor(moved)
         t = (moved - whole) + scale * y
@@ -176,28 +208,59 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "room"])
     def _find(
-        table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, scale, inverse, step, divisor, error, counts, rows,
-        room: tl.int64, LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, OUT: tl.constexpr, LISTS: tl.constexpr,
+        table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, scale, inverse, step, divisor, error, counts, rows,  # noqa: E501
+        room: tl.int64, LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, OUT: tl.constexpr, LISTS: tl.constexpr,  # noqa: E501
     ):  # fmt: skip
-        """WIDTH lanes of one tile of one tensor: cells where they are known; rows that hold others are listed, with a bit for each."""
+        """WIDTH lanes of one tile of one tensor: cells where they are known; rows that hold others
+        are listed, with a bit for each.
+        """
         part, block, _, left, target, out, _ = tile_of(table, owners, LANES, WIDTH, OUT)
-        words = keystream(k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, 0, ROUNDS)
+        words = keystream(
+            k0.to(tl.int64), k1.to(tl.int64), k2.to(tl.int64), k3.to(tl.int64), block, 0, ROUNDS
+        )
         z = ()
         for i in tl.static_range(8):
             z = z + _pair(words[2 * i], words[2 * i + 1])
         y = tl.reshape(joined(joined(joined(joined(z, 8), 4), 2), 1)[0], (WIDTH, 16))
         word = tl.arange(0, 16)[None, :]
         place = (block % LANES).to(tl.int32)[:, None] + word * LANES
-        if left >= 16 * LANES:  # apart, because so many masks are more than there are registers for them
-            bits = _lay(y, target + place, out + place, scale, inverse, step, divisor, error, word, None, False)
+        if (
+            left >= 16 * LANES
+        ):  # apart, because so many masks are more than there are registers for them
+            bits = _lay(
+                y,
+                target + place,
+                out + place,
+                scale,
+                inverse,
+                step,
+                divisor,
+                error,
+                word,
+                None,
+                False,
+            )
         else:
             inside = place < left.to(tl.int32)
-            bits = _lay(y, target + place, out + place, scale, inverse, step, divisor, error, word, inside, True)
+            bits = _lay(
+                y,
+                target + place,
+                out + place,
+                scale,
+                inverse,
+                step,
+                divisor,
+                error,
+                word,
+                inside,
+                True,
+            )
         listed = part % LISTS
         slot = tl.atomic_add(counts + (listed + bits * 0), 1, mask=bits != 0, sem="relaxed")
         tl.store(rows + listed * room + slot, block * 65536 + bits, mask=bits != 0)
 
-    # --- numbers of two doubles, of which the first is the nearer -----------------------------------------------------------
+    # --- numbers of two doubles, of which the first is the nearer
+    # -----------------------------------------------------------
 
     @triton.jit
     def _sum(a, b):
@@ -235,7 +298,10 @@ if triton is not None:
     @triton.jit
     def _series(x, x2, constants, TERMS: tl.constexpr, FUSED: tl.constexpr):
         """The sum of TERMS constants times powers of x."""
-        y, y2 = x * 0.0 + tl.load(constants + 2 * TERMS - 2), x * 0.0 + tl.load(constants + 2 * TERMS - 1)
+        y, y2 = (
+            x * 0.0 + tl.load(constants + 2 * TERMS - 2),
+            x * 0.0 + tl.load(constants + 2 * TERMS - 1),
+        )
         for k in tl.static_range(TERMS - 2, -1, -1):
             y, y2 = _times(y, y2, x, x2, FUSED)
             y, y2 = _plus(y, y2, tl.load(constants + 2 * k), tl.load(constants + 2 * k + 1))
@@ -243,13 +309,17 @@ if triton is not None:
 
     @triton.jit
     def _long(first, second, third, MOST: tl.constexpr):
-        """A number of three words of which MOST is the weight of a unit of the first; half a unit of the last is added."""
+        """A number of three words of which MOST is the weight of a unit of the first; half a unit
+        of the last is added.
+        """
         a, a2 = _sum(first * MOST, second * (MOST * 2.3283064365386963e-10))
         return _plus(a, a2, (third + 0.5) * (MOST * 5.421010862427522e-20), 0.0 * first)
 
     @triton.jit
     def _long_radius(u, u2, constants, LOGARITHM: tl.constexpr, FUSED: tl.constexpr):
-        """sqrt(-2 log u), by 2^e m with m between 3/4 and 3/2, and log m by the series in (m - 1) / (m + 1)."""
+        """sqrt(-2 log u), by 2^e m with m between 3/4 and 3/2, and log m by the series in (m - 1) /
+        (m + 1).
+        """
         e = (u.to(tl.int64, bitcast=True) >> 52) - 1023
         e = tl.where(u * ((1023 - e) << 52).to(tl.float64, bitcast=True) >= 1.5, e + 1, e)
         power = ((1023 - e) << 52).to(tl.float64, bitcast=True)
@@ -264,7 +334,13 @@ if triton is not None:
         f, f2 = _series(q, q2, constants + 4, LOGARITHM, FUSED)
         f, f2 = _times(s, s2, f, f2, FUSED)
         times = e.to(tl.float64)
-        g, g2 = _times(times, times * 0.0, tl.load(constants) + times * 0.0, tl.load(constants + 1) + times * 0.0, FUSED)
+        g, g2 = _times(
+            times,
+            times * 0.0,
+            tl.load(constants) + times * 0.0,
+            tl.load(constants + 1) + times * 0.0,
+            FUSED,
+        )
         g, g2 = _plus(-2.0 * g, -2.0 * g2, -4.0 * f, -4.0 * f2)
         x = tl.sqrt(g)
         p, p2 = _product(x, x, FUSED)
@@ -274,12 +350,18 @@ if triton is not None:
     def _long_value(
         a0, a1, a2, b0, b1, b2, second, constants, LOGARITHM: tl.constexpr, TURN: tl.constexpr, FUSED: tl.constexpr,
     ):  # fmt: skip
-        """The first or the `second` value of the pair of two words, each with two further words behind it."""
-        u, u2 = _long(a0.to(tl.float64), a1.to(tl.float64), a2.to(tl.float64), 2.3283064365386963e-10)
+        """The first or the `second` value of the pair of two words, each with two further words
+        behind it.
+        """
+        u, u2 = _long(
+            a0.to(tl.float64), a1.to(tl.float64), a2.to(tl.float64), 2.3283064365386963e-10
+        )
         r, r2 = _long_radius(u, u2, constants, LOGARITHM, FUSED)
         signed = (b0 << 2).to(tl.int32, bitcast=True).to(tl.float64) * 0.25
         x, x2 = _long(signed, b1.to(tl.float64), b2.to(tl.float64), 1.862645149230957e-09)
-        x, x2 = _times(x, x2, tl.load(constants + 2) + x * 0.0, tl.load(constants + 3) + x * 0.0, FUSED)
+        x, x2 = _times(
+            x, x2, tl.load(constants + 2) + x * 0.0, tl.load(constants + 3) + x * 0.0, FUSED
+        )
         q, q2 = _times(x, x2, x, x2, FUSED)
         tables = constants + 4 + 2 * LOGARITHM
         s, s2 = _series(q, q2, tables, TURN, FUSED)
@@ -300,7 +382,7 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "noise", "room"])
     def _decide(
-        table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, noise: tl.int64, inverse, step, divisor, counts, rows,
+        table, owners, k0: tl.int64, k1: tl.int64, k2: tl.int64, k3: tl.int64, noise: tl.int64, inverse, step, divisor, counts, rows,  # noqa: E501
         room: tl.int64, constants, LANES: tl.constexpr, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, OUT: tl.constexpr,
         LISTS: tl.constexpr, WORKERS: tl.constexpr, ROOM: tl.constexpr, LOGARITHM: tl.constexpr, TURN: tl.constexpr,
         FUSED: tl.constexpr,
@@ -341,12 +423,18 @@ if triton is not None:
                 t, t2 = _plus(z, z2, fraction, fraction * 0.0)
                 cell = tl.floor(t)
                 cell = tl.where((cell == t) & (t2 < 0.0), cell - 1.0, cell)
-                tl.store(out + word * LANES, (whole + cell.to(tl.float32) + 0.5) * step / divisor, mask=some)
+                tl.store(
+                    out + word * LANES,
+                    (whole + cell.to(tl.float32) + 0.5) * step / divisor,
+                    mask=some,
+                )
                 bits = bits & (bits - 1)
 
     @triton.jit(do_not_specialize=["begin", "stride"])
     def _measure(radii, cosines, sines, begin: tl.int64, stride: tl.int64, WIDTH: tl.constexpr):
-        """Radius, cosine and sine of words at even distances: what single precision makes of them."""
+        """Radius, cosine and sine of words at even distances: what single precision makes of
+        them.
+        """
         place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
         word = (begin.to(tl.int64) + place * stride.to(tl.int64)).to(tl.uint32)
         cosine, sine = _turn(word)
@@ -355,14 +443,32 @@ if triton is not None:
         tl.store(sines + place, sine)
 
     @triton.jit
-    def _exhibit(words, out, constants, COUNT: tl.constexpr, LOGARITHM: tl.constexpr, TURN: tl.constexpr, FUSED: tl.constexpr):
-        """The pairs of some words and of the words behind them, [6, COUNT], as numbers of two doubles, [4, COUNT]."""
+    def _exhibit(
+        words,
+        out,
+        constants,
+        COUNT: tl.constexpr,
+        LOGARITHM: tl.constexpr,
+        TURN: tl.constexpr,
+        FUSED: tl.constexpr,
+    ):
+        """The pairs of some words and of the words behind them, [6, COUNT], as numbers of two
+        doubles, [4, COUNT].
+        """
         at = tl.arange(0, COUNT)
-        a0, a1, a2 = tl.load(words + at), tl.load(words + COUNT + at), tl.load(words + 2 * COUNT + at)
-        b0, b1, b2 = tl.load(words + 3 * COUNT + at), tl.load(words + 4 * COUNT + at), tl.load(words + 5 * COUNT + at)
+        a0, a1, a2 = (
+            tl.load(words + at),
+            tl.load(words + COUNT + at),
+            tl.load(words + 2 * COUNT + at),
+        )
+        b0, b1, b2 = (
+            tl.load(words + 3 * COUNT + at),
+            tl.load(words + 4 * COUNT + at),
+            tl.load(words + 5 * COUNT + at),
+        )
         for second in tl.static_range(2):
             z, z2 = _long_value(
-                a0.to(tl.uint32), a1.to(tl.uint32), a2.to(tl.uint32), b0.to(tl.uint32), b1.to(tl.uint32), b2.to(tl.uint32),
+                a0.to(tl.uint32), a1.to(tl.uint32), a2.to(tl.uint32), b0.to(tl.uint32), b1.to(tl.uint32), b2.to(tl.uint32),  # noqa: E501
                 at * 0 + second, constants, LOGARITHM, TURN, FUSED,
             )  # fmt: skip
             tl.store(out + 2 * second * COUNT + at, z)

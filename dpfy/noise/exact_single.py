@@ -1,4 +1,5 @@
-"""Exact independent noise for float32 sums on a CPU: cells by single precision, where that cannot tell by double, then by real numbers.
+"""Exact independent noise for float32 sums on a CPU: cells by single precision, where that cannot
+tell by double, then by real numbers.
 
 The same cells as those of :mod:`dpfy.noise.exact`, from words of 32 bits: for half of its time.
 """
@@ -24,7 +25,9 @@ from dpfy.noise.lattice import Lattice, pieces
 from dpfy.noise.terms import Term
 
 ERROR = 2.0**-16
-"""By how much a unit draw can be off in single precision, if its radius lies between the next two."""
+"""By how much a unit draw can be off in single precision, if its radius lies between the next
+two.
+"""
 NEAREST, FARTHEST = 0.05, 4.05
 SMALL = 512.0
 """Steps up to which a sum is added to the noise as it is."""
@@ -35,7 +38,9 @@ Words = NDArray[np.int32]
 
 
 def lay_(sums: Sequence[Tensor], on: Lattice, term: Term, draws: Draws, divisor: float) -> None:
-    """Turn float32 `sums` into released values, in place. Guarantees: those of :func:`dpfy.noise.exact.lay_`."""
+    """Turn float32 `sums` into released values, in place. Guarantees: those of
+    :func:`dpfy.noise.exact.lay_`.
+    """
     require()
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums]
     sizes, target, done = [row.numel() for row in rows], 0, 0
@@ -60,26 +65,39 @@ def lay_(sums: Sequence[Tensor], on: Lattice, term: Term, draws: Draws, divisor:
 
 
 def _unknown(scratch: Scratch, scale: float, length: int) -> NDArray[np.intp]:
-    """Values of pairs whose radius is so near, or so far, that single precision does not know them."""
-    pairs = _outside(np.subtract(scratch.radius, np.float32(scale * NEAREST), scratch.radius), scale * (FARTHEST - NEAREST))
+    """Values of pairs whose radius is so near, or so far, that single precision does not know
+    them.
+    """
+    pairs = _outside(
+        np.subtract(scratch.radius, np.float32(scale * NEAREST), scratch.radius),
+        scale * (FARTHEST - NEAREST),
+    )
     both = np.concatenate([pairs, pairs + len(scratch.radius)])
     return both[both < length]
 
 
 def _outside(numbers: NDArray[np.float32], most: float) -> NDArray[np.intp]:
-    """Which numbers do not lie between 0 and `most`: as whole numbers, negative ones and what is no number are larger than any other."""
+    """Which numbers do not lie between 0 and `most`: as whole numbers, negative ones and what is no
+    number are larger than any other.
+    """
     return np.flatnonzero(numbers.view(np.uint32) > np.float32(most).view(np.uint32))
 
 
 @np.errstate(invalid="ignore")
 def _found(
-    values: NDArray[np.float32], noise: NDArray[np.float32], scale: float, on: Lattice, unknown: NDArray[np.intp]
+    values: NDArray[np.float32],
+    noise: NDArray[np.float32],
+    scale: float,
+    on: Lattice,
+    unknown: NDArray[np.intp],
 ) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
     """floor(value / step + noise) in single precision, and where it is not certain."""
     t, cells = (held(name, len(values), torch.float32).numpy() for name in ("t", "single cells"))
     np.multiply(values, np.float32(1 / on.step), t)
     whole = None
-    if not max(-float(t.min()), float(t.max())) < SMALL:  # long sums lose their fractions beside the noise: they are added later
+    if (
+        not max(-float(t.min()), float(t.max())) < SMALL
+    ):  # long sums lose their fractions beside the noise: they are added later
         whole = np.floor(t)
         np.subtract(t, whole, t)
     np.add(t, noise, t)
@@ -95,9 +113,17 @@ def _found(
 
 @np.errstate(invalid="ignore")
 def _decided(
-    values: NDArray[np.float32], places: NDArray[np.intp], words: Words, term: Term, draws: Draws, chunk: int, on: Lattice
+    values: NDArray[np.float32],
+    places: NDArray[np.intp],
+    words: Words,
+    term: Term,
+    draws: Draws,
+    chunk: int,
+    on: Lattice,
 ) -> NDArray[np.float64]:
-    """The cells of some values, by double precision and the words alone, or by as many digits as it takes."""
+    """The cells of some values, by double precision and the words alone, or by as many digits as it
+    takes.
+    """
     scale = term[0] * on.noise
     z, error = unit(words, places)
     sums = values.astype(np.float64) / on.step
@@ -111,7 +137,9 @@ def _decided(
 
 
 def unit(words: Words, places: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The unit draws at some places of a chunk in double precision, in the middle of what their words leave open; and how much that is."""
+    """The unit draws at some places of a chunk in double precision, in the middle of what their
+    words leave open; and how much that is.
+    """
     pairs = words.shape[1]
     first, second = words[:, places % pairs].astype(np.float64) + 0.5
     u = np.abs(first) / 2**31
@@ -125,17 +153,23 @@ def unit(words: Words, places: NDArray[np.intp]) -> tuple[NDArray[np.float64], N
 
 @cache
 def require() -> None:
-    """Show on this machine, before the first release, that single and double precision are as near to real numbers as is said here."""
+    """Show on this machine, before the first release, that single and double precision are as near
+    to real numbers as is said here.
+    """
     draws = Draws(Randomness(bytes(32)), "proof", 1 << 17, torch.float32)
     single, double = disagreement(draws)
     if single > ERROR / 2 or double > 1:
-        what = f"exact noise on this machine: single precision is off by {single:.1e}, double by {double:.2f} of what it may be"
+        what = (
+            f"exact noise on this machine: single precision is off by {single:.1e}, double by "
+            f"{double:.2f} of what it may be"
+        )
         raise Unsupported(what, 'use noise="float", and report this')
 
 
 def disagreement(draws: Draws, few: int = 200) -> tuple[float, float]:
-    """The largest distance of single from double precision where it is trusted, over a chunk; and, in parts of the error that is said, of
-    double precision from real numbers, over a few values."""
+    """The largest distance of single from double precision where it is trusted, over a chunk; and,
+    in parts of the error that is said, of double precision from real numbers, over a few values.
+    """
     scratch, length = next(draws.words(0))
     words = scratch.integers.copy()
     found = scratch.transform(scratch.squared(1.0)).numpy().astype(np.float64)[:length]

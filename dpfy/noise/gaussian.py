@@ -1,8 +1,10 @@
-"""Standard Gaussian tensors by address: the same (secret, stream, step) gives the same tensors, on any number of calls.
+"""Standard Gaussian tensors by address: the same (secret, stream, step) gives the same tensors, on
+any number of calls.
 
-On a CPU the bits are an AES keystream and the transform is that of Box & Muller (1958), vectorised, and added to its target while it
-is in the cache: cryptographic noise for less than torch's own costs. A GPU makes float32 noise from a cipher where it is added
-(:mod:`dpfy.noise.chacha`); what is left uses the device's own generator, seeded by the address.
+On a CPU the bits are an AES keystream and the transform is that of Box & Muller (1958), vectorised,
+and added to its target while it is in the cache: cryptographic noise for less than torch's own
+costs. A GPU makes float32 noise from a cipher where it is added (:mod:`dpfy.noise.chacha`); what is
+left uses the device's own generator, seeded by the address.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from dpfy.noise.lattice import Lattice, lay_
 from dpfy.noise.part import Part
 
 CHUNK, LARGE_CHUNK = 1 << 17, 5 << 17
-"""Values made at a time, for few and for many: small enough for the cache, large enough that calls do not count (measured)."""
+"""Values made at a time, for few and for many: small enough for the cache, large enough that calls
+do not count (measured).
+"""
 
 KNOWN = frozenset({torch.float32, torch.float64})
 """The types that sums are made in; others are looked up."""
@@ -34,19 +38,28 @@ TAIL = 2.0**-44
 """Squares of u below which float32 noise takes more digits: one value in four million."""
 
 _NUMPY_IS_FAST = sys.platform == "linux" and torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""Whether NumPy has vector code for log2 and tan; else it goes value by value, and torch, slower than that vector code, does not."""
+"""Whether NumPy has vector code for log2 and tan; else it goes value by value, and torch, slower
+than that vector code, does not.
+"""
 
 
 def draw(
-    like: Mapping[str, Tensor], randomness: Randomness, stream: str, step: int, part: Part | None = None
+    like: Mapping[str, Tensor],
+    randomness: Randomness,
+    stream: str,
+    step: int,
+    part: Part | None = None,
 ) -> dict[str, Tensor]:
-    """Independent N(0, 1) values in the shapes and on the device of `like`, for one step of one stream.
+    """Independent N(0, 1) values in the shapes and on the device of `like`, for one step of one
+    stream.
 
-    A `part` says which coordinates of a larger draw these are, and they get its values; where that cannot be, its stream is its own.
+    A `part` says which coordinates of a larger draw these are, and they get its values; where that
+    cannot be, its stream is its own.
 
-    Guarantees: each step and stream has its own key; inside a step the parameters take consecutive, disjoint parts of one sequence,
-    so no two values of a run are ever the same draw. Values are float64 if any parameter is, else float32. In float32 a pair of
-    values has at most radius 8.15 (beyond lies a probability of 3.6e-15), in float64 9.4.
+    Guarantees: each step and stream has its own key; inside a step the parameters take consecutive,
+    disjoint parts of one sequence, so no two values of a run are ever the same draw. Values are
+    float64 if any parameter is, else float32. In float32 a pair of values has at most radius 8.15
+    (beyond lies a probability of 3.6e-15), in float64 9.4.
     """
     device = next(iter(like.values())).device if like else torch.device("cpu")
     supported.check_device("noise", device.type)
@@ -54,7 +67,9 @@ def draw(
     total = sum(t.numel() for t in like.values())
     if device.type == "cpu":
         flat = torch.empty(total, dtype=dtype)
-        for piece, values in _placed(flat, _values(part or Part.whole(total), dtype, randomness, stream, step)):
+        for piece, values in _placed(
+            flat, _values(part or Part.whole(total), dtype, randomness, stream, step)
+        ):
             piece.copy_(values)
     else:
         flat = torch.zeros(total, device=device, dtype=dtype)
@@ -66,7 +81,9 @@ def draw(
     return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
 
 
-def _drawn_by_counter(parts: Sequence[Tensor], randomness: Randomness, stream: str, step: int, part: Part | None) -> bool:
+def _drawn_by_counter(
+    parts: Sequence[Tensor], randomness: Randomness, stream: str, step: int, part: Part | None
+) -> bool:
     """Draw in one launch, on a GPU; False where that cannot be."""
     from dpfy.noise import chacha
 
@@ -78,16 +95,27 @@ def _drawn_by_counter(parts: Sequence[Tensor], randomness: Randomness, stream: s
 
 
 def by_counter(stream: str, part: Part | None) -> tuple[str, Part | None]:
-    """The stream that a kernel draws from, and the part of it; a part that is not in one piece of each tensor has a stream of its own."""
-    return (stream, part) if part is None or part.pieces is not None else (own_name(stream, part), None)
+    """The stream that a kernel draws from, and the part of it; a part that is not in one piece of
+    each tensor has a stream of its own.
+    """
+    return (
+        (stream, part)
+        if part is None or part.pieces is not None
+        else (own_name(stream, part), None)
+    )
 
 
 def own_name(stream: str, part: Part | None) -> str:
     """The name of the stream of a part that cannot be drawn by its place.
 
-    Guarantees: parts that share no coordinate have different names; under one they would get the same values.
+    Guarantees: parts that share no coordinate have different names; under one they would get the
+    same values.
     """
-    return stream if part is None or not part.size or part.size == part.total else f"{stream} from {part.runs[0][0]}"
+    return (
+        stream
+        if part is None or not part.size or part.size == part.total
+        else f"{stream} from {part.runs[0][0]}"
+    )
 
 
 def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
@@ -108,11 +136,13 @@ def add_(
     into: Sequence[Tensor] | None = None,
     part: Part | None = None,
 ) -> None:
-    """Add ``draw(sums, randomness, stream, step, part)`` to `sums`, both on `lattice`, and divide by `divisor`, in place; with `into`, the
-    results are rounded to the types of these tensors and written there.
+    """Add ``draw(sums, randomness, stream, step, part)`` to `sums`, both on `lattice`, and divide
+    by `divisor`, in place; with `into`, the results are rounded to the types of these tensors and
+    written there.
 
-    All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the sums is made; the scale of
-    the noise is rounded up. Sparse sums are replaced by dense ones. Guarantees: those of :func:`dpfy.noise.lattice.lay_`.
+    All sums have the type of the noise, see :func:`dtype_of`. On a CPU no tensor of the size of the
+    sums is made; the scale of the noise is rounded up. Sparse sums are replaced by dense ones.
+    Guarantees: those of :func:`dpfy.noise.lattice.lay_`.
     """
     many = list(sums.values())
     if any(t.device.type != "cpu" for t in many):
@@ -120,12 +150,24 @@ def add_(
 
         if chacha.usable(many):
             name, placed = by_counter(stream, part)
-            chacha.add_(many, lattice, [randomness.key(name, step, chacha.KEY_BYTES)], divisor, into=into, part=placed)
+            chacha.add_(
+                many,
+                lattice,
+                [randomness.key(name, step, chacha.KEY_BYTES)],
+                divisor,
+                into=into,
+                part=placed,
+            )
         else:
             add_drawn_(sums, draw(sums, randomness, stream, step, part), lattice, divisor, into)
         return
     part = part or Part.whole(sum([t.numel() for t in many]))
-    lay_(many, _values(part, dtype_of(sums), randomness, stream, step, lattice.noise), lattice, divisor)
+    lay_(
+        many,
+        _values(part, dtype_of(sums), randomness, stream, step, lattice.noise),
+        lattice,
+        divisor,
+    )
     sums |= zip(list(sums), many, strict=True)
     put(into, many)
 
@@ -166,17 +208,25 @@ def _in_steps(noise: Sequence[Tensor], lattice: Lattice) -> Iterator[Tensor]:
             yield piece * factor
 
 
-def _generator(device: torch.device, randomness: Randomness, stream: str, step: int) -> torch.Generator:
+def _generator(
+    device: torch.device, randomness: Randomness, stream: str, step: int
+) -> torch.Generator:
     generator = torch.Generator(device=device)
     return generator.manual_seed(int.from_bytes(randomness.key(stream, step, 8), "little") >> 1)
 
 
 def _values(
-    part: Part, dtype: torch.dtype, randomness: Randomness, stream: str, step: int, scale: float | None = None
+    part: Part,
+    dtype: torch.dtype,
+    randomness: Randomness,
+    stream: str,
+    step: int,
+    scale: float | None = None,
 ) -> Iterator[Tensor]:
     """The values of `part`, in pieces, in memory that the next chunk overwrites.
 
-    A chunk is made whole, or not at all: which values it holds depends on its place and on the number of all coordinates.
+    A chunk is made whole, or not at all: which values it holds depends on its place and on the
+    number of all coordinates.
     """
     size = LARGE_CHUNK if part.total > CHUNK else CHUNK
     whole = Scratch.held(dtype, size)
@@ -212,42 +262,67 @@ PAGE = 1 << 21
 
 
 def large_pages(size: int) -> NDArray[np.uint8]:
-    """`size` bytes in large pages where the system has them: NumPy asks for them if a piece has 4 MiB."""
+    """`size` bytes in large pages where the system has them: NumPy asks for them if a piece has 4
+    MiB.
+    """
     whole = np.empty(max(size + PAGE, 1 << 22), np.uint8)
     start = -whole.ctypes.data % PAGE
     return whole[start : start + size]
 
 
 class Scratch:
-    """Memory for some pairs r cos(2 a), r sin(2 a) with r = sqrt(-2 log u), and the views of it that NumPy and torch work on.
+    """Memory for some pairs r cos(2 a), r sin(2 a) with r = sqrt(-2 log u), and the views of it
+    that NumPy and torch work on.
 
     The values lie where the random bits were, so that less of the cache is needed.
     """
 
     def __init__(self, integers: NDArray[Any], radius: NDArray[Any]) -> None:
         real, self.places = radius.dtype, 8 * integers.itemsize - 1
-        self.integers, self.radius, self.values = integers.reshape(2, -1), radius, integers.view(real).reshape(2, -1)
+        self.integers, self.radius, self.values = (
+            integers.reshape(2, -1),
+            radius,
+            integers.view(real).reshape(2, -1),
+        )
         self.arrays = (*self.integers, radius, *self.values)
         self.bits: memoryview = integers.data.cast("B")
         self.tensors = [torch.from_numpy(a) for a in (radius, *self.values)]
         self.flat = torch.from_numpy(integers.view(real))
-        self.natural, self.turn = np.array(-math.log(2), real), np.array(math.pi / 2 * 2.0**-self.places, real)
-        self.smallest, self.half = (torch.tensor(x, dtype=self.flat.dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5))
+        self.natural, self.turn = (
+            np.array(-math.log(2), real),
+            np.array(math.pi / 2 * 2.0**-self.places, real),
+        )
+        self.smallest, self.half = (
+            torch.tensor(x, dtype=self.flat.dtype) for x in (2.0 ** (-2 * self.places - 2), 0.5)
+        )
         self.parts: dict[int, Scratch] = {}
         self.below_one = (1 - float(np.finfo(real).eps)) * 2.0 ** (-2 * self.places)
 
     @classmethod
     def held(cls, dtype: torch.dtype, size: int) -> Scratch:
-        """A whole chunk, the same at every call of a thread: fresh memory costs more than the numbers that are put into it."""
+        """A whole chunk, the same at every call of a thread: fresh memory costs more than the
+        numbers that are put into it.
+        """
         name = f"{dtype} {size}"
         if not hasattr(_HELD, name):
-            whole, real = (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
+            whole, real = (
+                (np.int64, np.float64) if dtype == torch.float64 else (np.int32, np.float32)
+            )
             memory = large_pages(3 * size // 2 * np.dtype(real).itemsize)
-            setattr(_HELD, name, cls(memory[: len(memory) // 3 * 2].view(whole), memory[len(memory) // 3 * 2 :].view(real)))
+            setattr(
+                _HELD,
+                name,
+                cls(
+                    memory[: len(memory) // 3 * 2].view(whole),
+                    memory[len(memory) // 3 * 2 :].view(real),
+                ),
+            )
         return getattr(_HELD, name)  # type: ignore[no-any-return]
 
     def part(self, pairs: int) -> Scratch:
-        """The beginning of the same memory. The views of a few sizes are held too: a run asks for one size at every step."""
+        """The beginning of the same memory. The views of a few sizes are held too: a run asks for
+        one size at every step.
+        """
         if pairs not in self.parts:
             if len(self.parts) >= 8:
                 self.parts.clear()
@@ -255,28 +330,39 @@ class Scratch:
         return self.parts[pairs]
 
     def squared(self, scale: float) -> NDArray[Any]:
-        """What turns binary logarithms of u^2 into squares of radii times `scale`: rounded to more noise, not less."""
+        """What turns binary logarithms of u^2 into squares of radii times `scale`: rounded to more
+        noise, not less.
+        """
         return _squared(self.radius.dtype, scale)
 
     def _go_on(self, where: NDArray[np.intp]) -> None:
-        """Squares of u with 16 more digits, the last of the second word, where there are so few that the tail would show them.
+        """Squares of u with 16 more digits, the last of the second word, where there are so few
+        that the tail would show them.
 
         The first word is a float32 number by now, exactly: it is small.
         """
-        first, second = self.values[0][where].astype(np.float64), self.integers[1][where].astype(np.int64)
+        first, second = (
+            self.values[0][where].astype(np.float64),
+            self.integers[1][where].astype(np.int64),
+        )
         self.radius[where] = ((first + ((second & 0xFFFF) + 0.5) / 2**16) / 2**self.places) ** 2
 
     def transform(self, factor: NDArray[Any] | None = None) -> Tensor:
-        """The values for the random bits in `bits`, which they overwrite; with a `factor` of :meth:`squared`, times its scale.
+        """The values for the random bits in `bits`, which they overwrite; with a `factor` of
+        :meth:`squared`, times its scale.
 
-        u is |k| / 2^b for a signed whole number k of b = 31 or 63 bits and a sign (2^-(b+1) for k = 0): small u, which make the tail,
-        keep their full precision, and below 2^-22 have more of it in float32. u is kept below 1, where a logarithm that errs could be
-        positive, by a last digit: r is longer, never shorter, than the formula's. a is uniform between -pi/2 and pi/2; with t = tan(a)
-        and w = 2 r / (1 + t^2), the pair is w - r and t w: one transcendental function in the place of two.
+        u is |k| / 2^b for a signed whole number k of b = 31 or 63 bits and a sign (2^-(b+1) for k =
+        0): small u, which make the tail, keep their full precision, and below 2^-22 have more of it
+        in float32. u is kept below 1, where a logarithm that errs could be positive, by a last
+        digit: r is longer, never shorter, than the formula's. a is uniform between -pi/2 and pi/2;
+        with t = tan(a) and w = 2 r / (1 + t^2), the pair is w - r and t w: one transcendental
+        function in the place of two.
         """
         first, second, radius, w, t = self.arrays
         r, w_tensor, t_tensor = self.tensors
-        np.copyto(w, first, casting="unsafe")  # w is the memory of the first words, t of the second: numbers of the same size
+        np.copyto(
+            w, first, casting="unsafe"
+        )  # w is the memory of the first words, t of the second: numbers of the same size
         torch.addcmul(self.smallest, w_tensor, w_tensor, value=self.below_one, out=r)
         if self.places < 32 and np.minimum.reduce(radius) < TAIL:
             self._go_on(np.flatnonzero(radius < TAIL))

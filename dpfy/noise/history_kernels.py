@@ -1,4 +1,6 @@
-"""Noise plus a weighted sum of remembered rows on a GPU: for strategies that keep all of the past, where each step has another one."""
+"""Noise plus a weighted sum of remembered rows on a GPU: for strategies that keep all of the past,
+where each step has another one.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,29 @@ BLOCK = 1024
 
 
 def usable(noise: Tensor, past: Tensor) -> bool:
-    """Whether the kernel can take these tensors; the plain formula gives the same numbers otherwise, slower."""
-    whole = noise.dtype in (torch.float32, torch.float64) and noise.is_contiguous() and past.is_contiguous()
+    """Whether the kernel can take these tensors; the plain formula gives the same numbers
+    otherwise, slower.
+    """
+    whole = (
+        noise.dtype in (torch.float32, torch.float64)
+        and noise.is_contiguous()
+        and past.is_contiguous()
+    )
     return triton is not None and noise.is_cuda and whole
 
 
-def plus_weighted(noise: Tensor, past: Tensor, weights: Sequence[float], keep: int | None) -> Tensor:
-    """noise + sum of weights[i] * past[i], in row `keep` of the past or in a new tensor. Each place is read before it is written."""
+def plus_weighted(
+    noise: Tensor, past: Tensor, weights: Sequence[float], keep: int | None
+) -> Tensor:
+    """noise + sum of weights[i] * past[i], in row `keep` of the past or in a new tensor. Each place
+    is read before it is written.
+    """
     out = torch.empty_like(noise) if keep is None else past[keep]
     table = _table(tuple(weights), noise.dtype, noise.device)
     grid = (-(-noise.numel() // BLOCK),)
-    _weighted[grid](noise, past, table, out, noise.numel(), past.stride(0), len(weights), BLOCK=BLOCK)
+    _weighted[grid](
+        noise, past, table, out, noise.numel(), past.stride(0), len(weights), BLOCK=BLOCK
+    )
     return out
 
 

@@ -1,4 +1,6 @@
-"""Strategies whose inverse is banded: past draws are asked for again instead of being kept, so there is no state at all."""
+"""Strategies whose inverse is banded: past draws are asked for again instead of being kept, so
+there is no state at all.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InverseBanded(Toeplitz, Recurrent):
-    """C^-1 is banded Toeplitz with these coefficients, the first 1 and the others at most 0 (Kalinin et al. 2025).
+    """C^-1 is banded Toeplitz with these coefficients, the first 1 and the others at most 0
+    (Kalinin et al. 2025).
 
-    Guarantees: the noise of step t is sum over i of d_i z_(t-i), the z drawn again from their addresses. Coefficients d_i <= 0 make
-    C non-negative, and rounding them toward zero for single precision makes every entry of C smaller.
+    Guarantees: the noise of step t is sum over i of d_i z_(t-i), the z drawn again from their
+    addresses. Coefficients d_i <= 0 make C non-negative, and rounding them toward zero for single
+    precision makes every entry of C smaller.
     """
 
     noising_coefficient: tuple[float, ...]
@@ -29,7 +33,11 @@ class InverseBanded(Toeplitz, Recurrent):
     def __post_init__(self) -> None:
         values = series.checked("inverse.noising_coefficient", self.noising_coefficient)
         if values[0] != 1 or any(d > 0 for d in values[1:]):
-            raise InvalidInput("inverse.noising_coefficient", values, "must start with 1 and go on with numbers of at most 0")
+            raise InvalidInput(
+                "inverse.noising_coefficient",
+                values,
+                "must start with 1 and go on with numbers of at most 0",
+            )
         object.__setattr__(self, "noising_coefficient", values)
 
     @property
@@ -59,12 +67,18 @@ class InverseBanded(Toeplitz, Recurrent):
 
 
 def inverse_square_root_banded(bands: int) -> InverseBanded:
-    """BISR: the first coefficients of the inverse square root (Kalinin et al. 2025). Nothing to optimise."""
-    return InverseBanded(tuple(float(d) for d in series.inverse_square_root(check.integer("bands", bands))))
+    """BISR: the first coefficients of the inverse square root (Kalinin et al. 2025). Nothing to
+    optimise.
+    """
+    return InverseBanded(
+        tuple(float(d) for d in series.inverse_square_root(check.integer("bands", bands)))
+    )
 
 
 def cancelling(fraction: float) -> InverseBanded:
-    """Two bands: each step takes back `fraction` of the draw before it, so C has the coefficients fraction^i."""
+    """Two bands: each step takes back `fraction` of the draw before it, so C has the coefficients
+    fraction^i.
+    """
     if not 0 <= check.real("fraction", fraction) < 1:
         raise InvalidInput("fraction", fraction, "must lie in [0, 1)")
     return InverseBanded((1.0, -float(fraction)))

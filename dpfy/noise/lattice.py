@@ -1,8 +1,10 @@
-"""One public lattice for what is released: the sum, rounded at random, and the noise meet on it, whatever the data.
+"""One public lattice for what is released: the sum, rounded at random, and the noise meet on it,
+whatever the data.
 
-Floating-point numbers lie closer together near zero, so a sum that is not zero makes outputs possible that are impossible without it,
-and one such output gives a record away (Mironov 2012). Here every released value is (k + 1/2) times a public step, k a whole number,
-over a public divisor. docs/decisions.md has the proof and what is left.
+Floating-point numbers lie closer together near zero, so a sum that is not zero makes outputs
+possible that are impossible without it, and one such output gives a record away (Mironov 2012).
+Here every released value is (k + 1/2) times a public step, k a whole number, over a public divisor.
+docs/decisions.md has the proof and what is left.
 """
 
 from __future__ import annotations
@@ -21,22 +23,29 @@ from torch import Tensor
 from dpfy.core.errors import Unsupported
 
 FINENESS = 32
-"""Steps in a standard deviation of a step's own noise: at least as many, and less than twice as many."""
+"""Steps in a standard deviation of a step's own noise: at least as many, and less than twice as
+many.
+"""
 
 APART, FEW = 1 << 16, 3
-"""Parts of so many coordinates, and parts of which there are so few, are worked on where they lie; other ones are copied together: the
-calls cost less than the copies."""
+"""Parts of so many coordinates, and parts of which there are so few, are worked on where they lie;
+other ones are copied together: the calls cost less than the copies.
+"""
 
 LOST = 2.0
-"""By how much the mean of a randomly moved sum can be off: in units of the last digit of 1, in steps."""
+"""By how much the mean of a randomly moved sum can be off: in units of the last digit of 1, in
+steps.
+"""
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """Where the values of one release lie, half-odd multiples of a power of two (`step`), and how it meets them.
+    """Where the values of one release lie, half-odd multiples of a power of two (`step`), and how
+    it meets them.
 
-    `noise` is the standard deviation of noise at unit scale, in steps. `phase` is secret, random and uniform between -1/2 and 1/2: all
-    sums are moved by so many steps before they are rounded, so that they are rounded up or down by chance.
+    `noise` is the standard deviation of noise at unit scale, in steps. `phase` is secret, random
+    and uniform between -1/2 and 1/2: all sums are moved by so many steps before they are rounded,
+    so that they are rounded up or down by chance.
     """
 
     step: float
@@ -45,7 +54,9 @@ class Lattice:
 
     @classmethod
     def of(cls, stddev: float, dtype: torch.dtype, phase: float, fresh: float = 1.0) -> Lattice:
-        """For noise of this standard deviation at unit scale, where a step's own draw has the weight `fresh`."""
+        """For noise of this standard deviation at unit scale, where a step's own draw has the
+        weight `fresh`.
+        """
         place = _place(stddev, dtype, fresh)
         return cls(math.ldexp(1.0, place), math.ldexp(stddev, -place), phase)
 
@@ -53,40 +64,57 @@ class Lattice:
 @lru_cache(maxsize=1024)
 def _place(stddev: float, dtype: torch.dtype, fresh: float) -> int:
     """The exponent of the step."""
-    place, largest = math.frexp(stddev * fresh / FINENESS)[1] - 1, math.frexp(torch.finfo(dtype).max)[1]
+    place, largest = (
+        math.frexp(stddev * fresh / FINENESS)[1] - 1,
+        math.frexp(torch.finfo(dtype).max)[1],
+    )
     if not 8 - largest <= place <= largest - 28:
-        raise Unsupported(f"noise of standard deviation {stddev:.3g} in {dtype}", "choose another clip norm, or float64")
+        raise Unsupported(
+            f"noise of standard deviation {stddev:.3g} in {dtype}",
+            "choose another clip norm, or float64",
+        )
     return place
 
 
 @lru_cache(maxsize=1024)
-def with_rounding(scale: float, bound: float, coordinates: int, dtype: torch.dtype, fresh: float = 1.0) -> float:
-    """The standard deviation that is `scale` times the bound of a contribution *and of its rounding*.
+def with_rounding(
+    scale: float, bound: float, coordinates: int, dtype: torch.dtype, fresh: float = 1.0
+) -> float:
+    """The standard deviation that is `scale` times the bound of a contribution *and of its
+    rounding*.
 
-    Guarantees: the random move changes the difference of two neighbouring sums, in the mean, by at most LOST in each coordinate, so by at
-    most that times the root of their number in length. The noise is at least `scale` times the sum of both lengths.
+    Guarantees: the random move changes the difference of two neighbouring sums, in the mean, by at
+    most LOST in each coordinate, so by at most that times the root of their number in length. The
+    noise is at least `scale` times the sum of both lengths.
     """
     share = scale * LOST * torch.finfo(dtype).eps * fresh / FINENESS * math.sqrt(coordinates)
     if not share < 0.5:
-        raise Unsupported(f"{coordinates} coordinates of {dtype} with noise of {scale:.3g} bounds", "use parameters in float64")
+        raise Unsupported(
+            f"{coordinates} coordinates of {dtype} with noise of {scale:.3g} bounds",
+            "use parameters in float64",
+        )
     return scale * bound / (1 - share)
 
 
 def lay_(sums: list[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor: float) -> None:
-    """Turn `sums` into released values, in place: (floor(sum + phase + noise) + 1/2) steps, over the divisor.
+    """Turn `sums` into released values, in place: (floor(sum + phase + noise) + 1/2) steps, over
+    the divisor.
 
-    `noise` is that of all sums laid end to end, in steps, piece by piece; on a CPU pieces should fit into the cache. A sparse sum, which
-    holds the rows of a table that are in use, gives its place in `sums` to a dense tensor.
+    `noise` is that of all sums laid end to end, in steps, piece by piece; on a CPU pieces should
+    fit into the cache. A sparse sum, which holds the rows of a table that are in use, gives its
+    place in `sums` to a dense tensor.
 
-    Guarantees: once a sum is moved, everything is a function of the exact value of moved sum + noise: the addition, which IEEE 754
-    rounds correctly, the floor, the product. At a given place the same k gives the same bits whatever the sum was, and whether it was
-    sparse or not.
+    Guarantees: once a sum is moved, everything is a function of the exact value of moved sum +
+    noise: the addition, which IEEE 754 rounds correctly, the floor, the product. At a given place
+    the same k gives the same bits whatever the sum was, and whether it was sparse or not.
     """
     if not sums:
         return
     weight, inverse = lattice.step / divisor, 1 / lattice.step
     half, phase = _constants(sums[0], weight / 2, lattice.phase)
-    tables = {place: _Table(t.coalesce(), phase, inverse) for place, t in enumerate(sums) if t.is_sparse}
+    tables = {
+        place: _Table(t.coalesce(), phase, inverse) for place, t in enumerate(sums) if t.is_sparse
+    }
     for place, found in tables.items():
         sums[place] = found.values
     rows = [t.view(-1) if t.is_contiguous() else t.flatten() for t in sums]
@@ -95,11 +123,23 @@ def lay_(sums: list[Tensor], noise: Iterable[Tensor], lattice: Lattice, divisor:
     for piece in noise:
         end = start + piece.numel()
         groups = _groups(sizes, start, end, held)
-        cuts = [piece] if len(groups) == 1 else piece.split_with_sizes([group.length for group in groups])
+        cuts = (
+            [piece]
+            if len(groups) == 1
+            else piece.split_with_sizes([group.length for group in groups])
+        )
         for group, part in zip(groups, cuts, strict=True):
-            parts = [rows[row] if whole else rows[row][begin:stop] for row, begin, stop, whole in group.parts]
+            parts = [
+                rows[row] if whole else rows[row][begin:stop]
+                for row, begin, stop, whole in group.parts
+            ]
             if group.table is not None:
-                torch.add(half, tables[group.table].add_to_(part, group.parts[0].begin).floor_(), alpha=weight, out=parts[0])
+                torch.add(
+                    half,
+                    tables[group.table].add_to_(part, group.parts[0].begin).floor_(),
+                    alpha=weight,
+                    out=parts[0],
+                )
                 continue
             values = parts[0] if len(parts) == 1 else torch.cat(parts)
             torch.add(phase, values, alpha=inverse, out=values)
@@ -117,9 +157,11 @@ _HELD = threading.local()
 
 
 def _constants(like: Tensor, first: float, second: float) -> tuple[Tensor, ...]:
-    """Two numbers as tensors of the type and device of `like`: a product and a sum of them are one pass then.
+    """Two numbers as tensors of the type and device of `like`: a product and a sum of them are one
+    pass then.
 
-    In memory that the next call of the thread overwrites: to make it takes as long as some thousand values.
+    In memory that the next call of the thread overwrites: to make it takes as long as some thousand
+    values.
     """
     name = "double" if like.dtype is torch.float64 else "single"
     if not hasattr(_HELD, name):
@@ -131,23 +173,42 @@ def _constants(like: Tensor, first: float, second: float) -> tuple[Tensor, ...]:
 
 
 class _Table:
-    """The sum of a table of which some rows are in use, moved, and memory for its values: the other rows are never written out before."""
+    """The sum of a table of which some rows are in use, moved, and memory for its values: the other
+    rows are never written out before.
+    """
 
     def __init__(self, sums: Tensor, phase: Tensor, inverse: float) -> None:
         real = np.float64 if sums.dtype is torch.float64 else np.float32
-        self._rows, self._moved = sums.indices()[0].numpy(), torch.add(phase, sums.values(), alpha=inverse).numpy()
+        self._rows, self._moved = (
+            sums.indices()[0].numpy(),
+            torch.add(phase, sums.values(), alpha=inverse).numpy(),
+        )
         self._phase = phase
-        self.values = torch.from_numpy(np.empty(sums.shape, real))  # NumPy asks the system for large pages
+        self.values = torch.from_numpy(
+            np.empty(sums.shape, real)
+        )  # NumPy asks the system for large pages
 
     def add_to_(self, noise: Tensor, begin: int) -> Tensor:
-        """Add the moved sum from coordinate `begin` on to `noise`, in place: a row that is not in use was moved by the phase alone."""
+        """Add the moved sum from coordinate `begin` on to `noise`, in place: a row that is not in
+        use was moved by the phase alone.
+        """
         flat, width, end = noise.numpy(), max(self.values.shape[1], 1), begin + noise.numel()
         first, last = begin // width, -(-end // width)
         rows = slice(*np.searchsorted(self._rows, [first, last]))
         used, moved = self._rows[rows], self._moved[rows]
         whole, stop = -(-begin // width), end // width
-        cut = [k for k in {0, len(used) - 1} if used.size and not whole <= used[k] < stop]  # rows that begin or end outside
-        ends = [(max(used[k] * width, begin), min((used[k] + 1) * width, end), used[k] * width, moved[k]) for k in cut]
+        cut = [
+            k for k in {0, len(used) - 1} if used.size and not whole <= used[k] < stop
+        ]  # rows that begin or end outside
+        ends = [
+            (
+                max(used[k] * width, begin),
+                min((used[k] + 1) * width, end),
+                used[k] * width,
+                moved[k],
+            )
+            for k in cut
+        ]
         noisy = [flat[a - begin : b - begin] + row[a - at : b - at] for a, b, at, row in ends]
         inside = flat[whole * width - begin : max(whole, stop) * width - begin].reshape(-1, width)
         if cut:
@@ -172,7 +233,9 @@ class _Part(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Parts of rows that follow each other and are worked on together, and their length; or a part of one row that is a `table`."""
+    """Parts of rows that follow each other and are worked on together, and their length; or a part
+    of one row that is a `table`.
+    """
 
     parts: tuple[_Part, ...]
     length: int
@@ -184,8 +247,11 @@ class _Group(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _groups(sizes: tuple[int, ...], start: int, end: int, tables: tuple[int, ...]) -> tuple[_Group, ...]:
-    """The coordinates from `start` to `end` of rows laid end to end, large parts and those of tables by themselves.
+def _groups(
+    sizes: tuple[int, ...], start: int, end: int, tables: tuple[int, ...]
+) -> tuple[_Group, ...]:
+    """The coordinates from `start` to `end` of rows laid end to end, large parts and those of
+    tables by themselves.
 
     Held, since every step of a run asks for the same.
     """
@@ -196,18 +262,31 @@ def _groups(sizes: tuple[int, ...], start: int, end: int, tables: tuple[int, ...
         first += size
         if begin >= stop:
             continue
-        part, length, table = _Part(row, begin, stop, stop - begin == size), stop - begin, row if row in tables else None
-        if groups and max(length, groups[-1].length) < APART and table is None and groups[-1].table is None:
+        part, length, table = (
+            _Part(row, begin, stop, stop - begin == size),
+            stop - begin,
+            row if row in tables else None,
+        )
+        if (
+            groups
+            and max(length, groups[-1].length) < APART
+            and table is None
+            and groups[-1].table is None
+        ):
             groups[-1] = _Group((*groups[-1].parts, part), groups[-1].length + length)
         else:
             groups.append(_Group((part,), length, table))
-    return tuple(each for group in groups for each in (group.apart() if len(group.parts) <= FEW else [group]))
+    return tuple(
+        each for group in groups for each in (group.apart() if len(group.parts) <= FEW else [group])
+    )
 
 
 def pieces(
     rows: Sequence[Tensor], sizes: Sequence[int], target: int, done: int, length: int
 ) -> tuple[list[Tensor], list[int], int, int]:
-    """The next `length` coordinates, from `done` in row `target` on, as parts of rows with their lengths; and where the next begin."""
+    """The next `length` coordinates, from `done` in row `target` on, as parts of rows with their
+    lengths; and where the next begin.
+    """
     parts: list[Tensor] = []
     lengths: list[int] = []
     while length or not parts:

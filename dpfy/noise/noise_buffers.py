@@ -1,4 +1,6 @@
-"""Past noise in one tensor: all parameters side by side, one row for each value that is remembered."""
+"""Past noise in one tensor: all parameters side by side, one row for each value that is
+remembered.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,26 @@ PAST = "past"
 def stack(like: Grads, depth: int) -> State:
     """`depth` rows of zeros, in the dtype in which noise is drawn.
 
-    That is float64 if any parameter is, else float32: half-precision parameters too, for noise kept in half precision would not be
-    the noise that was billed.
+    That is float64 if any parameter is, else float32: half-precision parameters too, for noise kept
+    in half precision would not be the noise that was billed.
     """
     import torch
 
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in like.values()) else torch.float32
     device = next(iter(like.values())).device if like else torch.device("cpu")
-    return {PAST: torch.zeros((depth, sum(t.numel() for t in like.values())), dtype=dtype, device=device)}
+    return {
+        PAST: torch.zeros(
+            (depth, sum(t.numel() for t in like.values())), dtype=dtype, device=device
+        )
+    }
 
 
 def held(state: State, noise: Tensor, rows: int, step: int) -> Tensor:
-    """The past in `state`, if it can be the one that `step` was left: `rows` rows beside each other like `noise`.
+    """The past in `state`, if it can be the one that `step` was left: `rows` rows beside each other
+    like `noise`.
 
-    Guarantees: a state that was lost, begun again or made for other parameters raises and names shapes only. Noise without its past would
-    not be the noise that was billed.
+    Guarantees: a state that was lost, begun again or made for other parameters raises and names
+    shapes only. Noise without its past would not be the noise that was billed.
     """
     return held_beside(state, {"": noise}, rows, step)
 
@@ -46,7 +53,10 @@ def held_beside(state: State, like: Grads, rows: int, step: int) -> Tensor:
         raise no_past(step, f"no tensor {PAST!r}")
     shape = (rows, sum([t.numel() for t in like.values()]))
     if past.shape != shape or past.dtype != first.dtype or past.device != first.device:
-        kept, wanted = (f"{tuple(size)} {t.dtype} on {t.device}" for size, t in ((past.shape, past), (shape, first)))
+        kept, wanted = (
+            f"{tuple(size)} {t.dtype} on {t.device}"
+            for size, t in ((past.shape, past), (shape, first))
+        )
         raise no_past(step, f"{kept} where it must hold {wanted}")
     return past
 
@@ -54,12 +64,16 @@ def held_beside(state: State, like: Grads, rows: int, step: int) -> Tensor:
 def no_past(step: int, found: str) -> InvalidInput:
     """The error of a noise state that is not the one of this step."""
     return InvalidInput(
-        "noise state", found, f"is not what step {step} begins with: give the state that the step before returned"
+        "noise state",
+        found,
+        f"is not what step {step} begins with: give the state that the step before returned",
     )
 
 
 def grown(step: int) -> int:
-    """Rows of a past that begins with one and doubles whenever it is full, at the beginning of `step`."""
+    """Rows of a past that begins with one and doubles whenever it is full, at the beginning of
+    `step`.
+    """
     return 1 << max(step - 1, 0).bit_length()
 
 
@@ -96,7 +110,8 @@ def doubled(past: Tensor) -> Tensor:
 
 
 def noise(recurrence: Recurrence, step: int, draw: Draw, state: State) -> Grads:
-    """The noise of `step` at unit scale, one operation after the other: the portable route and the oracle of the kernel.
+    """The noise of `step` at unit scale, one operation after the other: the portable route and the
+    oracle of the kernel.
 
     Guarantees: a state that is not the step's own raises before anything is changed.
     """
@@ -123,11 +138,15 @@ def rounded(weights: Sequence[float], noise: Tensor) -> list[float]:
     return list(weights) if noise.dtype == torch.float64 else [single(w) for w in weights]
 
 
-def plus_weighted(noise: Tensor, past: Tensor, weights: Sequence[float], keep: int | None = None) -> Tensor:
-    """noise + sum of weights[i] * past[i], the weights rounded toward zero; row `keep` of the past, if given, becomes the result.
+def plus_weighted(
+    noise: Tensor, past: Tensor, weights: Sequence[float], keep: int | None = None
+) -> Tensor:
+    """noise + sum of weights[i] * past[i], the weights rounded toward zero; row `keep` of the past,
+    if given, becomes the result.
 
-    On the CPU a matrix-vector product, which never runs in a reduced (TF32) precision; on a GPU one kernel that reads each row once
-    and writes the result once, into the row where it is kept: the result is then that row, to be read before it is written again.
+    On the CPU a matrix-vector product, which never runs in a reduced (TF32) precision; on a GPU one
+    kernel that reads each row once and writes the result once, into the row where it is kept: the
+    result is then that row, to be read before it is written again.
     """
     import torch
 
@@ -144,8 +163,12 @@ def plus_weighted(noise: Tensor, past: Tensor, weights: Sequence[float], keep: i
     return total
 
 
-def feed_back(noise: Tensor, past: Tensor, weights: Sequence[float], decay: Sequence[float]) -> Tensor:
-    """y = noise + sum of weights[j] past[j], in the place of `noise`; past[j] becomes decay[j] past[j] + y. All rounded toward zero."""
+def feed_back(
+    noise: Tensor, past: Tensor, weights: Sequence[float], decay: Sequence[float]
+) -> Tensor:
+    """y = noise + sum of weights[j] past[j], in the place of `noise`; past[j] becomes decay[j]
+    past[j] + y. All rounded toward zero.
+    """
     for row, weight in zip(past, rounded(weights, noise), strict=True):
         noise.add_(row, alpha=weight)
     for row, kept in zip(past, rounded(decay, noise), strict=True):

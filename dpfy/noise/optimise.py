@@ -1,7 +1,8 @@
 """The best strategy of each Toeplitz family for a given run: banded, and with a banded inverse.
 
-All optimisers minimise log(error^2 * sensitivity^2) by L-BFGS with exact gradients in float64. The result's error and sensitivity are
-always evaluated again from its coefficients: an optimiser that stops early costs accuracy of the model, never privacy.
+All optimisers minimise log(error^2 * sensitivity^2) by L-BFGS with exact gradients in float64. The
+result's error and sensitivity are always evaluated again from its coefficients: an optimiser that
+stops early costs accuracy of the model, never privacy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ HUGE = 1e6
 class Objective:
     """The squared error as a function of the noising series d, with its gradient."""
 
-    def __init__(self, steps: int, objective: str = "mean", workload: Workload = PREFIX_SUMS) -> None:
+    def __init__(
+        self, steps: int, objective: str = "mean", workload: Workload = PREFIX_SUMS
+    ) -> None:
         check.one_of("objective", objective, OBJECTIVES)
         self.steps = steps
         self.quadratic: NDArray[np.float64] | None = None
@@ -43,7 +46,9 @@ class Objective:
             self.workload = workload.coefficients(steps)
             self.sums = workload == PREFIX_SUMS
         elif objective == "max":
-            raise Unsupported("the max objective with a learning-rate schedule", 'use objective "mean"')
+            raise Unsupported(
+                "the max objective with a learning-rate schedule", 'use objective "mean"'
+            )
         else:
             self.quadratic = _along_diagonals(workload.matrix(steps)) / steps
 
@@ -52,14 +57,22 @@ class Objective:
         if self.quadratic is not None:
             image = self.quadratic @ noising
             return float(noising @ image), 2 * image
-        response = np.cumsum(noising) if self.sums else series.convolve(self.workload, noising, self.steps)
+        response = (
+            np.cumsum(noising) if self.sums else series.convolve(self.workload, noising, self.steps)
+        )
         slope = 2 * self.weights * response
-        back = np.cumsum(slope[::-1])[::-1] if self.sums else correlate(slope, self.workload, self.steps)
+        back = (
+            np.cumsum(slope[::-1])[::-1]
+            if self.sums
+            else correlate(slope, self.workload, self.steps)
+        )
         return float((self.weights * response**2).sum()), back
 
 
 def _along_diagonals(workload: NDArray[np.float64]) -> NDArray[np.float64]:
-    """K with d^T K d = sum of the squares of A M, M Toeplitz with first column d: sums of A^T A along its diagonals."""
+    """K with d^T K d = sum of the squares of A M, M Toeplitz with first column d: sums of A^T A
+    along its diagonals.
+    """
     gram = workload.T @ workload
     total = np.zeros_like(gram)
     n = len(gram)
@@ -72,7 +85,9 @@ def _along_diagonals(workload: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def correlate(slope: Vector, other: Vector, count: int) -> Vector:
-    """r_k = sum over i of slope_i other_(i-k), for k < count: the adjoint of a convolution with `other`."""
+    """r_k = sum over i of slope_i other_(i-k), for k < count: the adjoint of a convolution with
+    `other`.
+    """
     n = len(slope)
     result: Vector = fftconvolve(slope, other[::-1])[n - 1 : n - 1 + count]
     return result
@@ -86,7 +101,9 @@ def inverse_gradient(slope: Vector, inverse: Vector, count: int) -> Vector:
 def squared_overlay(c: Vector, most: int, separation: int) -> tuple[float, Vector]:
     """The squared closed-form sensitivity of c and its gradient."""
     times = capped(most, separation, len(c))
-    if times * separation >= len(c):  # every shift that reaches: running sums, whatever their number
+    if times * separation >= len(
+        c
+    ):  # every shift that reaches: running sums, whatever their number
         total = _running(c, separation)
         return float(total @ total), 2 * _running(total[::-1], separation)[::-1]
     total = overlay(c, most, separation)
@@ -117,17 +134,27 @@ def pattern_of(pattern: participation.Participation, steps: int) -> tuple[int, i
     return 1, steps
 
 
-def descend(function: Cost, start: Vector, bounds: list[tuple[float, float]] | None = None) -> Vector:
-    """The best point found by L-BFGS from `start`, begun anew where a line search gave up; never worse than `start`."""
+def descend(
+    function: Cost, start: Vector, bounds: list[tuple[float, float]] | None = None
+) -> Vector:
+    """The best point found by L-BFGS from `start`, begun anew where a line search gave up; never
+    worse than `start`.
+    """
 
     def guarded(point: Vector) -> tuple[float, Vector]:
         with np.errstate(all="ignore"):
             value, slope = function(point)
-        return (value, slope) if np.isfinite(value) and np.isfinite(slope).all() else (HUGE, np.zeros_like(point))
+        return (
+            (value, slope)
+            if np.isfinite(value) and np.isfinite(slope).all()
+            else (HUGE, np.zeros_like(point))
+        )
 
     best, value = start, guarded(start)[0]
     for _ in range(RESTARTS):
-        found = minimize(guarded, best, jac=True, method="L-BFGS-B", bounds=bounds, options=SETTINGS)
+        found = minimize(
+            guarded, best, jac=True, method="L-BFGS-B", bounds=bounds, options=SETTINGS
+        )
         gain = value - float(found.fun)
         if gain > 0:
             best, value = found.x, float(found.fun)
@@ -136,14 +163,20 @@ def descend(function: Cost, start: Vector, bounds: list[tuple[float, float]] | N
     return best
 
 
-def best_of(function: Cost, starts: list[Vector], bounds: list[tuple[float, float]] | None = None) -> Vector:
+def best_of(
+    function: Cost, starts: list[Vector], bounds: list[tuple[float, float]] | None = None
+) -> Vector:
     """The best end point over all starts."""
     ends = [descend(function, start, bounds) for start in starts]
     return min(ends, key=lambda end: function(end)[0])
 
 
-def banded(bands: int, steps: int, objective: str = "mean", workload: Workload = PREFIX_SUMS) -> Banded:
-    """The banded Toeplitz strategy with the least error for one participation, or for many that are at least `bands` apart."""
+def banded(
+    bands: int, steps: int, objective: str = "mean", workload: Workload = PREFIX_SUMS
+) -> Banded:
+    """The banded Toeplitz strategy with the least error for one participation, or for many that are
+    at least `bands` apart.
+    """
     check.integer("bands", bands)
     check.integer("steps", steps)
     error = Objective(steps, objective, workload)
@@ -156,7 +189,9 @@ def banded(bands: int, steps: int, objective: str = "mean", workload: Workload =
         d = series.inverse(c, steps)
         squared, slope = error(d)
         norm = float(c @ c)
-        return float(np.log(squared) + np.log(norm)), inverse_gradient(slope, d, bands)[1:] / squared + 2 * free / norm
+        return float(np.log(squared) + np.log(norm)), inverse_gradient(slope, d, bands)[
+            1:
+        ] / squared + 2 * free / norm
 
     free = best_of(cost, _starts(cost, series.square_root(bands)[1:]))
     return Banded((1.0, *(float(c) for c in free)))
@@ -169,19 +204,28 @@ def _starts(cost: Cost, root: Vector) -> list[Vector]:
 
 
 def normalised_banded(bands: int, steps: int, workload: Workload = PREFIX_SUMS) -> NormalisedBanded:
-    """The optimised banded strategy with all columns scaled to norm one: a little better again, for exactly `steps` steps."""
+    """The optimised banded strategy with all columns scaled to norm one: a little better again, for
+    exactly `steps` steps.
+    """
     return NormalisedBanded(banded(bands, steps, "mean", workload).coefficient, steps)
 
 
 def inverse_banded(
-    bands: int, steps: int, pattern: participation.Participation, objective: str = "mean", workload: Workload = PREFIX_SUMS
+    bands: int,
+    steps: int,
+    pattern: participation.Participation,
+    objective: str = "mean",
+    workload: Workload = PREFIX_SUMS,
 ) -> InverseBanded:
-    """The strategy with a banded inverse that has the least error under `pattern`: no buffers at all."""
+    """The strategy with a banded inverse that has the least error under `pattern`: no buffers at
+    all.
+    """
     check.integer("bands", bands)
     error = Objective(steps, objective, workload)
     most, separation = pattern_of(pattern, steps)
     start = np.array(inverse_square_root_banded(min(bands, steps)).noising_coefficient)
-    # Under separation the sensitivity is a theorem only for non-increasing C: rises are made expensive, the rest is cut off below.
+    # Under separation the sensitivity is a theorem only for non-increasing C: rises are made
+    # expensive, the rest is cut off below.
     stiffness = 300.0 if isinstance(pattern, participation.Separated) else 0.0
     if len(start) == 1:
         return InverseBanded((1.0,))
@@ -193,8 +237,12 @@ def inverse_banded(
         norm, norm_slope = squared_overlay(c, most, separation)
         rises = np.maximum(np.diff(c), 0) * stiffness
         value = float(np.log(squared) + np.log(norm) + rises @ rises)
-        bend = np.concatenate([[0.0], 2 * stiffness * rises]) - np.concatenate([2 * stiffness * rises, [0.0]])
-        return value, slope[1 : len(free) + 1] / squared + inverse_gradient(norm_slope / norm + bend, c, len(free) + 1)[1:]
+        bend = np.concatenate([[0.0], 2 * stiffness * rises]) - np.concatenate(
+            [2 * stiffness * rises, [0.0]]
+        )
+        return value, slope[1 : len(free) + 1] / squared + inverse_gradient(
+            norm_slope / norm + bend, c, len(free) + 1
+        )[1:]
 
     damped = [start[1:] * share for share in (1.0, 0.9, 1.1)]
     free = best_of(cost, damped, bounds=[(-2.0, 0.0)] * (len(start) - 1))
@@ -204,7 +252,9 @@ def inverse_banded(
 
 
 def _monotone(free: Vector, safe: Vector, steps: int) -> Vector:
-    """The point nearest to `free`, on the way from `safe`, whose C is non-increasing: where the closed form is a theorem."""
+    """The point nearest to `free`, on the way from `safe`, whose C is non-increasing: where the
+    closed form is a theorem.
+    """
     for share in np.linspace(1, 0, 1001):
         mixed: Vector = share * free + (1 - share) * safe
         if (np.diff(series.inverse(np.concatenate([[1.0], mixed]), steps)) <= 0).all():

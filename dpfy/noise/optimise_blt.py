@@ -1,7 +1,8 @@
 """The best buffered linear Toeplitz strategy for a run.
 
-c(x) = product of (1 - theta_hat_j x) / (1 - theta_j x) with 1 > theta_1 > theta_hat_1 > theta_2 > ...: interlaced roots are the same as
-positive omega. The roots are optimised as a chain of ratios, each through a logistic function, first-order sections in cascade.
+c(x) = product of (1 - theta_hat_j x) / (1 - theta_j x) with 1 > theta_1 > theta_hat_1 > theta_2 >
+...: interlaced roots are the same as positive omega. The roots are optimised as a chain of ratios,
+each through a logistic function, first-order sections in cascade.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ BELOW_ZERO = 0.5
 
 
 def blt(
-    buffers: int, steps: int, pattern: participation.Participation, objective: str = "mean", workload: Workload = PREFIX_SUMS
+    buffers: int,
+    steps: int,
+    pattern: participation.Participation,
+    objective: str = "mean",
+    workload: Workload = PREFIX_SUMS,
 ) -> Blt:
     """The BLT strategy with at most `buffers` buffers and the least error under `pattern`.
 
@@ -41,7 +46,8 @@ def blt(
         candidate = _strategy(roots)
         if candidate is not None and (
             best is None
-            or _score(candidate, steps, pattern, objective, workload) < _score(best, steps, pattern, objective, workload)
+            or _score(candidate, steps, pattern, objective, workload)
+            < _score(best, steps, pattern, objective, workload)
         ):
             best = candidate
     assert best is not None, "one buffer always has a solution"
@@ -51,7 +57,9 @@ def blt(
 class _Cost:
     """log(error^2 * sensitivity^2) of a chain of roots."""
 
-    def __init__(self, steps: int, pattern: participation.Participation, objective: str, workload: Workload) -> None:
+    def __init__(
+        self, steps: int, pattern: participation.Participation, objective: str, workload: Workload
+    ) -> None:
         self.steps = steps
         self.error = Objective(steps, objective, workload)
         self.most, self.separation = pattern_of(pattern, steps)
@@ -60,7 +68,9 @@ class _Cost:
         roots, jacobian = _chain(free)
         theta, hat = roots[::2], roots[1::2]
         c, d = _cascade(theta, hat, self.steps), _cascade(hat, theta, self.steps)
-        if c[min(1, len(c) - 1)] > 1:  # then c is not non-increasing, and the closed form no theorem
+        if (
+            c[min(1, len(c) - 1)] > 1
+        ):  # then c is not non-increasing, and the closed form no theorem
             return np.inf, np.zeros_like(free)
         squared, slope = self.error(d)
         norm, norm_slope = squared_overlay(c, self.most, self.separation)
@@ -78,7 +88,9 @@ class _Cost:
 
 
 def _starts(roots: list[float], count: int) -> list[list[float]]:
-    """Starts with `count` pairs: one more pair at either end of the last solution, or all spread anew."""
+    """Starts with `count` pairs: one more pair at either end of the last solution, or all spread
+    anew.
+    """
     if 2 * count == len(roots):
         return [roots, [roots[0], 0.5 * roots[0]]]
     last = max(roots[-1], 0.05)
@@ -119,7 +131,9 @@ def _to_free(roots: Vector) -> Vector:
 
 
 def _strategy(roots: list[float]) -> Blt | None:
-    """theta and omega from the roots; None when two thetas have met, where omega has no stable value."""
+    """theta and omega from the roots; None when two thetas have met, where omega has no stable
+    value.
+    """
     theta, hat = np.array(roots[::2]), np.array(roots[1::2])
     omega = []
     for j, t in enumerate(theta):
@@ -132,7 +146,13 @@ def _strategy(roots: list[float]) -> Blt | None:
     return Blt(tuple(float(t) for t in theta), tuple(omega))
 
 
-def _score(strategy: Blt, steps: int, pattern: participation.Participation, objective: str, workload: Workload) -> float:
+def _score(
+    strategy: Blt,
+    steps: int,
+    pattern: participation.Participation,
+    objective: str,
+    workload: Workload,
+) -> float:
     most, separation = pattern_of(pattern, steps)
     found = errors(strategy, participation.Separated(separation, most), steps, workload)
     return found.rmse if objective == "mean" else found.max_error

@@ -1,7 +1,9 @@
-"""The best strategy of all for one participation: a dense matrix, with a certificate that nothing can be much better.
+"""The best strategy of all for one participation: a dense matrix, with a certificate that nothing
+can be much better.
 
-For weights p on rows and q on columns, the nuclear norm of P^1/2 A Q^1/2 over sqrt(sum p sum q) is a lower bound on the error of ANY
-factorization (Denisov et al. 2022, Edmonds et al. 2020). The weights are improved until the factorization they give meets the bound.
+For weights p on rows and q on columns, the nuclear norm of P^1/2 A Q^1/2 over sqrt(sum p sum q) is
+a lower bound on the error of ANY factorization (Denisov et al. 2022, Edmonds et al. 2020). The
+weights are improved until the factorization they give meets the bound.
 """
 
 from __future__ import annotations
@@ -20,23 +22,37 @@ Matrix = NDArray[np.float64]
 MOST_STEPS = 2048
 TOLERANCE = 1e-6
 RELAXATION = {"mean": 3.0, "max": 2.1}
-"""Exponent of the update of the weights; the plain fixed point is 1. Found to be fast and stable."""
+"""Exponent of the update of the weights; the plain fixed point is 1. Found to be fast and
+stable.
+"""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The strategy with its error at sensitivity one, and the bound below which no strategy can go."""
+    """The strategy with its error at sensitivity one, and the bound below which no strategy can
+    go.
+    """
 
     strategy: dense_strategy.Dense
     achieved: float
     lower_bound: float
 
 
-def dense(steps: int, objective: str = "mean", workload: Workload = PREFIX_SUMS, tolerance: float = TOLERANCE) -> Optimum:
-    """The optimal dense strategy for one participation, within a relative `tolerance` of the certified bound."""
+def dense(
+    steps: int,
+    objective: str = "mean",
+    workload: Workload = PREFIX_SUMS,
+    tolerance: float = TOLERANCE,
+) -> Optimum:
+    """The optimal dense strategy for one participation, within a relative `tolerance` of the
+    certified bound.
+    """
     check.one_of("objective", objective, RELAXATION)
     if check.integer("steps", steps) > MOST_STEPS:
-        raise Unsupported(f"a dense strategy of {steps} steps", f"use at most {MOST_STEPS}, or a banded or BLT strategy")
+        raise Unsupported(
+            f"a dense strategy of {steps} steps",
+            f"use at most {MOST_STEPS}, or a banded or BLT strategy",
+        )
     a = workload.matrix(steps)
     p, q = np.full(steps, 1 / steps), np.full(steps, 1 / steps)
     best_lower, achieved, gram = 0.0, np.inf, np.eye(steps)

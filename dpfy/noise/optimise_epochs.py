@@ -1,10 +1,12 @@
-"""A dense strategy for several epochs in a fixed order: columns that meet the same unit are made orthogonal.
+"""A dense strategy for several epochs in a fixed order: columns that meet the same unit are made
+orthogonal.
 
-Minimises tr(A^T A X^-1) over X = C^T C with X[i, j] = 0 for different steps i and j a whole number of epochs apart, and with
-X[i, i] summing to at most one over the steps of a unit (Choquette-Choo et al. 2022): the sensitivity is then exactly one. The dual
-variable is a symmetric matrix D, zero except on such pairs, its diagonal constant over the steps of a unit. For given D = L L^T the
-best X is L^-T (L^T A^T A L)^1/2 L^-1, and the dual value 2 tr (L^T A^T A L)^1/2 - sum of D's distinct diagonal entries is maximised
-by L-BFGS.
+Minimises tr(A^T A X^-1) over X = C^T C with X[i, j] = 0 for different steps i and j a whole number
+of epochs apart, and with X[i, i] summing to at most one over the steps of a unit (Choquette-Choo et
+al. 2022): the sensitivity is then exactly one. The dual variable is a symmetric matrix D, zero
+except on such pairs, its diagonal constant over the steps of a unit. For given D = L L^T the best X
+is L^-T (L^T A^T A L)^1/2 L^-1, and the dual value 2 tr (L^T A^T A L)^1/2 - sum of D's distinct
+diagonal entries is maximised by L-BFGS.
 """
 
 from __future__ import annotations
@@ -25,13 +27,22 @@ Vector = NDArray[np.float64]
 ROUNDS = 150
 
 
-def dense(steps: int, pattern: FixedOrder, workload: Workload = PREFIX_SUMS, rounds: int = ROUNDS) -> Dense:
-    """The optimised dense strategy for a fixed order: valid for that order only, and best of all families there."""
+def dense(
+    steps: int, pattern: FixedOrder, workload: Workload = PREFIX_SUMS, rounds: int = ROUNDS
+) -> Dense:
+    """The optimised dense strategy for a fixed order: valid for that order only, and best of all
+    families there.
+    """
     if check.integer("steps", steps) > MOST_STEPS:
-        raise Unsupported(f"a dense strategy of {steps} steps", f"use at most {MOST_STEPS}, or a banded or BLT strategy")
+        raise Unsupported(
+            f"a dense strategy of {steps} steps",
+            f"use at most {MOST_STEPS}, or a banded or BLT strategy",
+        )
     period = pattern.steps_per_epoch
     # Steps that meet the same unit side by side: the dual variable is block-diagonal.
-    blocks = [np.arange(start, steps, period)[: pattern.epochs] for start in range(min(period, steps))]
+    blocks = [
+        np.arange(start, steps, period)[: pattern.epochs] for start in range(min(period, steps))
+    ]
     order = np.concatenate(blocks)
     a = workload.matrix(steps)[:, order] / np.sqrt(steps)
     gram = _Dual(a.T @ a, [len(block) for block in blocks]).solve(rounds)
@@ -40,9 +51,11 @@ def dense(steps: int, pattern: FixedOrder, workload: Workload = PREFIX_SUMS, rou
 
 
 class _Dual:
-    """The dual function over block-diagonal factors L. The rows of a block have one length, so that D's diagonal is constant there.
+    """The dual function over block-diagonal factors L. The rows of a block have one length, so that
+    D's diagonal is constant there.
 
-    Free variables: the directions of the rows (lower-triangular, scaled at will) and the logarithm of each block's row length.
+    Free variables: the directions of the rows (lower-triangular, scaled at will) and the logarithm
+    of each block's row length.
     """
 
     def __init__(self, energy: Matrix, sizes: list[int]) -> None:
@@ -52,11 +65,20 @@ class _Dual:
         self.places = [np.tril_indices(size) for size in sizes]
 
     def solve(self, rounds: int) -> Matrix:
-        """X at the best dual point found, with its pattern exactly orthogonal and every unit's diagonal summing to one."""
+        """X at the best dual point found, with its pattern exactly orthogonal and every unit's
+        diagonal summing to one.
+        """
         start = np.concatenate(
-            [np.eye(size)[place] for size, place in zip(self.sizes, self.places)] + [np.zeros(len(self.sizes))]
+            [np.eye(size)[place] for size, place in zip(self.sizes, self.places)]
+            + [np.zeros(len(self.sizes))]
         )
-        found = minimize(self.negative, start, jac=True, method="L-BFGS-B", options={"maxiter": rounds, "maxcor": 20})
+        found = minimize(
+            self.negative,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": rounds, "maxcor": 20},
+        )
         x = self.primal(self.factor(found.x)[0])[0]
         for block in self.slices:
             diagonal = x[block, block].diagonal().copy()
@@ -92,7 +114,9 @@ class _Dual:
         return inverse.T @ middle @ inverse, float(np.trace(middle))
 
     def factor(self, free: Vector) -> tuple[Matrix, list[Matrix]]:
-        """The block-diagonal factor, and the lengths of the free rows before they were normalised."""
+        """The block-diagonal factor, and the lengths of the free rows before they were
+        normalised.
+        """
         result, lengths = np.zeros_like(self.energy), []
         begin, scales = 0, np.exp(free[-len(self.sizes) :])
         for block, size, place, scale in zip(self.slices, self.sizes, self.places, scales):

@@ -1,4 +1,6 @@
-"""Some coordinates of a release, as a rank of a run holds them: where they lie among all of them, laid end to end."""
+"""Some coordinates of a release, as a rank of a run holds them: where they lie among all of them,
+laid end to end.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from dpfy.core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Part:
-    """Coordinates `runs` (first, after the last; in order, none twice) of those of tensors of these `sizes`.
+    """Coordinates `runs` (first, after the last; in order, none twice) of those of tensors of these
+    `sizes`.
 
-    Guarantees: the noise of a coordinate depends on its place among all of them and on their number, not on the parts that they are
-    held in.
+    Guarantees: the noise of a coordinate depends on its place among all of them and on their
+    number, not on the parts that they are held in.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -24,7 +27,11 @@ class Part:
         at = 0
         for first, last in self.runs:
             if not at <= first <= last <= self.total:
-                raise InvalidInput("part.runs", (first, last), f"must follow each other among {self.total} coordinates")
+                raise InvalidInput(
+                    "part.runs",
+                    (first, last),
+                    f"must follow each other among {self.total} coordinates",
+                )
             at = last
 
     @classmethod
@@ -51,7 +58,9 @@ class Part:
 
     @cached_property
     def pieces(self) -> tuple[tuple[int, int], ...] | None:
-        """Of each tensor, where the coordinates held begin in it and where they end; None if those of some tensor are not in one piece."""
+        """Of each tensor, where the coordinates held begin in it and where they end; None if those
+        of some tensor are not in one piece.
+        """
         found, runs, start = [], list(reversed(self.runs)), 0
         for size in self.sizes:
             mine: list[tuple[int, int]] = []

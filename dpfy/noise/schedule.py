@@ -1,4 +1,6 @@
-"""Independent noise whose size changes from phase to phase of a run: a diagonal matrix. DP-SGD is the schedule of one phase."""
+"""Independent noise whose size changes from phase to phase of a run: a diagonal matrix. DP-SGD is
+the schedule of one phase.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Schedule(Recurrent):
-    """Fresh noise at every step, `factors[k]` times as large in phase k, which lasts `lengths[k]` steps. Fixed before the run.
+    """Fresh noise at every step, `factors[k]` times as large in phase k, which lasts `lengths[k]`
+    steps. Fixed before the run.
 
-    The least factor is 1, so that the plan's noise multiplier is what every step has at least; calibration scales the whole schedule.
+    The least factor is 1, so that the plan's noise multiplier is what every step has at least;
+    calibration scales the whole schedule.
 
-    Guarantees: the noise of a step is its own draw times the factor of its phase, and :meth:`phases` counts the same steps at the
-    same factors: what is billed is what is added. A step beyond the last phase is refused.
+    Guarantees: the noise of a step is its own draw times the factor of its phase, and
+    :meth:`phases` counts the same steps at the same factors: what is billed is what is added. A
+    step beyond the last phase is refused.
     """
 
     lengths: tuple[int, ...]
     factors: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", tuple(check.integer("phase length", n) for n in self.lengths))
-        object.__setattr__(self, "factors", tuple(check.positive("noise factor", f) for f in self.factors))
+        object.__setattr__(
+            self, "lengths", tuple(check.integer("phase length", n) for n in self.lengths)
+        )
+        object.__setattr__(
+            self, "factors", tuple(check.positive("noise factor", f) for f in self.factors)
+        )
         if not self.lengths or len(self.lengths) != len(self.factors):
             raise InvalidInput(
-                "noise factors", self.factors, f"must be as many as the phases ({len(self.lengths)}), at least one"
+                "noise factors",
+                self.factors,
+                f"must be as many as the phases ({len(self.lengths)}), at least one",
             )
         if min(self.factors) != 1:
-            raise InvalidInput("noise factors", self.factors, "must have 1 as the least (`given_phases` divides by the least)")
+            raise InvalidInput(
+                "noise factors",
+                self.factors,
+                "must have 1 as the least (`given_phases` divides by the least)",
+            )
 
     @property
     def steps(self) -> int:
@@ -55,11 +70,16 @@ class Schedule(Recurrent):
         """(steps, factor) of each phase that the first `steps` steps touch."""
         self._covers(steps)
         starts = accumulate(self.lengths, initial=0)
-        cut = [(min(n, steps - start), f) for start, n, f in zip(starts, self.lengths, self.factors, strict=False)]
+        cut = [
+            (min(n, steps - start), f)
+            for start, n, f in zip(starts, self.lengths, self.factors, strict=False)
+        ]
         return [(n, f) for n, f in cut if n > 0]
 
     def sensitivity(self, participation: Participation, steps: int) -> float:
-        """1 where every step is sampled afresh: steps are composed by the accountant, each at its own noise."""
+        """1 where every step is sampled afresh: steps are composed by the accountant, each at its
+        own noise.
+        """
         self._covers(steps)
         if isinstance(participation, Poisson | WithoutReplacement):
             return 1.0
@@ -88,14 +108,22 @@ class Schedule(Recurrent):
 
     def _covers(self, steps: int) -> None:
         if steps > self.steps:
-            raise InvalidInput("steps", steps, f"must be at most the {self.steps} steps of the noise schedule")
+            raise InvalidInput(
+                "steps", steps, f"must be at most the {self.steps} steps of the noise schedule"
+            )
 
 
 def equal_phases(steps: int, relative: Sequence[float]) -> Schedule:
-    """As many phases as there are values, as long as each other up to a step, with noise in these proportions."""
+    """As many phases as there are values, as long as each other up to a step, with noise in these
+    proportions.
+    """
     count = len(relative)
     if not 1 <= count <= check.integer("steps", steps):
-        raise InvalidInput("noise factors", tuple(relative), f"must be at least one and at most the steps ({steps})")
+        raise InvalidInput(
+            "noise factors",
+            tuple(relative),
+            f"must be at least one and at most the steps ({steps})",
+        )
     edges = [k * steps // count for k in range(count + 1)]
     return given_phases(tuple(b - a for a, b in pairwise(edges)), relative)
 

@@ -1,9 +1,12 @@
-"""Exact sensitivities: the largest ||C u|| over the contributions that a participation pattern allows, each of norm at most one.
+"""Exact sensitivities: the largest ||C u|| over the contributions that a participation pattern
+allows, each of norm at most one.
 
-Every function here is exact up to a relative 1e-12, by which the value is rounded up, and raises `Unsupported` outside the case in
-which its formula is a theorem. `separated_bound` alone is an upper bound, and says so.
+Every function here is exact up to a relative 1e-12, by which the value is rounded up, and raises
+`Unsupported` outside the case in which its formula is a theorem. `separated_bound` alone is an
+upper bound, and says so.
 
-Notation: n steps, at most k participations, b the separation (or the period of a fixed order), X = C^T C.
+Notation: n steps, at most k participations, b the separation (or the period of a fixed order), X =
+C^T C.
 """
 
 from __future__ import annotations
@@ -40,17 +43,22 @@ def capped(most: int, separation: int, steps: int) -> int:
 
 
 def check_length(pattern: patterns.Participation, steps: int) -> None:
-    """Balls-in-bins is accounted for whole epochs: the sensitivity of another run would be that of another release."""
+    """Balls-in-bins is accounted for whole epochs: the sensitivity of another run would be that of
+    another release.
+    """
     if isinstance(pattern, patterns.SecretBins) and steps != pattern.bins * pattern.epochs:
-        raise InvalidInput("steps", steps, f"must be {pattern.epochs} epochs of {pattern.bins} bins")
+        raise InvalidInput(
+            "steps", steps, f"must be {pattern.epochs} epochs of {pattern.bins} bins"
+        )
 
 
 def toeplitz(coefficients: Vector, pattern: patterns.Participation, steps: int) -> float:
     """Sensitivity of the lower-triangular Toeplitz matrix with this first column under `pattern`.
 
-    Guarantees: exact. One participation: the first column is the longest. A fresh sample at every step: one band only. Cyclic
-    Poisson: at most `cycle` bands, so that two participations never meet (Choquette-Choo et al. 2023, theorem 4). Fixed order:
-    non-negative coefficients, or no more bands than the period. Separated: no more bands than the separation, or non-negative
+    Guarantees: exact. One participation: the first column is the longest. A fresh sample at every
+    step: one band only. Cyclic Poisson: at most `cycle` bands, so that two participations never
+    meet (Choquette-Choo et al. 2023, theorem 4). Fixed order: non-negative coefficients, or no more
+    bands than the period. Separated: no more bands than the separation, or non-negative
     non-increasing coefficients (Kalinin & Lampert 2024, theorem 2). Everything else raises.
     """
     check_length(pattern, steps)
@@ -76,7 +84,9 @@ def toeplitz(coefficients: Vector, pattern: patterns.Participation, steps: int) 
         return fixed_order(c, pattern.epochs, pattern.steps_per_epoch)
     if isinstance(pattern, patterns.SecretBins):
         if (c < 0).any():
-            raise Unsupported("balls-in-bins with negative coefficients", "use non-negative coefficients")
+            raise Unsupported(
+                "balls-in-bins with negative coefficients", "use non-negative coefficients"
+            )
         return fixed_order(c, pattern.epochs, pattern.bins)
     if isinstance(pattern, patterns.Separated):
         return separated(c, pattern.most, pattern.separation)
@@ -102,14 +112,17 @@ def overlay(c: Vector, most: int, separation: int) -> Vector:
 
 
 def fixed_order(c: Vector, most: int, period: int) -> float:
-    """Toeplitz, participations at s, s + b, ...: a later start only cuts the response short, so s = 0 is the worst."""
+    """Toeplitz, participations at s, s + b, ...: a later start only cuts the response short, so s =
+    0 is the worst.
+    """
     if most == 1 or capped(most, period, len(c)) == 1:
         return single_pass(c)
     if width(c) <= period:
         return _disjoint(c, most, period)
     if (c < 0).any():
         raise Unsupported(
-            "a fixed order with negative coefficients and more bands than the period", "use non-negative coefficients"
+            "a fixed order with negative coefficients and more bands than the period",
+            "use non-negative coefficients",
         )
     return up(float(np.linalg.norm(overlay(c, most, period))))
 
@@ -120,18 +133,23 @@ def separated(c: Vector, most: int, separation: int) -> float:
         return single_pass(c)
     if width(c) <= separation:
         return _disjoint(c, most, separation)
-    # A rise of a rounding error is no rise; the majorant without it is a little above c, which is the private side.
+    # A rise of a rounding error is no rise; the majorant without it is a little above c, which is
+    # the private side.
     falling = np.maximum.accumulate(c[::-1])[::-1]
     if (c < 0).any() or (falling - c).max() > ROUNDING * c.max():
         raise Unsupported(
-            f"{width(c)} bands under a separation of {separation} with negative or increasing coefficients",
-            "use at most as many bands as the separation, or non-negative non-increasing coefficients",
+            f"{width(c)} bands under a separation of {separation} with negative or increasing "
+            f"coefficients",
+            "use at most as many bands as the separation, or non-negative non-increasing "
+            "coefficients",
         )
     return up(float(np.linalg.norm(overlay(falling, most, separation))))
 
 
 def _disjoint(c: Vector, most: int, separation: int) -> float:
-    """Columns that never overlap: their squared norms add up, whatever the signs, and earlier columns are longer."""
+    """Columns that never overlap: their squared norms add up, whatever the signs, and earlier
+    columns are longer.
+    """
     squares = np.cumsum(c**2)
     ends = len(c) - separation * np.arange(capped(most, separation, len(c)))
     return up(math.sqrt(float(squares[ends - 1].sum())))
@@ -140,8 +158,8 @@ def _disjoint(c: Vector, most: int, separation: int) -> float:
 def dense(matrix: Matrix, pattern: patterns.Participation) -> float:
     """Sensitivity of a general matrix (rows: noisy values, columns: steps) under `pattern`.
 
-    Guarantees: exact. Fixed order needs X >= 0 on the pattern. Separated needs X to vanish at distance b or few enough patterns
-    to look at all of them. Everything else raises.
+    Guarantees: exact. Fixed order needs X >= 0 on the pattern. Separated needs X to vanish at
+    distance b or few enough patterns to look at all of them. Everything else raises.
     """
     steps = matrix.shape[1]
     check_length(pattern, steps)
@@ -167,12 +185,16 @@ def dense(matrix: Matrix, pattern: patterns.Participation) -> float:
         return fixed_order_dense(gram, pattern.epochs, pattern.steps_per_epoch)
     if isinstance(pattern, patterns.SecretBins):
         if (matrix < 0).any():
-            raise Unsupported("balls-in-bins with negative entries", "use a strategy with non-negative entries")
+            raise Unsupported(
+                "balls-in-bins with negative entries", "use a strategy with non-negative entries"
+            )
         return fixed_order_dense(gram, pattern.epochs, pattern.bins)
     if isinstance(pattern, patterns.Separated):
         return separated_dense(gram, pattern.most, pattern.separation)
     if not _vanishes(gram, 1):
-        raise Unsupported("reshuffling between epochs with a dense strategy", "keep the order fixed (FixedOrder)")
+        raise Unsupported(
+            "reshuffling between epochs with a dense strategy", "keep the order fixed (FixedOrder)"
+        )
     return up(longest * math.sqrt(capped(pattern.epochs, pattern.steps_per_epoch, steps)))
 
 
@@ -206,7 +228,9 @@ def separated_dense(gram: Matrix, most: int, separation: int) -> float:
 
 
 def separated_bound(gram: Matrix, most: int, separation: int) -> float:
-    """An UPPER BOUND for any X under separation, in two stages: the best row sums, then the best rows. Not exact in general."""
+    """An UPPER BOUND for any X under separation, in two stages: the best row sums, then the best
+    rows. Not exact in general.
+    """
     k = capped(most, separation, len(gram))
     rows = best_spread(np.abs(gram), k, separation)
     return up(math.sqrt(float(best_spread(rows[None], k, separation)[0])))
@@ -231,10 +255,13 @@ def _vanishes(gram: Matrix, distance: int) -> bool:
 
 
 def _total(block: Matrix) -> float:
-    """Sum of |X| on a pattern; exact only without negative entries (a rounding error of 1e-12 is forgiven, upwards)."""
+    """Sum of |X| on a pattern; exact only without negative entries (a rounding error of 1e-12 is
+    forgiven, upwards).
+    """
     total = float(np.abs(block).sum())
     if total - float(block.sum()) > ROUNDING * total:
         raise Unsupported(
-            "a strategy whose columns have negative inner products on the pattern", "use a strategy with non-negative entries"
+            "a strategy whose columns have negative inner products on the pattern",
+            "use a strategy with non-negative entries",
         )
     return total

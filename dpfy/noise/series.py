@@ -1,4 +1,6 @@
-"""Power series: the first column of a lower-triangular Toeplitz matrix, its inverse and its square root, in float64."""
+"""Power series: the first column of a lower-triangular Toeplitz matrix, its inverse and its square
+root, in float64.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def convolve(a: Vector, b: Vector, steps: int) -> Vector:
 
 
 def square_root(steps: int) -> Vector:
-    """Coefficients of 1 / sqrt(1 - x), the square root of the prefix-sum matrix: 1, 1/2, 3/8, 5/16, ..."""
+    """Coefficients of 1 / sqrt(1 - x), the square root of the prefix-sum matrix: 1, 1/2, 3/8, 5/16,
+    ...
+    """
     import numpy as np
 
     i = np.arange(1, steps, dtype=np.float64)
@@ -61,7 +65,9 @@ def inverse_square_root(steps: int) -> Vector:
 
 
 def dense(coefficients: Vector) -> NDArray[np.float64]:
-    """The lower-triangular Toeplitz matrix with this first column: an oracle, quadratic in memory."""
+    """The lower-triangular Toeplitz matrix with this first column: an oracle, quadratic in
+    memory.
+    """
     import numpy as np
     from scipy.linalg import toeplitz
 
@@ -89,8 +95,8 @@ def checked(name: str, coefficients: Sequence[float]) -> tuple[float, ...]:
 def single(value: float) -> float:
     """`value` rounded toward zero to single precision.
 
-    Strategies with non-negative entries that run in single precision use these: every entry of the matrix that ran is at most the
-    entry whose sensitivity was billed.
+    Strategies with non-negative entries that run in single precision use these: every entry of the
+    matrix that ran is at most the entry whose sensitivity was billed.
     """
     import numpy as np
 

@@ -17,20 +17,27 @@ if TYPE_CHECKING:
 Grads = dict[str, "Tensor"]
 State = dict[str, "Tensor"]
 Draw = Callable[[int], Grads]
-"""`draw(s)` is the independent standard Gaussian noise of step s; asking twice gives the same numbers, in new memory."""
+"""`draw(s)` is the independent standard Gaussian noise of step s; asking twice gives the same
+numbers, in new memory.
+"""
 
 
 class Strategy(Protocol):
-    """A lower-triangular matrix C, met as a stream: step t releases the gradient plus row t of C^-1 Z.
+    """A lower-triangular matrix C, met as a stream: step t releases the gradient plus row t of C^-1
+    Z.
 
     Frozen, public data; every number in it goes into the plan's JSON.
     """
 
     def sensitivity(self, participation: Participation, steps: int) -> float:
-        """The largest L2 norm of C u over all contributions u of norm 1 per step that `participation` allows, rounded up."""
+        """The largest L2 norm of C u over all contributions u of norm 1 per step that
+        `participation` allows, rounded up.
+        """
 
     def fresh(self, step: int) -> float:
-        """About the weight of the draws of `step` in its noise at unit scale, public: it sets the lattice of the release."""
+        """About the weight of the draws of `step` in its noise at unit scale, public: it sets the
+        lattice of the release.
+        """
 
     def init(self, like: Grads) -> State:
         """The state before the first step: named tensors, fit for a checkpoint."""
@@ -45,9 +52,9 @@ class Recurrence:
 
         y = (z_t + sum over i of again[i] z_(t-1-i)) / first + sum over r of weights[r] past[r]
 
-    with z_s the draw of step s and past[r] a row of what is remembered. Afterwards row `keep` is y; or, where `decay` is given, every
-    row r is decay[r] past[r] + y. Those who carry it out round weights and `first` toward zero and `gain` up, to the precision of the
-    noise.
+    with z_s the draw of step s and past[r] a row of what is remembered. Afterwards row `keep` is y;
+    or, where `decay` is given, every row r is decay[r] past[r] + y. Those who carry it out round
+    weights and `first` toward zero and `gain` up, to the precision of the noise.
     """
 
     first: float = 1.0
@@ -72,7 +79,9 @@ FRESH = Recurrence()
 
 
 class Recurrent(ABC):
-    """A strategy whose every step is a :class:`Recurrence`. Who adds the noise may carry that out where the sums are."""
+    """A strategy whose every step is a :class:`Recurrence`. Who adds the noise may carry that out
+    where the sums are.
+    """
 
     @abstractmethod
     def recurrence(self, step: int) -> Recurrence:
@@ -83,16 +92,22 @@ class Recurrent(ABC):
         return self.recurrence(step).fresh
 
     def next(self, step: int, draw: Draw, state: State) -> tuple[Grads, State]:
-        """The noise of `step` at unit scale, by the portable route; the state is changed in place."""
+        """The noise of `step` at unit scale, by the portable route; the state is changed in
+        place.
+        """
         return noise_buffers.noise(self.recurrence(step), step, draw, state), state
 
 
 @dataclass(frozen=True)
 class Identity(Recurrent):
-    """Fresh noise at every step: C is the identity, there is no state, and each step's sensitivity is one contribution."""
+    """Fresh noise at every step: C is the identity, there is no state, and each step's sensitivity
+    is one contribution.
+    """
 
     def sensitivity(self, participation: Participation, steps: int) -> float:
-        """1 where every step is sampled afresh: steps are composed by the accountant, each with sensitivity one."""
+        """1 where every step is sampled afresh: steps are composed by the accountant, each with
+        sensitivity one.
+        """
         if isinstance(participation, Poisson | WithoutReplacement):
             return 1.0
         raise Unsupported(

@@ -1,4 +1,6 @@
-"""The noise of one step as a sum over draws and over what was released before: what exact noise asks of a strategy."""
+"""The noise of one step as a sum over draws and over what was released before: what exact noise
+asks of a strategy.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,18 @@ from dpfy.noise.tree import Tree
 
 Term = tuple[float, int]
 """A weight, and the address of the draw that it multiplies."""
-WAY_OUT = 'use independent noise, band-mf, blt, a banded inverse or a tree with the estimator "completed"; or noise="float"'
+WAY_OUT = (
+    "use independent noise, band-mf, blt, a banded inverse or a tree with the estimator "
+    '"completed"; or noise="float"'
+)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Noise at unit scale: the sum of `weight` times the draw at `address` over `draws`, plus, where `past` is given, its gain times
-    the weighted rows that it remembers. `alone`: no step asks for the draw of another, so that a draw may be made in any one way."""
+    """Noise at unit scale: the sum of `weight` times the draw at `address` over `draws`, plus,
+    where `past` is given, its gain times the weighted rows that it remembers. `alone`: no step asks
+    for the draw of another, so that a draw may be made in any one way.
+    """
 
     draws: tuple[Term, ...]
     past: Recurrence | None = None
@@ -34,14 +41,26 @@ def of(strategy: Strategy, step: int) -> Terms:
     if isinstance(strategy, Recurrent):
         r = strategy.recurrence(step)
         again = tuple((r.fresh * weight, step - 1 - back) for back, weight in enumerate(r.again))
-        return Terms(((r.fresh, step), *again), r if r.weights else None, isinstance(strategy, Identity | Schedule))
+        return Terms(
+            ((r.fresh, step), *again),
+            r if r.weights else None,
+            isinstance(strategy, Identity | Schedule),
+        )
     require(strategy)
     assert isinstance(strategy, Tree)
-    return Terms(tuple(sorted(((w, at) for at, w in strategy.nodes(step).items()), key=lambda term: term[1])))
+    return Terms(
+        tuple(sorted(((w, at) for at, w in strategy.nodes(step).items()), key=lambda term: term[1]))
+    )
 
 
 def require(strategy: Strategy) -> None:
     """Refuse strategies that exact noise does not know."""
-    if not isinstance(strategy, Recurrent) and not (isinstance(strategy, Tree) and strategy.estimator == "completed"):
-        what = f"{type(strategy).__name__} ({strategy.estimator})" if isinstance(strategy, Tree) else type(strategy).__name__
+    if not isinstance(strategy, Recurrent) and not (
+        isinstance(strategy, Tree) and strategy.estimator == "completed"
+    ):
+        what = (
+            f"{type(strategy).__name__} ({strategy.estimator})"
+            if isinstance(strategy, Tree)
+            else type(strategy).__name__
+        )
         raise Unsupported(f"exact noise for the strategy {what}", WAY_OUT)

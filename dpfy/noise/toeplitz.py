@@ -1,4 +1,6 @@
-"""Strategies that treat all steps alike: C is lower-triangular Toeplitz, given by its first column."""
+"""Strategies that treat all steps alike: C is lower-triangular Toeplitz, given by its first
+column.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class Toeplitz(ABC):
-    """What all Toeplitz strategies share: sensitivity and errors follow from two series, c(x) and 1 / c(x)."""
+    """What all Toeplitz strategies share: sensitivity and errors follow from two series, c(x) and 1
+    / c(x).
+    """
 
     @abstractmethod
     def coefficients(self, steps: int) -> NDArray[np.float64]:
@@ -31,7 +35,9 @@ class Toeplitz(ABC):
         return max(0, min(series.width(self.coefficients(steps)), steps) - 1)
 
     def sensitivity(self, participation: Participation, steps: int) -> float:
-        """Exact; see :func:`dpfy.noise.sensitivity.toeplitz` for the patterns that have a theorem."""
+        """Exact; see :func:`dpfy.noise.sensitivity.toeplitz` for the patterns that have a
+        theorem.
+        """
         from dpfy.noise import sensitivity
 
         return sensitivity.toeplitz(self.coefficients(steps), participation, steps)
@@ -47,10 +53,12 @@ class Toeplitz(ABC):
 
 @dataclass(frozen=True)
 class SquareRoot(Toeplitz):
-    """The square root of the prefix-sum matrix: near-optimal for one pass, without any optimisation. Keeps all past noise.
+    """The square root of the prefix-sum matrix: near-optimal for one pass, without any
+    optimisation. Keeps all past noise.
 
-    Fichtenberger, Henzinger & Upadhyay 2023. The noise of step t is sum over i of d_i z_(t-i), d the series of sqrt(1 - x); in single
-    precision the d_i are rounded toward zero, which makes every entry of C smaller and so errs to the private side.
+    Fichtenberger, Henzinger & Upadhyay 2023. The noise of step t is sum over i of d_i z_(t-i), d
+    the series of sqrt(1 - x); in single precision the d_i are rounded toward zero, which makes
+    every entry of C smaller and so errs to the private side.
     """
 
     def coefficients(self, steps: int) -> NDArray[np.float64]:

@@ -1,7 +1,8 @@
-"""Binary tree aggregation: noise on the sums over dyadic blocks of steps, prefix sums read off the blocks.
+"""Binary tree aggregation: noise on the sums over dyadic blocks of steps, prefix sums read off the
+blocks.
 
-Kept for comparison and for the published study; every Toeplitz strategy here has less error. Each block ("node") that is complete is
-billed, whether or not its noise is ever used.
+Kept for comparison and for the published study; every Toeplitz strategy here has less error. Each
+block ("node") that is complete is billed, whether or not its noise is ever used.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ ESTIMATORS = ("completed", "honaker")
 class Tree:
     """Noise on binary tree nodes (Dwork et al. 2010, Chan et al. 2011, Kairouz et al. 2021).
 
-    `estimator`: "completed" sums one noisy node for each bit of the step count, as in the study; "honaker" improves each node by those
-    below it (Honaker 2015, online). `restart`: begin a new tree after this many steps (an epoch); 0 never does. `completion`: when
-    a tree is given up at a restart, fill it with empty steps, so that its total is one node.
+    `estimator`: "completed" sums one noisy node for each bit of the step count, as in the study;
+    "honaker" improves each node by those below it (Honaker 2015, online). `restart`: begin a new
+    tree after this many steps (an epoch); 0 never does. `completion`: when a tree is given up at a
+    restart, fill it with empty steps, so that its total is one node.
 
-    Guarantees: the noise of step t is the change of the prefix-sum noise from t - 1 to t; node noises are drawn at addresses of
-    their own, numbered by the order of completion.
+    Guarantees: the noise of step t is the change of the prefix-sum noise from t - 1 to t; node
+    noises are drawn at addresses of their own, numbered by the order of completion.
     """
 
     estimator: str = "honaker"
@@ -44,17 +46,22 @@ class Tree:
         if self.completion and not self.restart:
             raise InvalidInput("tree.completion", self.completion, "needs a restart")
 
-    # --- the matrices, as oracles -------------------------------------------------------------------------------------------
+    # --- the matrices, as oracles
+    # -------------------------------------------------------------------------------------------
 
     def noise_matrix(self, steps: int) -> NDArray[np.float64]:
-        """The noise of each step as a combination of node draws: rows are steps, columns are draw addresses."""
+        """The noise of each step as a combination of node draws: rows are steps, columns are draw
+        addresses.
+        """
         import numpy as np
 
         prefix = self._prefix_matrix(steps)
         return np.diff(prefix, axis=0, prepend=0)
 
     def encoder(self, steps: int) -> NDArray[np.float64]:
-        """Nodes by steps, zero and one: which complete node holds which step. Its row order is not the draw order."""
+        """Nodes by steps, zero and one: which complete node holds which step. Its row order is not
+        the draw order.
+        """
         import numpy as np
 
         rows = []
@@ -63,7 +70,11 @@ class Tree:
             while 2**level <= full:
                 for index in range(full // 2**level):
                     row = np.zeros(steps)
-                    row[first + index * 2**level : min(first + (index + 1) * 2**level, first + leaves)] = 1
+                    row[
+                        first + index * 2**level : min(
+                            first + (index + 1) * 2**level, first + leaves
+                        )
+                    ] = 1
                     if row.any():
                         rows.append(row)
                 level += 1
@@ -75,7 +86,10 @@ class Tree:
 
         weights = np.array([self._variance(level) for level in range(steps.bit_length() + 1)])
         t = np.arange(1, steps + 1)
-        done, local = (t - 1) // self.restart if self.restart else 0 * t, (t - 1) % self.restart + 1 if self.restart else t
+        done, local = (
+            (t - 1) // self.restart if self.restart else 0 * t,
+            (t - 1) % self.restart + 1 if self.restart else t,
+        )
         bits = local[:, None] >> np.arange(len(weights))[None, :] & 1
         return bits @ weights + done * self._finished()
 
@@ -83,34 +97,50 @@ class Tree:
         """At most one estimate for each bit of the step count."""
         return (min(self.restart or steps, steps) - 1).bit_length()
 
-    # --- sensitivity --------------------------------------------------------------------------------------------------------
+    # --- sensitivity
+    # --------------------------------------------------------------------------------------------------------
 
     def sensitivity(self, participation: patterns.Participation, steps: int) -> float:
-        """Exact over all complete nodes; participations at least a separation apart, and sampling, have no proof here."""
+        """Exact over all complete nodes; participations at least a separation apart, and sampling,
+        have no proof here.
+        """
         from dpfy.noise.sensitivity import up
 
         return up(self.squared_sensitivity(participation, steps) ** 0.5)
 
     def squared_sensitivity(self, participation: patterns.Participation, steps: int) -> float:
-        """The largest sum over nodes of (participations in the node)^2: a whole number, 225 for the study's 120 steps x 10 epochs."""
+        """The largest sum over nodes of (participations in the node)^2: a whole number, 225 for the
+        study's 120 steps x 10 epochs.
+        """
         from dpfy.noise import tree_sensitivity
 
         trees = self._trees(steps)
         if isinstance(participation, patterns.SinglePass):
             return float(tree_sensitivity.fixed_order(trees, steps, 1, steps))
         if isinstance(participation, patterns.FixedOrder):
-            return float(tree_sensitivity.fixed_order(trees, participation.steps_per_epoch, participation.epochs, steps))
+            return float(
+                tree_sensitivity.fixed_order(
+                    trees, participation.steps_per_epoch, participation.epochs, steps
+                )
+            )
         if isinstance(participation, patterns.Reshuffled):
-            return float(tree_sensitivity.reshuffled(trees, participation.steps_per_epoch, participation.epochs, steps))
+            return float(
+                tree_sensitivity.reshuffled(
+                    trees, participation.steps_per_epoch, participation.epochs, steps
+                )
+            )
         raise Unsupported(
             f"tree noise with {type(participation).__name__} participation",
             "use a single pass, a fixed order or reshuffled epochs",
         )
 
-    # --- streaming ----------------------------------------------------------------------------------------------------------
+    # --- streaming
+    # ----------------------------------------------------------------------------------------------------------
 
     def fresh(self, step: int) -> float:
-        """1: a node's own draw; what an estimator makes of it and of those below keeps more than half of it."""
+        """1: a node's own draw; what an estimator makes of it and of those below keeps more than
+        half of it.
+        """
         return 1.0
 
     def init(self, like: Grads) -> State:
@@ -140,7 +170,9 @@ class Tree:
         return noise, {f"{at}.{name}": t for at, value in kept.items() for name, t in value.items()}
 
     def nodes(self, step: int) -> dict[int, float]:
-        """The noise of `step` of the estimator "completed": weights of node draws, by their addresses. No state is needed."""
+        """The noise of `step` of the estimator "completed": weights of node draws, by their
+        addresses. No state is needed.
+        """
         epoch, local = divmod(step, self.restart) if self.restart else (0, step)
         top = (local + 1 & -(local + 1)).bit_length() - 1
         found = {self._node(epoch, local + 1, top): 1.0}
@@ -160,7 +192,9 @@ class Tree:
         """The address of the node of `level` that ends at leaf `count` of its tree."""
         return epoch * 2 * self._full() + 2 * (count - 1) - (count - 1).bit_count() + level
 
-    def _carry(self, epoch: int, count: int, draw: Draw, live: dict[int, Grads]) -> tuple[Grads, int]:
+    def _carry(
+        self, epoch: int, count: int, draw: Draw, live: dict[int, Grads]
+    ) -> tuple[Grads, int]:
         """The estimate of the largest node that ends at leaf `count` of its tree, and its level."""
         base = epoch * 2 * self._full() + 2 * (count - 1) - (count - 1).bit_count()
         top = (count & -count).bit_length() - 1
@@ -170,11 +204,18 @@ class Tree:
         for level in range(1, top + 1):
             own, below = self._weights(level)
             node, left = draw(base + level), live[level - 1]
-            estimate = {name: own * node[name] + below * (left[name] + value) for name, value in estimate.items()}
+            estimate = {
+                name: own * node[name] + below * (left[name] + value)
+                for name, value in estimate.items()
+            }
         return estimate, top
 
-    def _complete(self, epoch: int, draw: Draw, live: dict[int, Grads]) -> tuple[Grads, dict[int, Grads]]:
-        """The estimate of the root after filling the tree of `epoch` with empty steps, and the estimates it replaces."""
+    def _complete(
+        self, epoch: int, draw: Draw, live: dict[int, Grads]
+    ) -> tuple[Grads, dict[int, Grads]]:
+        """The estimate of the root after filling the tree of `epoch` with empty steps, and the
+        estimates it replaces.
+        """
         before, full = dict(live), self._full()
         if self.estimator == "completed":
             return draw(epoch * 2 * full + 2 * full - 2), before
@@ -184,7 +225,8 @@ class Tree:
             live = {at: value for at, value in live.items() if at > level} | {level: estimate}
         return estimate, before
 
-    # --- the shape of the trees ---------------------------------------------------------------------------------------------
+    # --- the shape of the trees
+    # ---------------------------------------------------------------------------------------------
 
     def _full(self) -> int:
         return 1 << (self.restart - 1).bit_length() if self.restart else 0
@@ -195,7 +237,11 @@ class Tree:
             return [(0, steps, steps)]
         firsts = range(0, steps, self.restart)
         return [
-            (first, min(self.restart, steps - first), self._full() if self.completion else min(self.restart, steps - first))
+            (
+                first,
+                min(self.restart, steps - first),
+                self._full() if self.completion else min(self.restart, steps - first),
+            )
             for first in firsts
         ]
 
@@ -213,7 +259,11 @@ class Tree:
             return 0.0
         if self.completion:
             return self._variance(self._full().bit_length() - 1)
-        return sum(self._variance(level) for level in range(self.restart.bit_length()) if self.restart >> level & 1)
+        return sum(
+            self._variance(level)
+            for level in range(self.restart.bit_length())
+            if self.restart >> level & 1
+        )
 
     def _prefix_matrix(self, steps: int) -> NDArray[np.float64]:
         import numpy as np
@@ -231,7 +281,9 @@ class Tree:
             past = past + sum(live.values())
         return prefix
 
-    def _row(self, live: dict[int, NDArray[np.float64]], count: int, offset: int, width: int) -> dict[int, NDArray[np.float64]]:
+    def _row(
+        self, live: dict[int, NDArray[np.float64]], count: int, offset: int, width: int
+    ) -> dict[int, NDArray[np.float64]]:
         import numpy as np
 
         base = offset + 2 * (count - 1) - (count - 1).bit_count()
@@ -246,14 +298,22 @@ class Tree:
 
 
 def _live(state: State, count: int, step: int) -> dict[int, Grads]:
-    """The node estimates of the state by level; `count` leaves have a live node for each of their bits, and no others."""
+    """The node estimates of the state by level; `count` leaves have a live node for each of their
+    bits, and no others.
+    """
     live: dict[int, Grads] = {}
     for key, value in state.items():
         level, _, name = key.partition(".")
         live.setdefault(int(level) if level.isdecimal() else -1, {})[name] = value
-    if sorted(live) != (wanted := [level for level in range(count.bit_length()) if count >> level & 1]):
-        raise noise_buffers.no_past(step, f"nodes of the levels {sorted(live)} where it must hold {wanted}")
-    return dict(sorted(live.items()))  # always in the same order, so that sums are made in the same order
+    if sorted(live) != (
+        wanted := [level for level in range(count.bit_length()) if count >> level & 1]
+    ):
+        raise noise_buffers.no_past(
+            step, f"nodes of the levels {sorted(live)} where it must hold {wanted}"
+        )
+    return dict(
+        sorted(live.items())
+    )  # always in the same order, so that sums are made in the same order
 
 
 def _match(live: dict[int, Grads], like: Grads, step: int) -> None:
@@ -261,7 +321,9 @@ def _match(live: dict[int, Grads], like: Grads, step: int) -> None:
     wanted = {name: (t.shape, t.dtype, t.device) for name, t in like.items()}
     for level, node in live.items():
         if {name: (t.shape, t.dtype, t.device) for name, t in node.items()} != wanted:
-            raise noise_buffers.no_past(step, f"a node of level {level} with other parameters than this step's {list(like)}")
+            raise noise_buffers.no_past(
+                step, f"a node of level {level} with other parameters than this step's {list(like)}"
+            )
 
 
 def _minus(estimate: Grads, replaced: dict[int, Grads]) -> Grads:

@@ -1,6 +1,7 @@
 """Which tree nodes a unit touches, and how often: the exact sensitivity of tree noise.
 
-A tree is (first step, leaves, leaves billed); a node is billed when it is complete within the billed leaves.
+A tree is (first step, leaves, leaves billed); a node is billed when it is complete within the
+billed leaves.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ def fixed_order(trees: Trees, period: int, most: int, steps: int) -> int:
         for level in range(int(billed.max()).bit_length()):
             node = local >> level
             complete = (node + 1) << level <= billed[tree]
-            _, counts = np.unique(np.stack([tree[complete], node[complete]]), axis=1, return_counts=True)
+            _, counts = np.unique(
+                np.stack([tree[complete], node[complete]]), axis=1, return_counts=True
+            )
             total += int((counts**2).sum())
         best = max(best, total)
     return best
 
 
 def reshuffled(trees: Trees, period: int, most: int, steps: int) -> int:
-    """One participation in each of the first `most` epochs, anywhere in it: exact, by dynamic programming over the trees.
+    """One participation in each of the first `most` epochs, anywhere in it: exact, by dynamic
+    programming over the trees.
 
-    A subtree meets its first and last epoch in part and every epoch between them whole. Whole epochs always count (more
-    participations never lower the sum), so a subtree has four states: does the participation of its first and of its last epoch
-    fall inside it?
+    A subtree meets its first and last epoch in part and every epoch between them whole. Whole
+    epochs always count (more participations never lower the sum), so a subtree has four states:
+    does the participation of its first and of its last epoch fall inside it?
     """
     end = min(steps, period * most)
     answers: Table = {}
@@ -66,7 +70,9 @@ def _roots(first: int, full: int) -> list[tuple[int, int]]:
 
 
 def _subtree(begin: int, size: int, stop: int, period: int) -> Table:
-    """State -> (participations inside, best sum of squares). Leaves at or after `stop` hold no data."""
+    """State -> (participations inside, best sum of squares). Leaves at or after `stop` hold no
+    data.
+    """
     if size == 1:
         return {(False, False): (0, 0), (True, True): (1, 1)}
     half = size // 2
@@ -87,7 +93,9 @@ def _join(
     right: Table,
     right_span: tuple[int, int],
 ) -> Table:
-    """Two neighbouring stretches of steps as one. The epoch they share has one participation, on one side at most."""
+    """Two neighbouring stretches of steps as one. The epoch they share has one participation, on
+    one side at most.
+    """
     shared = left_span[1] == right_span[0]
     best: Table = {}
     for (l_first, l_last), (l_count, l_total) in left.items():

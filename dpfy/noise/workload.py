@@ -1,4 +1,6 @@
-"""What the optimizer does with the private gradients: a lower-triangular matrix A, of which noise must be small in A C^-1."""
+"""What the optimizer does with the private gradients: a lower-triangular matrix A, of which noise
+must be small in A C^-1.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """Row t is the weight of each gradient in the model after step t, up to sign: A[t, j] = sum over i in j..t of rate_i momentum^(i-j).
+    """Row t is the weight of each gradient in the model after step t, up to sign: A[t, j] = sum
+    over i in j..t of rate_i momentum^(i-j).
 
     No momentum and no rates is prefix sums. `rates` is a learning-rate schedule, one number a step.
     """
@@ -26,7 +29,9 @@ class Workload:
     def __post_init__(self) -> None:
         if not 0 <= check.real("workload.momentum", self.momentum) < 1:
             raise InvalidInput("workload.momentum", self.momentum, "must lie in [0, 1)")
-        object.__setattr__(self, "rates", tuple(check.nonnegative("workload.rates", r) for r in self.rates))
+        object.__setattr__(
+            self, "rates", tuple(check.nonnegative("workload.rates", r) for r in self.rates)
+        )
 
     @property
     def is_toeplitz(self) -> bool:
@@ -45,7 +50,9 @@ class Workload:
         import numpy as np
         from scipy.signal import lfilter
 
-        velocity = lfilter([1.0], [1.0, -self.momentum], matrix, axis=0) if self.momentum else matrix
+        velocity = (
+            lfilter([1.0], [1.0, -self.momentum], matrix, axis=0) if self.momentum else matrix
+        )
         return np.cumsum(velocity * self._rates(len(matrix))[:, None], axis=0)
 
     def matrix(self, steps: int) -> NDArray[np.float64]:
@@ -60,7 +67,11 @@ class Workload:
         if not self.rates:
             return np.ones(steps)
         if len(self.rates) < steps:
-            raise InvalidInput("workload.rates", f"{len(self.rates)} rates", f"must have one for each of the {steps} steps")
+            raise InvalidInput(
+                "workload.rates",
+                f"{len(self.rates)} rates",
+                f"must have one for each of the {steps} steps",
+            )
         return np.asarray(self.rates[:steps], dtype=np.float64)
 
 

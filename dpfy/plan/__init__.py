@@ -1,1 +1,3 @@
-"""Where the pieces are coupled, once: a recipe is what will be done, a plan is a recipe with its noise fixed."""
+"""Where the pieces are coupled, once: a recipe is what will be done, a plan is a recipe with its
+noise fixed.
+"""

@@ -1,7 +1,9 @@
-"""Choosing a mechanism: every proven pair for a data pattern, calibrated to the same guarantee, the one with the least error first.
+"""Choosing a mechanism: every proven pair for a data pattern, calibrated to the same guarantee, the
+one with the least error first.
 
-The figure of merit is the root mean squared error of the prefix sums of the *mean* clipped gradient at clip norm one: what the noise
-does to the path of plain gradient descent. It is computed from the recipe alone; no data is looked at, so choosing costs no privacy.
+The figure of merit is the root mean squared error of the prefix sums of the *mean* clipped gradient
+at clip norm one: what the noise does to the path of plain gradient descent. It is computed from the
+recipe alone; no data is looked at, so choosing costs no privacy.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Candidate:
     buffers: int
 
     def to_json(self) -> dict[str, Any]:
-        """One row of the comparison. `noise_std` is that of the strategy's input noise at clip norm one."""
+        """One row of the comparison. `noise_std` is that of the strategy's input noise at clip norm
+        one.
+        """
         recipe = self.plan.recipe
         sensitivity = recipe.strategy.sensitivity(recipe.sampler.participation, recipe.steps)
         return {
@@ -80,7 +84,12 @@ class Target:
 
     def plan(self, recipe: Recipe) -> Plan:
         """The least noise for this recipe."""
-        return recipe.calibrate(self.epsilon, self.delta, accountant=self.accountant, allow_large_delta=self.allow_large_delta)
+        return recipe.calibrate(
+            self.epsilon,
+            self.delta,
+            accountant=self.accountant,
+            allow_large_delta=self.allow_large_delta,
+        )
 
 
 def auto(
@@ -96,18 +105,31 @@ def auto(
 ) -> Choice:
     """The mechanism with the least error for this data pattern at (epsilon, delta).
 
-    `sampling`: "poisson" if records can be sampled at random, "fixed-order" if they come in an order that cannot be changed, "any" if
-    both can be done. The candidates' errors do not depend on data: the choice is free.
+    `sampling`: "poisson" if records can be sampled at random, "fixed-order" if they come in an
+    order that cannot be changed, "any" if both can be done. The candidates' errors do not depend on
+    data: the choice is free.
     """
     count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
-    found = compare(records, batch_size, count, Target(epsilon, delta), sampling=check.one_of("sampling", sampling, SAMPLINGS))
+    found = compare(
+        records,
+        batch_size,
+        count,
+        Target(epsilon, delta),
+        sampling=check.one_of("sampling", sampling, SAMPLINGS),
+    )
     best = found[0]
     recipe = replace(best.plan.recipe, clip=FlatClip(clip_norm))
     return Choice(replace(best.plan, recipe=recipe), found, _reason(found, sampling))
 
 
 def compare(
-    records: int, batch_size: float, steps: int, target: Target, *, sampling: str = "any", dense: bool | None = None
+    records: int,
+    batch_size: float,
+    steps: int,
+    target: Target,
+    *,
+    sampling: str = "any",
+    dense: bool | None = None,
 ) -> tuple[Candidate, ...]:
     """All mechanisms for this data pattern at one guarantee, least error first."""
     sampling_rate(records, batch_size)
@@ -130,14 +152,21 @@ def _rank(row: Candidate) -> tuple[float, int, str]:
 
 
 def measure(mechanism: str, sampling: str, plan: Plan) -> Candidate:
-    """A calibrated plan with its errors on the prefix sums of the mean gradient at clip norm one."""
+    """A calibrated plan with its errors on the prefix sums of the mean gradient at clip norm
+    one.
+    """
     from dpfy.noise.error import buffers, errors
 
     recipe = plan.recipe
     found = errors(recipe.strategy, recipe.sampler.participation, recipe.steps)
     scale = plan.noise_multiplier / recipe.expected_batch
     return Candidate(
-        mechanism, sampling, plan, found.rmse * scale, found.max_error * scale, buffers(recipe.strategy, recipe.steps)
+        mechanism,
+        sampling,
+        plan,
+        found.rmse * scale,
+        found.max_error * scale,
+        buffers(recipe.strategy, recipe.steps),
     )
 
 
@@ -150,9 +179,11 @@ def amplified(records: int, batch_size: float, steps: int, target: Target) -> li
 
 
 def best_bands(records: int, batch_size: float, steps: int, target: Target) -> Candidate | None:
-    """The number of bands with the least error: where there are many, by a rough scan (Rényi) before the fine one.
+    """The number of bands with the least error: where there are many, by a rough scan (Rényi)
+    before the fine one.
 
-    Divisors of the steps cut no round short; powers of two are there for runs whose length has few divisors.
+    Divisors of the steps cut no round short; powers of two are there for runs whose length has few
+    divisors.
     """
     check.integer("steps", steps, most=COMPARED_STEPS)
     divisors = {b for b in range(2, steps + 1) if steps % b == 0}
@@ -162,19 +193,29 @@ def best_bands(records: int, batch_size: float, steps: int, target: Target) -> C
         return None
 
     def at(width: int, goal: Target) -> Candidate:
-        return measure("band-mf", "cyclic-poisson", goal.plan(bandmf(records, batch_size, bands=width, steps=steps)))
+        return measure(
+            "band-mf",
+            "cyclic-poisson",
+            goal.plan(bandmf(records, batch_size, bands=width, steps=steps)),
+        )
 
     if len(widths) > FEW_WIDTHS:
         rough = replace(target, accountant="rdp")
-        widths = [width for _, width in sorted((at(width, rough).rmse, width) for width in widths)[:3]]
+        widths = [
+            width for _, width in sorted((at(width, rough).rmse, width) for width in widths)[:3]
+        ]
     return min((at(width, target) for width in widths), key=lambda row: row.rmse)
 
 
-def unsampled(records: int, batch_size: float, steps: int, dense: bool) -> Iterator[tuple[str, Recipe]]:
+def unsampled(
+    records: int, batch_size: float, steps: int, dense: bool
+) -> Iterator[tuple[str, Recipe]]:
     """Recipes that need no random sampling: each record keeps its place in the epoch."""
     from dpfy.noise.optimise import inverse_banded, normalised_banded
 
-    base = Recipe(records, fixed_order(records, batch_size, steps), steps, FlatClip(1.0), Banded((1.0,)))
+    base = Recipe(
+        records, fixed_order(records, batch_size, steps), steps, FlatClip(1.0), Banded((1.0,))
+    )
     pattern = base.sampler.participation
     width = min(steps_per_epoch(records, batch_size), steps, FULL_BANDS)
     yield "dp-sgd", base
@@ -210,25 +251,38 @@ class Setting:
     sampling: str = "poisson"
 
 
-def recipe_for(mechanism: str, setting: Setting, target: Target | None = None, bands: int | None = None) -> Recipe:
+def recipe_for(
+    mechanism: str, setting: Setting, target: Target | None = None, bands: int | None = None
+) -> Recipe:
     """The recipe of a mechanism by name, as `dpfy train --mechanism` takes it.
 
-    "auto" and, without `bands`, "band-mf" choose by the errors at `target`; without a target band-mf has one band for each step of an
-    epoch and a fixed order. "blt", "tree", "sqrt" and "dense" keep the records in a fixed order.
+    "auto" and, without `bands`, "band-mf" choose by the errors at `target`; without a target
+    band-mf has one band for each step of an epoch and a fixed order. "blt", "tree", "sqrt" and
+    "dense" keep the records in a fixed order.
     """
     records, batch, steps = setting.records, setting.batch_size, setting.steps
     recipe = _by_name(check.one_of("mechanism", mechanism, MECHANISMS), setting, target, bands)
     if recipe is None:
-        step_count(records, batch, None, steps, most=DENSE_STEPS if mechanism == "dense" else MOST_STEPS)
-        base = Recipe(records, fixed_order(records, batch, steps), steps, FlatClip(1.0), SquareRoot())
+        step_count(
+            records, batch, None, steps, most=DENSE_STEPS if mechanism == "dense" else MOST_STEPS
+        )
+        base = Recipe(
+            records, fixed_order(records, batch, steps), steps, FlatClip(1.0), SquareRoot()
+        )
         recipe = base if mechanism == "sqrt" else with_strategy(base, dense_for(base))
-    return replace(recipe, clip=FlatClip(setting.clip_norm), adjacency=Adjacency.parse(setting.adjacency))
+    return replace(
+        recipe, clip=FlatClip(setting.clip_norm), adjacency=Adjacency.parse(setting.adjacency)
+    )
 
 
-def _by_name(mechanism: str, setting: Setting, target: Target | None, bands: int | None) -> Recipe | None:
+def _by_name(
+    mechanism: str, setting: Setting, target: Target | None, bands: int | None
+) -> Recipe | None:
     records, batch, steps = setting.records, setting.batch_size, setting.steps
     if mechanism == "dp-sgd":
-        return dpsgd(records, batch, steps=steps, sampling=setting.sampling, adjacency=setting.adjacency)
+        return dpsgd(
+            records, batch, steps=steps, sampling=setting.sampling, adjacency=setting.adjacency
+        )
     if setting.sampling != "poisson":
         raise InvalidInput("sampling", setting.sampling, "goes with the mechanism dp-sgd")
     if mechanism == "blt":
@@ -237,22 +291,38 @@ def _by_name(mechanism: str, setting: Setting, target: Target | None, bands: int
         return dpftrl(records, batch, steps=steps)
     if mechanism == "auto":
         if target is None:
-            raise InvalidInput("mechanism", mechanism, "needs epsilon: mechanisms are compared at one guarantee")
+            raise InvalidInput(
+                "mechanism", mechanism, "needs epsilon: mechanisms are compared at one guarantee"
+            )
         return compare(records, batch, steps, target)[0].plan.recipe
     if mechanism == "band-mf":
         if bands is not None:
             return bandmf(records, batch, bands=bands, steps=steps)
         if target is not None and (best := best_bands(records, batch, steps, target)) is not None:
             return best.plan.recipe
-        return bandmf(records, batch, bands=steps_per_epoch(records, batch), steps=steps, sampling="fixed-order")
+        return bandmf(
+            records,
+            batch,
+            bands=steps_per_epoch(records, batch),
+            steps=steps,
+            sampling="fixed-order",
+        )
     return None
 
 
 def _reason(found: tuple[Candidate, ...], sampling: str) -> str:
     best = found[0]
-    words = [f"{best.mechanism} with {best.sampling} sampling has the least error ({best.rmse:.4g}) of {len(found)} proven pairs"]
+    words = [
+        f"{best.mechanism} with {best.sampling} sampling has the least error ({best.rmse:.4g}) of "
+        f"{len(found)} proven pairs"
+    ]
     rivals = {(row.mechanism, row.sampling): row for row in reversed(found[1:])}
-    words += [f"{name} with {kind}: {row.rmse / best.rmse:.2f} times" for (name, kind), row in reversed(rivals.items())][:3]
+    words += [
+        f"{name} with {kind}: {row.rmse / best.rmse:.2f} times"
+        for (name, kind), row in reversed(rivals.items())
+    ][:3]
     if isinstance(best.plan.recipe.strategy, Identity):
-        words.append("independent noise wins because sampling amplifies it more than correlation would save")
+        words.append(
+            "independent noise wins because sampling amplifies it more than correlation would save"
+        )
     return "; ".join(words)

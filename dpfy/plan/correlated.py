@@ -32,8 +32,9 @@ def bandmf(
 ) -> Recipe:
     """Banded matrix factorization (BandMF). One band with cyclic Poisson sampling is DP-SGD.
 
-    "cyclic-poisson" amplifies privacy: `bands` blocks of records take turns. "fixed-order" needs no sampling at all: every record keeps
-    its place in the epoch, and `bands` should be the steps of an epoch where memory allows (bands - 1 buffers).
+    "cyclic-poisson" amplifies privacy: `bands` blocks of records take turns. "fixed-order" needs no
+    sampling at all: every record keeps its place in the epoch, and `bands` should be the steps of
+    an epoch where memory allows (bands - 1 buffers).
     """
     from dpfy.noise import optimise
 
@@ -45,13 +46,26 @@ def bandmf(
         rate = bands * batch_size / records
         if rate > 1:
             most = int(records // batch_size)
-            raise InvalidInput("bands", bands, f"must be at most {most}: a block must hold a batch of {batch_size:g} records")
+            raise InvalidInput(
+                "bands",
+                bands,
+                f"must be at most {most}: a block must hold a batch of {batch_size:g} records",
+            )
         sampler = CyclicPoissonSampler(rate, bands)
     else:
         sampler = fixed_order(records, batch_size, count)
         bands = min(bands, sampler.steps_per_epoch)
     strategy = optimise.banded(bands, count)
-    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency), noise)
+    return Recipe(
+        records,
+        sampler,
+        count,
+        FlatClip(clip_norm),
+        strategy,
+        unit,
+        Adjacency.parse(adjacency),
+        noise,
+    )
 
 
 def blt(
@@ -66,13 +80,24 @@ def blt(
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
     noise: str = FLOAT,
 ) -> Recipe:
-    """Buffered linear Toeplitz noise in a fixed order of the records: almost the error of full correlation with a few buffers."""
+    """Buffered linear Toeplitz noise in a fixed order of the records: almost the error of full
+    correlation with a few buffers.
+    """
     from dpfy.noise.optimise_blt import blt as optimise_blt
 
     count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     sampler = fixed_order(records, batch_size, count)
     strategy = optimise_blt(buffers, count, sampler.participation)
-    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency), noise)
+    return Recipe(
+        records,
+        sampler,
+        count,
+        FlatClip(clip_norm),
+        strategy,
+        unit,
+        Adjacency.parse(adjacency),
+        noise,
+    )
 
 
 def dpftrl(
@@ -88,19 +113,32 @@ def dpftrl(
     adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
     noise: str = FLOAT,
 ) -> Recipe:
-    """DP-FTRL with a binary tree (Kairouz et al. 2021), in a fixed order; `restart` begins a new, completed tree every epoch.
+    """DP-FTRL with a binary tree (Kairouz et al. 2021), in a fixed order; `restart` begins a new,
+    completed tree every epoch.
 
-    ``estimator="completed", restart=False`` is the mechanism of the published study. `bandmf` and `blt` have less error.
+    ``estimator="completed", restart=False`` is the mechanism of the published study. `bandmf` and
+    `blt` have less error.
     """
     count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     sampler = fixed_order(records, batch_size, count)
     restarts = restart and sampler.epochs > 1
     strategy = Tree(estimator, sampler.steps_per_epoch if restarts else 0, restarts)
-    return Recipe(records, sampler, count, FlatClip(clip_norm), strategy, unit, Adjacency.parse(adjacency), noise)
+    return Recipe(
+        records,
+        sampler,
+        count,
+        FlatClip(clip_norm),
+        strategy,
+        unit,
+        Adjacency.parse(adjacency),
+        noise,
+    )
 
 
 def with_strategy(recipe: Recipe, strategy: Strategy) -> Recipe:
-    """The same recipe with another noise strategy, for instance a matrix of your own (:func:`dpfy.noise.dense.dense`)."""
+    """The same recipe with another noise strategy, for instance a matrix of your own
+    (:func:`dpfy.noise.dense.dense`).
+    """
     from dataclasses import replace
 
     return replace(recipe, strategy=strategy)

@@ -1,4 +1,5 @@
-"""The table of proven (participation, strategy) pairs: what a run with them releases, as an event, and by which theorem.
+"""The table of proven (participation, strategy) pairs: what a run with them releases, as an event,
+and by which theorem.
 
 A pair that is not here has no proof here: it is an error that names the nearest pair that has one.
 """
@@ -25,13 +26,17 @@ from dpfy.noise.tree import Tree
 
 @dataclass(frozen=True)
 class Pair:
-    """One proven pair: the event of the whole run given noise multiplier, pattern, strategy and steps, and the proof."""
+    """One proven pair: the event of the whole run given noise multiplier, pattern, strategy and
+    steps, and the proof.
+    """
 
     event: Callable[[float, participation.Participation, strategy.Strategy, int], events.Event]
     theorem: str
 
 
-def _sampled(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+def _sampled(
+    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+) -> events.Event:
     """Steps on fresh samples, each with sensitivity one."""
     noise.sensitivity(pattern, steps)  # more than one band has no proof: it raises
     if isinstance(pattern, participation.WithoutReplacement):
@@ -40,86 +45,132 @@ def _sampled(multiplier: float, pattern: participation.Participation, noise: str
     return patterns.poisson(multiplier, pattern.rate, steps)
 
 
-def _scheduled(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+def _scheduled(
+    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+) -> events.Event:
     """The phases one after the other, each sampled as before, with its own noise."""
     assert isinstance(noise, Schedule)
-    parts = [_sampled(multiplier * factor, pattern, noise, count) for count, factor in noise.phases(steps)]
+    parts = [
+        _sampled(multiplier * factor, pattern, noise, count)
+        for count, factor in noise.phases(steps)
+    ]
     return parts[0] if len(parts) == 1 else events.Composed(tuple(parts))
 
 
-def _gaussian(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
-    """One release of the whole stream. A run cut short has released less, so the bill does not depend on the steps made."""
+def _gaussian(
+    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+) -> events.Event:
+    """One release of the whole stream. A run cut short has released less, so the bill does not
+    depend on the steps made.
+    """
     if (
         isinstance(pattern, (participation.FixedOrder, participation.Reshuffled))
         and steps > pattern.steps_per_epoch * pattern.epochs
     ):
-        raise InvalidInput("steps", steps, f"must be at most {pattern.epochs} epochs of {pattern.steps_per_epoch} steps")
+        raise InvalidInput(
+            "steps",
+            steps,
+            f"must be at most {pattern.epochs} epochs of {pattern.steps_per_epoch} steps",
+        )
     return events.Gaussian(multiplier)
 
 
-def _shared(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+def _shared(
+    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+) -> events.Event:
     """Every round as if the unit were in it: the server knows who is."""
     assert isinstance(noise, Shares)
     return events.Repeated(noise.event(multiplier), steps)
 
 
-def _cyclic(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
+def _cyclic(
+    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+) -> events.Event:
     assert isinstance(pattern, participation.CyclicPoisson)
     return patterns.poisson(multiplier, pattern.rate, -(-steps // pattern.cycle))
 
 
-def _bins(multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
-    """The inner products of the bins' responses over all epochs of the pattern, however many steps were made."""
+def _bins(
+    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+) -> events.Event:
+    """The inner products of the bins' responses over all epochs of the pattern, however many steps
+    were made.
+    """
     assert isinstance(pattern, participation.SecretBins)
     return events.BallsInBins(multiplier, bins_gram(noise, pattern))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=8)
-def bins_gram(noise: strategy.Strategy, pattern: participation.SecretBins) -> tuple[tuple[float, ...], ...]:
-    """Inner products of the responses C u_j of the bins, in units of the squared sensitivity, rounding errors below zero cut off."""
+def bins_gram(
+    noise: strategy.Strategy, pattern: participation.SecretBins
+) -> tuple[tuple[float, ...], ...]:
+    """Inner products of the responses C u_j of the bins, in units of the squared sensitivity,
+    rounding errors below zero cut off.
+    """
     import numpy as np
 
     steps = pattern.bins * pattern.epochs
     encoder = noise.encoder(steps)  # type: ignore[attr-defined]
     responses = np.stack([encoder[:, j :: pattern.bins].sum(axis=1) for j in range(pattern.bins)])
-    gram = np.maximum(responses @ responses.T, 0) / noise.sensitivity(pattern, steps) ** 2 * (1 + 1e-11)  # rounded up
+    gram = (
+        np.maximum(responses @ responses.T, 0)
+        / noise.sensitivity(pattern, steps) ** 2
+        * (1 + 1e-11)
+    )  # rounded up
     return tuple(tuple(float(v) for v in row) for row in gram)
 
 
 STREAM = (
-    "The whole noisy stream C G + Z is one Gaussian release of the strategy's sensitivity under the participation pattern, also when "
-    "gradients depend on earlier outputs, C being lower-triangular (Denisov et al. 2022, theorem 2.1); "
+    "The whole noisy stream C G + Z is one Gaussian release of the strategy's sensitivity under "
+    "the participation pattern, also when "
+    "gradients depend on earlier outputs, C being lower-triangular (Denisov et al. 2022, theorem "
+    "2.1); "
 )
 EXACT = {
     participation.SinglePass: "each unit meets one column of C.",
-    participation.FixedOrder: "exact for columns with non-negative inner products (Choquette-Choo et al. 2022).",
-    participation.Separated: "exact for at most as many bands as the separation (Choquette-Choo et al. 2023) and for non-negative "
+    participation.FixedOrder: "exact for columns with non-negative inner products (Choquette-Choo "
+    "et al. 2022).",
+    participation.Separated: "exact for at most as many bands as the separation (Choquette-Choo et "
+    "al. 2023) and for non-negative "
     "non-increasing Toeplitz matrices (Kalinin & Lampert 2024, theorem 2).",
-    participation.Reshuffled: "every tree node counts the epochs that touch it, maximised over all orders.",
+    participation.Reshuffled: "every tree node counts the epochs that touch it, maximised over all "
+    "orders.",
 }
 CORRELATED = (Banded, NormalisedBanded, InverseBanded, Blt, SquareRoot, Dense)
 AMPLIFIED = (
-    "At most as many bands as the cycle: a unit's participations in different rounds do not overlap, and the stream is dominated by one "
+    "At most as many bands as the cycle: a unit's participations in different rounds do not "
+    "overlap, and the stream is dominated by one "
     "Poisson-subsampled Gaussian a round (Choquette-Choo et al. 2023, theorem 4)."
 )
 BINS = (
-    "The release with the unit is a mixture over its secret bin of Gaussians, without it one Gaussian; for non-negative C this pair "
-    "dominates adaptively (Chua et al. 2024; Choquette-Choo et al. 2024). Its curve is computed by Monte Carlo, with proven confidence."
+    "The release with the unit is a mixture over its secret bin of Gaussians, without it one "
+    "Gaussian; for non-negative C this pair "
+    "dominates adaptively (Chua et al. 2024; Choquette-Choo et al. 2024). Its curve is computed by "
+    "Monte Carlo, with proven confidence."
 )
 SAMPLED = (
-    "Each step is a Poisson-subsampled Gaussian mechanism of sensitivity one clip norm; steps compose adaptively "
+    "Each step is a Poisson-subsampled Gaussian mechanism of sensitivity one clip norm; steps "
+    "compose adaptively "
     "(Abadi et al. 2016; Mironov, Talwar & Zhang 2019)."
 )
 FIXED_SIZE = (
-    "Each step is a Gaussian mechanism on a uniform subset of a fixed size. Replacing a unit moves the sum by two clip norms if it is "
-    "drawn; the pair of that dominates (Zhu, Dong & Wang 2022, proposition 30), and steps compose adaptively."
+    "Each step is a Gaussian mechanism on a uniform subset of a fixed size. Replacing a unit moves "
+    "the sum by two clip norms if it is "
+    "drawn; the pair of that dominates (Zhu, Dong & Wang 2022, proposition 30), and steps compose "
+    "adaptively."
 )
 SHARED = (
-    "Each round is a sum of whole vectors of bounded length with a share of noise from every honest client: a discrete Gaussian up to a "
-    "stated factor, itself rounded real Gaussian noise (Kairouz, Liu & Steinke 2021), or Skellam noise by its Rényi divergences (Agarwal, "
-    "Kairouz & Liu 2021). Rounds compose adaptively; who takes part is known to the server, and no amplification is claimed."
+    "Each round is a sum of whole vectors of bounded length with a share of noise from every "
+    "honest client: a discrete Gaussian up to a "
+    "stated factor, itself rounded real Gaussian noise (Kairouz, Liu & Steinke 2021), or Skellam "
+    "noise by its Rényi divergences (Agarwal, "
+    "Kairouz & Liu 2021). Rounds compose adaptively; who takes part is known to the server, and no "
+    "amplification is claimed."
 )
-PHASES = "The noise multiplier stated is that of the phase with the least noise; all factors were fixed before the run."
+PHASES = (
+    "The noise multiplier stated is that of the phase with the least noise; all factors were fixed "
+    "before the run."
+)
 
 PAIRS: dict[tuple[type, type], Pair] = {
     (participation.Poisson, strategy.Identity): Pair(_sampled, SAMPLED),
@@ -133,7 +184,9 @@ PAIRS: dict[tuple[type, type], Pair] = {
     (participation.SinglePass, Tree): Pair(_gaussian, STREAM + EXACT[participation.SinglePass]),
     (participation.FixedOrder, Tree): Pair(_gaussian, STREAM + EXACT[participation.FixedOrder]),
     (participation.Reshuffled, Tree): Pair(_gaussian, STREAM + EXACT[participation.Reshuffled]),
-    (participation.Reshuffled, Banded): Pair(_gaussian, STREAM + "one band: participations never overlap."),
+    (participation.Reshuffled, Banded): Pair(
+        _gaussian, STREAM + "one band: participations never overlap."
+    ),
     **{
         (pattern, kind): Pair(_gaussian, STREAM + EXACT[pattern])
         for pattern in (participation.SinglePass, participation.FixedOrder, participation.Separated)
@@ -147,16 +200,36 @@ def find(pattern: participation.Participation, noise: strategy.Strategy) -> Pair
     """The proof for this pair, or an error that names what is proven."""
     pair = PAIRS.get((type(pattern), type(noise)))
     if pair is None:
-        near = [f"{p.__name__} with {s.__name__}" for p, s in PAIRS if p is type(pattern) or s is type(noise)]
+        near = [
+            f"{p.__name__} with {s.__name__}"
+            for p, s in PAIRS
+            if p is type(pattern) or s is type(noise)
+        ]
         known = near or [f"{p.__name__} with {s.__name__}" for p, s in PAIRS]
-        hint = "use cyclic Poisson sampling for correlated noise; " if isinstance(pattern, participation.Poisson) else ""
+        hint = (
+            "use cyclic Poisson sampling for correlated noise; "
+            if isinstance(pattern, participation.Poisson)
+            else ""
+        )
         raise Unsupported(
-            f"{type(pattern).__name__} participation with {type(noise).__name__} noise", f"{hint}proven: {', '.join(known)}"
+            f"{type(pattern).__name__} participation with {type(noise).__name__} noise",
+            f"{hint}proven: {', '.join(known)}",
         )
     return pair
 
 
-def event(noise_multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int) -> events.Event:
-    """What a run of `steps` releases. Noise zero is a release without protection, never an infinite multiplier in disguise."""
+def event(
+    noise_multiplier: float,
+    pattern: participation.Participation,
+    noise: strategy.Strategy,
+    steps: int,
+) -> events.Event:
+    """What a run of `steps` releases. Noise zero is a release without protection, never an infinite
+    multiplier in disguise.
+    """
     pair = find(pattern, noise)
-    return events.NotPrivate() if noise_multiplier == 0 else pair.event(noise_multiplier, pattern, noise, steps)
+    return (
+        events.NotPrivate()
+        if noise_multiplier == 0
+        else pair.event(noise_multiplier, pattern, noise, steps)
+    )

@@ -1,4 +1,6 @@
-"""Pictures of correlated noise: the matrix C, its inverse, and how noise accumulates with and without correlation."""
+"""Pictures of correlated noise: the matrix C, its inverse, and how noise accumulates with and
+without correlation.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ MOST_STEPS = 512
 
 
 def draw(found: tuple[Candidate, ...], form: str = "svg") -> bytes:
-    """A picture (svg or png) of the best correlated candidate's C and C^-1, and of how the noise of all candidates accumulates."""
+    """A picture (svg or png) of the best correlated candidate's C and C^-1, and of how the noise of
+    all candidates accumulates.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -73,9 +77,15 @@ def _accumulation(axes: Any, found: tuple[Candidate, ...]) -> None:
         sensitivity = recipe.strategy.sensitivity(recipe.sampler.participation, recipe.steps)
         scale = candidate.plan.noise_multiplier * sensitivity / recipe.expected_batch
         path = scale * np.sqrt(variances(recipe.strategy, recipe.steps))
-        axes.plot(np.arange(1, recipe.steps + 1), path, label=f"{candidate.mechanism}, {candidate.sampling}")
+        axes.plot(
+            np.arange(1, recipe.steps + 1),
+            path,
+            label=f"{candidate.mechanism}, {candidate.sampling}",
+        )
     axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_title("noise in the sum of mean gradients so far")
     axes.set_ylabel("standard deviation at clip norm 1")
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
+    axes.legend(
+        fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False
+    )

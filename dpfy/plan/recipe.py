@@ -1,4 +1,6 @@
-"""Recipe and plan: two states, two types. Only a plan can train, and everything it claims is derived from what will run."""
+"""Recipe and plan: two states, two types. Only a plan can train, and everything it claims is
+derived from what will run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from dpfy.sampling.sampler import Sampler
 from dpfy.sampling.table import SAMPLERS
 
 FLOAT, EXACT = NOISES = ("float", "exact")
-"""How noise is added: in floating point, or so that every released value is where real numbers would put it."""
+"""How noise is added: in floating point, or so that every released value is where real numbers
+would put it.
+"""
 
 UNIT, RECORD = DRAWS = ("unit", "record")
 """What is drawn and clipped: whole units, or single records, of which a unit owns some."""
@@ -37,15 +41,18 @@ UNIT, RECORD = DRAWS = ("unit", "record")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What will be done to the data, before the noise is known. `records` is the public size of the data set, in units.
+    """What will be done to the data, before the noise is known. `records` is the public size of the
+    data set, in units.
 
-    A unit of several records is sampled as one and its contribution bounded as one (:func:`dpfy.by_user`, :func:`dpfy.per_user`);
-    training refuses data that is not arranged so. `noise` is one of `NOISES`; "exact" noise has the law that is billed to the last bit
-    (:mod:`dpfy.noise.exact`), for the strategies that it knows. `stopping` says where a run may end early, billed for what it released.
+    A unit of several records is sampled as one and its contribution bounded as one
+    (:func:`dpfy.by_user`, :func:`dpfy.per_user`); training refuses data that is not arranged so.
+    `noise` is one of `NOISES`; "exact" noise has the law that is billed to the last bit
+    (:mod:`dpfy.noise.exact`), for the strategies that it knows. `stopping` says where a run may end
+    early, billed for what it released.
 
-    With `draw` "record" single records are sampled and clipped, of which a unit owns at most `unit.most_records`, and the bill is that
-    of so many records together (ELS: Charles et al. 2024; Chua et al. 2024). `records` is then the public number of records, not of
-    units.
+    With `draw` "record" single records are sampled and clipped, of which a unit owns at most
+    `unit.most_records`, and the bill is that of so many records together (ELS: Charles et al. 2024;
+    Chua et al. 2024). `records` is then the public number of records, not of units.
     """
 
     records: int
@@ -70,43 +77,68 @@ class Recipe:
         if check.one_of("noise", self.noise, NOISES) == EXACT:
             terms.require(self.strategy)
         if isinstance(self.strategy, Schedule) and self.strategy.steps != self.steps:
-            raise InvalidInput("steps", self.steps, f"must be the steps of the noise schedule ({self.strategy.steps})")
+            raise InvalidInput(
+                "steps",
+                self.steps,
+                f"must be the steps of the noise schedule ({self.strategy.steps})",
+            )
         if isinstance(self.clip, MicrobatchClip):
-            way_out = "one record more would move all groups: use FlatClip, or clip fixed groups at level 3"
+            way_out = (
+                "one record more would move all groups: use FlatClip, or clip fixed groups at "
+                "level 3"
+            )
             raise Unsupported("clipping microbatches of a random batch", way_out)
-        if isinstance(self.clip, QuantileClip) and not isinstance(self.strategy, Identity | Schedule):
-            raise Unsupported("adaptive clipping with correlated noise", "use a fixed clip norm, or independent noise")
+        if isinstance(self.clip, QuantileClip) and not isinstance(
+            self.strategy, Identity | Schedule
+        ):
+            raise Unsupported(
+                "adaptive clipping with correlated noise",
+                "use a fixed clip norm, or independent noise",
+            )
         if self.stopping is not None and self.stopping.points[-1] != self.steps:
-            raise InvalidInput("stopping", self.stopping.points, f"must end with the steps of the run ({self.steps})")
+            raise InvalidInput(
+                "stopping",
+                self.stopping.points,
+                f"must end with the steps of the run ({self.steps})",
+            )
         if self.stopping is not None:
             self.event(1.0, self.stopping.points[0])
         if check.one_of("draw", self.draw, DRAWS) == RECORD:
             self._check_single()
 
     def _check_single(self) -> None:
-        """Records drawn one by one: what is known of several together is about adding them, and about a fixed clip norm."""
+        """Records drawn one by one: what is known of several together is about adding them, and
+        about a fixed clip norm.
+        """
         if self.adjacency is Adjacency.REPLACE_ONE:
             raise Unsupported(
-                "records of a unit drawn one by one under replace-one", "state add-or-remove-one, or draw whole units"
+                "records of a unit drawn one by one under replace-one",
+                "state add-or-remove-one, or draw whole units",
             )
         self.check_group(2)
         if isinstance(self.clip, QuantileClip):
             raise Unsupported(
-                "adaptive clipping of records of a unit drawn one by one", "use a fixed clip norm, or draw whole units"
+                "adaptive clipping of records of a unit drawn one by one",
+                "use a fixed clip norm, or draw whole units",
             )
         self.event(1.0)
 
     def _check_fixed_size(self) -> None:
-        """Batches of a fixed size are a matter of how many records there are: adding or removing one has no proof.
+        """Batches of a fixed size are a matter of how many records there are: adding or removing
+        one has no proof.
 
         Nor has it where units come by themselves: who else comes may depend on it.
         """
         if isinstance(self.sampler, CheckInSampler) and self.adjacency is not Adjacency.ZERO_OUT:
-            raise Unsupported(f"units that check in by themselves under {self.adjacency.value}", "state zero-out")
+            raise Unsupported(
+                f"units that check in by themselves under {self.adjacency.value}", "state zero-out"
+            )
         if not isinstance(pattern := self.sampler.participation, WithoutReplacement):
             return
         if pattern.records != self.records:
-            raise InvalidInput("records", self.records, f"must be those of the sampler ({pattern.records})")
+            raise InvalidInput(
+                "records", self.records, f"must be those of the sampler ({pattern.records})"
+            )
         if self.adjacency is not Adjacency.REPLACE_ONE:
             raise Unsupported(
                 f"batches of a fixed size under {self.adjacency.value}",
@@ -114,9 +146,14 @@ class Recipe:
             )
 
     def check_group(self, size: int) -> None:
-        """Members of a group may lie in different blocks of a cycle, where correlated noise hides each alone and nobody has a proof."""
+        """Members of a group may lie in different blocks of a cycle, where correlated noise hides
+        each alone and nobody has a proof.
+        """
         if size > 1 and isinstance(self.sampler.participation, CyclicPoisson):
-            raise Unsupported("several records or units together, drawn in cycles,", "draw Poisson batches or a fixed order")
+            raise Unsupported(
+                "several records or units together, drawn in cycles,",
+                "draw Poisson batches or a fixed order",
+            )
 
     @property
     def expected_batch(self) -> float:
@@ -124,7 +161,9 @@ class Recipe:
         return self.sampler.expected_batch(self.records)
 
     def event(self, noise_multiplier: float, ended: int | None = None) -> events.Event:
-        """What a run with this noise releases; where it may end early, if it `ended` at that point."""
+        """What a run with this noise releases; where it may end early, if it `ended` at that
+        point.
+        """
         pattern = self.sampler.participation
         if self.stopping is None:
             return self.of_unit(pairs.event(noise_multiplier, pattern, self.strategy, self.steps))
@@ -146,12 +185,15 @@ class Recipe:
         beside: events.Event = events.Nothing(),  # noqa: B008  (frozen)
         group: int = 1,
     ) -> Plan:
-        """The plan with the least noise that satisfies (epsilon, delta), with `beside` paid for from the same guarantee.
+        """The plan with the least noise that satisfies (epsilon, delta), with `beside` paid for
+        from the same guarantee.
 
-        With `group` it satisfies them for any so many units together; the plan itself speaks of one unit, which has less epsilon.
+        With `group` it satisfies them for any so many units together; the plan itself speaks of one
+        unit, which has less epsilon.
 
-        Guarantees: the epsilon of the plan and `beside` together at `delta`, by the same accountant, is at most `epsilon`, for every
-        group of `group` units; the search rounds the noise up.
+        Guarantees: the epsilon of the plan and `beside` together at `delta`, by the same
+        accountant, is at most `epsilon`, for every group of `group` units; the search rounds the
+        noise up.
         """
         check.epsilon("epsilon", epsilon)
         self.check_delta(delta, allow_large_delta)
@@ -159,10 +201,16 @@ class Recipe:
         self.check_group(group)
 
         def whole(noise: float) -> events.Event:
-            both = self.event(noise) if isinstance(beside, events.Nothing) else events.Composed((self.event(noise), beside))
+            both = (
+                self.event(noise)
+                if isinstance(beside, events.Nothing)
+                else events.Composed((self.event(noise), beside))
+            )
             return of_group(both, group)
 
-        noise = calibration.noise(whole, epsilon, delta, adjacency=self.adjacency, accountant=accountant)
+        noise = calibration.noise(
+            whole, epsilon, delta, adjacency=self.adjacency, accountant=accountant
+        )
         return Plan(self, noise, delta, accountant)
 
     def with_noise(
@@ -173,35 +221,51 @@ class Recipe:
         accountant: str = accounting.DEFAULT,
         allow_large_delta: bool = False,
     ) -> Plan:
-        """The plan with this noise multiplier. Noise 0 trains without privacy and says so. Default delta: see `default_delta`."""
+        """The plan with this noise multiplier. Noise 0 trains without privacy and says so. Default
+        delta: see `default_delta`.
+        """
         chosen = default_delta(self.records) if delta is None else delta
         self.check_delta(chosen, allow_large_delta)
         self.check_unit()
-        return Plan(self, check.noise_multiplier("noise_multiplier", noise_multiplier), chosen, accountant)
+        return Plan(
+            self, check.noise_multiplier("noise_multiplier", noise_multiplier), chosen, accountant
+        )
 
     def check_unit(self) -> None:
-        """Clipping bounds all that a unit adds to a gradient: such a plan protects records, and must not be called anything else."""
-        if not self.unit.whole or self.unit.name.strip().lower().rstrip("s") in ("label", "prediction"):
+        """Clipping bounds all that a unit adds to a gradient: such a plan protects records, and
+        must not be called anything else.
+        """
+        if not self.unit.whole or self.unit.name.strip().lower().rstrip("s") in (
+            "label",
+            "prediction",
+        ):
             said = self.unit.name if self.unit.whole else self.unit.protects
             way_out = (
-                "call the unit an example: its label is protected with it, at the same price; for labels alone: dpfy.labels.fit"
+                "call the unit an example: its label is protected with it, at the same price; for "
+                "labels alone: dpfy.labels.fit"
             )
             raise Unsupported(f"a plan of noisy gradients that protects a {said} alone", way_out)
 
     def check_delta(self, delta: float, allow_large: bool = False) -> None:
-        """delta must lie in (0, 1) and below 1/records, unless the caller takes the responsibility."""
+        """delta must lie in (0, 1) and below 1/records, unless the caller takes the
+        responsibility.
+        """
         check.delta("delta", delta)
         if delta >= 1 / self.records and not allow_large:
-            rule = f"must be below 1/records = {1 / self.records:.3g}: at that size it allows publishing a random record in full"
+            rule = (
+                f"must be below 1/records = {1 / self.records:.3g}: at that size it allows "
+                f"publishing a random record in full"
+            )
             raise InvalidInput("delta", delta, rule + " (allow_large_delta overrides)")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe with its noise fixed, and the delta at which its guarantee is stated. Event, scale and guarantee are derived, never given.
+    """A recipe with its noise fixed, and the delta at which its guarantee is stated. Event, scale
+    and guarantee are derived, never given.
 
-    Guarantees: `event` describes what a run of this plan does, because sampler, clip, strategy and steps of the run are read from the
-    same fields.
+    Guarantees: `event` describes what a run of this plan does, because sampler, clip, strategy and
+    steps of the run are read from the same fields.
     """
 
     recipe: Recipe
@@ -213,10 +277,15 @@ class Plan:
         check.noise_multiplier("noise_multiplier", self.noise_multiplier)
         check.delta("delta", self.delta)
         accounting.accountant(self.accountant)
-        if not self.recipe.unit.whole:  # names alone are checked where plans are made: those of the first version are still read
+        # names alone are checked where plans are made: those of the first version are still read
+        if not self.recipe.unit.whole:
             self.recipe.check_unit()
         if math.isinf(self.recipe.clip.bound.l2) and self.noise_multiplier > 0:
-            raise InvalidInput("clip_norm", math.inf, "must be finite when there is noise: noise cannot protect an unbounded sum")
+            raise InvalidInput(
+                "clip_norm",
+                math.inf,
+                "must be finite when there is noise: noise cannot protect an unbounded sum",
+            )
 
     @property
     def event(self) -> events.Event:
@@ -226,7 +295,9 @@ class Plan:
     @property
     def scale(self) -> float:
         """Standard deviation of the strategy's input noise, in units of the clip's bound."""
-        return self.noise_multiplier * self.recipe.strategy.sensitivity(self.recipe.sampler.participation, self.recipe.steps)
+        return self.noise_multiplier * self.recipe.strategy.sensitivity(
+            self.recipe.sampler.participation, self.recipe.steps
+        )
 
     @property
     def stddev(self) -> float:
@@ -242,18 +313,28 @@ class Plan:
         """The guarantee of the whole run."""
         recipe = self.recipe
         return accounting.guarantee(
-            self.event, adjacency=recipe.adjacency, unit=recipe.unit, accountant=accountant or self.accountant, caveats=caveats
+            self.event,
+            adjacency=recipe.adjacency,
+            unit=recipe.unit,
+            accountant=accountant or self.accountant,
+            caveats=caveats,
         )
 
     def epsilon_after(self, steps: int) -> float:
-        """Epsilon at `delta` if the run stopped after `steps` (fixed in advance, or one that may end early): for bars and curves."""
+        """Epsilon at `delta` if the run stopped after `steps` (fixed in advance, or one that may
+        end early): for bars and curves.
+        """
         if steps <= 0:
             return 0.0
         recipe, made = self.recipe, min(steps, self.recipe.steps)
         if recipe.stopping is not None:
             event = recipe.event(self.noise_multiplier, recipe.stopping.next(made))
         else:
-            event = recipe.of_unit(pairs.event(self.noise_multiplier, recipe.sampler.participation, recipe.strategy, made))
+            event = recipe.of_unit(
+                pairs.event(
+                    self.noise_multiplier, recipe.sampler.participation, recipe.strategy, made
+                )
+            )
         return _epsilon(event, self.delta, recipe.adjacency, self.accountant)
 
     def to_json(self) -> dict[str, Any]:
@@ -263,7 +344,9 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The plan written by `to_json`. Unknown kinds and fields are errors; nothing is imported by name."""
+        """The plan written by `to_json`. Unknown kinds and fields are errors; nothing is imported
+        by name.
+        """
         plan = CODEC.decode(data)
         if not isinstance(plan, Plan):
             raise InvalidInput("plan.kind", data.get("kind"), "must be a plan")
@@ -280,11 +363,24 @@ def _epsilon(event: events.Event, delta: float, adjacency: Adjacency, accountant
     return accounting.epsilon(event, delta, adjacency=adjacency, accountant=accountant)
 
 
-CODEC = Codec("plan", {"plan": Plan, "recipe": Recipe, "unit": Unit, "stopping": Stopping, **SAMPLERS, **CLIPS, **STRATEGIES})
+CODEC = Codec(
+    "plan",
+    {
+        "plan": Plan,
+        "recipe": Recipe,
+        "unit": Unit,
+        "stopping": Stopping,
+        **SAMPLERS,
+        **CLIPS,
+        **STRATEGIES,
+    },
+)
 
 
 def default_delta(records: int) -> float:
-    """The largest power of ten at most records^-1.1: comfortably below one over the number of records."""
+    """The largest power of ten at most records^-1.1: comfortably below one over the number of
+    records.
+    """
     return 10.0 ** min(-1, math.floor(-1.1 * math.log10(max(records, 2))))
 
 
@@ -295,19 +391,35 @@ ROUNDING = 1e-12
 
 
 def sampling_rate(records: int, batch_size: float) -> float:
-    """The share of the records in a mean batch; a batch that is larger than the data, or hardly ever holds a record, is refused."""
+    """The share of the records in a mean batch; a batch that is larger than the data, or hardly
+    ever holds a record, is refused.
+    """
     check.integer("records", records, most=check.RECORDS)
     if check.positive("batch_size", batch_size) > records:
-        raise InvalidInput("batch_size", batch_size, f"must be at most the number of records ({records})")
+        raise InvalidInput(
+            "batch_size", batch_size, f"must be at most the number of records ({records})"
+        )
     if batch_size / records < check.RATE:
-        raise InvalidInput("batch_size", batch_size, f"must be at least {check.RATE:g} of the number of records ({records})")
+        raise InvalidInput(
+            "batch_size",
+            batch_size,
+            f"must be at least {check.RATE:g} of the number of records ({records})",
+        )
     return batch_size / records
 
 
-def step_count(records: int, batch_size: float, epochs: float | None, steps: int | None, *, most: int = check.STEPS) -> int:
+def step_count(
+    records: int,
+    batch_size: float,
+    epochs: float | None,
+    steps: int | None,
+    *,
+    most: int = check.STEPS,
+) -> int:
     """The steps of a run that is given in epochs or in steps, whatever its mechanism.
 
-    `epochs` are expected passes over the data with batches of `batch_size`, rounded up to a whole step.
+    `epochs` are expected passes over the data with batches of `batch_size`, rounded up to a whole
+    step.
     """
     rate = sampling_rate(records, batch_size)
     if (epochs is None) == (steps is None):
@@ -323,7 +435,8 @@ def step_count(records: int, batch_size: float, epochs: float | None, steps: int
 def steps_per_epoch(records: int, batch_size: float) -> int:
     """Batches in an epoch that meets every record once, of `batch_size` or a little less.
 
-    Guarantees: in `step_count` steps of a whole number of epochs no record takes part more often than there are epochs.
+    Guarantees: in `step_count` steps of a whole number of epochs no record takes part more often
+    than there are epochs.
     """
     return max(1, math.ceil(records / batch_size * (1 - ROUNDING)))
 
@@ -342,24 +455,39 @@ def dpsgd(
     stopping: int | Sequence[float] | None = None,
     draw: str = UNIT,
 ) -> Recipe:
-    """DP-SGD: random batches, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not both.
+    """DP-SGD: random batches, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not
+    both.
 
-    Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes over the data. "poisson" batches have
-    `batch_size` records on average; "without-replacement" ones exactly that many, and hide a record that is replaced (replace-one).
-    ``noise="exact"`` gives every released value the bits that real numbers would have given it. With `stopping`, a number of points or a
-    list of them, a run may end early and is billed for what it released (:func:`with_stopping`). With ``draw="record"`` records are
-    drawn and clipped one by one, and billed for as many together as a unit owns.
+    Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes
+    over the data. "poisson" batches have `batch_size` records on average; "without-replacement"
+    ones exactly that many, and hide a record that is replaced (replace-one). ``noise="exact"``
+    gives every released value the bits that real numbers would have given it. With `stopping`, a
+    number of points or a list of them, a run may end early and is billed for what it released
+    (:func:`with_stopping`). With ``draw="record"`` records are drawn and clipped one by one, and
+    billed for as many together as a unit owns.
     """
     count = step_count(records, batch_size, epochs, steps)
     sampler = sampler_of(sampling, records, batch_size)
-    recipe = Recipe(records, sampler, count, FlatClip(clip_norm), Identity(), unit, Adjacency.parse(adjacency), noise, draw=draw)
+    recipe = Recipe(
+        records,
+        sampler,
+        count,
+        FlatClip(clip_norm),
+        Identity(),
+        unit,
+        Adjacency.parse(adjacency),
+        noise,
+        draw=draw,
+    )
     return with_stopping(recipe, stopping)
 
 
 def with_stopping(recipe: Recipe, points: int | Sequence[float] | None) -> Recipe:
-    """The same recipe for runs that may end early, at so many equally spaced points, or at those given (steps, or parts below 1).
+    """The same recipe for runs that may end early, at so many equally spaced points, or at those
+    given (steps, or parts below 1).
 
-    Guarantees: whatever rule ends a run, looking at what was released alone, the epsilon stated then is an ex-post guarantee at delta.
+    Guarantees: whatever rule ends a run, looking at what was released alone, the epsilon stated
+    then is an ex-post guarantee at delta.
     """
     return replace(recipe, stopping=stopping(points, recipe.steps))
 
@@ -372,5 +500,9 @@ def sampler_of(sampling: str, records: int, batch_size: float) -> Sampler:
     if check.one_of("sampling", sampling, SAMPLINGS) == "poisson":
         return PoissonSampler(batch_size / records)
     if batch_size != int(batch_size):
-        raise InvalidInput("batch_size", batch_size, "must be a whole number: every batch has exactly that many records")
+        raise InvalidInput(
+            "batch_size",
+            batch_size,
+            "must be a whole number: every batch has exactly that many records",
+        )
     return WithoutReplacementSampler(int(batch_size), records)

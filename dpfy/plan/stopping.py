@@ -1,4 +1,6 @@
-"""Where a run may end early: points that are fixed with the plan. docs/early-stopping.md has the proofs."""
+"""Where a run may end early: points that are fixed with the plan. docs/early-stopping.md has the
+proofs.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ ROUNDED = 1 - 1e-12
 
 @dataclass(frozen=True)
 class Stopping:
-    """A run may end after any of `points` steps, the last of which are all of its steps; `share` of delta is what each may use.
+    """A run may end after any of `points` steps, the last of which are all of its steps; `share` of
+    delta is what each may use.
 
-    Guarantees: the shares of all points add up to at most 1, so that the epsilon stated where a run ends, at the plan's delta, is an
-    ex-post guarantee whatever rule ended it, as long as the rule looks at what was released alone.
+    Guarantees: the shares of all points add up to at most 1, so that the epsilon stated where a run
+    ends, at the plan's delta, is an ex-post guarantee whatever rule ended it, as long as the rule
+    looks at what was released alone.
     """
 
     points: tuple[int, ...]
@@ -31,14 +35,20 @@ class Stopping:
 
     def __post_init__(self) -> None:
         if not isinstance(self.points, tuple) or not 1 <= len(self.points) <= MOST_POINTS:
-            raise InvalidInput("stopping", self.points, f"must be 1 to {MOST_POINTS} points, each a number of steps")
+            raise InvalidInput(
+                "stopping",
+                self.points,
+                f"must be 1 to {MOST_POINTS} points, each a number of steps",
+            )
         for point in self.points:
             check.integer("stopping", point, most=check.STEPS)
         if any(b <= a for a, b in zip(self.points, self.points[1:], strict=False)):
             raise InvalidInput("stopping", self.points, "must grow from point to point")
         if not 0 < check.fraction("stopping.share", self.share) * len(self.points) <= 1:
             raise InvalidInput(
-                "stopping.share", self.share, f"must be at most one over the number of points ({len(self.points)})"
+                "stopping.share",
+                self.share,
+                f"must be at most one over the number of points ({len(self.points)})",
             )
 
     @property
@@ -52,14 +62,19 @@ class Stopping:
 
 
 def stopping(given: int | Sequence[float] | None, steps: int) -> Stopping | None:
-    """Where a run of `steps` may end: at `given` equally spaced points, or at those given, as steps or as parts of the whole below 1.
+    """Where a run of `steps` may end: at `given` equally spaced points, or at those given, as steps
+    or as parts of the whole below 1.
 
     The end of the run is a point in any case; where it is the only one, there is nothing to choose.
     """
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int | list | tuple):
-        raise InvalidInput("stopping", given, "must be a number of points, or a list of steps or of parts of the run below 1")
+        raise InvalidInput(
+            "stopping",
+            given,
+            "must be a number of points, or a list of steps or of parts of the run below 1",
+        )
     if isinstance(given, int):
         count = check.integer("stopping", given, most=min(steps, MOST_POINTS))
         points = {-(-steps * k // count) for k in range(1, count + 1)}
@@ -72,26 +87,44 @@ def _point(value: float, steps: int) -> int:
     real = check.positive("stopping", value)
     point = math.ceil(real * steps * ROUNDED) if real < 1 else real
     if point != int(point) or point > steps:
-        raise InvalidInput("stopping", value, f"must be a whole number of steps of at most {steps}, or a part of them below 1")
+        raise InvalidInput(
+            "stopping",
+            value,
+            f"must be a whole number of steps of at most {steps}, or a part of them below 1",
+        )
     return int(point)
 
 
 def first_steps(
-    noise_multiplier: float, pattern: participation.Participation, noise: Strategy, made: int, steps: int
+    noise_multiplier: float,
+    pattern: participation.Participation,
+    noise: Strategy,
+    made: int,
+    steps: int,
 ) -> events.Event:
-    """What the first `made` steps of a run of `steps` release, if it was fixed in advance that there are no more.
+    """What the first `made` steps of a run of `steps` release, if it was fixed in advance that
+    there are no more.
 
-    Guarantees: what is billed for fewer steps is proven for them as it is for all: fresh samples and rounds of cyclic samples by their
-    number, a stream with Toeplitz noise by the sensitivity of its beginning, which is the beginning of the matrix. Others raise.
+    Guarantees: what is billed for fewer steps is proven for them as it is for all: fresh samples
+    and rounds of cyclic samples by their number, a stream with Toeplitz noise by the sensitivity of
+    its beginning, which is the beginning of the matrix. Others raise.
     """
     if noise_multiplier == 0:
         return events.NotPrivate()
-    if isinstance(pattern, participation.Poisson | participation.WithoutReplacement | participation.CyclicPoisson):
+    if isinstance(
+        pattern,
+        participation.Poisson | participation.WithoutReplacement | participation.CyclicPoisson,
+    ):
         return pairs.event(noise_multiplier, pattern, noise, made)
     if not isinstance(noise, Toeplitz) or isinstance(pattern, participation.SecretBins):
-        what = f"ending early with {type(noise).__name__} noise and {type(pattern).__name__} participation"
+        what = (
+            f"ending early with {type(noise).__name__} noise and {type(pattern).__name__} "
+            f"participation"
+        )
         raise Unsupported(
-            what, "use banded or BLT noise in a fixed order, cyclic or fresh Poisson samples, or fix the steps in advance"
+            what,
+            "use banded or BLT noise in a fixed order, cyclic or fresh Poisson samples, or fix the "
+            "steps in advance",
         )
     pairs.event(noise_multiplier, pattern, noise, made)
     ratio = noise.sensitivity(pattern, steps) / noise.sensitivity(pattern, made)

@@ -1,4 +1,6 @@
-"""Private prediction: voters that stay where they are, answers that are paid for, and students that learn from them."""
+"""Private prediction: voters that stay where they are, answers that are paid for, and students that
+learn from them.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
     from dpfy.prediction.vote_bill import VoteBill, sanitised
 
 # Names are found when first used: the claim, which verification reads, must not pay for torch.
-_HOME = dict.fromkeys(("NetworkTraining", "NetworkVoters", "teach_networks"), "dpfy.prediction.networks")
-_HOME |= dict.fromkeys(("Graduate", "GraphTeachers", "claimed", "graduate", "train_student"), "dpfy.prediction.pate")
+_HOME = dict.fromkeys(
+    ("NetworkTraining", "NetworkVoters", "teach_networks"), "dpfy.prediction.networks"
+)
+_HOME |= dict.fromkeys(
+    ("Graduate", "GraphTeachers", "claimed", "graduate", "train_student"), "dpfy.prediction.pate"
+)
 _HOME |= dict.fromkeys(("Lesson", "SemiSupervised"), "dpfy.prediction.student")
 _HOME |= dict.fromkeys(("VoteBill", "sanitised"), "dpfy.prediction.vote_bill")
 

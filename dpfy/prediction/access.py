@@ -1,4 +1,5 @@
-"""Who may ask the service: a bearer token, a host of ours, no page of another site; and connections that end in time.
+"""Who may ask the service: a bearer token, a host of ours, no page of another site; and connections
+that end in time.
 
 A refusal is sent before anything of the question is read, and costs nothing of what was paid for.
 """
@@ -25,9 +26,13 @@ SHORTEST, LONGEST = 16, 4096
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """What an Authorization header can carry (RFC 6750)."""
 MOST_DRAINED = 64 << 20
-"""Bytes of a refused request that are still read. A client that is cut off while it sends may never see the refusal."""
+"""Bytes of a refused request that are still read. A client that is cut off while it sends may never
+see the refusal.
+"""
 SILENT, BUSY = 30.0, 300.0
-"""Seconds that a client may take to send a request or to read its answer, and that the answer may take."""
+"""Seconds that a client may take to send a request or to read its answer, and that the answer may
+take.
+"""
 CONNECTIONS = 256
 """At most so many at a time."""
 
@@ -42,7 +47,9 @@ def new_token() -> str:
 
 
 def given_token(file: Path | None) -> str | None:
-    """The token of a file, or else of the environment; None where neither is given. An error never repeats it."""
+    """The token of a file, or else of the environment; None where neither is given. An error never
+    repeats it.
+    """
     if file is not None:
         try:
             text = file.read_text(encoding="ascii")
@@ -57,7 +64,10 @@ def given_token(file: Path | None) -> str | None:
 def checked(token: str, name: str) -> str:
     """The token, if it is one."""
     if not SHORTEST <= len(token) <= LONGEST or not TOKEN.fullmatch(token):
-        rule = f"must have {SHORTEST} to {LONGEST} characters of A-Z a-z 0-9 . _ ~ + / - (make one: openssl rand -hex 32)"
+        rule = (
+            f"must have {SHORTEST} to {LONGEST} characters of A-Z a-z 0-9 . _ ~ + / - (make one: "
+            f"openssl rand -hex 32)"
+        )
         raise InvalidInput(name, f"{len(token)} characters", rule)
     return token
 
@@ -66,8 +76,8 @@ def checked(token: str, name: str) -> str:
 class Access:
     """Who may ask. `token=None` lets everybody ask who reaches the address.
 
-    Guarantees: a token is compared in constant time and never printed; a request for another host, or from a page of another site,
-    is refused whether it has the token or not.
+    Guarantees: a token is compared in constant time and never printed; a request for another host,
+    or from a page of another site, is refused whether it has the token or not.
     """
 
     hosts: frozenset[str] = web.LOCAL
@@ -82,9 +92,13 @@ class Access:
         """For a server that listens at `host`; `more` are other names that clients call it by."""
         names = set(web.LOCAL) | {web.canonical(host)}
         for name in more:
-            found = web.host_name(f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name)
+            found = web.host_name(
+                f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
+            )
             if found is None or "*" in name:
-                raise InvalidInput("--allow-host", name, "must be one host name or address, as in service.example")
+                raise InvalidInput(
+                    "--allow-host", name, "must be one host name or address, as in service.example"
+                )
             names.add(found)
         return cls(frozenset(names), token)
 
@@ -97,14 +111,23 @@ class Access:
         def header(name: str) -> str | None:
             return ", ".join(held[name]) if name in held else None
 
-        # A client may also name the address that it reached: a name server cannot change what an address means.
+        # A client may also name the address that it reached: a name server cannot change what an
+        # address means.
         here = {web.canonical(str(scope["server"][0]))} if scope.get("server") else set()
         if web.foreign_host(header("host"), self.hosts | here):
-            return 403, "the Host header names another host; start the service with --allow-host NAME if it is one of its names"
+            return (
+                403,
+                "the Host header names another host; start the service with --allow-host NAME if "
+                "it is one of its names",
+            )
         if web.foreign_origin(header):
             return 403, "pages of other sites may not ask"
         if self.token is not None and not self._known(header("authorization")):
-            return 401, "the request needs the token that the service was started with: Authorization: Bearer TOKEN"
+            return (
+                401,
+                "the request needs the token that the service was started with: Authorization: "
+                "Bearer TOKEN",
+            )
         return None
 
     def _known(self, header: str | None) -> bool:
@@ -117,8 +140,8 @@ class Access:
 class Gate:
     """An ASGI application that refuses what `Access` refuses, and ends every request well.
 
-    Guarantees: a refusal reaches its client although the client is still sending; a client that goes away, and a mistake of ours, leave
-    nothing of the question in the log.
+    Guarantees: a refusal reaches its client although the client is still sending; a client that
+    goes away, and a mistake of ours, leave nothing of the question in the log.
     """
 
     def __init__(self, application: Any, access: Access) -> None:
@@ -137,13 +160,19 @@ class Gate:
             await self.application(scope, exchange.receive, exchange.send)
         except Exception as error:
             if not exchange.gone:
-                print(f"internal error: {type(error).__name__}; the request was not answered", file=sys.stderr, flush=True)
+                print(
+                    f"internal error: {type(error).__name__}; the request was not answered",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 if not exchange.started:
                     await exchange.refuse(500, f"internal error: {type(error).__name__}")
 
 
 class _Exchange:
-    """Request and answer of one client. The answer is sent whole; then the rest of the request is read, and only then is it over."""
+    """Request and answer of one client. The answer is sent whole; then the rest of the request is
+    read, and only then is it over.
+    """
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -185,7 +214,9 @@ def protocol() -> type[Any]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Timed(H11Protocol):
-        """Cut off where a request takes longer than `SILENT` to arrive, its answer longer than `BUSY`, or a client does not read."""
+        """Cut off where a request takes longer than `SILENT` to arrive, its answer longer than
+        `BUSY`, or a client does not read.
+        """
 
         _timer: Any = None
         _until = 0.0
@@ -217,7 +248,12 @@ def protocol() -> type[Any]:
             behind = self.loop.time() - self._until
             if behind > 1:  # the service was busy with others and could not listen
                 self._limit(min(behind, SILENT))
-            elif self.cycle and not self.cycle.response_complete and not self.cycle.more_body and not self._answering:
+            elif (
+                self.cycle
+                and not self.cycle.response_complete
+                and not self.cycle.more_body
+                and not self._answering
+            ):
                 self._answering = True
                 self._limit(BUSY)
             else:

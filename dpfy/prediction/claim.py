@@ -1,4 +1,6 @@
-"""The claim of answers: by which rule they are made, how many there may be, and what all of them cost. Importing this imports no torch."""
+"""The claim of answers: by which rule they are made, how many there may be, and what all of them
+cost. Importing this imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ RULES: dict[str, type[Rule]] = VOTES | {MixedTokens.name: MixedTokens}
 
 @dataclass(frozen=True)
 class VoteClaim(Claim):
-    """Answers made from votes of `voters`, of whom one unit makes one say something else; or from scores of a stable learner, `voters` 1.
+    """Answers made from votes of `voters`, of whom one unit makes one say something else; or from
+    scores of a stable learner, `voters` 1.
 
-    `rule` is one of `RULES`, with its own fields below. At most `queries` questions are asked, and at most `answers` of them are answered;
-    for the rule "stable" `unstable` is how many may be refused instead.
+    `rule` is one of `RULES`, with its own fields below. At most `queries` questions are asked, and
+    at most `answers` of them are answered; for the rule "stable" `unstable` is how many may be
+    refused instead.
     """
 
     rule: str
@@ -50,27 +54,52 @@ class VoteClaim(Claim):
         check.integer("voters", self.voters, most=1 << 24)
         check.integer("queries", self.queries, most=MOST)
         if check.integer("answers", self.answers, most=MOST) > self.queries:
-            raise InvalidInput("answers", self.answers, f"must be at most the number of queries ({self.queries})")
+            raise InvalidInput(
+                "answers", self.answers, f"must be at most the number of queries ({self.queries})"
+            )
         wanted = {field.name for field in fields(RULES[self.rule])} | {"classes"}
-        for name in ("sigma", "check_sigma", "threshold", "epsilon", "delta_used", "unstable", "rate", "noise_multiplier"):
+        for name in (
+            "sigma",
+            "check_sigma",
+            "threshold",
+            "epsilon",
+            "delta_used",
+            "unstable",
+            "rate",
+            "noise_multiplier",
+        ):
             if name not in wanted and getattr(self, name):
-                raise InvalidInput(name, getattr(self, name), f"says nothing for the rule {self.rule!r}; leave it out")
+                raise InvalidInput(
+                    name,
+                    getattr(self, name),
+                    f"says nothing for the rule {self.rule!r}; leave it out",
+                )
         if self.adjacency is Adjacency.REPLACE_ONE:
-            rule = "must be add-or-remove-one or zero-out: a replaced unit may leave one voter for another, and move two votes"
+            rule = (
+                "must be add-or-remove-one or zero-out: a replaced unit may leave one voter for "
+                "another, and move two votes"
+            )
             raise InvalidInput("adjacency", self.adjacency.value, rule)
         _ = self.tool, self.event
 
     @property
     def tool(self) -> Rule:
         """The rule itself."""
-        named = {"questions": self.queries} | {name: getattr(self, name) for name in self.__dataclass_fields__}
+        named = {"questions": self.queries} | {
+            name: getattr(self, name) for name in self.__dataclass_fields__
+        }
         kind = RULES[self.rule]
         return kind(**{field.name: named[field.name] for field in fields(kind)})
 
     @property
     def most(self) -> dict[str, int]:
         """How many releases of each kind there may be, in their order."""
-        limits = {CHECK: self.queries, ANSWER: self.answers, QUESTION: self.queries, UNSTABLE: self.unstable}
+        limits = {
+            CHECK: self.queries,
+            ANSWER: self.answers,
+            QUESTION: self.queries,
+            UNSTABLE: self.unstable,
+        }
         return {kind: limits[kind] for kind in self.tool.kinds}
 
     @property
@@ -94,19 +123,22 @@ class VoteClaim(Claim):
             Assumption(
                 "voters",
                 f"one {self.unit.name} changes what one of {self.voters} voters says, and no other",
-                "units were given to voters by chance, each by itself, and each voter was made from its own alone",
+                "units were given to voters by chance, each by itself, and each voter was made "
+                "from its own alone",
                 YES,
             )
             if self.rule != "scores"
             else Assumption(
                 "stability",
                 f"one {self.unit.name} moves all scores together by at most the stated bound",
-                "the learner minimises a strongly convex objective, and how far it was from the minimum was measured and added",
+                "the learner minimises a strongly convex objective, and how far it was from the "
+                "minimum was measured and added",
                 YES,
             ),
             Assumption(
                 "features",
-                "what all voters have in common (features, architecture, settings) was not learnt from the private records",
+                "what all voters have in common (features, architecture, settings) was not learnt "
+                "from the private records",
                 "it is code, or was made from the public data that is declared",
                 STATED,
             ),
@@ -136,7 +168,9 @@ class VoteClaim(Claim):
 @register
 @dataclass(frozen=True)
 class Answers(VoteClaim):
-    """Answers to questions that others ask while a service runs. The voters themselves never leave."""
+    """Answers to questions that others ask while a service runs. The voters themselves never
+    leave.
+    """
 
     kind: ClassVar[str] = "answers"
     _title: ClassVar[str] = "Private answers"
@@ -150,7 +184,9 @@ OF_STUDENTS = ("gaussian", "confident")
 @register
 @dataclass(frozen=True)
 class StudentAnswers(VoteClaim):
-    """Answers about public inputs, from which a student is made (PATE). The answers are released, and the student with them."""
+    """Answers about public inputs, from which a student is made (PATE). The answers are released,
+    and the student with them.
+    """
 
     kind: ClassVar[str] = "student"
     purpose: ClassVar[str] = "labels"
@@ -166,7 +202,8 @@ class StudentAnswers(VoteClaim):
         student = Assumption(
             "student",
             "the student learnt from the answers and from public inputs alone",
-            "it is trained by code that is given nothing else; that these inputs are public is declared",
+            "it is trained by code that is given nothing else; that these inputs are public is "
+            "declared",
             STATED,
         )
         return [*super().assumptions(facts), student]

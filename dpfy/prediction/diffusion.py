@@ -1,8 +1,10 @@
-"""Coordinates that follow the shape of public data: the slow directions of a random walk between nearest neighbours.
+"""Coordinates that follow the shape of public data: the slow directions of a random walk between
+nearest neighbours.
 
-Records that many short steps join have nearly the same coordinates, so a handful of labelled records tells classes apart that lie in
-different parts of the data. The map is learnt from public records without labels alone (diffusion maps, Coifman & Lafon 2006); another
-record takes the mean of the coordinates of its nearest public ones (Bengio et al. 2004).
+Records that many short steps join have nearly the same coordinates, so a handful of labelled
+records tells classes apart that lie in different parts of the data. The map is learnt from public
+records without labels alone (diffusion maps, Coifman & Lafon 2006); another record takes the mean
+of the coordinates of its nearest public ones (Bengio et al. 2004).
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ SHARPNESS = 4.0
 
 @dataclass(frozen=True)
 class DiffusionSettings:
-    """Principal components, whitened in part, in which neighbours are looked for; how many of them; how many directions are kept.
+    """Principal components, whitened in part, in which neighbours are looked for; how many of them;
+    how many directions are kept.
 
-    `rest` weighs a direction by rest / (rest + what a step of the walk takes off it). The defaults were chosen on held-out training
-    images (docs/decisions.md).
+    `rest` weighs a direction by rest / (rest + what a step of the walk takes off it). The defaults
+    were chosen on held-out training images (docs/decisions.md).
     """
 
     components: int = 200
@@ -47,16 +50,22 @@ class DiffusionSettings:
 
 
 class DiffusionMap:
-    """From features to coordinates, the slowest directions first: `own` are those of the public records that it was made of.
+    """From features to coordinates, the slowest directions first: `own` are those of the public
+    records that it was made of.
 
-    Guarantees: it depends on the public features and the settings alone; coordinates of another record, on that record alone, up to the
-    rounding of sums (see `pate.coordinates`, which sees to it that nobody's rounding follows the records of others).
+    Guarantees: it depends on the public features and the settings alone; coordinates of another
+    record, on that record alone, up to the rounding of sums (see `pate.coordinates`, which sees to
+    it that nobody's rounding follows the records of others).
     """
 
     def __init__(self, public: Tensor, settings: DiffusionSettings | None = None) -> None:
         held = settings or DiffusionSettings()
         if public.dim() != 2 or len(public) < 10 or not bool(torch.isfinite(public).all()):
-            raise InvalidInput("public", f"shape {tuple(public.shape)}", "must be at least 10 rows of finite numbers")
+            raise InvalidInput(
+                "public",
+                f"shape {tuple(public.shape)}",
+                "must be at least 10 rows of finite numbers",
+            )
         self.settings = held
         self._neighbours = min(held.neighbours, len(public) - 1)
         self._find_components(public.float())
@@ -68,7 +77,9 @@ class DiffusionMap:
         self._mean = public.mean(0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
-            _, values, basis = torch.svd_lowrank(public - self._mean, q=min(kept + 10, *public.shape), niter=2)
+            _, values, basis = torch.svd_lowrank(
+                public - self._mean, q=min(kept + 10, *public.shape), niter=2
+            )
         spread = (values[:kept].square() / len(public)).clamp(min=1e-12)
         self._basis = basis[:, :kept] * spread ** (-self.settings.whitening / 2)
 
@@ -77,11 +88,18 @@ class DiffusionMap:
         return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
     def _nearest(self, rows: Tensor, *, skip: int) -> tuple[Reals, NDArray[np.int64]]:
-        """Weights and numbers of the nearest public records, leaving out the first `skip` (the record itself)."""
-        found = [(part @ self._rows.T).topk(self._neighbours + skip, dim=1) for part in rows.split(AT_ONCE)]
+        """Weights and numbers of the nearest public records, leaving out the first `skip` (the
+        record itself).
+        """
+        found = [
+            (part @ self._rows.T).topk(self._neighbours + skip, dim=1)
+            for part in rows.split(AT_ONCE)
+        ]
         near = torch.cat([values[:, skip:] for values, _ in found])
         squares = (2 - 2 * near.double()).clamp(min=1e-6).numpy()
-        return np.exp(-SHARPNESS * squares / squares[:, -1:]), torch.cat([places[:, skip:] for _, places in found]).numpy()
+        return np.exp(-SHARPNESS * squares / squares[:, -1:]), torch.cat(
+            [places[:, skip:] for _, places in found]
+        ).numpy()
 
     def _walked(self) -> Reals:
         """The slow directions of the walk: eigenvectors of its symmetric form, brought back."""
@@ -99,7 +117,9 @@ class DiffusionMap:
         values, vectors = eigsh(root @ joined @ root, k=kept, which="LA", v0=np.ones(count))
         values, vectors = values[::-1], vectors[:, ::-1]
         weight = np.sqrt(self.settings.rest / (np.maximum(1 - values, 0) + self.settings.rest))
-        return np.asarray(np.sqrt(often.mean() / often)[:, None] * vectors * np.sqrt(count) * weight)
+        return np.asarray(
+            np.sqrt(often.mean() / often)[:, None] * vectors * np.sqrt(count) * weight
+        )
 
     def of(self, features: Tensor) -> Reals:
         """Coordinates of other records."""

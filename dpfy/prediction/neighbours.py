@@ -1,8 +1,9 @@
-"""Votes of nearest records in public features: of each shard's nearest one, or of the nearest ones in a sample of all records.
+"""Votes of nearest records in public features: of each shard's nearest one, or of the nearest ones
+in a sample of all records.
 
-Distances are whole numbers, computed exactly: numbers are rounded to a grid first. Sums of floating point numbers depend, in their last
-digits, on how many records there are; a unit that comes or goes could so change which record is nearest for voters that it has
-nothing to do with.
+Distances are whole numbers, computed exactly: numbers are rounded to a grid first. Sums of floating
+point numbers depend, in their last digits, on how many records there are; a unit that comes or goes
+could so change which record is nearest for voters that it has nothing to do with.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ AT_ONCE = 1 << 24
 STEPS, LARGEST = 1 << 12, 8.0
 """Steps of the grid in 1, and where numbers are cut."""
 MOST_FEATURES = 1 << 20
-"""3 (2^15)^2 times as many is below 2^53: every sum of products is exact in double precision, in any order."""
+"""3 (2^15)^2 times as many is below 2^53: every sum of products is exact in double precision, in
+any order.
+"""
 
 
 def on_grid(rows: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -37,7 +40,9 @@ def on_grid(rows: NDArray[np.float32]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Records:
-    """Private records: rows of public features, and their classes. Numbers of more than `LARGEST` count as that."""
+    """Private records: rows of public features, and their classes. Numbers of more than `LARGEST`
+    count as that.
+    """
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -46,12 +51,20 @@ class _Records:
     def __post_init__(self) -> None:
         check.integer("classes", self.classes, least=2)
         if self.x.ndim != 2 or self.x.dtype != np.float32 or self.y.shape != (len(self.x),):
-            raise InvalidInput("x", f"{self.x.dtype} of shape {self.x.shape}", "must be rows of float32, with one class each")
+            raise InvalidInput(
+                "x",
+                f"{self.x.dtype} of shape {self.x.shape}",
+                "must be rows of float32, with one class each",
+            )
         check.integer("features", self.x.shape[1], most=MOST_FEATURES)
         if not np.isfinite(self.x).all():
             raise InvalidInput("x", "NaN or infinity", "must be finite numbers")
         if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < self.classes:
-            raise InvalidInput("y", "a class outside of the public ones", f"must be a whole number from 0 to {self.classes - 1}")
+            raise InvalidInput(
+                "y",
+                "a class outside of the public ones",
+                f"must be a whole number from 0 to {self.classes - 1}",
+            )
 
     @property
     def features(self) -> int:
@@ -65,7 +78,8 @@ class _Records:
         return held, np.asarray(np.einsum("ij,ij->i", held, held))
 
     def _distances(self, questions: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Squared distances of questions and records, less the length of the question: whole numbers.
+        """Squared distances of questions and records, less the length of the question: whole
+        numbers.
 
         Guarantees: the distance of a record depends on it and the question alone.
         """
@@ -82,7 +96,8 @@ class _Records:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NearestVoters(_Records):
-    """Voters who each say the class of their own record that is nearest to the question; `places` says whose each record is.
+    """Voters who each say the class of their own record that is nearest to the question; `places`
+    says whose each record is.
 
     A voter without records says class 0.
     """
@@ -92,11 +107,19 @@ class NearestVoters(_Records):
 
     @cached_property
     def _cells(self) -> tuple[NearestVoters, NDArray[np.int64], NDArray[np.int64]]:
-        """The same with records in the order of voter and class, the cells that hold any, and where each begins."""
+        """The same with records in the order of voter and class, the cells that hold any, and where
+        each begins.
+        """
         cell = self.places * self.classes + self.y
         order = np.argsort(cell, kind="stable")
         held, starts = np.unique(cell[order], return_index=True)
-        return NearestVoters(self.x[order], self.y[order], self.classes, self.places[order], self.count), held, starts
+        return (
+            NearestVoters(
+                self.x[order], self.y[order], self.classes, self.places[order], self.count
+            ),
+            held,
+            starts,
+        )
 
     def asked(self, questions: NDArray[np.float32]) -> list[Ask]:
         """See `predictor.Voters`."""
@@ -119,10 +142,12 @@ class NearestVoters(_Records):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NeighbourVotes(_Records):
-    """The `count` nearest records vote, among those of a sample at `rate` that is drawn anew for every question.
+    """The `count` nearest records vote, among those of a sample at `rate` that is drawn anew for
+    every question.
 
-    A record that comes or goes takes the place of another among the nearest: one vote moves. Where there are fewer records than votes, the
-    votes that are left are for class 0, so that this holds then too.
+    A record that comes or goes takes the place of another among the nearest: one vote moves. Where
+    there are fewer records than votes, the votes that are left are for class 0, so that this holds
+    then too.
     """
 
     count: int
@@ -141,17 +166,22 @@ class NeighbourVotes(_Records):
 
         return [of(row) for row in questions]
 
-    def _votes(self, question: NDArray[np.float32], bits: Bits | None) -> Bounded[NDArray[np.int64]]:
+    def _votes(
+        self, question: NDArray[np.float32], bits: Bits | None
+    ) -> Bounded[NDArray[np.int64]]:
         distances, labels = self._distances(question[None])[0], self.y
         if self.rate < 1:
             if bits is None:
-                raise Unsupported("votes of a sample without its random bits", 'use the rule "sampled"')
+                raise Unsupported(
+                    "votes of a sample without its random bits", 'use the rule "sampled"'
+                )
             from fractions import Fraction
 
             present = coins(len(labels), Fraction(self.rate), bits)
             distances, labels = distances[present], labels[present]
         if len(labels) > self.count:
-            # Equal distances are told apart by the order of the records, so that which are nearest depends on them alone.
+            # Equal distances are told apart by the order of the records, so that which are nearest
+            # depends on them alone.
             labels = labels[np.argsort(distances, kind="stable")[: self.count]]
         counts = np.bincount(labels, minlength=self.classes)
         counts[0] += self.count - len(labels)

@@ -1,7 +1,9 @@
-"""Voters that are networks: as many of them as there are shards, trained side by side as one batched model.
+"""Voters that are networks: as many of them as there are shards, trained side by side as one
+batched model.
 
-Each begins with the same public weights and takes the same public number of steps, on minibatches of its own records. The training is
-that of the clients of a federation (`dpfy.federated.local`): weights are stacked, and one pass serves many voters.
+Each begins with the same public weights and takes the same public number of steps, on minibatches
+of its own records. The training is that of the clients of a federation (`dpfy.federated.local`):
+weights are stacked, and one pass serves many voters.
 """
 
 from __future__ import annotations
@@ -46,10 +48,12 @@ STREAM = "voters' networks"
 
 @dataclass(frozen=True)
 class NetworkTraining:
-    """How every voter learns, all of it public: a model, and `steps` of plain SGD on minibatches of `batch_size` of its own records.
+    """How every voter learns, all of it public: a model, and `steps` of plain SGD on minibatches of
+    `batch_size` of its own records.
 
-    `model` is one by name, or a module of your own, whose weights are where all voters begin. The number of steps is the same for all,
-    whatever they hold: one that followed from the number of records would change with a record of somebody else.
+    `model` is one by name, or a module of your own, whose weights are where all voters begin. The
+    number of steps is the same for all, whatever they hold: one that followed from the number of
+    records would change with a record of somebody else.
     """
 
     model: ModelConfig | nn.Module = field(default_factory=lambda: ModelConfig("lenet5"))
@@ -73,10 +77,16 @@ class NetworkTraining:
         """The network with which all voters begin."""
         if not isinstance(self.model, nn.Module):
             if self.model.name == "scattering-linear":
-                raise Unsupported("scattering inside of a network of voters", 'give scattered features, with the model "linear"')
+                raise Unsupported(
+                    "scattering inside of a network of voters",
+                    'give scattered features, with the model "linear"',
+                )
             return build(self.model, shape, classes)
         if any(True for _ in self.model.buffers()):
-            raise Unsupported("voters that keep statistics (buffers, as of BatchNorm)", "use layers that keep none")
+            raise Unsupported(
+                "voters that keep statistics (buffers, as of BatchNorm)",
+                "use layers that keep none",
+            )
         return copy.deepcopy(self.model)
 
 
@@ -90,11 +100,13 @@ def teach_networks(
     owners: Any = None,
     randomness: Randomness | None = None,
 ) -> NetworkVoters:
-    """Voters that are networks: `x` are records of any one shape, `y` their classes, `owners` whose each record is.
+    """Voters that are networks: `x` are records of any one shape, `y` their classes, `owners` whose
+    each record is.
 
-    Guarantees: every unit (a record, or an owner with all records) is known to one voter alone: the weights of a voter are a function of
-    its own records, the public settings and the secret. A voter without records learns that a record of zeros is of class 0. What comes
-    out is as private as the records.
+    Guarantees: every unit (a record, or an owner with all records) is known to one voter alone: the
+    weights of a voter are a function of its own records, the public settings and the secret. A
+    voter without records learns that a record of zeros is of class 0. What comes out is as private
+    as the records.
     """
     table, labels = checked(x, y, classes)
     secret = Randomness.from_os() if randomness is None else randomness
@@ -106,20 +118,30 @@ def teach_networks(
         torch.manual_seed(int.from_bytes(secret.key(STREAM, 0, 7), "little"))
         updates = LocalUpdates(model, held, training.local, Objective(), secret)
         moved = updates(0, np.arange(voters))
-    weights = {name: (p.detach() - moved.get(name, p.new_zeros(voters, *p.shape))).cpu() for name, p in model.named_parameters()}
+    weights = {
+        name: (p.detach() - moved.get(name, p.new_zeros(voters, *p.shape))).cpu()
+        for name, p in model.named_parameters()
+    }
     config = training.model if isinstance(training.model, ModelConfig) else None
     return NetworkVoters(model.cpu(), weights, table.shape[1:], classes, config)
 
 
-def _by_voter(x: NDArray[np.float32], y: NDArray[np.int64], places: NDArray[np.int64], voters: int, least: int) -> UserRecords:
-    """A row for every voter: its records side by side, then places that repeat its first one; at least so many places.
+def _by_voter(
+    x: NDArray[np.float32], y: NDArray[np.int64], places: NDArray[np.int64], voters: int, least: int
+) -> UserRecords:
+    """A row for every voter: its records side by side, then places that repeat its first one; at
+    least so many places.
 
-    `least` is the size of a minibatch, so that the shape of what is computed does not depend on how many records anybody has.
+    `least` is the size of a minibatch, so that the shape of what is computed does not depend on how
+    many records anybody has.
     """
     counts = np.bincount(places, minlength=voters)
     width = max(least, int(counts.max(initial=0)))
     if voters * width * max(1, math.prod(x.shape[1:])) > MOST_PLACES:
-        rule = f"asks for more than {MOST_PLACES} numbers to be held, with as many places for each voter as the largest part has records"
+        rule = (
+            f"asks for more than {MOST_PLACES} numbers to be held, with as many places for each "
+            f"voter as the largest part has records"
+        )
         raise InvalidInput("voters", voters, rule)
     order = np.argsort(places, kind="stable")
     first = np.cumsum(counts) - counts
@@ -128,13 +150,19 @@ def _by_voter(x: NDArray[np.float32], y: NDArray[np.int64], places: NDArray[np.i
     rows = first[:, None] + np.where(place < counts[:, None], place, 0)
     records, labels = np.concatenate([x, np.zeros((1, *x.shape[1:]), np.float32)]), np.append(y, 0)
     rows = np.where(counts[:, None] > 0, np.append(order, len(x))[np.minimum(rows, len(x))], len(x))
-    fields = (torch.from_numpy(records[rows]), torch.from_numpy(labels[rows]), torch.from_numpy(real.copy()))
+    fields = (
+        torch.from_numpy(records[rows]),
+        torch.from_numpy(labels[rows]),
+        torch.from_numpy(real.copy()),
+    )
     return UserRecords(fields)
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkVoters:
-    """Networks of one architecture: `weights` are stacked, [voters, *parameter] by name; a question is a record of `shape`, flat."""
+    """Networks of one architecture: `weights` are stacked, [voters, *parameter] by name; a question
+    is a record of `shape`, flat.
+    """
 
     model: nn.Module = field(repr=False)
     weights: Mapping[str, Tensor] = field(repr=False)
@@ -154,9 +182,14 @@ class NetworkVoters:
 
     @cached_property
     def _scores(self) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
-        """From stacked weights and questions [voters, rows, ...] to scores [voters, rows, classes]."""
+        """From stacked weights and questions [voters, rows, ...] to scores [voters, rows,
+        classes].
+        """
         chained, model = one_pass(self.model.eval(), len(self.shape)), self.model
-        return chained or vmap(lambda weights, rows: functional_call(model, dict(weights), (rows,)), randomness="different")
+        return chained or vmap(
+            lambda weights, rows: functional_call(model, dict(weights), (rows,)),
+            randomness="different",
+        )
 
     def asked(self, questions: NDArray[np.float32]) -> list[Ask]:
         """See `predictor.Voters`."""
@@ -169,25 +202,40 @@ class NetworkVoters:
         for at in range(0, self.count, VOTERS_AT_ONCE):
             some = {name: t[at : at + VOTERS_AT_ONCE] for name, t in self.weights.items()}
             for start in range(0, len(questions), ROWS_AT_ONCE):
-                rows = torch.from_numpy(questions[start : start + ROWS_AT_ONCE]).unflatten(1, self.shape)
-                scores = self._scores(some, rows.expand(len(next(iter(some.values()))), *rows.shape))
-                found[start : start + ROWS_AT_ONCE] += tally(scores.argmax(2).T.numpy(), self.classes)
+                rows = torch.from_numpy(questions[start : start + ROWS_AT_ONCE]).unflatten(
+                    1, self.shape
+                )
+                scores = self._scores(
+                    some, rows.expand(len(next(iter(some.values()))), *rows.shape)
+                )
+                found[start : start + ROWS_AT_ONCE] += tally(
+                    scores.argmax(2).T.numpy(), self.classes
+                )
         return found
 
     def fingerprint(self) -> bytes:
         """See `predictor.Voters`."""
         whole = hashlib.blake2b(f"{self.shape} {self.classes} {self.model}".encode())
         for name, stacked in sorted(self.weights.items()):
-            whole.update(f"{name} {tuple(stacked.shape)}".encode() + stacked.contiguous().numpy().tobytes())
+            whole.update(
+                f"{name} {tuple(stacked.shape)}".encode() + stacked.contiguous().numpy().tobytes()
+            )
         return whole.digest()
 
     def save(self, folder: Path, **about: Any) -> None:
-        """Put them into a folder, readable by their owner alone: they are as private as the data they were made from."""
+        """Put them into a folder, readable by their owner alone: they are as private as the data
+        they were made from.
+        """
         if self.config is None:
-            raise Unsupported("a file of voters whose network is a module of your own", "use a model by name (ModelConfig)")
+            raise Unsupported(
+                "a file of voters whose network is a module of your own",
+                "use a model by name (ModelConfig)",
+            )
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
-        content = save_tensors({name: stacked.contiguous() for name, stacked in self.weights.items()})
+        content = save_tensors(
+            {name: stacked.contiguous() for name, stacked in self.weights.items()}
+        )
         write_atomically(folder / NETWORKS, content, mode=PRIVATE_MODE)
         held = {"model": asdict(self.config), "shape": self.shape, "classes": self.classes}
         told = about | {"networks": held, "sha256": hashlib.sha256(content).hexdigest()}
@@ -197,18 +245,26 @@ class NetworkVoters:
     def load(cls, folder: Path) -> tuple[NetworkVoters, dict[str, Any]]:
         """The voters that `save` wrote, and what was said about them."""
         about = reading.parsed_json(ABOUT, reading.content("voters", folder / ABOUT, name=ABOUT))
-        content = reading.content("voters", folder / NETWORKS, most=reading.MOST_DATA, name=NETWORKS)
-        if not isinstance(about, dict) or hashlib.sha256(content).hexdigest() != about.get("sha256"):
+        content = reading.content(
+            "voters", folder / NETWORKS, most=reading.MOST_DATA, name=NETWORKS
+        )
+        if not isinstance(about, dict) or hashlib.sha256(content).hexdigest() != about.get(
+            "sha256"
+        ):
             raise Corrupt(NETWORKS, f"is not what {ABOUT} was written for")
         try:
             held = about["networks"]
-            said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in held["model"].items()}
+            said: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in held["model"].items()
+            }
             config = ModelConfig(**said)
             shape, classes = tuple(held["shape"]), held["classes"]
             model, weights = build(config, shape, classes), load_tensors(content)
         except (KeyError, TypeError, InvalidInput, SafetensorError):
             raise Corrupt(ABOUT, "does not say which networks the voters are") from None
         due = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        if {name: tuple(t.shape[1:]) for name, t in weights.items()} != due or len({len(t) for t in weights.values()}) != 1:
+        if {name: tuple(t.shape[1:]) for name, t in weights.items()} != due or len(
+            {len(t) for t in weights.values()}
+        ) != 1:
             raise Corrupt(NETWORKS, "does not hold the weights of these networks")
         return cls(model, weights, shape, classes, config), about

@@ -1,8 +1,10 @@
 """PATE to a released student (Papernot et al. 2017, 2018), in one run folder with one bill.
 
-    private records -> disjoint parts, a teacher of each -> noisy votes on public inputs, paid for beforehand -> a student of the answers
+    private records -> disjoint parts, a teacher of each -> noisy votes on public inputs, paid for
+    beforehand -> a student of the answers
 
-What is released are the answers. The student learns from them and from public inputs, and is post-processing. The teachers stay in memory.
+What is released are the answers. The student learns from them and from public inputs, and is
+post-processing. The teachers stay in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.training.load import Released
 
 BLOCK = 16
-"""Records of one teacher that are mapped at a time, always as many: the rounding of others' sums does not follow them."""
+"""Records of one teacher that are mapped at a time, always as many: the rounding of others' sums
+does not follow them.
+"""
 CHUNK = 100
 SCATTERING = ModelConfig("scattering-linear")
 Private = tuple[Any, Any] | Callable[[], tuple[Any, Any]]
@@ -51,7 +55,8 @@ Measured = Callable[[nn.Module], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class GraphTeachers:
-    """Teachers that are ridge regressions on coordinates of the public inputs' own shape (`diffusion`): a handful of records is enough.
+    """Teachers that are ridge regressions on coordinates of the public inputs' own shape
+    (`diffusion`): a handful of records is enough.
 
     Images are scattered first. `directions` are how many coordinates they read.
     """
@@ -66,7 +71,10 @@ class GraphTeachers:
     @property
     def words(self) -> str:
         """For the card."""
-        return f"ridge regressions on {self.directions} coordinates that were learnt from the public inputs"
+        return (
+            f"ridge regressions on {self.directions} coordinates that were learnt from the public "
+            f"inputs"
+        )
 
 
 Teachers = GraphTeachers | NetworkTraining
@@ -74,7 +82,9 @@ Teachers = GraphTeachers | NetworkTraining
 
 @dataclass(frozen=True)
 class Graduate:
-    """What a run leaves: the student, its card, and the answers that were released: a class or None for each of `rows`."""
+    """What a run leaves: the student, its card, and the answers that were released: a class or None
+    for each of `rows`.
+    """
 
     model: nn.Module = field(repr=False)
     card: dict[str, Any] = field(repr=False)
@@ -103,7 +113,13 @@ def claimed(
 
     For records of people say `unit=Unit("user")`, and give their `owners` to `train_student`.
     """
-    shape: dict[str, Any] = {"voters": teachers, "classes": classes, "answers": answers, "kind": StudentAnswers, "unit": unit}
+    shape: dict[str, Any] = {
+        "voters": teachers,
+        "classes": classes,
+        "answers": answers,
+        "kind": StudentAnswers,
+        "unit": unit,
+    }
     if queries is None:
         made = plan.gaussian(epsilon, delta, **shape)
     else:
@@ -124,20 +140,32 @@ def train_student(
     measured: Measured = lambda model: {},
     bill: VoteBill | None = None,
 ) -> Graduate:
-    """A student of private teachers, released with its card. `private` are records and classes, or a function that opens them.
+    """A student of private teachers, released with its card. `private` are records and classes, or
+    a function that opens them.
 
-    `public` are inputs without labels, of the same shape, or a function; `place.public_data` must declare them. As many of them are
-    asked about as the claim has questions, chosen by a public seed. `owners` say whose each record is: the person is then the unit.
-    With `bill`, `VoteBill.of(claim)`, what the answers told about the votes at hand is released too, and billed with them.
+    `public` are inputs without labels, of the same shape, or a function; `place.public_data` must
+    declare them. As many of them are asked about as the claim has questions, chosen by a public
+    seed. `owners` say whose each record is: the person is then the unit. With `bill`,
+    `VoteBill.of(claim)`, what the answers told about the votes at hand is released too, and billed
+    with them.
 
-    Guarantees: all answers are reserved before a private record is read, and each is taken from that, durably, before its noise is
-    drawn. Every unit is known to one teacher. What the student is given are public inputs and answers: so all that is released is as
-    private as the answers. A run that was killed goes on with `Place(..., resume=True)`.
+    Guarantees: all answers are reserved before a private record is read, and each is taken from
+    that, durably, before its noise is drawn. Every unit is known to one teacher. What the student
+    is given are public inputs and answers: so all that is released is as private as the answers. A
+    run that was killed goes on with `Place(..., resume=True)`.
     """
     if not place.public_data:
-        raise InvalidInput("public_data", (), "must declare the public inputs that the student learns from, for its card")
+        raise InvalidInput(
+            "public_data",
+            (),
+            "must declare the public inputs that the student learns from, for its card",
+        )
     if claim.unit != EXAMPLE and owners is None:
-        raise InvalidInput("owners", None, f"must say whose each record is: the claim protects one {claim.unit.name}")
+        raise InvalidInput(
+            "owners",
+            None,
+            f"must say whose each record is: the claim protects one {claim.unit.name}",
+        )
     beside = () if bill is None else (bill.fitting(claim),)
     if complete(place, claim, *beside):
         return graduate(place.path)
@@ -147,9 +175,15 @@ def train_student(
         lesson = school.lesson(answers)
         model = (learner or SemiSupervised()).learn(lesson)
         shape, folder = tuple(lesson.inputs.shape[1:]), predictor.folder
-        folder.write(STUDENT_ANSWERS, json.dumps({"rows": school.rows.tolist(), "answers": answers}).encode())
+        folder.write(
+            STUDENT_ANSWERS, json.dumps({"rows": school.rows.tolist(), "answers": answers}).encode()
+        )
         folder.write(STUDENT_MODEL, students.to_bytes(model, shape, claim.classes))
-        facts = {"teachers": _words(school.means), "public_inputs": len(lesson.inputs), "answered": len(lesson.rows)}
+        facts = {
+            "teachers": _words(school.means),
+            "public_inputs": len(lesson.inputs),
+            "answered": len(lesson.rows),
+        }
         folder.tell(claim.name, **facts, **measured(model))
         if bill is not None:
             vote_bill.released(folder, bill, school.votes())
@@ -165,7 +199,9 @@ class _School:
     rows: NDArray[np.int64]
     _made: NetworkVoters | LinearVoters
 
-    def __init__(self, claim: StudentAnswers, private: Private, public: Public, means: Teachers, owners: Any) -> None:
+    def __init__(
+        self, claim: StudentAnswers, private: Private, public: Public, means: Teachers, owners: Any
+    ) -> None:
         self.claim, self.means = claim, means
         self._private, self._public, self._owners = private, public, owners
 
@@ -173,23 +209,40 @@ class _School:
         """The teachers. What all of them share is made from public inputs alone."""
         self.inputs = _inputs(self._public() if callable(self._public) else self._public)
         if self.claim.queries > len(self.inputs):
-            raise InvalidInput("queries", self.claim.queries, f"must be at most the number of public inputs ({len(self.inputs)})")
+            raise InvalidInput(
+                "queries",
+                self.claim.queries,
+                f"must be at most the number of public inputs ({len(self.inputs)})",
+            )
         self.rows = np.random.default_rng(0).permutation(len(self.inputs))[: self.claim.queries]
         x, y = self._private() if callable(self._private) else self._private
         table, labels = checked(x, y, self.claim.classes)
         if table.shape[1:] != tuple(self.inputs.shape[1:]):
-            raise InvalidInput("public", f"shape {tuple(self.inputs.shape[1:])}", f"must be {table.shape[1:]}, as the records")
+            raise InvalidInput(
+                "public",
+                f"shape {tuple(self.inputs.shape[1:])}",
+                f"must be {table.shape[1:]}, as the records",
+            )
         self.known = DiffusionMap(features(self.inputs))
         shape = {"voters": self.claim.voters, "classes": self.claim.classes}
         if isinstance(self.means, NetworkTraining):
             made: NetworkVoters | LinearVoters = teach_networks(
-                table, labels, **shape, training=self.means, owners=self._owners, randomness=folder.randomness
+                table,
+                labels,
+                **shape,
+                training=self.means,
+                owners=self._owners,
+                randomness=folder.randomness,
             )
         else:
             places = shards(len(table), self.claim.voters, folder.randomness, self._owners)
             read = _read(coordinates(self.known, table, places), self.means)
             made = ridge(read, labels, places, **shape, strength=self.means.strength)
-        whose = None if self._owners is None else [str(owner) for owner in np.asarray(self._owners).ravel().tolist()]
+        whose = (
+            None
+            if self._owners is None
+            else [str(owner) for owner in np.asarray(self._owners).ravel().tolist()]
+        )
         self._made = made
         return OfRecords(made, table, labels, json.dumps([_words(self.means), whose]))
 
@@ -212,14 +265,19 @@ class _School:
 
 
 def graduate(run: Path | str) -> Graduate:
-    """The student of a finished run, its hash checked against card and ledger, with the answers that it learnt from."""
+    """The student of a finished run, its hash checked against card and ledger, with the answers
+    that it learnt from.
+    """
     released = Released.read(run)
     model, *_ = loaded(released)
     held = reading.parsed_json(
-        STUDENT_ANSWERS, reading.content(STUDENT_ANSWERS, released.file(STUDENT_ANSWERS), most=reading.MOST_DATA)
+        STUDENT_ANSWERS,
+        reading.content(STUDENT_ANSWERS, released.file(STUDENT_ANSWERS), most=reading.MOST_DATA),
     )
     card = json.loads((released.folder / cards.NAME).read_text())
-    return Graduate(model, card, np.array(held["rows"], dtype=np.int64), held["answers"], released.folder)
+    return Graduate(
+        model, card, np.array(held["rows"], dtype=np.int64), held["answers"], released.folder
+    )
 
 
 def loaded(released: Released) -> tuple[nn.Module, tuple[int, ...], int]:
@@ -229,7 +287,9 @@ def loaded(released: Released) -> tuple[nn.Module, tuple[int, ...], int]:
 
 
 def features(inputs: Tensor) -> Tensor:
-    """What maps read of inputs: images of one channel scattered, by public rules; all else as it is, flat."""
+    """What maps read of inputs: images of one channel scattered, by public rules; all else as it
+    is, flat.
+    """
     scatter = _scattering(tuple(inputs.shape[1:]))
     with torch.no_grad():
         return torch.cat([scatter(part) for part in inputs.split(CHUNK)])
@@ -242,11 +302,14 @@ def _scattering(shape: tuple[int, ...]) -> nn.Module:
 
 
 @torch.no_grad()
-def coordinates(known: DiffusionMap, table: NDArray[np.float32], places: NDArray[np.int64]) -> NDArray[np.float32]:
+def coordinates(
+    known: DiffusionMap, table: NDArray[np.float32], places: NDArray[np.int64]
+) -> NDArray[np.float32]:
     """Coordinates of private records, in their order; `places` says whose teacher's each is.
 
-    Guarantees: those of a record are computed beside records of its own teacher alone, in blocks of one size that are filled with
-    zeros: to the last bit they do not depend on what other teachers know.
+    Guarantees: those of a record are computed beside records of its own teacher alone, in blocks of
+    one size that are filled with zeros: to the last bit they do not depend on what other teachers
+    know.
     """
     scatter = _scattering(table.shape[1:])
     found = np.empty((len(table), known.own.shape[1]), np.float32)
@@ -262,9 +325,11 @@ def coordinates(known: DiffusionMap, table: NDArray[np.float32], places: NDArray
 
 @dataclass(frozen=True, eq=False)
 class OfRecords:
-    """Teachers that are known again by the records they were made of: made again after a crash, they may differ in their last digits.
+    """Teachers that are known again by the records they were made of: made again after a crash,
+    they may differ in their last digits.
 
-    That is enough, since noise that was drawn is never drawn again: a run that goes on begins after it.
+    That is enough, since noise that was drawn is never drawn again: a run that goes on begins after
+    it.
     """
 
     made: Voters
@@ -308,13 +373,26 @@ def _words(means: Teachers) -> str:
     if isinstance(means, GraphTeachers):
         return means.words
     named = means.model.name if isinstance(means.model, ModelConfig) else type(means.model).__name__
-    return f"networks ({named}), {means.steps} steps of {means.batch_size} records each, trained side by side"
+    return (
+        f"networks ({named}), {means.steps} steps of {means.batch_size} records each, trained side "
+        f"by side"
+    )
 
 
 def _inputs(public: Tensor) -> Tensor:
-    found = public if isinstance(public, Tensor) else torch.from_numpy(np.asarray(public, dtype=np.float32))
-    if found.dim() < 2 or not found.dtype.is_floating_point or not bool(torch.isfinite(found).all()):
+    found = (
+        public
+        if isinstance(public, Tensor)
+        else torch.from_numpy(np.asarray(public, dtype=np.float32))
+    )
+    if (
+        found.dim() < 2
+        or not found.dtype.is_floating_point
+        or not bool(torch.isfinite(found).all())
+    ):
         raise InvalidInput(
-            "public", f"{found.dtype} of shape {tuple(found.shape)}", "must be records of finite numbers, one a row"
+            "public",
+            f"{found.dtype} of shape {tuple(found.shape)}",
+            "must be records of finite numbers, one a row",
         )
     return found.float()

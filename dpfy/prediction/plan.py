@@ -28,12 +28,21 @@ def spent(claim: VoteClaim) -> float:
 
 
 def gaussian(
-    epsilon: float, delta: float, *, voters: int, classes: int, answers: int, kind: type[Any] = Answers, **more: Any
+    epsilon: float,
+    delta: float,
+    *,
+    voters: int,
+    classes: int,
+    answers: int,
+    kind: type[Any] = Answers,
+    **more: Any,
 ) -> VoteClaim:
     """Noisy votes for so many answers at (epsilon, delta): every question is answered."""
 
     def claim(sigma: float) -> VoteClaim:
-        made: VoteClaim = kind("gaussian", classes, voters, answers, answers, sigma=sigma, delta=delta, **more)
+        made: VoteClaim = kind(
+            "gaussian", classes, voters, answers, answers, sigma=sigma, delta=delta, **more
+        )
         return made
 
     return calibrated(claim, epsilon, math.sqrt(2 * answers))
@@ -51,12 +60,21 @@ def confident(
     kind: type[Any] = Answers,
     **more: Any,
 ) -> VoteClaim:
-    """The same where the largest count of votes must be above `threshold` of the voters: at most `answers` of `queries` are answered."""
+    """The same where the largest count of votes must be above `threshold` of the voters: at most
+    `answers` of `queries` are answered.
+    """
     check.inside_unit("threshold", threshold)
-    ratio = math.sqrt(queries / CHECK_SHARE) / math.sqrt(2 * answers / (1 - CHECK_SHARE))  # noise of a check over that of a count
+    ratio = math.sqrt(queries / CHECK_SHARE) / math.sqrt(
+        2 * answers / (1 - CHECK_SHARE)
+    )  # noise of a check over that of a count
 
     def claim(sigma: float) -> VoteClaim:
-        parts = {"sigma": sigma, "check_sigma": ratio * sigma, "threshold": round(threshold * voters, 6), "delta": delta}
+        parts = {
+            "sigma": sigma,
+            "check_sigma": ratio * sigma,
+            "threshold": round(threshold * voters, 6),
+            "delta": delta,
+        }
         made: VoteClaim = kind("confident", classes, voters, queries, answers, **parts, **more)
         return made
 
@@ -64,23 +82,45 @@ def confident(
 
 
 def service(
-    epsilon: float | None, delta: float, *, voters: int, classes: int, answers: int | None, queries: int | None, threshold: float
+    epsilon: float | None,
+    delta: float,
+    *,
+    voters: int,
+    classes: int,
+    answers: int | None,
+    queries: int | None,
+    threshold: float,
 ) -> VoteClaim:
-    """The claim of a new service: confident votes where the number of `queries` is stated, else one answer a question."""
+    """The claim of a new service: confident votes where the number of `queries` is stated, else one
+    answer a question.
+    """
     if answers is None or epsilon is None:
-        raise InvalidInput("answers, epsilon", (answers, epsilon), "must both be given for a new service")
+        raise InvalidInput(
+            "answers, epsilon", (answers, epsilon), "must both be given for a new service"
+        )
     if queries is None:
         return gaussian(epsilon, delta, voters=voters, classes=classes, answers=answers)
-    return confident(epsilon, delta, voters=voters, classes=classes, queries=queries, answers=answers, threshold=threshold)
+    return confident(
+        epsilon,
+        delta,
+        voters=voters,
+        classes=classes,
+        queries=queries,
+        answers=answers,
+        threshold=threshold,
+    )
 
 
 def calibrated(claim: Callable[[float], C], epsilon: float, length: float) -> C:
-    """The claim with about the least noise that meets `epsilon`. `length` is the root of the sum of squared moves at noise 1.
+    """The claim with about the least noise that meets `epsilon`. `length` is the root of the sum of
+    squared moves at noise 1.
 
     Guarantees: epsilon of the claim is at most `epsilon`, by the accountant that bills it.
     """
     check.epsilon("epsilon", epsilon)
-    log_sigma = math.log(length * math.sqrt(TIES) * sigma_analytic(min(epsilon, 50.0), claim(1.0).delta))
+    log_sigma = math.log(
+        length * math.sqrt(TIES) * sigma_analytic(min(epsilon, 50.0), claim(1.0).delta)
+    )
     aim, slope, before = math.log(epsilon * (1 - CLOSE / 2)), -1.0, None
     for _ in range(TRIES):
         made = claim(_rounded(math.exp(log_sigma)))
@@ -92,9 +132,14 @@ def calibrated(claim: Callable[[float], C], epsilon: float, length: float) -> C:
             continue
         here = log_sigma, math.log(found)
         if before is not None and here[0] != before[0]:
-            slope = min(-0.5, max(-2.0, (here[1] - before[1]) / (here[0] - before[0])))  # between 1 / sigma and 1 / sigma^2
+            slope = min(
+                -0.5, max(-2.0, (here[1] - before[1]) / (here[0] - before[0]))
+            )  # between 1 / sigma and 1 / sigma^2
         before, log_sigma = here, log_sigma + (aim - here[1]) / slope
-    raise Unsupported(f"meeting epsilon {epsilon:g} with votes", "state the noise yourself (sigma), or ask for other numbers")
+    raise Unsupported(
+        f"meeting epsilon {epsilon:g} with votes",
+        "state the noise yourself (sigma), or ask for other numbers",
+    )
 
 
 def _rounded(sigma: float) -> float:

@@ -1,4 +1,6 @@
-"""The server's side of private prediction: voters that stay where they are, and answers that were paid for."""
+"""The server's side of private prediction: voters that stay where they are, and answers that were
+paid for.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Voters(Protocol):
         """How many numbers a question has."""
 
     def asked(self, questions: NDArray[np.float32]) -> list[Ask]:
-        """For each question (a row), the function that gives the votes on it, with what one unit moves them by."""
+        """For each question (a row), the function that gives the votes on it, with what one unit
+        moves them by.
+        """
 
     def fingerprint(self) -> bytes:
         """What makes them the same voters again after a restart."""
@@ -57,7 +61,9 @@ class Voters(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What leaves for one question: a class, or None with the reason. `paid` is False where the same was answered before."""
+    """What leaves for one question: a class, or None with the reason. `paid` is False where the
+    same was answered before.
+    """
 
     label: int | None
     why_not: str = ""
@@ -65,21 +71,28 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """For the service."""
-        return {"label": self.label} | ({"why_not": self.why_not} if self.why_not else {}) | {"paid": self.paid}
+        return (
+            {"label": self.label}
+            | ({"why_not": self.why_not} if self.why_not else {})
+            | {"paid": self.paid}
+        )
 
 
 DISAGREE = "the voters do not agree enough"
 
 
 class PrivatePredictor:
-    """Answers questions from private voters, as many as were paid for, in a run folder with a ledger and, at the end, a card.
+    """Answers questions from private voters, as many as were paid for, in a run folder with a
+    ledger and, at the end, a card.
 
-    Use it as a context. `Place(..., resume=True)` goes on after a crash, with the same voters. `voters` may be a function that makes them
-    when the claim is reserved, given the folder. `beside` are claims of other releases in the same folder, reserved with it.
+    Use it as a context. `Place(..., resume=True)` goes on after a crash, with the same voters.
+    `voters` may be a function that makes them when the claim is reserved, given the folder.
+    `beside` are claims of other releases in the same folder, reserved with it.
 
-    Guarantees: the whole claim is reserved in every ledger before the first question is looked at, and begun before the first answer; each
-    release is taken from what was paid for, durably, before its noise is drawn; a question that was answered before is answered
-    alike, for nothing; when nothing is left, `answer` refuses. The voters and their votes never leave.
+    Guarantees: the whole claim is reserved in every ledger before the first question is looked at,
+    and begun before the first answer; each release is taken from what was paid for, durably, before
+    its noise is drawn; a question that was answered before is answered alike, for nothing; when
+    nothing is left, `answer` refuses. The voters and their votes never leave.
     """
 
     def __init__(
@@ -102,10 +115,14 @@ class PrivatePredictor:
             self.voters = voters
             self.folder.bind(claim.name, voters.fingerprint())
             spent = self.folder.secrets / SPENT
-            if not spent.is_file() and not (self.folder.identified and self.folder.has_begun(claim.name)):
+            if not spent.is_file() and not (
+                self.folder.identified and self.folder.has_begun(claim.name)
+            ):
                 purse.write(spent, dict.fromkeys(claim.most, 0), self.folder.randomness)
             permit = self.folder.begin(claim.name)
-            self.purse = Purse(self.folder.secrets, claim, permit, self.folder.randomness, block, due=True)
+            self.purse = Purse(
+                self.folder.secrets, claim, permit, self.folder.randomness, block, due=True
+            )
             self._cache = Cache(self.folder.secrets / ANSWERED)
         except BaseException as error:
             self.folder.__exit__(type(error), error, None)
@@ -116,7 +133,9 @@ class PrivatePredictor:
         return self.answer_all(np.asarray(question)[None])[0]
 
     def answer_all(self, questions: Any) -> list[Answer]:
-        """Answers to several questions, in their order; the same question twice is paid for once."""
+        """Answers to several questions, in their order; the same question twice is paid for
+        once.
+        """
         self.folder.renew()
         table = self._checked(questions)
         keys = [hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in table]
@@ -146,14 +165,22 @@ class PrivatePredictor:
             with np.errstate(over="ignore"):
                 table = np.asarray(questions, dtype=FLOAT)
         except (TypeError, ValueError):
-            raise InvalidInput("inputs", "no numbers", f"must be rows of {self.voters.features} numbers") from None
-        if table.ndim != 2 or table.shape[1] != self.voters.features or not np.isfinite(table).all():
+            raise InvalidInput(
+                "inputs", "no numbers", f"must be rows of {self.voters.features} numbers"
+            ) from None
+        if (
+            table.ndim != 2
+            or table.shape[1] != self.voters.features
+            or not np.isfinite(table).all()
+        ):
             rule = f"must be rows of {self.voters.features} finite numbers"
             raise InvalidInput("inputs", f"an array of shape {table.shape}", rule)
         return np.ascontiguousarray(table + FLOAT(0))  # a question with -0 is the one with 0
 
     def left(self) -> dict[str, int]:
-        """How many releases of each kind can still be made: a function of what was released, and no secret."""
+        """How many releases of each kind can still be made: a function of what was released, and no
+        secret.
+        """
         return self.purse.left()
 
     def finish(self) -> Path:
@@ -163,13 +190,17 @@ class PrivatePredictor:
         made = {kind: most - self.purse.left()[kind] for kind, most in self.claim.most.items()}
         self.folder.tell(self.claim.name, made=made)
         self._cache.close()
-        return self.folder.finish(card.Facts(about, releases=sum(made.values()) + len(self.folder.claims) - 1))
+        return self.folder.finish(
+            card.Facts(about, releases=sum(made.values()) + len(self.folder.claims) - 1)
+        )
 
     def __enter__(self) -> Self:
         """Held until the block is left."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         """Let go. The folder stays, to be resumed or finished."""
         self._cache.close()
         self.folder.__exit__(kind, error, trace)
@@ -178,11 +209,15 @@ class PrivatePredictor:
 def _agree(claim: VoteClaim, voters: Voters) -> None:
     for name, held in (("voters", voters.count), ("classes", voters.classes)):
         if getattr(claim, name) != held:
-            raise InvalidInput(f"claim.{name}", getattr(claim, name), f"must be {held}, as the voters are")
+            raise InvalidInput(
+                f"claim.{name}", getattr(claim, name), f"must be {held}, as the voters are"
+            )
 
 
 class Cache:
-    """Answers that were given, by a hash of their question; what a crash cut short is dropped, and would be paid for again."""
+    """Answers that were given, by a hash of their question; what a crash cut short is dropped, and
+    would be paid for again.
+    """
 
     def __init__(self, file: Path, most: int = MOST_CACHED) -> None:
         self.most = check.integer("cache", most)
@@ -192,7 +227,11 @@ class Cache:
         for line in whole.splitlines():
             key, label = self._line(line)
             self._remember(key, label)
-        self._handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE)
+        self._handle = os.open(
+            file,
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+            PRIVATE_MODE,
+        )
         if len(whole) < len(content):
             os.ftruncate(self._handle, len(whole))
 
@@ -226,6 +265,11 @@ class Cache:
 
     def _line(self, line: bytes) -> tuple[str, int | None]:
         held = reading.parsed_json(ANSWERED, line)
-        if not isinstance(held, list) or len(held) != 2 or not isinstance(held[0], str) or type(held[1]) not in (int, type(None)):
+        if (
+            not isinstance(held, list)
+            or len(held) != 2
+            or not isinstance(held[0], str)
+            or type(held[1]) not in (int, type(None))
+        ):
             raise Corrupt(ANSWERED, "holds a line that is no answer")
         return held[0], held[1]

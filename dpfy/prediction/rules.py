@@ -1,8 +1,11 @@
-"""How votes become an answer: which releases a question may make, what each is billed, and what leaves.
+"""How votes become an answer: which releases a question may make, what each is billed, and what
+leaves.
 
-A rule is public and holds no data. It is given the votes on one question, of which one unit moves one, and a purse, from which it spends
-what was paid for: the random bits of one release of a kind. Where none of that kind is left the purse fails. What a rule returns is all
-that leaves. Votes come from a function of these bits, since some are those of a sample that is drawn anew for every release.
+A rule is public and holds no data. It is given the votes on one question, of which one unit moves
+one, and a purse, from which it spends what was paid for: the random bits of one release of a kind.
+Where none of that kind is left the purse fails. What a rule returns is all that leaves. Votes come
+from a function of these bits, since some are those of a sample that is drawn anew for every
+release.
 """
 
 from __future__ import annotations
@@ -33,25 +36,33 @@ Counts = NDArray[np.int64]
 
 
 Ask = Callable[[Bits | None], Bounded[Any]]
-"""The votes (or scores) on one question. They depend on the bits of a release only where each has a sample of its own."""
+"""The votes (or scores) on one question. They depend on the bits of a release only where each has a
+sample of its own.
+"""
 
 
 class PaidReleases(Protocol):
     """What was paid for."""
 
     def spend(self, kind: str) -> Bits:
-        """The random bits of one more release of a kind, which is spent from now on; `BudgetExceeded` where none is left."""
+        """The random bits of one more release of a kind, which is spent from now on;
+        `BudgetExceeded` where none is left.
+        """
 
     def need(self, *kinds: str) -> None:
         """`BudgetExceeded` where none is left of one of these kinds."""
 
     def same(self, name: str) -> Bits:
-        """The random bits of what is drawn once for all questions: the same whenever they are asked for."""
+        """The random bits of what is drawn once for all questions: the same whenever they are asked
+        for.
+        """
 
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """From the votes on one question to an answer. `kinds` are the releases that it makes, in their order, with what each is billed."""
+    """From the votes on one question to an answer. `kinds` are the releases that it makes, in their
+    order, with what each is billed.
+    """
 
     classes: int
     name: ClassVar[str]
@@ -68,7 +79,8 @@ class Rule(ABC):
     def answer(self, ask: Ask, purse: PaidReleases) -> int | None:
         """The class that is answered, or None where the voters do not agree enough.
 
-        Guarantees: every release is spent before its noise is drawn, and nothing but the answer depends on the votes.
+        Guarantees: every release is spent before its noise is drawn, and nothing but the answer
+        depends on the votes.
         """
 
     @property
@@ -78,12 +90,16 @@ class Rule(ABC):
 
     def bill(self, most: Mapping[str, int]) -> events.Event:
         """What so many releases of each kind cost together, however the questions are chosen."""
-        return events.Composed(tuple(events.Repeated(event, most[kind]) for kind, event in self.kinds.items()))
+        return events.Composed(
+            tuple(events.Repeated(event, most[kind]) for kind, event in self.kinds.items())
+        )
 
 
 @dataclass(frozen=True)
 class GaussianVotes(Rule):
-    """The class with most votes after Gaussian noise of `sigma` votes on each count: GNMax (Papernot et al. 2018)."""
+    """The class with most votes after Gaussian noise of `sigma` votes on each count: GNMax
+    (Papernot et al. 2018).
+    """
 
     sigma: float
     name: ClassVar[str] = "gaussian"
@@ -114,7 +130,9 @@ class GaussianVotes(Rule):
 
 @dataclass(frozen=True)
 class ConfidentVotes(GaussianVotes):
-    """The same, asked only where the largest count, with Gaussian noise of `check_sigma` votes, is above `threshold`: Confident-GNMax."""
+    """The same, asked only where the largest count, with Gaussian noise of `check_sigma` votes, is
+    above `threshold`: Confident-GNMax.
+    """
 
     check_sigma: float
     threshold: float
@@ -144,13 +162,17 @@ class ConfidentVotes(GaussianVotes):
     @property
     def words(self) -> str:
         """In words."""
-        check = f"where the largest count, with Gaussian noise of {self.check_sigma:g} votes, is above {self.threshold:g}"
+        check = (
+            f"where the largest count, with Gaussian noise of {self.check_sigma:g} votes, is above "
+            f"{self.threshold:g}"
+        )
         return f"{super().words}; {check}, and no answer elsewhere"
 
 
 @dataclass(frozen=True)
 class SampledVotes(GaussianVotes):
-    """Noisy votes of a sample in which each unit is present with probability `rate`, by itself and anew for every question.
+    """Noisy votes of a sample in which each unit is present with probability `rate`, by itself and
+    anew for every question.
 
     Nobody learns who was in it (Zhu, Yu, Chandraker & Wang 2020, for nearest neighbours).
     """
@@ -176,16 +198,19 @@ class SampledVotes(GaussianVotes):
     def words(self) -> str:
         """In words."""
         return (
-            f"{super().words}, among units of which each takes part with probability {self.rate:g}, drawn anew for every question"
+            f"{super().words}, among units of which each takes part with probability "
+            f"{self.rate:g}, drawn anew for every question"
         )
 
 
 @dataclass(frozen=True)
 class NoisyScores(Rule):
-    """The class with the largest score, after Gaussian noise of `noise_multiplier` times what one unit moves all scores by.
+    """The class with the largest score, after Gaussian noise of `noise_multiplier` times what one
+    unit moves all scores by.
 
-    For a learner whose predictions hardly depend on any one unit, trained anew for every question on a sample at `rate` where that is
-    below 1 (Dwork & Feldman 2018: stability and subsampling in place of aggregation).
+    For a learner whose predictions hardly depend on any one unit, trained anew for every question
+    on a sample at `rate` where that is below 1 (Dwork & Feldman 2018: stability and subsampling in
+    place of aggregation).
     """
 
     noise_multiplier: float
@@ -218,14 +243,22 @@ class NoisyScores(Rule):
     @property
     def words(self) -> str:
         """In words."""
-        drawn = f", learnt from a sample at rate {self.rate:g} for every question" if self.rate < 1 else ""
-        noise = f"Gaussian noise of {self.noise_multiplier:g} times what one unit moves the scores by"
+        drawn = (
+            f", learnt from a sample at rate {self.rate:g} for every question"
+            if self.rate < 1
+            else ""
+        )
+        noise = (
+            f"Gaussian noise of {self.noise_multiplier:g} times what one unit moves the scores by"
+        )
         return f"the class with the largest score{drawn}, with {noise}"
 
 
 @dataclass(frozen=True)
 class LaplaceVotes(Rule):
-    """The class with most votes after two-sided geometric noise of scale 2 / `epsilon`: LNMax (Papernot et al. 2017)."""
+    """The class with most votes after two-sided geometric noise of scale 2 / `epsilon`: LNMax
+    (Papernot et al. 2017).
+    """
 
     epsilon: float
     name: ClassVar[str] = "laplace"
@@ -246,17 +279,24 @@ class LaplaceVotes(Rule):
     def answer(self, ask: Ask, purse: PaidReleases) -> int | None:
         """The winner."""
         counts = counted(ask(None), self.classes)
-        return self._choice._index(counts, 2, purse.spend(ANSWER))  # one count falls by 1, another rises by 1
+        return self._choice._index(
+            counts, 2, purse.spend(ANSWER)
+        )  # one count falls by 1, another rises by 1
 
     @property
     def words(self) -> str:
         """In words."""
-        return f"the class with most votes, each count with two-sided geometric noise of scale {2 / self.epsilon:g}"
+        return (
+            f"the class with most votes, each count with two-sided geometric noise of scale "
+            f"{2 / self.epsilon:g}"
+        )
 
 
 @dataclass(frozen=True)
 class ExponentialVotes(LaplaceVotes):
-    """A class with probability proportional to exp(`epsilon` / 2 times its votes): Gumbel noise on every count."""
+    """A class with probability proportional to exp(`epsilon` / 2 times its votes): Gumbel noise on
+    every count.
+    """
 
     name: ClassVar[str] = "exponential"
 
@@ -272,16 +312,20 @@ class ExponentialVotes(LaplaceVotes):
 
 @dataclass(frozen=True)
 class StableVotes(Rule):
-    """The class with most votes itself, where many units would have to change before another one had (Bassily, Thakkar & Thakurta 2018).
+    """The class with most votes itself, where many units would have to change before another one
+    had (Bassily, Thakkar & Thakurta 2018).
 
-    Whether the distance to another winner is large enough is asked by the sparse vector technique: `unstable` of `questions` may turn out
-    not to be, and are refused; all others are answered without noise, and cost nothing more.
+    Whether the distance to another winner is large enough is asked by the sparse vector technique:
+    `unstable` of `questions` may turn out not to be, and are refused; all others are answered
+    without noise, and cost nothing more.
 
-    Proof. One unit moves the distance d by at most 1, so that telling on which side of a noisy threshold each d with noise lies costs
-    `epsilon` (Lyu, Su & Li 2017: two-sided geometric noise of scale 1 / e1 on the threshold and 2 `unstable` / e2 on each d, e1 +
-    e2 = `epsilon`). Where d is 0 a neighbour may have another winner. Such a question counts as stable only if the threshold's noise is
-    -w1 or less, or its own w2 or more. The chance that one of these happens, over all questions, is at most `delta_used`. Else all
-    winners that are told are those of the neighbour too.
+    Proof. One unit moves the distance d by at most 1, so that telling on which side of a noisy
+    threshold each d with noise lies costs `epsilon` (Lyu, Su & Li 2017: two-sided geometric noise
+    of scale 1 / e1 on the threshold and 2 `unstable` / e2 on each d, e1 + e2 = `epsilon`). Where d
+    is 0 a neighbour may have another winner. Such a question counts as stable only if the
+    threshold's noise is -w1 or less, or its own w2 or more. The chance that one of these happens,
+    over all questions, is at most `delta_used`. Else all winners that are told are those of the
+    neighbour too.
     """
 
     epsilon: float
@@ -301,7 +345,9 @@ class StableVotes(Rule):
 
     @property
     def _split(self) -> tuple[Fraction, Fraction]:
-        """The rates of the noise of the threshold and of a question, by the ratio of least variance."""
+        """The rates of the noise of the threshold and of a question, by the ratio of least
+        variance.
+        """
         first = Fraction(self.epsilon) * Fraction(1 / (1 + (2 * self.unstable) ** (2 / 3)))
         return first, (Fraction(self.epsilon) - first) / (2 * self.unstable)
 
@@ -320,7 +366,11 @@ class StableVotes(Rule):
     def bill(self, most: Mapping[str, int]) -> events.Event:
         """One for the whole stream, which may not be longer than the rule says."""
         if most[QUESTION] > self.questions or most[UNSTABLE] > self.unstable:
-            raise InvalidInput("questions", dict(most), f"must be at most {self.questions}, {self.unstable} of them unstable")
+            raise InvalidInput(
+                "questions",
+                dict(most),
+                f"must be at most {self.questions}, {self.unstable} of them unstable",
+            )
         return events.EpsilonDelta(self.epsilon, self.delta_used)
 
     def answer(self, ask: Ask, purse: PaidReleases) -> int | None:
@@ -338,14 +388,23 @@ class StableVotes(Rule):
     def words(self) -> str:
         """In words."""
         return (
-            f"the class with most votes, where by the sparse vector technique {self.threshold} units or so would have to change for "
+            f"the class with most votes, where by the sparse vector technique {self.threshold} "
+            f"units or so would have to change for "
             f"another; {self.unstable} questions may be refused"
         )
 
 
 RULES: dict[str, type[Rule]] = {
     rule.name: rule
-    for rule in (GaussianVotes, ConfidentVotes, SampledVotes, LaplaceVotes, ExponentialVotes, StableVotes, NoisyScores)
+    for rule in (
+        GaussianVotes,
+        ConfidentVotes,
+        SampledVotes,
+        LaplaceVotes,
+        ExponentialVotes,
+        StableVotes,
+        NoisyScores,
+    )
 }
 
 
@@ -355,6 +414,8 @@ def moved(counts: Counts) -> Bounded[Counts]:
 
 
 def stability(counts: Counts) -> int:
-    """How many units may change before one more can change which class has most votes: each changes the lead by 2 at most."""
+    """How many units may change before one more can change which class has most votes: each changes
+    the lead by 2 at most.
+    """
     first, second = np.sort(counts)[::-1][:2]
     return max(0, math.ceil((int(first) - int(second)) / 2) - 1)

@@ -1,11 +1,13 @@
-"""Private answers over HTTP: one process, the ledger behind it. Needs the extra `serve` (starlette and uvicorn).
+"""Private answers over HTTP: one process, the ledger behind it. Needs the extra `serve` (starlette
+and uvicorn).
 
-    POST /predict   {"inputs": [[...], ...]}  ->  {"answers": [{"label": 3, "paid": true}, ...], "left": {"answer": 17}}
-    GET  /about     what is promised: the claim, the guarantee, what is left
+    POST /predict   {"inputs": [[...], ...]}  ->  {"answers": [{"label": 3, "paid": true}, ...],
+    "left": {"answer": 17}} GET  /about     what is promised: the claim, the guarantee, what is left
 
 Both need the token (`dpfy.prediction.access`): Authorization: Bearer TOKEN.
 
-Requests are handled one after the other: between the moment an answer is paid for and the moment it is remembered nobody else is served.
+Requests are handled one after the other: between the moment an answer is paid for and the moment it
+is remembered nobody else is served.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ MOST_INPUTS = 1000
 """Questions of one request."""
 
 
-def application(predictor: PrivatePredictor, labels: tuple[str, ...] = (), *, access: door.Access) -> Any:
-    """The ASGI application around a predictor. `labels` are the names of the classes, in their order; `access` says who may ask.
+def application(
+    predictor: PrivatePredictor, labels: tuple[str, ...] = (), *, access: door.Access
+) -> Any:
+    """The ASGI application around a predictor. `labels` are the names of the classes, in their
+    order; `access` says who may ask.
 
-    Guarantees: nothing but answers, what is left and public facts is sent; an error names the input that was sent and never the voters;
-    a request that is refused spends nothing and leaves nothing of itself in the log.
+    Guarantees: nothing but answers, what is left and public facts is sent; an error names the input
+    that was sent and never the voters; a request that is refused spends nothing and leaves nothing
+    of itself in the log.
     """
     try:
         from starlette.applications import Starlette
@@ -41,7 +47,11 @@ def application(predictor: PrivatePredictor, labels: tuple[str, ...] = (), *, ac
     except ImportError:
         raise packages.missing("dpfy predict serve", "starlette") from None
     if labels and len(labels) != predictor.claim.classes:
-        raise InvalidInput("labels", f"{len(labels)} names", f"must be one for each of {predictor.claim.classes} classes")
+        raise InvalidInput(
+            "labels",
+            f"{len(labels)} names",
+            f"must be one for each of {predictor.claim.classes} classes",
+        )
     known: dict[str, Any] = {}
 
     async def predict(request: Request) -> Response:
@@ -58,8 +68,12 @@ def application(predictor: PrivatePredictor, labels: tuple[str, ...] = (), *, ac
         except DpfyError as problem:
             return JSONResponse({"error": str(problem)}, 400)
         told = [_named(answer.to_json(), labels) for answer in found]
-        spent = all(answer.label is None and not answer.paid and answer.why_not for answer in found) and bool(found)
-        return JSONResponse({"answers": told, "left": predictor.left()}, 429 if spent and _empty(predictor) else 200)
+        spent = all(
+            answer.label is None and not answer.paid and answer.why_not for answer in found
+        ) and bool(found)
+        return JSONResponse(
+            {"answers": told, "left": predictor.left()}, 429 if spent and _empty(predictor) else 200
+        )
 
     async def about(request: Request) -> Response:
         if not known:  # accounting takes a second or two: meanwhile others are answered
@@ -75,9 +89,21 @@ def public(predictor: PrivatePredictor, labels: tuple[str, ...]) -> dict[str, An
     from dpfy.accounting import epsilon
 
     claim = predictor.claim
-    spent = epsilon(claim.event, claim.delta, adjacency=claim.adjacency, accountant=claim.accountant)
-    facts = {"epsilon": spent, "delta": claim.delta, "unit": claim.unit.name, "adjacency": claim.adjacency.value}
-    facts |= {"accountant": claim.accountant, "boundary": claim.boundary, "rule": claim.tool.words, "voters": claim.voters}
+    spent = epsilon(
+        claim.event, claim.delta, adjacency=claim.adjacency, accountant=claim.accountant
+    )
+    facts = {
+        "epsilon": spent,
+        "delta": claim.delta,
+        "unit": claim.unit.name,
+        "adjacency": claim.adjacency.value,
+    }
+    facts |= {
+        "accountant": claim.accountant,
+        "boundary": claim.boundary,
+        "rule": claim.tool.words,
+        "voters": claim.voters,
+    }
     return facts | {
         "features": predictor.voters.features,
         "labels": list(labels) or [str(k) for k in range(claim.classes)],
@@ -86,7 +112,9 @@ def public(predictor: PrivatePredictor, labels: tuple[str, ...]) -> dict[str, An
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; asked for before anything is billed, so that a port that is taken costs nothing."""
+    """A socket that listens; asked for before anything is billed, so that a port that is taken
+    costs nothing.
+    """
     try:
         import uvicorn  # noqa: F401
     except ImportError:
@@ -97,7 +125,9 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, UnicodeError) as problem:
         why = getattr(problem, "strerror", None) or type(problem).__name__
-        raise InvalidInput("host, port", f"{host}:{port}", f"cannot be listened on ({why})") from None
+        raise InvalidInput(
+            "host, port", f"{host}:{port}", f"cannot be listened on ({why})"
+        ) from None
 
 
 def serve(application: Any, held: socket.socket) -> None:
@@ -123,9 +153,13 @@ def _inputs(body: bytes) -> list[Any]:
         held = json.loads(body)
         inputs = held["inputs"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InvalidInput("body", "something else", 'must be JSON: {"inputs": [[numbers], ...]}') from None
+        raise InvalidInput(
+            "body", "something else", 'must be JSON: {"inputs": [[numbers], ...]}'
+        ) from None
     if not isinstance(inputs, list) or not 1 <= len(inputs) <= MOST_INPUTS:
-        raise InvalidInput("inputs", type(inputs).__name__, f"must be a list of 1 to {MOST_INPUTS} rows of numbers")
+        raise InvalidInput(
+            "inputs", type(inputs).__name__, f"must be a list of 1 to {MOST_INPUTS} rows of numbers"
+        )
     return inputs
 
 

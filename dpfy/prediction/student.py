@@ -1,8 +1,10 @@
-"""A student: a network that learns from public inputs, of which some have answers. Nothing private is among its arguments.
+"""A student: a network that learns from public inputs, of which some have answers. Nothing private
+is among its arguments.
 
-Answers are completed first: a regression on the coordinates of the public inputs (`diffusion`) gives every input a class, and says how
-sure it is. Then a network learns these classes from inputs that are moved, turned and sheared at random. Inputs that are not
-sure join later, with the class that the network itself gives them as they are, where it is confident: the consistency of FixMatch
+Answers are completed first: a regression on the coordinates of the public inputs (`diffusion`)
+gives every input a class, and says how sure it is. Then a network learns these classes from inputs
+that are moved, turned and sheared at random. Inputs that are not sure join later, with the class
+that the network itself gives them as they are, where it is confident: the consistency of FixMatch
 (Sohn et al. 2020), weak view to strong view.
 """
 
@@ -35,7 +37,9 @@ TURN, STRETCH, SHEAR, SHIFT = 0.22, 0.12, 0.18, 0.17
 
 @dataclass(frozen=True, repr=False)
 class Lesson:
-    """All that a student is given: public inputs, their coordinates, and the classes answered for some `rows` of them."""
+    """All that a student is given: public inputs, their coordinates, and the classes answered for
+    some `rows` of them.
+    """
 
     inputs: Tensor
     coordinates: NDArray[np.float64]
@@ -44,7 +48,9 @@ class Lesson:
     classes: int
 
     def completed(self) -> Tensor:
-        """Scores of every input for each class, by ridge regression of the answers on the coordinates."""
+        """Scores of every input for each class, by ridge regression of the answers on the
+        coordinates.
+        """
         wide = np.hstack([self.coordinates, np.ones((len(self.coordinates), 1))])
         asked, goal = wide[self.rows], np.eye(self.classes)[self.labels] - 1 / self.classes
         weights = np.linalg.solve(asked.T @ asked + np.eye(wide.shape[1]), asked.T @ goal)
@@ -62,8 +68,9 @@ class StudentLearner(Protocol):
 class SemiSupervised:
     """The learner described above. All its settings are public.
 
-    `doubtful` is the part of the inputs that are left out at first, those with the smallest margin; from epoch `joining` on they take
-    part where the network is `confident`. The order of inputs, and how they are changed, follow from the seed.
+    `doubtful` is the part of the inputs that are left out at first, those with the smallest margin;
+    from epoch `joining` on they take part where the network is `confident`. The order of inputs,
+    and how they are changed, follow from the seed.
     """
 
     epochs: int = 30
@@ -88,14 +95,19 @@ class SemiSupervised:
 
     def _learnt(self, lesson: Lesson) -> nn.Module:
         inputs, shape = lesson.inputs.float(), tuple(lesson.inputs.shape[1:])
-        model, changed = network(shape, lesson.classes).train(), moved if len(shape) == IMAGE else _same
+        model, changed = (
+            network(shape, lesson.classes).train(),
+            moved if len(shape) == IMAGE else _same,
+        )
         scores = lesson.completed()
         first, margins = scores.argmax(1), _margins(scores)
         sure = margins >= margins.quantile(self.doubtful)
         goals, used, mean = first, sure, None
         steps = self.epochs * math.ceil(len(inputs) / self.batch_size)
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
-        rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.15)
+        rates = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, RATE, total_steps=steps, pct_start=0.15
+        )
         for epoch in range(1, self.epochs + 1):
             for batch in torch.randperm(len(inputs)).split(self.batch_size):
                 rows = batch[used[batch]]
@@ -130,9 +142,13 @@ def moved(images: Tensor) -> Tensor:
         return (torch.rand(len(images)) * 2 - 1) * most
 
     angle, size, shape = drawn(TURN), drawn(STRETCH).exp(), drawn(STRETCH / 2).exp()
-    across = torch.stack([angle.cos() * size * shape, drawn(SHEAR) - angle.sin() * size, drawn(SHIFT)], 1)
+    across = torch.stack(
+        [angle.cos() * size * shape, drawn(SHEAR) - angle.sin() * size, drawn(SHIFT)], 1
+    )
     down = torch.stack([angle.sin() * size, angle.cos() * size / shape, drawn(SHIFT)], 1)
-    places = functional.affine_grid(torch.stack([across, down], 1), list(images.shape), align_corners=False)
+    places = functional.affine_grid(
+        torch.stack([across, down], 1), list(images.shape), align_corners=False
+    )
     return functional.grid_sample(images, places, align_corners=False)
 
 
@@ -152,7 +168,9 @@ def network(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 @torch.no_grad()
 def chances(model: nn.Module, inputs: Tensor) -> Tensor:
-    """What a model says about inputs as they are: a chance for each class. It is left in the mode in which it was."""
+    """What a model says about inputs as they are: a chance for each class. It is left in the mode
+    in which it was.
+    """
     before = model.training
     model.eval()
     found = torch.cat([model(part.float()).softmax(1) for part in inputs.split(AT_ONCE)])
@@ -161,11 +179,15 @@ def chances(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def to_bytes(model: nn.Module, shape: tuple[int, ...], classes: int) -> bytes:
-    """Weights as safetensors, with what is needed to make the network again. Networks of another making are not kept."""
+    """Weights as safetensors, with what is needed to make the network again. Networks of another
+    making are not kept.
+    """
     with torch.random.fork_rng(devices=[]):
         due = str(network(shape, classes))
     if type(model) is not nn.Sequential or str(model) != due:
-        raise InvalidInput("student", type(model).__name__, "must be a network of dpfy.prediction.student.network")
+        raise InvalidInput(
+            "student", type(model).__name__, "must be a network of dpfy.prediction.student.network"
+        )
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     return save_tensors(state, {META: json.dumps({"shape": shape, "classes": classes})})
 

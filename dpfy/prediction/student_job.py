@@ -26,13 +26,20 @@ from dpfy.training.predict import Predictions
 
 KINDS = ("embedded", "digits", "mnist", "fashion-mnist", "npz")
 PART = 0.9
-"""Of the held-out records of a public data set that serve as public inputs where no file is given; the others measure the student."""
-USED_FOR = "inputs without labels: coordinates that all teachers share, questions, and what the student learns from"
+"""Of the held-out records of a public data set that serve as public inputs where no file is given;
+the others measure the student.
+"""
+USED_FOR = (
+    "inputs without labels: coordinates that all teachers share, questions, and what the student "
+    "learns from"
+)
 
 
 @dataclass(frozen=True)
 class PublicInputs:
-    """Where public inputs come from: a `file` with its `provenance`, or so many `records` of the held-out part of a public data set."""
+    """Where public inputs come from: a `file` with its `provenance`, or so many `records` of the
+    held-out part of a public data set.
+    """
 
     file: str | None = None
     provenance: str | None = None
@@ -42,30 +49,49 @@ class PublicInputs:
         """The row of the card."""
         if self.file is not None:
             if self.provenance is None:
-                raise InvalidInput("--provenance", None, "must say where the public inputs are from, and why they are public")
-            return {"data": Path(self.file).name, "used_for": USED_FOR, "provenance": self.provenance}
+                raise InvalidInput(
+                    "--provenance",
+                    None,
+                    "must say where the public inputs are from, and why they are public",
+                )
+            return {
+                "data": Path(self.file).name,
+                "used_for": USED_FOR,
+                "provenance": self.provenance,
+            }
         if data.kind not in KNOWN:
             raise InvalidInput(
-                "--public", None, "must be a file of public inputs; records held out of a private file are private"
+                "--public",
+                None,
+                "must be a file of public inputs; records held out of a private file are private",
             )
         if self.provenance is not None:
             raise InvalidInput("--provenance", self.provenance, "goes with --public FILE")
         said = "a part" if self.records is None else f"{self.records}"
         where = f"the held-out part of {data.kind}, a public data set; their classes were not used"
-        return {"data": f"{said} of the held-out records of {data.kind}", "used_for": USED_FOR, "provenance": where}
+        return {
+            "data": f"{said} of the held-out records of {data.kind}",
+            "used_for": USED_FOR,
+            "provenance": where,
+        }
 
 
 def claim_classes(data: DataConfig) -> int:
     """The public number of classes; data that the command does not take is refused."""
     if data.kind not in KINDS:
         raise Unsupported(
-            f"a student for data of kind {data.kind!r} on the command line", "use dpfy.prediction.train_student in Python"
+            f"a student for data of kind {data.kind!r} on the command line",
+            "use dpfy.prediction.train_student in Python",
         )
     return classes_of(data)
 
 
 def run(
-    place: Callable[[dict[str, str]], Place], claim: StudentAnswers, data: DataConfig, public: PublicInputs, teachers: Teachers
+    place: Callable[[dict[str, str]], Place],
+    claim: StudentAnswers,
+    data: DataConfig,
+    public: PublicInputs,
+    teachers: Teachers,
 ) -> Graduate:
     """Train a student into a run folder. `place` is given how the public inputs are declared.
 
@@ -86,23 +112,36 @@ def run(
 
     def measured(model: nn.Module) -> dict[str, Any]:
         held = opened()
-        told: dict[str, Any] = {"reads": {"kind": data.kind, "features": list(held.features), "classes": held.classes}}
-        x, y = (part[0 if public.file is not None else _taken(public, held) :] for part in held.test.tensors[:2])
+        told: dict[str, Any] = {
+            "reads": {"kind": data.kind, "features": list(held.features), "classes": held.classes}
+        }
+        x, y = (
+            part[0 if public.file is not None else _taken(public, held) :]
+            for part in held.test.tensors[:2]
+        )
         if data.test_use != "public" or not len(x):
             return told
         right = float((chances(model, x).argmax(1) == y).double().mean())
         words = f"{len(x)} public held-out records that the student did not see, as measured"
         return told | {"test_accuracy": round(right, 6), "tested_on": words}
 
-    return train_student(place(public.declared(data)), claim, private, inputs, teachers=teachers, measured=measured)
+    return train_student(
+        place(public.declared(data)), claim, private, inputs, teachers=teachers, measured=measured
+    )
 
 
 def _taken(public: PublicInputs, held: DataSource) -> int:
     """How many of the held-out records are public inputs."""
     count = len(held.test)
-    taken = int(PART * count) if public.records is None else check.integer("--public-records", public.records)
+    taken = (
+        int(PART * count)
+        if public.records is None
+        else check.integer("--public-records", public.records)
+    )
     if taken > count:
-        raise InvalidInput("--public-records", taken, f"must be at most the number of held-out records ({count})")
+        raise InvalidInput(
+            "--public-records", taken, f"must be at most the number of held-out records ({count})"
+        )
     return taken
 
 
@@ -110,11 +149,21 @@ def predicted(run: Path | str, data: Path | str) -> Predictions:
     """What the student of a finished run says about the records in the file `data`."""
     released = Released.read(run)
     model, shape, classes = loaded(released)
-    section = next(dict(part) for part in released.card["sections"] if part["name"] == StudentAnswers.kind)
+    section = next(
+        dict(part) for part in released.card["sections"] if part["name"] == StudentAnswers.kind
+    )
     if "reads" not in section:
-        raise InvalidInput("run", str(run), "was made by a program: load its student with dpfy.prediction.graduate(run).model")
+        raise InvalidInput(
+            "run",
+            str(run),
+            "was made by a program: load its student with dpfy.prediction.graduate(run).model",
+        )
     kind = section["reads"]["kind"]
-    config = DataConfig(kind="npz", path=str(data), classes=classes) if kind == "npz" else DataConfig(kind=kind)
+    config = (
+        DataConfig(kind="npz", path=str(data), classes=classes)
+        if kind == "npz"
+        else DataConfig(kind=kind)
+    )
     features, outside = unlabelled.of_numbers(str(data), config, shape)
     with torch.no_grad():
         return Predictions(tuple(map(str, range(classes))), chances(model, features), outside)

@@ -1,4 +1,6 @@
-"""From private records to voters: units go to shards by chance, each shard makes one voter, and nothing else is kept."""
+"""From private records to voters: units go to shards by chance, each shard makes one voter, and
+nothing else is kept.
+"""
 
 from __future__ import annotations
 
@@ -24,37 +26,60 @@ MOST_NUMBERS = 1 << 26
 
 
 def teach(
-    x: Any, y: Any, *, voters: int, classes: int, owners: Any = None, shrink: float = 1.0, randomness: Randomness | None = None
+    x: Any,
+    y: Any,
+    *,
+    voters: int,
+    classes: int,
+    owners: Any = None,
+    shrink: float = 1.0,
+    randomness: Randomness | None = None,
 ) -> LinearVoters:
-    """Voters that know class means: `x` are rows of numbers made by public rules, `y` their classes, `owners` whose each row is.
+    """Voters that know class means: `x` are rows of numbers made by public rules, `y` their
+    classes, `owners` whose each row is.
 
-    Guarantees: every unit (a row, or an owner with all of its rows) is known to one voter alone. What comes out is as private as
-    the records.
+    Guarantees: every unit (a row, or an owner with all of its rows) is known to one voter alone.
+    What comes out is as private as the records.
     """
     table, labels = checked(x, y, classes)
     table = table.reshape(len(table), -1)
-    if check.integer("voters", voters) > (most := max(1, MOST_NUMBERS // max(1, table.shape[1] * classes))):
-        raise InvalidInput("voters", voters, f"must be at most {most} with {table.shape[1]} features and {classes} classes")
+    if check.integer("voters", voters) > (
+        most := max(1, MOST_NUMBERS // max(1, table.shape[1] * classes))
+    ):
+        raise InvalidInput(
+            "voters",
+            voters,
+            f"must be at most {most} with {table.shape[1]} features and {classes} classes",
+        )
     secret = Randomness.from_os() if randomness is None else randomness
     places = shards(len(table), voters, secret, owners)
     return class_means(table, labels, places, voters, classes, shrink)
 
 
-def settings(data: str, schema: str | None = None, classes: int | None = None, folder: str | None = None) -> DataConfig:
+def settings(
+    data: str, schema: str | None = None, classes: int | None = None, folder: str | None = None
+) -> DataConfig:
     """What `data` names: a known data set, or a file by its ending."""
     from dpfy.data.config import KNOWN, DataConfig, kind_of
 
     if data in KNOWN:
-        return replace(DataConfig(kind=data), dir=folder) if folder is not None else DataConfig(kind=data)
+        return (
+            replace(DataConfig(kind=data), dir=folder)
+            if folder is not None
+            else DataConfig(kind=data)
+        )
     if (kind := kind_of(data)) is None:
-        raise InvalidInput("data", data, f"must be one of {', '.join(KNOWN)}, or a file .csv, .parquet or .npz")
+        raise InvalidInput(
+            "data", data, f"must be one of {', '.join(KNOWN)}, or a file .csv, .parquet or .npz"
+        )
     return DataConfig(kind=kind, path=data, schema=schema, classes=classes)
 
 
 def taught(
     config: DataConfig, voters: int, shrink: float, training: NetworkTraining | None = None
 ) -> tuple[LinearVoters | NetworkVoters, dict[str, Any]]:
-    """Voters from the training records of a source, and what is public about them: names of the classes, words for the data.
+    """Voters from the training records of a source, and what is public about them: names of the
+    classes, words for the data.
 
     With `training` they are networks; else they know class means.
     """
@@ -62,7 +87,9 @@ def taught(
 
     held = source.load(config)
     if held.classes is None:
-        raise InvalidInput("data", config.kind, "must be records with classes, which voters can say")
+        raise InvalidInput(
+            "data", config.kind, "must be records with classes, which voters can say"
+        )
     x, y = (part.numpy() for part in held.train.tensors[:2])
     found: LinearVoters | NetworkVoters
     if training is None:
@@ -72,16 +99,24 @@ def taught(
 
         found = teach_networks(x, y, voters=voters, classes=held.classes, training=training)
     named = "adult" if config.kind == "adult" else config.schema
-    labels = list(schema.load(named).label.classes) if named is not None else [str(k) for k in range(held.classes)]
+    labels = (
+        list(schema.load(named).label.classes)
+        if named is not None
+        else [str(k) for k in range(held.classes)]
+    )
     return found, {"labels": labels, "data": held.description}
 
 
 def network_training(model: str, given: Mapping[str, Any]) -> NetworkTraining | None:
-    """What the command line says about networks; None for class means, which take no such settings. `given` are those that were given."""
+    """What the command line says about networks; None for class means, which take no such settings.
+    `given` are those that were given.
+    """
     if model == MEANS:
         if given:
             first = next(iter(given))
-            raise InvalidInput(first, given[first], f"goes with a network (--model), not with {MEANS}")
+            raise InvalidInput(
+                first, given[first], f"goes with a network (--model), not with {MEANS}"
+            )
         return None
     from dpfy.models.config import ModelConfig
     from dpfy.prediction.networks import NetworkTraining

@@ -1,7 +1,9 @@
-"""What answers told about the votes at hand, made private: a number that may be published, with a bill of its own (docs/smooth-votes.md).
+"""What answers told about the votes at hand, made private: a number that may be published, with a
+bill of its own (docs/smooth-votes.md).
 
-The bound of `margins` is computed from private votes. What is released is its smooth form's logarithm, which one voter moves by at most
-beta, with Gaussian noise; what is stated is that number and as much more as covers the noise, but for a chance that is part of delta.
+The bound of `margins` is computed from private votes. What is released is its smooth form's
+logarithm, which one voter moves by at most beta, with Gaussian noise; what is stated is that number
+and as much more as covers the noise, but for a chance that is part of delta.
 """
 
 from __future__ import annotations
@@ -35,16 +37,21 @@ from dpfy.runs.folder import Place, RunFolder, complete
 
 BILL = "bill.json"
 STEEPNESS = 1.2
-"""Beta in moves of one vote over sigma: about how fast a bound falls with the lead, where most of it comes from."""
+"""Beta in moves of one vote over sigma: about how fast a bound falls with the lead, where most of
+it comes from.
+"""
 MOST_QUESTIONS = 10**7
 MEANING = (
-    "This epsilon is about these votes and their neighbours alone. It is not (epsilon, delta)-differential privacy, which is a promise for "
+    "This epsilon is about these votes and their neighbours alone. It is not (epsilon, "
+    "delta)-differential privacy, which is a promise for "
     "all data: that is the guarantee of the answers."
 )
 """What must stand beside every epsilon of the votes at hand."""
 WORDS = (
-    "What the answers told about one voter, bounded for the votes at hand: a number computed from private votes, released with "
-    "noise of its own, which is billed. It is about these votes and their neighbours, not about other data. What holds for all "
+    "What the answers told about one voter, bounded for the votes at hand: a number computed from "
+    "private votes, released with "
+    "noise of its own, which is billed. It is about these votes and their neighbours, not about "
+    "other data. What holds for all "
     "data is on the card of the answers. " + MEANING
 )
 
@@ -52,10 +59,11 @@ WORDS = (
 @register
 @dataclass(frozen=True)
 class VoteBill(Claim):
-    """The bill of the votes at hand on `queries` questions, sanitised: Gaussian noise on a logarithm that one voter moves by `beta`.
+    """The bill of the votes at hand on `queries` questions, sanitised: Gaussian noise on a
+    logarithm that one voter moves by `beta`.
 
-    The fields up to `threshold` are those of the answers. `order` is the Rényi order of the bound; `chance`, a part of delta, is that of
-    a statement below the truth.
+    The fields up to `threshold` are those of the answers. `order` is the Rényi order of the bound;
+    `chance`, a part of delta, is that of a statement below the truth.
     """
 
     queries: int
@@ -82,30 +90,58 @@ class VoteBill(Claim):
         check.nonnegative("check_sigma", self.check_sigma)
         check.real("threshold", self.threshold)
         if not 1 < check.real("order", self.order) <= LARGEST_MOVE * self.sigma:
-            raise InvalidInput("order", self.order, f"must be above 1 and at most {LARGEST_MOVE:g} of sigma ({self.sigma:g})")
+            raise InvalidInput(
+                "order",
+                self.order,
+                f"must be above 1 and at most {LARGEST_MOVE:g} of sigma ({self.sigma:g})",
+            )
         if not 0 < check.real("beta", self.beta) <= 1:
             raise InvalidInput("beta", self.beta, "must be above 0 and at most 1")
-        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
+        check.noise_multiplier(
+            "noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier)
+        )
         if not 0 < check.real("chance", self.chance) < self.delta:
-            raise InvalidInput("chance", self.chance, f"must be above 0 and below delta ({self.delta:g}), of which it is a part")
+            raise InvalidInput(
+                "chance",
+                self.chance,
+                f"must be above 0 and below delta ({self.delta:g}), of which it is a part",
+            )
         if self.adjacency is Adjacency.REPLACE_ONE:
-            rule = "must be add-or-remove-one or zero-out: a replaced unit may leave one voter for another, and change two"
+            rule = (
+                "must be add-or-remove-one or zero-out: a replaced unit may leave one voter for "
+                "another, and change two"
+            )
             raise InvalidInput("adjacency", self.adjacency.value, rule)
 
     @classmethod
     def of(
-        cls, answers: VoteClaim, *, noise_multiplier: float = 4.0, order: float | None = None, beta: float | None = None
+        cls,
+        answers: VoteClaim,
+        *,
+        noise_multiplier: float = 4.0,
+        order: float | None = None,
+        beta: float | None = None,
     ) -> Self:
-        """For the answers of a claim by noisy votes. What is not stated follows from the claim, and so is public."""
+        """For the answers of a claim by noisy votes. What is not stated follows from the claim, and
+        so is public.
+        """
         if answers.rule not in ("gaussian", "confident"):
-            raise Unsupported(f"a bill of the votes at hand for the rule {answers.rule!r}", "use the rule gaussian or confident")
+            raise Unsupported(
+                f"a bill of the votes at hand for the rule {answers.rule!r}",
+                "use the rule gaussian or confident",
+            )
         if answers.rule == "gaussian" and answers.answers < answers.queries:
             raise Unsupported(
-                "a bill of votes where not all questions are answered", "ask as many questions as there are answers"
+                "a bill of votes where not all questions are answered",
+                "ask as many questions as there are answers",
             )
         checks = 0.0 if not answers.check_sigma else 0.5 / answers.check_sigma**2
         ties = (answers.queries * checks + answers.answers / answers.sigma**2) * 2 / math.pi
-        rate = ties / 3  # votes at hand tell less than ties: how much less is a guess, which costs little where it is wrong
+        rate = (
+            ties / 3
+            # votes at hand tell less than ties: how much less is a guess, which costs little where
+            # it is wrong
+        )
         best = min(1 + math.sqrt(-math.log(answers.delta) / rate), LARGEST_MOVE * answers.sigma)
         return cls(
             answers.queries,
@@ -127,7 +163,11 @@ class VoteBill(Claim):
         """This claim, if it is about these answers; else it is refused."""
         for name in ("queries", "voters", "classes", "sigma", "check_sigma", "threshold"):
             if getattr(self, name) != getattr(answers, name):
-                raise InvalidInput(f"bill.{name}", getattr(self, name), f"must be {getattr(answers, name)}, as of the answers")
+                raise InvalidInput(
+                    f"bill.{name}",
+                    getattr(self, name),
+                    f"must be {getattr(answers, name)}, as of the answers",
+                )
         return self
 
     @property
@@ -138,16 +178,36 @@ class VoteBill(Claim):
     @property
     def questions(self) -> Questions:
         """What bounds the votes."""
-        return Questions(self.order, self.sigma, self.voters, self.classes, self.check_sigma, self.threshold)
+        return Questions(
+            self.order, self.sigma, self.voters, self.classes, self.check_sigma, self.threshold
+        )
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
         """One voter, and a smooth bound."""
         who = f"one {self.unit.name} changes what one of {self.voters} voters says, and no other"
-        smooth = "every question counts as what it may become when voters change, discounted by how many must"
+        smooth = (
+            "every question counts as what it may become when voters change, discounted by how "
+            "many must"
+        )
         return [
-            Assumption("voters", who, "as on the card of the answers; every voter votes once on a question", YES),
-            Assumption("questions", "which questions are asked does not depend on private records", "as the caller says", STATED),
-            Assumption("smoothness", f"one voter moves the released logarithm by at most {self.beta:g}", smooth, YES),
+            Assumption(
+                "voters",
+                who,
+                "as on the card of the answers; every voter votes once on a question",
+                YES,
+            ),
+            Assumption(
+                "questions",
+                "which questions are asked does not depend on private records",
+                "as the caller says",
+                STATED,
+            ),
+            Assumption(
+                "smoothness",
+                f"one voter moves the released logarithm by at most {self.beta:g}",
+                smooth,
+                YES,
+            ),
         ]
 
     def describe(self) -> dict[str, Any]:
@@ -155,7 +215,8 @@ class VoteBill(Claim):
         return {
             "title": "What the answers told about these votes",
             "words": WORDS,
-            "accounting_of_votes": "depends on the data, sanitised: smooth bound, Gaussian noise, billed here",
+            "accounting_of_votes": "depends on the data, sanitised: smooth bound, Gaussian noise, "
+            "billed here",
             "queries": self.queries,
             "voters": self.voters,
             "classes": self.classes,
@@ -181,28 +242,47 @@ class VoteBill(Claim):
 
 
 def sanitised(place: Place, claim: VoteBill, votes: Callable[[], Any]) -> dict[str, Any]:
-    """Release the bill of votes into a run folder. `votes` opens them, a row of counts for each question, when the claim is reserved.
+    """Release the bill of votes into a run folder. `votes` opens them, a row of counts for each
+    question, when the claim is reserved.
 
-    Guarantees: the claim is reserved before votes are read. What leaves is a Gaussian release of a number that one voter moves by at most
-    beta. With the stated chance over its noise at most, the statement is below what the answers tell about one voter of these votes.
+    Guarantees: the claim is reserved before votes are read. What leaves is a Gaussian release of a
+    number that one voter moves by at most beta. With the stated chance over its noise at most, the
+    statement is below what the answers tell about one voter of these votes.
     """
     if complete(place, claim):
         return stated(place.path)
     with RunFolder(place, claim) as folder:
         released(folder, claim, votes())
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
-        folder.finish(card.Facts({"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}, releases=1))
+        folder.finish(
+            card.Facts(
+                {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed},
+                releases=1,
+            )
+        )
     return stated(place.path)
 
 
 def released(folder: RunFolder, claim: VoteBill, votes: Any) -> None:
-    """One bill in a folder that has reserved it. Votes of a wrong shape, or that are not one of every voter, are refused."""
+    """One bill in a folder that has reserved it. Votes of a wrong shape, or that are not one of
+    every voter, are refused.
+    """
     held = np.ascontiguousarray(votes, dtype=np.float64)
     if held.shape != (claim.queries, claim.classes):
-        raise InvalidInput("votes", f"shape {held.shape}", f"must be {claim.queries} questions by {claim.classes} classes")
-    if not (held.sum(axis=1) == claim.voters).all() or (held < 0).any() or (held != np.rint(held)).any():
         raise InvalidInput(
-            "votes", "other sums", f"must be whole counts of {claim.voters} votes on every question, one of each voter"
+            "votes",
+            f"shape {held.shape}",
+            f"must be {claim.queries} questions by {claim.classes} classes",
+        )
+    if (
+        not (held.sum(axis=1) == claim.voters).all()
+        or (held < 0).any()
+        or (held != np.rint(held)).any()
+    ):
+        raise InvalidInput(
+            "votes",
+            "other sums",
+            f"must be whole counts of {claim.voters} votes on every question, one of each voter",
         )
     folder.bind(claim.name, held.tobytes())
     found = claim.questions.smooth(held, claim.beta)
@@ -211,17 +291,25 @@ def released(folder: RunFolder, claim: VoteBill, votes: Any) -> None:
     folder.tell(claim.name, **told)
 
 
-def noised(claim: VoteBill, found: Bounded[float], permit: Permit, randomness: Randomness) -> tuple[float, float]:
-    """The mechanism: a smooth logarithm with noise; and by how much, which is public, the noise makes it too small but for the chance."""
+def noised(
+    claim: VoteBill, found: Bounded[float], permit: Permit, randomness: Randomness
+) -> tuple[float, float]:
+    """The mechanism: a smooth logarithm with noise; and by how much, which is public, the noise
+    makes it too small but for the chance.
+    """
     mechanism = Gaussian(claim.noise_multiplier)
     grid = mechanism.grid(found.bound)
     laid = grid.lay(found)
-    slack = math.ldexp(steps_below(mechanism.parameter(grid, laid.bound), claim.chance), grid.exponent)
+    slack = math.ldexp(
+        steps_below(mechanism.parameter(grid, laid.bound), claim.chance), grid.exponent
+    )
     return float(mechanism.release(laid, permit, randomness).value), slack
 
 
 def steps_below(parameter: int, chance: float) -> int:
-    """By how many steps noise of this parameter, and rounding to a step, take off more only with this chance."""
+    """By how many steps noise of this parameter, and rounding to a step, take off more only with
+    this chance.
+    """
     steps = math.ceil(-NormalDist().inv_cdf(chance) * parameter) + 1
     while gaussian_tail((steps - 1) / parameter) > chance:
         steps += max(1, parameter >> 20)
@@ -230,5 +318,7 @@ def steps_below(parameter: int, chance: float) -> int:
 
 def stated(run: Path | str) -> dict[str, Any]:
     """What a finished run published, with what it means."""
-    found: dict[str, Any] = reading.parsed_json(BILL, reading.content(BILL, Path(run) / BILL, most=reading.MOST_DATA))
+    found: dict[str, Any] = reading.parsed_json(
+        BILL, reading.content(BILL, Path(run) / BILL, most=reading.MOST_DATA)
+    )
     return found

@@ -1,4 +1,6 @@
-"""Voters: many small models, each made from the units of one shard. Here the kinds that need no training: class means, and their files."""
+"""Voters: many small models, each made from the units of one shard. Here the kinds that need no
+training: class means, and their files.
+"""
 
 from __future__ import annotations
 
@@ -28,38 +30,61 @@ NEVER = np.float32(-1e30)
 PERSON = b"dpfy shard"
 
 
-def shards(units: int, voters: int, randomness: Randomness, owners: Any = None) -> NDArray[np.int64]:
+def shards(
+    units: int, voters: int, randomness: Randomness, owners: Any = None
+) -> NDArray[np.int64]:
     """Which voter each record belongs to.
 
-    Without `owners` every record is a unit and tosses its own coin; with them (names or numbers, one a record) the voter is a keyed hash
-    of the owner, so that all records of an owner go to one voter.
+    Without `owners` every record is a unit and tosses its own coin; with them (names or numbers,
+    one a record) the voter is a keyed hash of the owner, so that all records of an owner go to one
+    voter.
 
-    Guarantees: where a unit goes depends on the unit, its place and the secret alone: adding or removing another one moves nobody else.
+    Guarantees: where a unit goes depends on the unit, its place and the secret alone: adding or
+    removing another one moves nobody else.
     """
     check.integer("voters", voters, least=2, most=1 << 24)
-    if owners is None:  # 128 bits each, so that nobody's draw depends on how many others there are: even to 2^-100
-        high, low = Bits(randomness, "shards", 0).words(2 * units).reshape(-1, 2).T % np.uint64(voters)
+    if (
+        owners is None
+    ):  # 128 bits each, so that nobody's draw depends on how many others there are: even to 2^-100
+        high, low = Bits(randomness, "shards", 0).words(2 * units).reshape(-1, 2).T % np.uint64(
+            voters
+        )
         return ((high * np.uint64((1 << 64) % voters) + low) % np.uint64(voters)).astype(np.int64)
     names = np.asarray(owners).ravel()
     if len(names) != units:
-        raise InvalidInput("owners", f"{len(names)} owners", f"must be one for each of {units} records")
+        raise InvalidInput(
+            "owners", f"{len(names)} owners", f"must be one for each of {units} records"
+        )
     known, places = np.unique(names, return_inverse=True)
     key = randomness.key("shards", 0, 32)
-    hashes = [hashlib.blake2b(str(name).encode(), key=key, digest_size=16, person=PERSON).digest() for name in known.tolist()]
+    hashes = [
+        hashlib.blake2b(str(name).encode(), key=key, digest_size=16, person=PERSON).digest()
+        for name in known.tolist()
+    ]
     drawn = np.array([int.from_bytes(h, "big") % voters for h in hashes], dtype=np.int64)
     return drawn[places.ravel()]
 
 
 @dataclass(frozen=True, eq=False)
 class LinearVoters:
-    """Voters whose scores are linear in the question: `weights` are [features, voters, classes], `biases` [voters, classes]."""
+    """Voters whose scores are linear in the question: `weights` are [features, voters, classes],
+    `biases` [voters, classes].
+    """
 
     weights: NDArray[np.float32]
     biases: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        if self.weights.ndim != 3 or self.weights.shape[1:] != self.biases.shape or self.weights.dtype != np.float32:
-            raise InvalidInput("voters", f"weights of shape {self.weights.shape}", "must be float32, [features, voters, classes]")
+        if (
+            self.weights.ndim != 3
+            or self.weights.shape[1:] != self.biases.shape
+            or self.weights.dtype != np.float32
+        ):
+            raise InvalidInput(
+                "voters",
+                f"weights of shape {self.weights.shape}",
+                "must be float32, [features, voters, classes]",
+            )
 
     @property
     def count(self) -> int:
@@ -81,7 +106,9 @@ class LinearVoters:
         return fixed(self.votes(questions))
 
     def votes(self, questions: NDArray[np.float32]) -> NDArray[np.int64]:
-        """How many voters say each class, question by question. Guarantees: a row depends on that question alone."""
+        """How many voters say each class, question by question. Guarantees: a row depends on that
+        question alone.
+        """
         flat = self.weights.reshape(self.features, -1)
         found = [np.empty((0, self.classes), np.int64)]
         step = max(1, AT_ONCE // flat.shape[1])
@@ -99,14 +126,18 @@ class LinearVoters:
         return whole.digest()
 
     def save(self, folder: Path, **about: Any) -> None:
-        """Put them into a folder, readable by their owner alone: they are as private as the data they were made from."""
+        """Put them into a folder, readable by their owner alone: they are as private as the data
+        they were made from.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
         packed = np.concatenate([self.weights, self.biases[None]])
         handle = _bytes(packed)
         write_atomically(folder / FILE, handle, mode=PRIVATE_MODE)
         write_atomically(
-            folder / ABOUT, json.dumps(about | {"sha256": hashlib.sha256(handle).hexdigest()}).encode(), mode=PRIVATE_MODE
+            folder / ABOUT,
+            json.dumps(about | {"sha256": hashlib.sha256(handle).hexdigest()}).encode(),
+            mode=PRIVATE_MODE,
         )
 
     @classmethod
@@ -114,7 +145,9 @@ class LinearVoters:
         """The voters that `save` wrote, and what was said about them."""
         about = reading.parsed_json(ABOUT, reading.content("voters", folder / ABOUT, name=ABOUT))
         content = reading.content("voters", folder / FILE, most=reading.MOST_DATA, name=FILE)
-        if not isinstance(about, dict) or hashlib.sha256(content).hexdigest() != about.get("sha256"):
+        if not isinstance(about, dict) or hashlib.sha256(content).hexdigest() != about.get(
+            "sha256"
+        ):
             raise Corrupt(FILE, f"is not what {ABOUT} was written for")
         packed = _array(content)
         return cls(np.ascontiguousarray(packed[:-1]), np.ascontiguousarray(packed[-1])), about
@@ -130,12 +163,18 @@ def load_voters(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def class_means(
-    x: NDArray[np.float32], y: NDArray[np.int64], places: NDArray[np.int64], voters: int, classes: int, shrink: float = 1.0
+    x: NDArray[np.float32],
+    y: NDArray[np.int64],
+    places: NDArray[np.int64],
+    voters: int,
+    classes: int,
+    shrink: float = 1.0,
 ) -> LinearVoters:
-    """Each voter says the class whose mean over its own records, drawn to 0 by `shrink` records there, is nearest: linear scores.
+    """Each voter says the class whose mean over its own records, drawn to 0 by `shrink` records
+    there, is nearest: linear scores.
 
-    Guarantees: the scores of a voter depend on the records at its own place alone. A class that it knows no record of is never said, if it
-    knows any; a voter without records says class 0.
+    Guarantees: the scores of a voter depend on the records at its own place alone. A class that it
+    knows no record of is never said, if it knows any; a voter without records says class 0.
     """
     check.nonnegative("shrink", shrink)
     cell = places * classes + y
@@ -148,17 +187,26 @@ def class_means(
         starts = (ends - counts)[held]
         sums[held] = np.add.reduceat(x[order].astype(np.float64), starts, axis=0)
     means = (sums / np.maximum(counts + shrink, 1e-9)[:, None]).astype(np.float32)
-    biases = np.where(counts > 0, -(means.astype(np.float64) ** 2).sum(axis=1) / 2, NEVER).astype(np.float32)
+    biases = np.where(counts > 0, -(means.astype(np.float64) ** 2).sum(axis=1) / 2, NEVER).astype(
+        np.float32
+    )
     shaped = np.ascontiguousarray(means.reshape(voters, classes, -1).transpose(2, 0, 1))
     return LinearVoters(shaped, biases.reshape(voters, classes))
 
 
 def ridge(
-    x: NDArray[np.float32], y: NDArray[np.int64], places: NDArray[np.int64], voters: int, classes: int, strength: float = 1.0
+    x: NDArray[np.float32],
+    y: NDArray[np.int64],
+    places: NDArray[np.int64],
+    voters: int,
+    classes: int,
+    strength: float = 1.0,
 ) -> LinearVoters:
-    """Each voter is a ridge regression of its own records onto their classes, with a constant; `strength` draws its weights to 0.
+    """Each voter is a ridge regression of its own records onto their classes, with a constant;
+    `strength` draws its weights to 0.
 
-    Guarantees: the scores of a voter depend on the records at its own place alone; a voter without records says class 0.
+    Guarantees: the scores of a voter depend on the records at its own place alone; a voter without
+    records says class 0.
     """
     check.positive("strength", strength)
     weights = np.zeros((x.shape[1], voters, classes), np.float32)
@@ -171,7 +219,9 @@ def ridge(
         if len(rows) <= rows.shape[1]:
             found = rows.T @ np.linalg.solve(rows @ rows.T + strength * np.eye(len(rows)), targets)
         else:
-            found = np.linalg.solve(rows.T @ rows + strength * np.eye(rows.shape[1]), rows.T @ targets)
+            found = np.linalg.solve(
+                rows.T @ rows + strength * np.eye(rows.shape[1]), rows.T @ targets
+            )
         weights[:, voter], biases[voter] = found[:-1], found[-1]
     return LinearVoters(weights, biases)
 
@@ -180,10 +230,18 @@ def checked(x: Any, y: Any, classes: int) -> tuple[NDArray[np.float32], NDArray[
     """Records of any one shape as float32, and their classes; what is no such table is refused."""
     table, labels = np.ascontiguousarray(np.asarray(x, dtype=np.float32)), np.asarray(y)
     if labels.shape != (len(table),) or labels.dtype.kind not in "iu":
-        raise InvalidInput("y", f"{labels.dtype} of shape {labels.shape}", "must be one class (a whole number) for each row")
+        raise InvalidInput(
+            "y",
+            f"{labels.dtype} of shape {labels.shape}",
+            "must be one class (a whole number) for each row",
+        )
     check.integer("classes", classes, least=2)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise InvalidInput("y", "a class outside of the public ones", f"must be a whole number from 0 to {classes - 1}")
+        raise InvalidInput(
+            "y",
+            "a class outside of the public ones",
+            f"must be a whole number from 0 to {classes - 1}",
+        )
     if not np.isfinite(table).all():
         raise InvalidInput("x", "NaN or infinity", "must be finite numbers")
     return table, labels.astype(np.int64)

@@ -1,4 +1,6 @@
-"""From a query and a budget to claims: calibrated together, so that all statistics of a query cost what was asked and no more."""
+"""From a query and a budget to claims: calibrated together, so that all statistics of a query cost
+what was asked and no more.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ CONTRIBUTIONS = "contributions"
 class Terms:
     """What a query may cost, and whose data it protects. All of it is public.
 
-    `user` names the column that says whose a record is: all records of a user are then protected together, of which at most `most_records`
-    are used, in at most `most_groups` groups and at most `most_each` in one. `records` is the public number of records; the
-    guarantee is then for replacing one, since adding one would change a number that everybody knows.
+    `user` names the column that says whose a record is: all records of a user are then protected
+    together, of which at most `most_records` are used, in at most `most_groups` groups and at most
+    `most_each` in one. `records` is the public number of records; the guarantee is then for
+    replacing one, since adding one would change a number that everybody knows.
 
-    With `contributions` the query is about users instead: each is one row, with one column `contributions`, the number of their records,
-    moved to at most that public bound. ``quantile(contributions, 0.9)`` is how many records nine of ten users own at most.
+    With `contributions` the query is about users instead: each is one row, with one column
+    `contributions`, the number of their records, moved to at most that public bound.
+    ``quantile(contributions, 0.9)`` is how many records nine of ten users own at most.
     """
 
     epsilon: float
@@ -50,27 +54,49 @@ class Terms:
         check.epsilon("epsilon", self.epsilon)
         if check.below_one("delta", self.delta):
             check.delta("delta", self.delta)
-        limits = {"most_records": self.most_records, "most_groups": self.most_groups, "most_each": self.most_each}
+        limits = {
+            "most_records": self.most_records,
+            "most_groups": self.most_groups,
+            "most_each": self.most_each,
+        }
         for name, value in limits.items():
             if value is not None and self.user is None:
-                raise InvalidInput(name, value, "needs user, the column that says whose a record is")
+                raise InvalidInput(
+                    name, value, "needs user, the column that says whose a record is"
+                )
         if self.contributions is not None:
             self._check_contributions()
         elif self.user is not None and self.most_records is None:
-            raise InvalidInput("most_records", None, "must be given with user: the most records of one user that are used")
+            raise InvalidInput(
+                "most_records",
+                None,
+                "must be given with user: the most records of one user that are used",
+            )
         if self.records is not None:
             check.integer("records", self.records, most=check.RECORDS)
             if self.user is not None:
-                raise InvalidInput("records", self.records, "is for records that are their own unit: leave out user")
+                raise InvalidInput(
+                    "records",
+                    self.records,
+                    "is for records that are their own unit: leave out user",
+                )
         _ = self.contribution
 
     def _check_contributions(self) -> None:
         check.integer("contributions", self.contributions, least=2, most=1 << 20)
         if self.user is None:
-            raise InvalidInput("contributions", self.contributions, "needs user, the column that says whose a record is")
+            raise InvalidInput(
+                "contributions",
+                self.contributions,
+                "needs user, the column that says whose a record is",
+            )
         for name in ("most_records", "most_groups", "most_each"):
             if getattr(self, name) is not None:
-                raise InvalidInput(name, getattr(self, name), "is not for a query about users (contributions): each is one row")
+                raise InvalidInput(
+                    name,
+                    getattr(self, name),
+                    "is not for a query about users (contributions): each is one row",
+                )
 
     @property
     def contribution(self) -> Contribution:
@@ -82,7 +108,9 @@ class Terms:
         """What the claims of all statistics have in common."""
         replaced = self.records is not None
         return {
-            "unit": EXAMPLE if self.user is None else Unit("user", self.contributions or self.most_records or 1),
+            "unit": EXAMPLE
+            if self.user is None
+            else Unit("user", self.contributions or self.most_records or 1),
             "adjacency": Adjacency.REPLACE_ONE if replaced else Adjacency.ADD_OR_REMOVE_ONE,
             "delta": self.delta,
             "accountant": table.DEFAULT if self.delta else "basic",
@@ -109,8 +137,9 @@ class Plan:
 def plan(text: str, columns: Columns, terms: Terms) -> Plan:
     """The claims of a query.
 
-    Guarantees: the composition of their events, by the accountant that the card will name, is at most (epsilon, delta). The choice
-    between Laplace and Gaussian noise is the one with the smaller errors, and depends on nothing but the query, the schema and the terms.
+    Guarantees: the composition of their events, by the accountant that the card will name, is at
+    most (epsilon, delta). The choice between Laplace and Gaussian noise is the one with the smaller
+    errors, and depends on nothing but the query, the schema and the terms.
     """
     query = language.parse(text)
     if terms.user is not None:
@@ -131,15 +160,24 @@ def per_user(bound: int) -> Columns:
     return Columns({CONTRIBUTIONS: Number(CONTRIBUTIONS, 0, bound)})
 
 
-def _rehearse(statistics: Sequence[Statistic], claims: Sequence[StatisticClaim], columns: Columns, terms: Terms) -> None:
-    """Answer the query on an empty table: what cannot be done for a public reason is refused before anything is reserved."""
+def _rehearse(
+    statistics: Sequence[Statistic],
+    claims: Sequence[StatisticClaim],
+    columns: Columns,
+    terms: Terms,
+) -> None:
+    """Answer the query on an empty table: what cannot be done for a public reason is refused before
+    anything is reserved.
+    """
     empty = Table({name: [] for name in columns.columns}, columns.columns)
     for statistic, claim in zip(statistics, claims, strict=True):
         permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
         statistic.release(empty, Spend(claim, terms.contribution, permit))
 
 
-def _claims(statistics: Sequence[Statistic], terms: Terms, family: str, share: float) -> tuple[StatisticClaim, ...]:
+def _claims(
+    statistics: Sequence[Statistic], terms: Terms, family: str, share: float
+) -> tuple[StatisticClaim, ...]:
     """Each statistic with the same share. Half of delta is for thresholds, where there are any."""
     unknown = sum(isinstance(s, Unknown) for s in statistics)
     held = Share(share, family, terms.delta == 0, terms.delta / (2 * unknown) if unknown else 0.0)
@@ -156,18 +194,27 @@ def _pure(statistics: Sequence[Statistic], terms: Terms) -> tuple[StatisticClaim
         share *= DOWN
 
 
-def _calibrated(statistics: Sequence[Statistic], terms: Terms, family: str) -> tuple[StatisticClaim, ...]:
+def _calibrated(
+    statistics: Sequence[Statistic], terms: Terms, family: str
+) -> tuple[StatisticClaim, ...]:
     """Equal parts in zCDP, scaled together until the accountant says epsilon."""
     adjacency = Adjacency.parse(terms.about["adjacency"])
     noise = calibrate.noise(
-        lambda t: whole(_claims(statistics, terms, family, 1 / t)), terms.epsilon, terms.delta, adjacency=adjacency
+        lambda t: whole(_claims(statistics, terms, family, 1 / t)),
+        terms.epsilon,
+        terms.delta,
+        adjacency=adjacency,
     )
     return _claims(statistics, terms, family, 1 / noise)
 
 
 def whole(claims: Sequence[StatisticClaim]) -> events.Event:
     """All that the claims release."""
-    return claims[0].event if len(claims) == 1 else events.Composed(tuple(claim.event for claim in claims))
+    return (
+        claims[0].event
+        if len(claims) == 1
+        else events.Composed(tuple(claim.event for claim in claims))
+    )
 
 
 def _error(statistics: Sequence[Statistic], claims: Sequence[StatisticClaim]) -> float:

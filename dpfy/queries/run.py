@@ -1,4 +1,6 @@
-"""A query, from the line of text to the run folder: plan, reserve, read, release, card. In this order."""
+"""A query, from the line of text to the run folder: plan, reserve, read, release, card. In this
+order.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +65,12 @@ def query(
 ) -> Answers:
     """Answer a query on private records, in a run folder that anyone can verify.
 
-    `data` is a file, a table or arrays by column; `schema` a TOML file, the name of a packaged one, or columns by name; `terms` what the
-    query may cost and whose data it protects; `run` a new folder.
+    `data` is a file, a table or arrays by column; `schema` a TOML file, the name of a packaged one,
+    or columns by name; `terms` what the query may cost and whose data it protects; `run` a new
+    folder.
 
-    Guarantees: everything about the query is checked, and its price computed and reserved, before `data` is opened. A query that is
-    refused spends nothing and leaves no folder.
+    Guarantees: everything about the query is checked, and its price computed and reserved, before
+    `data` is opened. A query that is refused spends nothing and leaves no folder.
     """
     progress("planning")
     made = plan(text, Columns.given(schema), terms)
@@ -86,7 +89,9 @@ def answer(data: Any, made: Plan, place: Place, progress: Progress = lambda what
         for statistic, claim in zip(made.statistics, made.claims, strict=True):
             progress(claim.question)
             permit = folder.begin(claim.name)
-            answers = statistic.release(table, Spend(claim, made.terms.contribution, permit, folder.randomness))
+            answers = statistic.release(
+                table, Spend(claim, made.terms.contribution, permit, folder.randomness)
+            )
             shown = " | ".join(_printable(str(a)) for a in answers[:MOST_SHOWN])
             folder.tell(claim.name, answers=shown or "none", answers_in_all=len(answers))
             found += answers
@@ -120,7 +125,9 @@ def finished(path: Path) -> Answers:
         )
     except (KeyError, TypeError):
         raise Corrupt(FILE, "does not hold answers") from None
-    return Answers(path, answers, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME)))
+    return Answers(
+        path, answers, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+    )
 
 
 def table_of(data: Any, made: Plan) -> Table:
@@ -129,14 +136,20 @@ def table_of(data: Any, made: Plan) -> Table:
     table = Table(cells, made.columns.columns, made.columns.missing)
     if made.terms.records not in (None, table.size):
         raise InvalidInput(
-            "records", made.terms.records, "is not the number of records in the data, which must be public to be given"
+            "records",
+            made.terms.records,
+            "is not the number of records in the data, which must be public to be given",
         )
     if made.terms.user is None:
         return table
     owners = coded([word(cell) for cell in table.cells(made.terms.user)])
     if made.terms.contributions is not None:
         counts = np.bincount(owners)
-        return Table({CONTRIBUTIONS: counts}, per_user(made.terms.contributions).columns, owners=np.arange(len(counts)))
+        return Table(
+            {CONTRIBUTIONS: counts},
+            per_user(made.terms.contributions).columns,
+            owners=np.arange(len(counts)),
+        )
     table.owners = owners
     return table
 

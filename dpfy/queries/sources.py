@@ -1,4 +1,6 @@
-"""Where records come from: CSV and Parquet files, pandas and Arrow tables, NumPy arrays; and the public columns that describe them."""
+"""Where records come from: CSV and Parquet files, pandas and Arrow tables, NumPy arrays; and the
+public columns that describe them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Columns:
 
     @classmethod
     def parse(cls, text: str, name: str) -> Columns:
-        """From the TOML of a schema. A label is a column of words; an ignored column is one about which nothing is public."""
+        """From the TOML of a schema. A label is a column of words; an ignored column is one about
+        which nothing is public.
+        """
         built, ignored, missing = schemas.parse_columns(text, name)
         held: dict[str, Column] = {column.name: _column(column) for column in built}
         return cls(held | {column: Open(column) for column in sorted(ignored)}, missing)
@@ -58,20 +62,33 @@ def cells_of(data: Any, columns: Columns) -> Mapping[str, Any]:
     if isinstance(data, Mapping):
         return {str(name): _flat(str(name), held) for name, held in data.items()}
     if hasattr(data, "column_names") and hasattr(data, "column"):  # Arrow
-        return {name: listed(data.column(name)) for name in data.column_names if name in columns.columns}
+        return {
+            name: listed(data.column(name)) for name in data.column_names if name in columns.columns
+        }
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # pandas
         return {str(name): data[name].to_numpy() for name in data.columns}
     if isinstance(data, np.ndarray) and data.dtype.names:
         return {name: data[name] for name in data.dtype.names}
     if isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == len(columns.columns):
         return {name: data[:, k] for k, name in enumerate(columns.columns)}
-    rule = "must be a CSV or Parquet file, a pandas or Arrow table, arrays by column, or an array with one column for each of the schema"
+    rule = (
+        "must be a CSV or Parquet file, a pandas or Arrow table, arrays by column, or an array "
+        "with one column for each of the schema"
+    )
     raise InvalidInput("data", type(data).__name__, rule)
 
 
 def _flat(name: str, held: Any) -> Any:
     """One cell for each record."""
     found = held.to_numpy() if hasattr(held, "to_numpy") else held
-    if not hasattr(found, "__len__") or isinstance(found, str | bytes) or (isinstance(found, np.ndarray) and found.ndim != 1):
-        raise InvalidInput(f"data {name}", type(held).__name__, "must be a list or an array with one cell for each record")
+    if (
+        not hasattr(found, "__len__")
+        or isinstance(found, str | bytes)
+        or (isinstance(found, np.ndarray) and found.ndim != 1)
+    ):
+        raise InvalidInput(
+            f"data {name}",
+            type(held).__name__,
+            "must be a list or an array with one cell for each record",
+        )
     return found

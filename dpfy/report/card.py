@@ -1,8 +1,10 @@
-"""privacy.json: the guarantee of a run with everything without which it means nothing, computed from the ledger, never typed.
+"""privacy.json: the guarantee of a run with everything without which it means nothing, computed
+from the ledger, never typed.
 
-A general part, and a section for each claim in the folder, which the claim itself describes. `claims` derives from the ledger all that
-can be derived; `build` adds what only the run can tell (provenance, and for each section its figures). Verification derives the claims
-again and compares. :mod:`dpfy.report.first` reads cards of the first format.
+A general part, and a section for each claim in the folder, which the claim itself describes.
+`claims` derives from the ledger all that can be derived; `build` adds what only the run can tell
+(provenance, and for each section its figures). Verification derives the claims again and compares.
+:mod:`dpfy.report.first` reads cards of the first format.
 """
 
 from __future__ import annotations
@@ -33,21 +35,30 @@ AUDIT_FILES = ("audit.json", "audit.svg", "canaries.npz")
 CONFIG = "config.toml"
 FIXED_SEED = "fixed for a test"
 SECRET_SEED = "256 bits of operating system entropy, erased at the end of the run"
-NO_AUDIT = "no audit was made before the run ended; an audit made later stands in audit.json and in the report"
-NO_PUBLIC = "no public data was declared: whatever else shaped the result (pretraining, tuning, features) is not known here"
+NO_AUDIT = (
+    "no audit was made before the run ended; an audit made later stands in audit.json and in the "
+    "report"
+)
+NO_PUBLIC = (
+    "no public data was declared: whatever else shaped the result (pretraining, tuning, features) "
+    "is not known here"
+)
 VERIFICATION = (
-    "dpfy is open source (Apache-2.0). On the run folder, dpfy verify recomputes every number above from the ledger, again with a "
-    "second accountant, and checks the hashes of all files: that they agree with each other, not that whoever made them was honest. "
+    "dpfy is open source (Apache-2.0). On the run folder, dpfy verify recomputes every number "
+    "above from the ledger, again with a "
+    "second accountant, and checks the hashes of all files: that they agree with each other, not "
+    "that whoever made them was honest. "
     "A signature (dpfy sign) says who answers for them."
 )
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a finished run knows about itself, beside its ledger: where and how it ran, and the figures of each section, by its name.
+    """What a finished run knows about itself, beside its ledger: where and how it ran, and the
+    figures of each section, by its name.
 
-    `releases` is the number of releases that were made. `public_data` names public data that shaped the result:
-    ``{"data": ..., "used_for": ..., "provenance": ...}``.
+    `releases` is the number of releases that were made. `public_data` names public data that shaped
+    the result: ``{"data": ..., "used_for": ..., "provenance": ...}``.
     """
 
     provenance: Mapping[str, str]
@@ -73,8 +84,14 @@ def build(folder: Path, run: Facts, ledger: Ledger) -> dict[str, Any]:
 
 
 def reservations(ledger: Ledger) -> list[tuple[str, Reserved]]:
-    """The claims of a run's ledger, with their names, in the order of their reservation. Bare accesses have none."""
-    found = [(p.name, Reserved.from_json(p.claim)) for p in ledger.permits() if p.claim and _is_claim(p.claim)]
+    """The claims of a run's ledger, with their names, in the order of their reservation. Bare
+    accesses have none.
+    """
+    found = [
+        (p.name, Reserved.from_json(p.claim))
+        for p in ledger.permits()
+        if p.claim and _is_claim(p.claim)
+    ]
     if not found:
         raise Corrupt(ledger.path.name, "reserves nothing that a run claims")
     return found
@@ -85,7 +102,9 @@ def _is_claim(data: Mapping[str, Any]) -> bool:
 
 
 def hashes(folder: Path, ledger: Ledger) -> dict[str, str]:
-    """SHA-256 of every file of a run that is there before its card: what its claims name, its configuration, an audit."""
+    """SHA-256 of every file of a run that is there before its card: what its claims name, its
+    configuration, an audit.
+    """
     return {name: sha256_of(folder / name) for name in covered(ledger) if (folder / name).is_file()}
 
 
@@ -103,14 +122,21 @@ def sealed(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """All that follows from the ledger, given the stated facts of the run: `sections` maps names to what each section tells."""
+    """All that follows from the ledger, given the stated facts of the run: `sections` maps names to
+    what each section tells.
+    """
     held = reservations(ledger)
     first = held[0][1].claim
     bill = figures.Bill(ledger.event(), ledger.adjacency, first.accountant, first.delta)
     epsilon, unit = figures.epsilon(bill), ledger.unit
     caveats = tuple(dict.fromkeys(line for _, reserved in held for line in reserved.caveats))
     whole = Guarantee(
-        figures.curve(bill.event, bill.adjacency, bill.accountant), bill.accountant, ledger.adjacency, unit, first.trust, caveats
+        figures.curve(bill.event, bill.adjacency, bill.accountant),
+        bill.accountant,
+        ledger.adjacency,
+        unit,
+        first.trust,
+        caveats,
     )
     told = facts["sections"]
     trains = trained(ledger, told) is not None
@@ -118,34 +144,52 @@ def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
         "format": FORMAT,
         "statement": _statement(whole, ledger, first, trains),
         "guarantee": _headline(ledger, bill, first.trust),
-        "setting": {"model": first.trust, "words": words.SETTINGS[first.trust], "trusted": first.trusted},
-        "accesses": uses.table(ledger, bill, shared=any(reserved.shared for _, reserved in held), trains=trains),
+        "setting": {
+            "model": first.trust,
+            "words": words.SETTINGS[first.trust],
+            "trusted": first.trusted,
+        },
+        "accesses": uses.table(
+            ledger, bill, shared=any(reserved.shared for _, reserved in held), trains=trains
+        ),
         "boundary": _boundary([reserved.claim for _, reserved in held]),
         "unit": words.unit_row(unit),
-        "adjacency": {"name": ledger.adjacency.value, "meaning": words.adjacency_meaning(ledger.adjacency)},
+        "adjacency": {
+            "name": ledger.adjacency.value,
+            "meaning": words.adjacency_meaning(ledger.adjacency),
+        },
         "accounting": {
             "accountant": bill.accountant,
             "words": ACCOUNTANTS.get(bill.accountant, f"the {bill.accountant} accountant"),
             "assumptions": [_noise(any(reserved.fixed_seed for _, reserved in held)).to_json()],
             "without_amplification": _without_amplification(ledger, bill),
         },
-        "formal": _formal(ledger, bill, told) | _windows(ledger, bill, [reserved.claim for _, reserved in held]),
+        "formal": _formal(ledger, bill, told)
+        | _windows(ledger, bill, [reserved.claim for _, reserved in held]),
         "tier": meaning.tier(epsilon, unit, ledger.adjacency),
         "attacker": meaning.attacker(figures.points(bill), unit),
-        "delta": _delta(first.delta, next((r.claim.records for _, r in held if r.claim.records), None)),
+        "delta": _delta(
+            first.delta, next((r.claim.records for _, r in held if r.claim.records), None)
+        ),
         "deployments": deployments.table(),
         "caveats": list(caveats),
         "warnings": _warnings(held, ledger, told, epsilon, first.delta),
         "ledger": ledger.basis,
         "verification": {"words": VERIFICATION, "command": "dpfy verify RUN"},
-        "sections": [_section(name, reserved.claim, told.get(name, {}), ledger) for name, reserved in held],
+        "sections": [
+            _section(name, reserved.claim, told.get(name, {}), ledger) for name, reserved in held
+        ],
     }
 
 
 def _section(name: str, claim: Claim, told: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """What follows from a claim and the ledger about one section."""
     head = {"name": name, "kind": claim.kind, "purpose": claim.purpose, "claim": claim.to_json()}
-    found = head | claim.describe() | {"assumptions": [row.to_json() for row in claim.assumptions(told)]}
+    found = (
+        head
+        | claim.describe()
+        | {"assumptions": [row.to_json() for row in claim.assumptions(told)]}
+    )
     if claim.stops:
         found["ended"] = _ended(claim, ledger.settlements.get(name))
     if "evaluation" in told:
@@ -169,7 +213,11 @@ def _boundary(held: list[Claim]) -> dict[str, str]:
 
 
 def _noise(fixed: bool) -> Assumption:
-    done = "the seed was fixed for a test" if fixed else "256 bits of operating system entropy, erased when the run ended"
+    done = (
+        "the seed was fixed for a test"
+        if fixed
+        else "256 bits of operating system entropy, erased when the run ended"
+    )
     return Assumption("noise", "nobody can predict the noise", done, NO if fixed else YES)
 
 
@@ -177,7 +225,9 @@ def _headline(ledger: Ledger, bill: figures.Bill, trust: str) -> dict[str, Any]:
     lower = figures.epsilon_lower(bill)
     return {
         "epsilon": number(figures.epsilon(bill)),
-        "epsilon_lower": absent(f"the {bill.accountant} accountant has no lower bound") if lower is None else number(lower),
+        "epsilon_lower": absent(f"the {bill.accountant} accountant has no lower bound")
+        if lower is None
+        else number(lower),
         "delta": bill.delta,
         "accountant": bill.accountant,
         "adjacency": ledger.adjacency.value,
@@ -199,8 +249,12 @@ ACCOUNTANTS = {
 
 
 def trained(ledger: Ledger, told: Mapping[str, Any]) -> events.Event | None:
-    """Training alone: what is reserved for it, and what of a search is the training that it ends with; None where nothing is trained."""
-    own = [events.Repeated(permit.event, permit.uses) for permit in uses.of_kinds(ledger, "training")]
+    """Training alone: what is reserved for it, and what of a search is the training that it ends
+    with; None where nothing is trained.
+    """
+    own = [
+        events.Repeated(permit.event, permit.uses) for permit in uses.of_kinds(ledger, "training")
+    ]
     within = [reserved.claim.trained(told.get(name, {})) for name, reserved in reservations(ledger)]
     found = [*own, *(event for event in within if event is not None)]
     return events.Composed(tuple(found)) if found else None
@@ -208,28 +262,43 @@ def trained(ledger: Ledger, told: Mapping[str, Any]) -> events.Event | None:
 
 def _statement(whole: Guarantee, ledger: Ledger, first: Claim, trains: bool) -> str:
     """The guarantee in one sentence that names everything it pays for."""
-    kinds = list(dict.fromkeys([*(["training"] if trains else []), *(uses.kind_of(p) for p in ledger.permits())]))
+    kinds = list(
+        dict.fromkeys(
+            [*(["training"] if trains else []), *(uses.kind_of(p) for p in ledger.permits())]
+        )
+    )
     named = [f"{kind} accesses" if kind == uses.OTHER else kind for kind in kinds]
     if "training" in named:
         others = [kind for kind in named if kind != "training"]
-        return whole.sentence(first.delta, f"Training with {', '.join(others)}" if others else "Training")
+        return whole.sentence(
+            first.delta, f"Training with {', '.join(others)}" if others else "Training"
+        )
     what = f"What was released ({', '.join(named)})"
-    return whole.sentence(first.delta, what, "every release", "curator", first.instead if len(kinds) == 1 else "")
+    return whole.sentence(
+        first.delta, what, "every release", "curator", first.instead if len(kinds) == 1 else ""
+    )
 
 
 def _without_amplification(ledger: Ledger, bill: figures.Bill) -> dict[str, Any]:
     """Epsilon of the whole ledger if it were known who took part in which step."""
     if not figures.amplified(bill.event):
-        return absent("no amplification by sampling is claimed: the stated epsilon holds for any order of the data")
+        return absent(
+            "no amplification by sampling is claimed: the stated epsilon holds for any order of "
+            "the data"
+        )
     value, problem = figures.unamplified(bill)
     if value is None:
         return absent(f"it cannot be computed: {problem}")
-    known = "if everybody knew who takes part when, and one unit took part as often as the plan allows"
+    known = (
+        "if everybody knew who takes part when, and one unit took part as often as the plan allows"
+    )
     return {"epsilon": number(value), "delta": bill.delta, "words": known}
 
 
 def _formal(ledger: Ledger, bill: figures.Bill, told: Mapping[str, Any]) -> dict[str, Any]:
-    """The guarantee in every form: training alone, with tuning, as (epsilon, delta), rho-zCDP, mu-GDP and as a curve."""
+    """The guarantee in every form: training alone, with tuning, as (epsilon, delta), rho-zCDP,
+    mu-GDP and as a curve.
+    """
     held: dict[str, Any] = {"training": absent("nothing was trained")}
     if (alone := trained(ledger, told)) is not None:
         training = figures.epsilon(bill.of(alone))
@@ -238,11 +307,19 @@ def _formal(ledger: Ledger, bill: figures.Bill, told: Mapping[str, Any]) -> dict
         both = figures.epsilon(bill.of(uses.event_of_kinds(ledger, "training", "tuning")))
         held["with_tuning"] = {"epsilon": number(both), "delta": bill.delta}
     else:
-        held["with_tuning"] = absent("the ledger holds no tuning; if there was any on the private data, it is not covered")
+        held["with_tuning"] = absent(
+            "the ledger holds no tuning; if there was any on the private data, it is not covered"
+        )
     ratio, epsilon = figures.gaussian_ratio(bill.event, bill.adjacency), figures.epsilon(bill)
     why = "not every release is Gaussian, or nothing protects it: no finite value is known here"
-    note = ", at every epsilon; sampling cannot make it smaller" if figures.amplified(bill.event) else ""
-    held["zcdp"] = absent(why) if ratio is None else {"rho": ratio**2 / 2, "words": f"rho-zCDP{note}"}
+    note = (
+        ", at every epsilon; sampling cannot make it smaller"
+        if figures.amplified(bill.event)
+        else ""
+    )
+    held["zcdp"] = (
+        absent(why) if ratio is None else {"rho": ratio**2 / 2, "words": f"rho-zCDP{note}"}
+    )
     held["gdp"] = absent(why) if ratio is None else {"mu": ratio, "words": f"mu-GDP{note}"}
     if math.isinf(epsilon) or epsilon <= 0:
         held["gdp_equal"] = absent("epsilon is infinite or zero")
@@ -251,7 +328,8 @@ def _formal(ledger: Ledger, bill: figures.Bill, told: Mapping[str, Any]) -> dict
     else:
         held["gdp_equal"] = {
             "mu": figures.gaussian_equal(epsilon, bill.delta),
-            "words": "the Gaussian mechanism with the same epsilon at the stated delta: a comparison, not a claim",
+            "words": "the Gaussian mechanism with the same epsilon at the stated delta: a "
+            "comparison, not a claim",
         }
     curve = [{"epsilon": e, "delta": d} for e, d in figures.points(bill)]
     held["curve"] = curve or absent("epsilon is infinite")
@@ -259,10 +337,15 @@ def _formal(ledger: Ledger, bill: figures.Bill, told: Mapping[str, Any]) -> dict
 
 
 def _windows(ledger: Ledger, bill: figures.Bill, held: list[Claim]) -> dict[str, Any]:
-    """Where the unit is a window of a user's time: what holds for several of them together, and so for a user of so many."""
+    """Where the unit is a window of a user's time: what holds for several of them together, and so
+    for a user of so many.
+    """
     if ledger.unit.protects != "window":
         return {}
-    said = f"all that a user contributed in so many windows of time, where one {ledger.unit.name} is the unit"
+    said = (
+        f"all that a user contributed in so many windows of time, where one {ledger.unit.name} is "
+        f"the unit"
+    )
     rows = []
     try:
         for claim in held:
@@ -271,17 +354,25 @@ def _windows(ledger: Ledger, bill: figures.Bill, held: list[Claim]) -> dict[str,
             epsilon = figures.epsilon(bill.of(of_group(bill.event, size)))
             rows.append({"windows": size, "epsilon": number(epsilon)})
     except Unsupported as problem:
-        return {"several_windows": absent(f"the guarantee of several windows together is not known: {problem}")}
+        return {
+            "several_windows": absent(
+                f"the guarantee of several windows together is not known: {problem}"
+            )
+        }
     return {"several_windows": {"words": said, "delta": bill.delta, "rows": rows}}
 
 
 def _delta(delta: float, records: int | None) -> dict[str, Any]:
     if delta == 0:
-        return {"value": 0.0, "words": "delta is 0: the guarantee is pure, and holds without exception"}
+        return {
+            "value": 0.0,
+            "words": "delta is 0: the guarantee is pure, and holds without exception",
+        }
     if records is None:
         return {
             "value": delta,
-            "words": "the number of units is not public: it must be far below 1/delta for the guarantee to mean much",
+            "words": "the number of units is not public: it must be far below 1/delta for the "
+            "guarantee to mean much",
         }
     below = delta * records < 1
     return {
@@ -289,12 +380,21 @@ def _delta(delta: float, records: int | None) -> dict[str, Any]:
         "one_over_records": 1 / records,
         "share": delta * records,
         "words": f"delta is {delta * records:.3g} times 1/n for n = {records:,}"
-        + ("" if below else ": at this size a mechanism may publish a random record in full and still be called private"),
+        + (
+            ""
+            if below
+            else ": at this size a mechanism may publish a random record in full and still be "
+            "called private"
+        ),
     }
 
 
 def _warnings(
-    held: list[tuple[str, Reserved]], ledger: Ledger, told: Mapping[str, Any], epsilon: float, delta: float
+    held: list[tuple[str, Reserved]],
+    ledger: Ledger,
+    told: Mapping[str, Any],
+    epsilon: float,
+    delta: float,
 ) -> list[str]:
     """What a reader must not overlook, most serious first."""
     found = []
@@ -307,7 +407,10 @@ def _warnings(
     parts = [(reserved.claim, told.get(name, {})) for name, reserved in held]
     found += dict.fromkeys(line for claim, facts in parts for line in claim.warnings(facts))
     if uses.of_kinds(ledger, "training") and not uses.of_kinds(ledger, "tuning"):
-        found.append("Tuning is not covered: if the private data guided any choice before this run, the true cost is higher.")
+        found.append(
+            "Tuning is not covered: if the private data guided any choice before this run, the "
+            "true cost is higher."
+        )
     return found
 
 
@@ -319,11 +422,15 @@ def render(card: dict[str, Any]) -> bytes:
 def write_pages(folder: Path, card: dict[str, Any]) -> dict[str, str]:
     """Write report.html and report.md beside the card that will come; their hashes.
 
-    Guarantees: the pages are functions of card and metrics: written again after a crash, they are the same.
+    Guarantees: the pages are functions of card and metrics: written again after a crash, they are
+    the same.
     """
     from dpfy.report import html, markdown
 
-    pages = {html.NAME: html.render(card, html.extras(folder)).encode(), markdown.NAME: markdown.render(card).encode()}
+    pages = {
+        html.NAME: html.render(card, html.extras(folder)).encode(),
+        markdown.NAME: markdown.render(card).encode(),
+    }
     for name, content in pages.items():
         write_atomically(folder / name, content)
     return {name: sha256_of(folder / name) for name in pages}
@@ -335,5 +442,14 @@ def section(card: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def trained_section(card: Mapping[str, Any]) -> dict[str, Any]:
-    """The section that tells how the released model was trained: of training, or of a search that ended with it; empty without one."""
-    return next((dict(part) for part in card["sections"] if part["kind"] == "training" or "mechanism" in part), {})
+    """The section that tells how the released model was trained: of training, or of a search that
+    ended with it; empty without one.
+    """
+    return next(
+        (
+            dict(part)
+            for part in card["sections"]
+            if part["kind"] == "training" or "mechanism" in part
+        ),
+        {},
+    )

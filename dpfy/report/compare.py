@@ -1,4 +1,6 @@
-"""Several cards side by side. Claims about different units or neighbours are not ranked: the reason and the way to convert are given."""
+"""Several cards side by side. Claims about different units or neighbours are not ranked: the reason
+and the way to convert are given.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from dpfy.report import figures, first, html, recompute, words
 from dpfy.report.verify import load_card
 
 CONVERT = {
-    "unit": "An example-level claim becomes a user-level one only if every user owns at most k examples: account for groups of k, "
+    "unit": "An example-level claim becomes a user-level one only if every user owns at most k "
+    "examples: account for groups of k, "
     "which multiplies epsilon by about k. Without a bound on k there is no conversion.",
-    "most_records": "Units that may own different numbers of records are different units: train with the same bound.",
-    "adjacency": "An add-or-remove-one claim of (e, d) gives a replace-one claim of (2e, (1 + exp(e)) d); there is no way back. Zero-out "
-    "and add-or-remove-one agree for sums of clipped contributions. Account for both runs under the same adjacency.",
-    "protection": "Label or prediction protection leaves other data open: it cannot be turned into full protection.",
-    "setting": "A central, a distributed and a local guarantee trust different parties; the smaller epsilon is not the safer one.",
+    "most_records": "Units that may own different numbers of records are different units: train "
+    "with the same bound.",
+    "adjacency": "An add-or-remove-one claim of (e, d) gives a replace-one claim of (2e, (1 + "
+    "exp(e)) d); there is no way back. Zero-out "
+    "and add-or-remove-one agree for sums of clipped contributions. Account for both runs under "
+    "the same adjacency.",
+    "protection": "Label or prediction protection leaves other data open: it cannot be turned into "
+    "full protection.",
+    "setting": "A central, a distributed and a local guarantee trust different parties; the "
+    "smaller epsilon is not the safer one.",
 }
 
 
@@ -30,7 +38,9 @@ NO_TRAINING = "nothing was trained"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The cards as rows, in the order of their guarantee where they can be ranked, and why they cannot where not."""
+    """The cards as rows, in the order of their guarantee where they can be ranked, and why they
+    cannot where not.
+    """
 
     rows: list[dict[str, Any]]
     ranked: bool
@@ -40,13 +50,21 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """As one JSON object."""
-        return {"ranked": self.ranked, "delta": self.delta, "reasons": self.reasons, "notes": self.notes, "runs": self.rows}
+        return {
+            "ranked": self.ranked,
+            "delta": self.delta,
+            "reasons": self.reasons,
+            "notes": self.notes,
+            "runs": self.rows,
+        }
 
 
 def compare(places: Sequence[Path]) -> Comparison:
-    """The runs (folders or cards) side by side. Epsilons are read off at one common delta, the smallest that any card states.
+    """The runs (folders or cards) side by side. Epsilons are read off at one common delta, the
+    smallest that any card states.
 
-    Guarantees: an order is given only where unit, its size, protection, adjacency and setting are the same in all.
+    Guarantees: an order is given only where unit, its size, protection, adjacency and setting are
+    the same in all.
     """
     if len(places) < 2:
         raise InvalidInput("runs", len(places), "must be at least two to compare")
@@ -54,20 +72,33 @@ def compare(places: Sequence[Path]) -> Comparison:
     delta = min(card["guarantee"]["delta"] for _, card in loaded)
     rows = [_row(name, card, delta) for name, card in loaded]
     reasons = [
-        {"what": what, "why": f"{what.replace('_', ' ')} differs: " + "; ".join(f"{r['run']}: {r[what]}" for r in rows)}
+        {
+            "what": what,
+            "why": f"{what.replace('_', ' ')} differs: "
+            + "; ".join(f"{r['run']}: {r[what]}" for r in rows),
+        }
         | {"convert": CONVERT[what]}
         for what in CONVERT
         if len({str(row[what]) for row in rows}) > 1
     ]
     notes = [
         f"{what} differs: {'; '.join(f'{r[key_name]} {r[key]}' for r in rows)}"
-        for what, key, key_name in (("what is covered", "covers", "run"), ("the accountant", "accountant", "run"))
+        for what, key, key_name in (
+            ("what is covered", "covers", "run"),
+            ("the accountant", "accountant", "run"),
+        )
         if len({str(row[key]) for row in rows}) > 1
     ]
     if len({card["guarantee"]["delta"] for _, card in loaded}) > 1:
         notes.append(f"deltas differ; epsilon is compared at the smallest, {delta:g}")
     if not reasons:
-        rows.sort(key=lambda r: float("inf") if r["epsilon_at_common_delta"] == "infinity" else r["epsilon_at_common_delta"])
+        rows.sort(
+            key=lambda r: (
+                float("inf")
+                if r["epsilon_at_common_delta"] == "infinity"
+                else r["epsilon_at_common_delta"]
+            )
+        )
     return Comparison(rows, not reasons, delta, reasons, notes)
 
 
@@ -75,7 +106,9 @@ def load(place: Path) -> dict[str, Any]:
     """The card of a run folder, or in a card file."""
     file = place / cards.NAME if place.is_dir() else place
     if not file.is_file():
-        raise InvalidInput("run", str(place), "holds no privacy.json: not a finished run, nor a card")
+        raise InvalidInput(
+            "run", str(place), "holds no privacy.json: not a finished run, nor a card"
+        )
     try:
         return load_card(file)
     except Corrupt as problem:
@@ -86,9 +119,12 @@ def _names(places: Sequence[Path]) -> list[str]:
     """The last parts of the paths, told apart by their number where they are the same."""
     # Not Path.resolve, which raises where links go in circles.
     plain = [
-        p.parent.name if p.name == cards.NAME and p.parent.name else p.name for p in (Path(os.path.realpath(p)) for p in places)
+        p.parent.name if p.name == cards.NAME and p.parent.name else p.name
+        for p in (Path(os.path.realpath(p)) for p in places)
     ]
-    return [name if plain.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(plain, start=1)]
+    return [
+        name if plain.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(plain, start=1)
+    ]
 
 
 def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
@@ -101,16 +137,25 @@ def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
         "run": name,
         "epsilon": stated["epsilon"],
         "delta": stated["delta"],
-        "epsilon_at_common_delta": stated["epsilon"] if same else number(figures.epsilon(replace(bill, delta=delta))),
+        "epsilon_at_common_delta": stated["epsilon"]
+        if same
+        else number(figures.epsilon(replace(bill, delta=delta))),
         "unit": stated["unit"],
         "most_records": card["unit"]["most_records"],
-        "protection": "label" if ledger.unit.protects == "label" else "prediction" if not ledger.unit.whole else "full",
+        "protection": "label"
+        if ledger.unit.protects == "label"
+        else "prediction"
+        if not ledger.unit.whole
+        else "full",
         "adjacency": stated["adjacency"],
         "setting": stated["trust"],
         "tier": card["tier"]["tier"],
         "accountant": stated["accountant"],
         "covers": ", ".join(sorted({row["kind"] for row in card["accesses"]["covered"]})),
-        **{key: mechanism.get(key, NO_TRAINING) for key in ("records", "noise_multiplier", "expected_batch", "steps")},
+        **{
+            key: mechanism.get(key, NO_TRAINING)
+            for key in ("records", "noise_multiplier", "expected_batch", "steps")
+        },
         "utility": training.get("utility", words.absent(NO_TRAINING)),
         "caveats": [*card["caveats"], *card["warnings"]],
     }
@@ -124,15 +169,40 @@ def page(comparison: Comparison) -> str:
 def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
     lines = []
-    head = ("run", f"epsilon at {comparison.delta:g}", "unit", "adjacency", "tier", "covers", "accuracy")
+    head = (
+        "run",
+        f"epsilon at {comparison.delta:g}",
+        "unit",
+        "adjacency",
+        "tier",
+        "covers",
+        "accuracy",
+    )
     table = [head]
     for row in comparison.rows:
         utility = row["utility"]
-        accuracy = "-" if words.is_absent(utility) or "test_accuracy" not in utility else f"{utility['test_accuracy']:.2%}"
+        accuracy = (
+            "-"
+            if words.is_absent(utility) or "test_accuracy" not in utility
+            else f"{utility['test_accuracy']:.2%}"
+        )
         epsilon = words.up(row["epsilon_at_common_delta"])
-        table.append((row["run"], epsilon, row["unit"], row["adjacency"], str(row["tier"]), row["covers"], accuracy))
+        table.append(
+            (
+                row["run"],
+                epsilon,
+                row["unit"],
+                row["adjacency"],
+                str(row["tier"]),
+                row["covers"],
+                accuracy,
+            )
+        )
     widths = [max(len(line[k]) for line in table) for k in range(len(head))]
-    lines += ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    ]
     if comparison.ranked:
         lines.append("ranked by epsilon, the strongest guarantee first")
     for reason in comparison.reasons:

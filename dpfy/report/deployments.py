@@ -1,4 +1,6 @@
-"""Published deployments, to set an epsilon beside. Each has its own unit, adjacency and trust: a smaller number alone is no ranking."""
+"""Published deployments, to set an epsilon beside. Each has its own unit, adjacency and trust: a
+smaller number alone is no ranking.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,17 @@ ROWS: tuple[dict[str, str], ...] = (
         "unit": "user in six months",
         "adjacency": UNSTATED,
     },
-    {"who": "Facebook 2022", "what": "mobility changes of users", "epsilon": "2", "unit": "user and day", "adjacency": UNSTATED},
+    {
+        "who": "Facebook 2022",
+        "what": "mobility changes of users",
+        "epsilon": "2",
+        "unit": "user and day",
+        "adjacency": UNSTATED,
+    },
 )
-"""As the guide tells them (Ponomareva et al. 2023, section 5.2.2): its words, and the years of its sources."""
+"""As the guide tells them (Ponomareva et al. 2023, section 5.2.2): its words, and the years of its
+sources.
+"""
 
 
 def table() -> dict[str, Any]:

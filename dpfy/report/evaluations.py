@@ -1,4 +1,6 @@
-"""How the figures on held-out records came to be on the card: declared public, billed, withheld, or none."""
+"""How the figures on held-out records came to be on the card: declared public, billed, withheld, or
+none.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,12 @@ from dpfy.report.words import is_absent
 
 KIND = "evaluation"
 WORDS = {
-    "public": "measured on test data declared public, by the user or as part of a public data set: exact, not covered by the guarantee",
-    "billed": "measured on private held-out records and released with noise; billed in the ledger, and covered by the guarantee",
-    "withheld": "withheld: the held-out records were not declared public, and no release of figures on them was billed",
+    "public": "measured on test data declared public, by the user or as part of a public data set: "
+    "exact, not covered by the guarantee",
+    "billed": "measured on private held-out records and released with noise; billed in the ledger, "
+    "and covered by the guarantee",
+    "withheld": "withheld: the held-out records were not declared public, and no release of "
+    "figures on them was billed",
     "none": "no test data was given to the run",
 }
 
@@ -28,9 +33,12 @@ def words(test: str) -> str:
 def row(test: str, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """The card's word on its evaluation.
 
-    Guarantees: figures stand on a card only if their data was declared public or if the ledger holds the bill for them.
+    Guarantees: figures stand on a card only if their data was declared public or if the ledger
+    holds the bill for them.
     """
-    told = [name for name in ("utility", "confusion") if name in facts and not is_absent(facts[name])]
+    told = [
+        name for name in ("utility", "confusion") if name in facts and not is_absent(facts[name])
+    ]
     if told and test not in ("public", "billed"):
         raise Corrupt("privacy.json", f"states {told[0]} though the evaluation is {test}")
     if test != "billed":

@@ -1,4 +1,6 @@
-"""The figures of the explorer: what a run would cost, before any data is touched. Pure functions of the wishes, quick enough to be live."""
+"""The figures of the explorer: what a run would cost, before any data is touched. Pure functions of
+the wishes, quick enough to be live.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ EMBEDDED = 4_000
 
 @dataclass(frozen=True)
 class Wish:
-    """What a person moves the sliders to. A user owns at most `owns` examples; an example is a user who owns one."""
+    """What a person moves the sliders to. A user owns at most `owns` examples; an example is a user
+    who owns one.
+    """
 
     records: int
     batch: float
@@ -44,19 +48,31 @@ class Wish:
     def __post_init__(self) -> None:
         check.integer("records", self.records, most=check.RECORDS)
         if check.positive("batch", self.batch) > self.records:
-            raise InvalidInput("batch", self.batch, f"must be at most the number of records ({self.records})")
+            raise InvalidInput(
+                "batch", self.batch, f"must be at most the number of records ({self.records})"
+            )
         if self.rate < check.RATE:
-            raise InvalidInput("batch", self.batch, f"must be at least {check.RATE:g} of the number of records ({self.records})")
+            raise InvalidInput(
+                "batch",
+                self.batch,
+                f"must be at least {check.RATE:g} of the number of records ({self.records})",
+            )
         check.epsilon("epsilon", self.epsilon)
         check.delta("delta", self.delta)
         if check.integer("owns", self.owns) > 64:
             raise InvalidInput("owns", self.owns, "must be at most 64 here")
         if check.positive("epochs", self.epochs) / self.rate > MOST_STEPS:
-            raise InvalidInput("epochs", self.epochs, f"asks for {self.epochs / self.rate:.3g} steps; at most {MOST_STEPS} here")
+            raise InvalidInput(
+                "epochs",
+                self.epochs,
+                f"asks for {self.epochs / self.rate:.3g} steps; at most {MOST_STEPS} here",
+            )
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> Wish:
-        """From the fields of an address; an unknown, missing or malformed one is an error that names it."""
+        """From the fields of an address; an unknown, missing or malformed one is an error that
+        names it.
+        """
         kinds: dict[str, Callable[[str], Any]] = {
             "records": int, "batch": float, "epochs": float, "epsilon": float, "delta": float, "owns": int,
         }  # fmt: skip
@@ -117,13 +133,16 @@ _memory = _Memory()
 def solve(wish: Wish) -> tuple[float, float]:
     """The least noise multiplier for the wish, and the epsilon that it reaches.
 
-    Guarantees: as `dpfy calibrate`, by the same accountant and to the same tolerance, from another starting point.
+    Guarantees: as `dpfy calibrate`, by the same accountant and to the same tolerance, from another
+    starting point.
     """
     tried: dict[float, float] = {}
 
     def reached(multiplier: float) -> float:
         if multiplier not in tried:
-            tried[multiplier] = accounting.epsilon(wish.event(multiplier), wish.delta, adjacency=ADD)
+            tried[multiplier] = accounting.epsilon(
+                wish.event(multiplier), wish.delta, adjacency=ADD
+            )
         return tried[multiplier]
 
     first = guess(wish)
@@ -135,7 +154,9 @@ def solve(wish: Wish) -> tuple[float, float]:
 
 
 def _quick(reached: Callable[[float], float], target: float, start: float) -> float | None:
-    """A few secant steps in logarithms, begun with the last slope; None where they do not end just below the target."""
+    """A few secant steps in logarithms, begun with the last slope; None where they do not end just
+    below the target.
+    """
     x, slope = math.log(start), _memory.slope
     before: tuple[float, float] | None = None
     for _ in range(5):
@@ -192,36 +213,53 @@ def warnings(wish: Wish, epsilon: float) -> list[str]:
     found = []
     if wish.delta * wish.records >= 1:
         found.append(
-            f"Delta must be below 1/records = {1 / wish.records:.3g}: at this size a random record may be published in full."
+            f"Delta must be below 1/records = {1 / wish.records:.3g}: at this size a random record "
+            f"may be published in full."
         )
     if epsilon > 10:
         found.append("Epsilon above 10 is no evidence of anonymity by itself.")
     if wish.owns > 1:
         found.append(
-            f"Training bounds each record: this noise protects a user if none owns more than {wish.owns}; the card speaks of one."
+            f"Training bounds each record: this noise protects a user if none owns more than "
+            f"{wish.owns}; the card speaks of one."
         )
     return found
 
 
 def commands(wish: Wish) -> list[str]:
-    """The command lines that do what the page shows: on the embedded images where it is that many records, else on the user's own."""
+    """The command lines that do what the page shows: on the embedded images where it is that many
+    records, else on the user's own.
+    """
     embedded = wish.records == EMBEDDED
     train = (
-        f"dpfy train {'' if embedded else 'data.job.toml '}--records {wish.records} --batch-size {wish.batch:.12g} "
+        f"dpfy train {'' if embedded else 'data.job.toml '}--records {wish.records} --batch-size "
+        f"{wish.batch:.12g} "
         f"--epochs {wish.epochs:.12g} --epsilon {wish.epsilon:.12g} --delta {wish.delta:.12g}"
         f"{'' if embedded else '   # dpfy init data.csv makes data.job.toml'}"
     )
-    check_it = f"dpfy calibrate --epsilon {wish.epsilon:.12g} --delta {wish.delta:.12g} --sampling-rate {wish.rate!r} --steps {wish.steps}"
-    return [train, check_it] if wish.owns == 1 else [check_it + "   # for one example; the page protects a user"]
+    check_it = (
+        f"dpfy calibrate --epsilon {wish.epsilon:.12g} --delta {wish.delta:.12g} --sampling-rate "
+        f"{wish.rate!r} --steps {wish.steps}"
+    )
+    return (
+        [train, check_it]
+        if wish.owns == 1
+        else [check_it + "   # for one example; the page protects a user"]
+    )
 
 
 def attacker(wish: Wish) -> dict[str, Any]:
     """What an attacker could do with everything such a run releases: sentences and picture."""
-    pairs = figures.points(figures.Bill(wish.event(noise(wish)), ADD, accounting.DEFAULT, wish.delta))
+    pairs = figures.points(
+        figures.Bill(wish.event(noise(wish)), ADD, accounting.DEFAULT, wish.delta)
+    )
     rates = [k / 100 for k in range(101)]
     reached = [(0.0, 0.0), *zip(rates, Tradeoff(pairs).hit_rates(rates), strict=True)]
     series = [Series(reached, "area"), Series([(0, 0), (1, 1)], "line", "quiet"), Series(reached)]
-    across, upward = Axis("wrongly accused (false positives)", 0, 1, True), Axis("recognised (true positives)", 0, 1, True)
+    across, upward = (
+        Axis("wrongly accused (false positives)", 0, 1, True),
+        Axis("recognised (true positives)", 0, 1, True),
+    )
     picture = charts.chart("The most that any attacker can reach", series, across, upward)
     return {"sentences": meaning.attacker(pairs, wish.unit)["sentences"], "picture": picture}
 
@@ -232,18 +270,36 @@ def batches(wish: Wish) -> dict[str, Any]:
     exact = []
     for k in range(DOTS):
         size = min(float(round(10 ** (low + (high - low) * k / (DOTS - 1)))), float(wish.records))
-        other = Wish(wish.records, size, wish.steps * size / wish.records, wish.epsilon, wish.delta, wish.owns)
+        other = Wish(
+            wish.records,
+            size,
+            wish.steps * size / wish.records,
+            wish.epsilon,
+            wish.delta,
+            wish.owns,
+        )
         exact.append((size, noise(other) / size))
     return {"picture": batch_picture(wish, noise(wish), exact), "points": exact}
 
 
 def batch_picture(wish: Wish, found: float, exact: list[tuple[float, float]]) -> str:
-    """Noise on the average gradient over the batch size, both as powers of ten, steps and epsilon fixed; the knee is where it levels."""
+    """Noise on the average gradient over the batch size, both as powers of ten, steps and epsilon
+    fixed; the knee is where it levels.
+    """
     low, high = math.log10(max(1.0, wish.records / 3000)), math.log10(wish.records)
     line = []
     for k in range(61):
         size = min(10 ** (low + (high - low) * k / 60), float(wish.records))
-        rough = guess(Wish(wish.records, size, wish.steps * size / wish.records, wish.epsilon, wish.delta, wish.owns))
+        rough = guess(
+            Wish(
+                wish.records,
+                size,
+                wish.steps * size / wish.records,
+                wish.epsilon,
+                wish.delta,
+                wish.owns,
+            )
+        )
         line.append((math.log10(size), math.log10(rough / size)))
     here = (math.log10(wish.batch), math.log10(found / wish.batch))
     dots = [(math.log10(size), math.log10(value)) for size, value in exact]
@@ -254,12 +310,16 @@ def batch_picture(wish: Wish, found: float, exact: list[tuple[float, float]]) ->
     if low < knee < high:
         series.insert(0, Series([(knee, floor), (knee, top)], "line", "b"))
     title = "Noise on the average gradient against batch size, at fixed epsilon and steps"
-    across, upward = Axis("batch size", low, high, power=True), Axis("noise on the average", floor, top, power=True)
+    across, upward = (
+        Axis("batch size", low, high, power=True),
+        Axis("noise on the average", floor, top, power=True),
+    )
     return charts.chart(title, series, across, upward)
 
 
 def mechanisms(wish: Wish, *, optimised: bool) -> dict[str, Any]:
-    """Mechanisms side by side at the same guarantee for one example: the error they leave in the sum of all updates.
+    """Mechanisms side by side at the same guarantee for one example: the error they leave in the
+    sum of all updates.
 
     With `optimised`, also those whose strategy must be computed first (seconds).
     """
@@ -277,10 +337,18 @@ def mechanisms(wish: Wish, *, optimised: bool) -> dict[str, Any]:
     failed = []
     for name, words in names:
         try:
-            rows.append(_row(auto.measure(words, "fixed order", target.plan(auto.recipe_for(name, setting)))))
+            rows.append(
+                _row(
+                    auto.measure(words, "fixed order", target.plan(auto.recipe_for(name, setting)))
+                )
+            )
         except DpfyError as problem:
             failed.append(f"{words}: {problem}")
-    note = f"more than {CORRELATED_STEPS} steps: correlated noise is not worked out here" if long else "; ".join(failed)
+    note = (
+        f"more than {CORRELATED_STEPS} steps: correlated noise is not worked out here"
+        if long
+        else "; ".join(failed)
+    )
     return {"rows": sorted(rows, key=lambda row: row["error"]), "note": note}
 
 

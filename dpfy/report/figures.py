@@ -1,4 +1,6 @@
-"""The figures of a card, from events: curves, other forms of the guarantee, what an attacker can reach. Each is computed once a process."""
+"""The figures of a card, from events: curves, other forms of the guarantee, what an attacker can
+reach. Each is computed once a process.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ GRID = tuple(k / 10 for k in range(13))
 
 FEW = (0.0, 0.5, 1.0)
 SLOW = ("monte-carlo", "advanced", "basic")
-"""Accountants that take seconds for each point get few of them: fewer points make the attacker look stronger, never weaker."""
+"""Accountants that take seconds for each point get few of them: fewer points make the attacker look
+stronger, never weaker.
+"""
 
 __all__ = ["amplified", "unsampled"]
 
 
 @dataclass(frozen=True)
 class Bill:
-    """An event, and how it is to be read: under which adjacency, by which accountant, at which delta."""
+    """An event, and how it is to be read: under which adjacency, by which accountant, at which
+    delta.
+    """
 
     event: events.Event
     adjacency: Adjacency
@@ -61,7 +67,9 @@ def epsilon_lower(bill: Bill) -> float | None:
 
 @lru_cache(maxsize=64)
 def points(bill: Bill) -> Points:
-    """The curve as (epsilon, delta) pairs, each of which holds: from epsilon 0 to a little beyond the stated one."""
+    """The curve as (epsilon, delta) pairs, each of which holds: from epsilon 0 to a little beyond
+    the stated one.
+    """
     top = epsilon(bill)
     if math.isinf(top):
         return ()
@@ -72,7 +80,9 @@ def points(bill: Bill) -> Points:
 
 
 def unamplified(bill: Bill) -> tuple[float | None, str]:
-    """Epsilon without amplification by sampling, or why there is none. An accountant of sampled releases may know no others."""
+    """Epsilon without amplification by sampling, or why there is none. An accountant of sampled
+    releases may know no others.
+    """
     problem = ""
     for name in dict.fromkeys((bill.accountant, accounting.DEFAULT)):
         try:
@@ -91,10 +101,11 @@ def budget_of(ledger: Ledger) -> Budget | None:
 
 
 def gaussian_ratio(event: events.Event, adjacency: Adjacency) -> float | None:
-    """mu of the Gaussian mechanism that dominates `event` at every epsilon; None where there is none.
+    """mu of the Gaussian mechanism that dominates `event` at every epsilon; None where there is
+    none.
 
-    Sampling cannot help here: far in the tail a sampled Gaussian is as revealing as the Gaussian itself, so neither rho-zCDP nor
-    mu-GDP at all epsilons can be smaller than without sampling.
+    Sampling cannot help here: far in the tail a sampled Gaussian is as revealing as the Gaussian
+    itself, so neither rho-zCDP nor mu-GDP at all epsilons can be smaller than without sampling.
     """
     try:
         parts = composition(unsampled(event), adjacency)
@@ -107,7 +118,9 @@ def gaussian_ratio(event: events.Event, adjacency: Adjacency) -> float | None:
 
 @lru_cache(maxsize=64)
 def gaussian_equal(target: float, delta: float) -> float:
-    """mu of the Gaussian mechanism that has exactly this epsilon at this delta, rounded up: for comparison."""
+    """mu of the Gaussian mechanism that has exactly this epsilon at this delta, rounded up: for
+    comparison.
+    """
     low, high, goal = 0.0, 1.0, math.log(delta)
     while log_delta(high, target) < goal:
         low, high = high, 2 * high

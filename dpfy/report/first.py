@@ -1,6 +1,8 @@
-"""Cards of the first format, which knew training alone: their content in the places where the present format has it.
+"""Cards of the first format, which knew training alone: their content in the places where the
+present format has it.
 
-Nothing is computed and nothing is lost: what the first format did not state is missing, and is not compared.
+Nothing is computed and nothing is lost: what the first format did not state is missing, and is not
+compared.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from dpfy.core.claim import ENTROPY, FIXED
 
 FORMAT = "dpfy-privacy-card-1"
 OF_SECTION = (
-    "mechanism", "released", "evaluation", "steps_done", "utility", "confusion", "gradient_norms", "components", "optimizer",
+    "mechanism", "released", "evaluation", "steps_done", "utility", "confusion", "gradient_norms", "components", "optimizer",  # noqa: E501
 )  # fmt: skip
 GENERAL = (
-    "statement", "guarantee", "setting", "accesses", "adjacency", "formal", "tier", "attacker", "delta", "caveats", "warnings", "ledger",
+    "statement", "guarantee", "setting", "accesses", "adjacency", "formal", "tier", "attacker", "delta", "caveats", "warnings", "ledger",  # noqa: E501
     "verification", "audit", "provenance", "files", "format", "digest",
 )  # fmt: skip
 

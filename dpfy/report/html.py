@@ -1,4 +1,6 @@
-"""report.html: the card as one page that needs nothing else: no network, no script, light and dark, phone and paper."""
+"""report.html: the card as one page that needs nothing else: no network, no script, light and dark,
+phone and paper.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,14 @@ METRICS, AUDIT, SHEET = "metrics.jsonl", "audit.json", "sheet.png"
 
 
 def extras(folder: Path) -> dict[str, Any]:
-    """What a run folder holds beside the card and the page shows: the rows of metrics.jsonl, an audit made after the run, and a sheet of
-    synthetic images."""
+    """What a run folder holds beside the card and the page shows: the rows of metrics.jsonl, an
+    audit made after the run, and a sheet of synthetic images.
+    """
     metrics, audit, sheet = (_content(folder / name) for name in (METRICS, AUDIT, SHEET))
     return {
-        "metrics": [_parsed(METRICS, line) for line in (metrics or b"").splitlines() if line.strip()],
+        "metrics": [
+            _parsed(METRICS, line) for line in (metrics or b"").splitlines() if line.strip()
+        ],
         "audit": _parsed(AUDIT, audit, "epsilon_lower") if audit is not None else None,
         "sheet": None if sheet is None else base64.b64encode(sheet).decode(),
     }
@@ -55,12 +60,16 @@ def render(card: dict[str, Any], extra: dict[str, Any] | None = None) -> str:
     """The page. A function of its arguments alone: the same card gives the same bytes."""
     extra = extra or {"metrics": [], "audit": None}
     shown = content(card, extra["audit"])
-    drawn = pictures(shown["card"], extra["metrics"], shown["audit"]) | {"sheet": extra.get("sheet")}
+    drawn = pictures(shown["card"], extra["metrics"], shown["audit"]) | {
+        "sheet": extra.get("sheet")
+    }
     return environment().get_template("report.html.j2").render(**shown, pictures=drawn)
 
 
 def content(card: dict[str, Any], audit: dict[str, Any] | None) -> dict[str, Any]:
-    """What every page shows: the card in its present layout, all assumptions in one list, and what an audit says."""
+    """What every page shows: the card in its present layout, all assumptions in one list, and what
+    an audit says.
+    """
     card = first.raised(card)
     card = PRESENT | card | {"unit": {"protection_words": ""} | card["unit"]}
     found, training = audit or card["audit"], _trained(card)
@@ -68,14 +77,19 @@ def content(card: dict[str, Any], audit: dict[str, Any] | None) -> dict[str, Any
         "card": card,
         "audit": found,
         "alarm": contradiction(card, found),
-        "assumptions": [*card["accounting"]["assumptions"], *(row for part in card["sections"] for row in part["assumptions"])],
+        "assumptions": [
+            *card["accounting"]["assumptions"],
+            *(row for part in card["sections"] for row in part["assumptions"]),
+        ],
         "utility": training[0]["utility"] if training else words.absent("nothing was trained"),
         "plain": PLAIN,
     }
 
 
 def _trained(card: dict[str, Any]) -> list[dict[str, Any]]:
-    """The sections that tell how a model was trained: of training, or of a search that ended with it."""
+    """The sections that tell how a model was trained: of training, or of a search that ended with
+    it.
+    """
     return [part for part in card["sections"] if part["kind"] == "training" or "mechanism" in part]
 
 
@@ -96,7 +110,10 @@ def contradiction(card: dict[str, Any], audit: dict[str, Any]) -> str | None:
     claimed = card["guarantee"]["epsilon"]
     if claimed == "infinity" or (found != "infinity" and found <= claimed):
         return None
-    return f"An audit contradicts the claim: it found epsilon to be at least {words.down(found)}, above the stated {words.up(claimed)}."
+    return (
+        f"An audit contradicts the claim: it found epsilon to be at least {words.down(found)}, "
+        f"above the stated {words.up(claimed)}."
+    )
 
 
 @lru_cache(maxsize=1)
@@ -112,7 +129,13 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    made.filters |= {"up": words.up, "down": words.down, "power": power, "figure": figure, "percent_up": words.percent_up}
+    made.filters |= {
+        "up": words.up,
+        "down": words.down,
+        "power": power,
+        "figure": figure,
+        "percent_up": words.percent_up,
+    }
     made.tests["absent"] = words.is_absent
     return made
 
@@ -136,10 +159,14 @@ def figure(value: Any) -> str:
     return f"{value:,.5g}" if abs(value) >= 1e-4 else power(value)
 
 
-def pictures(card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, Any]) -> dict[str, Any]:
+def pictures(
+    card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, Any]
+) -> dict[str, Any]:
     """Every picture of the page as SVG, or a typed absence."""
     drawn = {"attacker": attack_picture(card, audit)}
-    drawn |= {f"search {part['name']}": searched(part) for part in card["sections"] if "search" in part}
+    drawn |= {
+        f"search {part['name']}": searched(part) for part in card["sections"] if "search" in part
+    }
     for part in _trained(card)[:1]:
         steps, confused = part["mechanism"]["steps"], part["confusion"]
         drawn |= {
@@ -148,16 +175,26 @@ def pictures(card: dict[str, Any], rows: list[dict[str, Any]], audit: dict[str, 
             "accuracy": _over_steps(rows, "test_accuracy", "accuracy on test data", "a", steps),
             "confusion": confused
             if words.is_absent(confused)
-            else charts.counts("Predicted against true class on test data", confused, "predicted", "true"),
+            else charts.counts(
+                "Predicted against true class on test data", confused, "predicted", "true"
+            ),
         }
     return drawn
 
 
 def searched(part: dict[str, Any]) -> dict[str, Any]:
-    """The pictures of a search: the trials that may be shown over their settings, and its bill beside that of the run."""
-    bill, drawn = part.get("bill"), {"bill": words.absent("the run has a bill of its own"), "trials": _over_settings(part)}
+    """The pictures of a search: the trials that may be shown over their settings, and its bill
+    beside that of the run.
+    """
+    bill, drawn = (
+        part.get("bill"),
+        {"bill": words.absent("the run has a bill of its own"), "trials": _over_settings(part)},
+    )
     if bill is not None:
-        both = [("training alone", bill["training_alone"], "a"), ("with the search", bill["with_the_search"], "b")]
+        both = [
+            ("training alone", bill["training_alone"], "a"),
+            ("with the search", bill["with_the_search"], "b"),
+        ]
         rows = [row for row in both if not isinstance(row[1], str)]
         drawn["bill"] = charts.bars("Epsilon of training alone, and with the search", rows)
     return drawn
@@ -199,18 +236,35 @@ def attack_picture(card: dict[str, Any], audit: dict[str, Any]) -> Any:
         Series([(0, 0), *reached], "line", "a"),
         Series(found, "dots", "b"),
     ]
-    title = "The most that any attacker can reach: share of members recognised against share of others accused"
+    title = (
+        "The most that any attacker can reach: share of members recognised against share of others "
+        "accused"
+    )
     return charts.chart(
-        title, series, Axis("wrongly accused (false positives)", 0, 1, True), Axis("recognised (true positives)", 0, 1, True)
+        title,
+        series,
+        Axis("wrongly accused (false positives)", 0, 1, True),
+        Axis("recognised (true positives)", 0, 1, True),
     )
 
 
 def _over_steps(rows: list[dict[str, Any]], key: str, label: str, tone: str, steps: int) -> Any:
-    points = [(float(r["step"]), float(r[key])) for r in rows if isinstance(r.get(key), (int, float)) and math.isfinite(r[key])]
+    points = [
+        (float(r["step"]), float(r[key]))
+        for r in rows
+        if isinstance(r.get(key), (int, float)) and math.isfinite(r[key])
+    ]
     if not points:
         return words.absent(f"metrics.jsonl holds no finite {key}")
     if key == "epsilon":
         points = [(0.0, 0.0), *points]
     high = 1.0 if key == "test_accuracy" else max(v for _, v in points) * 1.08 or 1.0
-    shapes = [Series(points, "line", tone)] + ([Series(points, "dots", tone)] if len(points) <= 3 else [])
-    return charts.chart(f"{label} over steps", shapes, Axis("step", 0, steps), Axis(label, 0, high, key == "test_accuracy"))
+    shapes = [Series(points, "line", tone)] + (
+        [Series(points, "dots", tone)] if len(points) <= 3 else []
+    )
+    return charts.chart(
+        f"{label} over steps",
+        shapes,
+        Axis("step", 0, steps),
+        Axis(label, 0, high, key == "test_accuracy"),
+    )

@@ -16,7 +16,9 @@ SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
 
 def render(card: dict[str, Any], audit: dict[str, Any] | None = None) -> str:
-    """The page in Markdown. A function of its arguments alone; no text of the card is read as markup."""
+    """The page in Markdown. A function of its arguments alone; no text of the card is read as
+    markup.
+    """
     return _environment().get_template("report.md.j2").render(**content(card, audit))
 
 
@@ -26,7 +28,9 @@ def _environment() -> jinja2.Environment:
 
 
 def plain(value: Any) -> Any:
-    """Text as Markdown shows it literally, in one line. Front matter is quoted by `tojson` and passes."""
+    """Text as Markdown shows it literally, in one line. Front matter is quoted by `tojson` and
+    passes.
+    """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     line = "".join(c if c.isprintable() else " " for c in value)

@@ -1,7 +1,9 @@
-"""Numbers in sentences: what a text states in figures, whoever worded it, and whether other figures bear it out.
+"""Numbers in sentences: what a text states in figures, whoever worded it, and whether other figures
+bear it out.
 
-Wording changes from version to version, numbers do not. So a sentence that cannot be compared word by word is compared number by number:
-decimal, scientific, percentages, "1 in N", powers of ten, digits of other scripts, and numbers written as words.
+Wording changes from version to version, numbers do not. So a sentence that cannot be compared word
+by word is compared number by number: decimal, scientific, percentages, "1 in N", powers of ten,
+digits of other scripts, and numbers written as words.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from html.parser import HTMLParser
 from typing import Any
 
 CLOSE = 5e-3
-"""A number that is printed with fewer digits may differ from the other by its rounding, and by no more than this share."""
+"""A number that is printed with fewer digits may differ from the other by its rounding, and by no
+more than this share.
+"""
 RAISED = {ord(c): n for c, n in zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+", strict=True)}
 DASHES = dict.fromkeys(map(ord, "‐‑‒–—−﹣－"), "-")
 PLAIN = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?"
@@ -34,7 +38,9 @@ WORD = re.compile(
 )
 """Words for numbers. "One" is an article as often as a number, and is left out."""
 PAIR = re.compile(rf"\(\s*(?:[a-zεϵ]+\s*=\s*)?({PLAIN})\s*[,;]\s*(?:[a-zδ]+\s*=\s*)?({PLAIN})\s*\)")
-BEFORE_PAIR = re.compile(r"(?:epsilon|delta|[εϵδ]|guarantee|privacy|budget)[^.()]{0,30}$", re.IGNORECASE)
+BEFORE_PAIR = re.compile(
+    r"(?:epsilon|delta|[εϵδ]|guarantee|privacy|budget)[^.()]{0,30}$", re.IGNORECASE
+)
 AFTER_PAIR = re.compile(r"^\W{0,3}(?:dp\b|differential|private\b)", re.IGNORECASE)
 LINK = r"(?:[^\w\n|]|\b(?:is|of|at|least|most|about|only|below|under|to|be|was|by|than|less|equals?)\b){0,6}"
 EPSILON = re.compile(rf"(?:\beps(?:ilon)?\b|epsilon|[εϵ]){LINK}({PLAIN})", re.IGNORECASE)
@@ -50,13 +56,19 @@ class Printed:
     text: str
 
     def agrees(self, other: Printed) -> bool:
-        """Whether both can be the same number, one of them printed with fewer digits: rounded to the nearest, or up."""
+        """Whether both can be the same number, one of them printed with fewer digits: rounded to
+        the nearest, or up.
+        """
         coarse, fine = (self, other) if self.unit > other.unit else (other, self)
         size = max(abs(self.value), abs(other.value))
         apart = coarse.value - fine.value
         if abs(apart) <= 1e-9 * size:
             return True
-        return coarse.unit > fine.unit and -0.5 * coarse.unit <= apart < coarse.unit and abs(apart) <= CLOSE * size
+        return (
+            coarse.unit > fine.unit
+            and -0.5 * coarse.unit <= apart < coarse.unit
+            and abs(apart) <= CLOSE * size
+        )
 
     def rounds(self, other: Printed) -> bool:
         """Whether this is the other number, rounded to as many places."""
@@ -67,7 +79,11 @@ def folded(text: str) -> str:
     """The text with one form of every digit, sign and power."""
     raised = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda found: "^" + found.group().translate(RAISED), text)
     plain = unicodedata.normalize("NFKC", raised).translate(DASHES)
-    return "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in plain if unicodedata.category(c) not in ("Cf", "Mn"))
+    return "".join(
+        str(unicodedata.digit(c)) if c.isdigit() else c
+        for c in plain
+        if unicodedata.category(c) not in ("Cf", "Mn")
+    )
 
 
 def figures(text: str) -> list[Printed]:
@@ -84,7 +100,11 @@ def figures(text: str) -> list[Printed]:
         else:
             inner = _plain(match["plain"])
             share = 0.01 if match["percent"] else 1.0
-            made = Printed((-1 if match["sign"] else 1) * inner.value * share, inner.unit * share, match.group().strip())
+            made = Printed(
+                (-1 if match["sign"] else 1) * inner.value * share,
+                inner.unit * share,
+                match.group().strip(),
+            )
         found.append(made)
     return found
 
@@ -105,7 +125,8 @@ def words(text: str) -> Counter[str]:
 
 
 def contradiction(said: str, due: str, *, whole: bool = True) -> str | None:
-    """What a sentence states in numbers that the same sentence in our words does not; None where both state the same, in the same order.
+    """What a sentence states in numbers that the same sentence in our words does not; None where
+    both state the same, in the same order.
 
     Without `whole` it may state fewer of them: a later version may have found more to say.
     """
@@ -116,19 +137,25 @@ def contradiction(said: str, due: str, *, whole: bool = True) -> str | None:
         found = next((n for n in rest if figure.agrees(ours[n])), None)
         if found is None:
             given = (
-                f" where the ledger gives {ours[place].text}" if place < len(ours) else ", a number that the ledger does not give"
+                f" where the ledger gives {ours[place].text}"
+                if place < len(ours)
+                else ", a number that the ledger does not give"
             )
             return figure.text + given
         place = found + 1
     if whole and len(mine) != len(ours):
         return f"nothing of a number that the ledger gives: {ours[place].text}"
     extra = words(said) - words(due)
-    return f"a number in words that the ledger does not give: {next(iter(extra))}" if extra else None
+    return (
+        f"a number in words that the ledger does not give: {next(iter(extra))}" if extra else None
+    )
 
 
 @dataclass(frozen=True)
 class Known:
-    """All figures that the ledger gives: any number, those that are an epsilon, those that are a delta, and numbers in words."""
+    """All figures that the ledger gives: any number, those that are an epsilon, those that are a
+    delta, and numbers in words.
+    """
 
     all: tuple[Printed, ...]
     epsilons: tuple[Printed, ...]
@@ -141,8 +168,16 @@ class Known:
         leaves = [leaf for tree in trees for leaf in _leaves(tree, "")]
         spoken = [str(value) for _, value in leaves] + list(texts)
         every = {figure for text in spoken for figure in figures(text)}
-        named = {kind: tuple(_figure(v) for k, v in leaves if kind in k and _is_number(v)) for kind in ("epsilon", "delta")}
-        return cls(tuple(every), named["epsilon"], named["delta"], frozenset(word for text in spoken for word in words(text)))
+        named = {
+            kind: tuple(_figure(v) for k, v in leaves if kind in k and _is_number(v))
+            for kind in ("epsilon", "delta")
+        }
+        return cls(
+            tuple(every),
+            named["epsilon"],
+            named["delta"],
+            frozenset(word for text in spoken for word in words(text)),
+        )
 
     def stranger(self, text: str) -> str | None:
         """A number in the text that is none of these; None where all are known."""
@@ -152,7 +187,9 @@ class Known:
         return min(set(words(text)) - self.worded, default=None)
 
     def misnamed(self, text: str) -> list[str]:
-        """Numbers in the text that are called an epsilon, or stand in a pair (epsilon, delta), and are none that the ledger gives."""
+        """Numbers in the text that are called an epsilon, or stand in a pair (epsilon, delta), and
+        are none that the ledger gives.
+        """
         plain, found = folded(text), []
         for pair in PAIR.finditer(plain):
             if BEFORE_PAIR.search(plain[: pair.start()]) or AFTER_PAIR.search(plain[pair.end() :]):
@@ -168,8 +205,9 @@ CHOSEN = {"settings", "trials", "search"}
 
 
 def claim_in(place: str, value: Any, known: Known) -> str | None:
-    """What a fact that does not come from the ledger states about privacy and the ledger does not give; None where it states nothing of
-    the kind."""
+    """What a fact that does not come from the ledger states about privacy and the ledger does not
+    give; None where it states nothing of the kind.
+    """
     if isinstance(value, str):
         return next(iter(known.misnamed(value)), None)
     *above, key = place.split(".")
@@ -215,7 +253,8 @@ ITEM = re.compile(r"^[\s*#>-]*\d[a-z]?(?:\s+|$)")
 
 
 def strange_rows(page: str, ours: str) -> list[str]:
-    """Rows and lines of a page whose numbers are not those of a row with the same label, or, without one, of any row, of our page.
+    """Rows and lines of a page whose numbers are not those of a row with the same label, or,
+    without one, of any row, of our page.
 
     A row is a line with ``|`` between its cells, the first of which is its label.
     """
@@ -237,13 +276,35 @@ def _rows(page: str) -> list[tuple[str, tuple[float, ...], str]]:
     for line in page.split("\n"):
         label, *cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         named = ITEM.sub("", label) if cells else ""
-        numbers = tuple(figure.value for text in ((named, *cells) if cells else (label,)) for figure in figures(text))
+        numbers = tuple(
+            figure.value
+            for text in ((named, *cells) if cells else (label,))
+            for figure in figures(text)
+        )
         if numbers:
             found.append((" ".join(folded(named).lower().split()), numbers, " ".join(line.split())))
     return found
 
 
-INLINE = {"a", "abbr", "b", "bdi", "code", "em", "i", "mark", "s", "small", "span", "strong", "sub", "sup", "tspan", "u", "wbr"}
+INLINE = {
+    "a",
+    "abbr",
+    "b",
+    "bdi",
+    "code",
+    "em",
+    "i",
+    "mark",
+    "s",
+    "small",
+    "span",
+    "strong",
+    "sub",
+    "sup",
+    "tspan",
+    "u",
+    "wbr",
+}
 CELLS = ("td", "th")
 HIDDEN = {
     "script",
@@ -274,8 +335,16 @@ class _Page(HTMLParser):
         self.style = tag == "style"
         if tag in HIDDEN:
             self.strange.append(f"<{tag}>")
-        self.strange += [f"attribute {name}" for name, value in attrs if name.startswith("on") or "javascript:" in (value or "")]
-        self.seen += [f" {value} " for name, value in attrs if name in ("alt", "title", "aria-label", "content") and value]
+        self.strange += [
+            f"attribute {name}"
+            for name, value in attrs
+            if name.startswith("on") or "javascript:" in (value or "")
+        ]
+        self.seen += [
+            f" {value} "
+            for name, value in attrs
+            if name in ("alt", "title", "aria-label", "content") and value
+        ]
         if tag not in (*INLINE, *CELLS):
             self.seen.append("\n")
 
@@ -287,7 +356,12 @@ class _Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self.style:
             self.seen.append(" ".join(data.split("\n")))
-        elif re.search(r"content\s*:\s*[\"'][^\"']*\w", data) or "\\" in data or "@import" in data or "url(" in data:
+        elif (
+            re.search(r"content\s*:\s*[\"'][^\"']*\w", data)
+            or "\\" in data
+            or "@import" in data
+            or "url(" in data
+        ):
             self.strange.append("a style sheet that writes text")
 
 

@@ -1,4 +1,6 @@
-"""The forms of a card on disk: written again from privacy.json whenever asked for, an audit made since then included."""
+"""The forms of a card on disk: written again from privacy.json whenever asked for, an audit made
+since then included.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Written:
 
 
 def publish(run: Path, form: str) -> Written:
-    """Write report.html or report.md beside the card of `run` (a folder or a card file); the JSON form is the card itself.
+    """Write report.html or report.md beside the card of `run` (a folder or a card file); the JSON
+    form is the card itself.
 
     Guarantees: a card that was edited is refused, not rendered.
     """
@@ -35,8 +38,12 @@ def publish(run: Path, form: str) -> Written:
     extra = html.extras(folder) if run.is_dir() else {"metrics": [], "audit": None}
     try:
         text = html.render(card, extra) if form == "html" else markdown.render(card, extra["audit"])
-    except Exception as problem:  # a card may fit the schema and its own digest, and still make no sense
-        raise Corrupt(cards.NAME, f"cannot be shown ({type(problem).__name__}): run dpfy verify on it") from None
+    except (
+        Exception
+    ) as problem:  # a card may fit the schema and its own digest, and still make no sense
+        raise Corrupt(
+            cards.NAME, f"cannot be shown ({type(problem).__name__}): run dpfy verify on it"
+        ) from None
     file = folder / (html.NAME if form == "html" else markdown.NAME)
     write_atomically(file, text.encode())
     return Written(text, file)

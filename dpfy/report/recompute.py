@@ -1,4 +1,6 @@
-"""The second look: derive the claims of a card again, compare them leaf by leaf, and ask an accountant that shares no code."""
+"""The second look: derive the claims of a card again, compare them leaf by leaf, and ask an
+accountant that shares no code.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ from dpfy.report import figures, first, forecast, prose, uses
 TOLERANCE = 1e-6
 APART = 1.05
 TIGHT = ("tight", "pld")
-PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assumed", "done", "released", "command", "absent", "warnings",
+PROSE = {"statement", "words", "meaning", "why", "sentences", "theorem", "assumed", "done", "released", "command", "absent", "warnings",  # noqa: E501
          "protection_words", "sampling_words", "trusted"}  # fmt: skip
-"""Wording may change from version to version, numbers may not: of another version, the numbers in these are compared."""
+"""Wording may change from version to version, numbers may not: of another version, the numbers in
+these are compared.
+"""
 
 FIGURES = {"statement", "guarantee", "accesses", "formal", "tier", "attacker", "delta", "warnings"}
-"""Parts whose sentences must state every number that ours state. Others may say less: a later version describes more of what was done."""
+"""Parts whose sentences must state every number that ours state. Others may say less: a later
+version describes more of what was done.
+"""
 
 
 def same_version(card: dict[str, Any]) -> bool:
@@ -35,23 +41,41 @@ def same_version(card: dict[str, Any]) -> bool:
 
 
 def stated_ledger(card: dict[str, Any]) -> Ledger:
-    """The ledger that a card says it was computed from, in memory; `Corrupt` where it could not be one."""
+    """The ledger that a card says it was computed from, in memory; `Corrupt` where it could not be
+    one.
+    """
     card = first.raised(card)
-    billed = any(row["kind"] == "other runs" and "this run alone" in row["absent"] for row in card["accesses"]["not_covered"])
+    billed = any(
+        row["kind"] == "other runs" and "this run alone" in row["absent"]
+        for row in card["accesses"]["not_covered"]
+    )
     seed = first.seed_of(card["provenance"]["seed"] == cards.FIXED_SEED)
     parts = {part["name"]: part for part in card["sections"]}
     unit = {key: card["unit"][key] for key in ("name", "most_records")}
-    unit |= {"protects": card["unit"]["protection"]} if card["unit"].get("protection", "record") != "record" else {}
-    unit |= {"tokens": card["unit"]["tokens"]} if isinstance(card["unit"].get("tokens"), int) else {}
+    unit |= (
+        {"protects": card["unit"]["protection"]}
+        if card["unit"].get("protection", "record") != "record"
+        else {}
+    )
+    unit |= (
+        {"tokens": card["unit"]["tokens"]} if isinstance(card["unit"].get("tokens"), int) else {}
+    )
     settled = {
-        part["name"]: (end["made"], end["billed"]) for part in card["sections"] if (end := part.get("ended", {})).get("settled")
+        part["name"]: (end["made"], end["billed"])
+        for part in card["sections"]
+        if (end := part.get("ended", {})).get("settled")
     }
     rows = [
         (row["name"], row["event"], row["uses"], _claim(parts.pop(row["name"], None), seed, billed))
         for row in card["accesses"]["covered"]
     ]
     rows = [(n, _whole(e, claim) if n in settled else e, uses, claim) for n, e, uses, claim in rows]
-    return forecast.ledger_of({"unit": unit, "adjacency": card["adjacency"]["name"]}, rows, card["ledger"]["head"], settled)
+    return forecast.ledger_of(
+        {"unit": unit, "adjacency": card["adjacency"]["name"]},
+        rows,
+        card["ledger"]["head"],
+        settled,
+    )
 
 
 def _whole(event: Any, claim: dict[str, Any]) -> Any:
@@ -65,18 +89,34 @@ def _claim(part: dict[str, Any] | None, seed: str, billed: bool) -> dict[str, An
         return {}
     try:
         made = kind_of(part["kind"]).from_json(part["claim"])
-    except (DpfyError, ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as problem:
-        raise Corrupt(cards.NAME, f"holds a claim that cannot be read ({type(problem).__name__}: {problem})") from None
-    return Reserved(made, seed == FIXED, (forecast.NOBODY, forecast.NOBODY) if billed else None).to_json()
+    except (
+        DpfyError,
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as problem:
+        raise Corrupt(
+            cards.NAME, f"holds a claim that cannot be read ({type(problem).__name__}: {problem})"
+        ) from None
+    return Reserved(
+        made, seed == FIXED, (forecast.NOBODY, forecast.NOBODY) if billed else None
+    ).to_json()
 
 
 def derived(ledger: Ledger, card: dict[str, Any]) -> dict[str, Any]:
     """All claims as they follow now from the ledger, given the facts that the card states."""
     stated = first.raised(card)
-    due = cards.claims(ledger, stated | {"sections": {part["name"]: part for part in stated["sections"]}})
+    due = cards.claims(
+        ledger, stated | {"sections": {part["name"]: part for part in stated["sections"]}}
+    )
     if not first.is_first(card):
         return due
-    shared: dict[str, Any] = _only({key: value for key, value in due.items() if key != "format"}, stated)
+    shared: dict[str, Any] = _only(
+        {key: value for key, value in due.items() if key != "format"}, stated
+    )
     return shared
 
 
@@ -90,7 +130,9 @@ def _only(due: Any, like: Any) -> Any:
 
 
 def differences(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
-    """One line for each field of the card that is not what it should be; for sentences of another version, whose numbers are not."""
+    """One line for each field of the card that is not what it should be; for sentences of another
+    version, whose numbers are not.
+    """
     exact, stated = same_version(card), first.raised(card)
     lines = []
     for place, said, due in _compared(stated, claims):
@@ -104,18 +146,31 @@ def differences(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
 
 
 def reworded(card: dict[str, Any], claims: dict[str, Any]) -> list[str]:
-    """The places of sentences that this version words otherwise, and that state the same numbers."""
+    """The places of sentences that this version words otherwise, and that state the same
+    numbers.
+    """
     found = _compared(first.raised(card), claims)
-    return [".".join(place) for place, said, due in found if PROSE & set(place) and not _same(said, due)]
+    return [
+        ".".join(place) for place, said, due in found if PROSE & set(place) and not _same(said, due)
+    ]
 
 
-def _compared(stated: dict[str, Any], claims: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+def _compared(
+    stated: dict[str, Any], claims: dict[str, Any]
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     return _leaves({key: stated.get(key) for key in claims}, _facing(claims, stated), ())
 
 
 def _misworded(said: Any, due: Any, *, whole: bool) -> str | None:
-    """What is wrong with a sentence of another version: a number in it, or that a sentence is not there."""
-    if isinstance(said, str) and isinstance(due, str) and due is not MISSING and said is not MISSING:
+    """What is wrong with a sentence of another version: a number in it, or that a sentence is not
+    there.
+    """
+    if (
+        isinstance(said, str)
+        and isinstance(due, str)
+        and due is not MISSING
+        and said is not MISSING
+    ):
         return prose.contradiction(said, due, whole=whole)
     lists = isinstance(said, (list, tuple)) and isinstance(due, (list, tuple))
     if lists and len(said) >= len(due):
@@ -126,17 +181,24 @@ def _misworded(said: Any, due: Any, *, whole: bool) -> str | None:
 def told(card: dict[str, Any], claims: dict[str, Any]) -> dict[str, Any]:
     """What the card states and the ledger does not give: facts that only the run knew."""
     stated = first.raised(card)
-    alone: dict[str, Any] = {key: value for key, value in stated.items() if key not in claims and key not in ("digest", "files")}
+    alone: dict[str, Any] = {
+        key: value
+        for key, value in stated.items()
+        if key not in claims and key not in ("digest", "files")
+    }
     for part, due in zip(stated["sections"], claims["sections"], strict=False):
         alone |= {f"{part['name']} {key}": value for key, value in part.items() if key not in due}
     return alone
 
 
 def reserved_words(claims: dict[str, Any]) -> dict[str, Any]:
-    """Texts that whoever reserved has chosen: names of reservations, and what claims say in words."""
+    """Texts that whoever reserved has chosen: names of reservations, and what claims say in
+    words.
+    """
     claimed = {part["name"]: part["claim"] for part in claims["sections"]}
     texts = {
-        f"{name} claim": [value for _, value in prose.facts(claim) if isinstance(value, str)] for name, claim in claimed.items()
+        f"{name} claim": [value for _, value in prose.facts(claim) if isinstance(value, str)]
+        for name, claim in claimed.items()
     }
     return texts | {"accesses": [row["name"] for row in claims["accesses"]["covered"]]}
 
@@ -148,24 +210,38 @@ def known(claims: dict[str, Any]) -> prose.Known:
 
 
 def invented(facts: dict[str, Any], figures: prose.Known) -> list[str]:
-    """One line for each of these facts that states an epsilon or a delta which the ledger does not give."""
+    """One line for each of these facts that states an epsilon or a delta which the ledger does not
+    give.
+    """
     found = [(place, prose.claim_in(place, value, figures)) for place, value in prose.facts(facts)]
-    return [f"{place} states {wrong}, which the ledger does not give" for place, wrong in found if wrong]
+    return [
+        f"{place} states {wrong}, which the ledger does not give" for place, wrong in found if wrong
+    ]
 
 
 def _facing(claims: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
-    """The claims with the facts that each section tells beside them: what is not derived is not compared."""
+    """The claims with the facts that each section tells beside them: what is not derived is not
+    compared.
+    """
     parts = stated["sections"]
     if len(parts) != len(claims["sections"]):
         return claims
-    return claims | {"sections": [told | due for told, due in zip(parts, claims["sections"], strict=True)]}
+    return claims | {
+        "sections": [told | due for told, due in zip(parts, claims["sections"], strict=True)]
+    }
 
 
-def _leaves(stated: Any, due: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+def _leaves(
+    stated: Any, due: Any, place: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     if isinstance(stated, dict) and isinstance(due, dict):
         for key in sorted(stated.keys() | due.keys()):
             yield from _leaves(stated.get(key, MISSING), due.get(key, MISSING), (*place, key))
-    elif isinstance(stated, (list, tuple)) and isinstance(due, (list, tuple)) and len(stated) == len(due):
+    elif (
+        isinstance(stated, (list, tuple))
+        and isinstance(due, (list, tuple))
+        and len(stated) == len(due)
+    ):
         for n, (a, b) in enumerate(zip(stated, due, strict=True)):
             yield from _leaves(a, b, (*place, str(n)))
     else:
@@ -176,7 +252,11 @@ MISSING = "nothing"
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, bool) or isinstance(b, bool) or not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
+    if (
+        isinstance(a, bool)
+        or isinstance(b, bool)
+        or not (isinstance(a, (int, float)) and isinstance(b, (int, float)))
+    ):
         return bool(a == b)
     return a == b or math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-15)
 
@@ -196,8 +276,9 @@ def _short(value: Any) -> str:
 def second_opinion(ledger: Ledger, card: dict[str, Any]) -> tuple[str | None, str]:
     """What contradicts the card in the eyes of dp-accounting, and what it found.
 
-    Its RDP is an upper bound that a tight accountant must not exceed; its PLD must not exceed what a looser accountant states. Where
-    only RDP has an answer for a claim made by RDP, the two may differ by their orders, not by more than `APART`.
+    Its RDP is an upper bound that a tight accountant must not exceed; its PLD must not exceed what
+    a looser accountant states. Where only RDP has an answer for a claim made by RDP, the two may
+    differ by their orders, not by more than `APART`.
     """
     found, accountant, delta = [], card["guarantee"]["accountant"], card["guarantee"]["delta"]
     if delta == 0:
@@ -211,18 +292,30 @@ def second_opinion(ledger: Ledger, card: dict[str, Any]) -> tuple[str | None, st
         except (Unsupported, ImportError) as reason:
             return None, f"has no answer for this run ({reason})"
         if _contradicts(accountant, name, value, second):
-            return f"privacy.json {place}.epsilon says {value:.6g}, {name} gives {second:.6g}: one of them is wrong", ""
+            return (
+                f"privacy.json {place}.epsilon says {value:.6g}, {name} gives {second:.6g}: one of "
+                f"them is wrong",
+                "",
+            )
         found.append(f"{place} {second:.4g} by {name} ({value:.4g} stated)")
     return None, f"dp-accounting: {', '.join(found)}"
 
 
-def _claimed(ledger: Ledger, card: dict[str, Any]) -> dict[str, tuple[dict[str, Any], events.Event]]:
+def _claimed(
+    ledger: Ledger, card: dict[str, Any]
+) -> dict[str, tuple[dict[str, Any], events.Event]]:
     """Every epsilon of the card with the event it is about."""
     return {
         "guarantee": (card["guarantee"], ledger.event()),
         "formal.training": (card["formal"]["training"], _training(ledger, card)),
-        "formal.with_tuning": (card["formal"]["with_tuning"], uses.event_of_kinds(ledger, "training", "tuning")),
-        "accounting.without_amplification": (card["accounting"]["without_amplification"], figures.unsampled(ledger.event())),
+        "formal.with_tuning": (
+            card["formal"]["with_tuning"],
+            uses.event_of_kinds(ledger, "training", "tuning"),
+        ),
+        "accounting.without_amplification": (
+            card["accounting"]["without_amplification"],
+            figures.unsampled(ledger.event()),
+        ),
     }
 
 
@@ -232,7 +325,9 @@ def _training(ledger: Ledger, card: dict[str, Any]) -> events.Event:
     return cards.trained(ledger, told) or events.Nothing()
 
 
-def _opinion(accountant: str, delta: float, event: events.Event, adjacency: Adjacency) -> tuple[str, float]:
+def _opinion(
+    accountant: str, delta: float, event: events.Event, adjacency: Adjacency
+) -> tuple[str, float]:
     if accountant in TIGHT:
         return "rdp", _peer("rdp", _known(event), adjacency, delta)
     try:
@@ -242,10 +337,19 @@ def _opinion(accountant: str, delta: float, event: events.Event, adjacency: Adja
 
 
 def _known(event: events.Event) -> events.Event:
-    """The event with choices as what dp-accounting knows of them: losses in an interval of length e are e^2 / 8-zCDP, which is no less."""
-    leaves = [(events.Zcdp(e.epsilon**2 / 8) if isinstance(e, events.BoundedRange) else e, n) for e, n in events.flatten(event)]
+    """The event with choices as what dp-accounting knows of them: losses in an interval of length e
+    are e^2 / 8-zCDP, which is no less.
+    """
+    leaves = [
+        (events.Zcdp(e.epsilon**2 / 8) if isinstance(e, events.BoundedRange) else e, n)
+        for e, n in events.flatten(event)
+    ]
     chosen = any(isinstance(leaf, events.BoundedRange) for leaf, _ in events.flatten(event))
-    return events.Composed(tuple(events.Repeated(leaf, count) for leaf, count in leaves)) if chosen else event
+    return (
+        events.Composed(tuple(events.Repeated(leaf, count) for leaf, count in leaves))
+        if chosen
+        else event
+    )
 
 
 def _contradicts(accountant: str, name: str, stated: float, second: float) -> bool:
@@ -260,7 +364,9 @@ def _contradicts(accountant: str, name: str, stated: float, second: float) -> bo
 def _peer(name: str, event: events.Event, adjacency: Adjacency, delta: float) -> float:
     from dpfy.accounting.dp_accounting_adapter import PeerPld, PeerRdp
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orders that dp-accounting leaves out only make its answer larger
+    logging.getLogger("absl").setLevel(
+        logging.ERROR
+    )  # orders that dp-accounting leaves out only make its answer larger
     peer = PeerRdp() if name == "rdp" else PeerPld()
     inner, share = unwrapped(event)
     return peer.curve(inner, adjacency).epsilon(delta * share)

@@ -1,7 +1,8 @@
-"""The schema of privacy.json, shipped with the package and versioned, and a validator of the part of JSON Schema that it uses.
+"""The schema of privacy.json, shipped with the package and versioned, and a validator of the part
+of JSON Schema that it uses.
 
-Written here because a run must be able to end on a machine that has nothing but torch; the tests hold it against the jsonschema
-package, on whole cards and on damaged ones.
+Written here because a run must be able to end on a machine that has nothing but torch; the tests
+hold it against the jsonschema package, on whole cards and on damaged ones.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
-KNOWN = {"$schema", "$id", "$defs", "$ref", "title", "description", "type", "properties", "required", "additionalProperties",
-         "items", "minItems", "maxItems", "enum", "const", "pattern", "minLength", "minimum", "maximum", "exclusiveMinimum",
+KNOWN = {"$schema", "$id", "$defs", "$ref", "title", "description", "type", "properties", "required", "additionalProperties",  # noqa: E501
+         "items", "minItems", "maxItems", "enum", "const", "pattern", "minLength", "minimum", "maximum", "exclusiveMinimum",  # noqa: E501
          "exclusiveMaximum", "anyOf"}  # fmt: skip
 """The keywords understood; the schema uses no other, and a test says so."""
 
@@ -49,8 +50,12 @@ def check(card: Any) -> None:
 
 
 def problem(card: Any) -> str | None:
-    """The first thing in `card` that the schema does not allow, with its field; None if there is none."""
-    known = schema(card["format"] if isinstance(card, dict) and card.get("format") in FORMATS else FORMAT)
+    """The first thing in `card` that the schema does not allow, with its field; None if there is
+    none.
+    """
+    known = schema(
+        card["format"] if isinstance(card, dict) and card.get("format") in FORMATS else FORMAT
+    )
     found = _first(card, known, "", known["$defs"]) or _unprintable(card, "")
     return f"{found[0] or 'the card'} {found[1]}" if found else None
 
@@ -59,14 +64,20 @@ Problem = tuple[str, str] | None
 
 
 def _unprintable(value: Any, place: str) -> Problem:
-    """Text that would do something to a terminal or a page instead of being read: no card holds any."""
+    """Text that would do something to a terminal or a page instead of being read: no card holds
+    any.
+    """
     if isinstance(value, str):
         return None if value.isprintable() else (place, "holds characters that cannot be printed")
     if isinstance(value, dict):
         parts = [(key, f"{place} (a name)".strip()) for key in value]
         parts += [(part, f"{place}.{key}".lstrip(".")) for key, part in value.items()]
     else:
-        parts = [(part, f"{place}.{n}") for n, part in enumerate(value)] if isinstance(value, list) else []
+        parts = (
+            [(part, f"{place}.{n}") for n, part in enumerate(value)]
+            if isinstance(value, list)
+            else []
+        )
     return next((found for part, at in parts if (found := _unprintable(part, at))), None)
 
 
@@ -100,7 +111,9 @@ def _equal(value: Any, allowed: Any) -> bool:
 def _is(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
-    return isinstance(value, TYPES[kind]) or (kind == "integer" and isinstance(value, float) and value.is_integer())
+    return isinstance(value, TYPES[kind]) or (
+        kind == "integer" and isinstance(value, float) and value.is_integer()
+    )
 
 
 def _text(value: Any, rule: dict[str, Any], place: str, known: dict[str, Any]) -> Problem:
@@ -143,7 +156,10 @@ def _array(value: Any, rule: dict[str, Any], place: str, known: dict[str, Any]) 
     if not isinstance(value, list):
         return None
     if not rule.get("minItems", 0) <= len(value) <= rule.get("maxItems", len(value)):
-        return place, f"must have {rule.get('minItems', 0)} to {rule.get('maxItems', 'any number of')} items"
+        return (
+            place,
+            f"must have {rule.get('minItems', 0)} to {rule.get('maxItems', 'any number of')} items",
+        )
     for n, part in enumerate(value):
         if found := _first(part, rule.get("items", True), f"{place}.{n}", known):
             return found

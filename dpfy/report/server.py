@@ -1,4 +1,6 @@
-"""The explorer's server: the standard library's, on 127.0.0.1 alone, behind a random token. Nothing is stored and no data is read."""
+"""The explorer's server: the standard library's, on 127.0.0.1 alone, behind a random token. Nothing
+is stored and no data is read.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,10 @@ ANSWERS: dict[str, Callable[[explorer.Wish], dict[str, Any]]] = {
 class Explorer(ThreadingHTTPServer):
     """Serves the page and its figures at `address`, to this machine only.
 
-    Guarantees: listens on the loopback interface alone; every path that does not begin with the token is refused, and so is a request
-    whose Host is another name (a foreign page cannot reach it by rebinding a name), or that a page of another site sent. A client
-    that keeps silent, or sends a request byte by byte, is cut off after ten seconds, and there are never more than 32.
+    Guarantees: listens on the loopback interface alone; every path that does not begin with the
+    token is refused, and so is a request whose Host is another name (a foreign page cannot reach it
+    by rebinding a name), or that a page of another site sent. A client that keeps silent, or sends
+    a request byte by byte, is cut off after ten seconds, and there are never more than 32.
     """
 
     daemon_threads = True
@@ -121,12 +124,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _other(self) -> None:
         """Nothing is sent to the page: only questions are answered."""
-        self._end(HTTPStatus.METHOD_NOT_ALLOWED, "refused: only GET is answered\n", {"Allow": "GET"})
+        self._end(
+            HTTPStatus.METHOD_NOT_ALLOWED, "refused: only GET is answered\n", {"Allow": "GET"}
+        )
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _other
 
     def _end(self, status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> None:
-        """Refuse, then read the rest of the request for a while: a client that is cut off while it sends may never see the answer."""
+        """Refuse, then read the rest of the request for a while: a client that is cut off while it
+        sends may never see the answer.
+        """
         self.close_connection = True
         self._send(status, "text/plain", text, {"Connection": "close", **(headers or {})})
         self.server.until[self.connection] = time.monotonic() + SILENT
@@ -139,7 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _page(self) -> None:
         nonce = secrets.token_urlsafe(16)
         policy = (
-            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; "
+            f"connect-src 'self'; img-src data:; "
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
         page = environment().get_template("explorer.html.j2").render(nonce=nonce)
@@ -149,22 +157,34 @@ class _Handler(BaseHTTPRequestHandler):
         started, status = time.perf_counter(), HTTPStatus.OK
         try:
             found = make(explorer.Wish.parse(dict(parse_qsl(query, max_num_fields=FIELDS))))
-            text = json.dumps(found | {"milliseconds": round(1000 * (time.perf_counter() - started), 1)}, allow_nan=False)
+            text = json.dumps(
+                found | {"milliseconds": round(1000 * (time.perf_counter() - started), 1)},
+                allow_nan=False,
+            )
         except DpfyError as problem:
             text = json.dumps({"problem": str(problem)})
         except (ArithmeticError, ValueError, MemoryError):
-            text = json.dumps({"problem": "these numbers are too large or too small to compute with"})
-        except Exception as problem:  # a mistake of ours: the page says so, and the connection is kept
-            status, text = HTTPStatus.INTERNAL_SERVER_ERROR, json.dumps({"problem": f"internal error: {type(problem).__name__}"})
+            text = json.dumps(
+                {"problem": "these numbers are too large or too small to compute with"}
+            )
+        except (
+            Exception
+        ) as problem:  # a mistake of ours: the page says so, and the connection is kept
+            status, text = (
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                json.dumps({"problem": f"internal error: {type(problem).__name__}"}),
+            )
         self._send(status, "application/json", text)
 
-    def _send(self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None) -> None:
+    def _send(
+        self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None
+    ) -> None:
         content = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         for name, value in {
-            "Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", **(headers or {}),
+            "Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", **(headers or {}),  # noqa: E501
         }.items():  # fmt: skip
             self.send_header(name, value)
         self.end_headers()

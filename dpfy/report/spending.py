@@ -1,6 +1,8 @@
-"""What a data set has spent: every reservation of its ledger with its own epsilon, the total so far, and what is left of the budget.
+"""What a data set has spent: every reservation of its ledger with its own epsilon, the total so
+far, and what is left of the budget.
 
-Nothing here changes a ledger. Where no accountant bounds a release, the reason stands in place of the figure.
+Nothing here changes a ledger. Where no accountant bounds a release, the reason stands in place of
+the figure.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ Filter = RenyiFilter | GaussianFilter
 ROUTES = (accounting.DEFAULT, "rdp", "monte-carlo")
 """Accountants, asked in this order for a release that the ones before have no bound for."""
 WORK = 250
-"""Of a long ledger the total is computed after some reservations only, and always after the last: each takes time for all before it."""
+"""Of a long ledger the total is computed after some reservations only, and always after the last:
+each takes time for all before it.
+"""
 OWN = 300
 """So many reservations, the last ones, are shown with an epsilon of their own."""
 LATER = "not computed: the ledger is long, and only later ones are"
@@ -49,7 +53,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Entry:
-    """One reservation. `total` is the epsilon of all reservations up to this one, where it was computed."""
+    """One reservation. `total` is the epsilon of all reservations up to this one, where it was
+    computed.
+    """
 
     permit: Permit
     when: str
@@ -62,7 +68,11 @@ class Entry:
     def purpose(self) -> str:
         """What it was for: as its claim says, or by the first word of its name."""
         stated = self.permit.claim.get("purpose")
-        return stated if isinstance(stated, str) and stated.isprintable() and 0 < len(stated) <= 80 else kind_of(self.permit)
+        return (
+            stated
+            if isinstance(stated, str) and stated.isprintable() and 0 < len(stated) <= 80
+            else kind_of(self.permit)
+        )
 
     @property
     def what(self) -> str:
@@ -144,7 +154,9 @@ class Spending:
 
 
 def of(ledger: Ledger, delta: float | None = None) -> Spending:
-    """What `ledger` holds, at `delta` (that of its budget, or the least that its reservations state, where it is not given)."""
+    """What `ledger` holds, at `delta` (that of its budget, or the least that its reservations
+    state, where it is not given).
+    """
     budget = budget_of(ledger)
     chosen, source = _delta(ledger, budget, delta)
     void, adjacency = ledger.book.void, ledger.adjacency
@@ -168,7 +180,9 @@ def of(ledger: Ledger, delta: float | None = None) -> Spending:
                 _counted(budget, so_far, ledger) if at and budget is not None else None,
             )
         )
-    total = next((e.total for e in reversed(entries) if e.total is not None), Figure(0.0, accounting.DEFAULT))
+    total = next(
+        (e.total for e in reversed(entries) if e.total is not None), Figure(0.0, accounting.DEFAULT)
+    )
     purposes = _purposes([e for e in entries if e.permit.entry not in void], adjacency, chosen)
     return Spending(ledger, chosen, source, tuple(entries), total, purposes, allowance(ledger))
 
@@ -176,7 +190,9 @@ def of(ledger: Ledger, delta: float | None = None) -> Spending:
 def allowance(ledger: Ledger) -> Allowance:
     """The budget of `ledger` and how much of it is spent."""
     budget = budget_of(ledger)
-    spent = Figure(None, why=NO_BUDGET) if budget is None else _counted(budget, ledger.spent(), ledger)
+    spent = (
+        Figure(None, why=NO_BUDGET) if budget is None else _counted(budget, ledger.spent(), ledger)
+    )
     return Allowance(budget, spent)
 
 
@@ -195,18 +211,28 @@ def _delta(ledger: Ledger, budget: Filter | None, given: float | None) -> tuple[
         return budget.delta, BUDGET
     stated = [d for permit in ledger.permits() if (d := _stated(permit.claim)) is not None]
     if not stated:
-        raise InvalidInput("--delta", None, f"must be given: neither a budget nor a reservation of {ledger.path.name} states one")
+        raise InvalidInput(
+            "--delta",
+            None,
+            f"must be given: neither a budget nor a reservation of {ledger.path.name} states one",
+        )
     return min([d for d in stated if d > 0], default=0.0), CLAIMS
 
 
 def _stated(claim: dict[str, Any]) -> float | None:
-    """The delta that a claim states, by itself or in its plan, in the form of either version; 0 is that of a pure guarantee."""
+    """The delta that a claim states, by itself or in its plan, in the form of either version; 0 is
+    that of a pure guarantee.
+    """
     inner = claim.get("claim")
     for outer in (claim, inner if isinstance(inner, dict) else {}):
         plan = outer.get("plan")
         for holder in (outer, plan if isinstance(plan, dict) else {}):
             found = holder.get("delta")
-            if isinstance(found, float | int) and not isinstance(found, bool) and (found == 0 or check.DELTA <= found < 1):
+            if (
+                isinstance(found, float | int)
+                and not isinstance(found, bool)
+                and (found == 0 or check.DELTA <= found < 1)
+            ):
                 return float(found)
     return None
 
@@ -216,7 +242,9 @@ def _event(permit: Permit) -> events.Event:
 
 
 def _marks(counted: list[Permit]) -> set[str]:
-    """The reservations after which the total is computed: all of them, or as many as there is time for."""
+    """The reservations after which the total is computed: all of them, or as many as there is time
+    for.
+    """
     last, step = len(counted) - 1, max(1, math.ceil(len(counted) ** 2 / 2 / WORK))
     return {counted[k].entry for k in range(last, -1, -step)}
 
@@ -226,7 +254,9 @@ def _epsilon(spent: Iterable[events.Event], adjacency: Adjacency, delta: float) 
     whole, reasons = events.Composed(tuple(spent)), []
     for name in ROUTES if delta > 0 else accounting.PURE:
         try:
-            return Figure(accounting.epsilon(whole, delta, adjacency=adjacency, accountant=name), name)
+            return Figure(
+                accounting.epsilon(whole, delta, adjacency=adjacency, accountant=name), name
+            )
         except (DpfyError, ArithmeticError) as problem:
             reasons.append(f"{name}: {problem}")
     return Figure(None, why="; ".join(reasons))
@@ -235,7 +265,9 @@ def _epsilon(spent: Iterable[events.Event], adjacency: Adjacency, delta: float) 
 def _counted(budget: Filter, spent: list[events.Event], ledger: Ledger) -> Figure:
     """What the filter of a budget counts."""
     try:
-        return Figure(budget.spent_epsilon(spent, ledger.adjacency, ledger.first), f"{budget.kind} filter")
+        return Figure(
+            budget.spent_epsilon(spent, ledger.adjacency, ledger.first), f"{budget.kind} filter"
+        )
     except (DpfyError, ArithmeticError) as problem:
         return Figure(None, why=f"the budget's filter: {problem}")
 
@@ -246,7 +278,9 @@ def _purposes(entries: list[Entry], adjacency: Adjacency, delta: float) -> dict[
     for entry in entries:
         found.setdefault(entry.purpose, []).append(entry)
     return {
-        purpose: rows[0].own if len(rows) == 1 else _epsilon([_event(row.permit) for row in rows], adjacency, delta)
+        purpose: rows[0].own
+        if len(rows) == 1
+        else _epsilon([_event(row.permit) for row in rows], adjacency, delta)
         for purpose, rows in found.items()
     }
 

@@ -11,21 +11,39 @@ from dpfy.report.words import down, up
 BAR = 40
 MOST_WHAT = 96
 STYLE = (
-    "<style>svg{background:#fdfcf9}text{font:13px system-ui,'DejaVu Sans',sans-serif;fill:#545d6b}.grid{stroke:#e2ded4}"
-    ".line{fill:none;stroke-width:2.2}.line.a{stroke:#1f5c7a}.line.b{stroke:#8a4b08}.line.quiet{stroke:#a3121f;stroke-dasharray:5 4}"
+    "<style>svg{background:#fdfcf9}text{font:13px system-ui,'DejaVu "
+    "Sans',sans-serif;fill:#545d6b}.grid{stroke:#e2ded4}"
+    ".line{fill:none;stroke-width:2.2}.line.a{stroke:#1f5c7a}.line.b{stroke:#8a4b08}.line.quiet{stroke:#a3121f;stroke-dasharray:5 "  # noqa: E501
+    "4}"
     ".dot.a{fill:#1f5c7a}text.key.a{fill:#1f5c7a}text.key.b{fill:#8a4b08}text.key.quiet{fill:#a3121f}</style>"
 )
 COLUMNS = ("#", "when (UTC)", "purpose", "state", "uses", "epsilon", "total", "what")
 
 
 def table(spending: Spending) -> list[str]:
-    """Every reservation in a line, then the reasons of missing figures, the total, each purpose, and the budget."""
+    """Every reservation in a line, then the reasons of missing figures, the total, each purpose,
+    and the budget.
+    """
     ledger = spending.ledger
-    unit = f"one {ledger.unit.name}" + (f" of at most {ledger.unit.most_records} records" if ledger.unit.most_records > 1 else "")
+    unit = f"one {ledger.unit.name}" + (
+        f" of at most {ledger.unit.most_records} records" if ledger.unit.most_records > 1 else ""
+    )
     count = len(spending.entries)
-    lines = [f"{ledger.path.name}: {count} reservation{'' if count == 1 else 's'}; {unit}, {ledger.adjacency.value}"]
+    lines = [
+        f"{ledger.path.name}: {count} reservation{'' if count == 1 else 's'}; {unit}, "
+        f"{ledger.adjacency.value}"
+    ]
     rows = [
-        (str(k), e.when, e.purpose, e.state, f"{e.permit.uses:,}", _shown(e.own), _shown(e.total), _cut(e.what))
+        (
+            str(k),
+            e.when,
+            e.purpose,
+            e.state,
+            f"{e.permit.uses:,}",
+            _shown(e.own),
+            _shown(e.total),
+            _cut(e.what),
+        )
         for k, e in enumerate(spending.entries, start=1)
     ]
     lines += _aligned([COLUMNS, *rows]) if rows else []
@@ -47,10 +65,17 @@ def budget(allowance: Allowance) -> list[str]:
         return [f"no budget: {NO_BUDGET}"]
     if spent is None or left is None:
         return [
-            f"budget: epsilon {held.epsilon:g} at delta {held.delta:g}; what is spent of it is unknown: {allowance.spent.why}"
+            f"budget: epsilon {held.epsilon:g} at delta {held.delta:g}; what is spent of it is "
+            f"unknown: {allowance.spent.why}"
         ]
-    words = f"{up(spent)} of epsilon {held.epsilon:g} spent at delta {held.delta:g}, {down(left)} left"
-    aside = f"; {held.approximation:g} of delta is set aside for black boxes" if held.approximation else ""
+    words = (
+        f"{up(spent)} of epsilon {held.epsilon:g} spent at delta {held.delta:g}, {down(left)} left"
+    )
+    aside = (
+        f"; {held.approximation:g} of delta is set aside for black boxes"
+        if held.approximation
+        else ""
+    )
     why = f"(counted so that later runs may be chosen by the results of earlier ones{aside})"
     return [f"budget: [{bar(spent / held.epsilon)}] {words}", f"        {why}"]
 
@@ -65,7 +90,10 @@ def _total(spending: Spending) -> str:
     total = spending.total
     if total.epsilon is None:
         return f"together: no epsilon at delta {spending.delta:g}: {total.why}"
-    return f"together: epsilon {up(total.epsilon)} at delta {spending.delta:g} (of {spending.delta_of}), {total.accountant} accountant"
+    return (
+        f"together: epsilon {up(total.epsilon)} at delta {spending.delta:g} (of "
+        f"{spending.delta_of}), {total.accountant} accountant"
+    )
 
 
 def _shown(figure: Figure | None) -> str:
@@ -81,7 +109,10 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     right = {"#", "uses", "epsilon", "total"}
     return [
         "  ".join(
-            [(c.rjust if COLUMNS[k] in right else c.ljust)(w) for k, (c, w) in enumerate(zip(row, widths, strict=False))]
+            [
+                (c.rjust if COLUMNS[k] in right else c.ljust)(w)
+                for k, (c, w) in enumerate(zip(row, widths, strict=False))
+            ]
             + [row[-1]]
         )
         for row in rows
@@ -89,11 +120,19 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def picture(spending: Spending) -> bytes:
-    """Epsilon of everything up to each reservation, with the line that the budget draws, as a file of its own."""
+    """Epsilon of everything up to each reservation, with the line that the budget draws, as a file
+    of its own.
+    """
     counted = [e for e in spending.entries if e.state != "given back"]
-    composed = [(k, e.total.epsilon) for k, e in enumerate(counted, start=1) if e.total is not None and _drawable(e.total)]
+    composed = [
+        (k, e.total.epsilon)
+        for k, e in enumerate(counted, start=1)
+        if e.total is not None and _drawable(e.total)
+    ]
     adaptive = [
-        (k, e.adaptive.epsilon) for k, e in enumerate(counted, start=1) if e.adaptive is not None and _drawable(e.adaptive)
+        (k, e.adaptive.epsilon)
+        for k, e in enumerate(counted, start=1)
+        if e.adaptive is not None and _drawable(e.adaptive)
     ]
     held = spending.allowance.budget
     limit = None if held is None else held.epsilon
@@ -107,7 +146,14 @@ def picture(spending: Spending) -> bytes:
     if adaptive:
         series.append(Series(_steps(adaptive), "line", "b", f"as the budget counts{other}"))
     if limit is not None:
-        series.append(Series([(across.low, limit), (across.high, limit)], "line", "quiet", f"budget {limit:g}{other}"))
+        series.append(
+            Series(
+                [(across.low, limit), (across.high, limit)],
+                "line",
+                "quiet",
+                f"budget {limit:g}{other}",
+            )
+        )
     title = f"Epsilon spent by the {len(counted)} reservations of {spending.ledger.path.name}"
     drawn = chart(title, series, across, upward)
     return (

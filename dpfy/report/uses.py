@@ -1,6 +1,8 @@
-"""Which uses of the data a guarantee covers: every reservation of the ledger, and the uses that are not there, each with a reason.
+"""Which uses of the data a guarantee covers: every reservation of the ledger, and the uses that are
+not there, each with a reason.
 
-What a reservation was for is said by its claim, and by the first word of its name where it has none.
+What a reservation was for is said by its claim, and by the first word of its name where it has
+none.
 """
 
 from __future__ import annotations
@@ -31,18 +33,26 @@ def of_kinds(ledger: Ledger, *kinds: str) -> list[Permit]:
 
 def event_of_kinds(ledger: Ledger, *kinds: str) -> events.Event:
     """The reservations of these kinds composed, as the ledger composes them."""
-    return events.Composed(tuple(events.Repeated(p.event, p.uses) for p in of_kinds(ledger, *kinds)))
+    return events.Composed(
+        tuple(events.Repeated(p.event, p.uses) for p in of_kinds(ledger, *kinds))
+    )
 
 
-def table(ledger: Ledger, bill: figures.Bill, *, shared: bool, trains: bool = False) -> dict[str, Any]:
-    """The uses covered, one row a reservation with its own epsilon, and those not covered, with the reason.
+def table(
+    ledger: Ledger, bill: figures.Bill, *, shared: bool, trains: bool = False
+) -> dict[str, Any]:
+    """The uses covered, one row a reservation with its own epsilon, and those not covered, with the
+    reason.
 
     `trains`: a reservation for something else, a search for settings, covers training too.
     """
     permits = ledger.permits()
     seen = {kind_of(p) for p in permits} | ({"training"} if trains else set())
     missing = [_missing(kind) for kind in FIRST if kind not in seen]
-    return {"covered": [_row(p, bill) for p in permits], "not_covered": [*missing, _elsewhere(shared)]}
+    return {
+        "covered": [_row(p, bill) for p in permits],
+        "not_covered": [*missing, _elsewhere(shared)],
+    }
 
 
 def _row(permit: Permit, bill: figures.Bill) -> dict[str, Any]:
@@ -59,15 +69,18 @@ def _row(permit: Permit, bill: figures.Bill) -> dict[str, Any]:
 
 def _missing(kind: str) -> dict[str, Any]:
     reason = (
-        f"nothing is reserved for {PURPOSES[kind]}; if the private data was used so outside of this ledger, that is not covered"
+        f"nothing is reserved for {PURPOSES[kind]}; if the private data was used so outside of "
+        f"this ledger, that is not covered"
     )
     return {"kind": kind, "words": PURPOSES[kind]} | absent(reason)
 
 
 def _elsewhere(billed: bool) -> dict[str, Any]:
     reason = (
-        "they are billed, with this run, in the data set's own ledger; this card is about this run alone"
+        "they are billed, with this run, in the data set's own ledger; this card is about this run "
+        "alone"
         if billed
-        else "no ledger across runs was given: if the same data was used in other runs, this card does not cover them"
+        else "no ledger across runs was given: if the same data was used in other runs, this card "
+        "does not cover them"
     )
     return {"kind": "other runs", "words": "other runs on the same data"} | absent(reason)

@@ -1,7 +1,9 @@
-"""Verification from outside: derive every claim of a card again from the ledger, ask a second accountant, and check every hash.
+"""Verification from outside: derive every claim of a card again from the ledger, ask a second
+accountant, and check every hash.
 
-What holds is that the files of a run agree with each other and with the ledger's chain. Who wrote them is another question, which a
-published head of the ledger or a signature answers: see `levels`, and docs/card.md for what each level proves.
+What holds is that the files of a run agree with each other and with the ledger's chain. Who wrote
+them is another question, which a published head of the ledger or a signature answers: see `levels`,
+and docs/card.md for what each level proves.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ OK, FAILED, NOT_CHECKED, NONE = "ok", "FAILED", "not checked", "none"
 class Finding:
     """One check: what was looked at, whether it held, and in words why not.
 
-    `found` is "ok" where something was checked, "not checked" where it cannot be, and "none" where there is nothing to check.
+    `found` is "ok" where something was checked, "not checked" where it cannot be, and "none" where
+    there is nothing to check.
     """
 
     what: str
@@ -54,7 +57,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All findings on a run, a card or a ledger, and the level they reach: who could still have forged it."""
+    """All findings on a run, a card or a ledger, and the level they reach: who could still have
+    forged it.
+    """
 
     findings: list[Finding]
     level: Level
@@ -67,7 +72,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A card with the ledger to hold it against; `folder` is None for a card by itself. `level` is what fixes the lines of the ledger."""
+    """A card with the ledger to hold it against; `folder` is None for a card by itself. `level` is
+    what fixes the lines of the ledger.
+    """
 
     folder: Path | None
     card: dict[str, Any]
@@ -109,7 +116,11 @@ class Evidence:
 
     def differ(self, hashes: dict[str, str]) -> list[str]:
         """Which of these files are gone, or are not what their hash says."""
-        return [name for name, sha in hashes.items() if not self.file(name).is_file() or sha256_of(self.file(name)) != sha]
+        return [
+            name
+            for name, sha in hashes.items()
+            if not self.file(name).is_file() or sha256_of(self.file(name)) != sha
+        ]
 
 
 Outcome = tuple[bool, str] | tuple[bool, str, str]
@@ -117,9 +128,15 @@ Check = Callable[[Evidence], Outcome]
 
 
 def verify(
-    run: Path | str, *, keys: Sequence[Path | str] = (), head: str | None = None, ledger: Path | str | None = None
+    run: Path | str,
+    *,
+    keys: Sequence[Path | str] = (),
+    head: str | None = None,
+    ledger: Path | str | None = None,
 ) -> list[Finding]:
-    """The findings of :func:`judge`. Verified if every one holds; the level says what that is worth."""
+    """The findings of :func:`judge`. Verified if every one holds; the level says what that is
+    worth.
+    """
     return judge(run, keys=keys, head=head, ledger=ledger).findings
 
 
@@ -131,28 +148,39 @@ def judge(
     ledger: Path | str | None = None,
     require: str | None = None,
 ) -> Verdict:
-    """All checks on a finished run folder, on a card file or on a ledger by itself, each with its outcome, and the level reached.
+    """All checks on a finished run folder, on a card file or on a ledger by itself, each with its
+    outcome, and the level reached.
 
-    `keys` are public keys: each must have signed the run, or the published head. `head` is a head of the ledger that was published
-    while the run lasted or at its end (64 hexadecimal digits, or the file that ``dpfy sign --head`` wrote): the ledger must extend it.
-    `ledger` is that of the data set: the run must be billed there too. `require` is a level (start, completion, signature): a lower one
-    is a check that fails, and so is a file in the folder that the level does not cover.
+    `keys` are public keys: each must have signed the run, or the published head. `head` is a head
+    of the ledger that was published while the run lasted or at its end (64 hexadecimal digits, or
+    the file that ``dpfy sign --head`` wrote): the ledger must extend it. `ledger` is that of the
+    data set: the run must be billed there too. `require` is a level (start, completion, signature):
+    a lower one is a check that fails, and so is a file in the folder that the level does not cover.
 
-    Guarantees: one changed byte of any file of the run makes a check fail that names the file; a number of the card that the ledger
-    does not give makes a check fail that names the field, and so does a sentence that states one. Damage of any kind is a check that
-    fails, not an exception. What cannot be checked is a finding that says so, and names it.
+    Guarantees: one changed byte of any file of the run makes a check fail that names the file; a
+    number of the card that the ledger does not give makes a check fail that names the field, and so
+    does a sentence that states one. Damage of any kind is a check that fails, not an exception.
+    What cannot be checked is a finding that says so, and names it.
     """
     verdict = _judged(run, keys, head, ledger)
     if require is None:
         return verdict
     reached = verdict.level.reaches(require)
-    wanted = Finding("level required", reached, f"{levels.named(require).words}; reached: {verdict.level.words}")
-    open_files = next((f for f in verdict.findings if f.what == OUTSIDE and f.found == NOT_CHECKED), None)
-    more = [] if open_files is None else [Finding("every file is covered", False, open_files.detail)]
+    wanted = Finding(
+        "level required", reached, f"{levels.named(require).words}; reached: {verdict.level.words}"
+    )
+    open_files = next(
+        (f for f in verdict.findings if f.what == OUTSIDE and f.found == NOT_CHECKED), None
+    )
+    more = (
+        [] if open_files is None else [Finding("every file is covered", False, open_files.detail)]
+    )
     return Verdict([*verdict.findings, wanted, *more], verdict.level)
 
 
-def _judged(run: Path | str, keys: Sequence[Path | str], head: str | None, ledger: Path | str | None) -> Verdict:
+def _judged(
+    run: Path | str, keys: Sequence[Path | str], head: str | None, ledger: Path | str | None
+) -> Verdict:
     run, ledger = Path(run), None if ledger is None else Path(ledger)
     published = signature.published(head) if head is not None else None
     signers = {Path(file).name: signature.public(Path(file)) for file in keys}
@@ -161,7 +189,9 @@ def _judged(run: Path | str, keys: Sequence[Path | str], head: str | None, ledge
     if run.is_file():
         if keys or head or ledger:
             rule = "a card by itself has no signature and no ledger: give the run folder"
-            raise InvalidInput("--key" if keys else "--head" if head else "--ledger", str(run), rule)
+            raise InvalidInput(
+                "--key" if keys else "--head" if head else "--ledger", str(run), rule
+            )
         return Verdict(_verify_card(run), NOTHING)
     if not run.is_dir():
         raise InvalidInput("run", str(run), "is not a folder, nor a card")
@@ -176,11 +206,16 @@ def _judged(run: Path | str, keys: Sequence[Path | str], head: str | None, ledge
         return Verdict(findings, NOTHING)
     witnesses, signed = _witnesses(read.ledger, lambda: signature.of_run(run), signers, published)
     read = replace(
-        read, level=levels.of_run(read.ledger, published, by_key=signed) if all(w.holds for w in witnesses) else NOTHING
+        read,
+        level=levels.of_run(read.ledger, published, by_key=signed)
+        if all(w.holds for w in witnesses)
+        else NOTHING,
     )
     findings += [_run(what, test, read) for what, test in CHECKS.items()]
     if ledger is not None:
-        findings.append(_guarded("billed in the ledger of the data set", lambda: _billed(read, ledger)))
+        findings.append(
+            _guarded("billed in the ledger of the data set", lambda: _billed(read, ledger))
+        )
     return Verdict(findings + witnesses, read.level)
 
 
@@ -203,20 +238,37 @@ def _mark(file: Path, ledger: Ledger) -> Outcome:
     """The file that says where the ledger ends is there, and always was."""
     name = f"{file.name}.head"
     if not chain.marked(file):
-        return True, f"{name} is missing: lines at the end of the ledger may have been removed", NOT_CHECKED
+        return (
+            True,
+            f"{name} is missing: lines at the end of the ledger may have been removed",
+            NOT_CHECKED,
+        )
     if lines := ledger.recovered:
         said = ", ".join(str(n) for n in lines)
-        return True, f"{name} was lost and written again on somebody's word, after line {said}", NOT_CHECKED
+        return (
+            True,
+            f"{name} was lost and written again on somebody's word, after line {said}",
+            NOT_CHECKED,
+        )
     return True, f"{name} says where the ledger ends"
 
 
 def _witnesses(
-    ledger: Ledger, signed: Callable[[], Signed | None], signers: dict[str, str], published: Signed | None
+    ledger: Ledger,
+    signed: Callable[[], Signed | None],
+    signers: dict[str, str],
+    published: Signed | None,
 ) -> tuple[list[Finding], bool]:
-    """What others have signed or published about the run, and whether one of the keys given signed the run itself."""
+    """What others have signed or published about the run, and whether one of the keys given signed
+    the run itself.
+    """
     found = []
     if published is not None:
-        wrong = None if ledger.extends(published.head) else "the ledger does not extend the published head: lines were exchanged"
+        wrong = (
+            None
+            if ledger.extends(published.head)
+            else "the ledger does not extend the published head: lines were exchanged"
+        )
         found.append(Finding("ledger extends the published head", *_outcome(wrong)))
     held: list[Signed | None] = []
 
@@ -224,7 +276,11 @@ def _witnesses(
         held.append(signed())
         holds, detail = signature.judged(held[0], published, signers)
         nobody = held[0] is None and (published is None or not published.signatures)
-        return (holds, detail) if signers or not holds else (holds, detail, NONE if nobody else NOT_CHECKED)
+        return (
+            (holds, detail)
+            if signers or not holds
+            else (holds, detail, NONE if nobody else NOT_CHECKED)
+        )
 
     found.append(_guarded("signed by the keys given" if signers else signature.CHECK, judged))
     mine = held[0].signatures if held and held[0] is not None else {}
@@ -232,7 +288,9 @@ def _witnesses(
 
 
 def _verify_card(file: Path) -> list[Finding]:
-    """What can be checked without the run: form, digest, and that every number follows from the plan and accesses it states."""
+    """What can be checked without the run: form, digest, and that every number follows from the
+    plan and accesses it states.
+    """
     try:
         card = load_card(file)
         read = Evidence(None, card, recompute.stated_ledger(card))
@@ -240,12 +298,16 @@ def _verify_card(file: Path) -> list[Finding]:
         return [Finding(file.name, False, problem.problem)]
     findings = [Finding(file.name, True, "is whole")]
     findings += [_run(what, test, read) for what, test in CARD_CHECKS.items()]
-    left = "ledger, model, configuration, metrics and erased secrets: verify the run folder for these"
+    left = (
+        "ledger, model, configuration, metrics and erased secrets: verify the run folder for these"
+    )
     return [*findings, Finding("not checked from a card alone", True, left, NOT_CHECKED)]
 
 
 def _read(folder: Path, findings: list[Finding]) -> Evidence | None:
-    """The card and the ledger; each is a finding of its own, so that several damaged files are all named."""
+    """The card and the ledger; each is a finding of its own, so that several damaged files are all
+    named.
+    """
     loaders: dict[str, Callable[[], Any]] = {
         cards.NAME: lambda: load_card(folder / cards.NAME),
         LEDGER: lambda: Ledger.read(folder / LEDGER),
@@ -257,7 +319,11 @@ def _read(folder: Path, findings: list[Finding]) -> Evidence | None:
             findings.append(Finding(name, True, "is whole"))
         except Corrupt as problem:
             findings.append(Finding(name, False, problem.problem))
-    return Evidence(folder, loaded[cards.NAME], loaded[LEDGER]) if len(loaded) == len(loaders) else None
+    return (
+        Evidence(folder, loaded[cards.NAME], loaded[LEDGER])
+        if len(loaded) == len(loaders)
+        else None
+    )
 
 
 def load_card(path: Path) -> dict[str, Any]:
@@ -285,7 +351,9 @@ def _run(what: str, test: Check, evidence: Evidence) -> Finding:
 
 
 def _guarded(what: str, test: Callable[[], Outcome]) -> Finding:
-    """The outcome of a check. Files are hostile: whatever goes wrong in reading them is a check that failed."""
+    """The outcome of a check. Files are hostile: whatever goes wrong in reading them is a check
+    that failed.
+    """
     try:
         return Finding(what, *test())
     except DpfyError as error:
@@ -299,29 +367,52 @@ def _outcome(problem: str | None, good: str = "holds") -> tuple[bool, str]:
 
 
 def _head(e: Evidence) -> tuple[bool, str]:
-    """The card is the one with which the ledger says the run ended, and it was computed from the lines before that."""
+    """The card is the one with which the ledger says the run ended, and it was computed from the
+    lines before that.
+    """
     if e.card["ledger"] != e.ledger.basis:
-        return False, f"{LEDGER} is not the ledger the card was computed from: lines were removed, added or exchanged"
+        return (
+            False,
+            f"{LEDGER} is not the ledger the card was computed from: lines were removed, added or "
+            f"exchanged",
+        )
     if hashlib.sha256(cards.render(e.card)).hexdigest() != e.finish["card"]:
         return False, f"{cards.NAME} is not the card with which {LEDGER} says the run ended"
     name = next(iter(e.reserved))
     if e.finish["entry"] != next(p.entry for p in e.ledger.permits() if p.name == name):
         return False, f"{LEDGER} says that something else ended than the {name} it reserves"
     done = e.view["sections"][0].get("steps_done", e.finish["steps"])
-    wrong = f"{cards.NAME} steps_done is not the number of steps after which {LEDGER} says the run ended"
+    wrong = (
+        f"{cards.NAME} steps_done is not the number of steps after which {LEDGER} says the run "
+        f"ended"
+    )
     made, _ = e.ledger.settlements.get(name, (done, done))
     return _outcome(None if e.finish["steps"] == done == made else wrong)
 
 
 def _files(e: Evidence) -> tuple[bool, str]:
-    """Every file of the run is the one that the end of the run names; the card names the same; nothing was put in their place."""
+    """Every file of the run is the one that the end of the run names; the card names the same;
+    nothing was put in their place.
+    """
     due = {name: sha for name, sha in e.finish["files"].items() if name not in PAGES}
-    names = e.differ(due) + [n for r in e.reserved.values() for n in (*r.claim.files(), *_models(r.claim)) if n not in due]
-    names += [name for name in sorted(due.keys() | e.card["files"].keys()) if due.get(name) != e.card["files"].get(name)]
+    names = e.differ(due) + [
+        n
+        for r in e.reserved.values()
+        for n in (*r.claim.files(), *_models(r.claim))
+        if n not in due
+    ]
+    names += [
+        name
+        for name in sorted(due.keys() | e.card["files"].keys())
+        if due.get(name) != e.card["files"].get(name)
+    ]
     own = [name for name in cards.covered(e.ledger) if name not in cards.AUDIT_FILES]
     names += [name for name in own if name not in due and e.file(name).exists()]
     names += [name for name in due if name not in cards.covered(e.ledger)]  # no claim announced it
-    wrong = f"{', '.join(dict.fromkeys(names))} does not have the hash that card and ledger state: changed, exchanged, added or removed"
+    wrong = (
+        f"{', '.join(dict.fromkeys(names))} does not have the hash that card and ledger state: "
+        f"changed, exchanged, added or removed"
+    )
     return _outcome(wrong if names else None)
 
 
@@ -336,7 +427,11 @@ def _model(e: Evidence) -> Outcome:
     if e.finish["files"].get(MODEL) != sha256_of(e.file(MODEL)):
         return False, f"{MODEL} is not the model the ledger says this run released"
     if e.level.index < COMPLETION.index:
-        return True, f"{MODEL} fits the last line of {LEDGER}, which nobody outside has witnessed", NOT_CHECKED
+        return (
+            True,
+            f"{MODEL} fits the last line of {LEDGER}, which nobody outside has witnessed",
+            NOT_CHECKED,
+        )
     return True, f"{MODEL} is the one of {e.level.words}"
 
 
@@ -345,18 +440,28 @@ def _claim(e: Evidence) -> tuple[bool, str]:
     source = LEDGER if e.folder is not None else "privacy.json accesses"
     parts = {part["name"]: part for part in e.view["sections"]}
     if list(parts) != list(e.reserved) or len(parts) != len(e.view["sections"]):
-        return False, f"privacy.json sections are not those that {source} reserves: {', '.join(e.reserved)}"
+        return (
+            False,
+            f"privacy.json sections are not those that {source} reserves: {', '.join(e.reserved)}",
+        )
     for name, reserved in e.reserved.items():
         if wrong := _misstated(e, name, reserved, parts[name], source):
             return False, wrong
     fixed = any(reserved.fixed_seed for reserved in e.reserved.values())
     if (e.card["provenance"]["seed"] == cards.FIXED_SEED) != fixed:
         return False, f"privacy.json provenance.seed is not the kind of seed that {source} states"
-    gone = [line for reserved in e.reserved.values() for line in reserved.caveats if line not in e.card["caveats"]]
+    gone = [
+        line
+        for reserved in e.reserved.values()
+        for line in reserved.caveats
+        if line not in e.card["caveats"]
+    ]
     return _outcome(f"privacy.json caveats: misses {gone[0]!r}" if gone else None)
 
 
-def _misstated(e: Evidence, name: str, reserved: Reserved, part: dict[str, Any], source: str) -> str | None:
+def _misstated(
+    e: Evidence, name: str, reserved: Reserved, part: dict[str, Any], source: str
+) -> str | None:
     """What one section, or a file of its claim, states otherwise than the reservation."""
     claim, permit = reserved.claim, next(p for p in e.ledger.permits() if p.name == name)
     stated = {f"privacy.json {name}": (part["claim"], claim.to_json())}
@@ -370,27 +475,43 @@ def _misstated(e: Evidence, name: str, reserved: Reserved, part: dict[str, Any],
     if permit.event != reserved.due(e.ledger.settlements.get(name)):
         return f"{source} reserves another event than its own {claim.kind} describes"
     if (e.ledger.unit, e.ledger.adjacency) != (claim.unit, claim.adjacency):
-        return f"{source} states another unit or adjacency than the claim (guarantee.unit, guarantee.adjacency)"
+        return (
+            f"{source} states another unit or adjacency than the claim (guarantee.unit, "
+            f"guarantee.adjacency)"
+        )
     return None
 
 
 def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
-    """The data set's ledger holds the reservations that the run's own ledger names, with the same claims, and they have begun."""
+    """The data set's ledger holds the reservations that the run's own ledger names, with the same
+    claims, and they have begun.
+    """
     entries = []
     people = Ledger.read(file)
     for reserved in e.reserved.values():
         if reserved.shared is None:
-            return False, f"{LEDGER} names no entry in a ledger of the data set: the run was not billed there"
+            return (
+                False,
+                f"{LEDGER} names no entry in a ledger of the data set: the run was not billed "
+                f"there",
+            )
         identity, entry = reserved.shared
         permit = next((p for p in people.permits() if p.entry == entry), None)
         if people.book.identity != identity or permit is None or entry not in people.book.begun:
-            return False, f"{file.name} does not hold the entry that {LEDGER} names, begun and not given back"
+            return (
+                False,
+                f"{file.name} does not hold the entry that {LEDGER} names, begun and not given "
+                f"back",
+            )
         if Reserved.from_json(permit.claim) != replace(reserved, shared=None):
             found = differences(permit.claim, replace(reserved, shared=None).to_json())
             return False, f"{file.name} was billed for something else: {found[0]}"
         settled = people.book.settled.get(entry)
         if settled != e.ledger.settlements.get(reserved.claim.name):
-            return False, f"{file.name} and {LEDGER} do not say that the run ended after the same steps"
+            return (
+                False,
+                f"{file.name} and {LEDGER} do not say that the run ended after the same steps",
+            )
         if (permit.event, permit.uses) != (reserved.due(settled), 1):
             return False, f"{file.name} was billed for something else: another event"
         entries.append(entry)
@@ -399,7 +520,9 @@ def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
 
 def _claims(e: Evidence) -> Outcome:
     """Every derived field of the card is what its accountant derives now from the ledger."""
-    derived = {key: value for key, value in e.derived.items() if e.folder is not None or key != "ledger"}
+    derived = {
+        key: value for key, value in e.derived.items() if e.folder is not None or key != "ledger"
+    }
     found = recompute.differences(e.card, derived)
     return _outcome(_some(found) if found else None)
 
@@ -415,19 +538,31 @@ def _wording(e: Evidence) -> Outcome:
         return True, "every sentence is the one that this version writes"
     changed = recompute.reworded(e.card, e.derived)
     if not changed:
-        return True, f"made by version {version}; every sentence is the one that this version writes too"
-    said = f"wording not compared (made by version {version}): {_some(changed)}; from the ledger this version writes: "
+        return (
+            True,
+            f"made by version {version}; every sentence is the one that this version writes too",
+        )
+    said = (
+        f"wording not compared (made by version {version}): {_some(changed)}; from the ledger this "
+        f"version writes: "
+    )
     return True, said + e.derived["statement"], NOT_CHECKED
 
 
 def _told(e: Evidence) -> Outcome:
-    """What only the run knew is the publisher's word, and must not state a privacy figure that the ledger does not give."""
+    """What only the run knew is the publisher's word, and must not state a privacy figure that the
+    ledger does not give.
+    """
     facts = recompute.told(e.card, e.derived)
     wrong = recompute.invented(facts | recompute.reserved_words(e.derived), e.known)
     if wrong:
         return False, f"{cards.NAME}: {_some(wrong)}"
     told = [key for key, value in facts.items() if not is_absent(value)]
-    files = [name for name in ("metrics.jsonl", cards.CONFIG) if e.folder is not None and e.file(name).is_file()]
+    files = [
+        name
+        for name in ("metrics.jsonl", cards.CONFIG)
+        if e.folder is not None and e.file(name).is_file()
+    ]
     return True, f"stated by the run alone: {', '.join([*sorted(told), *files])}", NOT_CHECKED
 
 
@@ -435,16 +570,25 @@ def _curve_of_run(e: Evidence) -> Outcome:
     """The epsilons that metrics.jsonl states for the steps of training are those of the plan."""
     rows = html.extras(e.file(""))["metrics"]
     stated = [(row.get("step"), row["epsilon"]) for row in rows if "epsilon" in row]
-    plans = [plan for reserved in e.reserved.values() if (plan := getattr(reserved.claim, "plan", None)) is not None]
+    plans = [
+        plan
+        for reserved in e.reserved.values()
+        if (plan := getattr(reserved.claim, "plan", None)) is not None
+    ]
     if not stated:
         return True, "metrics.jsonl states no epsilon", NONE
     if len(plans) != 1:
-        return False, "metrics.jsonl states epsilons, and the ledger reserves no training that they could be about"
+        return (
+            False,
+            "metrics.jsonl states epsilons, and the ledger reserves no training that they could be "
+            "about",
+        )
     for step, said in stated:
         if not recompute.same_number(said, plans[0].epsilon_after(step)):
             return (
                 False,
-                f"metrics.jsonl says epsilon {said} after step {step}, the plan gives {plans[0].epsilon_after(step):.6g}",
+                f"metrics.jsonl says epsilon {said} after step {step}, the plan gives "
+                f"{plans[0].epsilon_after(step):.6g}",
             )
     return True, f"{len(stated)} epsilons in metrics.jsonl are those of the plan"
 
@@ -452,12 +596,18 @@ def _curve_of_run(e: Evidence) -> Outcome:
 def _independent(e: Evidence) -> Outcome:
     """A second accountant, with other code and another theory, does not contradict the first."""
     problem, seen = recompute.second_opinion(e.ledger, e.view)
-    return (False, problem) if problem else (True, seen, OK if seen.startswith("dp-accounting") else NOT_CHECKED)
+    return (
+        (False, problem)
+        if problem
+        else (True, seen, OK if seen.startswith("dp-accounting") else NOT_CHECKED)
+    )
 
 
 def _reports(e: Evidence) -> Outcome:
-    """Each page is, byte for byte, the one that this version of dpfy writes from card and audit. A page of another version is held to
-    its numbers, and to the hash that the end of the run states."""
+    """Each page is, byte for byte, the one that this version of dpfy writes from card and audit. A
+    page of another version is held to its numbers, and to the hash that the end of the run
+    states.
+    """
     missing = [name for name in PAGES if not e.file(name).is_file()]
     extra = html.extras(e.file(""))
     written = {
@@ -474,21 +624,30 @@ def _reports(e: Evidence) -> Outcome:
             audited += [name] if content != bare.encode() else []
             continue
         if ours or hashlib.sha256(content).hexdigest() != e.finish["files"].get(name, ""):
-            return False, f"{name} is not the page of this card: it was edited (dpfy report writes it again)"
+            return (
+                False,
+                f"{name} is not the page of this card: it was edited (dpfy report writes it again)",
+            )
         if wrong := outside.strange_numbers(name, content, e.card, e.known, full):
-            return False, f"{name} is not the page of this card: it states {wrong} (dpfy report writes it again)"
+            return (
+                False,
+                f"{name} is not the page of this card: it states {wrong} (dpfy report writes it "
+                f"again)",
+            )
         foreign.append(name)
     if foreign:
         version = e.card["provenance"]["dpfy"]
         return (
             True,
-            f"wording of {', '.join(foreign)} not compared (made by version {version}; dpfy report writes it again)",
+            f"wording of {', '.join(foreign)} not compared (made by version {version}; dpfy report "
+            f"writes it again)",
             NOT_CHECKED,
         )
     if audited:
         return (
             True,
-            f"{', '.join(audited)}: as this version writes it; figures of audit.json in it are the publisher's",
+            f"{', '.join(audited)}: as this version writes it; figures of audit.json in it are the "
+            f"publisher's",
             NOT_CHECKED,
         )
     if len(missing) == len(PAGES):
@@ -502,53 +661,94 @@ def _since(extra: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _derived(e: Evidence) -> Outcome:
-    """Every file that was made from the released ones is the one that the ledger names. What went into it, its author alone knows."""
+    """Every file that was made from the released ones is the one that the ledger names. What went
+    into it, its author alone knows.
+    """
     held = e.ledger.book.derived
     wrong = e.differ({name: str(body["sha256"]) for name, body in held.items()})
     if wrong:
-        return False, f"{', '.join(wrong)} is not what the ledger says was derived from this run: changed, exchanged or removed"
+        return (
+            False,
+            f"{', '.join(wrong)} is not what the ledger says was derived from this run: changed, "
+            f"exchanged or removed",
+        )
     words = {name: {"how": body["how"], "public": body["public"]} for name, body in held.items()}
     if invented := recompute.invented(words, e.known):
         return False, f"{LEDGER}: {_some(invented)}"
     if not held:
         return True, "nothing was derived", NONE
     rows = ", ".join(f"{name} from {', '.join(body['of'])}" for name, body in held.items())
-    return True, f"derived by the user's statement: {rows}; whether private data went in cannot be seen", NOT_CHECKED
+    return (
+        True,
+        f"derived by the user's statement: {rows}; whether private data went in cannot be seen",
+        NOT_CHECKED,
+    )
 
 
 def _audit(e: Evidence) -> Outcome:
-    """The audit in the folder is the one that was attached to the ledger, fits its own figures, and does not contradict the claim."""
-    known = e.ledger.book.attached | {name: sha for name, sha in e.finish["files"].items() if name in cards.AUDIT_FILES}
+    """The audit in the folder is the one that was attached to the ledger, fits its own figures, and
+    does not contradict the claim.
+    """
+    known = e.ledger.book.attached | {
+        name: sha for name, sha in e.finish["files"].items() if name in cards.AUDIT_FILES
+    }
     stray = [name for name in cards.AUDIT_FILES if name not in known and e.file(name).exists()]
     stray += [name for name in known if name not in cards.AUDIT_FILES]
     if names := e.differ(known) + stray:
         return (
             False,
-            f"{', '.join(names)} is not what the ledger says was attached to this run: changed, exchanged, added or removed",
+            f"{', '.join(names)} is not what the ledger says was attached to this run: changed, "
+            f"exchanged, added or removed",
         )
     if not known:
         return True, "no audit is attached", NONE
     audit = html.extras(e.file(""))["audit"]
-    if audit is not None and (wrong := html.contradiction(e.card, audit) or outside.audit_problem(audit)):
+    if audit is not None and (
+        wrong := html.contradiction(e.card, audit) or outside.audit_problem(audit)
+    ):
         return False, wrong
     figure = "" if audit is None else f"audit.json: epsilon is at least {audit['epsilon_lower']}; "
-    return True, f"{figure}{', '.join(sorted(known))}: attached by the publisher, figures not measured again", NOT_CHECKED
+    return (
+        True,
+        f"{figure}{', '.join(sorted(known))}: attached by the publisher, figures not measured "
+        f"again",
+        NOT_CHECKED,
+    )
 
 
 def _outside(e: Evidence) -> Outcome:
-    """No file lies in the folder that neither claim nor ledger names, but for texts and pictures, which are named here."""
+    """No file lies in the folder that neither claim nor ledger names, but for texts and pictures,
+    which are named here.
+    """
     book = e.ledger.book
-    named = {*e.finish["files"], *book.attached, *book.derived, LEDGER, f"{LEDGER}.head", cards.NAME, signature.NAME, *PAGES}
+    named = {
+        *e.finish["files"],
+        *book.attached,
+        *book.derived,
+        LEDGER,
+        f"{LEDGER}.head",
+        cards.NAME,
+        signature.NAME,
+        *PAGES,
+    }
     refused, open_ = outside.unnamed(e.file(""), named)
     if refused:
-        return False, f"{', '.join(refused)}: named by no claim and not in the ledger; remove it, or add it (dpfy derive)"
+        return (
+            False,
+            f"{', '.join(refused)}: named by no claim and not in the ledger; remove it, or add it "
+            f"(dpfy derive)",
+        )
     if open_:
         return True, f"not covered by anything above: {', '.join(open_)}", NOT_CHECKED
     return True, "every file in the folder is named by the ledger"
 
 
 def _secrets(e: Evidence) -> tuple[bool, str]:
-    return _outcome("checkpoint/ still exists: the run's secrets were not erased" if e.file("checkpoint").exists() else None)
+    return _outcome(
+        "checkpoint/ still exists: the run's secrets were not erased"
+        if e.file("checkpoint").exists()
+        else None
+    )
 
 
 CARD_CHECKS: dict[str, Check] = {

@@ -1,4 +1,6 @@
-"""How the card speaks: typed absence, numbers that never round to the flattering side, events and settings in words."""
+"""How the card speaks: typed absence, numbers that never round to the flattering side, events and
+settings in words.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,16 @@ __all__ = [
 ABSENT = "absent"
 
 SETTINGS = {
-    "central": "Central differential privacy: the data is gathered in one place, and whoever trains is trusted to hold it and to "
+    "central": "Central differential privacy: the data is gathered in one place, and whoever "
+    "trains is trusted to hold it and to "
     "run the mechanism correctly. What is released from there on is protected.",
-    "local": "Local differential privacy: every record is randomised before it leaves its owner; nobody else needs to be trusted.",
-    "shuffled": "The shuffle model: every record is randomised before it leaves its owner, and a shuffler hides whose each report is; the "
+    "local": "Local differential privacy: every record is randomised before it leaves its owner; "
+    "nobody else needs to be trusted.",
+    "shuffled": "The shuffle model: every record is randomised before it leaves its owner, and a "
+    "shuffler hides whose each report is; the "
     "guarantee is about what leaves the shuffler.",
-    "distributed": "Distributed differential privacy: owners add their share of the noise and a secure sum hides the parts; no "
+    "distributed": "Distributed differential privacy: owners add their share of the noise and a "
+    "secure sum hides the parts; no "
     "single party sees data without protection.",
 }
 
@@ -75,7 +81,9 @@ def unit_row(unit: Unit) -> dict[str, Any]:
         "meaning": unit_meaning(unit),
         "protection": unit.protects,
         "protection_words": PROTECTS[unit.protects],
-        "tokens": absent("the unit is not a text of stated length") if unit.tokens is None else unit.tokens,
+        "tokens": absent("the unit is not a text of stated length")
+        if unit.tokens is None
+        else unit.tokens,
     }
 
 
@@ -86,22 +94,32 @@ def unit_meaning(unit: Unit) -> str:
         return f"{length} A person who wrote several is protected for each of them alone."
     if unit.name == "example" and unit.most_records == 1 and unit.whole:
         return (
-            "One example is one record of the training data. A person with several records is protected for each of them alone; "
+            "One example is one record of the training data. A person with several records is "
+            "protected for each of them alone; "
             "for k records together the guarantee weakens (epsilon grows about k-fold)."
         )
     if unit.protects == "label":
         return "One label is the label of one record; the record's features are not protected."
     if unit.most_records == 1 and unit.protects == "user":
-        return f"One {unit.name} is everything that it contributed, in however many records, and all of it is protected together."
+        return (
+            f"One {unit.name} is everything that it contributed, in however many records, and all "
+            f"of it is protected together."
+        )
     if unit.protects == "window":
         return (
-            f"One {unit.name} is what a user contributed within it, of which at most {unit.most_records:,} records are used at a time. "
-            "A user with several is protected for each of them alone; several together are stated among the formal guarantees."
+            f"One {unit.name} is what a user contributed within it, of which at most "
+            f"{unit.most_records:,} records are used at a time. "
+            "A user with several is protected for each of them alone; several together are stated "
+            "among the formal guarantees."
         )
     if unit.most_records == 1:
-        return f"One {unit.name} owns one record of the training data, and that record is protected as a whole."
+        return (
+            f"One {unit.name} owns one record of the training data, and that record is protected "
+            f"as a whole."
+        )
     return (
-        f"One {unit.name} owns at most {unit.most_records} records of the training data, and all of them are protected together."
+        f"One {unit.name} owns at most {unit.most_records} records of the training data, and all "
+        f"of them are protected together."
     )
 
 

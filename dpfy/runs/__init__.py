@@ -1,1 +1,3 @@
-"""The run folder of any release: claims reserved in order, secrets, artefacts, resume, card at the end."""
+"""The run folder of any release: claims reserved in order, secrets, artefacts, resume, card at the
+end.
+"""

@@ -1,7 +1,9 @@
-"""What is made from a finished run without its data: pruned, quantised, calibrated or distilled on public data. It costs nothing.
+"""What is made from a finished run without its data: pruned, quantised, calibrated or distilled on
+public data. It costs nothing.
 
-Post-processing of a release is covered by its guarantee, if nothing else went into it. dpfy cannot see that: whoever adds a file says
-how it was made, and from which public data, and the ledger keeps the words with the hash.
+Post-processing of a release is covered by its guarantee, if nothing else went into it. dpfy cannot
+see that: whoever adds a file says how it was made, and from which public data, and the ledger keeps
+the words with the hash.
 """
 
 from __future__ import annotations
@@ -20,19 +22,36 @@ from dpfy.runs.folder import CARD, LEDGER
 NO_DATA = "none"
 
 
-def derive(run: Path, file: Path, *, of: Sequence[str], how: str, public: str = NO_DATA, name: str | None = None) -> Path:
-    """Add `file` to a finished run as made from its files `of`, by `how`, with the data `public`, which must be public.
+def derive(
+    run: Path,
+    file: Path,
+    *,
+    of: Sequence[str],
+    how: str,
+    public: str = NO_DATA,
+    name: str | None = None,
+) -> Path:
+    """Add `file` to a finished run as made from its files `of`, by `how`, with the data `public`,
+    which must be public.
 
-    Guarantees: the file lies in the folder, and its hash in the ledger, or neither; nothing of the run is changed. Verification follows
-    the hash. A name of the run's own files is refused.
+    Guarantees: the file lies in the folder, and its hash in the ledger, or neither; nothing of the
+    run is changed. Verification follows the hash. A name of the run's own files is refused.
     """
     chosen = file.name if name is None else name
     check.one_line("how", how)
     check.one_line("public", public)
     if not (run / CARD).is_file():
-        raise InvalidInput("run", str(run), "is not a finished run: only what was released can be processed further")
+        raise InvalidInput(
+            "run",
+            str(run),
+            "is not a finished run: only what was released can be processed further",
+        )
     if not FILE.fullmatch(chosen) or chosen in RESERVED:
-        raise InvalidInput("name", chosen, "must be letters, digits, dots and dashes, and no name of the run's own files")
+        raise InvalidInput(
+            "name",
+            chosen,
+            "must be letters, digits, dots and dashes, and no name of the run's own files",
+        )
     content = reading.content("file", file, most=reading.MOST_DATA)
     ledger, target = Ledger.read(run / LEDGER), run / chosen
     if chosen in ledger.book.derived or (os.path.lexists(target) and not _same(target, content)):

@@ -1,11 +1,14 @@
-"""The run folder: where a run's claims, ledger, secrets, checkpoints and results live, and in which order they come to be.
+"""The run folder: where a run's claims, ledger, secrets, checkpoints and results live, and in which
+order they come to be.
 
-    runs/x/  ledger.jsonl  config.toml  privacy.json  report.html  report.md  and what its claims name: plan.json, model.safetensors ...
-             .dpfy-NAME  checkpoint/  secret.json (0600)  bound.json (0600) ...             gone when the run ends
+    runs/x/  ledger.jsonl  config.toml  privacy.json  report.html  report.md  and what its claims
+    name: plan.json, model.safetensors ...
+             .dpfy-NAME  checkpoint/  secret.json (0600)  bound.json (0600) ...             gone
+             when the run ends
 
-The order is the safety: the figures of the card, then mark, configuration and what the claims write down, secret, reservations, data.
-Claims that cannot be billed leave nothing; a crash between any two leaves a folder that can be resumed; a folder without the mark is
-not touched.
+The order is the safety: the figures of the card, then mark, configuration and what the claims write
+down, secret, reservations, data. Claims that cannot be billed leave nothing; a crash between any
+two leaves a folder that can be resumed; a folder without the mark is not touched.
 """
 
 from __future__ import annotations
@@ -44,11 +47,13 @@ ITSELF = ""
 class Place:
     """Where a run lives and what it may spend.
 
-    `ledger` is the ledger of the data set, shared by all runs on it, with `budget` (created with it, or equal to what it has).
-    `seed` fixes all randomness for tests: such a run protects nothing, and its card says so. `config` is the configuration as text, in
-    the form to publish and in full (kept with the secrets until the run ends, so that it can be resumed without repeating it).
-    `public_data` names the public data that shapes the result, one ``{"data": ..., "used_for": ..., "provenance": ...}`` each.
-    `about` says for the card, in words that may be published, which `data` it is, who is the `author` and what the `model` is called.
+    `ledger` is the ledger of the data set, shared by all runs on it, with `budget` (created with
+    it, or equal to what it has). `seed` fixes all randomness for tests: such a run protects
+    nothing, and its card says so. `config` is the configuration as text, in the form to publish and
+    in full (kept with the secrets until the run ends, so that it can be resumed without repeating
+    it). `public_data` names the public data that shapes the result, one ``{"data": ..., "used_for":
+    ..., "provenance": ...}`` each. `about` says for the card, in words that may be published, which
+    `data` it is, who is the `author` and what the `model` is called.
     """
 
     path: Path | str
@@ -62,7 +67,11 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.ledger is None:
-            raise InvalidInput("budget", self.budget.to_json(), "needs a ledger to be kept in (Run(ledger=...), --ledger PATH)")
+            raise InvalidInput(
+                "budget",
+                self.budget.to_json(),
+                "needs a ledger to be kept in (Run(ledger=...), --ledger PATH)",
+            )
         check.known_keys("about", self.about, ABOUT)
         for key, said in self.about.items():
             check.one_line(f"about.{key}", said)
@@ -86,7 +95,9 @@ def fresh_path() -> Path:
 
 @dataclass
 class Stage:
-    """One claim of a run with its reservations: in the run's own ledger, and in the data set's where there is one."""
+    """One claim of a run with its reservations: in the run's own ledger, and in the data set's
+    where there is one.
+    """
 
     reserved: Reserved
     permit: Permit
@@ -101,16 +112,21 @@ class Stage:
 class RunFolder:
     """An opened run folder, held by this process alone until it is closed.
 
-    Use it as a context: if the block fails before the first release, the reservations are given back and the folder is removed; if it
-    is killed or interrupted, the folder stays, to be resumed by the same claims with ``resume=True``.
+    Use it as a context: if the block fails before the first release, the reservations are given
+    back and the folder is removed; if it is killed or interrupted, the folder stays, to be resumed
+    by the same claims with ``resume=True``.
 
-    Guarantees: on return every claim is reserved, durably, in every ledger, and its guarantee can be stated: that of all claims together
-    was computed before anything was written. The same secret never meets other data (:meth:`bind`). A copy of the folder, and one that
-    was restored from a backup, is refused: its files are not those that this run made (:mod:`dpfy.core.inode`). So is a forked process.
+    Guarantees: on return every claim is reserved, durably, in every ledger, and its guarantee can
+    be stated: that of all claims together was computed before anything was written. The same secret
+    never meets other data (:meth:`bind`). A copy of the folder, and one that was restored from a
+    backup, is refused: its files are not those that this run made (:mod:`dpfy.core.inode`). So is a
+    forked process.
     """
 
     identified = False
-    """Whether the files of the folder know themselves: those that an earlier version began do not."""
+    """Whether the files of the folder know themselves: those that an earlier version began do
+    not.
+    """
     place: str | None = None
     """Recognises this folder in a ledger."""
     _holder: Holder | None = None
@@ -130,7 +146,9 @@ class RunFolder:
             self._take()
             self.fresh = not self.state.is_file()
             self._write_down()
-            self.ledger = Ledger.open(self.path / LEDGER, unit=claims[0].unit, adjacency=claims[0].adjacency)
+            self.ledger = Ledger.open(
+                self.path / LEDGER, unit=claims[0].unit, adjacency=claims[0].adjacency
+            )
             self.id, self.randomness = self._secret()
             self._reserve()
         except BaseException as error:
@@ -149,12 +167,15 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether releases may have been made. Without its secrets such a run must neither start again (its noise would meet other
-        values) nor give its reservations back."""
+        """Whether releases may have been made. Without its secrets such a run must neither start
+        again (its noise would meet other values) nor give its reservations back.
+        """
         return self.has_begun() or self.has_begun(*self.stages)
 
     def has_begun(self, *names: str) -> bool:
-        """Whether releases under any of these claims may have been made; without names, under any reservation of the folder."""
+        """Whether releases under any of these claims may have been made; without names, under any
+        reservation of the folder.
+        """
         if not (self.path / LEDGER).is_file():
             return False
         try:
@@ -168,7 +189,8 @@ class RunFolder:
         )
 
     def begin(self, name: str) -> Permit:
-        """Write down, in every ledger and before the first release, that releases will be made: from now on they are billed for good.
+        """Write down, in every ledger and before the first release, that releases will be made:
+        from now on they are billed for good.
 
         The permit that allows them. Until then the run can be undone. Safe to call again.
         """
@@ -178,15 +200,19 @@ class RunFolder:
             if stage.shared is not None:
                 ledger, permit = stage.shared
                 stage.shared = ledger, ledger.begin(permit, self.place)
-            stage.permit = self._covering(self.ledger.begin(stage.permit, self.place), stage.reserved)
+            stage.permit = self._covering(
+                self.ledger.begin(stage.permit, self.place), stage.reserved
+            )
         return stage.permit
 
     def settle(self, name: str, made: int) -> None:
-        """End the releases under a claim that may end early: `made` are all that there will be, and are billed, in every ledger.
+        """End the releases under a claim that may end early: `made` are all that there will be, and
+        are billed, in every ledger.
 
-        Guarantees: the run's own ledger closes the permit, durably, before the data set's ledger takes anything off the bill; a crash in
-        between leaves the bill of the whole claim there until the run is resumed, to end. What is billed covers all that was made.
-        Does nothing where the claim cannot end so soon. Safe to repeat.
+        Guarantees: the run's own ledger closes the permit, durably, before the data set's ledger
+        takes anything off the bill; a crash in between leaves the bill of the whole claim there
+        until the run is resumed, to end. What is billed covers all that was made. Does nothing
+        where the claim cannot end so soon. Safe to repeat.
         """
         billed = stop_after(self.stage(name).claim.stops, made)
         if billed is None:
@@ -199,25 +225,37 @@ class RunFolder:
             stage.shared = ledger, ledger.settle(permit, made=made, billed=billed)
 
     def bind(self, name: str, content: bytes) -> None:
-        """Refuse another content than that of an attempt before a crash: the difference of two releases with one noise has none.
+        """Refuse another content than that of an attempt before a crash: the difference of two
+        releases with one noise has none.
 
-        Call before noise is made for what depends on the data, with all of it that the release depends on.
+        Call before noise is made for what depends on the data, with all of it that the release
+        depends on.
         """
         self._require_here()
         held, tag = self._bound(), self.randomness.tag(f"bound {name}", content)
         if name not in held:
             self._write_bound(held | {name: tag}, self.randomness)
         elif held[name] != tag:
-            raise InvalidInput(f"resume {name}", "other data", "must be what the run had before it was stopped")
+            raise InvalidInput(
+                f"resume {name}", "other data", "must be what the run had before it was stopped"
+            )
 
     def _bound(self) -> dict[str, str]:
         """What releases are bound to so far."""
         file = self.secrets / BOUND
         if not file.is_file() and self.identified:
-            raise Corrupt(f"{HIDDEN}/{BOUND}", "is missing: nobody can tell what releases were made of; start a new run")
-        held: dict[str, str] = reading.parsed_json(BOUND, file.read_bytes()) if file.is_file() else {}
+            raise Corrupt(
+                f"{HIDDEN}/{BOUND}",
+                "is missing: nobody can tell what releases were made of; start a new run",
+            )
+        held: dict[str, str] = (
+            reading.parsed_json(BOUND, file.read_bytes()) if file.is_file() else {}
+        )
         if held.pop(ITSELF, None) != (_of_file(self.randomness, file) if self.identified else None):
-            rule = "is a copy, or was restored from one, which may lack what was released since: start a new run"
+            rule = (
+                "is a copy, or was restored from one, which may lack what was released since: "
+                "start a new run"
+            )
             raise Corrupt(f"{HIDDEN}/{BOUND}", rule)
         return held
 
@@ -230,7 +268,9 @@ class RunFolder:
         self.renew()
 
     def renew(self) -> None:
-        """Tell other machines that the folder is in use, now and then; refused if one of them has taken it over."""
+        """Tell other machines that the folder is in use, now and then; refused if one of them has
+        taken it over.
+        """
         if self._holder is not None:
             self._holder.renew()
 
@@ -243,21 +283,27 @@ class RunFolder:
         """Put an artefact into the folder, whole or not at all. Its claim must have named it."""
         if not any(name in claim.artefacts for claim in self.claims):
             known = ", ".join(sorted({a for c in self.claims for a in c.artefacts}))
-            raise InvalidInput("artefact", name, f"must be named by a claim of this run: {known or 'none is'}")
+            raise InvalidInput(
+                "artefact", name, f"must be named by a claim of this run: {known or 'none is'}"
+            )
         write_atomically(self.path / name, content)
         return self.path / name
 
     def tell(self, name: str, **facts: Any) -> None:
-        """Put figures into the section of the claim called `name`: what was released under it, or is public."""
+        """Put figures into the section of the claim called `name`: what was released under it, or
+        is public.
+        """
         self.stage(name)
         self.told.setdefault(name, {}).update(facts)
 
     def finish(self, facts: Callable[[], card.Facts] | card.Facts) -> Path:
-        """Write the card and its pages, write the end of the run with all hashes to the ledger, publish, erase the secrets.
+        """Write the card and its pages, write the end of the run with all hashes to the ledger,
+        publish, erase the secrets.
 
-        Guarantees: the card is written last, so a folder with a card is complete; until then the run can be resumed. The ledger holds
-        one end of the run, with the hash of the card and of every file: a crash after it publishes that very card, whatever is asked
-        then. Each step can be repeated after a crash.
+        Guarantees: the card is written last, so a folder with a card is complete; until then the
+        run can be resumed. The ledger holds one end of the run, with the hash of the card and of
+        every file: a crash after it publishes that very card, whatever is asked then. Each step can
+        be repeated after a crash.
         """
         self._require_here()
         self.ledger.refresh()
@@ -267,13 +313,19 @@ class RunFolder:
                 self.begin(name)
             self.ledger.refresh()
             told = facts() if callable(facts) else facts
-            told = replace(told, sections=self.told | dict(told.sections), public_data=told.public_data or self.run.public_data)
+            told = replace(
+                told,
+                sections=self.told | dict(told.sections),
+                public_data=told.public_data or self.run.public_data,
+            )
             told = replace(told, provenance=self._about() | dict(told.provenance))
             made = card.build(self.path, told, self.ledger)
             files = card.write_pages(self.path, made) | card.hashes(self.path, self.ledger)
             write_atomically(self.secrets / CARD, card.render(made))
             first = next(iter(self.stages.values())).permit
-            self.ledger.finish(first, steps=told.releases, card=sha256_of(self.secrets / CARD), files=files)
+            self.ledger.finish(
+                first, steps=told.releases, card=sha256_of(self.secrets / CARD), files=files
+            )
             self.ledger.refresh()
         if self.run.ledger is not None:
             end_shared(self.ledger, Path(self.run.ledger))
@@ -284,16 +336,25 @@ class RunFolder:
     def _about(self) -> dict[str, str]:
         """What the run is about, and the day on which it was reserved."""
         began = next(body["time"] for body in self.ledger.bodies if body["type"] == "reserve")
-        return dict.fromkeys(ABOUT[1:], UNSAID) | dict(self.run.about) | {"date": time.strftime("%Y-%m-%d", time.gmtime(began))}
+        return (
+            dict.fromkeys(ABOUT[1:], UNSAID)
+            | dict(self.run.about)
+            | {"date": time.strftime("%Y-%m-%d", time.gmtime(began))}
+        )
 
     def _require_no_end(self) -> None:
-        """Refuse to end a run a second time: another folder may have ended it, from the same secret, as one that was put back can."""
+        """Refuse to end a run a second time: another folder may have ended it, from the same
+        secret, as one that was put back can.
+        """
         for stage in self.stages.values():
             if stage.shared is not None:
                 ledger, permit = stage.shared
                 ledger.refresh()
                 if permit.entry in ledger.book.ended:
-                    rule = f"{ledger.path.name} says that this run was completed: it is not completed again; start a new run"
+                    rule = (
+                        f"{ledger.path.name} says that this run was completed: it is not completed "
+                        f"again; start a new run"
+                    )
                     raise InvalidInput("run", str(self.run.path), rule)
 
     def close(self) -> None:
@@ -308,10 +369,14 @@ class RunFolder:
         """Held until the block is left."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Let go; if the run failed before its first release, leave nothing behind. Safe to call again.
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Let go; if the run failed before its first release, leave nothing behind. Safe to call
+        again.
 
-        A run that was killed or interrupted stays as it is, to be resumed. A fork of the process that holds it lets go of nothing.
+        A run that was killed or interrupted stays as it is, to be resumed. A fork of the process
+        that holds it lets go of nothing.
         """
         if os.getpid() != self._process:
             return
@@ -323,7 +388,8 @@ class RunFolder:
             self.close()
 
     def abandon(self) -> None:
-        """Undo a run that released nothing: destroy its secret, then give back its reservations, then remove the folder.
+        """Undo a run that released nothing: destroy its secret, then give back its reservations,
+        then remove the folder.
 
         What this run did not make is left, and so is a folder that was there before.
         """
@@ -333,14 +399,20 @@ class RunFolder:
         for stage in self.stages.values():
             if stage.shared is not None:
                 ledger, permit = stage.shared
-                ledger.void(permit, "the input was refused before the first step; nothing was released")
+                ledger.void(
+                    permit, "the input was refused before the first step; nothing was released"
+                )
         self.mark.clear(self._written())
         self.mark.remove_folder()
 
     def stage(self, name: str) -> Stage:
         """The claim called `name`, with its reservations."""
         if name not in self.stages:
-            raise InvalidInput("claim", name, f"nothing was reserved for it before the data was read ({', '.join(self.stages)})")
+            raise InvalidInput(
+                "claim",
+                name,
+                f"nothing was reserved for it before the data was read ({', '.join(self.stages)})",
+            )
         return self.stages[name]
 
     def _written(self) -> list[str]:
@@ -348,36 +420,51 @@ class RunFolder:
         return [name for claim in self.claims for name in claim.artefacts]
 
     def _marked(self) -> tuple[Mark, bool]:
-        """The mark of this run, and whether it is new: made in an empty folder, or found in a folder of ours. Others are refused."""
+        """The mark of this run, and whether it is new: made in an empty folder, or found in a
+        folder of ours. Others are refused.
+        """
         given = str(self.run.path)
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise InvalidInput("run", given, "is a file, not a folder")
         try:
             if not self.path.is_dir() or not any(self.path.iterdir()):
-                forecast.require([Reserved(claim, self.run.seed is not None) for claim in self.claims])
+                forecast.require(
+                    [Reserved(claim, self.run.seed is not None) for claim in self.claims]
+                )
                 return Mark.make(self.path), True
         except DpfyError:
             raise
         except (OSError, ValueError) as problem:
             raise InvalidInput(
-                "run", given, f"cannot be used as a folder ({getattr(problem, 'strerror', None) or problem})"
+                "run",
+                given,
+                f"cannot be used as a folder ({getattr(problem, 'strerror', None) or problem})",
             ) from None
-        mark = Mark.find(self.path)  # first: the mark of a run that ends now goes after its card is written
+        mark = Mark.find(
+            self.path
+        )  # first: the mark of a run that ends now goes after its card is written
         if complete(self.run, *self.claims) or self.finished:
             raise InvalidInput("run", given, "already holds a finished run; choose another folder")
         if mark is None:
-            raise InvalidInput("run", given, "is not empty and holds no dpfy run that could go on; choose another folder")
+            raise InvalidInput(
+                "run",
+                given,
+                "is not empty and holds no dpfy run that could go on; choose another folder",
+            )
         refuse_planted(self.path)
         return mark, False
 
     @property
     def _never_began(self) -> bool:
-        """Whether a crash stopped the run of this folder before it had a secret, or while it was given up: nothing was released."""
+        """Whether a crash stopped the run of this folder before it had a secret, or while it was
+        given up: nothing was released.
+        """
         return not (self.secrets / "secret.json").is_file() and not self.begun
 
     def _take(self) -> None:
-        """Hold the marked folder for this process alone, by its mark, the last thing that goes; and remove what a crash has left
-        half-written."""
+        """Hold the marked folder for this process alone, by its mark, the last thing that goes; and
+        remove what a crash has left half-written.
+        """
         held = hold(self.mark.file, f"run {self.path.name}")
         held.__enter__()
         self._hold = held
@@ -396,17 +483,28 @@ class RunFolder:
         for claim in self.claims:
             for name, content in claim.files().items():
                 if found := _apart(self.path / name, content):
-                    raise InvalidInput("run", given, f"already holds a different {name.removesuffix('.json')} ({found})")
+                    raise InvalidInput(
+                        "run",
+                        given,
+                        f"already holds a different {name.removesuffix('.json')} ({found})",
+                    )
         if not self.run.resume:
             raise InvalidInput(
-                "run", given, "holds an unfinished run; resume it (Run(path, resume=True), --resume) or choose another folder"
+                "run",
+                given,
+                "holds an unfinished run; resume it (Run(path, resume=True), --resume) or choose "
+                "another folder",
             )
         if (file := self.secrets / "secret.json").is_file():
             self._held_secret(file)
 
     def _write_down(self) -> None:
-        """Configuration, and what the claims say about themselves. The last file of the last claim tells that all are there."""
-        written = [(name, content) for claim in self.claims for name, content in claim.files().items()]
+        """Configuration, and what the claims say about themselves. The last file of the last claim
+        tells that all are there.
+        """
+        written = [
+            (name, content) for claim in self.claims for name, content in claim.files().items()
+        ]
         if written and (self.path / written[-1][0]).is_file():
             return
         if self.run.config is not None and not (self.path / "config.toml").is_file():
@@ -417,77 +515,132 @@ class RunFolder:
             write_atomically(self.path / name, content)
 
     def _secret(self) -> tuple[str, Randomness]:
-        """The secret of the run: a new one as long as its ledger holds no reservation, for what a lost ledger paid for is used up."""
+        """The secret of the run: a new one as long as its ledger holds no reservation, for what a
+        lost ledger paid for is used up.
+        """
         file = self.secrets / "secret.json"
         if not self.ledger.permits():
-            fresh = Randomness.from_os() if self.run.seed is None else Randomness.for_tests(self.run.seed)
+            fresh = (
+                Randomness.from_os()
+                if self.run.seed is None
+                else Randomness.for_tests(self.run.seed)
+            )
             self.identified = True
             self._write_bound({}, fresh)
             body = {"run": self.mark.run, "secret": fresh.secret.hex(), "fixed": fresh.fixed}
             write_atomically(
-                file, lambda own: json.dumps(body | {"file": fresh.tag("file", own.encode())}).encode(), mode=PRIVATE_MODE
+                file,
+                lambda own: json.dumps(body | {"file": fresh.tag("file", own.encode())}).encode(),
+                mode=PRIVATE_MODE,
             )
         elif not file.is_file():
-            raise Corrupt("checkpoint/secret.json", "is missing: the run cannot be resumed; start a new one")
+            raise Corrupt(
+                "checkpoint/secret.json", "is missing: the run cannot be resumed; start a new one"
+            )
         held = self._held_secret(file)
-        self.place = held[1].tag("place", inode.identity_of(file).encode())[:32] if self.identified else None
+        self.place = (
+            held[1].tag("place", inode.identity_of(file).encode())[:32] if self.identified else None
+        )
         return held
 
     def _held_secret(self, file: Path) -> tuple[str, Randomness]:
         try:
             held = json.loads(file.read_text())
-            name, randomness = held["run"], Randomness(bytes.fromhex(held["secret"]), _truth(held["fixed"]))
+            name, randomness = (
+                held["run"],
+                Randomness(bytes.fromhex(held["secret"]), _truth(held["fixed"])),
+            )
             said = held.get("file")
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise Corrupt("checkpoint/secret.json", "is damaged: the run cannot be resumed; start a new one") from None
+            raise Corrupt(
+                "checkpoint/secret.json", "is damaged: the run cannot be resumed; start a new one"
+            ) from None
         if name != self.mark.run:
-            raise Corrupt("checkpoint/secret.json", "belongs to another run than the folder's mark; start a new one")
+            raise Corrupt(
+                "checkpoint/secret.json",
+                "belongs to another run than the folder's mark; start a new one",
+            )
         if said is not None and said != _of_file(randomness, file):
-            raise Unsupported(f"going on with a run folder that was copied or restored ({self.path.name})", COPIED)
+            raise Unsupported(
+                f"going on with a run folder that was copied or restored ({self.path.name})", COPIED
+            )
         self.identified = said is not None
         return name, randomness
 
     def _reserve(self) -> None:
-        """The right to make every release of every claim: written to the data set's ledger (once a run) and to the run's own, in the
-        order of the claims, before any data is read."""
-        if extra := [p.name for p in self.ledger.permits() if p.claim and p.name not in {c.name for c in self.claims}]:
-            raise InvalidInput(f"resume {extra[0]}", None, "must be asked for, as in the run that is resumed")
+        """The right to make every release of every claim: written to the data set's ledger (once a
+        run) and to the run's own, in the order of the claims, before any data is read.
+        """
+        if extra := [
+            p.name
+            for p in self.ledger.permits()
+            if p.claim and p.name not in {c.name for c in self.claims}
+        ]:
+            raise InvalidInput(
+                f"resume {extra[0]}", None, "must be asked for, as in the run that is resumed"
+            )
         for claim in self.claims:
-            reserved, due = Reserved(claim, self.randomness.fixed), claim.event  # asked for once: all books hold the same bill
+            reserved, due = (
+                Reserved(claim, self.randomness.fixed),
+                claim.event,
+            )  # asked for once: all books hold the same bill
             held = next((p for p in self.ledger.permits() if p.name == claim.name), None)
             if held is not None:  # before the data set's ledger is asked for anything
-                self._covering(held, replace(reserved, shared=Reserved.from_json(held.claim).shared))
+                self._covering(
+                    held, replace(reserved, shared=Reserved.from_json(held.claim).shared)
+                )
                 require_place(self.ledger.book.places.get(held.entry), self.place, LEDGER)
             shared = self._reserve_shared(reserved, due, held)
             if shared is not None:
                 reserved = replace(reserved, shared=(shared[0].book.identity, shared[1].entry))
-            permit = held or self.ledger.reserve(claim.name, due, claim=reserved.to_json(), returnable=True)
+            permit = held or self.ledger.reserve(
+                claim.name, due, claim=reserved.to_json(), returnable=True
+            )
             self.stages[claim.name] = Stage(reserved, self._covering(permit, reserved), shared)
 
-    def _reserve_shared(self, reserved: Reserved, due: events.Event, held: Permit | None) -> tuple[Ledger, Permit] | None:
-        """The reservation in the data set's ledger; `held` is that in the run's own, if it was made before."""
+    def _reserve_shared(
+        self, reserved: Reserved, due: events.Event, held: Permit | None
+    ) -> tuple[Ledger, Permit] | None:
+        """The reservation in the data set's ledger; `held` is that in the run's own, if it was made
+        before.
+        """
         if self.run.ledger is None:
             return None
         ended = None if held is None else self.ledger.book.settled.get(held.entry)
         path, claim = Path(self.run.ledger), reserved.claim
-        ledger = Ledger.open(path, unit=claim.unit, adjacency=claim.adjacency, budget=self.run.budget)
+        ledger = Ledger.open(
+            path, unit=claim.unit, adjacency=claim.adjacency, budget=self.run.budget
+        )
         name = f"{claim.name} {self.id}"
         for permit in ledger.permits():
             if permit.name == name and Reserved.from_json(permit.claim) == reserved:
                 if (settled := ledger.book.settled.get(permit.entry)) not in (None, ended):
-                    rule = f"{path.name} says that it ended after {settled[0]} releases, and is billed so" if settled else ""
+                    rule = (
+                        f"{path.name} says that it ended after {settled[0]} releases, and is "
+                        f"billed so"
+                        if settled
+                        else ""
+                    )
                     raise InvalidInput(f"resume {claim.name}", "a run that goes on", rule)
                 if permit.entry in ledger.book.ended:
-                    rule = f"{path.name} says that this run was completed: it is not completed again; start a new run"
+                    rule = (
+                        f"{path.name} says that this run was completed: it is not completed again; "
+                        f"start a new run"
+                    )
                     raise InvalidInput("run", str(self.run.path), rule)
                 if held is None and permit.entry in ledger.book.begun:
-                    raise Corrupt(LEDGER, f"was lost: {path.name} says that this run has begun; start a new run")
+                    raise Corrupt(
+                        LEDGER,
+                        f"was lost: {path.name} says that this run has begun; start a new run",
+                    )
                 require_place(ledger.book.places.get(permit.entry), self.place, path.name)
                 if permit.event != (due if settled is None else reserved.due(settled)):
                     raise Corrupt(path.name, "reserves another event than this run's")
                 return ledger, permit
         budget = figures.budget_of(ledger)
-        return ledger, ledger.reserve(name, due, budget=budget, claim=reserved.to_json(), returnable=True)
+        return ledger, ledger.reserve(
+            name, due, budget=budget, claim=reserved.to_json(), returnable=True
+        )
 
     def _covering(self, permit: Permit, reserved: Reserved) -> Permit:
         """A permit of this run; the ledger must hold the claim that the run makes."""
@@ -516,7 +669,11 @@ def _apart(file: Path, due: bytes) -> str:
 def _leaves(data: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(data, dict):
         return {prefix: data}
-    return {k: v for key, value in data.items() for k, v in _leaves(value, f"{prefix}.{key}".lstrip(".")).items()}
+    return {
+        k: v
+        for key, value in data.items()
+        for k, v in _leaves(value, f"{prefix}.{key}".lstrip(".")).items()
+    }
 
 
 def _of_file(randomness: Randomness, file: Path) -> str:
@@ -525,9 +682,11 @@ def _of_file(randomness: Randomness, file: Path) -> str:
 
 
 def erase_secrets(folder: Path) -> None:
-    """End a finished run: destroy seed, noise state and checkpoints, then remove the mark. What is left is safe to publish.
+    """End a finished run: destroy seed, noise state and checkpoints, then remove the mark. What is
+    left is safe to publish.
 
-    Guarantees: touches nothing in a folder without a mark, nor files that no run makes. Safe to call again.
+    Guarantees: touches nothing in a folder without a mark, nor files that no run makes. Safe to
+    call again.
     """
     if (mark := Mark.find(folder)) is not None:
         mark.erase_secrets()
@@ -535,7 +694,9 @@ def erase_secrets(folder: Path) -> None:
 
 
 def complete(run: Place, *claims: Claim) -> bool:
-    """Whether `run` resumes a run of these claims that is finished; what a crash after its end has left to do is done now."""
+    """Whether `run` resumes a run of these claims that is finished; what a crash after its end has
+    left to do is done now.
+    """
     path = Path(run.path)
     if not run.resume or not ended(path) or held_claims(path) != list(claims):
         return False
@@ -545,11 +706,15 @@ def complete(run: Place, *claims: Claim) -> bool:
 
 def held_claims(path: Path) -> Sequence[Claim]:
     """The claims that the ledger of a run folder holds."""
-    return [Reserved.from_json(p.claim).claim for p in Ledger.read(path / LEDGER).permits() if p.claim]
+    return [
+        Reserved.from_json(p.claim).claim for p in Ledger.read(path / LEDGER).permits() if p.claim
+    ]
 
 
 def ended(path: Path) -> bool:
-    """Whether the run in `path` ended: its card is there, or its ledger holds its end and a crash came before the card."""
+    """Whether the run in `path` ended: its card is there, or its ledger holds its end and a crash
+    came before the card.
+    """
     if (path / CARD).is_file():
         return True
     if Mark.find(path) is None or not (path / LEDGER).is_file():
@@ -561,21 +726,32 @@ def ended(path: Path) -> bool:
 
 
 def publish(path: Path) -> None:
-    """Put the card that the ledger names into the folder of a run that ended. Safe to call again."""
+    """Put the card that the ledger names into the folder of a run that ended. Safe to call
+    again.
+    """
     if (path / CARD).is_file():
         return
     staged, due = path / HIDDEN / CARD, Ledger.read(path / LEDGER).book.finish
     if due is None or not staged.is_file() or sha256_of(staged) != due["card"]:
-        raise Corrupt(f"{HIDDEN}/{CARD}", "is not the card with which the ledger says that the run ended: it cannot be published")
+        raise Corrupt(
+            f"{HIDDEN}/{CARD}",
+            "is not the card with which the ledger says that the run ended: it cannot be published",
+        )
     write_atomically(path / CARD, staged.read_bytes())
 
 
 def end_shared(own: Ledger, path: Path) -> None:
-    """Write the end of the run whose ledger is `own` into that of its data set, if that paid for it. Safe to repeat.
+    """Write the end of the run whose ledger is `own` into that of its data set, if that paid for
+    it. Safe to repeat.
 
-    Guarantees: a run that a data set's ledger paid for is completed once; a second end, with another card, is refused.
+    Guarantees: a run that a data set's ledger paid for is completed once; a second end, with
+    another card, is refused.
     """
-    paid = [shared for p in own.permits() if p.claim and (shared := Reserved.from_json(p.claim).shared) is not None]
+    paid = [
+        shared
+        for p in own.permits()
+        if p.claim and (shared := Reserved.from_json(p.claim).shared) is not None
+    ]
     if paid and own.book.finish is not None:
         ledger = Ledger.read(path)
         for identity, entry in paid:
@@ -584,7 +760,9 @@ def end_shared(own: Ledger, path: Path) -> None:
 
 
 def finish_erasure(path: Path, ledger: Path | str | None = None) -> None:
-    """Bring a run that ended to its end after a crash: write it into the data set's `ledger`, publish its card, erase its secrets."""
+    """Bring a run that ended to its end after a crash: write it into the data set's `ledger`,
+    publish its card, erase its secrets.
+    """
     if (mark := Mark.find(path)) is None:
         return
     refuse_planted(path)
@@ -595,4 +773,14 @@ def finish_erasure(path: Path, ledger: Path | str | None = None) -> None:
         erase_secrets(path)
 
 
-__all__ = ["Place", "RunFolder", "Stage", "complete", "ended", "erase_secrets", "finish_erasure", "held_claims", "publish"]
+__all__ = [
+    "Place",
+    "RunFolder",
+    "Stage",
+    "complete",
+    "ended",
+    "erase_secrets",
+    "finish_erasure",
+    "held_claims",
+    "publish",
+]

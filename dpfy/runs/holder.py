@@ -1,9 +1,10 @@
 """Who holds a run folder, for machines that share it and do not see each other's locks.
 
-A lock (`core/lock.py`) keeps out every process of the same machine, and of others where the file system passes locks on. Some network
-file systems do not. So whoever opens a folder leaves a small file there that names its machine, and touches it at checkpoints. Another
-machine waits until the file is `LEASE` seconds old. On the same machine the lock alone decides: after a crash or a restart the run is
-resumed at once.
+A lock (`core/lock.py`) keeps out every process of the same machine, and of others where the file
+system passes locks on. Some network file systems do not. So whoever opens a folder leaves a small
+file there that names its machine, and touches it at checkpoints. Another machine waits until the
+file is `LEASE` seconds old. On the same machine the lock alone decides: after a crash or a restart
+the run is resumed at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ EVERY = 60.0
 
 
 def machine() -> dict[str, str]:
-    """This machine: its name with its installation, and the start of its kernel, which containers on it share."""
+    """This machine: its name with its installation, and the start of its kernel, which containers
+    on it share.
+    """
     return {"host": socket.gethostname(), "installation": _line("/etc/machine-id"), "boot": boot()}
 
 
@@ -50,19 +53,29 @@ class Holder:
     def take(cls, file: Path, what: str) -> Holder:
         """Take over `file`, whose folder this process has locked.
 
-        Guarantees: refused while another machine may be at work. Ages are taken from the clock of the file system, not of a machine.
+        Guarantees: refused while another machine may be at work. Ages are taken from the clock of
+        the file system, not of a machine.
         """
         mine, new = cls(file), file.with_name(f".{secrets.token_hex(8)}.part")
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE)
+        handle = os.open(
+            new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE
+        )
         try:
             os.write(handle, json.dumps(machine() | {"nonce": mine.nonce}).encode())
             now = os.fstat(handle).st_mtime
         finally:
             os.close(handle)
         held = _read(file)
-        if held and not _same(held, machine()) and (left := LEASE - (now - file.stat().st_mtime)) > 0:
+        if (
+            held
+            and not _same(held, machine())
+            and (left := LEASE - (now - file.stat().st_mtime)) > 0
+        ):
             new.unlink()
-            rule = f"wait {left:.0f} seconds, or remove {file.parent.name}/{file.name} if that machine is gone"
+            rule = (
+                f"wait {left:.0f} seconds, or remove {file.parent.name}/{file.name} if that "
+                f"machine is gone"
+            )
             raise Busy(f"{what}: {held.get('host') or 'another machine'} is using it; {rule}")
         os.replace(new, file)
         return mine
@@ -76,7 +89,9 @@ class Holder:
             return
         if _read(self.file).get("nonce") != self.nonce:
             rule = "wait for that one to end; then resume the run, or start a new one"
-            raise Unsupported("going on with a run folder that another machine has taken over", rule)
+            raise Unsupported(
+                "going on with a run folder that another machine has taken over", rule
+            )
         os.utime(self.file)
         self.touched = time.monotonic()
 

@@ -1,4 +1,6 @@
-"""Devices that check in when they can: nobody draws them, and what is promised about them is enforced as they come."""
+"""Devices that check in when they can: nobody draws them, and what is promised about them is
+enforced as they come.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckInSampler:
-    """Units come by themselves, in any order, `cohort` of them a step on average: each rests for `separation` - 1 steps after it took
-    part, and takes part at most `most` times.
+    """Units come by themselves, in any order, `cohort` of them a step on average: each rests for
+    `separation` - 1 steps after it took part, and takes part at most `most` times.
 
-    Guarantees: :class:`dpfy.core.participation.Separated`, as long as whoever admits units keeps to it
-    (:class:`dpfy.federated.PrivateRounds` does). No randomness is claimed, and who comes may depend on who else does: the guarantee is
-    for the contribution of one unit (zero-out).
+    Guarantees: :class:`dpfy.core.participation.Separated`, as long as whoever admits units keeps to
+    it (:class:`dpfy.federated.PrivateRounds` does). No randomness is claimed, and who comes may
+    depend on who else does: the guarantee is for the contribution of one unit (zero-out).
     """
 
     cohort: float
@@ -48,5 +50,6 @@ class CheckInSampler:
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Refused: there is nothing to draw."""
         raise Unsupported(
-            "drawing units that check in by themselves", "use dpfy.federated.PrivateRounds, and tell it who is there"
+            "drawing units that check in by themselves",
+            "use dpfy.federated.PrivateRounds, and tell it who is there",
         )

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WithoutReplacementSampler:
-    """Each batch is a uniform subset of exactly `batch_size` of `records` records, independent of all others.
+    """Each batch is a uniform subset of exactly `batch_size` of `records` records, independent of
+    all others.
 
-    Whether one record is drawn depends on how many others there are: `records` is part of what is promised, and data of another size
-    is refused.
+    Whether one record is drawn depends on how many others there are: `records` is part of what is
+    promised, and data of another size is refused.
 
     Guarantees: :class:`dpfy.core.participation.WithoutReplacement`.
     """
@@ -29,7 +30,11 @@ class WithoutReplacementSampler:
     def __post_init__(self) -> None:
         check.integer("records", self.records, most=check.RECORDS)
         if check.integer("batch_size", self.batch_size) > self.records:
-            raise InvalidInput("batch_size", self.batch_size, f"must be at most the number of records ({self.records})")
+            raise InvalidInput(
+                "batch_size",
+                self.batch_size,
+                f"must be at most the number of records ({self.records})",
+            )
 
     @property
     def participation(self) -> participation.WithoutReplacement:
@@ -45,11 +50,17 @@ class WithoutReplacementSampler:
         return step
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Indices in increasing order. A small batch costs its own size, a large one that of the data set."""
+        """Indices in increasing order. A small batch costs its own size, a large one that of the
+        data set.
+        """
         import numpy as np
 
         if records != self.records:
             raise InvalidInput(
-                "records", records, f"must be {self.records}, the number that batches of a fixed size are billed for"
+                "records",
+                records,
+                f"must be {self.records}, the number that batches of a fixed size are billed for",
             )
-        return np.sort(rng.choice(records, self.batch_size, replace=False, shuffle=False)).astype(np.int64)
+        return np.sort(rng.choice(records, self.batch_size, replace=False, shuffle=False)).astype(
+            np.int64
+        )

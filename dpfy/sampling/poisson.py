@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class PoissonSampler:
     """Each record is in each batch independently with probability `rate`. Rate 1 is full batch.
 
-    Guarantees: inclusion is independent across records and steps with probability exactly `rate` (up to double precision), which is
-    what :class:`dpfy.core.participation.Poisson` promises.
+    Guarantees: inclusion is independent across records and steps with probability exactly `rate`
+    (up to double precision), which is what :class:`dpfy.core.participation.Poisson` promises.
     """
 
     rate: float
@@ -39,7 +39,9 @@ class PoissonSampler:
         return step
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Indices in increasing order, found by geometric gaps: the cost grows with the batch, not with the data set."""
+        """Indices in increasing order, found by geometric gaps: the cost grows with the batch, not
+        with the data set.
+        """
         import numpy as np
 
         if self.rate == 1:
@@ -49,7 +51,8 @@ class PoissonSampler:
         while last < records:
             left = max(1.0, (records - last) * self.rate)
             gaps = rng.geometric(self.rate, size=int(left + 4 * left**0.5) + 8)
-            # A gap longer than the data ends the batch; cutting it keeps the running sum far from overflow.
+            # A gap longer than the data ends the batch; cutting it keeps the running sum far from
+            # overflow.
             places = last + np.cumsum(np.minimum(gaps, records + 1))
             pieces.append(places)
             last = int(places[-1])

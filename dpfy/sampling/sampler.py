@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Sampler(Protocol):
     """Picks the records of a step.
 
-    Guarantees: `batch` is a pure function of (step, records, rng), with rng the generator at `address(step)`: the same step of a
-    resumed run picks the same records, and what it picks has the distribution that `participation` promises to the accountant.
+    Guarantees: `batch` is a pure function of (step, records, rng), with rng the generator at
+    `address(step)`: the same step of a resumed run picks the same records, and what it picks has
+    the distribution that `participation` promises to the accountant.
     """
 
     @property
@@ -28,7 +29,9 @@ class Sampler(Protocol):
         """The mean number of records in a batch: the divisor of the noisy sum."""
 
     def address(self, step: int) -> int:
-        """Which of the run's generators the step draws from: its own, or one shared by the steps of a schedule."""
+        """Which of the run's generators the step draws from: its own, or one shared by the steps of
+        a schedule.
+        """
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Indices of the records that take part in `step`; may be empty."""
@@ -37,11 +40,13 @@ class Sampler(Protocol):
 def physical(
     indices: NDArray[np.int64], most: int, *, row_multiple: int = 1
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """Split a logical batch into pieces of at most `most` records, each with a mask of the rows that count.
+    """Split a logical batch into pieces of at most `most` records, each with a mask of the rows
+    that count.
 
-    The rows of a piece are filled up to a multiple of `row_multiple`, or to `most`: work prepared for a shape then serves again, and
-    with a multiple of `most` there is one shape only. Added rows repeat record 0 and are masked out, so they contribute exactly zero. An
-    empty logical batch has no pieces: the step still happens, noise alone.
+    The rows of a piece are filled up to a multiple of `row_multiple`, or to `most`: work prepared
+    for a shape then serves again, and with a multiple of `most` there is one shape only. Added rows
+    repeat record 0 and are masked out, so they contribute exactly zero. An empty logical batch has
+    no pieces: the step still happens, noise alone.
     """
     import numpy as np
 

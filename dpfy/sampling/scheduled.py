@@ -1,8 +1,10 @@
-"""Samplers that give each record a place once: fixed order, reshuffled epochs, balls in bins, cyclic Poisson, minimum separation.
+"""Samplers that give each record a place once: fixed order, reshuffled epochs, balls in bins,
+cyclic Poisson, minimum separation.
 
-Every record's places are drawn independently of all other records, from the run's own generator, so that adding or removing a record
-moves no other one: what the participation pattern promises holds under add-or-remove-one, not only for data of a fixed size. Nothing
-is counted while the run goes on: the schedule of the whole run is a function of the generator, and a resumed run finds it again.
+Every record's places are drawn independently of all other records, from the run's own generator, so
+that adding or removing a record moves no other one: what the participation pattern promises holds
+under add-or-remove-one, not only for data of a fixed size. Nothing is counted while the run goes
+on: the schedule of the whole run is a function of the generator, and a resumed run finds it again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def _part(key: bytes, part: int) -> np.random.Generator:
-    """Generator number `part` of a run: the counter's top word keeps the parts 2^192 draws apart."""
+    """Generator number `part` of a run: the counter's top word keeps the parts 2^192 draws
+    apart.
+    """
     import numpy as np
 
     words = np.frombuffer(key, dtype=np.uint64)
@@ -35,13 +39,19 @@ def _key(rng: np.random.Generator) -> bytes:
 
 @lru_cache(maxsize=8)
 def _places(key: bytes, part: int, places: int, records: int) -> Indices:
-    """For each record, one place out of `places`, independent and uniform. Cached: the same for many steps."""
+    """For each record, one place out of `places`, independent and uniform. Cached: the same for
+    many steps.
+    """
     return _part(key, part).integers(places, size=records)
 
 
 def _check_step(step: int, steps: int) -> None:
     if not 0 <= step < steps:
-        raise InvalidInput("step", step, f"must be below {steps}: a further step would break the participation pattern")
+        raise InvalidInput(
+            "step",
+            step,
+            f"must be below {steps}: a further step would break the participation pattern",
+        )
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,11 @@ class _OnceAnEpoch:
 
 @dataclass(frozen=True)
 class FixedOrderSampler(_OnceAnEpoch):
-    """Each record has one place in the epoch and keeps it: it takes part every `steps_per_epoch` steps, `epochs` times.
+    """Each record has one place in the epoch and keeps it: it takes part every `steps_per_epoch`
+    steps, `epochs` times.
 
-    Guarantees: :class:`dpfy.core.participation.FixedOrder`. No randomness is claimed for privacy; batch sizes vary as in Poisson
-    sampling.
+    Guarantees: :class:`dpfy.core.participation.FixedOrder`. No randomness is claimed for privacy;
+    batch sizes vary as in Poisson sampling.
     """
 
     @property
@@ -80,7 +91,9 @@ class FixedOrderSampler(_OnceAnEpoch):
         import numpy as np
 
         _check_step(step, self.steps_per_epoch * self.epochs)
-        return np.flatnonzero(_places(_key(rng), 0, self.steps_per_epoch, records) == step % self.steps_per_epoch)
+        return np.flatnonzero(
+            _places(_key(rng), 0, self.steps_per_epoch, records) == step % self.steps_per_epoch
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,8 @@ class ReshuffledSampler(_OnceAnEpoch):
 
 @dataclass(frozen=True)
 class BallsInBinsSampler:
-    """Each record falls into one of `bins` bins, uniformly and secretly; bin s is the batch of steps s, s + bins, ...
+    """Each record falls into one of `bins` bins, uniformly and secretly; bin s is the batch of
+    steps s, s + bins, ...
 
     Guarantees: :class:`dpfy.core.participation.SecretBins`. The places are as secret as the noise.
     """
@@ -141,10 +155,12 @@ class BallsInBinsSampler:
 
 @dataclass(frozen=True)
 class CyclicPoissonSampler:
-    """Records live in `cycle` blocks; step t takes each record of block t mod `cycle` independently with probability `rate`.
+    """Records live in `cycle` blocks; step t takes each record of block t mod `cycle` independently
+    with probability `rate`.
 
-    Guarantees: :class:`dpfy.core.participation.CyclicPoisson`: two participations of a record are at least `cycle` steps apart, and
-    in each round its inclusion is independent of everything else. A cycle of one is Poisson sampling.
+    Guarantees: :class:`dpfy.core.participation.CyclicPoisson`: two participations of a record are
+    at least `cycle` steps apart, and in each round its inclusion is independent of everything else.
+    A cycle of one is Poisson sampling.
     """
 
     rate: float
@@ -164,7 +180,9 @@ class CyclicPoissonSampler:
         return self.rate * records / self.cycle
 
     def address(self, step: int) -> int:
-        """One generator for the whole run: part 0 for the blocks, part t + 1 for the coins of step t."""
+        """One generator for the whole run: part 0 for the blocks, part t + 1 for the coins of step
+        t.
+        """
         return 0
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Indices:
@@ -173,15 +191,18 @@ class CyclicPoissonSampler:
 
         key = _key(rng)
         block = np.flatnonzero(_places(key, 0, self.cycle, records) == step % self.cycle)
-        return block if self.rate == 1 else block[_part(key, step + 1).random(len(block)) < self.rate]
+        return (
+            block if self.rate == 1 else block[_part(key, step + 1).random(len(block)) < self.rate]
+        )
 
 
 @dataclass(frozen=True)
 class SeparatedSampler:
-    """Minimum separation: a record rests for `separation` - 1 steps after each participation, then joins each step with `rate`.
+    """Minimum separation: a record rests for `separation` - 1 steps after each participation, then
+    joins each step with `rate`.
 
-    At most `most` participations. Started as if it had run for ever, so that the expected batch is the same at every step (until
-    records reach `most`).
+    At most `most` participations. Started as if it had run for ever, so that the expected batch is
+    the same at every step (until records reach `most`).
 
     Guarantees: :class:`dpfy.core.participation.Separated`; no amplification is claimed.
     """
@@ -218,12 +239,18 @@ class SeparatedSampler:
 
 @lru_cache(maxsize=2)
 def _schedule(key: bytes, rate: float, separation: int, most: int, records: int) -> Indices:
-    """Steps at which each record (column) takes part, in order (rows): a stationary renewal process."""
+    """Steps at which each record (column) takes part, in order (rows): a stationary renewal
+    process.
+    """
     import numpy as np
 
     rng = _part(key, 0)
     mean = separation - 1 + 1 / rate
     resting = rng.random(records) < separation / mean
-    first = np.where(resting, rng.integers(separation, size=records), separation - 1 + rng.geometric(rate, size=records))
+    first = np.where(
+        resting,
+        rng.integers(separation, size=records),
+        separation - 1 + rng.geometric(rate, size=records),
+    )
     gaps = separation - 1 + rng.geometric(rate, size=(most - 1, records))
     return np.cumsum(np.vstack([first[None], gaps]), axis=0)

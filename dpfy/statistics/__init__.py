@@ -1,1 +1,3 @@
-"""Private statistics: counts, sums, means, quantiles, tables; each with its standard error and interval."""
+"""Private statistics: counts, sums, means, quantiles, tables; each with its standard error and
+interval.
+"""

@@ -1,4 +1,6 @@
-"""An answer, and how far off it may be: the law of the noise is known, so that the interval is too."""
+"""An answer, and how far off it may be: the law of the noise is known, so that the interval is
+too.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ LEVEL = 0.95
 class Answer:
     """One released number (or word), with what the noise can have done to it.
 
-    `interval` holds the answer without noise in 95% of all releases. It does not cover what moving values into their public range changed,
-    nor that the records are a sample of something larger. `place` says which group or cell the answer is of.
+    `interval` holds the answer without noise in 95% of all releases. It does not cover what moving
+    values into their public range changed, nor that the records are a sample of something larger.
+    `place` says which group or cell the answer is of.
     """
 
     statistic: str
@@ -34,12 +37,24 @@ class Answer:
 
     def __str__(self) -> str:
         place = ", ".join(f"{key} {value}" for key, value in self.place.items())
-        ends = "" if self.interval is None else f" ({shown(self.interval[0])} to {shown(self.interval[1])})"
-        return (f"{place}: " if place else "") + shown(self.value) + ends + (f"; {self.note}" if self.note and not ends else "")
+        ends = (
+            ""
+            if self.interval is None
+            else f" ({shown(self.interval[0])} to {shown(self.interval[1])})"
+        )
+        return (
+            (f"{place}: " if place else "")
+            + shown(self.value)
+            + ends
+            + (f"; {self.note}" if self.note and not ends else "")
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Its fields; those that say nothing are left out."""
-        held: dict[str, Any] = {"statistic": self.statistic, **({"place": dict(self.place)} if self.place else {})}
+        held: dict[str, Any] = {
+            "statistic": self.statistic,
+            **({"place": dict(self.place)} if self.place else {}),
+        }
         held["value"] = self.value
         if self.standard_error is not None:
             held["standard_error"] = self.standard_error
@@ -49,7 +64,9 @@ class Answer:
 
 
 def within(group: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The place of an answer in its group. A column of the group may have the name that a statistic gives its own part."""
+    """The place of an answer in its group. A column of the group may have the name that a statistic
+    gives its own part.
+    """
     named = {f"{key} of the answer" if key in group else key: value for key, value in own.items()}
     return {**group, **named}
 
@@ -63,7 +80,8 @@ def shown(value: object) -> str:
 class Spread:
     """The law of the noise on each of several numbers, independent of each other.
 
-    `family` is laplace or gaussian, `scale` its parameter in the units of the numbers; `whole` where the noise is a whole number.
+    `family` is laplace or gaussian, `scale` its parameter in the units of the numbers; `whole`
+    where the noise is a whole number.
     """
 
     family: str
@@ -86,8 +104,9 @@ class Spread:
     def reach(self, coefficients: Coefficients, level: float = LEVEL) -> float:
         """What the error of a combination stays within, in `level` of all releases.
 
-        Exact for Gaussian noise, for one number, and for two with Laplace noise; two numbers with whole noise from above (each is at
-        most half a step farther than a Laplace number); more by numerical inversion of the characteristic function.
+        Exact for Gaussian noise, for one number, and for two with Laplace noise; two numbers with
+        whole noise from above (each is at most half a step farther than a Laplace number); more by
+        numerical inversion of the characteristic function.
         """
         used = np.abs(np.asarray(coefficients, np.float64))
         used = used[used > 0]
@@ -102,7 +121,11 @@ class Spread:
         if len(used) == 2:
             return self._two(used, level) + (float(used.sum()) / 2 if self.whole else 0.0)
         top = float(used.max())
-        return top * self.scale * _sum_reach(tuple(np.round(np.sort(used / top)[::-1], 9).tolist()), level)
+        return (
+            top
+            * self.scale
+            * _sum_reach(tuple(np.round(np.sort(used / top)[::-1], 9).tolist()), level)
+        )
 
     def _one(self, level: float) -> float:
         """The least bound on one draw."""
@@ -112,7 +135,9 @@ class Spread:
         return float(max(0, math.ceil(self.scale * -math.log((1 - level) * (1 + ratio) / 2) - 1)))
 
     def _two(self, used: Any, level: float) -> float:
-        """A sum of two Laplace numbers of scales a > b exceeds t with probability (a^2 e^(-t/a) - b^2 e^(-t/b)) / (a^2 - b^2)."""
+        """A sum of two Laplace numbers of scales a > b exceeds t with probability (a^2 e^(-t/a) -
+        b^2 e^(-t/b)) / (a^2 - b^2).
+        """
         b, a = sorted(float(u) * self.scale for u in used)
         b = min(b, a * (1 - 1e-6))
         low, high = 0.0, 2 * a * -math.log1p(-level) + 2 * a
@@ -125,15 +150,18 @@ class Spread:
 
 @lru_cache(maxsize=4096)
 def _sum_reach(scales: tuple[float, ...], level: float) -> float:
-    """The same for a sum of Laplace numbers of these scales, of which the first is 1 and the largest: Gil-Pelaez inversion.
+    """The same for a sum of Laplace numbers of these scales, of which the first is 1 and the
+    largest: Gil-Pelaez inversion.
 
-    P(|X| <= t) is 2/pi times the integral of sin(w t) / w times the product of 1 / (1 + (w s)^2). Beyond the 32 largest, scales enter by
-    their variance, as one Gaussian.
+    P(|X| <= t) is 2/pi times the integral of sin(w t) / w times the product of 1 / (1 + (w s)^2).
+    Beyond the 32 largest, scales enter by their variance, as one Gaussian.
     """
     used, rest = np.array(scales[:MANY]), np.array(scales[MANY:])
     deviation = math.sqrt(2 * float((np.array(scales) ** 2).sum()))
     w = (np.arange(math.ceil(500 * deviation)) + 0.5) * (2 * math.pi / (60 * deviation))
-    density = np.exp(-np.log1p((w[:, None] * used) ** 2).sum(axis=1) - w * w * float((rest**2).sum())) / w
+    density = (
+        np.exp(-np.log1p((w[:, None] * used) ** 2).sum(axis=1) - w * w * float((rest**2).sum())) / w
+    )
     low, high = 0.0, 20 * deviation
     for _ in range(50):
         t = (low + high) / 2
@@ -143,13 +171,24 @@ def _sum_reach(scales: tuple[float, ...], level: float) -> float:
 
 
 def ratio(
-    above: Coefficients, below: Coefficients, values: Any, spread: Spread, within: tuple[float, float], known: float = 0.0
+    above: Coefficients,
+    below: Coefficients,
+    values: Any,
+    spread: Spread,
+    within: tuple[float, float],
+    known: float = 0.0,
 ) -> tuple[float, float, tuple[float, float]]:
-    """(above . values) / (below . values + known), its standard error and its interval, all inside `within`.
+    """(above . values) / (below . values + known), its standard error and its interval, all inside
+    `within`.
 
-    The interval holds every r for which above - r below is within reach of zero (Fieller 1954): right whatever the denominator is.
+    The interval holds every r for which above - r below is within reach of zero (Fieller 1954):
+    right whatever the denominator is.
     """
-    a, b, z = np.asarray(above, np.float64), np.asarray(below, np.float64), np.asarray(values, np.float64)
+    a, b, z = (
+        np.asarray(above, np.float64),
+        np.asarray(below, np.float64),
+        np.asarray(values, np.float64),
+    )
     top, bottom = float(a @ z), float(b @ z) + known
     low, high = within
     middle = (low + high) / 2
@@ -160,7 +199,11 @@ def ratio(
     ends = []
     for side in (-1, 1):
         r = value
-        for _ in range(STEPS):  # r = (above +- reach(above - r below)) / below: a contraction where the denominator is sure
+        for _ in range(
+            STEPS
+            # r = (above +- reach(above - r below)) / below: a contraction where the denominator is
+            # sure
+        ):
             last, r = r, min(max((top + side * spread.reach(a - r * b)) / bottom, low), high)
             if abs(r - last) <= 1e-9 * (high - low):
                 break

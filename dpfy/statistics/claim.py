@@ -1,4 +1,6 @@
-"""The claim of one private statistic: what is asked, how it is protected, and what it may spend. Importing this imports no torch."""
+"""The claim of one private statistic: what is asked, how it is protected, and what it may spend.
+Importing this imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,19 @@ MECHANISMS = {
     "laplace": "Laplace noise on a public grid, drawn exactly",
     "gaussian": "Gaussian noise on a public grid, drawn exactly",
     "exponential": "the exponential mechanism over public values, drawn exactly",
-    "exponential-monotone": "the exponential mechanism over public words by their counts, drawn exactly",
+    "exponential-monotone": "the exponential mechanism over public words by their counts, drawn "
+    "exactly",
     "permute-and-flip": "permute-and-flip over public values, drawn exactly",
-    "stability": "two-sided geometric noise on counts of keys that are not public, and a threshold; drawn exactly",
+    "stability": "two-sided geometric noise on counts of keys that are not public, and a "
+    "threshold; drawn exactly",
 }
 
 
 @dataclass(frozen=True)
 class Levels(Exponential):
-    """Several exponential mechanisms, of which one unit meets `levels`: their losses add up over the choices of a level."""
+    """Several exponential mechanisms, of which one unit meets `levels`: their losses add up over
+    the choices of a level.
+    """
 
     levels: int = 1
 
@@ -47,9 +53,10 @@ Mechanism = DiscreteLaplace | Laplace | Gaussian | Levels | PermuteAndFlip | Sta
 class Share:
     """What one statistic may spend, by one rule for all: equal parts in zCDP, of size^2 / 2.
 
-    That is Laplace noise of epsilon `size`, Gaussian noise of 1 / `size` times the bound, and for each of L levels of choices an epsilon
-    of 2 `size` / sqrt L. Where only epsilons are added up (`pure`), `size` is the epsilon of each, and choices divide it by their
-    levels. `family` is laplace or gaussian; `delta` what a threshold may spend.
+    That is Laplace noise of epsilon `size`, Gaussian noise of 1 / `size` times the bound, and for
+    each of L levels of choices an epsilon of 2 `size` / sqrt L. Where only epsilons are added up
+    (`pure`), `size` is the epsilon of each, and choices divide it by their levels. `family` is
+    laplace or gaussian; `delta` what a threshold may spend.
     """
 
     size: float
@@ -67,11 +74,12 @@ class Share:
 class StatisticClaim(Claim):
     """One statistic over private records.
 
-    `question` is the query as it was asked, `domain` all that is public about the columns it is asked of: another schema is another claim.
-    `mechanism` is one of `MECHANISMS` and `parameter` its own: noise over what one unit adds (`bound`) for Laplace and Gaussian noise, the
-    rate of geometric noise on whole numbers that a unit moves by at most `bound`, and the epsilon of one choice, of which a unit
-    meets `levels`. `draws` says how often random bits are drawn. Keys that are not public: a unit has at most `keys`, and counts of at
-    least `threshold` are released.
+    `question` is the query as it was asked, `domain` all that is public about the columns it is
+    asked of: another schema is another claim. `mechanism` is one of `MECHANISMS` and `parameter`
+    its own: noise over what one unit adds (`bound`) for Laplace and Gaussian noise, the rate of
+    geometric noise on whole numbers that a unit moves by at most `bound`, and the epsilon of one
+    choice, of which a unit meets `levels`. `draws` says how often random bits are drawn. Keys that
+    are not public: a unit has at most `keys`, and counts of at least `threshold` are released.
     """
 
     question: str
@@ -106,7 +114,10 @@ class StatisticClaim(Claim):
         """The question; a long one is cut, and told apart by its hash."""
         if len(self.question) <= MOST_NAME:
             return f"query {self.question}"
-        return f"query {self.question[:MOST_NAME]}... {hashlib.sha256(self.question.encode()).hexdigest()[:16]}"
+        return (
+            f"query {self.question[:MOST_NAME]}... "
+            f"{hashlib.sha256(self.question.encode()).hexdigest()[:16]}"
+        )
 
     @property
     def releases(self) -> int:
@@ -126,7 +137,9 @@ class StatisticClaim(Claim):
             return PermuteAndFlip(self.parameter, monotone=True, adjacency=self.adjacency)
         if self.mechanism == "stability":
             most = int(self.bound)
-            return StabilityHistogram(DiscreteLaplace(self.parameter, self.keys * most), self.threshold, self.keys, most)
+            return StabilityHistogram(
+                DiscreteLaplace(self.parameter, self.keys * most), self.threshold, self.keys, most
+            )
         return (Gaussian if self.mechanism == "gaussian" else Laplace)(self.parameter)
 
     @property
@@ -140,7 +153,8 @@ class StatisticClaim(Claim):
             Assumption(
                 "contribution",
                 f"one {self.unit.name} adds at most the bound, {self.bound:.6g}",
-                "values were moved into their public range, and records beyond the limit of a unit left out",
+                "values were moved into their public range, and records beyond the limit of a unit "
+                "left out",
                 YES,
             ),
             Assumption(

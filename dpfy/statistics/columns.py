@@ -1,7 +1,9 @@
-"""What a column may hold, as the public says, and cells read by it. No cell raises anything; no cell changes how another is read.
+"""What a column may hold, as the public says, and cells read by it. No cell raises anything; no
+cell changes how another is read.
 
-A number outside its range is moved to the nearest end, infinity too. A cell that is no number is missing: it counts as the column's public
-`fill`, or adds nothing where there is none. A word that is not listed is `OTHER`, a category of its own.
+A number outside its range is moved to the nearest end, infinity too. A cell that is no number is
+missing: it counts as the column's public `fill`, or adds nothing where there is none. A word that
+is not listed is `OTHER`, a category of its own.
 """
 
 from __future__ import annotations
@@ -32,9 +34,16 @@ class Number:
     fill: float | None = None
 
     def __post_init__(self) -> None:
-        low, high = check.real(f"{self.name} range", self.low), check.real(f"{self.name} range", self.high)
+        low, high = (
+            check.real(f"{self.name} range", self.low),
+            check.real(f"{self.name} range", self.high),
+        )
         if not low < high or not math.isfinite(high - low):
-            raise InvalidInput(f"{self.name} range", [self.low, self.high], "must be [low, high] with low below high")
+            raise InvalidInput(
+                f"{self.name} range",
+                [self.low, self.high],
+                "must be [low, high] with low below high",
+            )
 
     def __str__(self) -> str:
         filled = "" if self.fill is None else f", missing counts as {self.fill:g}"
@@ -66,12 +75,20 @@ class Words:
 
     def __post_init__(self) -> None:
         if not self.words or len(set(self.words)) < len(self.words):
-            raise InvalidInput(f"{self.name} categories", list(self.words), "must be at least one word, each once")
+            raise InvalidInput(
+                f"{self.name} categories", list(self.words), "must be at least one word, each once"
+            )
         if OTHER in self.words:
-            raise InvalidInput(f"{self.name} categories", OTHER, "must not be listed: it is the category of all that is not")
+            raise InvalidInput(
+                f"{self.name} categories",
+                OTHER,
+                "must not be listed: it is the category of all that is not",
+            )
 
     def __str__(self) -> str:
-        return f"{self.name}: {', '.join(self.words)}" + ("" if self.fill is None else f", missing counts as {self.fill}")
+        return f"{self.name}: {', '.join(self.words)}" + (
+            "" if self.fill is None else f", missing counts as {self.fill}"
+        )
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -92,7 +109,9 @@ class Words:
 
 @dataclass(frozen=True)
 class Open:
-    """A column about which nothing is public: its words, or the range of its numbers, can be found with a release of their own."""
+    """A column about which nothing is public: its words, or the range of its numbers, can be found
+    with a release of their own.
+    """
 
     name: str
 
@@ -109,15 +128,28 @@ Column = Number | Words | Open
 
 
 class Table:
-    """Private records: cells by the name of their column. All are read through the public columns, when they are asked for."""
+    """Private records: cells by the name of their column. All are read through the public columns,
+    when they are asked for.
+    """
 
     def __init__(
-        self, cells: Mapping[str, Any], columns: Mapping[str, Column], missing: Sequence[str] = ("",), owners: Codes | None = None
+        self,
+        cells: Mapping[str, Any],
+        columns: Mapping[str, Column],
+        missing: Sequence[str] = ("",),
+        owners: Codes | None = None,
     ) -> None:
-        self.columns, self.missing, self.owners, self._cells = columns, tuple(missing), owners, cells
+        self.columns, self.missing, self.owners, self._cells = (
+            columns,
+            tuple(missing),
+            owners,
+            cells,
+        )
         sizes = {name: len(held) for name, held in cells.items()}
         if len(set(sizes.values())) > 1:
-            raise InvalidInput("data", "columns of different lengths", "all must have the same number of cells")
+            raise InvalidInput(
+                "data", "columns of different lengths", "all must have the same number of cells"
+            )
         self.size = next(iter(sizes.values()), 0)
         self._read: dict[str, Any] = {}
 
@@ -144,7 +176,9 @@ class Table:
         return self._cells[name]
 
     def content(self, name: str, written: bool) -> bytes:
-        """All that statistics may read of a column; `written` if they read it as it is written, or without its range."""
+        """All that statistics may read of a column; `written` if they read it as it is written, or
+        without its range.
+        """
         column = self.columns[name]
         read = b"" if isinstance(column, Open) else np.asarray(self._of(name)).tobytes()
         if not written:
@@ -159,13 +193,17 @@ class Table:
 
 
 def word(cell: Any) -> str:
-    """A cell as a word: whole floats as whole numbers, since missing cells make floats of them; what has no text as nothing."""
+    """A cell as a word: whole floats as whole numbers, since missing cells make floats of them;
+    what has no text as nothing.
+    """
     if isinstance(cell, str):
         return cell.strip()
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""
     try:
-        return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+        return (
+            str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+        )
     except Exception:  # whatever an object of a stranger does when it is shown
         return ""
 

@@ -1,8 +1,8 @@
 """Covariances of several columns in one release.
 
-A record adds the matrix z z' of z = (1, t_1 ... t_d), where t_i in [-1, 1] is its number in the i-th column. For Gaussian noise the
-entries off the diagonal are weighted by sqrt 2, so that the entries on and above the diagonal have the L2 norm of the whole matrix,
-|z|^2 <= d + 1.
+A record adds the matrix z z' of z = (1, t_1 ... t_d), where t_i in [-1, 1] is its number in the
+i-th column. For Gaussian noise the entries off the diagonal are weighted by sqrt 2, so that the
+entries on and above the diagonal have the L2 norm of the whole matrix, |z|^2 <= d + 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Covariance(Sums):
     def one(self, norm: str) -> Bound:
         """|z|^2, or one for each entry."""
         return Bound(
-            (len(self.columns) + 1) * (1 + 2.0**-48), self.weights(norm).sum() * (1 + 2.0**-48), self.weights(norm).max()
+            (len(self.columns) + 1) * (1 + 2.0**-48),
+            self.weights(norm).sum() * (1 + 2.0**-48),
+            self.weights(norm).max(),
         )
 
     def width(self, norm: str) -> int:
@@ -53,7 +55,9 @@ class Covariance(Sums):
         """See `Sums`."""
         cells, t = present(np.stack([centred(column, table) for column in self.columns], axis=1))
         z = np.concatenate([np.ones((len(t), 1)), t], axis=1)
-        return cells, np.stack([z[:, i] * z[:, j] for i, j in self.pairs], axis=1) * self.weights(norm)
+        return cells, np.stack([z[:, i] * z[:, j] for i, j in self.pairs], axis=1) * self.weights(
+            norm
+        )
 
     def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
         """See `Sums`."""
@@ -66,7 +70,9 @@ class Covariance(Sums):
             value, error, (low, high), note = self._pair(i, j, moments, weights, spread)
             scale = a.half * b.half
             ends = (low * scale, high * scale)
-            yield Answer(self.text, value * scale, error * scale, ends, {"of": f"{a.name}, {b.name}"}, note)
+            yield Answer(
+                self.text, value * scale, error * scale, ends, {"of": f"{a.name}, {b.name}"}, note
+            )
 
     def _pair(
         self, i: int, j: int, moments: Floats, weights: Floats, spread: Spread
@@ -79,8 +85,18 @@ class Covariance(Sums):
         place = {pair: k for k, pair in enumerate(self.pairs)}
         first, second, both = (moments[place[pair]] / count for pair in ((0, i), (0, j), (i, j)))
         slope = np.zeros(len(self.pairs))
-        for pair, change in (((i, j), 1.0), ((0, i), -second), ((0, j), -first), ((0, 0), 2 * first * second - both)):
+        for pair, change in (
+            ((i, j), 1.0),
+            ((0, i), -second),
+            ((0, j), -first),
+            ((0, 0), 2 * first * second - both),
+        ):
             slope[place[pair]] += change / (weights[place[pair]] * count)
         value = min(max(both - first * second, low), high)
         reach = spread.reach(slope)
-        return value, spread.error(slope), (max(value - reach, low), min(value + reach, high)), LINEAR
+        return (
+            value,
+            spread.error(slope),
+            (max(value - reach, low), min(value + reach, high)),
+            LINEAR,
+        )

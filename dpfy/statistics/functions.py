@@ -1,4 +1,6 @@
-"""The statistics by name: what each takes, and the public columns that it is built on. Nothing here reads the data."""
+"""The statistics by name: what each takes, and the public columns that it is built on. Nothing here
+reads the data.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ class Asked:
         least = most if least is None else least
         if not least <= len(self.ask.arguments) <= most:
             due = f"{least}" if least == most else f"{least} to {most}"
-            raise InvalidInput("query", str(self.ask), f"{self.ask.function} takes {due} argument{'s' * (most != 1)}")
+            raise InvalidInput(
+                "query",
+                str(self.ask),
+                f"{self.ask.function} takes {due} argument{'s' * (most != 1)}",
+            )
 
     def option(self, name: str) -> float | None:
         """A number given by name."""
@@ -65,7 +71,9 @@ class Asked:
             return default
         if not found.is_integer():
             raise InvalidInput(f"query {self.ask.function} {name}", found, "must be a whole number")
-        return check.integer(f"query {self.ask.function} {name}", int(found), least=least, most=most)
+        return check.integer(
+            f"query {self.ask.function} {name}", int(found), least=least, most=most
+        )
 
 
 def _count(a: Asked) -> Statistic:
@@ -81,7 +89,9 @@ def _sum(a: Asked) -> Statistic:
 def _moments(degree: int, root: bool = False) -> Callable[[Asked], Statistic]:
     def build(a: Asked) -> Statistic:
         a.exactly(1)
-        return Moments(a.text, a.groups, a.records, number(a.ask.function, a.column()), degree, root)
+        return Moments(
+            a.text, a.groups, a.records, number(a.ask.function, a.column()), degree, root
+        )
 
     return build
 
@@ -104,7 +114,9 @@ def _histogram(a: Asked) -> Statistic:
         raise InvalidInput("query", str(a.ask), "takes edges or a number of bins, not both")
     if not edges:
         bins = a.whole("bins", 10, 1, 10**5)
-        edges = [column.low + (column.high - column.low) * k / bins for k in range(bins)] + [column.high]
+        edges = [column.low + (column.high - column.low) * k / bins for k in range(bins)] + [
+            column.high
+        ]
     if len(edges) < 2 or any(not low < high for low, high in itertools.pairwise(edges)):
         raise InvalidInput("query histogram", edges, "must have at least two edges that grow")
     of_size("histogram", a.groups.count * (len(edges) - 1))
@@ -119,14 +131,18 @@ def _table(a: Asked) -> Statistic:
 def _margins(a: Asked) -> Statistic:
     a.exactly(12, 2)
     held = _distinct(a)
-    return Margins(a.text, a.groups, None, held, a.whole("order", min(2, len(held) - 1), 1, len(held) - 1))
+    return Margins(
+        a.text, a.groups, None, held, a.whole("order", min(2, len(held) - 1), 1, len(held) - 1)
+    )
 
 
 def _distinct(a: Asked) -> tuple[Words, ...]:
     held = tuple(words(a.ask.function, a.column(k)) for k in range(len(a.ask.arguments)))
     names = [column.name for column in (*held, *a.groups.by)]
     if len(set(names)) < len(names):
-        raise InvalidInput("query", str(a.ask), "must not name one column twice, nor one of the group-by")
+        raise InvalidInput(
+            "query", str(a.ask), "must not name one column twice, nor one of the group-by"
+        )
     of_size(a.ask.function, a.groups.count * math.prod(len(column.cells) for column in held))
     return held
 
@@ -136,8 +152,16 @@ def _quantiles(a: Asked) -> Statistic:
     if a.ask.function == "median":
         a.exactly(1)
         shares = (share_of(0.5),)
-    if not shares or len(shares) > MOST_SHARES or any(not low < high for low, high in itertools.pairwise(shares)):
-        raise InvalidInput("query", str(a.ask), f"must name 1 to {MOST_SHARES} shares that grow: quantile(age, 0.25, 0.5)")
+    if (
+        not shares
+        or len(shares) > MOST_SHARES
+        or any(not low < high for low, high in itertools.pairwise(shares))
+    ):
+        raise InvalidInput(
+            "query",
+            str(a.ask),
+            f"must name 1 to {MOST_SHARES} shares that grow: quantile(age, 0.25, 0.5)",
+        )
     column = number(a.ask.function, a.column())
     return Quantiles(a.text, a.groups, None, column, shares, grid_of(column, a.option("step")))
 
@@ -146,7 +170,9 @@ def _end(end: str) -> Callable[[Asked], Statistic]:
     def build(a: Asked) -> Statistic:
         a.exactly(1)
         column = number(a.ask.function, a.column())
-        return Quantiles(a.text, a.groups, None, column, (share_of(0.5),), grid_of(column, a.option("step")), end)
+        return Quantiles(
+            a.text, a.groups, None, column, (share_of(0.5),), grid_of(column, a.option("step")), end
+        )
 
     return build
 
@@ -164,13 +190,19 @@ def _top(a: Asked) -> Statistic:
 def _range(a: Asked) -> Statistic:
     a.exactly(1)
     if isinstance(column := a.column(), Words):
-        raise InvalidInput("query range", column.name, "must be a column of numbers, or one that the schema ignores")
+        raise InvalidInput(
+            "query range",
+            column.name,
+            "must be a column of numbers, or one that the schema ignores",
+        )
     return Range(a.text, a.groups, None, column)
 
 
 def _accuracy(a: Asked) -> Statistic:
     a.exactly(2)
-    return Accuracy(a.text, a.groups, a.records, words("accuracy", a.column(0)), words("accuracy", a.column(1)))
+    return Accuracy(
+        a.text, a.groups, a.records, words("accuracy", a.column(0)), words("accuracy", a.column(1))
+    )
 
 
 def _confusion(a: Asked) -> Statistic:
@@ -182,7 +214,11 @@ def _calibration(a: Asked) -> Statistic:
     a.exactly(2)
     label = words("calibration", a.column(1))
     if len(label.words) != 2:
-        raise InvalidInput("query calibration", label.name, "must have two classes; the second is what is predicted")
+        raise InvalidInput(
+            "query calibration",
+            label.name,
+            "must have two classes; the second is what is predicted",
+        )
     column = number("calibration", a.column(0))
     return Calibration(a.text, a.groups, None, column, label, a.whole("bins", 10, 1, 1000))
 
@@ -194,9 +230,17 @@ FUNCTIONS: dict[str, tuple[Callable[[Asked], Statistic], tuple[str, ...], str]] 
     "variance": (_moments(2), (), "variance(age)"),
     "stddev": (_moments(2, root=True), (), "stddev(age)"),
     "covariance": (_covariance, (), "covariance(age, hours)"),
-    "histogram": (_histogram, ("bins",), "histogram(age, 20, 40, 60), histogram(age, bins=5), histogram(sex)"),
+    "histogram": (
+        _histogram,
+        ("bins",),
+        "histogram(age, 20, 40, 60), histogram(age, bins=5), histogram(sex)",
+    ),
     "median": (_quantiles, ("step",), "median(age)"),
-    "quantile": (_quantiles, ("step",), "quantile(age, 0.25, 0.5, 0.75), quantile(age, 0.9, step=0.5)"),
+    "quantile": (
+        _quantiles,
+        ("step",),
+        "quantile(age, 0.25, 0.5, 0.75), quantile(age, 0.9, step=0.5)",
+    ),
     "min": (_end("low"), ("step",), "min(age)"),
     "max": (_end("high"), ("step",), "max(age)"),
     "mode": (_mode, (), "mode(job)"),
@@ -211,7 +255,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Asked], Statistic], tuple[str, ...], str]] 
 """name -> (builder, options, examples)."""
 
 
-def build(query: Query, columns: Mapping[str, Column], records: int | None = None) -> list[Statistic]:
+def build(
+    query: Query, columns: Mapping[str, Column], records: int | None = None
+) -> list[Statistic]:
     """The statistics of a query. `records` is the public number of records, if there is one."""
     by = tuple(words("by", named("by", name, columns)) for name in query.by)
     where = tuple((_compared(c, columns), c) for c in query.where)
@@ -244,12 +290,16 @@ def _compared(condition: Condition, columns: Mapping[str, Column]) -> Column:
     column = named("where", condition.column, columns)
     if isinstance(column, Words):
         if condition.comparison not in ("=", "!="):
-            raise InvalidInput("query where", str(condition), "words are compared with = and != only")
+            raise InvalidInput(
+                "query where", str(condition), "words are compared with = and != only"
+            )
         check.one_of(f"query where {column.name}", condition.value, column.words)
     elif isinstance(column, Open):
         raise InvalidInput("query where", column.name, "must be a column that the schema describes")
     elif isinstance(condition.value, str):
-        raise InvalidInput("query where", str(condition), f"{column.name} is compared with a number")
+        raise InvalidInput(
+            "query where", str(condition), f"{column.name} is compared with a number"
+        )
     return column
 
 

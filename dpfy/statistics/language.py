@@ -6,8 +6,9 @@
     statistic  name(argument, ..., key=value)
     condition  column = value     also != < <= > >=
 
-`by` and `where` hold for all statistics of the query. A name or a word with other characters than letters, digits, _ . - is written in
-quotes. Nothing here knows the columns, and nothing reads the data.
+`by` and `where` hold for all statistics of the query. A name or a word with other characters than
+letters, digits, _ . - is written in quotes. Nothing here knows the columns, and nothing reads the
+data.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Ask:
     options: tuple[tuple[str, str | float], ...] = ()
 
     def __str__(self) -> str:
-        shown = [written(a) for a in self.arguments] + [f"{key}={written(value)}" for key, value in self.options]
+        shown = [written(a) for a in self.arguments] + [
+            f"{key}={written(value)}" for key, value in self.options
+        ]
         return f"{self.function}({', '.join(shown)})"
 
 
@@ -78,9 +81,15 @@ def written(value: str | float, *, word: bool = False) -> str:
 
 
 def parse(text: str) -> Query:
-    """The query that a line of text asks; anything else is :class:`InvalidInput` that shows where it went wrong."""
+    """The query that a line of text asks; anything else is :class:`InvalidInput` that shows where
+    it went wrong.
+    """
     if not isinstance(text, str) or not text.strip() or len(text) > MOST_TEXT:
-        raise InvalidInput("query", text, f'must be 1 to {MOST_TEXT} characters such as "mean(age), count() by sex"')
+        raise InvalidInput(
+            "query",
+            text,
+            f'must be 1 to {MOST_TEXT} characters such as "mean(age), count() by sex"',
+        )
     if not text.isprintable():
         raise InvalidInput("query", text, "must be one line of printable characters")
     return _Reader(text).query()
@@ -98,9 +107,17 @@ class _Reader:
         while at < end:
             found = TOKEN.match(self.text, at)
             if found is None:
-                raise InvalidInput("query", self.text[at : at + 20].strip(), self._where(at, "cannot be read"))
+                raise InvalidInput(
+                    "query", self.text[at : at + 20].strip(), self._where(at, "cannot be read")
+                )
             kind = str(found.lastgroup)
-            self.tokens.append(("word" if kind in ("double", "single") else kind, str(found.group(kind)), found.start(kind)))
+            self.tokens.append(
+                (
+                    "word" if kind in ("double", "single") else kind,
+                    str(found.group(kind)),
+                    found.start(kind),
+                )
+            )
             at = found.end()
 
     def query(self) -> Query:
@@ -120,7 +137,9 @@ class _Reader:
         while self._take_word(between) if between != "," else self._take(","):
             found.append(read())
         if len(found) > most:
-            raise InvalidInput("query", self.text[:40], f"must have at most {most} of them in a row")
+            raise InvalidInput(
+                "query", self.text[:40], f"must have at most {most} of them in a row"
+            )
         return tuple(found)
 
     def _ask(self) -> Ask:

@@ -1,13 +1,14 @@
 """Counts, sums, means and variances of numbers in a public range.
 
-Numbers are moved to t in [-1, 1] by the middle and the half length of their range. How many records were summed is not public, so it is
-released together with the sums, under one bill:
+Numbers are moved to t in [-1, 1] by the middle and the half length of their range. How many records
+were summed is not public, so it is released together with the sums, under one bill:
 
-L1 (Laplace noise): the Bernstein polynomials of u = (1 + t)/2 of the degree needed are nonnegative and sum to 1, so a record adds a
-vector of L1 norm 1 exactly, and their sums give the count and all moments up to that degree. Splitting epsilon between a sum and a count
-would cost more.
+L1 (Laplace noise): the Bernstein polynomials of u = (1 + t)/2 of the degree needed are nonnegative
+and sum to 1, so a record adds a vector of L1 norm 1 exactly, and their sums give the count and all
+moments up to that degree. Splitting epsilon between a sum and a count would cost more.
 
-L2 (Gaussian noise): t and t^2 - 1/2, centred, beside a constant of 1/2: the count costs little of the joint L2 norm.
+L2 (Gaussian noise): t and t^2 - 1/2, centred, beside a constant of 1/2: the count costs little of
+the joint L2 norm.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from dpfy.statistics.statistic import Sums, counted
 Floats = NDArray[np.float64]
 LINEAR = "the interval is by linear approximation"
 PIN, CURVE = 0.5, 1.5
-"""What a record adds to the count, beside t, for Gaussian noise: less noise on the sum, more on the count. And the weight of t^2 - 1/2."""
+"""What a record adds to the count, beside t, for Gaussian noise: less noise on the sum, more on the
+count. And the weight of t^2 - 1/2.
+"""
 
 
 def centred(column: Number, table: Table) -> Floats:
@@ -36,7 +39,9 @@ def centred(column: Number, table: Table) -> Floats:
 
 
 def present(values: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """The cell of each record, -1 where a number is missing, and the numbers with zeros for those."""
+    """The cell of each record, -1 where a number is missing, and the numbers with zeros for
+    those.
+    """
     missing: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
     return np.where(missing, -1, 0), np.where(missing[:, None], 0.0, values)
 
@@ -61,7 +66,9 @@ class Count(Sums):
 
 @dataclass(frozen=True)
 class Sum(Sums):
-    """The sum of a column. Where the number of records is public, of the deviations from the middle of the range."""
+    """The sum of a column. Where the number of records is public, of the deviations from the middle
+    of the range.
+    """
 
     column: Number
 
@@ -72,7 +79,9 @@ class Sum(Sums):
 
     def one(self, norm: str) -> Bound:
         """The number that is farthest from zero."""
-        return Bound.scalar(max(abs(self.column.low - self.shift), abs(self.column.high - self.shift)))
+        return Bound.scalar(
+            max(abs(self.column.low - self.shift), abs(self.column.high - self.shift))
+        )
 
     def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], Floats]:
         """See `Sums`."""
@@ -93,7 +102,9 @@ class Moments(Sums):
     root: bool = False
 
     def one(self, norm: str) -> Bound:
-        """L1: a vector of sum 1. L2: t, t^2 - 1/2 and the pin; without the pin where the number of records is public."""
+        """L1: a vector of sum 1. L2: t, t^2 - 1/2 and the pin; without the pin where the number of
+        records is public.
+        """
         pin = 0.0 if self.records is not None else PIN
         if self.records is None and norm == "l1":
             return Bound(1.0, 1.0, 1.0)
@@ -106,7 +117,9 @@ class Moments(Sums):
         return self.degree + (self.records is None)
 
     def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], Floats]:
-        """See `Sums`. Where the number of records is public, a missing number counts as the middle of the range."""
+        """See `Sums`. Where the number of records is public, a missing number counts as the middle
+        of the range.
+        """
         t = centred(self.column, table)[:, None]
         if self.records is not None:
             return np.zeros(len(t), np.int64), self._powers(np.nan_to_num(t))
@@ -121,7 +134,9 @@ class Moments(Sums):
         return t if self.degree == 1 else np.concatenate([t, CURVE * (t * t - 0.5)], axis=1)
 
     def maps(self, norm: str) -> tuple[Floats, float]:
-        """Rows that take the released numbers to the count, the sum of t and the sum of t^2; and a count that is public."""
+        """Rows that take the released numbers to the count, the sum of t and the sum of t^2; and a
+        count that is public.
+        """
         if self.records is None and norm == "l1":
             # t is u - v, and t^2 is u^2 - 2uv + v^2
             two, three = ((1, 1), (-1, 1)), ((1, 1, 1), (-1, 0, 1), (1, -1, 1))
@@ -129,7 +144,9 @@ class Moments(Sums):
         width = self.width(norm)
         unit = np.eye(width)
         count = np.zeros(width) if self.records is not None else unit[-1] / PIN
-        rows = [count, unit[0]] if self.degree == 1 else [count, unit[0], unit[1] / CURVE + count / 2]
+        rows = (
+            [count, unit[0]] if self.degree == 1 else [count, unit[0], unit[1] / CURVE + count / 2]
+        )
         return np.array(rows), float(self.records or 0)
 
     def leading(self, norm: str) -> list[float]:
@@ -142,7 +159,12 @@ class Moments(Sums):
         if self.degree == 1:
             value, error, (low, high) = ratio(rows[1], rows[0], sums[0], spread, (-1.0, 1.0), known)
             middle, half = self.column.middle, self.column.half
-            yield Answer(self.text, middle + half * value, half * error, (middle + half * low, middle + half * high))
+            yield Answer(
+                self.text,
+                middle + half * value,
+                half * error,
+                (middle + half * low, middle + half * high),
+            )
         else:
             yield self._variance(rows, known, sums[0], spread)
 
@@ -151,14 +173,24 @@ class Moments(Sums):
         count, first, second = rows @ sums + np.array([known, 0.0, known / 2 if known else 0.0])
         if count <= spread.reach(rows[0]):
             shown = self._shown(0.5, 0.5, (0.0, 1.0))
-            return Answer(self.text, *shown, note="too few records to tell: the interval is all that is possible")
+            return Answer(
+                self.text,
+                *shown,
+                note="too few records to tell: the interval is all that is possible",
+            )
         m = min(max(first / count, -1.0), 1.0)
         value = min(max(second / count - m * m, 0.0), 1.0)
         slope = (rows[2] - 2 * m * rows[1] + (2 * m * m - second / count) * rows[0]) / count
         reach, error = spread.reach(slope), spread.error(slope)
-        return Answer(self.text, *self._shown(value, error, (max(value - reach, 0.0), min(value + reach, 1.0))), note=LINEAR)
+        return Answer(
+            self.text,
+            *self._shown(value, error, (max(value - reach, 0.0), min(value + reach, 1.0))),
+            note=LINEAR,
+        )
 
-    def _shown(self, value: float, error: float, ends: tuple[float, float]) -> tuple[float, float, tuple[float, float]]:
+    def _shown(
+        self, value: float, error: float, ends: tuple[float, float]
+    ) -> tuple[float, float, tuple[float, float]]:
         """In the units of the data."""
         half = self.column.half
         if not self.root:

@@ -1,13 +1,15 @@
 """Quantiles by the exponential mechanism on a public grid of values, with the mass of ties counted.
 
-A value v is the quantile q of n numbers if (numbers below v) <= q n <= (numbers at or below v). The loss of v is how many ranks it is
-off; for q = a/b it is a whole number of 1/b ranks, and one record changes it by at most max(a, b - a) of them. Whole numbers with many
-ties are so found exactly: every other value is off by whole groups of records.
+A value v is the quantile q of n numbers if (numbers below v) <= q n <= (numbers at or below v). The
+loss of v is how many ranks it is off; for q = a/b it is a whole number of 1/b ranks, and one record
+changes it by at most max(a, b - a) of them. Whole numbers with many ties are so found exactly:
+every other value is off by whole groups of records.
 
-Several quantiles are found by halving: the middle one first, then those on either side among the numbers on that side. A record is on
-one side, so each of the ceil(log2(m + 1)) levels costs as much as one quantile (Kaplan, Schnapp & Stemmer 2022). Numbers that tie with
-the value at which they are parted are spread over a finer grid at random first, so that the parts have the sizes that the next level
-counts on.
+Several quantiles are found by halving: the middle one first, then those on either side among the
+numbers on that side. A record is on one side, so each of the ceil(log2(m + 1)) levels costs as much
+as one quantile (Kaplan, Schnapp & Stemmer 2022). Numbers that tie with the value at which they are
+parted are spread over a finer grid at random first, so that the parts have the sizes that the next
+level counts on.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ FINE, FINEST = 1 << 17, 256
 
 @dataclass(frozen=True)
 class Target:
-    """What is looked for among n numbers: the value at which `share` n + `rank` of them are passed, counted from below."""
+    """What is looked for among n numbers: the value at which `share` n + `rank` of them are passed,
+    counted from below.
+    """
 
     share: Fraction
     rank: int = 0
@@ -61,7 +65,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Quantiles(Statistic):
-    """Quantiles of a column, all at once. `end` is low or high for the least or the largest value, found a few ranks inside."""
+    """Quantiles of a column, all at once. `end` is low or high for the least or the largest value,
+    found a few ranks inside.
+    """
 
     column: Number
     shares: tuple[Fraction, ...]
@@ -91,20 +97,28 @@ class Quantiles(Statistic):
     def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
         """See `Statistic`."""
         epsilon, records = share.of_choice(self.levels), float(contribution.total)
-        return self._claim("exponential", epsilon, records, levels=self.levels, draws=self.draws, **about)
+        return self._claim(
+            "exponential", epsilon, records, levels=self.levels, draws=self.draws, **about
+        )
 
     def placed(self, table: Table, randomness: Randomness | None) -> Codes:
         """The place of each number on the finer grid; -1 where it is missing."""
         numbers = table.numbers(self.column.name)
         known = np.nan_to_num(numbers, nan=self.column.low)
-        found = np.clip(np.rint((known - self.column.low) / self.step), 0, self.values - 1).astype(np.int64)
+        found = np.clip(np.rint((known - self.column.low) / self.step), 0, self.values - 1).astype(
+            np.int64
+        )
         if self.fine > 1:
             bits = Bits(randomness or Randomness.from_os(), f"spread {self.column.name}", 0)
-            found = found * self.fine + (bits.words(table.size) % np.uint64(self.fine)).astype(np.int64)
+            found = found * self.fine + (bits.words(table.size) % np.uint64(self.fine)).astype(
+                np.int64
+            )
         return np.where(np.isnan(numbers), -1, found)
 
     def release(self, table: Table, spend: Spend) -> list[Answer]:
-        """See `Statistic`. How many choices are made, and among how many values, does not depend on the data."""
+        """See `Statistic`. How many choices are made, and among how many values, does not depend on
+        the data.
+        """
         places = self.placed(table, spend.randomness)
         groups, kept = self.used(table, spend.contribution, places >= 0)
         tool = spend.claim.tool
@@ -118,9 +132,13 @@ class Quantiles(Statistic):
                 found.append(self._answer(share, value, place, chosen))
         return found
 
-    def _answer(self, share: Fraction, place: int, group: dict[str, str], chosen: _Chosen) -> Answer:
+    def _answer(
+        self, share: Fraction, place: int, group: dict[str, str], chosen: _Chosen
+    ) -> Answer:
         value = min(self.column.low + (place // self.fine) * self.step, self.column.high)
-        shown: float | int = int(value) if float(value).is_integer() and abs(value) < 1e15 else value
+        shown: float | int = (
+            int(value) if float(value).is_integer() and abs(value) < 1e15 else value
+        )
         where = within(group, {} if self.end else {"quantile": f"{float(share):g}"})
         off = math.ceil(chosen.reach)
         note = f"its rank is off by at most {off} records in {LEVEL:.0%} of releases"
@@ -150,7 +168,9 @@ class _Chosen:
 
     @property
     def inside(self) -> int:
-        """How many ranks inside the least and the largest value are looked for: so many that noise alone hardly passes them."""
+        """How many ranks inside the least and the largest value are looked for: so many that noise
+        alone hardly passes them.
+        """
         return math.ceil(self.grain * math.log(20 * self.asked.values)) if self.asked.end else 0
 
     @property
@@ -167,22 +187,34 @@ class _Chosen:
             return [found if self.asked.end == "low" else len(counts) - 1 - found]
         return list(self._halved(counts, list(self.asked.shares), Fraction(0), Fraction(1), 0))
 
-    def _halved(self, counts: Codes, shares: list[Fraction], low: Fraction, high: Fraction, start: int) -> Iterator[int]:
-        """The places of shares between `low` and `high`, whose numbers are all that is counted here."""
+    def _halved(
+        self, counts: Codes, shares: list[Fraction], low: Fraction, high: Fraction, start: int
+    ) -> Iterator[int]:
+        """The places of shares between `low` and `high`, whose numbers are all that is counted
+        here.
+        """
         if not shares:
             return
         middle = len(shares) // 2
         share = (shares[middle] - low) / (high - low)
         found = self._choose(counts, Target(share))
-        yield from self._halved(counts[: found + 1] * _below(found), shares[:middle], low, shares[middle], start)
+        yield from self._halved(
+            counts[: found + 1] * _below(found), shares[:middle], low, shares[middle], start
+        )
         yield start + found
-        yield from self._halved(counts[found:], shares[middle + 1 :], shares[middle], high, start + found)
+        yield from self._halved(
+            counts[found:], shares[middle + 1 :], shares[middle], high, start + found
+        )
 
     def _choose(self, counts: Codes, target: Target) -> int:
-        """One exponential mechanism, by losses of which one unit changes each by at most its records times `target.change`."""
+        """One exponential mechanism, by losses of which one unit changes each by at most its
+        records times `target.change`.
+        """
         scores = Bounded(-target.losses(counts), Bound(linf=float(target.change * self.records)))
         self.step += 1
-        return self.tool.release(scores, self.spend.permit, self.spend.randomness, self.step - 1).value
+        return self.tool.release(
+            scores, self.spend.permit, self.spend.randomness, self.step - 1
+        ).value
 
 
 def _below(found: int) -> Codes:
@@ -195,7 +227,11 @@ def _below(found: int) -> Codes:
 def share_of(value: float) -> Fraction:
     """A share as it is written in decimals."""
     if not 0 < check.real("query quantile", value) < 1:
-        raise InvalidInput("query quantile", value, "must lie strictly between 0 and 1; for the ends ask min or max")
+        raise InvalidInput(
+            "query quantile",
+            value,
+            "must lie strictly between 0 and 1; for the ends ask min or max",
+        )
     found = Fraction(repr(float(value)))
     if found.denominator > 10**6:
         raise InvalidInput("query quantile", value, "must have at most 6 decimals")
@@ -203,14 +239,20 @@ def share_of(value: float) -> Fraction:
 
 
 def grid_of(column: Number, step: float | None) -> float:
-    """The public grid: what is asked for; whole numbers where both ends are whole and the range is long; a thousandth of the range else."""
+    """The public grid: what is asked for; whole numbers where both ends are whole and the range is
+    long; a thousandth of the range else.
+    """
     length = column.high - column.low
     if step is None:
         whole = float(column.low).is_integer() and float(column.high).is_integer() and length >= 10
         step = 1.0 if whole and length < MOST_VALUES else length / 1000
     check.positive("query step", step)
     if length / step >= MOST_VALUES:
-        raise InvalidInput("query step", step, f"must leave at most {MOST_VALUES} values in the range")
+        raise InvalidInput(
+            "query step", step, f"must leave at most {MOST_VALUES} values in the range"
+        )
     if length / step < 1:
-        raise InvalidInput("query step", step, f"must be at most the length of the range, {length:g}")
+        raise InvalidInput(
+            "query step", step, f"must be at most the length of the range, {length:g}"
+        )
     return step

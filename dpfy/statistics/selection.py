@@ -1,4 +1,6 @@
-"""The most frequent word, and what is frequent or how far numbers reach in a column about which nothing is public."""
+"""The most frequent word, and what is frequent or how far numbers reach in a column about which
+nothing is public.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +30,34 @@ FARTHEST = 64
 
 @dataclass(frozen=True)
 class Mode(Statistic):
-    """The word that most records have. A unit adds to counts and takes nothing away, so that noise of half the size is enough."""
+    """The word that most records have. A unit adds to counts and takes nothing away, so that noise
+    of half the size is enough.
+    """
 
     column: Words
 
     def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
-        """See `Statistic`. Permute-and-flip where epsilons are added up; else the exponential mechanism, which is cheaper together."""
+        """See `Statistic`. Permute-and-flip where epsilons are added up; else the exponential
+        mechanism, which is cheaper together.
+        """
         name = "permute-and-flip" if share.pure else "exponential-monotone"
-        return self._claim(name, share.of_choice(1), float(contribution.total), draws=self.groups.count, **about)
+        return self._claim(
+            name, share.of_choice(1), float(contribution.total), draws=self.groups.count, **about
+        )
 
     def release(self, table: Table, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
-        codes, size, contribution = table.codes(self.column.name), len(self.column.words), spend.contribution
+        codes, size, contribution = (
+            table.codes(self.column.name),
+            len(self.column.words),
+            spend.contribution,
+        )
         groups, kept = self.used(table, contribution, codes < size)
         tool, found = spend.claim.tool, []
         assert isinstance(tool, Exponential | PermuteAndFlip)
-        off = math.ceil(contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - LEVEL)))
+        off = math.ceil(
+            contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - LEVEL))
+        )
         note = f"at most {off} records fewer than the most frequent, in {LEVEL:.0%} of releases"
         parts = parted(codes[kept], groups[kept], self.groups.count)
         for group, (mine, place) in enumerate(zip(parts, self.groups.places(), strict=True)):
@@ -61,9 +75,13 @@ class Unknown(Statistic):
     column: Column
 
     def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
-        """See `Statistic`. The threshold is the least for which the exact tail of the noise is within the share's delta."""
+        """See `Statistic`. The threshold is the least for which the exact tail of the noise is
+        within the share's delta.
+        """
         if not share.delta:
-            raise InvalidInput("delta", 0.0, f"must be above 0 for {self.text}: its keys are not public")
+            raise InvalidInput(
+                "delta", 0.0, f"must be above 0 for {self.text}: its keys are not public"
+            )
         moves = 2 if about.get("adjacency") == "replace-one" else 1
         keys = min(contribution.groups or contribution.records, contribution.total)
         most = min(contribution.each or contribution.records, contribution.total)
@@ -76,7 +94,9 @@ class Unknown(Statistic):
         """The key of each record; None where it has none."""
         raise NotImplementedError
 
-    def found(self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int) -> list[Answer]:
+    def found(
+        self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int
+    ) -> list[Answer]:
         """The answers of one group from its keys and noisy counts."""
         raise NotImplementedError
 
@@ -85,13 +105,17 @@ class Unknown(Statistic):
         keys, groups = self.keys(table), self.groups.codes(table)
         pairs = [(int(g), k) for g, k in zip(groups, keys, strict=True)]
         counted = np.array([k is not None and g >= 0 for g, k in pairs], bool)
-        kept = spend.contribution.kept(table.owners, np.where(counted, coded([repr(p) for p in pairs]), -1))
+        kept = spend.contribution.kept(
+            table.owners, np.where(counted, coded([repr(p) for p in pairs]), -1)
+        )
         counts: dict[Hashable, int] = {}
         for row in np.flatnonzero(kept).tolist():
             counts[pairs[row]] = counts.get(pairs[row], 0) + 1
         tool = spend.claim.tool
         assert isinstance(tool, StabilityHistogram)
-        released: Mapping[Any, float] = tool.release(Bounded(counts, tool.bound), spend.permit, spend.randomness).value
+        released: Mapping[Any, float] = tool.release(
+            Bounded(counts, tool.bound), spend.permit, spend.randomness
+        ).value
         found = []
         for group, place in enumerate(self.groups.places()):
             mine = {key: count for (at, key), count in released.items() if at == group}
@@ -105,30 +129,44 @@ class Top(Unknown):
 
     def keys(self, table: Table) -> list[Hashable]:
         """The word of each record."""
-        return [None if text is None else text[:MOST_WORD] for text in table.texts(self.column.name)]
+        return [
+            None if text is None else text[:MOST_WORD] for text in table.texts(self.column.name)
+        ]
 
-    def found(self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int) -> list[Answer]:
+    def found(
+        self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int
+    ) -> list[Answer]:
         """See `Unknown`."""
         note = f"words of fewer than {threshold} records after noise are not shown"
         found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return [
-            replace(counted(self.text, [count], spread, within(place, {self.column.name: str(word)})), note=note)
+            replace(
+                counted(self.text, [count], spread, within(place, {self.column.name: str(word)})),
+                note=note,
+            )
             for word, count in found
         ]
 
 
 @dataclass(frozen=True)
 class Range(Unknown):
-    """Powers of two between which the numbers of a column lie, for a range that is not public. Few numbers may lie outside."""
+    """Powers of two between which the numbers of a column lie, for a range that is not public. Few
+    numbers may lie outside.
+    """
 
     def keys(self, table: Table) -> list[Hashable]:
         """The sign and the power of two of each number: 2^(key - 1) <= |number| < 2^key."""
         numbers = table.raw(self.column.name)
         signs, powers = np.sign(np.nan_to_num(numbers)), np.frexp(np.nan_to_num(numbers))[1]
         powers = np.clip(powers, -FARTHEST, FARTHEST)
-        return [None if math.isnan(x) else (int(s), int(p) if s else 0) for x, s, p in zip(numbers, signs, powers, strict=True)]
+        return [
+            None if math.isnan(x) else (int(s), int(p) if s else 0)
+            for x, s, p in zip(numbers, signs, powers, strict=True)
+        ]
 
-    def found(self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int) -> list[Answer]:
+    def found(
+        self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int
+    ) -> list[Answer]:
         """See `Unknown`."""
         note = f"powers of two with fewer than {threshold} records after noise are left out"
         low = min((math.ldexp(s, p if s < 0 else p - 1) for s, p in counts), default=None)

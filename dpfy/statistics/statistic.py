@@ -37,7 +37,9 @@ MOST_CELLS = 1 << 20
 
 @dataclass(frozen=True)
 class Groups:
-    """Which records are counted, and the group of each: the cells of the columns of a group-by, in the order of the schema."""
+    """Which records are counted, and the group of each: the cells of the columns of a group-by, in
+    the order of the schema.
+    """
 
     by: tuple[Words, ...] = ()
     where: tuple[tuple[Column, Condition], ...] = ()
@@ -83,7 +85,9 @@ def _holds(column: Column, condition: Condition, table: Table) -> NDArray[np.boo
 
 @dataclass(frozen=True)
 class Spend:
-    """What a release is made with: its claim, how much one unit may add, the permit, and the secret of the run (or fresh entropy)."""
+    """What a release is made with: its claim, how much one unit may add, the permit, and the secret
+    of the run (or fresh entropy).
+    """
 
     claim: StatisticClaim
     contribution: Contribution
@@ -104,11 +108,16 @@ class Statistic(ABC):
 
     @property
     def domain(self) -> str:
-        """All that is public about it, in words; cut where it is long, and ending in a hash of the whole."""
+        """All that is public about it, in words; cut where it is long, and ending in a hash of the
+        whole.
+        """
         whole = repr(self)
         words = "; ".join(str(column) for column in self._columns())
         safe = "".join(c if c.isprintable() else "?" for c in words) or "no columns"
-        return f"{safe[:MOST_DOMAIN]} ({hashlib.sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:16]})"
+        return (
+            f"{safe[:MOST_DOMAIN]} "
+            f"({hashlib.sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:16]})"
+        )
 
     def _columns(self) -> list[Column]:
         """The columns it reads, each once."""
@@ -117,7 +126,9 @@ class Statistic(ABC):
         flat += [*self.groups.by, *(column for column, _ in self.groups.where)]
         return list(dict.fromkeys(c for c in flat if isinstance(c, Number | Words | Open)))
 
-    def _claim(self, mechanism: str, parameter: float, bound: float, **about: Any) -> StatisticClaim:
+    def _claim(
+        self, mechanism: str, parameter: float, bound: float, **about: Any
+    ) -> StatisticClaim:
         """A claim about this statistic."""
         return StatisticClaim(self.text, self.domain, mechanism, parameter, bound, **about)
 
@@ -129,12 +140,14 @@ class Statistic(ABC):
     def release(self, table: Table, spend: Spend) -> list[Answer]:
         """The answers.
 
-        Guarantees: the bill of the permit is the claim's, which is all that is done. What the records hold raises nothing, and does not
-        change how often random bits are drawn.
+        Guarantees: the bill of the permit is the claim's, which is all that is done. What the
+        records hold raises nothing, and does not change how often random bits are drawn.
         """
 
     def error(self, claim: StatisticClaim) -> float:
-        """How large the noise is on what is asked, as far as it is known before; to compare families of noise."""
+        """How large the noise is on what is asked, as far as it is known before; to compare
+        families of noise.
+        """
         return 1.0
 
     def used(
@@ -149,7 +162,8 @@ class Statistic(ABC):
 class Sums(Statistic):
     """A statistic that follows from sums over the records, released together with one bill.
 
-    Each record adds `width` numbers in one of `cells` cells of its group. `whole` where they are ones.
+    Each record adds `width` numbers in one of `cells` cells of its group. `whole` where they are
+    ones.
     """
 
     @property
@@ -180,17 +194,24 @@ class Sums(Statistic):
         return np.zeros(table.size, np.int64)
 
     def leading(self, norm: str) -> Sequence[float]:
-        """How the main answer is made of the released numbers of a cell, up to a factor that does not depend on the norm."""
+        """How the main answer is made of the released numbers of a cell, up to a factor that does
+        not depend on the norm.
+        """
         return [1.0]
 
     @abstractmethod
-    def group_answers(self, sums: NDArray[np.float64], spread: Spread, norm: str) -> Iterator[Answer]:
+    def group_answers(
+        self, sums: NDArray[np.float64], spread: Spread, norm: str
+    ) -> Iterator[Answer]:
         """The answers of one group from its noisy sums [cells, width]."""
 
-    def total(self, table: Table, contribution: Contribution, norm: str, grid: Grid | None) -> Bounded[Any]:
+    def total(
+        self, table: Table, contribution: Contribution, norm: str, grid: Grid | None
+    ) -> Bounded[Any]:
         """The sums [groups, cells, width] without noise: whole numbers, or on a grid.
 
-        Guarantees: adding or removing all records of a unit changes them by at most the bound, whatever the cells of the table hold.
+        Guarantees: adding or removing all records of a unit changes them by at most the bound,
+        whatever the cells of the table hold.
         """
         places, values = self.rows(table, norm)
         groups, kept = self.used(table, contribution, places >= 0)
@@ -228,7 +249,10 @@ class Sums(Statistic):
         norm, tool = norm_of(spend.claim), spend.claim.tool
         assert isinstance(tool, Laplace | Gaussian | DiscreteLaplace)
         if isinstance(tool, DiscreteLaplace):
-            total, spread = self.total(table, spend.contribution, norm, None), spread_of(spend.claim)
+            total, spread = (
+                self.total(table, spend.contribution, norm, None),
+                spread_of(spend.claim),
+            )
         else:
             bound = spend.contribution.bound(self.one(norm))
             grid = self.grid(tool, bound, self.groups.count * self.cells * self.width(norm))
@@ -237,7 +261,9 @@ class Sums(Statistic):
         return self.answers(tool.release(total, spend.permit, spend.randomness).value, spread, norm)
 
     def grid(self, tool: Laplace | Gaussian, bound: Bound, numbers: int) -> Grid:
-        """The grid on which sums are made: as fine as the noise asks for and as contributions, and no finer than noise can be drawn on."""
+        """The grid on which sums are made: as fine as the noise asks for and as contributions, and
+        no finer than noise can be drawn on.
+        """
         fine = math.frexp(bound.linf / math.sqrt(numbers))[1] - FINE
         coarse = math.frexp(tool.scale(bound))[1] - WIDEST
         return Grid(max(coarse, min(tool.grid(bound, numbers).exponent, 0 if self.whole else fine)))
@@ -272,14 +298,20 @@ def spread_of(claim: StatisticClaim) -> Spread:
 def number(function: str, column: Column) -> Number:
     """A column that must hold numbers."""
     if not isinstance(column, Number):
-        raise InvalidInput(f"query {function}", column.name, "must be a column of numbers with a range in the schema")
+        raise InvalidInput(
+            f"query {function}",
+            column.name,
+            "must be a column of numbers with a range in the schema",
+        )
     return column
 
 
 def words(function: str, column: Column) -> Words:
     """A column that must hold words out of a public list."""
     if not isinstance(column, Words):
-        raise InvalidInput(f"query {function}", column.name, "must be a column whose categories are in the schema")
+        raise InvalidInput(
+            f"query {function}", column.name, "must be a column whose categories are in the schema"
+        )
     return column
 
 
@@ -291,7 +323,9 @@ def of_size(function: str, cells: int) -> int:
 
 
 def counted(text: str, values: Sequence[float], spread: Spread, place: Mapping[str, str]) -> Answer:
-    """A count that is the sum of released numbers. No count is below zero, so none is answered, which is never farther off."""
+    """A count that is the sum of released numbers. No count is below zero, so none is answered,
+    which is never farther off.
+    """
     ones = [1.0] * len(values)
     value = sum(float(v) for v in values)
     reach, shown = spread.reach(ones), max(value, 0.0)

@@ -1,4 +1,6 @@
-"""Counts in cells: histograms, contingency tables with consistent margins, and how right a model is on private records."""
+"""Counts in cells: histograms, contingency tables with consistent margins, and how right a model is
+on private records.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Bins(Cells):
 
 @dataclass(frozen=True)
 class Contingency(Cells):
-    """How many records have each combination of words; with the totals of every margin, which agree with the table."""
+    """How many records have each combination of words; with the totals of every margin, which agree
+    with the table.
+    """
 
     columns: tuple[Words, ...]
     margins: bool = True
@@ -91,12 +95,19 @@ class Contingency(Cells):
         """See `Sums`."""
         cube = np.asarray(sums[:, 0]).reshape(self.shape)
         axes = range(len(self.columns))
-        orders = range(len(self.columns), 0, -1) if self.margins and len(self.columns) > 1 else [len(self.columns)]
+        orders = (
+            range(len(self.columns), 0, -1)
+            if self.margins and len(self.columns) > 1
+            else [len(self.columns)]
+        )
         for order in orders:
             for kept in combinations(axes, order):
                 moved = np.moveaxis(cube, kept, range(order))
                 for cell in np.ndindex(*(self.shape[a] for a in kept)):
-                    place = {self.columns[a].name: self.columns[a].cells[i] for a, i in zip(kept, cell, strict=True)}
+                    place = {
+                        self.columns[a].name: self.columns[a].cells[i]
+                        for a, i in zip(kept, cell, strict=True)
+                    }
                     yield counted(self.text, moved[cell].ravel().tolist(), spread, place)
 
 
@@ -109,7 +120,9 @@ class Accuracy(Cells):
 
     @property
     def whole(self) -> bool:
-        """Ones; where the number of records is public a half, up or down, so that replacing a record moves the sum by one."""
+        """Ones; where the number of records is public a half, up or down, so that replacing a
+        record moves the sum by one.
+        """
         return self.records is None
 
     @property
@@ -139,8 +152,14 @@ class Accuracy(Cells):
         if self.records is None:
             value, error, interval = ratio([1.0, 0.0], [1.0, 1.0], sums[:, 0], spread, (0.0, 1.0))
         else:
-            value, reach = 0.5 + float(sums[0, 0]) / self.records, spread.reach([1.0]) / self.records
-            error, interval = spread.deviation / self.records, (_share(value - reach), _share(value + reach))
+            value, reach = (
+                0.5 + float(sums[0, 0]) / self.records,
+                spread.reach([1.0]) / self.records,
+            )
+            error, interval = (
+                spread.deviation / self.records,
+                (_share(value - reach), _share(value + reach)),
+            )
         yield Answer(self.text, _share(value), error, interval)
 
 
@@ -150,7 +169,9 @@ def _share(value: float) -> float:
 
 @dataclass(frozen=True)
 class Calibration(Sums):
-    """Predicted probabilities against what happened, in bins of the probability: reliability, and the expected calibration error."""
+    """Predicted probabilities against what happened, in bins of the probability: reliability, and
+    the expected calibration error.
+    """
 
     probability: Number
     label: Words
@@ -162,7 +183,9 @@ class Calibration(Sums):
         return 2 * self.bins
 
     def width(self, norm: str) -> int:
-        """The count, and how far the probability lies from the middle of its bin, in halves of it."""
+        """The count, and how far the probability lies from the middle of its bin, in halves of
+        it.
+        """
         return 2
 
     def one(self, norm: str) -> Bound:
@@ -174,7 +197,9 @@ class Calibration(Sums):
         share = (table.numbers(self.probability.name) - low) / (high - low)
         known = np.nan_to_num(share)
         found = np.clip(np.floor(known * self.bins), 0, self.bins - 1)
-        return np.where(np.isnan(share), -1, found).astype(np.int64), 2 * (known * self.bins - found) - 1
+        return np.where(np.isnan(share), -1, found).astype(np.int64), 2 * (
+            known * self.bins - found
+        ) - 1
 
     def rows(self, table: Table, norm: str) -> tuple[Codes, Floats]:
         """See `Sums`. The last class counts as having happened; other words add nothing."""
@@ -187,7 +212,9 @@ class Calibration(Sums):
     def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
         """See `Sums`."""
         width = (self.probability.high - self.probability.low) / self.bins
-        numbers = np.asarray(sums).reshape(self.bins, 4)  # count and distance, of what did not happen and of what did
+        numbers = np.asarray(sums).reshape(
+            self.bins, 4
+        )  # count and distance, of what did not happen and of what did
         off, total = 0.0, 0.0
         for k, found in enumerate(numbers):
             low = self.probability.low + k * width
@@ -196,16 +223,30 @@ class Calibration(Sums):
             said = ratio([0, width, 0, width], [1, 0, 1, 0], found, spread, (-width / 2, width / 2))
             count = max(found[0] + found[2], 0.0)
             off, total = off + count * abs(happened[0] - said[0] - low - width / 2), total + count
-            yield Answer(self.text, *happened, place, f"mean prediction {low + width / 2 + said[0]:.4g}, records {count:.4g}")
-        yield Answer(self.text, off / total if total else None, place={"of": "expected calibration error"}, note="biased upward")
+            yield Answer(
+                self.text,
+                *happened,
+                place,
+                f"mean prediction {low + width / 2 + said[0]:.4g}, records {count:.4g}",
+            )
+        yield Answer(
+            self.text,
+            off / total if total else None,
+            place={"of": "expected calibration error"},
+            note="biased upward",
+        )
 
 
-def consistent(margins: Mapping[tuple[int, ...], tuple[Floats, float]], shape: Sequence[int]) -> dict[tuple[int, ...], Floats]:
-    """Noisy margins of one table, made to agree: the least-squares fit of a table, exactly, without making the table.
+def consistent(
+    margins: Mapping[tuple[int, ...], tuple[Floats, float]], shape: Sequence[int]
+) -> dict[tuple[int, ...], Floats]:
+    """Noisy margins of one table, made to agree: the least-squares fit of a table, exactly, without
+    making the table.
 
-    `margins` maps the axes of a margin to its noisy counts and the standard deviation of their noise. A margin is a sum of orthogonal
-    effects, one for each subset of its axes. Each effect is estimated by every margin that has its axes, with noise of equal variance in
-    all its coordinates, so that averaging with weights of inverse variance is least squares.
+    `margins` maps the axes of a margin to its noisy counts and the standard deviation of their
+    noise. A margin is a sum of orthogonal effects, one for each subset of its axes. Each effect is
+    estimated by every margin that has its axes, with noise of equal variance in all its
+    coordinates, so that averaging with weights of inverse variance is least squares.
     """
     effects: dict[tuple[int, ...], tuple[Floats, float]] = {}
     for axes, (table, deviation) in margins.items():
@@ -228,7 +269,9 @@ def consistent(margins: Mapping[tuple[int, ...], tuple[Floats, float]], shape: S
 
 def _effect(table: Floats, axes: tuple[int, ...], kept: tuple[int, ...]) -> Floats:
     """The part of a margin that varies along every axis of `kept` and is summed over the others."""
-    found = np.asarray(table, np.float64).sum(axis=tuple(k for k, a in enumerate(axes) if a not in kept))
+    found = np.asarray(table, np.float64).sum(
+        axis=tuple(k for k, a in enumerate(axes) if a not in kept)
+    )
     for axis in range(len(kept)):
         found = found - found.mean(axis=axis, keepdims=True)
     return np.asarray(found)
@@ -264,7 +307,9 @@ class Margins(Sums):
         """A record counts once in each margin."""
         return Bound(math.sqrt(len(self.kept)) * (1 + 2.0**-50), float(len(self.kept)), 1.0)
 
-    def total(self, table: Table, contribution: Contribution, norm: str, grid: Grid | None) -> Bounded[Any]:
+    def total(
+        self, table: Table, contribution: Contribution, norm: str, grid: Grid | None
+    ) -> Bounded[Any]:
         """See `Sums`."""
         groups, kept = self.used(table, contribution, np.ones(table.size, bool))
         parts = []
@@ -272,8 +317,14 @@ class Margins(Sums):
             at, size = groups, math.prod(self.shape[a] for a in axes)
             for a in axes:
                 at = at * self.shape[a] + table.codes(self.columns[a].name)
-            parts.append(np.bincount(at[kept], minlength=self.groups.count * size).reshape(self.groups.count, 1, size))
-        total = Bounded(np.concatenate(parts, axis=2).astype(np.int64), contribution.bound(self.one(norm)))
+            parts.append(
+                np.bincount(at[kept], minlength=self.groups.count * size).reshape(
+                    self.groups.count, 1, size
+                )
+            )
+        total = Bounded(
+            np.concatenate(parts, axis=2).astype(np.int64), contribution.bound(self.one(norm))
+        )
         return total if grid is None else grid.lay(total)
 
     def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
@@ -286,7 +337,14 @@ class Margins(Sums):
         for axes, table in consistent(noisy, self.shape).items():
             reach = spread.reach([1.0])
             for cell in np.ndindex(*table.shape):
-                place = {self.columns[a].name: self.columns[a].cells[i] for a, i in zip(axes, cell, strict=True)}
+                place = {
+                    self.columns[a].name: self.columns[a].cells[i]
+                    for a, i in zip(axes, cell, strict=True)
+                }
                 value = float(table[cell])
-                note = "consistent with the other margins, which makes the error smaller than stated"
-                yield Answer(self.text, value, spread.deviation, (value - reach, value + reach), place, note)
+                note = (
+                    "consistent with the other margins, which makes the error smaller than stated"
+                )
+                yield Answer(
+                    self.text, value, spread.deviation, (value - reach, value + reach), place, note
+                )

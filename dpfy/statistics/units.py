@@ -1,4 +1,6 @@
-"""How much one unit may add: a person with many records is bounded by keeping some of them, chosen among their own records alone."""
+"""How much one unit may add: a person with many records is bounded by keeping some of them, chosen
+among their own records alone.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,20 @@ from dpfy.core.values import Bound
 
 @dataclass(frozen=True)
 class Contribution:
-    """At most `records` records of a unit are used, in at most `groups` groups of a group-by, at most `each` of them in one group."""
+    """At most `records` records of a unit are used, in at most `groups` groups of a group-by, at
+    most `each` of them in one group.
+    """
 
     records: int = 1
     groups: int | None = None
     each: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("records", self.records), ("groups", self.groups), ("each", self.each)):
+        for name, value in (
+            ("records", self.records),
+            ("groups", self.groups),
+            ("each", self.each),
+        ):
             if value is not None:
                 check.integer(f"contribution.{name}", value, most=1 << 30)
 
@@ -42,12 +50,20 @@ class Contribution:
 
     def bound(self, one: Bound) -> Bound:
         """What a unit adds at most, where each of its records adds at most `one` in its group."""
-        return Bound(one.l2 * self.length, one.l1 * self.total, one.linf * min(self.each or self.records, self.total))
+        return Bound(
+            one.l2 * self.length,
+            one.l1 * self.total,
+            one.linf * min(self.each or self.records, self.total),
+        )
 
-    def kept(self, owners: NDArray[np.int64] | None, groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which records are used: the first of their unit, in the order of the data. Records with a negative group are none.
+    def kept(
+        self, owners: NDArray[np.int64] | None, groups: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which records are used: the first of their unit, in the order of the data. Records with a
+        negative group are none.
 
-        Guarantees: whether a record is kept depends on the records of its own unit alone, and the bounds hold for every unit.
+        Guarantees: whether a record is kept depends on the records of its own unit alone, and the
+        bounds hold for every unit.
         """
         use = groups >= 0
         if owners is None:

@@ -1,6 +1,8 @@
-"""The published experiments as commands: the paper's number, ours at the same settings, and ours with the best recipe we know.
+"""The published experiments as commands: the paper's number, ours at the same settings, and ours
+with the best recipe we know.
 
-A study is a list of cells, each stored by itself as soon as it is computed, and a page made from the stored cells alone.
+A study is a list of cells, each stored by itself as soon as it is computed, and a page made from
+the stored cells alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The building blocks of private training (blog post, ICLR 2025): from a mean salary to a network on 5,000 images at (1, 1e-6)."""
+"""The building blocks of private training (blog post, ICLR 2025): from a mean salary to a network
+on 5,000 images at (1, 1e-6).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,17 @@ from dpfy.studies.building_blocks_page import page
 from dpfy.studies.study import Cell, Options, Study
 
 EPSILON, DELTA, CLIP, RATE = 1.0, 1e-6, 30.0, 0.05
-LEARNING_RATE = {"try1": 0.01, "try2": 0.01, "try3": 0.01, "try3-printed": 0.01, "try4": 0.003, "plain": 0.01}
-"""0.01 is the text's only rate. For try 4 none is printed: it is the best of `OTHER_RATES` and itself on seed 0."""
+LEARNING_RATE = {
+    "try1": 0.01,
+    "try2": 0.01,
+    "try3": 0.01,
+    "try3-printed": 0.01,
+    "try4": 0.003,
+    "plain": 0.01,
+}
+"""0.01 is the text's only rate. For try 4 none is printed: it is the best of `OTHER_RATES` and
+itself on seed 0.
+"""
 OTHER_RATES = (0.001, 0.006, 0.01, 0.02)
 MEAN, DEVIATION = 0.1307, 0.3081
 SALARY = {"delta": 1e-6, "employees": 10_000, "most": 1e6}
@@ -41,7 +52,9 @@ SIGMA_STEPS = (1, 5, 10, 25, 50, 100, 150, 200, 300, 400, 500)
 OURS = {"steps": 60, "clip_norm": 1.0, "learning_rate": 0.5, "momentum": 0.9, "average": 0.9}
 PAPER_RECORDS = 5000
 TRIES = {"try1": 100, "try2": 200, "try3": 200, "try3-printed": 200, "try4": 200}
-"""Steps of each try, as in the text. try3-printed has the text's noise for replacing a record, which Poisson accounting does not need."""
+"""Steps of each try, as in the text. try3-printed has the text's noise for replacing a record,
+which Poisson accounting does not need.
+"""
 LAST = TRIES["try4"]
 ENTRIES = (-0.4, 1.5)
 """Range of the histogram of the inverse's entries."""
@@ -51,27 +64,55 @@ def cells(options: Options) -> list[Cell]:
     """Closed forms, the run without privacy, four tries and ours."""
     found = [
         Cell("salary", SALARY, salary),
-        Cell("noise-by-steps", {"steps": list(SIGMA_STEPS), "epsilon": EPSILON, "delta": DELTA, "rate": RATE}, noise_by_steps),
+        Cell(
+            "noise-by-steps",
+            {"steps": list(SIGMA_STEPS), "epsilon": EPSILON, "delta": DELTA, "rate": RATE},
+            noise_by_steps,
+        ),
         Cell("strategy", {"steps": LAST, "entries": list(ENTRIES)}, strategy_structure),
     ]
     setting = data_setting(options)
     iterations = 1500 if options.fast else 5000
-    found.append(plain_cell({**setting, "iterations": iterations, "learning_rate": LEARNING_RATE["plain"]}, options))
+    found.append(
+        plain_cell(
+            {**setting, "iterations": iterations, "learning_rate": LEARNING_RATE["plain"]}, options
+        )
+    )
     for seed in range(3 if options.fast else 5):
         for name, steps in TRIES.items():
-            one = {**setting, "steps": steps, "clip": CLIP, "learning_rate": LEARNING_RATE[name], "seed": seed}
-            found.append(Cell(f"{name}-{seed}", one, functools.partial(run_try, name, one, options)))
-        found.append(ours_cell({**setting, **OURS, "epsilon": EPSILON, "delta": DELTA, "seed": seed}, options))
+            one = {
+                **setting,
+                "steps": steps,
+                "clip": CLIP,
+                "learning_rate": LEARNING_RATE[name],
+                "seed": seed,
+            }
+            found.append(
+                Cell(f"{name}-{seed}", one, functools.partial(run_try, name, one, options))
+            )
+        found.append(
+            ours_cell(
+                {**setting, **OURS, "epsilon": EPSILON, "delta": DELTA, "seed": seed}, options
+            )
+        )
     for rate in OTHER_RATES:
         one = {**setting, "steps": LAST, "clip": CLIP, "learning_rate": rate, "seed": 0}
-        found.append(Cell(f"rate-try4-{rate:g}", one, functools.partial(run_try, "try4", one, options)))
+        found.append(
+            Cell(f"rate-try4-{rate:g}", one, functools.partial(run_try, "try4", one, options))
+        )
     return found
 
 
 def data_setting(options: Options) -> dict[str, Any]:
-    """Which images: with a data folder 5,000 of MNIST's training images and its whole test set, else the embedded ones."""
+    """Which images: with a data folder 5,000 of MNIST's training images and its whole test set,
+    else the embedded ones.
+    """
     given = not options.fast and (options.data_dir or os.environ.get(ENVIRONMENT))
-    return {"data": "mnist", "records": PAPER_RECORDS} if given else {"data": "embedded", "records": 4000}
+    return (
+        {"data": "mnist", "records": PAPER_RECORDS}
+        if given
+        else {"data": "embedded", "records": 4000}
+    )
 
 
 @functools.lru_cache(maxsize=2)
@@ -87,7 +128,9 @@ def raw_images(kind: str, records: int, data_dir: str | None) -> tuple[Records, 
 def images(setting: Mapping[str, Any], options: Options) -> tuple[Records, Records]:
     """(train, test), normalised by MNIST's public constants."""
     train, test = raw_images(setting["data"], setting["records"], options.data_dir)
-    normal = [Records(((part.tensors[0] - MEAN) / DEVIATION, part.tensors[1])) for part in (train, test)]
+    normal = [
+        Records(((part.tensors[0] - MEAN) / DEVIATION, part.tensors[1])) for part in (train, test)
+    ]
     return normal[0], normal[1]
 
 
@@ -96,7 +139,8 @@ def network() -> nn.Module:
     return build(ModelConfig(name="mlp", hidden=(128,), activation="relu"), (1, 28, 28), 10)
 
 
-# --- closed forms ---------------------------------------------------------------------------------------------------------------
+# --- closed forms
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def salary() -> dict[str, Any]:
@@ -108,12 +152,17 @@ def salary() -> dict[str, Any]:
         "pei": gaussian.sigma_pei,
         "analytic": gaussian.sigma_analytic,
     }
-    rows = [{"epsilon": e} | {name: step * rule(e, DELTA) for name, rule in rules.items()} for e in sorted(grid)]
+    rows = [
+        {"epsilon": e} | {name: step * rule(e, DELTA) for name, rule in rules.items()}
+        for e in sorted(grid)
+    ]
     return {"rows": rows}
 
 
 def noise_by_steps() -> dict[str, Any]:
-    """Noise (in units of the sensitivity) for (1, 1e-6) by the number of steps and by how it is accounted."""
+    """Noise (in units of the sensitivity) for (1, 1e-6) by the number of steps and by how it is
+    accounted.
+    """
     rows = []
     for steps in SIGMA_STEPS:
         share = composition.share(EPSILON, DELTA, steps)
@@ -125,7 +174,9 @@ def noise_by_steps() -> dict[str, Any]:
                 "advanced composition": gaussian.sigma_analytic(*share),
                 "rdp": full.calibrate(EPSILON, DELTA, accountant="rdp").noise_multiplier,
                 "tight": full.calibrate(EPSILON, DELTA).noise_multiplier,
-                "subsampled rdp": sampled.calibrate(EPSILON, DELTA, accountant="rdp").noise_multiplier,
+                "subsampled rdp": sampled.calibrate(
+                    EPSILON, DELTA, accountant="rdp"
+                ).noise_multiplier,
                 "subsampled tight": sampled.calibrate(EPSILON, DELTA).noise_multiplier,
             }
         )
@@ -139,7 +190,9 @@ def best_strategy(steps: int) -> Any:
 
 
 def strategy_structure() -> dict[str, Any]:
-    """C, its inverse, the distribution of the inverse's entries, and how noise grows with and without correlation."""
+    """C, its inverse, the distribution of the inverse's entries, and how noise grows with and
+    without correlation.
+    """
     import numpy as np
 
     steps = LAST
@@ -160,7 +213,8 @@ def strategy_structure() -> dict[str, Any]:
     }
 
 
-# --- without privacy ------------------------------------------------------------------------------------------------------------
+# --- without privacy
+# ------------------------------------------------------------------------------------------------------------
 
 
 def plain_cell(setting: dict[str, Any], options: Options) -> Cell:
@@ -196,7 +250,9 @@ def run_plain(setting: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def gradient_norms(model: nn.Module, data: Records) -> Tensor:
-    """L2 norm of each example's gradient for a two-layer network: (1 + |input|^2) |output gradient|^2, layer by layer."""
+    """L2 norm of each example's gradient for a two-layer network: (1 + |input|^2) |output
+    gradient|^2, layer by layer.
+    """
     flat, first, activation, last = model.children()
     x = flat(data.tensors[0])
     middle = first(x)
@@ -204,29 +260,47 @@ def gradient_norms(model: nn.Module, data: Records) -> Tensor:
     outputs = last(hidden)
     loss = functional.cross_entropy(outputs, data.tensors[1], reduction="sum")
     at_middle, at_outputs = torch.autograd.grad(loss, (middle, outputs))
-    squares = at_middle.square().sum(1) * (1 + x.square().sum(1)) + at_outputs.square().sum(1) * (1 + hidden.square().sum(1))
+    squares = at_middle.square().sum(1) * (1 + x.square().sum(1)) + at_outputs.square().sum(1) * (
+        1 + hidden.square().sum(1)
+    )
     return squares.sqrt().detach()
 
 
-# --- private tries --------------------------------------------------------------------------------------------------------------
+# --- private tries
+# --------------------------------------------------------------------------------------------------------------
 
 
 def plan_of(name: str, records: int) -> dpfy.Plan:
-    """The text's plans. In tries 1 and 2 one record is replaced: the sensitivity is 2C, so the noise is twice sigma, in clip norms.
+    """The text's plans. In tries 1 and 2 one record is replaced: the sensitivity is 2C, so the
+    noise is twice sigma, in clip norms.
 
     Poisson accounting (try 3) hides that a record is added or removed, where the sensitivity is C.
     """
     steps = TRIES[name]
     if name == "try1":
-        recipe = dpfy.dpsgd(records, records, steps=steps, clip_norm=CLIP, adjacency=Adjacency.REPLACE_ONE)
-        return recipe.with_noise(2 * gaussian.sigma_analytic(*composition.share(EPSILON, DELTA, steps)), delta=DELTA)
+        recipe = dpfy.dpsgd(
+            records, records, steps=steps, clip_norm=CLIP, adjacency=Adjacency.REPLACE_ONE
+        )
+        return recipe.with_noise(
+            2 * gaussian.sigma_analytic(*composition.share(EPSILON, DELTA, steps)), delta=DELTA
+        )
     if name == "try2":
-        recipe = dpfy.dpsgd(records, records, steps=steps, clip_norm=CLIP, adjacency=Adjacency.REPLACE_ONE)
+        recipe = dpfy.dpsgd(
+            records, records, steps=steps, clip_norm=CLIP, adjacency=Adjacency.REPLACE_ONE
+        )
         return recipe.calibrate(EPSILON, DELTA, accountant="rdp")
     if name.startswith("try3"):
-        plan = dpfy.dpsgd(records, RATE * records, steps=steps, clip_norm=CLIP).calibrate(EPSILON, DELTA, accountant="rdp")
-        return replace(plan, noise_multiplier=2 * plan.noise_multiplier) if name == "try3-printed" else plan
-    recipe = Recipe(records, FixedOrderSampler(steps, 1), steps, FlatClip(CLIP), best_strategy(steps))
+        plan = dpfy.dpsgd(records, RATE * records, steps=steps, clip_norm=CLIP).calibrate(
+            EPSILON, DELTA, accountant="rdp"
+        )
+        return (
+            replace(plan, noise_multiplier=2 * plan.noise_multiplier)
+            if name == "try3-printed"
+            else plan
+        )
+    recipe = Recipe(
+        records, FixedOrderSampler(steps, 1), steps, FlatClip(CLIP), best_strategy(steps)
+    )
     return recipe.calibrate(EPSILON, DELTA)
 
 
@@ -236,7 +310,9 @@ def run_try(name: str, setting: Mapping[str, Any], options: Options) -> dict[str
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=setting["learning_rate"])
     plan = plan_of(name, setting["records"])
-    found = trials.private(model, optimizer, data, plan, seed=setting["seed"], device=options.device)
+    found = trials.private(
+        model, optimizer, data, plan, seed=setting["seed"], device=options.device
+    )
     return found | {"claimed": EPSILON, "tight_epsilon": plan.guarantee("tight").epsilon(DELTA)}
 
 
@@ -250,7 +326,10 @@ def extracted(data: str, records: int, options: Options) -> tuple[Records, Recor
     """Scattering features of both parts."""
     extract = features(ModelConfig())
     assert extract is not None
-    parts = [Records((extract(part.tensors[0]), part.tensors[1])) for part in raw_images(data, records, options.data_dir)]
+    parts = [
+        Records((extract(part.tensors[0]), part.tensors[1]))
+        for part in raw_images(data, records, options.data_dir)
+    ]
     return parts[0], parts[1]
 
 
@@ -258,17 +337,27 @@ def run_ours(setting: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """Calibrated by the tight accountant; one record added or removed, as in tries 3 and 4."""
     data = extracted(setting["data"], setting["records"], replace(options, device="cpu"))
     model = build(ModelConfig(), (1, 28, 28), 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=setting["learning_rate"], momentum=setting["momentum"])
-    recipe = dpfy.dpsgd(setting["records"], setting["records"], steps=setting["steps"], clip_norm=setting["clip_norm"])
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=setting["learning_rate"], momentum=setting["momentum"]
+    )
+    recipe = dpfy.dpsgd(
+        setting["records"],
+        setting["records"],
+        steps=setting["steps"],
+        clip_norm=setting["clip_norm"],
+    )
     plan = recipe.calibrate(setting["epsilon"], setting["delta"])
     update = dpfy.Update(setting["average"])
-    return trials.private(model, optimizer, data, plan, seed=setting["seed"], device=options.device, update=update)
+    return trials.private(
+        model, optimizer, data, plan, seed=setting["seed"], device=options.device, update=update
+    )
 
 
 STUDY = Study(
     "building-blocks",
     "Building blocks of differentially private training",
-    "Blog post of the same name (ICLR Blogposts 2025): a two-layer network of 128 units on 5,000 MNIST images at (1, 1e-6).",
+    "Blog post of the same name (ICLR Blogposts 2025): a two-layer network of 128 units on 5,000 "
+    "MNIST images at (1, 1e-6).",
     cells,
     page,
 )

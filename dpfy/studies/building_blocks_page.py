@@ -18,12 +18,20 @@ TITLES = {
     "ours": "ours: scattering, linear, full batch",
 }
 PRINTED_SALARY = {"original": 1051.0, "pei": 1026.0, "analytic": 806.0}
-"""The text's values at epsilon 1/2. Its printed formula gives 1070.2 for the original rule; 1051.3 leaves out a term."""
+"""The text's values at epsilon 1/2. Its printed formula gives 1070.2 for the original rule; 1051.3
+leaves out a term.
+"""
 
 
 def page(results: Results) -> Page:
     """All figures of the text, from the cells."""
-    sections = [_salary(results), _plain(results), _noise(results), _tries(results), _strategy(results)]
+    sections = [
+        _salary(results),
+        _plain(results),
+        _noise(results),
+        _tries(results),
+        _strategy(results),
+    ]
     runs = len(results.starting("try1-"))
     first = results["try1-0"].settings
     fresh = (
@@ -33,12 +41,16 @@ def page(results: Results) -> Page:
     )
     facts = {
         "data": f"{first['data']}: {first['records']} images to train on",
-        "seeds": f"noise seeds 0 to {runs - 1}, fixed so that the page can be made again; the initial weights have seed 0",
-        "runs and spread": f"{runs} runs a row; tables give mean, standard deviation and worst, bands in figures one standard deviation",
+        "seeds": f"noise seeds 0 to {runs - 1}, fixed so that the page can be made again; the "
+        f"initial weights have seed 0",
+        "runs and spread": f"{runs} runs a row; tables give mean, standard deviation and worst, "
+        f"bands in figures one standard deviation",
         "accountant": "as named by each try; ours and try 4: tight (upper bound on epsilon)",
         "unit": "one example",
-        "adjacency": "tries 1 and 2: one example replaced (the text's 2C/N); tries 3 and 4 and ours: one added or removed",
-        "hyperparameters": "tries: printed (C = 30, T, rate 0.01), except the rate of try 4, which was chosen by the accuracy on the "
+        "adjacency": "tries 1 and 2: one example replaced (the text's 2C/N); tries 3 and 4 and "
+        "ours: one added or removed",
+        "hyperparameters": "tries: printed (C = 30, T, rate 0.01), except the rate of try 4, which "
+        "was chosen by the accuracy on the "
         "held-out images of one run each, in the table below. "
         f"Ours: the recipe documented in docs/data.md, chosen on MNIST's test images, {fresh}; "
         "steps and rate as for epsilon 1 there",
@@ -55,11 +67,14 @@ def _salary(results: Results) -> Section:
                   [(name, printed, half[name]) for name, printed in PRINTED_SALARY.items()])  # fmt: skip
     axes = Axes("epsilon", "standard deviation", log_x=True, log_y=True)
     pictures = [
-        Figure("salary-analytic", "The noise needed, analytic rule", figures.lines(curves[2:], axes)),
+        Figure(
+            "salary-analytic", "The noise needed, analytic rule", figures.lines(curves[2:], axes)
+        ),
         Figure("salary-three", "Three rules for the same guarantee", figures.lines(curves, axes)),
     ]
     words = (
-        "10,000 employees, salaries up to 1,000,000, delta 1e-6. The printed formula of the original rule gives our value; the printed "
+        "10,000 employees, salaries up to 1,000,000, delta 1e-6. The printed formula of the "
+        "original rule gives our value; the printed "
         "number leaves out its term in epsilon."
     )
     return Section("A mean salary", words, [table, *pictures])
@@ -73,13 +88,22 @@ def _plain(results: Results) -> Section:
     marks = [(quantiles[95], "95%"), (30.0, "C")]
     steps = [row["step"] for row in found["curve"]]
     words = (
-        f"Gradient descent, {steps[-1]} iterations. 95% of the gradient norms are below {quantiles[95]:.1f} (the text: about 32); "
+        f"Gradient descent, {steps[-1]} iterations. 95% of the gradient norms are below "
+        f"{quantiles[95]:.1f} (the text: about 32); "
         f"the best accuracy on held-out images is {100 * found['test_accuracy']:.1f}%."
     )
-    shares = figures.lines([Line("", quantiles, [k / 100 for k in range(101)])], Axes("gradient norm", "share", marks=marks))
-    norms = figures.histogram(edges, found["counts"], Axes("gradient norm", "gradients", marks=marks))
+    shares = figures.lines(
+        [Line("", quantiles, [k / 100 for k in range(101)])],
+        Axes("gradient norm", "share", marks=marks),
+    )
+    norms = figures.histogram(
+        edges, found["counts"], Axes("gradient norm", "gradients", marks=marks)
+    )
     loss, accuracy = (
-        figures.lines([Line("", steps, [row[f"test_{name}"] for row in found["curve"]])], Axes("iteration", name))
+        figures.lines(
+            [Line("", steps, [row[f"test_{name}"] for row in found["curve"]])],
+            Axes("iteration", name),
+        )
         for name in ("loss", "accuracy")
     )
     pictures = [
@@ -105,10 +129,15 @@ def _noise(results: Results) -> Section:
         [[row["steps"], *(row[n] for n in names)] for row in rows],
     )
     caption = (
-        "Noise on the mean gradient, in units of sensitivity over the number of records (subsampled: divided by the rate 0.05)"
+        "Noise on the mean gradient, in units of sensitivity over the number of records "
+        "(subsampled: divided by the rate 0.05)"
     )
-    figure = Figure("noise-by-steps", caption, figures.lines(curves, Axes("steps", "noise", log_y=True)))
-    return Section("How much noise", "The same guarantee, measured in better and better ways.", [table, figure])
+    figure = Figure(
+        "noise-by-steps", caption, figures.lines(curves, Axes("steps", "noise", log_y=True))
+    )
+    return Section(
+        "How much noise", "The same guarantee, measured in better and better ways.", [table, figure]
+    )
 
 
 def _tries(results: Results) -> Section:
@@ -139,20 +168,30 @@ def _tries(results: Results) -> Section:
         "runs",
     )
     words = (
-        "Every row claims (1, 1e-6). The tight accountant shows how much of it the first analyses waste. The text says of try 1 "
-        "that it is not particularly good, of try 2 that it trains, of try 4 that it is competitive; it prints no accuracies."
+        "Every row claims (1, 1e-6). The tight accountant shows how much of it the first analyses "
+        "waste. The text says of try 1 "
+        "that it is not particularly good, of try 2 that it trains, of try 4 that it is "
+        "competitive; it prints no accuracies."
     )
     figure = Figure(
-        "tries", "Accuracy on held-out images over the run", figures.lines(curves, Axes("share of the steps", "accuracy"))
+        "tries",
+        "Accuracy on held-out images over the run",
+        figures.lines(curves, Axes("share of the steps", "accuracy")),
     )
-    parts: list[Table | Figure] = [Table("tries", "Accuracy on held-out images", columns, table_rows), figure, _rates(results)]
+    parts: list[Table | Figure] = [
+        Table("tries", "Accuracy on held-out images", columns, table_rows),
+        figure,
+        _rates(results),
+    ]
     return Section("Four tries, and ours", words, parts)
 
 
 def _rates(results: Results) -> Table:
     """What the learning rate of try 4 was chosen from."""
     tried = [results["try4-0"], *results.starting("rate-try4-")]
-    rows = sorted([cell.settings["learning_rate"], 100 * cell.result["test_accuracy"]] for cell in tried)
+    rows = sorted(
+        [cell.settings["learning_rate"], 100 * cell.result["test_accuracy"]] for cell in tried
+    )
     return Table("rates", "Try 4 by learning rate, seed 0", ("learning rate", "accuracy %"), rows)
 
 
@@ -167,16 +206,22 @@ def _strategy(results: Results) -> Section:
     found = results["strategy"].result
     steps = list(range(1, len(found["correlated"]) + 1))
     axes = Axes("step", "step")
-    spread_words = f"{found['negative']} of its entries are negative: later noise takes back earlier noise."
+    spread_words = (
+        f"{found['negative']} of its entries are negative: later noise takes back earlier noise."
+    )
     return Section(
         "Correlated noise",
-        "The optimal C for prefix sums, every record taking part once in 200 steps (every fourth row and column shown).",
+        "The optimal C for prefix sums, every record taking part once in 200 steps (every fourth "
+        "row and column shown).",
         [
             Figure("matrix-c", "C", figures.heat(found["encoder"], [], [], axes, write=False)),
-            Figure("matrix-inverse", "The inverse of C", figures.heat(found["inverse"], [], [], axes, write=False)),
-            Figure("inverse-entries", f"Entries of the inverse on and below the diagonal. {spread_words}", figures.histogram(
+            Figure("matrix-inverse", "The inverse of "
+                                     "C", figures.heat(found["inverse"], [], [], axes, write=False)),
+            Figure("inverse-entries", f"Entries of the inverse on and below the diagonal. "
+                                      f"{spread_words}", figures.histogram(
                 found["edges"], found["counts"], Axes("value", "entries", log_y=True))),
-            Figure("noise-accumulation", "Noise in the sum of all gradients so far, at unit noise", figures.lines(
+            Figure("noise-accumulation", "Noise in the sum of all gradients so far, at unit "
+                                         "noise", figures.lines(
                 [Line("independent", steps, found["independent"]), Line("correlated", steps, found["correlated"])],
                 Axes("step", "standard deviation"))),
         ],

@@ -1,9 +1,17 @@
-"""Classical learners on tables: the guide's comparisons, and what each family reaches. One module for each part; this one joins them."""
+"""Classical learners on tables: the guide's comparisons, and what each family reaches. One module
+for each part; this one joins them.
+"""
 
 from __future__ import annotations
 
 from dpfy.core.errors import DpfyError
-from dpfy.studies import classical_adult, classical_clusters, classical_convex, classical_regression, classical_trees
+from dpfy.studies import (
+    classical_adult,
+    classical_clusters,
+    classical_convex,
+    classical_regression,
+    classical_trees,
+)
 from dpfy.studies.classical_part import Part
 from dpfy.studies.page import Page
 from dpfy.studies.study import Cell, Options, Results, Study
@@ -23,7 +31,9 @@ def cells(options: Options) -> list[Cell]:
     for part in PARTS:
         made = part.cells(options)
         if other := [cell.name for cell in made if not cell.name.startswith(f"{part.name}-")]:
-            raise DpfyError(f"study classical: the cell {other[0]} is not named after its part, {part.name}")
+            raise DpfyError(
+                f"study classical: the cell {other[0]} is not named after its part, {part.name}"
+            )
         found += made
     return found
 
@@ -35,7 +45,8 @@ def page(results: Results) -> Page:
         sections += part.sections(Results(results.starting(f"{part.name}-"), results.options))
     facts = {
         "seeds": "seeds of splits, folds and noise are fixed, so that the page can be made again",
-        "runs and spread": "as each table says; where a table has a deviation, it is the standard deviation over splits or seeds",
+        "runs and spread": "as each table says; where a table has a deviation, it is the standard "
+        "deviation over splits or seeds",
         "accountant": "tight",
         "unit": "one record",
         "adjacency": "one record added or removed, unless a row says that it is replaced",
@@ -47,7 +58,8 @@ def page(results: Results) -> Page:
 STUDY = Study(
     "classical",
     "Classical learners: linear models, trees, clusters",
-    "The comparisons of the practical guide (Ponomareva et al. 2023, section 4.1 and appendix A) on UCI Adult, the regression sets of Wang "
+    "The comparisons of the practical guide (Ponomareva et al. 2023, section 4.1 and appendix A) "
+    "on UCI Adult, the regression sets of Wang "
     "2018, MNIST and made-up data.",
     cells,
     page,

@@ -1,4 +1,6 @@
-"""Adult: AUROC and accuracy of linear models, naive Bayes and trees over epsilon, with their defaults. Splits for other parts."""
+"""Adult: AUROC and accuracy of linear models, naive Bayes and trees over epsilon, with their
+defaults. Splits for other parts.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Estimators with their defaults: one rule for all epsilons."""
 ASKED: dict[str, dict[float, tuple[float, ...]]] = {
-    "logistic": {0.1: (0.858, 0.815), 0.5: (0.888, 0.835), 1.0: (0.893, 0.838), 2.0: (0.895, 0.840), 4.0: (0.896, 0.840)},
+    "logistic": {
+        0.1: (0.858, 0.815),
+        0.5: (0.888, 0.835),
+        1.0: (0.893, 0.838),
+        2.0: (0.895, 0.840),
+        4.0: (0.896, 0.840),
+    },
     "additive": {0.5: (0.897,), 1.0: (0.904,), 2.0: (0.908,), 4.0: (0.910,), 8.0: (0.911,)},
     "boosting": {1.0: (0.895,)},
     "forest": {1.0: (0.88,)},
@@ -48,8 +56,10 @@ PUBLISHED = {
     "logistic-replaced": {0.1: 0.811, 0.5: 0.869, 1.0: 0.877, 2.0: 0.886, 4.0: 0.891, 8.0: 0.894},
     "additive": {0.5: 0.896, 1.0: 0.903, 4.0: 0.905},
 }
-"""AUROC of others' code on the same splits and columns: approximate minima perturbation (Iyengar et al. 2019), and tuned DP-EBM (Nori et
-al. 2021; logarithms of money, rate 0.1, 400 rounds: the best of six settings)."""
+"""AUROC of others' code on the same splits and columns: approximate minima perturbation (Iyengar et
+al. 2019), and tuned DP-EBM (Nori et al. 2021; logarithms of money, rate 0.1, 400 rounds: the best
+of six settings).
+"""
 
 
 @functools.lru_cache(maxsize=1)
@@ -68,8 +78,12 @@ def split(size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return order[size // 5 :], order[: size // 5]
 
 
-def measured(make: Callable[[int], Any], data_dir: str | None, splits: Sequence[int] = SPLITS) -> dict[str, Any]:
-    """AUROC, accuracy and processor seconds of a fit on each split, and the largest epsilon billed. `make(seed)` gives an estimator."""
+def measured(
+    make: Callable[[int], Any], data_dir: str | None, splits: Sequence[int] = SPLITS
+) -> dict[str, Any]:
+    """AUROC, accuracy and processor seconds of a fit on each split, and the largest epsilon billed.
+    `make(seed)` gives an estimator.
+    """
     from sklearn.metrics import roc_auc_score
 
     X, y = table(data_dir)
@@ -95,24 +109,40 @@ def verified(made: Any) -> None:
     with tempfile.TemporaryDirectory() as place:
         wrong = [f for f in verify(made.release_.save(Path(place) / "run")) if not f.holds]
     if wrong:
-        raise Internal(f"the run of {type(made).__name__} verifies", f"{wrong[0].what}: {wrong[0].detail}")
+        raise Internal(
+            f"the run of {type(made).__name__} verifies", f"{wrong[0].what}: {wrong[0].detail}"
+        )
 
 
-def fitted(kind: str, settings: Mapping[str, Any], data_dir: str | None, splits: Sequence[int] = SPLITS) -> dict[str, Any]:
+def fitted(
+    kind: str, settings: Mapping[str, Any], data_dir: str | None, splits: Sequence[int] = SPLITS
+) -> dict[str, Any]:
     """`measured` for an estimator by its name."""
     from dpfy import estimators
 
-    return measured(lambda seed: getattr(estimators, kind)(schema=SCHEMA, random_state=seed, **settings), data_dir, splits)
+    return measured(
+        lambda seed: getattr(estimators, kind)(schema=SCHEMA, random_state=seed, **settings),
+        data_dir,
+        splits,
+    )
 
 
-def rows_of(prefix: str, rows: Mapping[str, tuple[str, dict[str, Any]]], options: Options) -> list[Cell]:
+def rows_of(
+    prefix: str, rows: Mapping[str, tuple[str, dict[str, Any]]], options: Options
+) -> list[Cell]:
     """A cell for each row and epsilon; none in the short form, which has no data."""
     found = []
     for name, (kind, more) in rows.items():
         for epsilon in () if options.fast else EPSILONS:
             given = {"epsilon": epsilon, "delta": DELTA, **more}
             settings = {"estimator": kind, "given": given, "splits": list(SPLITS), "schema": SCHEMA}
-            found.append(Cell(f"{prefix}-{name}-{epsilon:g}", settings, functools.partial(fitted, kind, given, options.data_dir)))
+            found.append(
+                Cell(
+                    f"{prefix}-{name}-{epsilon:g}",
+                    settings,
+                    functools.partial(fitted, kind, given, options.data_dir),
+                )
+            )
     return found
 
 
@@ -121,7 +151,18 @@ def cells(options: Options) -> list[Cell]:
     return rows_of("adult", ROWS, options)
 
 
-COLUMNS = ("row", "epsilon", "AUROC", "deviation", "accuracy", "asked", "published", "epsilon billed", "splits", "CPU s a fit")
+COLUMNS = (
+    "row",
+    "epsilon",
+    "AUROC",
+    "deviation",
+    "accuracy",
+    "asked",
+    "published",
+    "epsilon billed",
+    "splits",
+    "CPU s a fit",
+)
 
 
 def row_of(name: str, epsilon: float, found: Mapping[str, Any]) -> list[Any]:
@@ -148,16 +189,26 @@ def sections(results: Results) -> list[Section]:
         return []
     rows, lines = [], []
     for name in ROWS:
-        held = [(c.settings["given"]["epsilon"], c.result) for c in results.starting(f"adult-{name}-") if _is(c.name, name)]
+        held = [
+            (c.settings["given"]["epsilon"], c.result)
+            for c in results.starting(f"adult-{name}-")
+            if _is(c.name, name)
+        ]
         rows += [row_of(name, epsilon, found) for epsilon, found in held]
         lines.append(Line(name, [e for e, _ in held], [mean(f["auroc"]) for _, f in held], "o-"))
     words = (
-        "Five splits 80/20 of the 30,162 records, delta 1e-6; defaults at every epsilon. The columns asked and published are AUROC and "
-        "accuracy that were aimed at, and the AUROC of others' code on the same splits: that of the authors of approximate minima "
+        "Five splits 80/20 of the 30,162 records, delta 1e-6; defaults at every epsilon. The "
+        "columns asked and published are AUROC and "
+        "accuracy that were aimed at, and the AUROC of others' code on the same splits: that of "
+        "the authors of approximate minima "
         "perturbation, where a record is replaced, and tuned DP-EBM beside additive boosting."
     )
     table_ = Table("adult", "Adult: linear models, naive Bayes and trees", COLUMNS, rows)
-    picture = Figure("adult", "AUROC on Adult over epsilon", figures.lines(lines, Axes("epsilon", "AUROC", log_x=True)))
+    picture = Figure(
+        "adult",
+        "AUROC on Adult over epsilon",
+        figures.lines(lines, Axes("epsilon", "AUROC", log_x=True)),
+    )
     return [Section("Adult", words, [table_, picture])]
 
 
@@ -169,6 +220,7 @@ PART = Part(
     "adult",
     cells,
     sections,
-    "Defaults of linear models and trees (rounds, pace, depths, how far slopes are cut) were chosen on other splits of Adult than those "
+    "Defaults of linear models and trees (rounds, pace, depths, how far slopes are cut) were "
+    "chosen on other splits of Adult than those "
     "reported, of the same records; the choice is not billed.",
 )

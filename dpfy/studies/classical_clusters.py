@@ -1,4 +1,6 @@
-"""Clusters: DP-Lloyd from public seeds, few and many, against a grid (synopsis), both together, and a private coreset."""
+"""Clusters: DP-Lloyd from public seeds, few and many, against a grid (synopsis), both together, and
+a private coreset.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ def made_up(kind: str, dimensions: int, records: int, seed: int) -> Floats:
     """Round clusters in a cube."""
     rng = np.random.default_rng(seed)
     centres = rng.uniform(-0.8, 0.8, (CLUSTERS, dimensions))
-    return np.clip(centres[rng.integers(CLUSTERS, size=records)] + rng.normal(0, SPREAD[kind], (records, dimensions)), -1, 1)
+    return np.clip(
+        centres[rng.integers(CLUSTERS, size=records)]
+        + rng.normal(0, SPREAD[kind], (records, dimensions)),
+        -1,
+        1,
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -59,7 +66,9 @@ def components(data_dir: str | None) -> tuple[Floats, Floats]:
     images = load(DataConfig(kind="mnist"), data_dir=data_dir).train.tensors[0].numpy()
     rows = images.reshape(len(images), -1)
     found = PCA(max(WIDTHS["images"]), svd_solver="randomized", random_state=0).fit(rows[:PUBLIC])
-    return np.asarray(found.transform(rows[PUBLIC:]), np.float64), np.abs(found.transform(rows[:PUBLIC])).max(axis=0)
+    return np.asarray(found.transform(rows[PUBLIC:]), np.float64), np.abs(
+        found.transform(rows[:PUBLIC])
+    ).max(axis=0)
 
 
 @functools.lru_cache(maxsize=1)
@@ -78,26 +87,50 @@ def people(data_dir: str | None) -> Floats:
 
 
 def points(kind: str, dimensions: int, records: int, seed: int, data_dir: str | None) -> Floats:
-    """The points of a seed, within [-1, 1]. Images have one range, so that distances stay; stretched ones have one for each component."""
+    """The points of a seed, within [-1, 1]. Images have one range, so that distances stay;
+    stretched ones have one for each component.
+    """
     if kind in SPREAD:
         return made_up(kind, dimensions, records, seed)
     if kind == "adult":
         every = people(data_dir)
-        return every[np.random.default_rng(seed).choice(len(every), records, replace=False), :dimensions]
+        return every[
+            np.random.default_rng(seed).choice(len(every), records, replace=False), :dimensions
+        ]
     every, widest = components(data_dir)
-    kept = every[np.random.default_rng(seed).choice(len(every), records, replace=False), :dimensions]
+    kept = every[
+        np.random.default_rng(seed).choice(len(every), records, replace=False), :dimensions
+    ]
     return np.clip(kept / (widest[:dimensions] if kind == "stretched" else widest.max()), -1, 1)
 
 
-def costs(kind: str, dimensions: int, epsilon: float, records: int, seeds: int, data_dir: str | None = None) -> dict[str, Any]:
-    """Cost over that of k-means without privacy, by method and seed; seeds are those of points, public seeds and noise alike."""
+def costs(
+    kind: str,
+    dimensions: int,
+    epsilon: float,
+    records: int,
+    seeds: int,
+    data_dir: str | None = None,
+) -> dict[str, Any]:
+    """Cost over that of k-means without privacy, by method and seed; seeds are those of points,
+    public seeds and noise alike.
+    """
     from dpfy.estimators import KMeans
 
     found: dict[str, list[float]] = {name: [] for name in METHODS}
     for seed in range(seeds):
-        rows, least = points(kind, dimensions, records, seed, data_dir), best(kind, dimensions, records, seed, data_dir)
+        rows, least = (
+            points(kind, dimensions, records, seed, data_dir),
+            best(kind, dimensions, records, seed, data_dir),
+        )
         for name, (method, more) in METHODS.items():
-            terms: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "random_state": seed, "structure": seed, **more}
+            terms: dict[str, Any] = {
+                "epsilon": epsilon,
+                "delta": DELTA,
+                "random_state": seed,
+                "structure": seed,
+                **more,
+            }
             made = KMeans(bounds=(-1, 1), n_clusters=CLUSTERS, method=method, **terms).fit(rows)
             found[name].append(-made.score(rows) / least)
     return found
@@ -113,7 +146,9 @@ def best(kind: str, dimensions: int, records: int, seed: int, data_dir: str | No
 
 
 def cells(options: Options) -> list[Cell]:
-    """One for each kind of points, number of dimensions and epsilon; no images and no people in the short form, which has no data."""
+    """One for each kind of points, number of dimensions and epsilon; no images and no people in the
+    short form, which has no data.
+    """
     records, seeds = (2000, 2) if options.fast else (10_000, 10)
     common = {
         "delta": DELTA,
@@ -142,24 +177,41 @@ def beats(cell: Stored, method: str = "lloyd") -> str:
 
 
 def rows_of(kind: str, results: Results) -> list[list[Any]]:
-    """Dimensions, epsilon, mean cost and its deviation by method, and whether the grid beats DP-Lloyd with one seed and with many."""
+    """Dimensions, epsilon, mean cost and its deviation by method, and whether the grid beats
+    DP-Lloyd with one seed and with many.
+    """
     rows: list[list[Any]] = []
     for cell in results.starting(f"clusters-{kind}-"):
-        told = [f"{mean(cell.result[name]):.3f} ± {stdev(cell.result[name]):.3f}" for name in METHODS]
-        rows.append([cell.settings["dimensions"], f"{cell.settings['epsilon']:g}", *told, beats(cell), beats(cell, MANY)])
+        told = [
+            f"{mean(cell.result[name]):.3f} ± {stdev(cell.result[name]):.3f}" for name in METHODS
+        ]
+        rows.append(
+            [
+                cell.settings["dimensions"],
+                f"{cell.settings['epsilon']:g}",
+                *told,
+                beats(cell),
+                beats(cell, MANY),
+            ]
+        )
     return rows
 
 
 def by_dimensions(results: Results) -> list[list[Any]]:
-    """Dimensions; then for DP-Lloyd with one seed and with many: how often the grid costs less on the same points, and how many times as
-    much it costs, in the geometric mean over rows."""
+    """Dimensions; then for DP-Lloyd with one seed and with many: how often the grid costs less on
+    the same points, and how many times as much it costs, in the geometric mean over rows.
+    """
     rows: list[list[Any]] = []
     cells = results.starting("clusters-")
     for dimensions in sorted({cell.settings["dimensions"] for cell in cells}):
         held = [cell.result for cell in cells if cell.settings["dimensions"] == dimensions]
         row: list[Any] = [dimensions, sum(len(found["synopsis"]) for found in held)]
         for method in ("lloyd", MANY):
-            less = [a < b for found in held for a, b in zip(found["synopsis"], found[method], strict=True)]
+            less = [
+                a < b
+                for found in held
+                for a, b in zip(found["synopsis"], found[method], strict=True)
+            ]
             ratios = [mean(found["synopsis"]) / mean(found[method]) for found in held]
             row += [f"{mean(less):.0%}", f"{geometric_mean(ratios):.3f}"]
         rows.append(row)
@@ -168,9 +220,17 @@ def by_dimensions(results: Results) -> list[list[Any]]:
 
 def sections(results: Results) -> list[Section]:
     """A table for each kind of points, and one over all of them."""
-    columns = ("dimensions", "epsilon", *METHODS, "synopsis beats lloyd", "synopsis beats many seeds")
+    columns = (
+        "dimensions",
+        "epsilon",
+        *METHODS,
+        "synopsis beats lloyd",
+        "synopsis beats many seeds",
+    )
     tables = [
-        Table(f"clusters-{kind}", title, columns, rows) for kind, title in TITLES.items() if (rows := rows_of(kind, results))
+        Table(f"clusters-{kind}", title, columns, rows)
+        for kind, title in TITLES.items()
+        if (rows := rows_of(kind, results))
     ]
     if not tables:
         return []
@@ -183,16 +243,28 @@ def sections(results: Results) -> list[Section]:
         "times its cost",
     )
     tables.insert(
-        0, Table("clusters-by-dimensions", "Clusters: the grid (synopsis), over all points", heads, by_dimensions(results))
+        0,
+        Table(
+            "clusters-by-dimensions",
+            "Clusters: the grid (synopsis), over all points",
+            heads,
+            by_dimensions(results),
+        ),
     )
     settings = results.starting("clusters-")[0].settings
     words = (
-        f"{CLUSTERS} clusters of {settings['records']:,} points, delta {DELTA:g}. Cost over that of k-means without privacy; mean and "
-        f"standard deviation over {settings['seeds']} sets of points. A grid has few cells a side in many dimensions (Su et al. 2016). "
-        "DP-Lloyd as it was published has one public seed for each cluster, and stands or falls with it: where clusters lie far apart, "
-        "rounds do not move a centre from one to another. With sixteen for each, most are merged after the first rounds, by the counts "
-        "that these release. A comparison is one set of points with its public seeds, at one epsilon; how many times as much the grid "
-        "costs is the geometric mean over the rows of the tables below. Hybrid and coreset begin with a summary of the records and go on "
+        f"{CLUSTERS} clusters of {settings['records']:,} points, delta {DELTA:g}. Cost over that "
+        f"of k-means without privacy; mean and "
+        f"standard deviation over {settings['seeds']} sets of points. A grid has few cells a side "
+        f"in many dimensions (Su et al. 2016). "
+        "DP-Lloyd as it was published has one public seed for each cluster, and stands or falls "
+        "with it: where clusters lie far apart, "
+        "rounds do not move a centre from one to another. With sixteen for each, most are merged "
+        "after the first rounds, by the counts "
+        "that these release. A comparison is one set of points with its public seeds, at one "
+        "epsilon; how many times as much the grid "
+        "costs is the geometric mean over the rows of the tables below. Hybrid and coreset begin "
+        "with a summary of the records and go on "
         "with rounds. Components of MNIST are those of 10,000 other images."
     )
     return [Section("Clusters: rounds, grids and both", words, tables)]
@@ -202,6 +274,7 @@ PART = Part(
     "clusters",
     cells,
     sections,
-    "k-means has its defaults; DP-Lloyd alone has five rounds. How many seeds it has, and how they are merged, was chosen on other draws "
+    "k-means has its defaults; DP-Lloyd alone has five rounds. How many seeds it has, and how they "
+    "are merged, was chosen on other draws "
     "of made-up points and of MNIST than those reported.",
 )

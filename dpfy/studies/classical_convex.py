@@ -1,4 +1,6 @@
-"""Convex losses: where noise goes in (objective, output, gradients), and how the excess risk falls with records and epsilon."""
+"""Convex losses: where noise goes in (objective, output, gradients), and how the excess risk falls
+with records and epsilon.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ SLOPE_SOLVERS: dict[str, dict[str, Any]] = {
     "objective": {},
     "output": {},
 }
-"""Slopes are not cut here: what cutting adds to the risk falls more slowly. Enough rounds that what is left is noise."""
+"""Slopes are not cut here: what cutting adds to the risk falls more slowly. Enough rounds that what
+is left is noise.
+"""
 THEORY, WITHIN = -2.0, 0.15
 
 
@@ -47,11 +51,15 @@ def made_up(records: int, features: int, seed: int) -> tuple[Floats, NDArray[np.
     return given, (scores > 0).astype(np.int64)
 
 
-def risk(weights: Floats, given: Floats, labels: NDArray[np.int64], pull: float) -> tuple[float, Floats]:
+def risk(
+    weights: Floats, given: Floats, labels: NDArray[np.int64], pull: float
+) -> tuple[float, Floats]:
     """Mean logistic loss plus pull/2 |w|^2, and its gradient; the first weight is the constant."""
     scores = given @ weights[1:] + weights[0]
     off = 1 / (1 + np.exp(-scores)) - labels
-    value = float(np.mean(np.logaddexp(0.0, scores) - labels * scores)) + pull / 2 * float(weights @ weights)
+    value = float(np.mean(np.logaddexp(0.0, scores) - labels * scores)) + pull / 2 * float(
+        weights @ weights
+    )
     return value, np.append(off.mean(), given.T @ off / len(off)) + pull * weights
 
 
@@ -61,18 +69,31 @@ def least(given: Floats, labels: NDArray[np.int64], pull: float) -> tuple[float,
 
     start = np.zeros(given.shape[1] + 1)
     found = minimize(
-        risk, start, (given, labels, pull), "L-BFGS-B", jac=True, options={"ftol": 1e-16, "gtol": 1e-11, "maxiter": 1000}
+        risk,
+        start,
+        (given, labels, pull),
+        "L-BFGS-B",
+        jac=True,
+        options={"ftol": 1e-16, "gtol": 1e-11, "maxiter": 1000},
     )
     return float(found.fun), np.asarray(found.x)
 
 
-def off(solver: str, records: int, features: int, pull: float, given: Mapping[str, Any], seed: int) -> tuple[float, float]:
+def off(
+    solver: str, records: int, features: int, pull: float, given: Mapping[str, Any], seed: int
+) -> tuple[float, float]:
     """Excess risk of a private fit, and how far its weights are from the best ones."""
     from dpfy.estimators import LogisticRegression
 
     rows, labels = made_up(records, features, seed)
     made = LogisticRegression(
-        bounds=(-1, 1), classes=[0, 1], norm=math.sqrt(features), solver=solver, alpha=pull * records, random_state=seed, **given
+        bounds=(-1, 1),
+        classes=[0, 1],
+        norm=math.sqrt(features),
+        solver=solver,
+        alpha=pull * records,
+        random_state=seed,
+        **given,
     ).fit(rows, labels)
     weights = np.append(made.intercept_, made.coef_[0])
     smallest, best = least(rows, labels, pull)
@@ -80,13 +101,21 @@ def off(solver: str, records: int, features: int, pull: float, given: Mapping[st
 
 
 def noise(alpha: float, records: int, seeds: int) -> dict[str, Any]:
-    """The mean squared distance of released weights from the minimum of the same objective, by solver; None where it is refused."""
+    """The mean squared distance of released weights from the minimum of the same objective, by
+    solver; None where it is refused.
+    """
     terms = {"epsilon": NOISE["epsilon"], "delta": NOISE["delta"]}
     found: dict[str, Any] = {}
     for solver in TUNED:
         try:
-            runs = [off(solver, records, int(NOISE["features"]), alpha / records, terms, seed) for seed in range(seeds)]
-            found[solver] = {"distance": math.sqrt(mean(d**2 for _, d in runs)), "excess": mean(e for e, _ in runs)}
+            runs = [
+                off(solver, records, int(NOISE["features"]), alpha / records, terms, seed)
+                for seed in range(seeds)
+            ]
+            found[solver] = {
+                "distance": math.sqrt(mean(d**2 for _, d in runs)),
+                "excess": mean(e for e, _ in runs),
+            }
         except DpfyError:
             found[solver] = None
     return found
@@ -95,7 +124,11 @@ def noise(alpha: float, records: int, seeds: int) -> dict[str, Any]:
 def tuned(solver: str, alpha: float | None, epsilon: float, data_dir: str | None) -> dict[str, Any]:
     """Adult, at one regularisation; without figures where the proof does not cover it."""
     try:
-        return fitted("LogisticRegression", {"epsilon": epsilon, "delta": 1e-6, "solver": solver, "alpha": alpha}, data_dir)
+        return fitted(
+            "LogisticRegression",
+            {"epsilon": epsilon, "delta": 1e-6, "solver": solver, "alpha": alpha},
+            data_dir,
+        )
     except DpfyError:
         return {"refused": True}
 
@@ -132,43 +165,77 @@ def cells(options: Options) -> list[Cell]:
     found = []
     for alpha in ALPHAS:
         settings: dict[str, Any] = {**NOISE, "records": records, "seeds": seeds, "alpha": alpha}
-        found.append(Cell(f"convex-noise-{alpha:g}", settings, functools.partial(noise, alpha, records, seeds)))
+        found.append(
+            Cell(
+                f"convex-noise-{alpha:g}", settings, functools.partial(noise, alpha, records, seeds)
+            )
+        )
     for epsilon in () if options.fast else TUNED_EPSILONS:
         for solver in (*TUNED, GRADIENT):
             for pull in (None, *(ALPHAS if solver in TUNED else ())):
                 name = f"convex-tuned-{solver}-{epsilon:g}-{'rule' if pull is None else format(pull, 'g')}"
                 settings = {"solver": solver, "alpha": pull, "epsilon": epsilon}
-                found.append(Cell(name, settings, functools.partial(tuned, solver, pull, epsilon, options.data_dir)))
+                found.append(
+                    Cell(
+                        name,
+                        settings,
+                        functools.partial(tuned, solver, pull, epsilon, options.data_dir),
+                    )
+                )
     seeds, largest, at_size = (1, SIZES[1], SIZES[0]) if options.fast else (4, SIZES[-1], AT_SIZE)
     for solver, more in SLOPE_SOLVERS.items():
         settings = {**SLOPES, "given": more, "seeds": seeds, "largest": largest, "solver": solver}
-        settings |= {"sizes": list(SIZES), "epsilons": list(RATES), "at_epsilon": AT_EPSILON, "at_size": at_size}
-        found.append(Cell(f"convex-slope-{solver}", settings, functools.partial(slope, solver, seeds, largest, at_size)))
+        settings |= {
+            "sizes": list(SIZES),
+            "epsilons": list(RATES),
+            "at_epsilon": AT_EPSILON,
+            "at_size": at_size,
+        }
+        found.append(
+            Cell(
+                f"convex-slope-{solver}",
+                settings,
+                functools.partial(slope, solver, seeds, largest, at_size),
+            )
+        )
     return found
 
 
-# --- the page -------------------------------------------------------------------------------------------------------------------
+# --- the page
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def noise_rows(results: Results) -> list[list[Any]]:
-    """alpha, then distance and excess risk of each solver, and whether objective perturbation has less noise."""
+    """alpha, then distance and excess risk of each solver, and whether objective perturbation has
+    less noise.
+    """
     rows: list[list[Any]] = []
     for cell in results.starting("convex-noise-"):
         one, other = (cell.result[solver] for solver in TUNED)
         less = None if one is None else "yes" if one["distance"] < other["distance"] else "no"
-        held = [v for r in (one, other) for v in ((None, None) if r is None else (r["distance"], r["excess"]))]
+        held = [
+            v
+            for r in (one, other)
+            for v in ((None, None) if r is None else (r["distance"], r["excess"]))
+        ]
         rows.append([cell.settings["alpha"], *held, less])
     return rows
 
 
 def tuned_rows(results: Results) -> list[list[Any]]:
-    """For each epsilon: the best AUROC of each solver over its regularisations, that one, and what noisy gradients reach by default."""
+    """For each epsilon: the best AUROC of each solver over its regularisations, that one, and what
+    noisy gradients reach by default.
+    """
     rows: list[list[Any]] = []
     for epsilon in TUNED_EPSILONS:
         row: list[Any] = [f"{epsilon:g}"]
         best = 0.0
         for solver in TUNED:
-            held = [c for c in results.starting(f"convex-tuned-{solver}-{epsilon:g}-") if "auroc" in c.result]
+            held = [
+                c
+                for c in results.starting(f"convex-tuned-{solver}-{epsilon:g}-")
+                if "auroc" in c.result
+            ]
             top = max(held, key=lambda c: mean(c.result["auroc"]), default=None)
             if top is not None:
                 best = max(best, mean(top.result["auroc"]))
@@ -186,7 +253,14 @@ def slope_rows(results: Results) -> list[list[Any]]:
     for cell in results.starting("convex-slope-"):
         found = [cell.result["slope_size"], cell.result["slope_epsilon"]]
         near = all(abs(s - THEORY) <= WITHIN for s in found)
-        rows.append([cell.settings["solver"], *(f"{s:.3f}" for s in found), f"{THEORY:g}", "yes" if near else "no"])
+        rows.append(
+            [
+                cell.settings["solver"],
+                *(f"{s:.3f}" for s in found),
+                f"{THEORY:g}",
+                "yes" if near else "no",
+            ]
+        )
     return rows
 
 
@@ -196,12 +270,19 @@ def _noise_section(results: Results) -> list[Section]:
         return []
     records = results.starting("convex-noise-")[0].settings["records"]
     words = (
-        f"Logistic regression on {records:,} made-up records with {NOISE['features']} features, epsilon {NOISE['epsilon']:g}, delta 1e-6. "
-        "Distance: root mean square of how far the released weights are from the minimum of the objective that both solvers minimise. "
+        f"Logistic regression on {records:,} made-up records with {NOISE['features']} features, "
+        f"epsilon {NOISE['epsilon']:g}, delta 1e-6. "
+        "Distance: root mean square of how far the released weights are from the minimum of the "
+        "objective that both solvers minimise. "
         "Objective perturbation has no proof at the smallest regularisations, and refuses them."
     )
     held = [f"{what}, {solver}" for solver in TUNED for what in ("distance", "excess risk")]
-    table = Table("convex-noise", "Noise by regularisation", ("alpha", *held, "objective has less noise"), rows)
+    table = Table(
+        "convex-noise",
+        "Noise by regularisation",
+        ("alpha", *held, "objective has less noise"),
+        rows,
+    )
     return [Section("Where noise goes in", words, [table])]
 
 
@@ -210,11 +291,26 @@ def _tuned_section(results: Results) -> list[Section]:
     if not rows:
         return []
     words = (
-        "Adult, mean AUROC over five splits. Objective and output perturbation at the regularisation that is best on these very "
+        "Adult, mean AUROC over five splits. Objective and output perturbation at the "
+        "regularisation that is best on these very "
         "splits, for each epsilon, which favours them; noisy gradients with one default rule."
     )
-    columns = ("epsilon", "objective", "at alpha", "output", "at alpha", "noisy gradients", "noisy gradients are best")
-    return [Section("Noisy gradients against both", words, [Table("convex-tuned", "AUROC on Adult", columns, rows)])]
+    columns = (
+        "epsilon",
+        "objective",
+        "at alpha",
+        "output",
+        "at alpha",
+        "noisy gradients",
+        "noisy gradients are best",
+    )
+    return [
+        Section(
+            "Noisy gradients against both",
+            words,
+            [Table("convex-tuned", "AUROC on Adult", columns, rows)],
+        )
+    ]
 
 
 def _slope_section(results: Results) -> list[Section]:
@@ -222,16 +318,23 @@ def _slope_section(results: Results) -> list[Section]:
     if not rows:
         return []
     words = (
-        f"Mean excess empirical risk of strongly convex logistic regression on made-up records with {SLOPES['features']} features, "
-        f"delta {SLOPES['delta']:g}: over the number of records at epsilon {AT_EPSILON:g}, and over epsilon at {AT_SIZE:,} records. "
-        "Theory has d log(1/delta) / (n epsilon)^2 (Bassily, Smith & Thakurta 2014), hence slopes of -2."
+        f"Mean excess empirical risk of strongly convex logistic regression on made-up records "
+        f"with {SLOPES['features']} features, "
+        f"delta {SLOPES['delta']:g}: over the number of records at epsilon {AT_EPSILON:g}, and "
+        f"over epsilon at {AT_SIZE:,} records. "
+        "Theory has d log(1/delta) / (n epsilon)^2 (Bassily, Smith & Thakurta 2014), hence slopes "
+        "of -2."
     )
     columns = ("solver", "slope over records", "slope over epsilon", "theory", f"within {WITHIN:g}")
     held = results.starting("convex-slope-")
     lines = [Line(c.settings["solver"], c.result["sizes"], c.result["by_size"], "o-") for c in held]
     picture = figures.lines(lines, Axes("records", "excess risk", log_x=True, log_y=True))
     table = Table("convex-slopes", "Slopes on logarithmic scales", columns, rows)
-    return [Section("How the excess risk falls", words, [table, Figure("slopes", "Excess risk", picture)])]
+    return [
+        Section(
+            "How the excess risk falls", words, [table, Figure("slopes", "Excess risk", picture)]
+        )
+    ]
 
 
 def sections(results: Results) -> list[Section]:
@@ -239,4 +342,9 @@ def sections(results: Results) -> list[Section]:
     return [*_noise_section(results), *_tuned_section(results), *_slope_section(results)]
 
 
-PART = Part("convex", cells, sections, "Regularisations of objective and output perturbation are the best of six in hindsight.")
+PART = Part(
+    "convex",
+    cells,
+    sections,
+    "Regularisations of objective and output perturbation are the best of six in hindsight.",
+)

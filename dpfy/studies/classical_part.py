@@ -11,7 +11,8 @@ from dpfy.studies.study import Cell, Options, Results
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the study. `settings` says in one sentence how its settings were chosen; names of its cells begin with its name.
+    """A part of the study. `settings` says in one sentence how its settings were chosen; names of
+    its cells begin with its name.
 
     `sections` is given the cells of this part alone, and may find none of them.
     """

@@ -1,4 +1,6 @@
-"""Linear regression on the seven sets of Wang 2018, beside its AdaSSP, and softmax regression on MNIST."""
+"""Linear regression on the seven sets of Wang 2018, beside its AdaSSP, and softmax regression on
+MNIST.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,20 @@ def raw(name: str, data_dir: str | None) -> tuple[Floats, Floats]:
 
     def text(file: str) -> Floats:
         lines = folder.file("regression", f"{file}.gz", file).text().splitlines()
-        return np.array([[float(cell) for cell in line.replace(",", " ").split()] for line in lines if line.strip()])
+        return np.array(
+            [
+                [float(cell) for cell in line.replace(",", " ").split()]
+                for line in lines
+                if line.strip()
+            ]
+        )
 
     def matrix(file: str) -> Floats:
         from scipy.io import loadmat
 
-        return np.asarray(loadmat(io.BytesIO(folder.file("regression", file).read()))["data"], np.float64)
+        return np.asarray(
+            loadmat(io.BytesIO(folder.file("regression", file).read()))["data"], np.float64
+        )
 
     if name == "protein":
         found = text("CASP.csv")
@@ -58,7 +68,9 @@ def raw(name: str, data_dir: str | None) -> tuple[Floats, Floats]:
 
 
 def prepared(name: str, data_dir: str | None) -> tuple[Floats, Floats]:
-    """Columns standardised, rows of norm 1, targets centred and in [-1, 1]: done before, and not privately, as in the paper."""
+    """Columns standardised, rows of norm 1, targets centred and in [-1, 1]: done before, and not
+    privately, as in the paper.
+    """
     rows, target = raw(name, data_dir)
     spread = rows.std(axis=0, ddof=1)
     rows = (rows - rows.mean(axis=0)) / np.where(spread == 0, 1.0, spread)
@@ -66,9 +78,13 @@ def prepared(name: str, data_dir: str | None) -> tuple[Floats, Floats]:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True), target / np.abs(target).max()
 
 
-def adassp(rows: Floats, target: Floats, epsilon: float, delta: float, rng: np.random.Generator) -> Floats:
-    """Adaptive sufficient statistics (Wang 2018, Algorithm 2), for rows and targets in [-1, 1], as its author ran it: a third of epsilon
-    for the smallest eigenvalue, the matrix and the vector each. A comparison, with ordinary random numbers."""
+def adassp(
+    rows: Floats, target: Floats, epsilon: float, delta: float, rng: np.random.Generator
+) -> Floats:
+    """Adaptive sufficient statistics (Wang 2018, Algorithm 2), for rows and targets in [-1, 1], as
+    its author ran it: a third of epsilon for the smallest eigenvalue, the matrix and the vector
+    each. A comparison, with ordinary random numbers.
+    """
     width, third, wide = rows.shape[1], epsilon / 3, math.log(6 / delta)
     noise = math.sqrt(wide) / third
     matrix = rows.T @ rows + np.eye(width)
@@ -77,13 +93,16 @@ def adassp(rows: Floats, target: Floats, epsilon: float, delta: float, rng: np.r
     wobble = rng.normal(size=(width, width))
     return np.asarray(
         np.linalg.solve(
-            matrix + noise * (wobble + wobble.T) / 2 + ridge * np.eye(width), rows.T @ target + noise * rng.normal(size=width)
+            matrix + noise * (wobble + wobble.T) / 2 + ridge * np.eye(width),
+            rows.T @ target + noise * rng.normal(size=width),
         )
     )
 
 
 def compared(name: str, data_dir: str | None) -> dict[str, Any]:
-    """Mean squared error on the tenth that was left out, over folds and seeds. All predictions are moved into [-1, 1]."""
+    """Mean squared error on the tenth that was left out, over folds and seeds. All predictions are
+    moved into [-1, 1].
+    """
     from dpfy.estimators import LinearRegression
 
     rows, target = prepared(name, data_dir)
@@ -91,16 +110,25 @@ def compared(name: str, data_dir: str | None) -> dict[str, Any]:
     errors: dict[str, list[float]] = {}
 
     def note(method: str, predicted: Floats, truth: Floats) -> None:
-        errors.setdefault(method, []).append(float(np.mean((np.clip(predicted, -1, 1) - truth) ** 2)))
+        errors.setdefault(method, []).append(
+            float(np.mean((np.clip(predicted, -1, 1) - truth) ** 2))
+        )
 
     for fold in range(FOLDS):
-        test, train = order[fold::FOLDS], np.concatenate([order[k::FOLDS] for k in range(FOLDS) if k != fold])
+        test, train = (
+            order[fold::FOLDS],
+            np.concatenate([order[k::FOLDS] for k in range(FOLDS) if k != fold]),
+        )
         given, aims, held, truth = rows[train], target[train], rows[test], target[test]
         note("plain", held @ np.linalg.lstsq(given, aims, rcond=None)[0], truth)
         for epsilon in EPSILONS:
             for seed in range(SEEDS):
                 key = 100 * seed + fold
-                note(f"adassp-{epsilon:g}", held @ adassp(given, aims, epsilon, DELTA, np.random.default_rng(key)), truth)
+                note(
+                    f"adassp-{epsilon:g}",
+                    held @ adassp(given, aims, epsilon, DELTA, np.random.default_rng(key)),
+                    truth,
+                )
                 for solver in SOLVERS:
                     made = LinearRegression(
                         epsilon=epsilon,
@@ -114,7 +142,11 @@ def compared(name: str, data_dir: str | None) -> dict[str, Any]:
                     ).fit(given, aims)
                     note(f"{solver}-{epsilon:g}", made.predict(held), truth)
     verified(made)
-    return {"records": len(target), "features": rows.shape[1], "error": {k: mean(v) for k, v in errors.items()}}
+    return {
+        "records": len(target),
+        "features": rows.shape[1],
+        "error": {k: mean(v) for k, v in errors.items()},
+    }
 
 
 def softmax(epsilon: float, seed: int, data_dir: str | None) -> dict[str, Any]:
@@ -125,24 +157,47 @@ def softmax(epsilon: float, seed: int, data_dir: str | None) -> dict[str, Any]:
 
     source = load(DataConfig(kind="mnist"), data_dir=data_dir)
     assert source.test is not None
-    (x, y), (held, truth) = ([t.numpy() for t in part.tensors] for part in (source.train, source.test))
-    started = time.process_time()
-    made = LogisticRegression(epsilon=epsilon, delta=MNIST_DELTA, bounds=(0, 1), classes=list(range(10)), random_state=seed).fit(
-        x.reshape(len(x), -1).astype(np.float64), y
+    (x, y), (held, truth) = (
+        [t.numpy() for t in part.tensors] for part in (source.train, source.test)
     )
+    started = time.process_time()
+    made = LogisticRegression(
+        epsilon=epsilon,
+        delta=MNIST_DELTA,
+        bounds=(0, 1),
+        classes=list(range(10)),
+        random_state=seed,
+    ).fit(x.reshape(len(x), -1).astype(np.float64), y)
     spent = time.process_time() - started
     verified(made)
     accuracy = float(made.score(held.reshape(len(held), -1).astype(np.float64), truth))
-    return {"test_accuracy": accuracy, "epsilon": made.card_["guarantee"]["epsilon"], "cpu_seconds": spent}
+    return {
+        "test_accuracy": accuracy,
+        "epsilon": made.card_["guarantee"]["epsilon"],
+        "cpu_seconds": spent,
+    }
 
 
 def cells(options: Options) -> list[Cell]:
-    """One for each set, and one for each epsilon and seed on MNIST; none in the short form, which has no data."""
+    """One for each set, and one for each epsilon and seed on MNIST; none in the short form, which
+    has no data.
+    """
     if options.fast:
         return []
-    common = {"epsilons": list(EPSILONS), "delta": DELTA, "folds": FOLDS, "seeds": SEEDS, "solvers": list(SOLVERS)}
+    common = {
+        "epsilons": list(EPSILONS),
+        "delta": DELTA,
+        "folds": FOLDS,
+        "seeds": SEEDS,
+        "solvers": list(SOLVERS),
+    }
     found = [
-        Cell(f"regression-{name}", {**common, "set": name}, functools.partial(compared, name, options.data_dir)) for name in SETS
+        Cell(
+            f"regression-{name}",
+            {**common, "set": name},
+            functools.partial(compared, name, options.data_dir),
+        )
+        for name in SETS
     ]
     for epsilon, seeds in MNIST.items():
         for seed in range(seeds):
@@ -206,9 +261,12 @@ def sections(results: Results) -> list[Section]:
     found = []
     if rows := set_rows(results):
         words = (
-            "Mean squared error, 10 folds, 2 noise seeds, delta 1e-6. Rows have norm 1 and targets lie in [-1, 1], as in the paper, which "
-            "scales them before, and not privately. Plain is least squares. The last four columns compare excess errors, above plain, with "
-            "AdaSSP's in the same folds; gradient is the default solver. A share below 0 is better than plain least squares."
+            "Mean squared error, 10 folds, 2 noise seeds, delta 1e-6. Rows have norm 1 and targets "
+            "lie in [-1, 1], as in the paper, which "
+            "scales them before, and not privately. Plain is least squares. The last four columns "
+            "compare excess errors, above plain, with "
+            "AdaSSP's in the same folds; gradient is the default solver. A share below 0 is better "
+            "than plain least squares."
         )
         columns = (
             "set (records, features)",
@@ -220,12 +278,28 @@ def sections(results: Results) -> list[Section]:
             "asked of gradient",
             "holds",
         )
-        found.append(Section("Linear regression", words, [Table("regression", "Errors on seven sets", columns, rows)]))
+        found.append(
+            Section(
+                "Linear regression",
+                words,
+                [Table("regression", "Errors on seven sets", columns, rows)],
+            )
+        )
     if rows := mnist_rows(results.starting("regression-mnist-")):
         columns = ("epsilon", "mean %", "deviation", "worst", "runs", "asked", "CPU s a fit")
-        words = "Softmax regression on pixels with its defaults, delta 1e-5, 60,000 images to train on and 10,000 to test on."
-        found.append(Section("MNIST", words, [Table("mnist", "Softmax regression on MNIST", columns, rows)]))
+        words = (
+            "Softmax regression on pixels with its defaults, delta 1e-5, 60,000 images to train on "
+            "and 10,000 to test on."
+        )
+        found.append(
+            Section("MNIST", words, [Table("mnist", "Softmax regression on MNIST", columns, rows)])
+        )
     return found
 
 
-PART = Part("regression", cells, sections, "Linear regression and MNIST use the same defaults; nothing was chosen on them here.")
+PART = Part(
+    "regression",
+    cells,
+    sections,
+    "Linear regression and MNIST use the same defaults; nothing was chosen on them here.",
+)

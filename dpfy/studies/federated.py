@@ -1,4 +1,6 @@
-"""Federated training on MNIST by its writers: local steps against gradients, adaptive clipping, and noise that needs no sampling."""
+"""Federated training on MNIST by its writers: local steps against gradients, adaptive clipping, and
+noise that needs no sampling.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ MEAN, SCALE = 0.1307, 0.3
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train: how clients are gathered, what they send, the clip norm (the first, if it adapts) and the server's rate."""
+    """One way to train: how clients are gathered, what they send, the clip norm (the first, if it
+    adapts) and the server's rate.
+    """
 
     method: str
     gathered: str
@@ -70,9 +74,25 @@ def cells(options: Options) -> list[Cell]:
     found = []
     for name, row in ROWS.items():
         for seed in range(1) if options.fast else SEEDS:
-            settings = {"row": asdict(row), "local": asdict(LOCAL[row.method]), "seed": seed, "fast": options.fast}
-            settings |= {"epsilon": EPSILON, "delta": DELTA, "rounds": 4 if options.fast else ROUNDS, "separation": SEPARATION}
-            found.append(Cell(f"run-{name}-{seed}", settings, functools.partial(run_one, name, settings, options)))
+            settings = {
+                "row": asdict(row),
+                "local": asdict(LOCAL[row.method]),
+                "seed": seed,
+                "fast": options.fast,
+            }
+            settings |= {
+                "epsilon": EPSILON,
+                "delta": DELTA,
+                "rounds": 4 if options.fast else ROUNDS,
+                "separation": SEPARATION,
+            }
+            found.append(
+                Cell(
+                    f"run-{name}-{seed}",
+                    settings,
+                    functools.partial(run_one, name, settings, options),
+                )
+            )
     return found
 
 
@@ -85,18 +105,27 @@ def plan_of(row: Row, clients: UserRecords, rounds: int) -> dpfy.Plan:
     else:
         strategy = row.gathered.rpartition(" ")[2]
         recipe = federated.check_in(
-            len(clients), cohort, rounds=rounds, separation=min(SEPARATION, rounds), strategy=strategy, unit=clients.unit
+            len(clients),
+            cohort,
+            rounds=rounds,
+            separation=min(SEPARATION, rounds),
+            strategy=strategy,
+            unit=clients.unit,
         )
     return replace(recipe, clip=clip).calibrate(EPSILON, DELTA)
 
 
 def run_one(name: str, settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """A verified run of one row; accuracy is on the test images, of writers that are in no cohort."""
+    """A verified run of one row; accuracy is on the test images, of writers that are in no
+    cohort.
+    """
     clients, test = writers(options)
     row, seed = ROWS[name], settings["seed"]
     plan = plan_of(row, clients, settings["rounds"])
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(clients.tensors[0][0, 0].numel(), 32), nn.Tanh(), nn.Linear(32, 10))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(clients.tensors[0][0, 0].numel(), 32), nn.Tanh(), nn.Linear(32, 10)
+    )
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         result = federated.fit(
@@ -130,14 +159,18 @@ def run_one(name: str, settings: Mapping[str, Any], options: Options) -> dict[st
 
 @functools.lru_cache(maxsize=1)
 def writers(options: Options) -> tuple[UserRecords, Records]:
-    """(images by writer, test images), 14 x 14. The short form makes 60 users of the embedded images, each with few of the digits."""
+    """(images by writer, test images), 14 x 14. The short form makes 60 users of the embedded
+    images, each with few of the digits.
+    """
     if options.fast:
         source = load(DataConfig(kind="embedded"))
         x, y = source.train.tensors
         owner = (y * 6 + torch.from_numpy(np.random.default_rng(0).integers(0, 12, len(y)))) % 60
         clients = dpfy.by_user((_halved(x), y), owner, MOST)
     else:
-        config = DataConfig(kind="mnist", user="writer", most_records=MOST, pick="first", user_loss="sum")
+        config = DataConfig(
+            kind="mnist", user="writer", most_records=MOST, pick="first", user_loss="sum"
+        )
         source = load(config, data_dir=options.data_dir)
         assert isinstance(source.train, UserRecords)
         x, y, real = source.train.tensors
@@ -154,8 +187,10 @@ def _halved(images: Tensor) -> Tensor:
 STUDY = Study(
     "federated",
     "Federated training on MNIST by its writers",
-    "539 writers with 19 to 131 images each, 10,000 test images of other writers; user-level epsilon 4, delta 1e-4. "
-    "Methods: McMahan et al. 2018 (DP-FedAvg), Andrew et al. 2021 (adaptive clipping), Kairouz et al. 2021 (DP-FTRL).",
+    "539 writers with 19 to 131 images each, 10,000 test images of other writers; user-level "
+    "epsilon 4, delta 1e-4. "
+    "Methods: McMahan et al. 2018 (DP-FedAvg), Andrew et al. 2021 (adaptive clipping), Kairouz et "
+    "al. 2021 (DP-FTRL).",
     cells,
     page,
 )

@@ -1,4 +1,6 @@
-"""Figures as SVG text: lines with markers and bands, histograms, heat maps. The same data gives the same bytes."""
+"""Figures as SVG text: lines with markers and bands, histograms, heat maps. The same data gives the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: its label, points, how it is drawn, and the half-width of a band around it if there is one."""
+    """One curve: its label, points, how it is drawn, and the half-width of a band around it if
+    there is one.
+    """
 
     label: str
     x: Sequence[float]
@@ -51,7 +55,14 @@ def lines(curves: Sequence[Line], axes: Axes) -> str:
         canvas = Canvas(figsize=(5.2, 3.4), layout="constrained")
         plot = canvas.subplots()
         for curve in curves:
-            (drawn,) = plot.plot(curve.x, curve.y, curve.style, label=curve.label or None, linewidth=1.4, markersize=4)
+            (drawn,) = plot.plot(
+                curve.x,
+                curve.y,
+                curve.style,
+                label=curve.label or None,
+                linewidth=1.4,
+                markersize=4,
+            )
             if curve.band is not None:
                 low = [v - w for v, w in zip(curve.y, curve.band, strict=True)]
                 high = [v + w for v, w in zip(curve.y, curve.band, strict=True)]
@@ -73,7 +84,12 @@ def histogram(edges: Sequence[float], counts: Sequence[float], axes: Axes) -> st
 
 
 def heat(
-    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], axes: Axes, *, write: bool = True
+    values: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    axes: Axes,
+    *,
+    write: bool = True,
 ) -> str:
     """A table of numbers as colours; `rows` from top to bottom."""
     with rc_context(STYLE | {"axes.grid": False}):
@@ -91,7 +107,13 @@ def heat(
             for i, row in enumerate(values):
                 for j, value in enumerate(row):
                     plot.text(
-                        j, i, f"{value:.{digits}f}", ha="center", va="center", fontsize=7, color="w" if value < middle else "k"
+                        j,
+                        i,
+                        f"{value:.{digits}f}",
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color="w" if value < middle else "k",
                     )
         return _svg(canvas)
 
@@ -105,7 +127,15 @@ def _dress(plot: Any, axes: Axes) -> None:
         plot.set_yscale("log")
     for value, label in axes.marks:
         plot.axvline(value, linestyle="--", color="0.4", linewidth=1)
-        plot.annotate(label, (value, 1), xycoords=("data", "axes fraction"), fontsize=8, ha="left", va="top", rotation=90)
+        plot.annotate(
+            label,
+            (value, 1),
+            xycoords=("data", "axes fraction"),
+            fontsize=8,
+            ha="left",
+            va="top",
+            rotation=90,
+        )
 
 
 def _svg(canvas: Canvas) -> str:

@@ -1,4 +1,6 @@
-"""How to DP-fy ML (Ponomareva et al. 2023): Figures 1 to 3, the comparison of accountants and the table of appendix C."""
+"""How to DP-fy ML (Ponomareva et al. 2023): Figures 1 to 3, the comparison of accountants and the
+table of appendix C.
+"""
 
 from __future__ import annotations
 
@@ -41,28 +43,47 @@ def cells(options: Options) -> list[Cell]:
     batches = BATCHES[::2] if options.fast else BATCHES
     for epsilon in FIGURE_1["epsilons"]:
         settings = {**FIGURE_1, "epsilon": epsilon, "batches": list(batches)}
-        found.append(Cell(f"figure1-{epsilon:g}", settings, functools.partial(batch_curve, epsilon, batches)))
-    found.append(Cell("figure3", {**RUN, "epochs": list(EPOCHS), "batches": list(FIGURE_3_BATCHES)}, tuning_curves))
+        found.append(
+            Cell(f"figure1-{epsilon:g}", settings, functools.partial(batch_curve, epsilon, batches))
+        )
+    found.append(
+        Cell(
+            "figure3",
+            {**RUN, "epochs": list(EPOCHS), "batches": list(FIGURE_3_BATCHES)},
+            tuning_curves,
+        )
+    )
     found.append(Cell("accountants", RUN, accountants))
     found.append(Cell("appendix-c", RUN, appendix_c))
     powers = range(-2, 3) if options.fast else range(-3, 4)
     clips, rates = [4.0**k for k in powers], [4.0**k for k in powers]
     for kind, seeds in (("private", range(1 if options.fast else 3)), ("plain", range(1))):
         for seed, clip in itertools.product(seeds, clips):
-            settings = {**HEAT, "clip": clip, "rates": rates, "private": kind == "private", "seed": seed}
+            settings = {
+                **HEAT,
+                "clip": clip,
+                "rates": rates,
+                "private": kind == "private",
+                "seed": seed,
+            }
             name = f"figure2-{kind}-{clip:g}" + (f"-{seed}" if seed else "")
             found.append(Cell(name, settings, functools.partial(heat_row, settings, options)))
     return found
 
 
 def batch_curve(epsilon: float, batches: tuple[int, ...]) -> dict[str, Any]:
-    """Noise multiplier by batch size for one epsilon; delta is records to the power -1.1, which the figure does not state."""
+    """Noise multiplier by batch size for one epsilon; delta is records to the power -1.1, which the
+    figure does not state.
+    """
     records, steps = FIGURE_1["records"], FIGURE_1["steps"]
     delta = records**-1.1
     rows = []
     for batch in batches:
         recipe = dpfy.dpsgd(records, batch, steps=steps)
-        row = {name: recipe.calibrate(epsilon, delta, accountant=name).noise_multiplier for name in ("rdp", "tight")}
+        row = {
+            name: recipe.calibrate(epsilon, delta, accountant=name).noise_multiplier
+            for name in ("rdp", "tight")
+        }
         rows.append({"batch": batch, **row})
     return {"rows": rows, "delta": delta, "diminishing": records * math.sqrt(epsilon / steps)}
 
@@ -70,7 +91,9 @@ def batch_curve(epsilon: float, batches: tuple[int, ...]) -> dict[str, Any]:
 def epochs_event(batch: int, epochs: int) -> events.Event:
     """`epochs` passes at the footnote's noise."""
     rate = batch / RUN["records"]
-    return events.Repeated(events.PoissonSampled(rate, events.Gaussian(RUN["noise"])), round(epochs / rate))
+    return events.Repeated(
+        events.PoissonSampled(rate, events.Gaussian(RUN["noise"])), round(epochs / rate)
+    )
 
 
 def tuning_curves() -> dict[str, Any]:
@@ -118,7 +141,9 @@ def appendix_c() -> dict[str, Any]:
 
     measures: dict[str, Callable[[], float]] = {
         "rdp one epoch": lambda: accounting.epsilon(one, delta, accountant="rdp"),
-        "rdp 100 epochs": lambda: accounting.epsilon(epochs_event(RUN["batch"], 100), delta, accountant="rdp"),
+        "rdp 100 epochs": lambda: accounting.epsilon(
+            epochs_event(RUN["batch"], 100), delta, accountant="rdp"
+        ),
         "pld one epoch": lambda: accounting.epsilon(one, delta),
         "pld 100 epochs": lambda: accounting.epsilon(epochs_event(RUN["batch"], 100), delta),
         "exponential mechanism": lambda: tuning.exponential(100, 0.01, 100),
@@ -143,13 +168,15 @@ def heat_row(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     source = load(DataConfig(kind=settings["data"]))
     train, test = source.train, source.test
     accuracies = []
-    plan = dpfy.dpsgd(len(train), len(train), steps=settings["steps"], clip_norm=settings["clip"]).with_noise(
-        settings["noise"] if settings["private"] else 0.0, delta=1e-5
-    )
+    plan = dpfy.dpsgd(
+        len(train), len(train), steps=settings["steps"], clip_norm=settings["clip"]
+    ).with_noise(settings["noise"] if settings["private"] else 0.0, delta=1e-5)
     for rate in settings["rates"]:
         model = build(ModelConfig(name=settings["model"]), source.features, 10)
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        found = trials.private(model, optimizer, (train, test), plan, seed=settings["seed"], device=options.device)
+        found = trials.private(
+            model, optimizer, (train, test), plan, seed=settings["seed"], device=options.device
+        )
         accuracies.append(found["test_accuracy"])
     return {"accuracies": accuracies, "epsilon": found["epsilon"]}
 

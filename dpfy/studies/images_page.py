@@ -28,14 +28,19 @@ def page(results: Results) -> Page:
     runs = grouped(results)
     seeds = sorted({cell.settings["seed"] for cells in runs.values() for cell in cells})
     facts = {
-        "seeds": f"noise seeds {', '.join(map(str, seeds))}, fixed so that the page can be made again; the head starts at zero",
+        "seeds": f"noise seeds {', '.join(map(str, seeds))}, fixed so that the page can be made "
+        f"again; the head starts at zero",
         "runs and spread": f"{len(seeds)} runs a row: mean, standard deviation, worst and best",
-        "accountant": "tight; both releases (moments and training) are in one ledger, and epsilon is that ledger's",
+        "accountant": "tight; both releases (moments and training) are in one ledger, and epsilon "
+        "is that ledger's",
         "unit": "one example",
         "adjacency": "one example added or removed",
-        "hyperparameters": "chosen by accuracy on the last 10,000 training images, trained on the first 50,000; the test images were "
-        "used once a row, after the choice. The features and the rough range of clip norms and rates came from earlier work on these data "
-        "sets, part of it judged by test accuracy. The choice itself is not billed in epsilon: the last table says what it would cost",
+        "hyperparameters": "chosen by accuracy on the last 10,000 training images, trained on the "
+        "first 50,000; the test images were "
+        "used once a row, after the choice. The features and the rough range of clip norms and "
+        "rates came from earlier work on these data "
+        "sets, part of it judged by test accuracy. The choice itself is not billed in epsilon: the "
+        "last table says what it would cost",
     }
     return Page([_main(runs), _sweeps(results), _bill(results, runs)], facts)
 
@@ -55,7 +60,7 @@ def _main(runs: dict[tuple[str, float], list[Stored]]) -> Section:
         score = spread(values)
         seconds = sum(cell.result["training_seconds"] for cell in cells) / len(cells)
         key = (data, epsilon)
-        rows.append([data, epsilon, max(cell.result["epsilon"] for cell in cells), score["mean"], score["deviation"], score["worst"],
+        rows.append([data, epsilon, max(cell.result["epsilon"] for cell in cells), score["mean"], score["deviation"], score["worst"],  # noqa: E501
                      100 * max(values), score["runs"], ASKED.get(key), PUBLISHED.get(key), seconds])  # fmt: skip
     columns = (
         "data",
@@ -73,20 +78,33 @@ def _main(runs: dict[tuple[str, float], list[Stored]]) -> Section:
     curves = []
     for data in dict.fromkeys(row[0] for row in rows):
         mine = [row for row in rows if row[0] == data]
-        curves.append(Line(data, [r[1] for r in mine], [r[3] for r in mine], "o-", [r[4] or 0.0 for r in mine]))
+        curves.append(
+            Line(
+                data, [r[1] for r in mine], [r[3] for r in mine], "o-", [r[4] or 0.0 for r in mine]
+            )
+        )
     words = (
-        "Scattering features of each image, normalised within the image, length one. Their mean and the second moments of channels and "
-        "places are released once with Gaussian noise and used to centre and partly whiten the features; in two rows, cosines of "
-        "random projections follow. A linear layer is trained on them with the whole data set in every batch, momentum and "
+        "Scattering features of each image, normalised within the image, length one. Their mean "
+        "and the second moments of channels and "
+        "places are released once with Gaussian noise and used to centre and partly whiten the "
+        "features; in two rows, cosines of "
+        "random projections follow. A linear layer is trained on them with the whole data set in "
+        "every batch, momentum and "
         "averaging. Several runs shared the GPU, so seconds are not a benchmark."
     )
     figures_ = [
         Figure(
-            f"accuracy-{line.label}", f"Accuracy by epsilon, {line.label}", figures.lines([line], Axes("epsilon", "accuracy, %"))
+            f"accuracy-{line.label}",
+            f"Accuracy by epsilon, {line.label}",
+            figures.lines([line], Axes("epsilon", "accuracy, %")),
         )
         for line in curves
     ]
-    return Section("Results", words, [Table("results", "Accuracy on the 10,000 test images", columns, rows), *figures_])
+    return Section(
+        "Results",
+        words,
+        [Table("results", "Accuracy on the 10,000 test images", columns, rows), *figures_],
+    )
 
 
 def _sweeps(results: Results) -> Section:
@@ -99,16 +117,37 @@ def _sweeps(results: Results) -> Section:
             key = (s["data"], row["epsilon"], s["waves"], s["width"], row["steps"])
             if key not in best or row["accuracy"] > best[key]["accuracy"]:
                 best[key] = row
-    rows = [[*key, row["clip"], row["rate"], row["decay"], 100 * row["accuracy"]] for key, row in sorted(best.items())]
-    columns = ("data", "epsilon", "cosines", "width", "steps", "clip", "rate", "decay", "validation %")
+    rows = [
+        [*key, row["clip"], row["rate"], row["decay"], 100 * row["accuracy"]]
+        for key, row in sorted(best.items())
+    ]
+    columns = (
+        "data",
+        "epsilon",
+        "cosines",
+        "width",
+        "steps",
+        "clip",
+        "rate",
+        "decay",
+        "validation %",
+    )
     words = (
-        f"{count} settings were compared, each with one noise seed, by a program with the arithmetic of training (clip, sum, "
-        "Gaussian noise); the best of each group of 12 is shown. Clip and rate are for features of length one and gradients divided "
-        f"by the clip norm. One standard error of a validation accuracy is {_standard_errors(best, results)} points, so "
-        "neighbours are not told apart. Before this, maps without whitening, with centring only and with full whitening were compared "
+        f"{count} settings were compared, each with one noise seed, by a program with the "
+        f"arithmetic of training (clip, sum, "
+        "Gaussian noise); the best of each group of 12 is shown. Clip and rate are for features of "
+        "length one and gradients divided "
+        f"by the clip norm. One standard error of a validation accuracy is "
+        f"{_standard_errors(best, results)} points, so "
+        "neighbours are not told apart. Before this, maps without whitening, with centring only "
+        "and with full whitening were compared "
         "in the same way on the same split."
     )
-    return Section("What it was chosen from", words, [Table("sweep", "Best validation accuracy by map and steps", columns, rows)])
+    return Section(
+        "What it was chosen from",
+        words,
+        [Table("sweep", "Best validation accuracy by map and steps", columns, rows)],
+    )
 
 
 def _standard_errors(best: dict[tuple[Any, ...], dict[str, Any]], results: Results) -> str:
@@ -117,7 +156,9 @@ def _standard_errors(best: dict[tuple[Any, ...], dict[str, Any]], results: Resul
     top: dict[str, float] = {}
     for key, row in best.items():
         top[key[0]] = max(row["accuracy"], top.get(key[0], 0.0))
-    return ", ".join(f"{100 * (a * (1 - a) / count) ** 0.5:.2f} ({name})" for name, a in sorted(top.items()))
+    return ", ".join(
+        f"{100 * (a * (1 - a) / count) ** 0.5:.2f} ({name})" for name, a in sorted(top.items())
+    )
 
 
 def _bill(results: Results, runs: dict[tuple[str, float], list[Stored]]) -> Section:
@@ -125,8 +166,14 @@ def _bill(results: Results, runs: dict[tuple[str, float], list[Stored]]) -> Sect
     for (data, epsilon), cells in runs.items():
         moments, steps = cells[0].result["noise_multipliers"]
         head = cells[0].settings["recipe"]["head"]
-        event = events.Composed((events.Gaussian(moments), events.Repeated(events.Gaussian(steps), head["steps"])))
-        tried = sum(row["epsilon"] == epsilon for cell in results.starting(f"sweep-{data}-") for row in cell.result["rows"])
+        event = events.Composed(
+            (events.Gaussian(moments), events.Repeated(events.Gaussian(steps), head["steps"]))
+        )
+        tried = sum(
+            row["epsilon"] == epsilon
+            for cell in results.starting(f"sweep-{data}-")
+            for row in cell.result["rows"]
+        )
         if tried < 2:
             continue
         delta = cells[0].settings["delta"]
@@ -150,7 +197,12 @@ def _bill(results: Results, runs: dict[tuple[str, float], list[Stored]]) -> Sect
         "random trials, Poisson",
     )
     words = (
-        "Epsilon at the same delta if the choice among the settings tried had been made privately and billed, by three routes. The "
+        "Epsilon at the same delta if the choice among the settings tried had been made privately "
+        "and billed, by three routes. The "
         "first comparison of maps is not counted."
     )
-    return Section("What tuning would have cost", words, [Table("bill", "Epsilon with tuning billed", columns, rows)])
+    return Section(
+        "What tuning would have cost",
+        words,
+        [Table("bill", "Epsilon with tuning billed", columns, rows)],
+    )

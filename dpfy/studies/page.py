@@ -1,4 +1,6 @@
-"""A study's page: sections of words, tables and figures, all of them made from stored cells. HTML in one file, CSV and SVG beside it."""
+"""A study's page: sections of words, tables and figures, all of them made from stored cells. HTML
+in one file, CSV and SVG beside it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2rem}table{border-collapse:co
 td,th{border:1px solid #ccc;padding:.2rem .6rem;text-align:right}td:first-child,th:first-child{text-align:left}
 th{background:#f2f2f2}caption{text-align:left;font-weight:600;padding:.3rem 0}figure{margin:.6rem 0;display:inline-block}
 figure svg{max-width:30rem;width:100%;height:auto}figcaption{font-size:.85rem;max-width:30rem}.facts td{text-align:left}
-p{max-width:46rem}"""
+p{max-width:46rem}"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,18 @@ class Table:
     def html(self) -> str:
         """The table as HTML, numbers shortened."""
         head = "".join(f"<th>{escape(str(c))}</th>" for c in self.columns)
-        body = "".join("<tr>" + "".join(f"<td>{escape(shown(v))}</td>" for v in row) + "</tr>" for row in self.rows)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(shown(v))}</td>" for v in row) + "</tr>"
+            for row in self.rows
+        )
         return f"<table><caption>{escape(self.caption)}</caption><tr>{head}</tr>{body}</table>"
 
     def markdown(self) -> str:
         """The table as Markdown, numbers shortened."""
         lines = ["| " + " | ".join(map(str, self.columns)) + " |", "|" + "---|" * len(self.columns)]
-        return "\n".join(lines + ["| " + " | ".join(shown(v) for v in row) + " |" for row in self.rows])
+        return "\n".join(
+            lines + ["| " + " | ".join(shown(v) for v in row) + " |" for row in self.rows]
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page. `facts` says what every page must: seeds, runs, accountant, unit, adjacency, how hyperparameters were chosen."""
+    """A whole page. `facts` says what every page must: seeds, runs, accountant, unit, adjacency,
+    how hyperparameters were chosen.
+    """
 
     sections: Sequence[Section]
     facts: dict[str, str] = field(default_factory=dict)
@@ -88,7 +97,12 @@ class Page:
 
     def tables(self) -> dict[str, Table]:
         """Every table by name."""
-        return {part.name: part for section in self.sections for part in section.parts if isinstance(part, Table)}
+        return {
+            part.name: part
+            for section in self.sections
+            for part in section.parts
+            if isinstance(part, Table)
+        }
 
 
 FACTS = ("seeds", "runs and spread", "accountant", "unit", "adjacency", "hyperparameters")
@@ -103,11 +117,12 @@ def render(study: Study, page: Page, results: Results) -> str:
     facts = page.facts | made_on(results)
     rows = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in facts.items())
     body = "".join(
-        f"<section><h2>{escape(s.title)}</h2><p>{escape(s.words)}</p>{''.join(part.html() for part in s.parts)}</section>"
+        f"<section><h2>{escape(s.title)}</h2><p>{escape(s.words)}</p>{''.join(part.html() for part in s.parts)}</section>"  # noqa: E501
         for s in page.sections
     )
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(study.title)}</title><style>{CSS}</style></head>'
+        f'<!doctype html><html lang="en"><head><meta '
+        f'charset="utf-8"><title>{escape(study.title)}</title><style>{CSS}</style></head>'
         f"<body><h1>{escape(study.title)}</h1><p>{escape(study.source)}</p>"
         f'<table class="facts">{rows}</table>{body}</body></html>\n'
     )
@@ -116,7 +131,12 @@ def render(study: Study, page: Page, results: Results) -> str:
 def made_on(results: Results) -> dict[str, str]:
     """Hardware, versions and time of the cells."""
     machines = sorted({_machine(c.made) for c in results.values()})
-    versions = sorted({f"dpfy {c.made['dpfy']}, torch {c.made['torch']}, Python {c.made['python']}" for c in results.values()})
+    versions = sorted(
+        {
+            f"dpfy {c.made['dpfy']}, torch {c.made['torch']}, Python {c.made['python']}"
+            for c in results.values()
+        }
+    )
     wall, cpu = results.seconds()
     return {
         "hardware": "; ".join(machines),
@@ -142,7 +162,9 @@ def shown(value: Value) -> str:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation, worst and number of runs of accuracies (as fractions), in percent."""
+    """Mean, standard deviation, worst and number of runs of accuracies (as fractions), in
+    percent.
+    """
     return {
         "mean": 100 * mean(values),
         "deviation": 100 * stdev(values) if len(values) > 1 else None,

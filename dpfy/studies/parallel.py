@@ -1,4 +1,6 @@
-"""Several cells of a study at a time, each in a process of its own: small networks leave most of a processor or a GPU idle."""
+"""Several cells of a study at a time, each in a process of its own: small networks leave most of a
+processor or a GPU idle.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ EVERY = 0.5
 
 def missing(name: str, options: Options, folder: Path) -> list[str]:
     """The cells of the study `name` that `folder` does not hold."""
-    return [cell.name for cell in studies.study(name).cells(options) if load_cell(cell, folder) is None]
+    return [
+        cell.name for cell in studies.study(name).cells(options) if load_cell(cell, folder) is None
+    ]
 
 
 def compute(
@@ -35,10 +39,11 @@ def compute(
     seconds: float = math.inf,
     show: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Compute these cells of the study `name`, `jobs` at a time, and store each when it is done. Returns those that are not stored.
+    """Compute these cells of the study `name`, `jobs` at a time, and store each when it is done.
+    Returns those that are not stored.
 
-    No cell is begun after `seconds`; `show` is told now and then how many are stored. A cell that fails is reported on standard error
-    and left out; the others go on.
+    No cell is begun after `seconds`; `show` is told now and then how many are stored. A cell that
+    fails is reported on standard error and left out; the others go on.
     """
     context = multiprocessing.get_context("spawn")
     waiting: Any = context.Queue()
@@ -46,7 +51,10 @@ def compute(
         waiting.put(cell)
     end = time.time() + min(seconds, 1e9)
     count = min(check.integer("jobs", jobs), max(1, len(cells)))
-    workers = [context.Process(target=_work, args=(name, options, folder, waiting, count, end)) for _ in range(count)]
+    workers = [
+        context.Process(target=_work, args=(name, options, folder, waiting, count, end))
+        for _ in range(count)
+    ]
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers):
@@ -57,7 +65,9 @@ def compute(
     return [cell for cell in cells if cell in left]
 
 
-def _work(name: str, options: Options, folder: Path, waiting: Any, at_once: int, end: float) -> None:
+def _work(
+    name: str, options: Options, folder: Path, waiting: Any, at_once: int, end: float
+) -> None:
     import torch
 
     torch.set_num_threads(1)

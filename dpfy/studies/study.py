@@ -1,4 +1,6 @@
-"""What a study is: cells that are computed and stored one by one, and a page made from what is stored."""
+"""What a study is: cells that are computed and stored one by one, and a page made from what is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ FOLDER = "cells"
 
 @dataclass(frozen=True)
 class Options:
-    """How a study is run: `fast` for the short form on embedded data, where the data lies, on which device."""
+    """How a study is run: `fast` for the short form on embedded data, where the data lies, on which
+    device.
+    """
 
     fast: bool = False
     data_dir: str | None = None
@@ -35,9 +39,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number or curve of a study: its name, all settings that its result depends on, and the function that computes it.
+    """One number or curve of a study: its name, all settings that its result depends on, and the
+    function that computes it.
 
-    `settings` is JSON; a stored result is taken up again only if the settings are the same. `compute` gives JSON.
+    `settings` is JSON; a stored result is taken up again only if the settings are the same.
+    `compute` gives JSON.
     """
 
     name: str
@@ -46,7 +52,9 @@ class Cell:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise InvalidInput("cell", self.name, "a name is small letters, digits, dots, dashes and underscores")
+            raise InvalidInput(
+                "cell", self.name, "a name is small letters, digits, dots, dashes and underscores"
+            )
         canonical(dict(self.settings))
 
 
@@ -82,12 +90,16 @@ class Results(Mapping[str, Stored]):
 
     def seconds(self) -> tuple[float, float]:
         """(wall seconds, processor seconds) of all cells together."""
-        return sum(c.made["seconds"] for c in self.values()), sum(c.made["cpu_seconds"] for c in self.values())
+        return sum(c.made["seconds"] for c in self.values()), sum(
+            c.made["cpu_seconds"] for c in self.values()
+        )
 
 
 @dataclass(frozen=True)
 class Study:
-    """A published experiment: title, source, its cells for given options, and the page for given results."""
+    """A published experiment: title, source, its cells for given options, and the page for given
+    results.
+    """
 
     name: str
     title: str
@@ -100,13 +112,22 @@ def machine(device: str) -> dict[str, str]:
     """Where a cell was computed: processor or accelerator, and the versions that matter."""
     import torch
 
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()} processor"
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "dpfy": dpfy.__version__}
+    name = (
+        torch.cuda.get_device_name()
+        if device.startswith("cuda")
+        else f"{platform.machine()} processor"
+    )
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "dpfy": dpfy.__version__,
+    }
     return {"device": name, "threads": str(torch.get_num_threads())} | versions
 
 
 def run_cell(cell: Cell, folder: Path, options: Options, at_once: int = 1) -> Stored:
-    """The stored result of `cell`, computed and stored first if it is not there with the same settings.
+    """The stored result of `cell`, computed and stored first if it is not there with the same
+    settings.
 
     `at_once` is noted with the time: how many cells shared the machine.
     """
@@ -124,7 +145,10 @@ def run_cell(cell: Cell, folder: Path, options: Options, at_once: int = 1) -> St
     }
     body = {"name": cell.name, "settings": dict(cell.settings), "result": result, "made": made}
     folder.joinpath(FOLDER).mkdir(parents=True, exist_ok=True)
-    write_atomically(path_of(cell.name, folder), (json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    write_atomically(
+        path_of(cell.name, folder),
+        (json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n").encode(),
+    )
     return Stored(cell.name, dict(cell.settings), json.loads(json.dumps(result)), made)
 
 
@@ -137,8 +161,14 @@ def load_cell(cell: Cell, folder: Path) -> Stored | None:
         body = json.loads(file.read_text())
         stored = Stored(body["name"], body["settings"], body["result"], body["made"])
     except (ValueError, KeyError, TypeError):
-        raise Corrupt(f"{FOLDER}/{file.name}", "is not a stored cell; remove it to compute it again") from None
-    return stored if digest(stored.settings) == digest(json.loads(json.dumps(dict(cell.settings)))) else None
+        raise Corrupt(
+            f"{FOLDER}/{file.name}", "is not a stored cell; remove it to compute it again"
+        ) from None
+    return (
+        stored
+        if digest(stored.settings) == digest(json.loads(json.dumps(dict(cell.settings))))
+        else None
+    )
 
 
 def path_of(name: str, folder: Path) -> Path:
@@ -152,10 +182,16 @@ def stored(study: Study, options: Options, folder: Path) -> Results:
     return Results([cell for cell in found if cell is not None], options)
 
 
-def run(study: Study, options: Options, folder: Path, show: Callable[[int, int, str], None] | None = None) -> Path:
+def run(
+    study: Study,
+    options: Options,
+    folder: Path,
+    show: Callable[[int, int, str], None] | None = None,
+) -> Path:
     """Compute what is missing, cell by cell, then write the page. Returns the page.
 
-    A run that is stopped at any moment and started again with the same options repeats no stored cell.
+    A run that is stopped at any moment and started again with the same options repeats no stored
+    cell.
     """
     cells = study.cells(options)
     names = [cell.name for cell in cells]

@@ -1,4 +1,6 @@
-"""The tables of stored studies as Markdown: what docs/studies.md shows is generated, never typed."""
+"""The tables of stored studies as Markdown: what docs/studies.md shows is generated, never
+typed.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +65,18 @@ def kept(folder: str, root: Path) -> tuple[Study, Results]:
 
 
 def tables(folder: str, root: Path) -> str:
-    """The chosen tables of a stored study, from the cells in `root`/`folder`, with everything that a page says about its runs."""
+    """The chosen tables of a stored study, from the cells in `root`/`folder`, with everything that
+    a page says about its runs.
+    """
     study, results = kept(folder, root)
     page = study.page(results)
     found = page.tables()
     parts = [f"**{found[key].caption}**\n\n{found[key].markdown()}" for key in SHOWN[folder]]
-    told = "; ".join(f"{key}: {value}" for key, value in (page.facts | made_on(results)).items() if key != "versions")
+    told = "; ".join(
+        f"{key}: {value}"
+        for key, value in (page.facts | made_on(results)).items()
+        if key != "versions"
+    )
     return "\n\n".join(parts) + f"\n\n*{told}.*"
 
 

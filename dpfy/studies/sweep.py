@@ -1,7 +1,9 @@
-"""Many settings at once: the arithmetic of full-batch private training of a linear head, for choosing settings on public splits.
+"""Many settings at once: the arithmetic of full-batch private training of a linear head, for
+choosing settings on public splits.
 
-This is not a private run: nothing is reserved, billed or released. It clips, adds and moves exactly as training does, with noise from
-torch's own generator, for all settings in one matrix product, so that a sweep costs little more than one run.
+This is not a private run: nothing is reserved, billed or released. It clips, adds and moves exactly
+as training does, with noise from torch's own generator, for all settings in one matrix product, so
+that a sweep costs little more than one run.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 LENGTH = 10.0
-"""Rows of length one are stretched to this, so that little of the clip norm goes to the bias, whose input is 1."""
+"""Rows of length one are stretched to this, so that little of the clip norm goes to the bias, whose
+input is 1.
+"""
 
 MOMENTUM = 0.9
 
@@ -25,8 +29,9 @@ MOMENTUM = 0.9
 class Setting:
     """What is chosen for a linear head on rows of length one, stretched by `LENGTH`.
 
-    `clip` and `rate` are for rows of length one and gradients divided by the clip norm: `clip_norm` and `learning_rate` give what the
-    training loop takes. `decay` is the share by which the learning rate falls, linearly, until the end.
+    `clip` and `rate` are for rows of length one and gradients divided by the clip norm: `clip_norm`
+    and `learning_rate` give what the training loop takes. `decay` is the share by which the
+    learning rate falls, linearly, until the end.
     """
 
     steps: int
@@ -52,9 +57,15 @@ class Setting:
 
 @torch.no_grad()
 def sweep(
-    train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor], settings: Sequence[Setting], mus: Sequence[float], seed: int
+    train: tuple[Tensor, Tensor],
+    held_out: tuple[Tensor, Tensor],
+    settings: Sequence[Setting],
+    mus: Sequence[float],
+    seed: int,
 ) -> list[float]:
-    """Accuracy on `held_out` of every setting with total privacy `mu` (Gaussian DP) beside it. All have the same number of steps."""
+    """Accuracy on `held_out` of every setting with total privacy `mu` (Gaussian DP) beside it. All
+    have the same number of steps.
+    """
     steps, classes = settings[0].steps, 10
     torch.manual_seed(seed)
     x, y = _with_bias(train[0]), train[1]
@@ -66,7 +77,10 @@ def sweep(
         return torch.tensor(values, device=device, dtype=x.dtype).repeat_interleave(classes)
 
     clips = torch.tensor([s.clip for s in settings], device=device, dtype=x.dtype)
-    noise, keep = column([math.sqrt(steps) / mu for mu in mus]), column([s.average for s in settings])
+    noise, keep = (
+        column([math.sqrt(steps) / mu for mu in mus]),
+        column([s.average for s in settings]),
+    )
     weights = torch.zeros(x.shape[1], classes * count, device=device, dtype=x.dtype)
     speed, average = torch.zeros_like(weights), torch.zeros_like(weights)
     for step in range(steps):
@@ -81,9 +95,14 @@ def sweep(
     return [float(v) for v in (guesses == held_out[1].unsqueeze(1)).double().mean(0)]
 
 
-def rows(settings: Sequence[Setting], epsilons: Sequence[float], accuracies: Sequence[float]) -> list[dict[str, Any]]:
+def rows(
+    settings: Sequence[Setting], epsilons: Sequence[float], accuracies: Sequence[float]
+) -> list[dict[str, Any]]:
     """A sweep as JSON."""
-    return [asdict(s) | {"epsilon": e, "accuracy": a} for s, e, a in zip(settings, epsilons, accuracies, strict=True)]
+    return [
+        asdict(s) | {"epsilon": e, "accuracy": a}
+        for s, e, a in zip(settings, epsilons, accuracies, strict=True)
+    ]
 
 
 def _with_bias(x: Tensor) -> Tensor:

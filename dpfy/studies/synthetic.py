@@ -1,4 +1,6 @@
-"""Synthetic tables of UCI Adult: how far their marginals are from the records, and what learners that see nothing else can do."""
+"""Synthetic tables of UCI Adult: how far their marginals are from the records, and what learners
+that see nothing else can do.
+"""
 
 from __future__ import annotations
 
@@ -49,18 +51,36 @@ RUNS = {
 }
 """How many runs of each method there are at each epsilon."""
 LEARNER, LEARNT = "gradient boosting", (1.0, 10.0)
-"""The learner, and at which epsilon it is trained: on every run of AIM, and on the first run of each other method."""
+"""The learner, and at which epsilon it is trained: on every run of AIM, and on the first run of
+each other method.
+"""
 TARGET = "income>50K"
 
 
 def cells(options: Options) -> list[Cell]:
     """A run for each method, epsilon and seed."""
     found = []
-    for (method, epsilon), runs in (dict.fromkeys(((m, 1.0) for m in ALL), 1) if options.fast else RUNS).items():
+    for (method, epsilon), runs in (
+        dict.fromkeys(((m, 1.0) for m in ALL), 1) if options.fast else RUNS
+    ).items():
         for seed in range(runs):
-            settings = {"method": method, "epsilon": epsilon, "delta": DELTA, "seed": seed, "fast": options.fast}
-            settings["learner"] = LEARNER if epsilon in LEARNT and (seed == 0 or method == "aim") else None
-            found.append(Cell(f"run-{method}-{epsilon:g}-{seed}", settings, functools.partial(run_one, settings, options)))
+            settings = {
+                "method": method,
+                "epsilon": epsilon,
+                "delta": DELTA,
+                "seed": seed,
+                "fast": options.fast,
+            }
+            settings["learner"] = (
+                LEARNER if epsilon in LEARNT and (seed == 0 or method == "aim") else None
+            )
+            found.append(
+                Cell(
+                    f"run-{method}-{epsilon:g}-{seed}",
+                    settings,
+                    functools.partial(run_one, settings, options),
+                )
+            )
     return found
 
 
@@ -93,9 +113,13 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def _asked(settings: Mapping[str, Any], records: int) -> tuple[SynthesisTerms, SynthesisOptions]:
-    """What a run is given; networks are told how many records there are, or how many rows to make."""
+    """What a run is given; networks are told how many records there are, or how many rows to
+    make.
+    """
     method = settings["method"]
-    terms = SynthesisTerms(settings["epsilon"], settings["delta"], records=records if method == "dp-gan" else None)
+    terms = SynthesisTerms(
+        settings["epsilon"], settings["delta"], records=records if method == "dp-gan" else None
+    )
     return terms, SynthesisOptions(method, rows=records if method == "pate-gan" else None)
 
 
@@ -109,16 +133,22 @@ def _target(domain: Domain) -> int:
 
 @functools.lru_cache(maxsize=1)
 def table(options: Options) -> tuple[Domain, dict[str, list[int]]]:
-    """Domain and records: all of Adult in the cells of McKenna et al., or in the short form 2,000 made-up records of four columns."""
+    """Domain and records: all of Adult in the cells of McKenna et al., or in the short form 2,000
+    made-up records of four columns.
+    """
     if options.fast:
         rng = np.random.default_rng(0)
         age, job = rng.integers(0, 8, 2000), rng.integers(0, 5, 2000)
         rich = (age + job + rng.integers(0, 4, 2000) > 8).astype(np.int64)
         made = {"age": age, "job": job, "sex": rng.integers(0, 2, 2000), TARGET: rich}
-        return Domain.of({"age": 8, "job": 5, "sex": 2, TARGET: 2}), {name: column.tolist() for name, column in made.items()}
+        return Domain.of({"age": 8, "job": 5, "sex": 2, TARGET: 2}), {
+            name: column.tolist() for name, column in made.items()
+        }
     folder = DataFolder.find(options.data_dir)
     sizes = json.loads(folder.file("adult-discrete", "adult-domain.json").text())
-    rows = list(csv.reader(io.StringIO(folder.file("adult-discrete", "adult.csv.gz", "adult.csv").text())))
+    rows = list(
+        csv.reader(io.StringIO(folder.file("adult-discrete", "adult.csv.gz", "adult.csv").text()))
+    )
     columns = {name: [int(row[k]) for row in rows[1:]] for k, name in enumerate(rows[0])}
     return Domain.of(sizes), {name: columns[name] for name in sizes}
 
@@ -126,8 +156,10 @@ def table(options: Options) -> tuple[Domain, dict[str, list[int]]]:
 STUDY = Study(
     "synthetic",
     "Synthetic tables of UCI Adult",
-    "48,842 records of 14 columns in the cells of McKenna et al. 2022 (AIM), delta 1e-9, one record added or removed; error is the mean "
-    "over all marginals of the L1 distance between shares. That marginals serve learners better than networks do: Tao et al. 2021.",
+    "48,842 records of 14 columns in the cells of McKenna et al. 2022 (AIM), delta 1e-9, one "
+    "record added or removed; error is the mean "
+    "over all marginals of the L1 distance between shares. That marginals serve learners better "
+    "than networks do: Tao et al. 2021.",
     cells,
     page,
 )

@@ -35,13 +35,28 @@ def cells(options: Options) -> list[Cell]:
     found = []
     for (data, epsilon), count in runs.items():
         for seed in range(count):
-            settings = {"data": data, "epsilon": epsilon, "delta": DELTA, "seed": seed, "images": images, "epochs": epochs}
-            found.append(Cell(f"run-{data}-{epsilon:g}-{seed}", settings, functools.partial(run_one, settings, options)))
+            settings = {
+                "data": data,
+                "epsilon": epsilon,
+                "delta": DELTA,
+                "seed": seed,
+                "images": images,
+                "epochs": epochs,
+            }
+            found.append(
+                Cell(
+                    f"run-{data}-{epsilon:g}-{seed}",
+                    settings,
+                    functools.partial(run_one, settings, options),
+                )
+            )
     return found
 
 
 def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """A verified synthesis, then the network trained on its images alone; test images are public."""
+    """A verified synthesis, then the network trained on its images alone; test images are
+    public.
+    """
     started = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         made = dpfy.synthesize_images(
@@ -56,12 +71,17 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
         if wrong:
             raise Internal("the synthesis verifies", f"{wrong[0].what}: {wrong[0].detail}")
         images, labels = made.arrays
-    x, y = torch.from_numpy(images)[:, None].float() / 255, torch.from_numpy(labels.astype(np.int64))
+    x, y = (
+        torch.from_numpy(images)[:, None].float() / 255,
+        torch.from_numpy(labels.astype(np.int64)),
+    )
     test_x, test_y = load(DataConfig(kind=settings["data"]), data_dir=options.data_dir).test.tensors
     test = test_x, test_y
     stated = made.card["guarantee"]
     return {
-        "test_accuracy": accuracy((x, y), test, settings["epochs"], settings["seed"], options.device),
+        "test_accuracy": accuracy(
+            (x, y), test, settings["epochs"], settings["seed"], options.device
+        ),
         "images": len(images),
         "clusters": made.facts["clusters_of_a_class"],
         "axes": made.facts["axes"],
@@ -86,13 +106,21 @@ def shaken(images: Tensor) -> Tensor:
     """Each image turned, sheared, scaled and moved a little, at random: the usual augmentation."""
     count = len(images)
     drawn = SHAKEN * torch.randn(6, count, device=images.device)
-    turn = torch.stack([1 + drawn[0], drawn[1] + drawn[2], drawn[4], -drawn[2], 1 + drawn[3], drawn[5]], dim=1)
-    grid = functional.affine_grid(turn.reshape(count, 2, 3), list(images.shape), align_corners=False)
+    turn = torch.stack(
+        [1 + drawn[0], drawn[1] + drawn[2], drawn[4], -drawn[2], 1 + drawn[3], drawn[5]], dim=1
+    )
+    grid = functional.affine_grid(
+        turn.reshape(count, 2, 3), list(images.shape), align_corners=False
+    )
     return functional.grid_sample(images, grid, align_corners=False)
 
 
-def accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], epochs: int, seed: int, device: str) -> float:
-    """The share of test images that a network recognises which was trained on `train` alone, for a fixed number of epochs."""
+def accuracy(
+    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], epochs: int, seed: int, device: str
+) -> float:
+    """The share of test images that a network recognises which was trained on `train` alone, for a
+    fixed number of epochs.
+    """
     torch.manual_seed(seed)
     (x, y), net = (part.to(device) for part in train), network().to(device)
     optimizer, steps = torch.optim.Adam(net.parameters()), max(1, len(x) // BATCH)
@@ -107,26 +135,38 @@ def accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], epochs: 
             schedule.step()
     net.eval()
     with torch.no_grad():
-        found = torch.cat([net(part.to(device)).argmax(dim=1).cpu() for part in test[0].split(1000)])
+        found = torch.cat(
+            [net(part.to(device)).argmax(dim=1).cpu() for part in test[0].split(1000)]
+        )
     return float((found == test[1]).double().mean())
 
 
 def closeness(made: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict[str, float]:
-    """Pixels of synthetic and of test images of one class: how far their means and their standard deviations are apart, on average."""
+    """Pixels of synthetic and of test images of one class: how far their means and their standard
+    deviations are apart, on average.
+    """
     apart = {"pixel_means_apart": 0.0, "pixel_deviations_apart": 0.0}
-    classes = [label for label in range(10) if all(int((y == label).sum()) > 1 for _, y in (made, test))]
+    classes = [
+        label for label in range(10) if all(int((y == label).sum()) > 1 for _, y in (made, test))
+    ]
     for label in classes:
         one, other = (x[y == label] for x, y in (made, test))
-        apart["pixel_means_apart"] += float((one.mean(dim=0) - other.mean(dim=0)).abs().mean()) / len(classes)
-        apart["pixel_deviations_apart"] += float((one.std(dim=0) - other.std(dim=0)).abs().mean()) / len(classes)
+        apart["pixel_means_apart"] += float(
+            (one.mean(dim=0) - other.mean(dim=0)).abs().mean()
+        ) / len(classes)
+        apart["pixel_deviations_apart"] += float(
+            (one.std(dim=0) - other.std(dim=0)).abs().mean()
+        ) / len(classes)
     return apart
 
 
 STUDY = Study(
     "synthetic-images",
     "Synthetic MNIST",
-    "60,000 private images, delta 1e-5, one image added or removed; a network that was trained on 20,000 synthetic images alone is tested "
-    "on the 10,000 real test images. Published for comparison: the accuracies that DP-FETA (2025) and PrivImage (2024) state.",
+    "60,000 private images, delta 1e-5, one image added or removed; a network that was trained on "
+    "20,000 synthetic images alone is tested "
+    "on the 10,000 real test images. Published for comparison: the accuracies that DP-FETA (2025) "
+    "and PrivImage (2024) state.",
     cells,
     page,
 )

@@ -9,7 +9,9 @@ from dpfy.studies.page import Page, Section, Table
 from dpfy.studies.study import Results, Stored
 
 MBI_MST = {1.0: 0.2247, 3.16: 0.2114, 10.0: 0.2003}
-"""Marginals of three columns by mbi's MST (its repository of July 2026), one run each: measured on the same records."""
+"""Marginals of three columns by mbi's MST (its repository of July 2026), one run each: measured on
+the same records.
+"""
 
 
 def page(results: Results) -> Page:
@@ -21,8 +23,10 @@ def page(results: Results) -> Page:
         "accountant": "tight, with a filter for what is chosen adaptively; every run is verified",
         "unit": "one record",
         "adjacency": "one record added or removed",
-        "hyperparameters": "the defaults of the package, the same at every epsilon; on which records they were chosen is not recorded: "
-        "it may have been these. The settings of dp-gan and pate-gan were tried on these records, two and five of them. The choice is not "
+        "hyperparameters": "the defaults of the package, the same at every epsilon; on which "
+        "records they were chosen is not recorded: "
+        "it may have been these. The settings of dp-gan and pate-gan were tried on these records, "
+        "two and five of them. The choice is not "
         "billed in epsilon",
     }
     return Page([_errors(runs), _learners(runs)], facts)
@@ -46,13 +50,25 @@ def _errors(runs: dict[tuple[str, float], list[Stored]]) -> Section:
     for (method, epsilon), cells in runs.items():
         three = [cell.result["mean_l1_3"] for cell in cells]
         rows.append([method, epsilon, mean(cell.result["mean_l1_2"] for cell in cells), mean(three),
-                     stdev(three) if len(three) > 1 else None, len(cells), MBI_MST.get(epsilon) if method == "mst" else None,
+                     stdev(three) if len(three) > 1 else None, len(cells), MBI_MST.get(epsilon) if method == "mst" else None,  # noqa: E501
                      mean(cell.result["synthesis_cpu_seconds"] for cell in cells)])  # fmt: skip
-    columns = ("method", "epsilon", "pairs", "triples", "deviation", "runs", "mbi's triples", "CPU seconds")
-    words = (
-        "The mean L1 distance between the shares of the synthetic table and those of the records, over all pairs and all triples."
+    columns = (
+        "method",
+        "epsilon",
+        "pairs",
+        "triples",
+        "deviation",
+        "runs",
+        "mbi's triples",
+        "CPU seconds",
     )
-    return Section("Marginals", words, [Table("errors", "Mean L1 distance of marginals", columns, rows)])
+    words = (
+        "The mean L1 distance between the shares of the synthetic table and those of the records, "
+        "over all pairs and all triples."
+    )
+    return Section(
+        "Marginals", words, [Table("errors", "Mean L1 distance of marginals", columns, rows)]
+    )
 
 
 def _learners(runs: dict[tuple[str, float], list[Stored]]) -> Section:
@@ -60,12 +76,22 @@ def _learners(runs: dict[tuple[str, float], list[Stored]]) -> Section:
     for (method, epsilon), cells in runs.items():
         scores = [cell.result["learner"] for cell in cells if "learner" in cell.result]
         if scores:
-            found = [100 * mean(score["accuracy"] for score in scores), mean(score["auroc"] for score in scores)]
-            rows.append([method, epsilon, *found, min(score["auroc"] for score in scores), len(scores)])
+            found = [
+                100 * mean(score["accuracy"] for score in scores),
+                mean(score["auroc"] for score in scores),
+            ]
+            rows.append(
+                [method, epsilon, *found, min(score["auroc"] for score in scores), len(scores)]
+            )
     rows.sort(key=lambda row: (row[1], -row[3]))
     words = (
-        "Gradient boosting trained on the synthetic rows alone, tested on the records: does a person earn more than 50,000? dp-gan and "
+        "Gradient boosting trained on the synthetic rows alone, tested on the records: does a "
+        "person earn more than 50,000? dp-gan and "
         "pate-gan train networks: a discriminator by DP-SGD, and a student of noisy votes."
     )
     columns = ("method", "epsilon", "accuracy %", "AUROC", "worst", "runs")
-    return Section("Learners", words, [Table("learners", "Trained on synthetic rows, tested on real ones", columns, rows)])
+    return Section(
+        "Learners",
+        words,
+        [Table("learners", "Trained on synthetic rows, tested on real ones", columns, rows)],
+    )

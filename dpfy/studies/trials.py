@@ -1,4 +1,6 @@
-"""One training run of a study, private or plain, in a folder that is thrown away; what is kept is the cell."""
+"""One training run of a study, private or plain, in a folder that is thrown away; what is kept is
+the cell.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def private(
     device: str = "cpu",
     update: dpfy.Update | None = None,
 ) -> dict[str, Any]:
-    """`dpfy.fit` with a fixed noise seed (the data of the studies is public): accuracy, epsilon and their course over the steps."""
+    """`dpfy.fit` with a fixed noise seed (the data of the studies is public): accuracy, epsilon and
+    their course over the steps.
+    """
     train, test = data
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +52,10 @@ def private(
             runtime=dpfy.Runtime(device=device),
             update=update,
         )
-        rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        ]
     return measured(model, test, device) | _told(plan, rows, result.epsilon, result.seconds)
 
 
@@ -61,9 +68,11 @@ def following(
     seed: int,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """The same with an adaptive clip norm and a learning rate that falls as the norm rises: their product stays what it was.
+    """The same with an adaptive clip norm and a learning rate that falls as the norm rises: their
+    product stays what it was.
 
-    The norm of each step was released by the steps before it, so a rate that follows it costs nothing.
+    The norm of each step was released by the steps before it, so a rate that follows it costs
+    nothing.
     """
     train, test = data
     torch.manual_seed(seed)
@@ -81,15 +90,26 @@ def following(
                 norm = training.clip.norm  # type: ignore[attr-defined]
                 before = training.steps_done
                 training.step(functional.cross_entropy(model(x), y, reduction="none"))
-                if (done := training.steps_done) > before and done % every == 0:  # a step may take several physical batches
-                    scores = {"step": done, "epsilon": plan.epsilon_after(done), "clip_norm": norm, **_scores(model, held_out)}
+                if (
+                    done := training.steps_done
+                ) > before and done % every == 0:  # a step may take several physical batches
+                    scores = {
+                        "step": done,
+                        "epsilon": plan.epsilon_after(done),
+                        "clip_norm": norm,
+                        **_scores(model, held_out),
+                    }
                     rows.append({k: number(v) for k, v in scores.items()})
             epsilon = training.guarantee().epsilon(plan.delta)
     return measured(model, test, device) | _told(plan, rows, epsilon, time.monotonic() - start)
 
 
-def _falling(optimizer: torch.optim.Optimizer, factor: Callable[[], float]) -> torch.optim.Optimizer:
-    """`optimizer`, with learning rates times what `factor` gives at each step: a function of released values alone."""
+def _falling(
+    optimizer: torch.optim.Optimizer, factor: Callable[[], float]
+) -> torch.optim.Optimizer:
+    """`optimizer`, with learning rates times what `factor` gives at each step: a function of
+    released values alone.
+    """
     rates, kind = [group["lr"] for group in optimizer.param_groups], type(optimizer)
 
     class Falling(kind):  # type: ignore[valid-type, misc]
@@ -103,10 +123,14 @@ def _falling(optimizer: torch.optim.Optimizer, factor: Callable[[], float]) -> t
     return made
 
 
-def _told(plan: dpfy.Plan, rows: list[dict[str, Any]], epsilon: float, seconds: float) -> dict[str, Any]:
+def _told(
+    plan: dpfy.Plan, rows: list[dict[str, Any]], epsilon: float, seconds: float
+) -> dict[str, Any]:
     recipe = plan.recipe
     return {
-        "curve": [{k: number(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows],
+        "curve": [
+            {k: number(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows
+        ],
         "epsilon": number(epsilon),
         "delta": plan.delta,
         "accountant": plan.accountant,
@@ -141,7 +165,11 @@ def plain(
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
         curve.append({"epoch": epoch + 1, **_scores(model, test)})
-    return {**measured(model, test, device), "curve": curve, "training_seconds": round(time.monotonic() - start, 2)}
+    return {
+        **measured(model, test, device),
+        "curve": curve,
+        "training_seconds": round(time.monotonic() - start, 2),
+    }
 
 
 def measured(model: nn.Module, test: Records, device: str) -> dict[str, Any]:
@@ -154,7 +182,11 @@ def measured(model: nn.Module, test: Records, device: str) -> dict[str, Any]:
     confusion = torch.zeros(10, 10, dtype=torch.int64, device=truth.device)
     confusion.index_put_((truth, guesses), torch.ones_like(truth), accumulate=True)
     right = float((guesses == truth).double().mean())
-    return {"test_accuracy": right, "confusion": confusion.tolist(), "inference_seconds": round(seconds, 4)}
+    return {
+        "test_accuracy": right,
+        "confusion": confusion.tolist(),
+        "inference_seconds": round(seconds, 4),
+    }
 
 
 def _scores(model: nn.Module, test: Records) -> dict[str, float]:
@@ -168,7 +200,9 @@ def _outputs(model: nn.Module, test: Records) -> tuple[Tensor, Tensor]:
     mode = model.training
     model.eval()
     try:
-        parts = [model(test.take(indices)[0]) for indices in torch.arange(len(test)).split(EVALUATION)]
+        parts = [
+            model(test.take(indices)[0]) for indices in torch.arange(len(test)).split(EVALUATION)
+        ]
     finally:
         model.train(mode)
     return torch.cat(parts), test.tensors[1]

@@ -1,1 +1,3 @@
-"""Private synthetic tables: a public domain, noisy marginals, a distribution that agrees with them, rows drawn from it."""
+"""Private synthetic tables: a public domain, noisy marginals, a distribution that agrees with them,
+rows drawn from it.
+"""

@@ -1,4 +1,6 @@
-"""A synthesis as the self-test of the audit sees it: its steps one by one, each of which a mistake may replace."""
+"""A synthesis as the self-test of the audit sees it: its steps one by one, each of which a mistake
+may replace.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def _counted(records: Records, made: Plan) -> Marginals:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a synthesis. Nothing but `counted` has a use for the records; that the others are given them is for mistakes."""
+    """The steps of a synthesis. Nothing but `counted` has a use for the records; that the others
+    are given them is for mistakes.
+    """
 
     domain: Callable[[Records], Domain] = lambda records: Domain(COLUMNS, frozenset({"id"}))
     start: Callable[[Records, Domain], Sequence[Any]] = lambda records, domain: ()
@@ -45,7 +49,9 @@ class Steps:
     counted: Callable[[Records, Plan], Marginals] = _counted
     meter: Callable[[Meter], Meter] = lambda meter: meter
     size: Callable[[Records, Model], int] = lambda records, model: max(1, round(model.total))
-    rows: Callable[[Records, Model, int], Codes] = lambda records, model, size: model.rows(size, np.random.default_rng(0))
+    rows: Callable[[Records, Model, int], Codes] = lambda records, model, size: model.rows(
+        size, np.random.default_rng(0)
+    )
 
     def synthesized(self, records: Records) -> tuple[Meter, Any]:
         """The meter afterwards, and all that is published."""
@@ -59,7 +65,11 @@ class Steps:
         model = made.method.rule(task, made.method)
         codes = self.rows(records, model, self.size(records, model))
         table = within_bins(domain.columns, (), codes, np.random.default_rng(1))
-        return meter, (table, [m.values.tolist() for m in meter.released], errors(meter, codes, model.total))
+        return meter, (
+            table,
+            [m.values.tolist() for m in meter.released],
+            errors(meter, codes, model.total),
+        )
 
 
 def _people(numbers: Sequence[tuple[int, int, int]]) -> Records:
@@ -74,16 +84,32 @@ def _people(numbers: Sequence[tuple[int, int, int]]) -> Records:
 
 
 def neighbours() -> Iterator[tuple[str, Records, Records, bool]]:
-    """Two tables each: with one person more, who is an outlier; and two that have nothing in common but their schema (True)."""
+    """Two tables each: with one person more, who is an outlier; and two that have nothing in common
+    but their schema (True).
+    """
     some = _people([(k % 3, 2 + k % 3, k % 2) for k in range(40)])
     for what, age in (("old", "89"), ("young", "1")):
         more = {"job": ["judge"] * 3, "age": [age] * 3, "rich": ["yes"] * 3, "id": ["q"] * 3}
-        yield f"one {what} judge of three records", some, {name: [*column, *more[name]] for name, column in some.items()}, False
-    yield "other people", some, _people([(k % 2 * 3, 1 + 7 * (k % 2), (k + k // 3) % 2) for k in range(23)]), True
+        yield (
+            f"one {what} judge of three records",
+            some,
+            {name: [*column, *more[name]] for name, column in some.items()},
+            False,
+        )
+    yield (
+        "other people",
+        some,
+        _people([(k % 2 * 3, 1 + 7 * (k % 2), (k + k // 3) % 2) for k in range(23)]),
+        True,
+    )
 
 
-def runs(change: Callable[[Any], Any]) -> Iterator[tuple[str, Callable[[Records], Any], Records, Records, bool]]:
-    """For the audit: a synthesis with the steps that `change` makes of the real ones, and two tables to run it on."""
+def runs(
+    change: Callable[[Any], Any],
+) -> Iterator[tuple[str, Callable[[Records], Any], Records, Records, bool]]:
+    """For the audit: a synthesis with the steps that `change` makes of the real ones, and two
+    tables to run it on.
+    """
     steps: Steps = change(Steps())
     for name, one, other, strangers in neighbours():
         yield name, lambda records: steps.synthesized(records)[1], one, other, strangers

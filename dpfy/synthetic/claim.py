@@ -1,4 +1,6 @@
-"""The claim of a synthetic table: which method, on which public domain, and what all its measurements and choices may spend."""
+"""The claim of a synthetic table: which method, on which public domain, and what all its
+measurements and choices may spend.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ DEGREES = 3
 class Synthesis(Claim):
     """Noisy marginals of private records, chosen adaptively, and rows made from them.
 
-    `noise_multiplier` is that of the one Gaussian release to which all measurements together amount; at most `choices` marginals are
-    chosen by the exponential mechanism, each a choice of range `width`; at most `measurements` are measured. `method`, `domain` and
-    `workload` say what is done: another schema is another claim. Of a unit at most `most_records` of `unit` are used.
+    `noise_multiplier` is that of the one Gaussian release to which all measurements together
+    amount; at most `choices` marginals are chosen by the exponential mechanism, each a choice of
+    range `width`; at most `measurements` are measured. `method`, `domain` and `workload` say what
+    is done: another schema is another claim. Of a unit at most `most_records` of `unit` are used.
     """
 
     method: str
@@ -45,7 +48,9 @@ class Synthesis(Claim):
         check.one_line("method", self.method)
         check.one_line("domain", self.domain, 2000)
         check.one_line("workload", self.workload, 2000)
-        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
+        check.noise_multiplier(
+            "noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier)
+        )
         check.integer("measurements", self.measurements)
         check.integer("choices", self.choices, least=0)
         if self.choices:
@@ -68,16 +73,22 @@ class Synthesis(Claim):
 
     @property
     def length(self) -> float:
-        """The L2 norm of what one unit adds to a marginal: its records in one cell. A replaced record moves two cells, by sqrt 2 in all."""
+        """The L2 norm of what one unit adds to a marginal: its records in one cell. A replaced
+        record moves two cells, by sqrt 2 in all.
+        """
         return self.unit.most_records * (HALF if self.adjacency is Adjacency.REPLACE_ONE else 1.0)
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
-        """Each unit adds no more than its bound; nothing public was read from the records; the sum of squares was kept."""
+        """Each unit adds no more than its bound; nothing public was read from the records; the sum
+        of squares was kept.
+        """
         return [
             Assumption(
                 "contribution",
-                f"one {self.unit.name} adds at most {self.unit.most_records} to the counts of a marginal",
-                "records beyond the limit of a unit were left out; a record is counted once in every marginal",
+                f"one {self.unit.name} adds at most {self.unit.most_records} to the counts of a "
+                f"marginal",
+                "records beyond the limit of a unit were left out; a record is counted once in "
+                "every marginal",
                 YES,
             ),
             Assumption(
@@ -88,7 +99,8 @@ class Synthesis(Claim):
             ),
             Assumption(
                 "adaptivity",
-                "squares of 1 / noise add up to at most that of one release, and choices are counted",
+                "squares of 1 / noise add up to at most that of one release, and choices are "
+                "counted",
                 "a filter refused whatever would exceed either, before it was made",
                 YES,
             ),
@@ -106,5 +118,6 @@ class Synthesis(Claim):
             "choices": self.choices,
             "range_of_a_choice": self.width,
             "measurements_at_most": self.measurements,
-            "theorem": "adaptive Gaussian releases and choices of bounded range (docs/accounting.md, Gaussian filter)",
+            "theorem": "adaptive Gaussian releases and choices of bounded range "
+            "(docs/accounting.md, Gaussian filter)",
         }

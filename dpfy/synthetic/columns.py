@@ -1,8 +1,10 @@
-"""Columns as cells: what a column may hold, as the public says, in finitely many cells; how a value finds its cell, and back.
+"""Columns as cells: what a column may hold, as the public says, in finitely many cells; how a value
+finds its cell, and back.
 
-No cell of a table raises anything, and none changes how another is read. A number or a date outside its range is moved to the nearest
-end. What is missing, not listed or no number counts as the column's public `fill`; without one it has a cell of its own, the last. A
-`required` column has none: there it counts as the first cell.
+No cell of a table raises anything, and none changes how another is read. A number or a date outside
+its range is moved to the nearest end. What is missing, not listed or no number counts as the
+column's public `fill`; without one it has a cell of its own, the last. A `required` column has
+none: there it counts as the first cell.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ EVERY = ("day", "week", "month", "year")
 
 @dataclass(frozen=True)
 class Column(ABC):
-    """What every column has: a name, how missing cells are written, and whether there is a cell for them."""
+    """What every column has: a name, how missing cells are written, and whether there is a cell for
+    them.
+    """
 
     name: str
     missing: tuple[str, ...] = ("",)
@@ -99,7 +103,9 @@ class Column(ABC):
 
     def codes(self, cells: Sequence[Any], memory: dict[str | None, int]) -> Codes:
         """The cell of each value; `memory` holds those met before."""
-        texts = [cell if type(cell) is str else None if cell is None else str(cell) for cell in cells]
+        texts = [
+            cell if type(cell) is str else None if cell is None else str(cell) for cell in cells
+        ]
         found = [memory.get(text, -1) for text in texts]
         if -1 in found:
             for row, code in enumerate(found):
@@ -114,7 +120,10 @@ class Column(ABC):
         """A value in each cell, and nothing where it is missing."""
         there = codes < self.known
         values = iter(self.drawn(codes[there], rng))
-        return [next(values) if here else self.missing[0] if self.missing else "" for here in there.tolist()]
+        return [
+            next(values) if here else self.missing[0] if self.missing else ""
+            for here in there.tolist()
+        ]
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,11 @@ class Listed(Column):
         place = {word: number for number, word in enumerate(self.words)}
         object.__setattr__(self, "_place", place)
         if not place or len(place) < len(self.words) or len(place) > MOST_CELLS:
-            raise InvalidInput(f"columns.{self.name}.categories", len(self.words), f"must be 1 to {MOST_CELLS} words, each once")
+            raise InvalidInput(
+                f"columns.{self.name}.categories",
+                len(self.words),
+                f"must be 1 to {MOST_CELLS} words, each once",
+            )
         if self.fill is not None:
             check.one_of(f"columns.{self.name}.fill", self.fill, self.words)
 
@@ -161,22 +174,34 @@ class Listed(Column):
 
     def __str__(self) -> str:
         shown = ", ".join(self.words[:8]) + (", ..." if self.known > 8 else "")
-        return f"{self.name}: {'in this order ' if self.in_order else ''}{shown}{_missing_words(self)}"
+        return (
+            f"{self.name}: {'in this order ' if self.in_order else ''}{shown}{_missing_words(self)}"
+        )
 
 
 @dataclass(frozen=True)
 class Binned(Column):
-    """Numbers in bins: cell i holds those from edges[i] up to edges[i + 1]. Of whole numbers the last edge is in no bin."""
+    """Numbers in bins: cell i holds those from edges[i] up to edges[i + 1]. Of whole numbers the
+    last edge is in no bin.
+    """
 
     edges: tuple[float, ...] = ()
     whole: bool = False
     fill: float | None = None
 
     def __post_init__(self) -> None:
-        if len(self.edges) < 2 or any(b <= a for a, b in zip(self.edges, self.edges[1:], strict=False)):
-            raise InvalidInput(f"columns.{self.name}.bins", list(self.edges)[:4], "must be at least two edges that ascend")
+        if len(self.edges) < 2 or any(
+            b <= a for a, b in zip(self.edges, self.edges[1:], strict=False)
+        ):
+            raise InvalidInput(
+                f"columns.{self.name}.bins",
+                list(self.edges)[:4],
+                "must be at least two edges that ascend",
+            )
         if len(self.edges) - 1 > MOST_CELLS:
-            raise InvalidInput(f"columns.{self.name}.bins", len(self.edges) - 1, f"must be at most {MOST_CELLS}")
+            raise InvalidInput(
+                f"columns.{self.name}.bins", len(self.edges) - 1, f"must be at most {MOST_CELLS}"
+            )
         object.__setattr__(self, "_edges", np.array(self.edges))
 
     @property
@@ -231,20 +256,29 @@ class Binned(Column):
         return [self.shown(value) for value in self.numbers(codes, rng).tolist()]
 
     def numbers(self, codes: Codes, rng: np.random.Generator) -> NDArray[np.float64]:
-        """A number in each bin, all of them equally likely; not the rounding of a float but whole ones, or few digits."""
+        """A number in each bin, all of them equally likely; not the rounding of a float but whole
+        ones, or few digits.
+        """
         low, high = self.ends
         if self.whole:
-            return rng.integers(low[codes].astype(np.int64), high[codes].astype(np.int64), endpoint=True).astype(np.float64)
+            return rng.integers(
+                low[codes].astype(np.int64), high[codes].astype(np.int64), endpoint=True
+            ).astype(np.float64)
         values = low[codes] + (high - low)[codes] * rng.random(len(codes))
         places = np.maximum(0, DIGITS - np.floor(np.log10(high - low))[codes]).astype(np.int64)
-        return np.array([round(v, int(p)) for v, p in zip(values.tolist(), places.tolist(), strict=True)])
+        return np.array(
+            [round(v, int(p)) for v, p in zip(values.tolist(), places.tolist(), strict=True)]
+        )
 
     def shown(self, value: float) -> str:
         """A number as it is written."""
         return str(int(value)) if self.whole else repr(float(value))
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.known} bins from {self.edges[0]:g} to {self.edges[-1] - self.whole:g}{_missing_words(self)}"
+        return (
+            f"{self.name}: {self.known} bins from {self.edges[0]:g} to "
+            f"{self.edges[-1] - self.whole:g}{_missing_words(self)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -274,7 +308,9 @@ def _missing_words(column: Column) -> str:
 
 
 def number_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> Binned:
-    """A column of numbers as the schema writes it: `range`, and `bins` as a number of them or as a list of edges."""
+    """A column of numbers as the schema writes it: `range`, and `bins` as a number of them or as a
+    list of edges.
+    """
     low, high = _interval(name, entry.get("range"))
     whole = float(low).is_integer() and float(high).is_integer()
     bins = entry.get("bins", int(high - low) + 1 if whole and high - low < WHOLE else BINS)
@@ -283,29 +319,57 @@ def number_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) ->
     if isinstance(bins, list):
         edges = tuple(check.real(f"columns.{name}.bins", edge) for edge in bins)
         if len(edges) < 2 or (edges[0], edges[-1]) != (low, high):
-            raise InvalidInput(f"columns.{name}.bins", bins, f"must begin and end with the range, {low:g} and {high:g}")
+            raise InvalidInput(
+                f"columns.{name}.bins",
+                bins,
+                f"must begin and end with the range, {low:g} and {high:g}",
+            )
         edges = (*edges[:-1], high + 1) if whole else edges
     else:
         edges = _equal(
-            name, low, high, check.integer(f"columns.{name}.bins", bins, most=MOST_CELLS), whole, entry.get("transform")
+            name,
+            low,
+            high,
+            check.integer(f"columns.{name}.bins", bins, most=MOST_CELLS),
+            whole,
+            entry.get("transform"),
         )
-    column = Binned(name, missing, required, edges, whole, None if fill is None else check.real(f"columns.{name}.fill", fill))
+    column = Binned(
+        name,
+        missing,
+        required,
+        edges,
+        whole,
+        None if fill is None else check.real(f"columns.{name}.fill", fill),
+    )
     if column.fill is not None and not low <= column.fill <= high:
         raise InvalidInput(f"columns.{name}.fill", fill, f"must lie in the range {[low, high]}")
     return column
 
 
-def _equal(name: str, low: float, high: float, bins: int, whole: bool, transform: object) -> tuple[float, ...]:
-    """Edges of bins of equal width, or of equal width after the transform; of whole numbers none is split, and none is empty."""
+def _equal(
+    name: str, low: float, high: float, bins: int, whole: bool, transform: object
+) -> tuple[float, ...]:
+    """Edges of bins of equal width, or of equal width after the transform; of whole numbers none is
+    split, and none is empty.
+    """
     if whole:
         if bins > high - low + 1:
             raise InvalidInput(
-                f"columns.{name}.bins", bins, f"must be at most the {int(high - low) + 1} whole numbers of the range"
+                f"columns.{name}.bins",
+                bins,
+                f"must be at most the {int(high - low) + 1} whole numbers of the range",
             )
         ends = [round(low + (high + 1 - low) * k / bins) for k in range(bins + 1)]
         if transform == "log1p":
             grown = np.expm1(np.linspace(math.log1p(low), math.log1p(high + 1), bins + 1))
-            ends = sorted({int(low), int(high + 1), *(min(max(round(e), int(low)), int(high) + 1) for e in grown.tolist())})
+            ends = sorted(
+                {
+                    int(low),
+                    int(high + 1),
+                    *(min(max(round(e), int(low)), int(high) + 1) for e in grown.tolist()),
+                }
+            )
         return tuple(float(end) for end in ends)
     if transform == "log1p":
         inner = np.expm1(np.linspace(math.log1p(low), math.log1p(high), bins + 1))[1:-1]
@@ -315,13 +379,22 @@ def _equal(name: str, low: float, high: float, bins: int, whole: bool, transform
 
 
 def listed_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> Listed:
-    """A column of words: `categories` (or the `classes` of a label), `ordered` where their order means something."""
+    """A column of words: `categories` (or the `classes` of a label), `ordered` where their order
+    means something.
+    """
     key = "classes" if entry.get("kind") == "label" else "categories"
     words = entry.get(key)
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise InvalidInput(f"columns.{name}.{key}", words, "must be a list of words in quotes")
     fill = None if entry.get("fill") == "other" and "other" not in words else entry.get("fill")
-    return Listed(name, missing, _truth(name, "required", entry), tuple(words), fill, _truth(name, "ordered", entry))
+    return Listed(
+        name,
+        missing,
+        _truth(name, "required", entry),
+        tuple(words),
+        fill,
+        _truth(name, "ordered", entry),
+    )
 
 
 def date_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> Dated:
@@ -332,7 +405,9 @@ def date_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> D
     try:
         first, last = (day if type(day) is date else date.fromisoformat(str(day)) for day in held)
     except ValueError:
-        raise InvalidInput(key, [str(day) for day in held], "must be two dates, written 2020-01-31") from None
+        raise InvalidInput(
+            key, [str(day) for day in held], "must be two dates, written 2020-01-31"
+        ) from None
     if last < first:
         raise InvalidInput(key, [str(first), str(last)], "must not end before it begins")
     every = check.one_of(f"columns.{name}.every", entry.get("every", "month"), EVERY)

@@ -1,4 +1,6 @@
-"""A Bayesian network as a model: every column is drawn from a noisy table of it and the columns that it depends on."""
+"""A Bayesian network as a model: every column is drawn from a noisy table of it and the columns
+that it depends on.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FALLBACK = 1e-6
 
 @dataclass
 class Network:
-    """Columns in the order in which they are drawn, each with the marginal that it is drawn from, and the noisy tables."""
+    """Columns in the order in which they are drawn, each with the marginal that it is drawn from,
+    and the noisy tables.
+    """
 
     domain: Domain
     joints: Sequence[tuple[int, Clique]]
@@ -40,7 +44,9 @@ class Network:
         for v, clique in self.joints:
             own = self.tables[(v,)] / max(self.tables[(v,)].sum(), 1e-300)
             shape = [-1 if u == v else 1 for u in clique]
-            rows[:, v] = given_others(self.tables[clique] + FALLBACK * own.reshape(shape), clique, v, rows, rng)
+            rows[:, v] = given_others(
+                self.tables[clique] + FALLBACK * own.reshape(shape), clique, v, rows, rng
+            )
         return rows
 
     def facts(self) -> Mapping[str, Any]:
@@ -54,14 +60,28 @@ class Network:
 class ConditionalTables:
     """Noisy tables, negative numbers counted as 0."""
 
-    def network(self, task: Task, measured: Sequence[Measurement], joints: Sequence[tuple[int, Clique]]) -> Network:
+    def network(
+        self, task: Task, measured: Sequence[Measurement], joints: Sequence[tuple[int, Clique]]
+    ) -> Network:
         """The network of these tables."""
-        tables = {c: np.maximum(m.values.detach().cpu().numpy(), 0.0) for c, m in combined(measured).items()}
+        tables = {
+            c: np.maximum(m.values.detach().cpu().numpy(), 0.0)
+            for c, m in combined(measured).items()
+        }
         return Network(task.domain, joints, tables, task.total(measured))
 
-    def fit(self, task: Task, measured: Mapping[Clique, Measurement], total: float, start: Model | None, how: Fit) -> Model:
+    def fit(
+        self,
+        task: Task,
+        measured: Mapping[Clique, Measurement],
+        total: float,
+        start: Model | None,
+        how: Fit,
+    ) -> Model:
         """Independent columns: a network without arrows."""
-        return self.network(task, list(measured.values()), [(v, (v,)) for v in range(len(task.domain.columns))])
+        return self.network(
+            task, list(measured.values()), [(v, (v,)) for v in range(len(task.domain.columns))]
+        )
 
     def fits(self, task: Task, held: Sequence[Clique], new: Clique, share: float) -> bool:
         """Tables of any marginal that is counted."""

@@ -10,8 +10,8 @@ A schema lists them:
     rule = "sex = 'Female'"
     when = "pregnant = 'yes'"           # then, and only then, the rule must hold
 
-A rule is public: it is about what can be, not about what the records hold. A cell is forbidden where none of its values obeys the rule; a
-value that is missing obeys every rule.
+A rule is public: it is about what can be, not about what the records hold. A cell is forbidden
+where none of its values obeys the rule; a value that is missing obeys every rule.
 """
 
 from __future__ import annotations
@@ -45,14 +45,18 @@ TRIES = 40
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison: a column with another one, or with a value; a word counts as its place. `columns` are their numbers."""
+    """One comparison: a column with another one, or with a value; a word counts as its place.
+    `columns` are their numbers.
+    """
 
     comparison: str
     columns: tuple[int, ...]
     value: float | None = None
 
     def may_hold(self, held: Sequence[Column]) -> Mask:
-        """For every combination of cells, whether some values in them obey it; cells of missing values do."""
+        """For every combination of cells, whether some values in them obey it; cells of missing
+        values do.
+        """
         low, high = zip(*(_ends(column) for column in held), strict=True)
         if self.value is not None:
             low, high = (*low, np.array([self.value])), (*high, np.array([self.value]))
@@ -67,7 +71,9 @@ class Comparison:
             "!=": ~((left[0] == left[1]) & (right[0] == right[1]) & (left[0] == right[0])),
         }[self.comparison]
         mask = np.ones(tuple(column.cells for column in held), bool)
-        mask[tuple(slice(0, column.known) for column in held)] = found[:, 0] if self.value is not None else found
+        mask[tuple(slice(0, column.known) for column in held)] = (
+            found[:, 0] if self.value is not None else found
+        )
         return mask
 
     def holds(self, values: Sequence[NDArray[Any]]) -> Mask:
@@ -97,7 +103,9 @@ class Constraint:
         if part.columns != tuple(sorted(part.columns)):
             mask = mask.T
         shape = [columns[number].cells if number in part.columns else 1 for number in self.clique]
-        return np.broadcast_to(mask.reshape(shape), [columns[number].cells for number in self.clique])
+        return np.broadcast_to(
+            mask.reshape(shape), [columns[number].cells for number in self.clique]
+        )
 
     def _always(self, columns: Sequence[Column]) -> Mask:
         """Where the condition holds for all values of the cells."""
@@ -121,8 +129,13 @@ def _ends(column: Column) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def parse_constraints(rules: Any, columns: Sequence[Column]) -> tuple[Constraint, ...]:
     """The constraints of a schema; a rule that no combination of cells obeys is refused."""
     if not isinstance(rules, list):
-        raise InvalidInput("constraints", rules, "must be sections [[constraints]], each with a rule")
-    return tuple(_constraint(f"constraints.{number}", entry, columns) for number, entry in enumerate(rules, start=1))
+        raise InvalidInput(
+            "constraints", rules, "must be sections [[constraints]], each with a rule"
+        )
+    return tuple(
+        _constraint(f"constraints.{number}", entry, columns)
+        for number, entry in enumerate(rules, start=1)
+    )
 
 
 def _constraint(field: str, entry: Any, columns: Sequence[Column]) -> Constraint:
@@ -143,21 +156,35 @@ def _comparison(field: str, text: object, columns: Sequence[Column]) -> Comparis
     found = RULE.fullmatch(text) if isinstance(text, str) else None
     names = [column.name for column in columns]
     if found is None or found["left"] not in names:
-        raise InvalidInput(field, text, "must be a column, one of = != < <= > >=, and a value or another column")
+        raise InvalidInput(
+            field, text, "must be a column, one of = != < <= > >=, and a value or another column"
+        )
     left, right = names.index(found["left"]), found["right"]
     if right in names:
         other = names.index(right)
-        if type(columns[left]) is not type(columns[other]) or isinstance(columns[left], Listed) or left == other:
-            raise InvalidInput(field, text, "must compare two different columns of numbers, or two of dates")
+        if (
+            type(columns[left]) is not type(columns[other])
+            or isinstance(columns[left], Listed)
+            or left == other
+        ):
+            raise InvalidInput(
+                field, text, "must compare two different columns of numbers, or two of dates"
+            )
         return Comparison(found["comparison"], (left, other))
-    return Comparison(found["comparison"], (left,), _value(field, right, columns[left], found["comparison"]))
+    return Comparison(
+        found["comparison"], (left,), _value(field, right, columns[left], found["comparison"])
+    )
 
 
 def _value(field: str, text: str, column: Column, comparison: str) -> float:
     bare = text.strip("'\"")
     if isinstance(column, Listed):
         if comparison not in ("=", "!=") and not column.in_order:
-            raise InvalidInput(field, text, f"{column.name} has no order: compare it with = or !=, or set ordered = true")
+            raise InvalidInput(
+                field,
+                text,
+                f"{column.name} has no order: compare it with = or !=, or set ordered = true",
+            )
         return float(column.words.index(check.one_of(field, bare, column.words)))
     assert isinstance(column, Binned)
     value = column.value(bare)
@@ -171,10 +198,12 @@ def within_bins(
 ) -> list[list[str]]:
     """Values in the cells of rows [rows, columns], one list a column, that obey the rules.
 
-    What breaks a rule is drawn again within its cells. What breaks it still, since few values in them obey it, becomes the ends of its
-    cells, which do.
+    What breaks a rule is drawn again within its cells. What breaks it still, since few values in
+    them obey it, becomes the ends of its cells, which do.
     """
-    written: list[list[str]] = [column.written(codes[:, k], rng) for k, column in enumerate(columns)]
+    written: list[list[str]] = [
+        column.written(codes[:, k], rng) for k, column in enumerate(columns)
+    ]
     for rule in rules:
         for attempt in range(TRIES + 1):
             broken = np.flatnonzero(_broken(rule, columns, written, codes))
@@ -189,22 +218,32 @@ def within_bins(
                     fresh = column.drawn(cells, rng)
                 else:
                     up = (rule.rule.comparison in (">", ">=")) == (place == 0)
-                    fresh = [column.shown(end) for end in column.ends[1 if up else 0][cells].tolist()]
+                    fresh = [
+                        column.shown(end) for end in column.ends[1 if up else 0][cells].tolist()
+                    ]
                 for row, value in zip(broken.tolist(), fresh, strict=True):
                     written[number][row] = value
     return written
 
 
-def _broken(rule: Constraint, columns: Sequence[Column], written: list[list[str]], codes: Codes) -> Mask:
+def _broken(
+    rule: Constraint, columns: Sequence[Column], written: list[list[str]], codes: Codes
+) -> Mask:
     """Rows whose values break a rule that their cells allow."""
-    there = np.logical_and.reduce([codes[:, number] < columns[number].known for number in rule.clique])
+    there = np.logical_and.reduce(
+        [codes[:, number] < columns[number].known for number in rule.clique]
+    )
     broken = there & ~rule.rule.holds([_read(columns[n], written[n]) for n in rule.rule.columns])
     if rule.condition is not None:
-        broken &= rule.condition.holds([_read(columns[n], written[n]) for n in rule.condition.columns])
+        broken &= rule.condition.holds(
+            [_read(columns[n], written[n]) for n in rule.condition.columns]
+        )
     return np.asarray(broken)
 
 
 def _read(column: Column, texts: list[str]) -> NDArray[np.float64]:
     """Written values as numbers, NaN where one is missing."""
     read = column.value if isinstance(column, Binned) else column.place
-    return np.array([np.nan if (value := read(text)) is None else value for text in texts], dtype=np.float64)
+    return np.array(
+        [np.nan if (value := read(text)) is None else value for text in texts], dtype=np.float64
+    )

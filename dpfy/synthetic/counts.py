@@ -1,6 +1,8 @@
-"""Counts of marginals: a table is read once, some rows at a time, and every marginal that may be asked for is counted on the way.
+"""Counts of marginals: a table is read once, some rows at a time, and every marginal that may be
+asked for is counted on the way.
 
-What is held afterwards are counts alone; how much memory that takes follows from the domain, not from the number of records.
+What is held afterwards are counts alone; how much memory that takes follows from the domain, not
+from the number of records.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ MOST_CELLS = 1 << 27
 
 @dataclass(frozen=True)
 class Owners:
-    """Whose records are: the column that says it, and how many records of each are used, the first ones."""
+    """Whose records are: the column that says it, and how many records of each are used, the first
+    ones.
+    """
 
     column: str
     most: int
@@ -43,7 +47,8 @@ class Owners:
 class Marginals:
     """The counts of marginals. Sensitive: nothing of it may leave but through a mechanism.
 
-    Guarantees: adding or removing all records of a unit changes every table by at most `bound` in the L1 norm.
+    Guarantees: adding or removing all records of a unit changes every table by at most `bound` in
+    the L1 norm.
     """
 
     domain: Domain
@@ -59,15 +64,20 @@ class Marginals:
         return whole.digest()
 
 
-def count(data: Any, domain: Domain, cliques: Iterable[Clique], owners: Owners | None = None) -> Marginals:
+def count(
+    data: Any, domain: Domain, cliques: Iterable[Clique], owners: Owners | None = None
+) -> Marginals:
     """Count these marginals of a table in one pass.
 
-    `data` is a CSV or Parquet file, a pandas or Arrow table, or arrays by column. Only its form is looked at: the columns must be those
-    of the schema, whatever their order.
+    `data` is a CSV or Parquet file, a pandas or Arrow table, or arrays by column. Only its form is
+    looked at: the columns must be those of the schema, whatever their order.
     """
     wanted = list(dict.fromkeys(cliques))
     if (cells := sum(domain.cells(clique) for clique in wanted)) > MOST_CELLS:
-        rule = f"must be at most {MOST_CELLS} for all marginals together: use fewer bins, or a smaller workload"
+        rule = (
+            f"must be at most {MOST_CELLS} for all marginals together: use fewer bins, or a "
+            f"smaller workload"
+        )
         raise InvalidInput("cells", cells, rule)
     tables = {clique: np.zeros(domain.cells(clique), np.int64) for clique in wanted}
     records = 0
@@ -79,13 +89,18 @@ def count(data: Any, domain: Domain, cliques: Iterable[Clique], owners: Owners |
 
 
 def _add(tables: dict[Clique, Counts], codes: Codes, domain: Domain) -> None:
-    """Add the rows of a chunk [columns, rows] to every table; what two columns of a marginal share with the next is computed once."""
+    """Add the rows of a chunk [columns, rows] to every table; what two columns of a marginal share
+    with the next is computed once.
+    """
     sizes, last = domain.sizes, (-1, -1)
     pair = codes[0]
     for clique, table in sorted(tables.items()):
         if len(clique) > 1:
             if last != clique[:2]:
-                last, pair = (clique[0], clique[1]), codes[clique[0]] * sizes[clique[1]] + codes[clique[1]]
+                last, pair = (
+                    (clique[0], clique[1]),
+                    codes[clique[0]] * sizes[clique[1]] + codes[clique[1]],
+                )
             place = pair
             for number in clique[2:]:
                 place = place * sizes[number] + codes[number]
@@ -94,7 +109,9 @@ def _add(tables: dict[Clique, Counts], codes: Codes, domain: Domain) -> None:
         table += np.bincount(place, minlength=len(table))
 
 
-def encoded(data: Any, domain: Domain, owners: Owners | None = None, rows: int = ROWS) -> Iterator[Codes]:
+def encoded(
+    data: Any, domain: Domain, owners: Owners | None = None, rows: int = ROWS
+) -> Iterator[Codes]:
     """The cells of the records that are used [columns, rows], some rows at a time."""
     memory: list[dict[str | None, int]] = [{} for _ in domain.columns]
     known: dict[Any, int] = {}
@@ -102,19 +119,25 @@ def encoded(data: Any, domain: Domain, owners: Owners | None = None, rows: int =
         _check_columns(chunk, domain, owners)
         found = np.stack([c.codes(chunk[c.name], memory[k]) for k, c in enumerate(domain.columns)])
         if owners is not None:
-            found = found[:, _kept([_word(cell) for cell in chunk[owners.column]], owners.most, known)]
+            found = found[
+                :, _kept([_word(cell) for cell in chunk[owners.column]], owners.most, known)
+            ]
         yield found
 
 
 def checked_chunks(data: Any, domain: Domain, key: str) -> Iterator[Chunk]:
-    """The cells of a table by column, some rows at a time, with the column `key`; the columns must be those of the schema."""
+    """The cells of a table by column, some rows at a time, with the column `key`; the columns must
+    be those of the schema.
+    """
     for chunk in _chunks(data, domain, ROWS):
         _check_columns(chunk, domain, Owners(key, 1))
         yield chunk
 
 
 def _kept(names: Sequence[str], most: int, known: dict[Any, int]) -> NDArray[np.bool_]:
-    """Which rows are among the first `most` of their owner; `known` counts those of each, over all chunks."""
+    """Which rows are among the first `most` of their owner; `known` counts those of each, over all
+    chunks.
+    """
     kept = np.zeros(len(names), bool)
     for row, name in enumerate(names):
         had = known.get(name, 0)
@@ -139,14 +162,20 @@ def _chunks(data: Any, domain: Domain, rows: int) -> Iterator[Chunk]:
     elif isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == len(domain.columns):
         held = {name: data[:, k].tolist() for k, name in enumerate(domain.names)}
     elif isinstance(data, Mapping):
-        held = {str(name): column.tolist() if hasattr(column, "tolist") else list(column) for name, column in data.items()}
+        held = {
+            str(name): column.tolist() if hasattr(column, "tolist") else list(column)
+            for name, column in data.items()
+        }
     else:
         rule = (
-            "must be a CSV or Parquet file, a pandas or Arrow table, arrays by column, or an array with the columns of the schema"
+            "must be a CSV or Parquet file, a pandas or Arrow table, arrays by column, or an array "
+            "with the columns of the schema"
         )
         raise InvalidInput("data", type(data).__name__, rule)
     if len({len(column) for column in held.values()}) > 1:
-        raise InvalidInput("data", "columns of different lengths", "all must have the same number of cells")
+        raise InvalidInput(
+            "data", "columns of different lengths", "all must have the same number of cells"
+        )
     size = len(next(iter(held.values()), []))
     for start in range(0, max(1, size), rows):
         yield {name: column[start : start + rows] for name, column in held.items()}
@@ -156,16 +185,27 @@ def _check_columns(chunk: Chunk, domain: Domain, owners: Owners | None) -> None:
     needed = {*domain.names} if owners is None else {*domain.names, owners.column}
     for name in sorted(needed - set(chunk)):
         raise InvalidInput(
-            "data column", name, "is in the schema but not in the data" if name in domain.names else "is not in the data"
+            "data column",
+            name,
+            "is in the schema but not in the data"
+            if name in domain.names
+            else "is not in the data",
         )
     for name in chunk:
         if name not in needed and name not in domain.ignored:
             raise InvalidInput(
-                "data column", name, "is in the data but not in the schema; describe it there, or set ignore = true"
+                "data column",
+                name,
+                "is in the data but not in the schema; describe it there, or set ignore = true",
             )
 
 
 def closure(cliques: Iterable[Clique]) -> list[Clique]:
     """All marginals of marginals, the small ones first."""
-    found = {part for clique in cliques for size in range(1, len(clique) + 1) for part in combinations(clique, size)}
+    found = {
+        part
+        for clique in cliques
+        for size in range(1, len(clique) + 1)
+        for part in combinations(clique, size)
+    }
     return sorted(found, key=lambda clique: (len(clique), clique))

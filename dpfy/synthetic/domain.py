@@ -1,4 +1,6 @@
-"""The public domain of a table: its columns as cells, and the combinations that cannot be. Nothing in it is read from the records."""
+"""The public domain of a table: its columns as cells, and the combinations that cannot be. Nothing
+in it is read from the records.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from dpfy.synthetic.constraints import Constraint, parse_constraints
 Clique = tuple[int, ...]
 """Numbers of columns, ascending: a marginal."""
 
-BUILDERS = {"number": number_column, "category": listed_column, "label": listed_column, "date": date_column}
+BUILDERS = {
+    "number": number_column,
+    "category": listed_column,
+    "label": listed_column,
+    "date": date_column,
+}
 KEYS = {
     "number": {"range", "bins", "fill", "required", "scale", "transform"},
     "category": {"categories", "fill", "ordered", "required"},
@@ -30,7 +37,9 @@ MOST_COLUMNS = 1000
 
 @dataclass(frozen=True)
 class Domain:
-    """The columns of a table in the order of the schema, the names of those that are left out, and the constraints."""
+    """The columns of a table in the order of the schema, the names of those that are left out, and
+    the constraints.
+    """
 
     columns: tuple[Column, ...]
     ignored: frozenset[str] = frozenset()
@@ -38,7 +47,9 @@ class Domain:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.columns) <= MOST_COLUMNS:
-            raise InvalidInput("columns", len(self.columns), f"must be 1 to {MOST_COLUMNS} that are not ignored")
+            raise InvalidInput(
+                "columns", len(self.columns), f"must be 1 to {MOST_COLUMNS} that are not ignored"
+            )
 
     @classmethod
     def given(cls, schema: Domain | str | Path) -> Domain:
@@ -50,14 +61,26 @@ class Domain:
         """From the TOML of a schema."""
         entries, missing, rules = schemas.sections(text, name)
         ignored = frozenset(column for column, entry in entries.items() if _ignored(column, entry))
-        columns = tuple(_column(column, entry, missing) for column, entry in entries.items() if column not in ignored)
+        columns = tuple(
+            _column(column, entry, missing)
+            for column, entry in entries.items()
+            if column not in ignored
+        )
         return cls(columns, ignored, parse_constraints(rules, columns))
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Domain:
         """Columns of whole numbers from 0, so many each."""
-        entry = {name: {"range": [0, check.integer(name, size, least=2) - 1], "bins": size} for name, size in sizes.items()}
-        return cls(tuple(number_column(name, held | {"required": True}, ("",)) for name, held in entry.items()))
+        entry = {
+            name: {"range": [0, check.integer(name, size, least=2) - 1], "bins": size}
+            for name, size in sizes.items()
+        }
+        return cls(
+            tuple(
+                number_column(name, held | {"required": True}, ("",))
+                for name, held in entry.items()
+            )
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,18 +116,27 @@ class Domain:
         return " x ".join(self.columns[number].name for number in clique)
 
     def __str__(self) -> str:
-        """All that is public, in one line; cut where it is long, and ending in a hash of the whole."""
+        """All that is public, in one line; cut where it is long, and ending in a hash of the
+        whole.
+        """
         whole = "; ".join(str(column) for column in self.columns)
         rules = "".join(f"; {rule.text}" for rule in self.constraints)
         safe = "".join(c if c.isprintable() else "?" for c in whole + rules)
-        return f"{safe[:900]} ({hashlib.sha256(repr(self).encode('utf-8', 'surrogatepass')).hexdigest()[:16]})"
+        return (
+            f"{safe[:900]} "
+            f"({hashlib.sha256(repr(self).encode('utf-8', 'surrogatepass')).hexdigest()[:16]})"
+        )
 
 
 def _ignored(column: str, entry: object) -> bool:
     if not isinstance(entry, Mapping):
-        raise InvalidInput(f"columns.{column}", entry, "must be a section with a kind, or ignore = true")
+        raise InvalidInput(
+            f"columns.{column}", entry, "must be a section with a kind, or ignore = true"
+        )
     if "ignore" in entry and (entry["ignore"] is not True or len(entry) > 1):
-        raise InvalidInput(f"columns.{column}.ignore", entry["ignore"], "must be true and stand alone")
+        raise InvalidInput(
+            f"columns.{column}.ignore", entry["ignore"], "must be true and stand alone"
+        )
     return "ignore" in entry
 
 

@@ -1,17 +1,22 @@
-"""From noisy marginals to a distribution: of all that agree with them as well as the noise allows, the one of largest entropy.
+"""From noisy marginals to a distribution: of all that agree with them as well as the noise allows,
+the one of largest entropy.
 
-With N records, noisy marginals y_i of standard deviation s_i and weights c, b_i (below), the distribution p minimises
+With N records, noisy marginals y_i of standard deviation s_i and weights c, b_i (below), the
+distribution p minimises
 
     sum_i  (|N p_i - y_i| - b_i s_i)+^2 / (2 c s_i^2)  +  N KL(p | uniform),
 
-squares of what lies beyond a band of b_i s_i, and the entropy. Its dual is over log potentials l_i, one for each noisy number: p is
-proportional to exp(sum l_i), and l_i = (y_i - N p_i -+ b_i s_i) / (c s_i^2), 0 within the band. One marginal after the other is solved for
-exactly, given all others; that is coordinate ascent on the dual, and iterative proportional fitting where there is no noise. Tables of the
-junction tree are visited from neighbour to neighbour, so that each is up to date when it is its turn (Jirousek & Preucil 1995).
+squares of what lies beyond a band of b_i s_i, and the entropy. Its dual is over log potentials l_i,
+one for each noisy number: p is proportional to exp(sum l_i), and l_i = (y_i - N p_i -+ b_i s_i) /
+(c s_i^2), 0 within the band. One marginal after the other is solved for exactly, given all others;
+that is coordinate ascent on the dual, and iterative proportional fitting where there is no noise.
+Tables of the junction tree are visited from neighbour to neighbour, so that each is up to date when
+it is its turn (Jirousek & Preucil 1995).
 
-The entropy is what keeps small noisy numbers from being believed: with c = 0 and b = 0 this is the least squares of McKenna, Sheldon &
-Miklau 2019. The band is for marginals with so many cells that the noise adds up to more than the records: there most cells stay where
-the smaller marginals put them, as in Dudík, Phillips & Schapire 2007.
+The entropy is what keeps small noisy numbers from being believed: with c = 0 and b = 0 this is the
+least squares of McKenna, Sheldon & Miklau 2019. The band is for marginals with so many cells that
+the noise adds up to more than the records: there most cells stay where the smaller marginals put
+them, as in Dudík, Phillips & Schapire 2007.
 """
 
 from __future__ import annotations
@@ -30,7 +35,9 @@ from dpfy.synthetic.inference import Beliefs, spread, summed
 ENTROPY = 2e-3
 """c: how much the entropy counts."""
 BAND, WIDEST = 1.0, 1.0
-"""The band b of a marginal is BAND times its noise over the number of records, and at most WIDEST."""
+"""The band b of a marginal is BAND times its noise over the number of records, and at most
+WIDEST.
+"""
 MEAN = math.sqrt(2 / math.pi)
 """The mean of the absolute value of a standard Gaussian."""
 LEAST = 1e-250
@@ -56,13 +63,17 @@ def combined(measurements: Iterable[Measurement]) -> dict[Clique, Measurement]:
     for new in measurements:
         if (old := found.get(new.clique)) is not None:
             a, b = old.deviation**-2, new.deviation**-2
-            new = Measurement(new.clique, (a * old.values + b * new.values) / (a + b), (a + b) ** -0.5)
+            new = Measurement(
+                new.clique, (a * old.values + b * new.values) / (a + b), (a + b) ** -0.5
+            )
         found[new.clique] = new
     return found
 
 
 def total_of(measurements: Iterable[Measurement]) -> float:
-    """The number of records, from all marginals: the mean of their sums, weighted by their precision. At least 1."""
+    """The number of records, from all marginals: the mean of their sums, weighted by their
+    precision. At least 1.
+    """
     rows = [(float(m.values.sum()), m.deviation**2 * m.values.numel()) for m in measurements]
     weight = sum(1 / variance for _, variance in rows)
     return max(1.0, sum(value / variance for value, variance in rows) / weight) if rows else 1.0
@@ -70,7 +81,9 @@ def total_of(measurements: Iterable[Measurement]) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a distribution is fitted: the weight of the entropy, the band, sweeps at most, and the change of marginals that ends them."""
+    """How a distribution is fitted: the weight of the entropy, the band, sweeps at most, and the
+    change of marginals that ends them.
+    """
 
     entropy: float = ENTROPY
     band: float = BAND
@@ -113,13 +126,17 @@ def fitted(
     start: Mapping[Clique, Tensor] | None = None,
     how: Fit = WHOLE,
 ) -> Graphical:
-    """The distribution of largest entropy that agrees with the measurements. A function of what was released: it costs nothing.
+    """The distribution of largest entropy that agrees with the measurements. A function of what was
+    released: it costs nothing.
 
-    `fixed` are potentials that stay as they are: minus infinity for what cannot be, or those of a public distribution, to which entropy is
-    then relative.
+    `fixed` are potentials that stay as they are: minus infinity for what cannot be, or those of a
+    public distribution, to which entropy is then relative.
     """
     tree = JunctionTree.of(sizes, [*measurements, *(clique for clique, _ in fixed)])
-    blocks = [_Block(m, total, how, None if start is None else start.get(m.clique)) for m in measurements.values()]
+    blocks = [
+        _Block(m, total, how, None if start is None else start.get(m.clique))
+        for m in measurements.values()
+    ]
     homes: list[list[_Block]] = [[] for _ in tree.cliques]
     for block in sorted(blocks, key=lambda b: len(b.clique)):
         home = tree.home(block.clique)
@@ -127,7 +144,9 @@ def fitted(
         homes[home].append(block)
 
     def calibrated() -> Beliefs:
-        return Beliefs.calibrated(tree, [*((block.clique, block.potential) for block in blocks), *fixed])
+        return Beliefs.calibrated(
+            tree, [*((block.clique, block.potential) for block in blocks), *fixed]
+        )
 
     beliefs, sweep = calibrated(), 0
     for sweep in range(1, how.sweeps + 1):
@@ -136,7 +155,9 @@ def fitted(
             break
         if sweep % REFRESH == 0:
             beliefs = calibrated()
-    return Graphical(calibrated(), {block.clique: block.potential for block in blocks}, total, sweep)
+    return Graphical(
+        calibrated(), {block.clique: block.potential for block in blocks}, total, sweep
+    )
 
 
 def _visit(beliefs: Beliefs, homes: Sequence[Sequence[_Block]], i: int, parent: int) -> float:
@@ -151,9 +172,13 @@ def _visit(beliefs: Beliefs, homes: Sequence[Sequence[_Block]], i: int, parent: 
 
 
 class _Block:
-    """One marginal in the units of probabilities: noisy shares, the penalty `ridge` of its potentials, the half-width of the band."""
+    """One marginal in the units of probabilities: noisy shares, the penalty `ridge` of its
+    potentials, the half-width of the band.
+    """
 
-    def __init__(self, measurement: Measurement, total: float, how: Fit, start: Tensor | None) -> None:
+    def __init__(
+        self, measurement: Measurement, total: float, how: Fit, start: Tensor | None
+    ) -> None:
         self.clique, values = measurement.clique, measurement.values / total
         self.shares = values - (float(values.sum()) - 1) / values.numel()
         deviation = measurement.deviation / total
@@ -164,26 +189,39 @@ class _Block:
         self.level = 0.0
 
     def solve(self, beliefs: Beliefs, home: int) -> float:
-        """Set the potentials of this marginal to the best there are, given all others; by how much the marginal moved, in L1."""
+        """Set the potentials of this marginal to the best there are, given all others; by how much
+        the marginal moved, in L1.
+        """
         table, columns = beliefs.tables[home], beliefs.tree.cliques[home]
         now = summed(table, columns, self.clique)
         there = now > LEAST
-        base = torch.where(there, torch.log(now.clamp(min=LEAST)) - self.potential, torch.full_like(now, -1e6))
+        base = torch.where(
+            there, torch.log(now.clamp(min=LEAST)) - self.potential, torch.full_like(now, -1e6)
+        )
         shares, self.level = _balanced(base, self)
         rest = self.shares - shares
         best = torch.sign(rest) * (rest.abs() - self.band).clamp(min=0) / self.ridge
-        # The same by its logarithm, where there is one: what is left of shares that nearly agree has no digits.
-        best = torch.where((shares > LEAST) & (best != 0), torch.log(shares.clamp(min=LEAST)) - base + self.level, best)
-        self.potential = torch.where(there | (best < 0), best, torch.minimum(best, self.potential + RISE))
+        # The same by its logarithm, where there is one: what is left of shares that nearly agree
+        # has no digits.
+        best = torch.where(
+            (shares > LEAST) & (best != 0),
+            torch.log(shares.clamp(min=LEAST)) - base + self.level,
+            best,
+        )
+        self.potential = torch.where(
+            there | (best < 0), best, torch.minimum(best, self.potential + RISE)
+        )
         change = torch.where(there, shares / now.clamp(min=LEAST), torch.zeros_like(now))
         beliefs.tables[home] = table * spread(change, self.clique, columns)
         return float((shares - now).abs().sum())
 
 
 def _balanced(base: Tensor, block: _Block) -> tuple[Tensor, float]:
-    """Shares p that sum to 1 with log p = base + potential - level, the potential being what p lacks beyond the band over the ridge.
+    """Shares p that sum to 1 with log p = base + potential - level, the potential being what p
+    lacks beyond the band over the ridge.
 
-    For a given level every cell is solved for by itself; their sum falls with the level, which is found by Newton's method in a bracket.
+    For a given level every cell is solved for by itself; their sum falls with the level, which is
+    found by Newton's method in a bracket.
     """
     ridge, band, level = block.ridge, block.band, block.level
     offset = base - math.log(ridge)
@@ -220,9 +258,15 @@ def _between(low: float, high: float, guess: float, step: float) -> float:
 
 
 def omega(x: Tensor) -> Tensor:
-    """The Wright omega function, the solution w of w + log w = x: Halley's method from a good start."""
+    """The Wright omega function, the solution w of w + log w = x: Halley's method from a good
+    start.
+    """
     middle = torch.nn.functional.softplus(x) * 0.8
-    w = torch.where(x < -2, torch.exp(x.clamp(max=0.0)), torch.where(x > 3, x - torch.log(x.clamp(min=1.0)), middle))
+    w = torch.where(
+        x < -2,
+        torch.exp(x.clamp(max=0.0)),
+        torch.where(x > 3, x - torch.log(x.clamp(min=1.0)), middle),
+    )
     w = w.clamp(min=1e-300)
     for _ in range(3):
         rest = x - w - torch.log(w)

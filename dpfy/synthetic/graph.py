@@ -1,4 +1,6 @@
-"""Junction trees: from the marginals of a model to the tables that exact inference needs. Structure alone, all of it public."""
+"""Junction trees: from the marginals of a model to the tables that exact inference needs. Structure
+alone, all of it public.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def bits(clique: Iterable[int]) -> int:
 def triangulated(sizes: Sequence[int], cliques: Iterable[Clique]) -> list[Clique]:
     """Maximal cliques of a triangulated graph in which every one of `cliques` is complete.
 
-    Columns are eliminated one after the other, each time the one whose neighbourhood has the fewest cells.
+    Columns are eliminated one after the other, each time the one whose neighbourhood has the fewest
+    cells.
     """
     logs, neighbours = [math.log(size) for size in sizes], [0] * len(sizes)
     for clique in cliques:
@@ -63,10 +66,11 @@ def model_cells(sizes: Sequence[int], cliques: Iterable[Clique]) -> int:
 
 @dataclass(frozen=True)
 class JunctionTree:
-    """Tables and the tree that joins them: `parent[i]` is a table's parent (-1 at the root), `separators[i]` what it shares with it.
+    """Tables and the tree that joins them: `parent[i]` is a table's parent (-1 at the root),
+    `separators[i]` what it shares with it.
 
-    Guarantees: every one of the marginals that it was made for lies in a table; a column that two tables share is in every table on the
-    way between them.
+    Guarantees: every one of the marginals that it was made for lies in a table; a column that two
+    tables share is in every table on the way between them.
     """
 
     sizes: tuple[int, ...]
@@ -76,7 +80,9 @@ class JunctionTree:
 
     @classmethod
     def of(cls, sizes: Sequence[int], cliques: Iterable[Clique]) -> JunctionTree:
-        """The tree of these marginals and of every column by itself: tables joined where they share most (Prim's algorithm)."""
+        """The tree of these marginals and of every column by itself: tables joined where they share
+        most (Prim's algorithm).
+        """
         tables = triangulated(sizes, [*cliques, *((v,) for v in range(len(sizes)))])
         masks = [bits(table) for table in tables]
         parent, order = [-1] * len(tables), [0]
@@ -94,7 +100,9 @@ class JunctionTree:
     def separators(self) -> tuple[Clique, ...]:
         """What each table shares with its parent."""
         both = zip(self.cliques, self.parent, strict=True)
-        return tuple(tuple(v for v in clique if p >= 0 and v in self.cliques[p]) for clique, p in both)
+        return tuple(
+            tuple(v for v in clique if p >= 0 and v in self.cliques[p]) for clique, p in both
+        )
 
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
@@ -122,7 +130,9 @@ class JunctionTree:
         return min(fitting, key=lambda i: math.prod(self.shape(self.cliques[i])), default=None)
 
     def spanned(self, clique: Clique) -> frozenset[int]:
-        """The smallest connected set of tables whose columns hold a marginal: leaves that bring nothing of their own are cut off."""
+        """The smallest connected set of tables whose columns hold a marginal: leaves that bring
+        nothing of their own are cut off.
+        """
         wanted, alive = set(clique), set(range(len(self.cliques)))
         near = [set(found) for found in self.neighbours]
         leaves = [i for i in alive if len(near[i]) <= 1]

@@ -30,10 +30,18 @@ class Fitted(Graphical):
 
 @dataclass(frozen=True)
 class GraphicalEstimator:
-    """Distributions of largest entropy on a junction tree. The limit on its cells grows with what is spent of the budget, so that early
-    choices do not take all of it."""
+    """Distributions of largest entropy on a junction tree. The limit on its cells grows with what
+    is spent of the budget, so that early choices do not take all of it.
+    """
 
-    def fit(self, task: Task, measured: Mapping[Clique, Measurement], total: float, start: Model | None, how: Fit) -> Model:
+    def fit(
+        self,
+        task: Task,
+        measured: Mapping[Clique, Measurement],
+        total: float,
+        start: Model | None,
+        how: Fit,
+    ) -> Model:
         """See `Estimator`."""
         warm = start.potentials if isinstance(start, Graphical) else None
         found = fitted(task.domain.sizes, measured, total, fixed=task.fixed, start=warm, how=how)
@@ -44,7 +52,10 @@ class GraphicalEstimator:
         rules = [clique for clique, _ in task.fixed]
         if any(set(new) <= set(old) for old in held):
             return True
-        return model_cells(task.domain.sizes, [*held, *rules, new]) <= max(share, 0.0) * task.most_cells
+        return (
+            model_cells(task.domain.sizes, [*held, *rules, new])
+            <= max(share, 0.0) * task.most_cells
+        )
 
 
 GRAPHICAL = GraphicalEstimator()

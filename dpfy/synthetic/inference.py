@@ -1,7 +1,9 @@
-"""Exact inference on a junction tree: from log potentials to calibrated tables, and from these to any marginal.
+"""Exact inference on a junction tree: from log potentials to calibrated tables, and from these to
+any marginal.
 
-Calibration is done with logarithms, so that potentials of any size that cancel out do no harm. What is kept are probabilities: the joint
-distribution is the product of the tables over the product of their separators.
+Calibration is done with logarithms, so that potentials of any size that cancel out do no harm. What
+is kept are probabilities: the joint distribution is the product of the tables over the product of
+their separators.
 """
 
 from __future__ import annotations
@@ -45,20 +47,28 @@ def log_summed(logs: Tensor, table: Clique, kept: Clique) -> Tensor:
 
 def ratio(above: Tensor, below: Tensor) -> Tensor:
     """A quotient of probabilities, 0 where there is nothing."""
-    return torch.where(below > 0, above / below.clamp(min=torch.finfo(below.dtype).tiny), torch.zeros_like(above))
+    return torch.where(
+        below > 0, above / below.clamp(min=torch.finfo(below.dtype).tiny), torch.zeros_like(above)
+    )
 
 
 class Beliefs:
-    """Calibrated tables of a junction tree. `tables[i]` sums to 1; `separators[i]` is what table i has in common with its parent."""
+    """Calibrated tables of a junction tree. `tables[i]` sums to 1; `separators[i]` is what table i
+    has in common with its parent.
+    """
 
-    def __init__(self, tree: JunctionTree, tables: list[Tensor], separators: list[Tensor | None]) -> None:
+    def __init__(
+        self, tree: JunctionTree, tables: list[Tensor], separators: list[Tensor | None]
+    ) -> None:
         self.tree, self.tables, self.separators = tree, tables, separators
 
     @classmethod
     def calibrated(cls, tree: JunctionTree, potentials: Iterable[tuple[Clique, Tensor]]) -> Beliefs:
-        """The distribution proportional to the exponential of the sum of all potentials; minus infinity is what cannot be.
+        """The distribution proportional to the exponential of the sum of all potentials; minus
+        infinity is what cannot be.
 
-        Every potential lies in a table of the tree. Two passes: from the leaves to the root, and back.
+        Every potential lies in a table of the tree. Two passes: from the leaves to the root, and
+        back.
         """
         logs = _gathered(tree, potentials)
         sent: list[Tensor | None] = [None] * len(logs)
@@ -79,11 +89,17 @@ class Beliefs:
                 logs[i] = logs[i] + spread(back, shared, tree.cliques[i])
             top = logs[i].max()
             if not bool(torch.isfinite(top)):
-                raise InvalidInput("constraints", "all together", "must leave at least one combination of values")
+                raise InvalidInput(
+                    "constraints", "all together", "must leave at least one combination of values"
+                )
             logs[i] = logs[i] - top
             table = torch.exp(logs[i])
             tables[i] = table / table.sum()
-            separators[i] = summed(tables[i], tree.cliques[i], tree.separators[i]) if tree.parent[i] >= 0 else None
+            separators[i] = (
+                summed(tables[i], tree.cliques[i], tree.separators[i])
+                if tree.parent[i] >= 0
+                else None
+            )
         return cls(tree, tables, separators)
 
     def pass_on(self, source: int, target: int) -> None:
@@ -94,7 +110,9 @@ class Beliefs:
         assert old is not None
         new = summed(self.tables[source], tree.cliques[source], shared)
         self.separators[child] = new
-        self.tables[target] = self.tables[target] * spread(ratio(new, old), shared, tree.cliques[target])
+        self.tables[target] = self.tables[target] * spread(
+            ratio(new, old), shared, tree.cliques[target]
+        )
 
     def marginal(self, clique: Clique) -> Tensor:
         """The probabilities of any marginal, also of columns that no table holds together."""
@@ -106,12 +124,22 @@ class Beliefs:
         values, columns = self._collected(root, -1, alive, set(clique))
         return summed(values, columns, clique)
 
-    def _collected(self, i: int, parent: int, alive: frozenset[int], wanted: set[int]) -> tuple[Tensor, Clique]:
-        """What a table and those behind it know of the wanted columns, given what it shares with its parent."""
+    def _collected(
+        self, i: int, parent: int, alive: frozenset[int], wanted: set[int]
+    ) -> tuple[Tensor, Clique]:
+        """What a table and those behind it know of the wanted columns, given what it shares with
+        its parent.
+        """
         tree, columns, values = self.tree, self.tree.cliques[i], self.tables[i]
         shared = set(columns) & set(tree.cliques[parent]) if parent >= 0 else set()
-        behind = [self._collected(j, i, alive, wanted) for j in tree.neighbours[i] if j != parent and j in alive]
-        later = [set().union(*(set(other) for _, other in behind[k:])) for k in range(len(behind) + 1)]
+        behind = [
+            self._collected(j, i, alive, wanted)
+            for j in tree.neighbours[i]
+            if j != parent and j in alive
+        ]
+        later = [
+            set().union(*(set(other) for _, other in behind[k:])) for k in range(len(behind) + 1)
+        ]
         if shared:
             kept = tuple(v for v in columns if v in shared)
             whole = summed(values, columns, kept)
@@ -119,7 +147,9 @@ class Beliefs:
         kept = tuple(v for v in columns if v in wanted | shared | later[0])
         values, columns = summed(values, columns, kept), kept
         for k, (other, theirs) in enumerate(behind):
-            values, columns = _joined(values, columns, other, theirs, wanted | shared | later[k + 1])
+            values, columns = _joined(
+                values, columns, other, theirs, wanted | shared | later[k + 1]
+            )
         return values, columns
 
 
@@ -135,15 +165,20 @@ def _gathered(tree: JunctionTree, potentials: Iterable[tuple[Clique, Tensor]]) -
     return logs
 
 
-def _joined(a: Tensor, mine: Clique, b: Tensor, theirs: Clique, kept: set[int]) -> tuple[Tensor, Clique]:
+def _joined(
+    a: Tensor, mine: Clique, b: Tensor, theirs: Clique, kept: set[int]
+) -> tuple[Tensor, Clique]:
     """The product of two tables, summed over what is not kept."""
     everything = tuple(sorted({*mine, *theirs}))
     columns = tuple(v for v in everything if v in kept)
     sizes = dict(zip(mine, a.shape, strict=True)) | dict(zip(theirs, b.shape, strict=True))
     if math.prod(sizes[v] for v in columns) > MOST_CELLS:
         raise Unsupported(
-            f"a marginal that needs a table of {math.prod(sizes[v] for v in columns):.1e} cells", "ask for a smaller one"
+            f"a marginal that needs a table of {math.prod(sizes[v] for v in columns):.1e} cells",
+            "ask for a smaller one",
         )
     place = {v: k for k, v in enumerate(everything)}
-    found = torch.einsum(a, [place[v] for v in mine], b, [place[v] for v in theirs], [place[v] for v in columns])
+    found = torch.einsum(
+        a, [place[v] for v in mine], b, [place[v] for v in theirs], [place[v] for v in columns]
+    )
     return found, columns

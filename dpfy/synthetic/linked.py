@@ -1,8 +1,10 @@
-"""Two tables that belong together: people, and what each of them has several of (visits, orders). A person is protected as a whole.
+"""Two tables that belong together: people, and what each of them has several of (visits, orders). A
+person is protected as a whole.
 
-Each person becomes one wide record: the columns of the person, how many visits there are, and the columns of the first `most` visits, in
-their order. So a person adds one record, whatever their visits; what goes with what, also from visit to visit, is measured as in any other
-table; and the synthetic records are unfolded into two tables again, which costs nothing.
+Each person becomes one wide record: the columns of the person, how many visits there are, and the
+columns of the first `most` visits, in their order. So a person adds one record, whatever their
+visits; what goes with what, also from visit to visit, is measured as in any other table; and the
+synthetic records are unfolded into two tables again, which costs nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Attendance(Constraint):
-    """The columns of visit `number` hold something where there are that many visits, and nothing where there are not.
+    """The columns of visit `number` hold something where there are that many visits, and nothing
+    where there are not.
 
     Where the column `may_miss`, a visit that is there may leave it empty.
     """
@@ -54,7 +57,9 @@ class Attendance(Constraint):
 
 @dataclass(frozen=True)
 class Link:
-    """How two tables belong together: the domain of each, the column `key` that says whose a row is, and how many visits are used."""
+    """How two tables belong together: the domain of each, the column `key` that says whose a row
+    is, and how many visits are used.
+    """
 
     people: Domain
     visits: Domain
@@ -65,11 +70,17 @@ class Link:
         check.integer("most_visits", self.most, most=MOST)
         for name, domain in (("people", self.people), ("visits", self.visits)):
             if self.key not in domain.ignored:
-                raise InvalidInput("key", self.key, f"must be a column of the schema of {name}, with ignore = true")
+                raise InvalidInput(
+                    "key", self.key, f"must be a column of the schema of {name}, with ignore = true"
+                )
         names = [column.name for column in self.domain.columns]
         for name in names:
             if names.count(name) > 1:
-                raise InvalidInput("column", name, "must not be a column of people: the wide table has one of that name")
+                raise InvalidInput(
+                    "column",
+                    name,
+                    "must not be a column of people: the wide table has one of that name",
+                )
 
     @cached_property
     def domain(self) -> Domain:
@@ -83,16 +94,25 @@ class Link:
             for k, column in enumerate(self.visits.columns):
                 text = f"{column.name} of visit {number} where there is one"
                 always = Comparison(">=", (first,), 0.0)
-                rules.append(Attendance(text, (first, start + k), always, None, number, column.absent))
-                columns.append(replace(column, name=f"{column.name}.{number}", required=False, fill=None))  # type: ignore[call-arg]
+                rules.append(
+                    Attendance(text, (first, start + k), always, None, number, column.absent)
+                )
+                columns.append(
+                    replace(column, name=f"{column.name}.{number}", required=False, fill=None)  # type: ignore[call-arg]
+                )
             rules += [_moved(rule, start) for rule in self.visits.constraints]
         return Domain(tuple(columns), frozenset({self.key}), tuple(rules))
 
     def rows(self, people: Any, visits: Any) -> dict[str, list[Any]]:
-        """The wide records: of a person the first row is used; visits of nobody in the table of people are left out."""
+        """The wide records: of a person the first row is used; visits of nobody in the table of
+        people are left out.
+        """
         held: dict[str, list[list[Any]]] = {}
         for chunk in checked_chunks(visits, self.visits, self.key):
-            told = [[_told(column, cell) for cell in chunk[column.name]] for column in self.visits.columns]
+            told = [
+                [_told(column, cell) for cell in chunk[column.name]]
+                for column in self.visits.columns
+            ]
             for row, whose in enumerate(chunk[self.key]):
                 own = held.setdefault(_word(whose), [])
                 if len(own) < self.most:
@@ -103,8 +123,12 @@ class Link:
             for row, whose in enumerate(chunk[self.key]):
                 own = held.get(_word(whose), [])
                 cells = [*(chunk[name][row] for name in self.people.names), str(len(own))]
-                cells += [cell for visit in own for cell in visit] + [None] * (width * (self.most - len(own)))
-                for name, cell in zip((self.key, *self.domain.names), (_word(whose), *cells), strict=True):
+                cells += [cell for visit in own for cell in visit] + [None] * (
+                    width * (self.most - len(own))
+                )
+                for name, cell in zip(
+                    (self.key, *self.domain.names), (_word(whose), *cells), strict=True
+                ):
                     found[name].append(cell)
         return found
 
@@ -114,7 +138,10 @@ class Link:
         for number, row in enumerate(wide, start=1):
             people.append({self.key: str(number)} | {name: row[name] for name in self.people.names})
             for k in range(1, int(row[COUNT]) + 1):
-                visits.append({self.key: str(number)} | {name: row[f"{name}.{k}"] for name in self.visits.names})
+                visits.append(
+                    {self.key: str(number)}
+                    | {name: row[f"{name}.{k}"] for name in self.visits.names}
+                )
         return people, visits
 
 
@@ -152,7 +179,10 @@ class LinkedTables:
         """Both tables as CSV files, people.csv and visits.csv."""
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        parts = (("people", self.people, self.link.people), ("visits", self.visits, self.link.visits))
+        parts = (
+            ("people", self.people, self.link.people),
+            ("visits", self.visits, self.link.visits),
+        )
         for name, rows, domain in parts:
             whole = io.StringIO()
             writer = csv.DictWriter(whole, [self.link.key, *domain.names], lineterminator="\n")
@@ -173,17 +203,22 @@ def synthesize_linked(
     run: Place | str | Path,
     options: SynthesisOptions = DEFAULTS,
 ) -> LinkedTables:
-    """Two synthetic tables that belong together. `schemas` are those of people and of visits; `key` says in both whose a row is.
+    """Two synthetic tables that belong together. `schemas` are those of people and of visits; `key`
+    says in both whose a row is.
 
-    Guarantees: those of `synthesize`, for one person with all their visits: whoever they are, they add one record, made of their first
-    row and their first `most_visits` visits.
+    Guarantees: those of `synthesize`, for one person with all their visits: whoever they are, they
+    add one record, made of their first row and their first `most_visits` visits.
     """
     if terms.user is not None or terms.records is not None:
         rule = "must be left out: the key says whose a row is, and a person adds one record"
-        raise InvalidInput("user" if terms.user is not None else "records", terms.user or terms.records, rule)
+        raise InvalidInput(
+            "user" if terms.user is not None else "records", terms.user or terms.records, rule
+        )
     link = Link(Domain.given(schemas[0]), Domain.given(schemas[1]), key, most_visits)
     whole = replace(terms, user=key, most_records=1)
-    made = synthesize(_Lazy(link, people, visits), schema=link.domain, terms=whole, run=run, options=options)
+    made = synthesize(
+        _Lazy(link, people, visits), schema=link.domain, terms=whole, run=run, options=options
+    )
     with made.table.open(newline="", encoding="utf-8") as file:
         return LinkedTables(made, *link.unfolded(list(csv.DictReader(file))), link)
 
@@ -193,9 +228,13 @@ def _word(cell: object) -> str:
 
 
 def _told(column: Column, cell: object) -> str | None:
-    """A cell of a visit as the wide table reads it, where what is missing is a visit that is not there: `fill` is filled in here."""
+    """A cell of a visit as the wide table reads it, where what is missing is a visit that is not
+    there: `fill` is filled in here.
+    """
     text = None if cell is None else _word(cell)
-    if column.absent or (text is not None and text not in column.missing and column.place(text) is not None):
+    if column.absent or (
+        text is not None and text not in column.missing and column.place(text) is not None
+    ):
         return text
     code = column.code(text)
     if isinstance(column, Listed):
@@ -210,4 +249,6 @@ def _moved(rule: Constraint, start: int) -> Constraint:
         return replace(part, columns=tuple(start + k for k in part.columns))
 
     condition = None if rule.condition is None else at(rule.condition)
-    return replace(rule, clique=tuple(start + k for k in rule.clique), rule=at(rule.rule), condition=condition)
+    return replace(
+        rule, clique=tuple(start + k for k in rule.clique), rule=at(rule.rule), condition=condition
+    )

@@ -1,4 +1,6 @@
-"""The meter of a synthesis: every look at the counts goes through it. It knows what is left, and holds the permit."""
+"""The meter of a synthesis: every look at the counts goes through it. It knows what is left, and
+holds the permit.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ def no_binding(name: str, content: bytes) -> None:
 class Meter:
     """Measurements and choices on the counts of a table, within what its claim may spend.
 
-    Guarantees: nothing is released beyond the sum of squares and the number of choices of the claim, whatever is asked, and in whatever
-    order; what a release depends on is bound before its noise is drawn. `left` (of `whole`) and `kept` are exact.
+    Guarantees: nothing is released beyond the sum of squares and the number of choices of the
+    claim, whatever is asked, and in whatever order; what a release depends on is bound before its
+    noise is drawn. `left` (of `whole`) and `kept` are exact.
     """
 
     claim: Synthesis
@@ -87,7 +90,10 @@ class Meter:
         """A marginal with Gaussian noise of this multiple of what a unit adds."""
         cost = squares(noise_multiplier)
         if cost > self.left:
-            raise BudgetExceeded(f"noise {noise_multiplier:g} for {clique} is more than what is left of the sum of squares")
+            raise BudgetExceeded(
+                f"noise {noise_multiplier:g} for {clique} is more than what is left of the sum of "
+                f"squares"
+            )
         counts, length = self.marginals.tables[clique], self.claim.length
         self._bind("measure", clique, noise_multiplier, counts.tobytes())
         most = float(self.claim.unit.most_records)
@@ -96,18 +102,27 @@ class Meter:
         noisy = mechanism.release(total, self.permit, self.randomness, self.step).value
         self.left, self.step = self.left - cost, self.step + 1
         self.released.append(
-            Measurement(clique, torch.from_numpy(np.asarray(noisy, np.float64)), self.deviation(noise_multiplier))
+            Measurement(
+                clique,
+                torch.from_numpy(np.asarray(noisy, np.float64)),
+                self.deviation(noise_multiplier),
+            )
         )
         return self.released[-1]
 
     def number(self, value: float, share: Fraction) -> tuple[float, float]:
-        """A number that a record changes by at most 1, with noise that takes `share` of what is kept for such; and its deviation."""
+        """A number that a record changes by at most 1, with noise that takes `share` of what is
+        kept for such; and its deviation.
+        """
         noise = noise_of(self.kept * share)
         most = self.claim.unit.most_records * ROUNDED
         self._bind("number", (), noise, struct.pack("<d", value))
         mechanism = PartOfGaussian(noise, whole=self.claim.event)
         found = mechanism.release(
-            Bounded(value, Bound.scalar(most), self.claim.unit), self.permit, self.randomness, self.step
+            Bounded(value, Bound.scalar(most), self.claim.unit),
+            self.permit,
+            self.randomness,
+            self.step,
         ).value
         self.kept, self.step = self.kept - squares(noise), self.step + 1
         return float(found), noise * most
@@ -118,21 +133,34 @@ class Meter:
         """Several marginals that take `share` of the sum together, in proportion to the weights."""
         parts = weights or [1.0] * len(cliques)
         whole = sum(Fraction(part) for part in parts)
-        return [self.measure(c, noise_of(share * Fraction(part) / whole)) for c, part in zip(cliques, parts, strict=True)]
+        return [
+            self.measure(c, noise_of(share * Fraction(part) / whole))
+            for c, part in zip(cliques, parts, strict=True)
+        ]
 
     def choose(self, scores: Sequence[float], most: float = 1.0) -> int:
-        """The index of a high score, by the exponential mechanism; a record changes every score by at most `most`."""
+        """The index of a high score, by the exponential mechanism; a record changes every score by
+        at most `most`.
+        """
         if not self.choices:
             raise BudgetExceeded("no choice is left")
         values = np.asarray(scores, np.float64)
         self._bind("choose", (), self.claim.width, values.tobytes())
         linf = most * self.claim.unit.most_records * ROUNDED
-        mechanism = PartOfChoices(self.claim.width, adjacency=self.claim.adjacency, whole=self.claim.event)
+        mechanism = PartOfChoices(
+            self.claim.width, adjacency=self.claim.adjacency, whole=self.claim.event
+        )
         index = mechanism.release(
-            Bounded(values, Bound(linf=linf), self.claim.unit), self.permit, self.randomness, self.step
+            Bounded(values, Bound(linf=linf), self.claim.unit),
+            self.permit,
+            self.randomness,
+            self.step,
         ).value
         self.choices, self.step = self.choices - 1, self.step + 1
         return index
 
     def _bind(self, what: str, clique: Clique, size: float, content: bytes) -> None:
-        self.bind(f"{self.claim.name} {self.step}", f"{what} {clique}".encode() + struct.pack("<d", size) + content)
+        self.bind(
+            f"{self.claim.name} {self.step}",
+            f"{what} {clique}".encode() + struct.pack("<d", size) + content,
+        )

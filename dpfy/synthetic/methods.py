@@ -1,4 +1,5 @@
-"""The methods: how marginals are selected, how the budget is split, and which estimator makes a distribution of them.
+"""The methods: how marginals are selected, how the budget is split, and which estimator makes a
+distribution of them.
 
 | method | selection | split | estimator |
 |---|---|---|---|
@@ -9,9 +10,9 @@
 | privbayes | a network: columns one after the other, each with the columns it depends on | fixed | conditional tables |
 | independent | nothing | all for single columns | graphical model |
 
-A method sees the counts through the meter alone, so none can spend more than its claim. What it decides from public facts and from what
-was released costs nothing.
-"""
+A method sees the counts through the meter alone, so none can spend more than its claim. What it
+decides from public facts and from what was released costs nothing.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -32,18 +33,22 @@ from dpfy.synthetic.relaxed import RELAXED
 from dpfy.synthetic.task import Estimator, Model, Task
 
 WEIGHT = 2 / 3
-"""Of marginals that are measured together: squares in proportion to cells to this power make their L1 errors together least."""
+"""Of marginals that are measured together: squares in proportion to cells to this power make their
+L1 errors together least.
+"""
 QUICK = Fit(sweeps=20, tolerance=1e-3)
 """How models are fitted between two choices."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table. `rounds` is the number of choices, for each column; one is never chosen for the last column of a `tree`.
+    """One row of the table. `rounds` is the number of choices, for each column; one is never chosen
+    for the last column of a `tree`.
 
-    `selection` is the share of the budget, in zCDP, that choices have; `first` the share of the sum of squares for single columns.
-    Where noise begins to drown what is gained, it is made `quicken` times less; `aware` methods weigh marginals by the workload and take
-    their noise into account. `least_degree` is the size of marginals that must be counted.
+    `selection` is the share of the budget, in zCDP, that choices have; `first` the share of the sum
+    of squares for single columns. Where noise begins to drown what is gained, it is made `quicken`
+    times less; `aware` methods weigh marginals by the workload and take their noise into account.
+    `least_degree` is the size of marginals that must be counted.
     """
 
     rule: Callable[[Task, Method], Model]
@@ -82,10 +87,12 @@ def independent(task: Task, method: Method) -> Model:
 
 
 def adaptive(task: Task, method: Method) -> Model:
-    """Choose the marginal that the model approximates worst, measure it, fit, and again until nothing is left.
+    """Choose the marginal that the model approximates worst, measure it, fit, and again until
+    nothing is left.
 
-    A marginal whose noise would be larger than what it could tell is no candidate; nor is one that makes the model too large. Where a
-    measurement moves the model by no more than its noise, the noise is too large: from then on it is `quicken` times less.
+    A marginal whose noise would be larger than what it could tell is no candidate; nor is one that
+    makes the model too large. Where a measurement moves the model by no more than its noise, the
+    noise is too large: from then on it is `quicken` times less.
     """
     meter = task.meter
     measured = singles(task, method)
@@ -113,11 +120,26 @@ def adaptive(task: Task, method: Method) -> Model:
     return task.fit(method.estimator, measured, model)
 
 
-def _worst(task: Task, method: Method, model: Model, measured: Sequence[Measurement], deviation: float, share: float) -> Clique:
-    """The marginal to be measured next, with noise of this deviation: chosen by how far it is from the model, less its noise."""
+def _worst(
+    task: Task,
+    method: Method,
+    model: Model,
+    measured: Sequence[Measurement],
+    deviation: float,
+    share: float,
+) -> Clique:
+    """The marginal to be measured next, with noise of this deviation: chosen by how far it is from
+    the model, less its noise.
+    """
     held = list(dict.fromkeys(m.clique for m in measured))
-    noise = {c: MEAN * deviation * task.domain.cells(c) if method.aware else 0.0 for c in task.weights}
-    candidates = [c for c in task.weights if noise[c] <= model.total and method.estimator.fits(task, held, c, share)]
+    noise = {
+        c: MEAN * deviation * task.domain.cells(c) if method.aware else 0.0 for c in task.weights
+    }
+    candidates = [
+        c
+        for c in task.weights
+        if noise[c] <= model.total and method.estimator.fits(task, held, c, share)
+    ]
     candidates = candidates or task.ones
     weights = {c: task.weights[c] if method.aware else 1.0 for c in candidates}
     top = max(weights.values())
@@ -126,14 +148,20 @@ def _worst(task: Task, method: Method, model: Model, measured: Sequence[Measurem
 
 
 def forest(task: Task, method: Method) -> Model:
-    """Pairs that depend most on each other, none of which close a circle; all are chosen before one of them is measured."""
+    """Pairs that depend most on each other, none of which close a circle; all are chosen before one
+    of them is measured.
+    """
     meter, domain = task.meter, task.domain
     measured = singles(task, method)
     model = task.fit(method.estimator, measured, None, QUICK)
     columns = range(len(domain.columns))
     deviation = meter.deviation(noise_of(meter.left / max(1, len(columns) - 1)))
     noise = {pair: MEAN * deviation * domain.cells(pair) for pair in combinations(columns, 2)}
-    scores = {pair: task.distance(pair, model) - noise[pair] for pair in noise if noise[pair] <= model.total}
+    scores = {
+        pair: task.distance(pair, model) - noise[pair]
+        for pair in noise
+        if noise[pair] <= model.total
+    }
     group, edges = list(columns), []
     for _ in range(len(columns) - 1):
         open_pairs = [pair for pair in scores if group[pair[0]] != group[pair[1]]]
@@ -148,15 +176,19 @@ def forest(task: Task, method: Method) -> Model:
 
 
 def network(task: Task, method: Method) -> Model:
-    """Columns one after the other, each with up to two columns before it on which it depends most (Zhang et al. 2017).
+    """Columns one after the other, each with up to two columns before it on which it depends most
+    (Zhang et al. 2017).
 
-    The score is how far the counts are from independence, the column's own shares being those that were released: a record adds 1 to the
-    counts and 1 to what is expected of them, so half of the distance changes by at most 1.
+    The score is how far the counts are from independence, the column's own shares being those that
+    were released: a record adds 1 to the counts and 1 to what is expected of them, so half of the
+    distance changes by at most 1.
     """
     meter, domain = task.meter, task.domain
     measured = singles(task, method)
     shares = [np.maximum(m.values.numpy(), 0.0) for m in measured]
-    shares = [held / held.sum() if held.sum() else np.full(len(held), 1 / len(held)) for held in shares]
+    shares = [
+        held / held.sum() if held.sum() else np.full(len(held), 1 / len(held)) for held in shares
+    ]
     tables = meter.marginals.tables
     total, parts = task.total(measured), max(1, len(domain.columns) - 1)
     deviation = meter.deviation(noise_of(meter.left / parts))
@@ -169,14 +201,20 @@ def network(task: Task, method: Method) -> Model:
             for size in (1, 2)
             for parents in combinations(sorted(known), size)
         ]
-        useful = [(v, c) for v, c in options if c in tables and MEAN * deviation * domain.cells(c) <= total / 2]
+        useful = [
+            (v, c)
+            for v, c in options
+            if c in tables and MEAN * deviation * domain.cells(c) <= total / 2
+        ]
         useful = useful or [(v, (v,)) for v in range(len(domain.columns)) if v not in known]
         v, clique = useful[meter.choose([_dependence(tables, shares[v], v, c) for v, c in useful])]
         known.append(v)
         joints.append((v, clique))
     wanted = [clique for _, clique in joints if len(clique) > 1]
     if wanted:
-        measured += meter.measure_all(list(dict.fromkeys(wanted)), meter.left, _by_cells(domain, list(dict.fromkeys(wanted))))
+        measured += meter.measure_all(
+            list(dict.fromkeys(wanted)), meter.left, _by_cells(domain, list(dict.fromkeys(wanted)))
+        )
     return CONDITIONALS.network(task, measured, [(known[0], (known[0],)), *joints])
 
 
@@ -186,26 +224,67 @@ def _largest(domain: Domain) -> int:
 
 
 def _dependence(tables: Any, shares: np.ndarray, v: int, clique: Clique) -> float:
-    """Half the L1 distance between the counts of a marginal and what they would be if column v did not depend on the others."""
+    """Half the L1 distance between the counts of a marginal and what they would be if column v did
+    not depend on the others.
+    """
     if len(clique) == 1:
         return 0.0
     counts = tables[clique]
     axis = clique.index(v)
     shape = [-1 if a == axis else 1 for a in range(counts.ndim)]
-    return float(np.abs(counts - counts.sum(axis=axis, keepdims=True) * shares.reshape(shape)).sum()) / 2
+    return (
+        float(np.abs(counts - counts.sum(axis=axis, keepdims=True) * shares.reshape(shape)).sum())
+        / 2
+    )
 
 
 METHODS = {
-    "aim": Method(adaptive, GRAPHICAL, "adaptive and iterative, with a graphical model (AIM)", 0.1, 0.3, rounds=2, quicken=2.0),
+    "aim": Method(
+        adaptive,
+        GRAPHICAL,
+        "adaptive and iterative, with a graphical model (AIM)",
+        0.1,
+        0.3,
+        rounds=2,
+        quicken=2.0,
+    ),
     "mst": Method(
-        forest, GRAPHICAL, "a forest of pairs, with a graphical model (MST)", 0.2, 0.35, rounds=1, tree=True, least_degree=2
+        forest,
+        GRAPHICAL,
+        "a forest of pairs, with a graphical model (MST)",
+        0.2,
+        0.35,
+        rounds=1,
+        tree=True,
+        least_degree=2,
     ),
     "mwem": Method(
-        adaptive, GRAPHICAL, "multiplicative weights with a graphical model (MWEM+PGM)", 0.5, 0.05, rounds=1, aware=False
+        adaptive,
+        GRAPHICAL,
+        "multiplicative weights with a graphical model (MWEM+PGM)",
+        0.5,
+        0.05,
+        rounds=1,
+        aware=False,
     ),
-    "privbayes": Method(network, CONDITIONALS, "a Bayesian network (PrivBayes)", 0.3, 0.2, rounds=1, tree=True, least_degree=3),
+    "privbayes": Method(
+        network,
+        CONDITIONALS,
+        "a Bayesian network (PrivBayes)",
+        0.3,
+        0.2,
+        rounds=1,
+        tree=True,
+        least_degree=3,
+    ),
     "independent": Method(independent, GRAPHICAL, "independent columns", 0.0, 1.0, rounds=0),
     "rap": Method(
-        adaptive, RELAXED, "a relaxed table, fitted to adaptively chosen marginals (RAP)", 0.1, 0.3, rounds=2, quicken=2.0
+        adaptive,
+        RELAXED,
+        "a relaxed table, fitted to adaptively chosen marginals (RAP)",
+        0.1,
+        0.3,
+        rounds=2,
+        quicken=2.0,
     ),
 }

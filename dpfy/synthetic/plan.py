@@ -1,4 +1,6 @@
-"""From what is asked to a claim: the public side of a synthesis, calibrated before any record is read."""
+"""From what is asked to a claim: the public side of a synthesis, calibrated before any record is
+read.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ TARGET = 4.0
 """How much more a marginal with the target matters."""
 
 NETWORKS = ("dp-gan", "pate-gan")
-"""Methods that measure no marginals but train a generator (`dpfy.synthetic.networks`): for comparison."""
+"""Methods that measure no marginals but train a generator (`dpfy.synthetic.networks`): for
+comparison.
+"""
 
 Workload = int | Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] | None
 
@@ -40,9 +44,10 @@ Workload = int | Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] | Non
 class SynthesisTerms:
     """What a synthesis may cost, and whose data it protects. All of it is public.
 
-    `user` names the column that says whose a record is: all records of a user are then protected together, of which the first
-    `most_records` are used. `records` is the public number of records; the guarantee is then for replacing one (of dp-gan, as of any
-    training, for adding or removing one).
+    `user` names the column that says whose a record is: all records of a user are then protected
+    together, of which the first `most_records` are used. `records` is the public number of records;
+    the guarantee is then for replacing one (of dp-gan, as of any training, for adding or removing
+    one).
     """
 
     epsilon: float
@@ -55,17 +60,29 @@ class SynthesisTerms:
         check.epsilon("epsilon", self.epsilon)
         check.delta("delta", self.delta)
         if (self.user is None) != (self.most_records is None):
-            raise InvalidInput("most_records", self.most_records, "goes with user, the column that says whose a record is")
+            raise InvalidInput(
+                "most_records",
+                self.most_records,
+                "goes with user, the column that says whose a record is",
+            )
         _ = self.owners
         if self.records is not None:
             check.integer("records", self.records, least=2, most=check.RECORDS)
             if self.user is not None:
-                raise InvalidInput("records", self.records, "is for records that are their own unit: leave out user")
+                raise InvalidInput(
+                    "records",
+                    self.records,
+                    "is for records that are their own unit: leave out user",
+                )
 
     @property
     def owners(self) -> Owners | None:
         """Whose records are."""
-        return None if self.user is None or self.most_records is None else Owners(self.user, self.most_records)
+        return (
+            None
+            if self.user is None or self.most_records is None
+            else Owners(self.user, self.most_records)
+        )
 
     @property
     def adjacency(self) -> Adjacency:
@@ -76,16 +93,22 @@ class SynthesisTerms:
     def about(self) -> dict[str, Any]:
         """What the claim says of it."""
         unit = EXAMPLE if self.user is None else Unit("user", self.most_records or 1)
-        return {"unit": unit, "adjacency": self.adjacency, "delta": self.delta, "records": self.records}
+        return {
+            "unit": unit,
+            "adjacency": self.adjacency,
+            "delta": self.delta,
+            "records": self.records,
+        }
 
 
 @dataclass(frozen=True)
 class SynthesisOptions:
     """How a table is made; none of it changes what it costs.
 
-    `workload` are the marginals that matter: a number k for all of k columns, lists of names, or names with weights; those with the column
-    `target` matter more. `rows` is how many rows to make, by default as many as there seem to be. `most_cells` limits the tables of a
-    model, whose arithmetic is done on `device`.
+    `workload` are the marginals that matter: a number k for all of k columns, lists of names, or
+    names with weights; those with the column `target` matter more. `rows` is how many rows to make,
+    by default as many as there seem to be. `most_cells` limits the tables of a model, whose
+    arithmetic is done on `device`.
     """
 
     method: str = "aim"
@@ -108,7 +131,9 @@ DEFAULTS = SynthesisOptions()
 
 @dataclass(frozen=True)
 class Plan:
-    """A synthesis before any record is read: domain, method, claim, the marginals that may be measured, and the options."""
+    """A synthesis before any record is read: domain, method, claim, the marginals that may be
+    measured, and the options.
+    """
 
     domain: Domain
     method: Method
@@ -121,12 +146,15 @@ class Plan:
 def plan(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions = DEFAULTS) -> Plan:
     """The claim of a synthesis.
 
-    Guarantees: the claim's event is within (epsilon, delta) by the accountant that the card will name. Nothing depends on the records.
+    Guarantees: the claim's event is within (epsilon, delta) by the accountant that the card will
+    name. Nothing depends on the records.
     """
     row = METHODS[check.one_of("method", options.method, METHODS)]
     if terms.user is not None and terms.user not in domain.ignored | set(domain.names):
         raise InvalidInput(
-            "user", terms.user, "must be a column of the schema, with ignore = true unless it is to be synthesized"
+            "user",
+            terms.user,
+            "must be a column of the schema, with ignore = true unless it is to be synthesized",
         )
     matters, words = _workload(domain, options.workload, options.target)
     counted = _counted(domain, row, matters)
@@ -136,11 +164,22 @@ def plan(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions = DEFA
     moves = 2 if adjacency is Adjacency.REPLACE_ONE else 1
     width = math.sqrt(8 * row.selection * (moves / alone) ** 2 / 2 / choices) if choices else 0.0
     noise = least_noise(terms.epsilon, terms.delta, choices, width, adjacency) if choices else alone
-    claim = Synthesis(row.words, str(domain), words, noise, max(1, row.measurements(columns)), choices, width, **terms.about)
+    claim = Synthesis(
+        row.words,
+        str(domain),
+        words,
+        noise,
+        max(1, row.measurements(columns)),
+        choices,
+        width,
+        **terms.about,
+    )
     return Plan(domain, row, claim, terms, workload_weights(matters, counted), options)
 
 
-def _workload(domain: Domain, workload: Workload, target: str | None) -> tuple[dict[Clique, float], str]:
+def _workload(
+    domain: Domain, workload: Workload, target: str | None
+) -> tuple[dict[Clique, float], str]:
     """Marginals with their weights, and in words."""
     columns = range(len(domain.columns))
     if workload is None or isinstance(workload, int):
@@ -149,31 +188,53 @@ def _workload(domain: Domain, workload: Workload, target: str | None) -> tuple[d
         found = dict.fromkeys(combinations(columns, degree), 1.0)
         words = f"all marginals of {degree} columns"
     else:
-        given = workload.items() if isinstance(workload, Mapping) else [(tuple(names), 1.0) for names in workload]
-        found = {domain.clique("workload", names): check.positive("workload weight", weight) for names, weight in given}
+        given = (
+            workload.items()
+            if isinstance(workload, Mapping)
+            else [(tuple(names), 1.0) for names in workload]
+        )
+        found = {
+            domain.clique("workload", names): check.positive("workload weight", weight)
+            for names, weight in given
+        }
         if not found:
             raise InvalidInput("workload", [], "must name at least one marginal")
         for clique in found:
             if (cells := domain.cells(clique)) > MOST_CELLS:
                 raise InvalidInput(
-                    "workload", domain.words(clique), f"has {cells:.3g} cells; at most {MOST_CELLS} can be measured"
+                    "workload",
+                    domain.words(clique),
+                    f"has {cells:.3g} cells; at most {MOST_CELLS} can be measured",
                 )
-        words = f"{len(found)} marginals: " + "; ".join(domain.words(clique) for clique in list(found)[:20])
+        words = f"{len(found)} marginals: " + "; ".join(
+            domain.words(clique) for clique in list(found)[:20]
+        )
     if target is not None:
         number = domain.number("target", target)
-        found = {clique: weight * (TARGET if number in clique else 1.0) for clique, weight in found.items()}
+        found = {
+            clique: weight * (TARGET if number in clique else 1.0)
+            for clique, weight in found.items()
+        }
         words += f"; those with {target} count {TARGET:g} times"
     return found, "".join(c if c.isprintable() else "?" for c in words)[:1500]
 
 
 def _counted(domain: Domain, method: Method, workload: Mapping[Clique, float]) -> list[Clique]:
-    """The marginals that are counted: all that are part of the workload and those that the method needs, as long as they are small."""
+    """The marginals that are counted: all that are part of the workload and those that the method
+    needs, as long as they are small.
+    """
     columns = range(len(domain.columns))
     needed: list[Clique] = [(number,) for number in columns]
     if (single := max(domain.sizes)) > MOST_CELLS:
-        raise InvalidInput("cells", single, f"must be at most {MOST_CELLS} in one column: use fewer bins or categories")
+        raise InvalidInput(
+            "cells",
+            single,
+            f"must be at most {MOST_CELLS} in one column: use fewer bins or categories",
+        )
     degree = min(method.least_degree, len(columns))
-    wanted = closure([*workload, *combinations(columns, degree)]) if method.choices(len(columns)) else []
+    wanted = (
+        closure([*workload, *combinations(columns, degree)]) if method.choices(len(columns)) else []
+    )
     total = sum(domain.cells(clique) for clique in needed)
     for clique in sorted((c for c in wanted if len(c) > 1), key=domain.cells):
         total += domain.cells(clique)

@@ -1,8 +1,10 @@
-"""A relaxed table: rows whose cells are probabilities, moved by gradient descent until their marginals agree with what was measured.
+"""A relaxed table: rows whose cells are probabilities, moved by gradient descent until their
+marginals agree with what was measured.
 
-Every row is a product of distributions, one for each column, and the table a mixture of its rows (Aydore et al. 2021, RAP, with the
-softmax of Liu, Vietri & Wu 2021, GEM). A marginal is the mean over rows of the products of their probabilities, so that no junction
-tree is needed, whatever is measured; what is lost is the guarantee that the fit is the best there is.
+Every row is a product of distributions, one for each column, and the table a mixture of its rows
+(Aydore et al. 2021, RAP, with the softmax of Liu, Vietri & Wu 2021, GEM). A marginal is the mean
+over rows of the products of their probabilities, so that no junction tree is needed, whatever is
+measured; what is lost is the guarantee that the fit is the best there is.
 """
 
 from __future__ import annotations
@@ -39,17 +41,23 @@ class Relaxed:
     total: float
 
     def __post_init__(self) -> None:
-        self.probabilities = [torch.softmax(part, dim=1) for part in _parts(self.logits, self.sizes)]
+        self.probabilities = [
+            torch.softmax(part, dim=1) for part in _parts(self.logits, self.sizes)
+        ]
 
     def marginal(self, clique: Clique) -> Tensor:
         """See `Model`."""
         return _marginal([self.probabilities[v] for v in clique])
 
     def rows(self, count: int, rng: np.random.Generator) -> Codes:
-        """A row of the mixture for each row, as often as every other; then a cell of every column in its proportions."""
+        """A row of the mixture for each row, as often as every other; then a cell of every column
+        in its proportions.
+        """
         parts = len(self.logits)
         keys = (np.arange(count) * parts // max(count, 1)).astype(np.int64)
-        columns = [in_proportion(held.detach().cpu().numpy(), keys, rng) for held in self.probabilities]
+        columns = [
+            in_proportion(held.detach().cpu().numpy(), keys, rng) for held in self.probabilities
+        ]
         return np.stack(columns, axis=1)[rng.permutation(count)]
 
     def facts(self) -> Mapping[str, Any]:
@@ -77,7 +85,14 @@ def _marginal(columns: Sequence[Tensor]) -> Tensor:
 class RelaxedEstimator:
     """Adam on the logits, against squares of what a marginal is off by over its noise."""
 
-    def fit(self, task: Task, measured: Mapping[Clique, Measurement], total: float, start: Model | None, how: Fit) -> Model:
+    def fit(
+        self,
+        task: Task,
+        measured: Mapping[Clique, Measurement],
+        total: float,
+        start: Model | None,
+        how: Fit,
+    ) -> Model:
         """See `Estimator`."""
         sizes = task.domain.sizes
         logits = start.logits.clone() if isinstance(start, Relaxed) else _first(task, measured)
@@ -87,8 +102,13 @@ class RelaxedEstimator:
         forbidden = [(clique, ~mask) for clique, mask in task.masks]
         for _ in range(STEPS if how.sweeps > 20 else STEPS // 8):
             columns = [torch.softmax(part, dim=1) for part in _parts(logits, sizes)]
-            parts = [weight * (_marginal([columns[v] for v in c]) - goal).square().sum() for c, goal, weight in goals]
-            parts += [total * _marginal([columns[v] for v in c])[never].sum() for c, never in forbidden]
+            parts = [
+                weight * (_marginal([columns[v] for v in c]) - goal).square().sum()
+                for c, goal, weight in goals
+            ]
+            parts += [
+                total * _marginal([columns[v] for v in c])[never].sum() for c, never in forbidden
+            ]
             optimizer.zero_grad()
             torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -104,9 +124,18 @@ def _first(task: Task, measured: Mapping[Clique, Measurement]) -> Tensor:
     parts = []
     for v, size in enumerate(task.domain.sizes):
         held = measured.get((v,))
-        shares = torch.full((size,), 1 / size, dtype=torch.float64) if held is None else held.values.clamp(min=0.5).cpu()
+        shares = (
+            torch.full((size,), 1 / size, dtype=torch.float64)
+            if held is None
+            else held.values.clamp(min=0.5).cpu()
+        )
         parts.append(torch.log(shares / shares.sum()))
-    noise = torch.randn(ROWS, sum(task.domain.sizes), generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    noise = torch.randn(
+        ROWS,
+        sum(task.domain.sizes),
+        generator=torch.Generator().manual_seed(SEED),
+        dtype=torch.float64,
+    )
     return (torch.cat(parts)[None, :] + noise / math.sqrt(2)).to(task.device)
 
 

@@ -1,4 +1,6 @@
-"""A synthetic table, from what is asked to the run folder: plan, reserve, count, measure, draw, card. In this order."""
+"""A synthetic table, from what is asked to the run folder: plan, reserve, count, measure, draw,
+card. In this order.
+"""
 
 from __future__ import annotations
 
@@ -76,24 +78,32 @@ def synthesize(
 ) -> Synthetic:
     """A synthetic table of private records, in a run folder that anyone can verify.
 
-    `data` is a CSV or Parquet file of any size, a table, or arrays by column; `schema` a TOML file, the name of a packaged one, or a
-    domain; `public` a public table of the same schema to start from.
+    `data` is a CSV or Parquet file of any size, a table, or arrays by column; `schema` a TOML file,
+    the name of a packaged one, or a domain; `public` a public table of the same schema to start
+    from.
 
-    Guarantees: everything that can be refused for a public reason is, and the price is computed and reserved, before `data` is opened. A
-    synthesis that is refused spends nothing and leaves no folder. A process killed at any moment goes on to the same bits.
+    Guarantees: everything that can be refused for a public reason is, and the price is computed and
+    reserved, before `data` is opened. A synthesis that is refused spends nothing and leaves no
+    folder. A process killed at any moment goes on to the same bits.
     """
     progress("planning", 0.0)
     _check_public(data, public)
     place = run if isinstance(run, Place) else Place(run)
     if options.method in NETWORKS:
-        from dpfy.synthetic.networks import run as networks  # not before: it trains, and training looks at this package
+        from dpfy.synthetic.networks import (
+            run as networks,
+        )  # not before: it trains, and training looks at this package
 
-        return finished(networks.execute(data, Domain.given(schema), terms, options, place, public, progress))
+        return finished(
+            networks.execute(data, Domain.given(schema), terms, options, place, public, progress)
+        )
     made = plan(Domain.given(schema), terms, options)
     return execute(data, made, place, public, progress)
 
 
-def execute(data: Any, made: Plan, place: Place, public: Any = None, progress: Progress = nothing_to_show) -> Synthetic:
+def execute(
+    data: Any, made: Plan, place: Place, public: Any = None, progress: Progress = nothing_to_show
+) -> Synthetic:
     """The synthesis of a plan."""
     if complete(place, made.claim):
         return finished(Path(place.path))
@@ -106,7 +116,16 @@ def execute(data: Any, made: Plan, place: Place, public: Any = None, progress: P
         folder.bind("counts", marginals.fingerprint())
         name = made.claim.name
         meter = Meter(made.claim, marginals, folder.begin(name), folder.randomness, folder.bind)
-        task = Task(made.domain, made.weights, meter, options.most_cells, made.terms.records, options.device, progress, start)
+        task = Task(
+            made.domain,
+            made.weights,
+            meter,
+            options.most_cells,
+            made.terms.records,
+            options.device,
+            progress,
+            start,
+        )
         model = made.method.rule(task, made.method)
         progress("drawing rows", 1.0)
         rng = folder.randomness.generator("synthetic rows", 0)
@@ -125,12 +144,16 @@ def execute(data: Any, made: Plan, place: Place, public: Any = None, progress: P
 def finished(path: Path) -> Synthetic:
     """A finished synthesis."""
     facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
-    return Synthetic(path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME)))
+    return Synthetic(
+        path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+    )
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums of floats depend on the number of threads: with one, a run that is resumed computes the same."""
+    """Sums of floats depend on the number of threads: with one, a run that is resumed computes the
+    same.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -142,9 +165,17 @@ def one_thread() -> Iterator[None]:
 def _check_public(data: Any, public: Any) -> None:
     """Refuse the private table itself as the public one to start from."""
     files = all(isinstance(held, str | Path) for held in (data, public))
-    same = os.path.realpath(data) == os.path.realpath(public) if files else data is public and public is not None
+    same = (
+        os.path.realpath(data) == os.path.realpath(public)
+        if files
+        else data is public and public is not None
+    )
     if same:
-        raise InvalidInput("public", str(public) if files else "the private table", "must be another table than the private one")
+        raise InvalidInput(
+            "public",
+            str(public) if files else "the private table",
+            "must be another table than the private one",
+        )
 
 
 def _check_records(marginals: Marginals, terms: SynthesisTerms) -> None:
@@ -178,10 +209,12 @@ def _facts(made: Plan, meter: Meter, model: Model, codes: Codes) -> dict[str, An
 
 
 def _measured(domain: Domain, measurement: Any, codes: Codes) -> dict[str, Any]:
-    """A marginal that was measured: how noisy, and how far the table can be from the records, at most, in 95 of 100 runs.
+    """A marginal that was measured: how noisy, and how far the table can be from the records, at
+    most, in 95 of 100 runs.
 
-    |x - t| <= |y - t| + |y - x| for the counts x, the noisy counts y and the table's t; the L1 norm of Gaussian noise on n cells exceeds
-    its mean by s with a chance of at most exp(-s^2 / (2 n deviation^2)), being sqrt(n)-Lipschitz.
+    |x - t| <= |y - t| + |y - x| for the counts x, the noisy counts y and the table's t; the L1 norm
+    of Gaussian noise on n cells exceeds its mean by s with a chance of at most exp(-s^2 / (2 n
+    deviation^2)), being sqrt(n)-Lipschitz.
     """
     cells, deviation = measurement.values.numel(), measurement.deviation
     noise = deviation * (MEAN * cells + math.sqrt(2 * cells * math.log(1 / (1 - SURE))))
@@ -198,10 +231,11 @@ def _measured(domain: Domain, measurement: Any, codes: Codes) -> dict[str, Any]:
 
 
 def errors(meter: Meter, codes: Codes, total: float) -> dict[str, Any]:
-    """How far the table is from the records, measured: the mean L1 distance of shares, for marginals of one, two and three columns.
+    """How far the table is from the records, measured: the mean L1 distance of shares, for
+    marginals of one, two and three columns.
 
-    A record changes the distance of counts by at most 1 in every marginal, so their mean by at most 1. Marginals that were not counted,
-    being too large, are not in it.
+    A record changes the distance of counts by at most 1 in every marginal, so their mean by at most
+    1. Marginals that were not counted, being too large, are not in it.
     """
     domain, tables, found = meter.marginals.domain, meter.marginals.tables, {}
     for degree in range(1, DEGREES + 1):
@@ -209,7 +243,10 @@ def errors(meter: Meter, codes: Codes, total: float) -> dict[str, Any]:
         if not cliques:
             continue
         scale = total / max(len(codes), 1)
-        apart = [float(np.abs(tables[c] - table_of(codes, c, domain.shape(c)) * scale).sum()) for c in cliques]
+        apart = [
+            float(np.abs(tables[c] - table_of(codes, c, domain.shape(c)) * scale).sum())
+            for c in cliques
+        ]
         value, deviation = meter.number(sum(apart) / len(apart), Fraction(1, DEGREES - degree + 1))
         found[str(degree)] = {
             "marginals": len(cliques),
@@ -221,8 +258,14 @@ def errors(meter: Meter, codes: Codes, total: float) -> dict[str, Any]:
 
 def _told(facts: dict[str, Any]) -> dict[str, Any]:
     """The part of the facts that the card repeats."""
-    shown = [f"{' x '.join(m['columns'])} (noise {m['deviation']:.3g})" for m in facts["marginals"][:SHOWN]]
+    shown = [
+        f"{' x '.join(m['columns'])} (noise {m['deviation']:.3g})"
+        for m in facts["marginals"][:SHOWN]
+    ]
     safe = "; ".join("".join(c if c.isprintable() else "?" for c in text) for text in shown)
-    apart = [f"{held['mean_l1']:.4f} for {degree} (+- {held['standard_error']:.1g})" for degree, held in facts["error"].items()]
+    apart = [
+        f"{held['mean_l1']:.4f} for {degree} (+- {held['standard_error']:.1g})"
+        for degree, held in facts["error"].items()
+    ]
     told = {"rows": facts["rows"], "measured": facts["measured"], "marginals": safe, "table": TABLE}
     return told | {"mean_l1_of_marginals_by_columns": "; ".join(apart)}

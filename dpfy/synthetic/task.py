@@ -1,4 +1,6 @@
-"""What a method works on: the public side of a synthesis (domain, workload, limits), and the meter, its only way to the counts."""
+"""What a method works on: the public side of a synthesis (domain, workload, limits), and the meter,
+its only way to the counts.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,20 @@ class Model(Protocol):
 class Estimator(Protocol):
     """From measurements to a model."""
 
-    def fit(self, task: Task, measured: Mapping[Clique, Measurement], total: float, start: Model | None, how: Fit) -> Model:
+    def fit(
+        self,
+        task: Task,
+        measured: Mapping[Clique, Measurement],
+        total: float,
+        start: Model | None,
+        how: Fit,
+    ) -> Model:
         """The model of these measurements; `start` is that of some of them."""
 
     def fits(self, task: Task, held: Sequence[Clique], new: Clique, share: float) -> bool:
-        """Whether a model of one marginal more is small enough, when this share of the budget is spent."""
+        """Whether a model of one marginal more is small enough, when this share of the budget is
+        spent.
+        """
 
 
 def nothing_to_show(what: str, share: float) -> None:
@@ -52,9 +63,11 @@ def nothing_to_show(what: str, share: float) -> None:
 
 @dataclass
 class Task:
-    """One synthesis. `weights` are the marginals that may be measured, with how much each matters; `most_cells` limits the model.
+    """One synthesis. `weights` are the marginals that may be measured, with how much each matters;
+    `most_cells` limits the model.
 
-    `records` is the number of records where it is public; `public` are log potentials of a public table to start from.
+    `records` is the number of records where it is public; `public` are log potentials of a public
+    table to start from.
     """
 
     domain: Domain
@@ -69,7 +82,10 @@ class Task:
     @cached_property
     def masks(self) -> list[tuple[Clique, Tensor]]:
         """What can be, by the constraints."""
-        allowed = [(rule.clique, np.ascontiguousarray(rule.allowed(self.domain.columns))) for rule in self.domain.constraints]
+        allowed = [
+            (rule.clique, np.ascontiguousarray(rule.allowed(self.domain.columns)))
+            for rule in self.domain.constraints
+        ]
         return [(clique, torch.from_numpy(mask).to(self.device)) for clique, mask in allowed]
 
     @cached_property
@@ -84,7 +100,11 @@ class Task:
         return float(self.records) if self.records is not None else total_of(measurements)
 
     def fit(
-        self, estimator: Estimator, measurements: Sequence[Measurement], start: Model | None = None, how: Fit = WHOLE
+        self,
+        estimator: Estimator,
+        measurements: Sequence[Measurement],
+        start: Model | None = None,
+        how: Fit = WHOLE,
     ) -> Model:
         """The model of all measurements so far."""
         moved = [Measurement(m.clique, m.values.to(self.device), m.deviation) for m in measurements]
@@ -96,7 +116,8 @@ class Task:
         return [(number,) for number in range(len(self.domain.columns))]
 
     def distance(self, clique: Clique, model: Model) -> float:
-        """How far the counts of a marginal are from the model's, in L1: sensitive, for the meter's choices alone.
+        """How far the counts of a marginal are from the model's, in L1: sensitive, for the meter's
+        choices alone.
 
         Guarantees: a record more or less changes it by at most 1.
         """
@@ -104,8 +125,11 @@ class Task:
         return float(np.abs(self.meter.marginals.tables[clique] - expected).sum())
 
 
-def workload_weights(workload: Mapping[Clique, float], candidates: Iterable[Clique]) -> dict[Clique, float]:
-    """How much a marginal matters for a workload: the sum over its marginals of their weight times the columns they share.
+def workload_weights(
+    workload: Mapping[Clique, float], candidates: Iterable[Clique]
+) -> dict[Clique, float]:
+    """How much a marginal matters for a workload: the sum over its marginals of their weight times
+    the columns they share.
 
     McKenna, Mullins, Sheldon & Miklau 2022.
     """

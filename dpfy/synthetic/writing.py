@@ -16,7 +16,9 @@ CHUNK = 1 << 16
 
 
 def allowed(domain: Domain, codes: Codes) -> Codes:
-    """The rows that obey the constraints: those that rounding, or a network, let through are left out."""
+    """The rows that obey the constraints: those that rounding, or a network, let through are left
+    out.
+    """
     keep = np.ones(len(codes), bool)
     for rule in domain.constraints:
         keep &= rule.allowed(domain.columns)[tuple(codes[:, number] for number in rule.clique)]

@@ -1,7 +1,9 @@
-"""A whole training job with canaries in it, and what it leaves for the audit: canaries.npz in the run folder.
+"""A whole training job with canaries in it, and what it leaves for the audit: canaries.npz in the
+run folder.
 
-The private records are trained on as ever, so the run is reserved and billed as ever. The canaries are synthetic: that they, and the
-coins that decided which of them were in, stand in the run folder tells nothing about the private records beyond the released model.
+The private records are trained on as ever, so the run is reserved and billed as ever. The canaries
+are synthetic: that they, and the coins that decided which of them were in, stand in the run folder
+tells nothing about the private records beyond the released model.
 """
 
 from __future__ import annotations
@@ -41,12 +43,16 @@ ATTACKS = ("white-box", "final-model")
 NOBODY = -100
 """The target of a canary that is out: its loss, and so its gradient, is exactly zero."""
 LIT = 0.05
-"""Share of bright pixels in a crafted image: unlike any record, and nearly orthogonal to the other canaries."""
+"""Share of bright pixels in a crafted image: unlike any record, and nearly orthogonal to the other
+canaries.
+"""
 
 
 @dataclass(frozen=True, repr=False)
 class Evidence:
-    """What an audit of a run reads: the plan, the coins, and what the attacker saw: updates, or the model's answers on the canaries."""
+    """What an audit of a run reads: the plan, the coins, and what the attacker saw: updates, or the
+    model's answers on the canaries.
+    """
 
     plan: Plan
     attack: str
@@ -64,26 +70,47 @@ def train(
     seed: int | None = None,
     progress: bool = False,
 ) -> None:
-    """Run the job into `out` with one canary for each coin in `included`; those that are out are blank records.
+    """Run the job into `out` with one canary for each coin in `included`; those that are out are
+    blank records.
 
-    Guarantees: the plan, for private records and canaries together, is reserved before any data is read.
+    Guarantees: the plan, for private records and canaries together, is reserved before any data is
+    read.
     """
     check.one_of("attack", attack, ATTACKS)
-    with_canaries = dataclasses.replace(config.privacy, records=job.records_of(config) + len(included))
-    _train(dataclasses.replace(config, privacy=with_canaries), out, (attack, included), seed=seed, progress=progress)
+    with_canaries = dataclasses.replace(
+        config.privacy, records=job.records_of(config) + len(included)
+    )
+    _train(
+        dataclasses.replace(config, privacy=with_canaries),
+        out,
+        (attack, included),
+        seed=seed,
+        progress=progress,
+    )
 
 
 def resume(out: Path, *, progress: bool = False) -> None:
-    """Go on with the unfinished run with canaries in `out`: same coins, same canaries, same bits."""
+    """Go on with the unfinished run with canaries in `out`: same coins, same canaries, same
+    bits.
+    """
     if job.is_finished(out):
         job.finished(out)
         return
     config = make(job.stored_config(out), {})
     if not (out / FILE).is_file():
-        rule = "was stopped before its canaries were stored, and nothing was released: start it again in another folder"
+        rule = (
+            "was stopped before its canaries were stored, and nothing was released: start it again "
+            "in another folder"
+        )
         raise InvalidInput("run", str(out), rule)
     held = _held(out)
-    _train(config, out, (str(held["attack"]), held["included"].astype(bool)), resume=True, progress=progress)
+    _train(
+        config,
+        out,
+        (str(held["attack"]), held["included"].astype(bool)),
+        resume=True,
+        progress=progress,
+    )
 
 
 def _train(
@@ -101,7 +128,15 @@ def _train(
     texts = (config.to_toml(publish=True), config.to_toml(publish=False))
     every = config.runtime.checkpoint_every
     budget = job.budget_of(config.ledger, plan.delta)
-    run = Run(out, resume=resume, ledger=config.ledger.path, budget=budget, seed=seed, checkpoint_every=every, config=texts)
+    run = Run(
+        out,
+        resume=resume,
+        ledger=config.ledger.path,
+        budget=budget,
+        seed=seed,
+        checkpoint_every=every,
+        config=texts,
+    )
     with RunFolder(run, plan) as folder:
         data = job.load(config, plan.recipe.records - len(included))
         assert data.classes is not None
@@ -110,7 +145,11 @@ def _train(
         x, y = data.train.tensors
         runtime = config.runtime.runtime(progress)
         if not (out / FILE).is_file():
-            crafts = crafted(len(included), tuple(x.shape[1:]), data.classes, seed) if attack == "final-model" else None
+            crafts = (
+                crafted(len(included), tuple(x.shape[1:]), data.classes, seed)
+                if attack == "final-model"
+                else None
+            )
             _store(out, attack=attack, included=included, **_arrays(crafts))
         if attack == "white-box":
             observe_table(
@@ -121,7 +160,9 @@ def _train(
                 run=folder,
                 optimizer=lambda wrapped: job.optimizer_of(config.training, wrapped),
                 runtime=runtime,
-                keep=lambda seen: _store(out, attack=attack, included=included, projections=seen.astype(np.float32)),
+                keep=lambda seen: _store(
+                    out, attack=attack, included=included, projections=seen.astype(np.float32)
+                ),
             )
             return
         held, public = _held(out), config.data.test_use == "public"
@@ -144,20 +185,34 @@ def _arrays(crafts: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
     return {} if crafts is None else {"features": crafts[0].numpy(), "labels": crafts[1].numpy()}
 
 
-def crafted(count: int, shape: tuple[int, ...], classes: int, seed: int | None) -> tuple[Tensor, Tensor]:
-    """Synthetic canaries: images with a few bright pixels (other records: Gaussian vectors), each with a uniform label."""
+def crafted(
+    count: int, shape: tuple[int, ...], classes: int, seed: int | None
+) -> tuple[Tensor, Tensor]:
+    """Synthetic canaries: images with a few bright pixels (other records: Gaussian vectors), each
+    with a uniform label.
+    """
     randomness = Randomness.from_os() if seed is None else Randomness.for_tests(seed)
     rng = randomness.generator("audit canaries", 0)
-    values = rng.random((count, *shape)) < LIT if len(shape) == 3 else rng.standard_normal((count, *shape))
-    return torch.from_numpy(values.astype(np.float32)), torch.from_numpy(rng.integers(classes, size=count))
+    values = (
+        rng.random((count, *shape)) < LIT
+        if len(shape) == 3
+        else rng.standard_normal((count, *shape))
+    )
+    return torch.from_numpy(values.astype(np.float32)), torch.from_numpy(
+        rng.integers(classes, size=count)
+    )
 
 
 def evidence(folder: Path) -> Evidence:
-    """What the run in `folder` leaves for an audit; for final-model canaries, its released model is asked."""
+    """What the run in `folder` leaves for an audit; for final-model canaries, its released model is
+    asked.
+    """
     held = _held(folder)
     attack, included = str(held["attack"]), held["included"].astype(bool)
     if attack == "white-box" and "projections" not in held:
-        raise InvalidInput("run", str(folder), "is unfinished; resume it with dpfy audit train --resume")
+        raise InvalidInput(
+            "run", str(folder), "is unfinished; resume it with dpfy audit train --resume"
+        )
     plan = load_plan(folder)
     try:
         if attack == "white-box":
@@ -168,23 +223,40 @@ def evidence(folder: Path) -> Evidence:
             found = Evidence(plan, attack, included, margins=seen)
     except (DpfyError, MemoryError):
         raise
-    except Exception as problem:  # damaged arrays and weights raise a dozen types from three libraries
-        raise Corrupt(FILE, f"canaries, model and configuration do not fit each other ({type(problem).__name__})") from None
+    except (
+        Exception
+    ) as problem:  # damaged arrays and weights raise a dozen types from three libraries
+        raise Corrupt(
+            FILE,
+            f"canaries, model and configuration do not fit each other ({type(problem).__name__})",
+        ) from None
     rows = (plan.recipe.steps,) if attack == "white-box" else ()
-    if seen.shape != (*rows, *included.shape) or not np.isfinite(seen).all() or len(set(included.tolist())) != 2:
-        raise Corrupt(FILE, "holds no canaries of this run, or none that were in, or none that were out")
+    if (
+        seen.shape != (*rows, *included.shape)
+        or not np.isfinite(seen).all()
+        or len(set(included.tolist())) != 2
+    ):
+        raise Corrupt(
+            FILE, "holds no canaries of this run, or none that were in, or none that were out"
+        )
     return found
 
 
 def _held(folder: Path) -> dict[str, Any]:
     """The arrays of the file of canaries."""
     if not (folder / FILE).is_file():
-        raise InvalidInput("run", str(folder), f"holds no {FILE}: train with canaries first (dpfy audit train)")
+        raise InvalidInput(
+            "run", str(folder), f"holds no {FILE}: train with canaries first (dpfy audit train)"
+        )
     try:
         with np.load(folder / FILE, allow_pickle=False) as stored:
             held = dict(stored)
         check.one_of("attack", str(held["attack"]), ATTACKS)
-        needed = {"included"} if str(held["attack"]) == "white-box" else {"included", "features", "labels"}
+        needed = (
+            {"included"}
+            if str(held["attack"]) == "white-box"
+            else {"included", "features", "labels"}
+        )
         if not needed <= set(held):
             raise ValueError
     except MemoryError:
@@ -195,11 +267,16 @@ def _held(folder: Path) -> dict[str, Any]:
 
 
 def _margins(folder: Path, canaries: Tensor, labels: Tensor) -> NDArray[np.float64]:
-    """By how much the released model's logit of each canary's label is above the log-sum-exp of the others."""
+    """By how much the released model's logit of each canary's label is above the log-sum-exp of the
+    others.
+    """
     if not (folder / "model.safetensors").is_file():
         raise InvalidInput("run", str(folder), "has no released model: the run is unfinished")
     weights = load_file(folder / "model.safetensors")
-    config = make({k: v for k, v in reading.toml("config", folder / "config.toml").items() if k in SECTIONS}, {})
+    config = make(
+        {k: v for k, v in reading.toml("config", folder / "config.toml").items() if k in SECTIONS},
+        {},
+    )
     classes = len(next(reversed([w for w in weights.values() if w.dim() == 1])))
     model = build.build(config.model, tuple(canaries.shape[1:]), classes)
     model.load_state_dict(weights)
@@ -214,7 +291,9 @@ def _margins(folder: Path, canaries: Tensor, labels: Tensor) -> NDArray[np.float
 
 
 def _auditable(plan: Plan) -> None:
-    if not isinstance(pattern := plan.recipe.sampler.participation, Poisson) and isinstance(plan.recipe.strategy, Identity):
+    if not isinstance(pattern := plan.recipe.sampler.participation, Poisson) and isinstance(
+        plan.recipe.strategy, Identity
+    ):
         raise Unsupported(
             f"auditing a training run with {pattern.words}",
             "canaries are added or left out: audit Poisson batches, add-or-remove-one",
@@ -226,10 +305,14 @@ def _auditable(plan: Plan) -> None:
         )
     if not isinstance(plan.recipe.clip, FlatClip):
         raise Unsupported(
-            f"auditing a training run with {type(plan.recipe.clip).__name__}", "audit flat clipping (training.clip)"
+            f"auditing a training run with {type(plan.recipe.clip).__name__}",
+            "audit flat clipping (training.clip)",
         )
     if plan.recipe.unit != EXAMPLE:
-        raise Unsupported("auditing a training run on users of several records", "audit records: leave data.user out")
+        raise Unsupported(
+            "auditing a training run on users of several records",
+            "audit records: leave data.user out",
+        )
 
 
 def _store(folder: Path, **arrays: Any) -> None:

@@ -1,11 +1,14 @@
-"""Training under audit: the real loop, with canaries in it, watched by an attacker who sees every update.
+"""Training under audit: the real loop, with canaries in it, watched by an attacker who sees every
+update.
 
-Two kinds of canaries. A *table* canary owns one row of an embedding that is added to the user's model; its gradient is that row and
-nothing else, through the same engine, clip, sampler and noise as every other record. A *gradient* canary is any direction in the space
-of the model's own parameters, for small models: its loss is linear in them.
+Two kinds of canaries. A *table* canary owns one row of an embedding that is added to the user's
+model; its gradient is that row and nothing else, through the same engine, clip, sampler and noise
+as every other record. A *gradient* canary is any direction in the space of the model's own
+parameters, for small models: its loss is linear in them.
 
-The seams, for tests of the audit itself, are here and nowhere else: `Seams` replaces the engine, the sampler or the noise stream of an
-entered training, while plan, ledger and claim stay what they were. No production module knows of them.
+The seams, for tests of the audit itself, are here and nowhere else: `Seams` replaces the engine,
+the sampler or the noise stream of an entered training, while plan, ledger and claim stay what they
+were. No production module knows of them.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ ROW = np.dtype("<f8")
 
 
 class Seams(Protocol):
-    """What to put in place of the engine, the sampler and the noise stream, each given the real one; and another number of steps."""
+    """What to put in place of the engine, the sampler and the noise stream, each given the real
+    one; and another number of steps.
+    """
 
     @property
     def engine(self) -> Callable[[Any], Any]: ...
@@ -61,7 +66,9 @@ class Seams(Protocol):
 
 
 class WithCanaries(nn.Module):
-    """A model and a table of canaries beside it; row `canaries` of the table is for records that are none."""
+    """A model and a table of canaries beside it; row `canaries` of the table is for records that
+    are none.
+    """
 
     def __init__(self, model: nn.Module, canaries: int) -> None:
         super().__init__()
@@ -75,10 +82,16 @@ class WithCanaries(nn.Module):
 
 
 def claimed_curve(plan: Plan) -> Callable[[float], Curve]:
-    """The curve of the plan, by its own accountant, with its noise divided by a factor: what an audit measures the leak against."""
+    """The curve of the plan, by its own accountant, with its noise divided by a factor: what an
+    audit measures the leak against.
+    """
 
     def at(strength: float) -> Curve:
-        return dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / strength).guarantee().curve
+        return (
+            dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / strength)
+            .guarantee()
+            .curve
+        )
 
     return at
 
@@ -95,12 +108,15 @@ def observe_table(
     runtime: Runtime | None = None,
     keep: Callable[[Array], None] | None = None,
 ) -> Array:
-    """Train `model` on `real` records and table canaries by `plan`; what the attacker sees, [steps, canaries], in clip norms.
+    """Train `model` on `real` records and table canaries by `plan`; what the attacker sees, [steps,
+    canaries], in clip norms.
 
-    `weights` holds each canary's gradient in clip norms (before clipping): 0 is out. The plan must be for real and canary records
-    together. `keep` is given all of it before the run ends. A run that was killed and is resumed goes on with what was seen before.
+    `weights` holds each canary's gradient in clip norms (before clipping): 0 is out. The plan must
+    be for real and canary records together. `keep` is given all of it before the run ends. A run
+    that was killed and is resumed goes on with what was seen before.
 
-    Guarantees: the training is :class:`PrivateTraining`, unchanged; its bill is in the ledger of `run` like any other.
+    Guarantees: the training is :class:`PrivateTraining`, unchanged; its bill is in the ledger of
+    `run` like any other.
     """
     wrapped = WithCanaries(model, len(weights))
     features, targets = real
@@ -114,7 +130,11 @@ def observe_table(
         )
     )
     gains = torch.tensor([*weights, 0.0], dtype=torch.float32) * plan.recipe.clip.bound.l2
-    mover = optimizer(wrapped) if optimizer is not None else torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    mover = (
+        optimizer(wrapped)
+        if optimizer is not None
+        else torch.optim.SGD(wrapped.parameters(), lr=0.05)
+    )
     with _folder(run, seed) as place:
         training = PrivateTraining(wrapped, mover, records, plan, place, runtime=runtime)
         diary = _Diary(len(weights))
@@ -127,7 +147,9 @@ def observe_table(
             for x, y, token in training.batches():
                 outputs, own = wrapped(x, token)
                 losses = functional.cross_entropy(outputs, y, reduction="none")
-                training.step(torch.where(token < len(weights), gains[token] * own.squeeze(-1), losses))
+                training.step(
+                    torch.where(token < len(weights), gains[token] * own.squeeze(-1), losses)
+                )
             seen = diary.read(plan.recipe.steps)
             if keep is not None:
                 keep(seen)
@@ -135,17 +157,24 @@ def observe_table(
 
 
 class _Diary:
-    """What the attacker saw, one row a step, in a file beside the checkpoint: it outlives a crash as the checkpoint does."""
+    """What the attacker saw, one row a step, in a file beside the checkpoint: it outlives a crash
+    as the checkpoint does.
+    """
 
     def __init__(self, canaries: int) -> None:
         self.size = canaries * ROW.itemsize
 
     def open(self, training: PrivateTraining) -> None:
-        """Begin after the steps that the checkpoint holds; rows of later steps will be written again."""
+        """Begin after the steps that the checkpoint holds; rows of later steps will be written
+        again.
+        """
         self.file = training.folder.secrets / UPDATES
         before = self.file.read_bytes() if self.file.is_file() else b""
         if len(before) < training.steps_done * self.size:
-            raise Corrupt(f"checkpoint/{UPDATES}", "holds fewer updates than the checkpoint has steps: start a new run")
+            raise Corrupt(
+                f"checkpoint/{UPDATES}",
+                "holds fewer updates than the checkpoint has steps: start a new run",
+            )
         write_atomically(self.file, before[: training.steps_done * self.size], mode=PRIVATE_MODE)
 
     def write(self, training: PrivateTraining, row: Array) -> None:
@@ -167,12 +196,13 @@ def observe_gradients(
     interrupt: int | None = None,
     by: Callable[[Records], object] = lambda records: records,
 ) -> Array:
-    """Run `plan` on records whose gradients are `rows` [records, parameters], in clip norms; the noisy sums [steps, parameters].
+    """Run `plan` on records whose gradients are `rows` [records, parameters], in clip norms; the
+    noisy sums [steps, parameters].
 
     `by` arranges the records, by their owners say.
 
-    The whole loop runs: sampler, engine, accumulation over physical batches, noise, divisor. With `interrupt`, the run is left after
-    that many steps and resumed from its checkpoint.
+    The whole loop runs: sampler, engine, accumulation over physical batches, noise, divisor. With
+    `interrupt`, the run is left after that many steps and resumed from its checkpoint.
     """
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     seen: dict[int, Array] = {}
@@ -181,7 +211,9 @@ def observe_gradients(
     with tempfile.TemporaryDirectory() as folder:
         for leave in [interrupt, None] if interrupt else [None]:
             _reset(model, initial)
-            directions = torch.tensor(rows, dtype=next(model.parameters()).dtype) * plan.recipe.clip.bound.l2
+            directions = (
+                torch.tensor(rows, dtype=next(model.parameters()).dtype) * plan.recipe.clip.bound.l2
+            )
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             run = Run(Path(folder) / "run", resume=True, seed=seed, checkpoint_every=1e9)
             training = PrivateTraining(model, optimizer, by(records), plan, run, runtime=runtime)
@@ -201,10 +233,18 @@ def observe_gradients(
 
 
 def observe_error(
-    model: nn.Module, rows: tuple[Array, Array], plan: Plan, then: Callable[[PrivateTraining], object]
+    model: nn.Module,
+    rows: tuple[Array, Array],
+    plan: Plan,
+    then: Callable[[PrivateTraining], object],
 ) -> list[tuple[int, Array]]:
-    """What is released, (step, noisy sum), when step 1 fails behind its noise and the loop, after `then`, goes on with other rows."""
-    with tempfile.TemporaryDirectory() as folder, _rows_of(model, rows[0], plan, Path(folder)) as attempt:
+    """What is released, (step, noisy sum), when step 1 fails behind its noise and the loop, after
+    `then`, goes on with other rows.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _rows_of(model, rows[0], plan, Path(folder)) as attempt,
+    ):
         with suppress(_Discarded):
             attempt.all(fail=1)
         then(attempt.training)
@@ -221,8 +261,9 @@ def observe_crash(
     plan: Plan,
     entered: Callable[[PrivateTraining], object],
 ) -> list[tuple[int, Array]]:
-    """The same when the process dies at step 3 and the run is resumed with other rows; `entered` is given the resumed training
-    first."""
+    """The same when the process dies at step 3 and the run is resumed with other rows; `entered` is
+    given the resumed training first.
+    """
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     with tempfile.TemporaryDirectory() as folder:
         with _rows_of(model, rows[0], plan, Path(folder)) as attempt, suppress(_Discarded):
@@ -243,9 +284,15 @@ def observe_write(
     entered: Callable[[PrivateTraining], object],
     write: Callable[[PrivateTraining], object],
 ) -> int:
-    """How many steps a training makes after `write` was done to it between steps 1 and 2; `entered` is given it first."""
+    """How many steps a training makes after `write` was done to it between steps 1 and 2; `entered`
+    is given it first.
+    """
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
-    with tempfile.TemporaryDirectory() as folder, suppress(DpfyError), _rows_of(model, rows, plan, Path(folder)) as attempt:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        suppress(DpfyError),
+        _rows_of(model, rows, plan, Path(folder)) as attempt,
+    ):
         entered(attempt.training)
         attempt.all(between=lambda training: write(training) if training.steps_done == 2 else None)
     _reset(model, initial)
@@ -265,10 +312,15 @@ class _Attempt:
         if training.steps_done == self.fail:
             raise _Discarded
 
-    def all(self, fail: int = -1, between: Callable[[PrivateTraining], object] = lambda training: None) -> None:
+    def all(
+        self, fail: int = -1, between: Callable[[PrivateTraining], object] = lambda training: None
+    ) -> None:
         """Make all steps that are left."""
         self.fail, model = fail, self.training.model
-        directions = torch.tensor(self.rows, dtype=next(model.parameters()).dtype) * self.training.plan.recipe.clip.bound.l2
+        directions = (
+            torch.tensor(self.rows, dtype=next(model.parameters()).dtype)
+            * self.training.plan.recipe.clip.bound.l2
+        )
         for (index,) in self.training.batches():
             between(self.training)
             flat = torch.cat([p.reshape(-1) for p in trainable(model).values()])
@@ -280,14 +332,23 @@ def _rows_of(model: nn.Module, rows: Array, plan: Plan, folder: Path) -> Iterato
     run = Run(folder / "run", resume=True, seed=7, checkpoint_every=1e9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     records = Records((torch.arange(len(rows)),))
-    training = PrivateTraining(model, optimizer, records, plan, run, runtime=Runtime(engine="batched", max_physical_batch=64))
+    training = PrivateTraining(
+        model,
+        optimizer,
+        records,
+        plan,
+        run,
+        runtime=Runtime(engine="batched", max_physical_batch=64),
+    )
     attempt = _Attempt(training, rows)
     with watched(training, attempt.look, keep=False):
         yield attempt
 
 
 def observe_stream(stream: NoiseStream, contributions: Array) -> Array:
-    """What a noise stream by itself releases, [steps, canaries], for bounded sums `contributions` in clip norms, one step a row."""
+    """What a noise stream by itself releases, [steps, canaries], for bounded sums `contributions`
+    in clip norms, one step a row.
+    """
     permit = rehearsal(stream.event or events.NotPrivate(), len(contributions))
     state = stream.init({"canaries": torch.zeros(contributions.shape[1], dtype=torch.float64)})
     seen = []
@@ -300,7 +361,9 @@ def observe_stream(stream: NoiseStream, contributions: Array) -> Array:
 
 @contextmanager
 def seamed(training: PrivateTraining, seams: Seams | None) -> Iterator[None]:
-    """Inside the block, parts of an entered training are replaced. The claim (plan, ledger, card) is restored before it ends."""
+    """Inside the block, parts of an entered training are replaced. The claim (plan, ledger, card)
+    is restored before it ends.
+    """
     if seams is None:
         yield
         return
@@ -313,7 +376,11 @@ def seamed(training: PrivateTraining, seams: Seams | None) -> Iterator[None]:
     plan, real = dataclasses.replace(claimed, recipe=changed), training.private_step
     _set(training, "plan", plan)
     _set(training, "drawing", dataclasses.replace(training.drawing, recipe=changed))
-    _set(training, "private_step", dataclasses.replace(real, plan=plan, stream=seams.stream(real.stream)))
+    _set(
+        training,
+        "private_step",
+        dataclasses.replace(real, plan=plan, stream=seams.stream(real.stream)),
+    )
     try:
         yield
     finally:
@@ -342,11 +409,15 @@ class _Discarded(Exception):
 def watched(
     training: PrivateTraining, look: Callable[[PrivateTraining], None], *, keep: bool = True
 ) -> Iterator[PrivateTraining]:
-    """Enter the training, and call `look` with every update, when the gradients are in place and the optimizer is about to move.
+    """Enter the training, and call `look` with every update, when the gradients are in place and
+    the optimizer is about to move.
 
-    Without `keep`, the run is left without a card once all its steps are made: for runs in temporary folders.
+    Without `keep`, the run is left without a card once all its steps are made: for runs in
+    temporary folders.
     """
-    handle = training.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: look(training))
+    handle = training.optimizer.register_step_pre_hook(
+        lambda optimizer, args, kwargs: look(training)
+    )
     try:
         with suppress(_Discarded), _quiet(not keep), training:
             yield training
@@ -357,10 +428,18 @@ def watched(
 
 
 def _released(plan: Plan, parameters: Mapping[str, Tensor]) -> Array:
-    """The noisy sum that the update shows, in clip norms. The divisor is the planned one: another one would show."""
-    flat = torch.cat([p.grad.detach().reshape(-1) for p in parameters.values() if p.grad is not None])
+    """The noisy sum that the update shows, in clip norms. The divisor is the planned one: another
+    one would show.
+    """
+    flat = torch.cat(
+        [p.grad.detach().reshape(-1) for p in parameters.values() if p.grad is not None]
+    )
     if flat.numel() != sum(p.numel() for p in parameters.values()):
-        raise InvalidInput("update", "a parameter without a gradient", "every trainable parameter is released at every step")
+        raise InvalidInput(
+            "update",
+            "a parameter without a gradient",
+            "every trainable parameter is released at every step",
+        )
     return flat.double().numpy() * (plan.recipe.expected_batch / plan.recipe.clip.bound.l2)
 
 

@@ -16,7 +16,9 @@ from dpfy.training.local import local
 
 @dataclass(frozen=True)
 class Averaging:
-    """Average with `decay`; early on the decay is capped at (1 + t) / (10 + t) so that the start is forgotten. 0 keeps the last weights."""
+    """Average with `decay`; early on the decay is capped at (1 + t) / (10 + t) so that the start is
+    forgotten. 0 keeps the last weights.
+    """
 
     decay: float = 0.0
 
@@ -24,11 +26,19 @@ class Averaging:
         check.fraction("average", self.decay)
 
     def init(self, model: nn.Module) -> dict[str, Tensor]:
-        """The average before the first step: a copy of the trainable weights, or nothing if the decay is 0."""
-        return {name: local(p).detach().clone() for name, p in trainable(model).items()} if self.decay else {}
+        """The average before the first step: a copy of the trainable weights, or nothing if the
+        decay is 0.
+        """
+        return (
+            {name: local(p).detach().clone() for name, p in trainable(model).items()}
+            if self.decay
+            else {}
+        )
 
     @torch.no_grad()
-    def update(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], step: int) -> None:
+    def update(
+        self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], step: int
+    ) -> None:
         """Move `average` towards the weights after `step` (counted from 0), in place."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, value in average.items():
@@ -36,8 +46,12 @@ class Averaging:
 
 
 @contextmanager
-def swapped(weights: Mapping[str, Tensor], average: Mapping[str, Tensor], done: Callable[[], None]) -> Iterator[None]:
-    """Inside the block the model whose weights these are holds the averaged ones; afterwards its own again, and `done` is told."""
+def swapped(
+    weights: Mapping[str, Tensor], average: Mapping[str, Tensor], done: Callable[[], None]
+) -> Iterator[None]:
+    """Inside the block the model whose weights these are holds the averaged ones; afterwards its
+    own again, and `done` is told.
+    """
     own = {name: local(weights[name]).detach().clone() for name in average}
     _copy(average, weights)
     try:

@@ -1,4 +1,6 @@
-"""The physical batches of a run: which records each step takes, how they are cut, masked and read, and in what order they go out."""
+"""The physical batches of a run: which records each step takes, how they are cut, masked and read,
+and in what order they go out.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from dpfy.training.world import World
 
 @dataclass(frozen=True, repr=False)
 class Piece:
-    """One physical batch of `step`, the `place`-th of it: the records in its rows, and which rows count."""
+    """One physical batch of `step`, the `place`-th of it: the records in its rows, and which rows
+    count.
+    """
 
     step: int
     place: int
@@ -44,10 +48,12 @@ class Piece:
 
 @dataclass(repr=False)
 class Drawing:
-    """Draws the records of a run's steps, cuts them into physical batches and has them read, in the order of the steps.
+    """Draws the records of a run's steps, cuts them into physical batches and has them read, in the
+    order of the steps.
 
-    Guarantees: which records a step takes, and in which rows of which batch, is a function of the run's secret and the step, so that a
-    resumed run gives the same batches, and they may be read ahead; each is read once, in its order, and none before it is asked for.
+    Guarantees: which records a step takes, and in which rows of which batch, is a function of the
+    run's secret and the step, so that a resumed run gives the same batches, and they may be read
+    ahead; each is read once, in its order, and none before it is asked for.
     """
 
     recipe: Recipe
@@ -65,32 +71,49 @@ class Drawing:
     def pieces(self, step: int) -> list[Piece]:
         """The physical batches of a step; none if it takes no record.
 
-        Of several ranks each takes a share of the step's records, and all take equally many batches, so that they stay together: one
-        whose share is smaller, or empty, ends with batches of rows that do not count.
+        Of several ranks each takes a share of the step's records, and all take equally many
+        batches, so that they stay together: one whose share is smaller, or empty, ends with batches
+        of rows that do not count.
         """
         sampler = self.recipe.sampler
         rng = self.randomness.generator("sampling", sampler.address(step))
         indices = sampler.batch(step, records=len(self.records), rng=rng)
         cut = self._cut(step, self.world.share(indices))
-        most = len(self._cut(step, self.world.largest_share(indices))) if self.world.count > 1 else len(cut)
-        cut += [(np.zeros(self.row_multiple, np.int64), np.zeros(self.row_multiple, bool))] * (most - len(cut))
+        most = (
+            len(self._cut(step, self.world.largest_share(indices)))
+            if self.world.count > 1
+            else len(cut)
+        )
+        cut += [(np.zeros(self.row_multiple, np.int64), np.zeros(self.row_multiple, bool))] * (
+            most - len(cut)
+        )
         return [Piece(step, place, rows, counts) for place, (rows, counts) in enumerate(cut)]
 
-    def _cut(self, step: int, indices: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    def _cut(
+        self, step: int, indices: NDArray[np.int64]
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
         return self.watch.pieces(step, indices, self.most, self.row_multiple)
 
-    def since(self, step: int, device: torch.device) -> tuple[Iterator[list[Piece]], Iterator[Batch]]:
-        """The pieces of each step from `step` on, and on `device` the batches of all of them, one after the other.
+    def since(
+        self, step: int, device: torch.device
+    ) -> tuple[Iterator[list[Piece]], Iterator[Batch]]:
+        """The pieces of each step from `step` on, and on `device` the batches of all of them, one
+        after the other.
 
-        Guarantees: where a batch was found to mix records it is not given; the refusal is final, as one of the watch is.
+        Guarantees: where a batch was found to mix records it is not given; the refusal is final, as
+        one of the watch is.
         """
         self.close()
-        drawn, ahead, again = tee((self.pieces(later) for later in range(step, self.recipe.steps)), 3)
+        drawn, ahead, again = tee(
+            (self.pieces(later) for later in range(step, self.recipe.steps)), 3
+        )
         self._reading = self.records.read(map(self._draw, chain.from_iterable(ahead)), device)
         return drawn, self._sound(chain.from_iterable(again), self._reading)
 
     def _sound(self, pieces: Iterator[Piece], reading: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches of these pieces. A refusal is given to the watch, which keeps it in the run's folder once steps were released."""
+        """The batches of these pieces. A refusal is given to the watch, which keeps it in the run's
+        folder once steps were released.
+        """
         for piece in pieces:
             try:
                 batch = next(reading)
@@ -103,7 +126,9 @@ class Drawing:
 
     @property
     def inspected(self) -> Inspected:
-        """What the readers of this process checked for records that mix before they reach the model."""
+        """What the readers of this process checked for records that mix before they reach the
+        model.
+        """
         source = self.records
         while isinstance(source, DrawnRecords):
             source = source.base
@@ -115,25 +140,39 @@ class Drawing:
             self._reading.close()
 
     def _draw(self, piece: Piece) -> Draw:
-        """What a reader is told: of the run's secret it learns the key of one step's augmentation, no more."""
+        """What a reader is told: of the run's secret it learns the key of one step's augmentation,
+        no more.
+        """
         look = Look.ALWAYS if piece.place == 0 and piece.step in self._due else Look.IF_NEW
-        return Draw(piece.indices, piece.place, self.randomness.key("augmentation", piece.step, 32), look)
+        return Draw(
+            piece.indices, piece.place, self.randomness.key("augmentation", piece.step, 32), look
+        )
 
 
 class Batches:
-    """What `PrivateTraining.batches` gives: an iterator over physical batches whose length is the number of steps that remain.
+    """What `PrivateTraining.batches` gives: an iterator over physical batches whose length is the
+    number of steps that remain.
 
-    How many physical batches these steps take is not known before, and no public number: it follows from the sizes of random batches.
-    A step may have none.
+    How many physical batches these steps take is not known before, and no public number: it follows
+    from the sizes of random batches. A step may have none.
     """
 
-    def __init__(self, batches: Iterator[Batch], plan: Plan, steps: int, steps_done: Callable[[], int], shown: bool) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        plan: Plan,
+        steps: int,
+        steps_done: Callable[[], int],
+        shown: bool,
+    ) -> None:
         self._steps, self._steps_done = steps, steps_done
         self._bar = self._show(batches, plan) if shown else None
         self._batches = batches if self._bar is None else self._bar
 
     def close(self) -> None:
-        """End the bar now, and not when Python gets round to it: what is told next comes after it."""
+        """End the bar now, and not when Python gets round to it: what is told next comes after
+        it.
+        """
         if self._bar is not None:
             self._bar.close()
 
@@ -164,7 +203,9 @@ class Captures:
         self._sum: CapturedSum | None = None
 
     def __call__(self, batch: tuple[Batch, ...], clip: Clip, mask: Tensor | None) -> Bounded[Grads]:
-        """The bounded sum of ``losses_of(*batch)``. With another structure another graph is made."""
+        """The bounded sum of ``losses_of(*batch)``. With another structure another graph is
+        made.
+        """
         found, structure = pytree.tree_flatten(batch)
         places = [place for place, leaf in enumerate(found) if isinstance(leaf, Tensor)]
         if self._sum is None or structure != self._structure:

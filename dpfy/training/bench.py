@@ -1,4 +1,6 @@
-"""The small training configuration on which the self-test of the audit switches its bugs in, through the real loop."""
+"""The small training configuration on which the self-test of the audit switches its bugs in,
+through the real loop.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ MOST_RECORDS = 4
 """Of one user."""
 
 CLIP = 2.7
-"""Not 1, or noise that forgets the clip norm could not be told from noise that knows it; above 1, so that forgetting makes it too small."""
+"""Not 1, or noise that forgets the clip norm could not be told from noise that knows it; above 1,
+so that forgetting makes it too small.
+"""
 
 
 def _step_without_noise(training: Any) -> None:
@@ -69,8 +73,12 @@ def _overwrite(training: Any) -> None:
 WRITES = {
     "an overwritten weight": _overwrite,
     "a step without noise": _step_without_noise,
-    "a weight written through .data": lambda training: next(training.model.parameters()).data.fill_(1.0),
-    "a weight decay set to a number": lambda training: training.optimizer.param_groups[0].update(weight_decay=0.5),
+    "a weight written through .data": lambda training: next(training.model.parameters()).data.fill_(
+        1.0
+    ),
+    "a weight decay set to a number": lambda training: training.optimizer.param_groups[0].update(
+        weight_decay=0.5
+    ),
 }
 """What careless loops do between two private steps."""
 
@@ -79,7 +87,9 @@ MIXTURES = {
     "a shape": "lambda losses, x, y: losses / (y > 0).nonzero().shape[0]",
     "a read value": "lambda losses, x, y: losses * torch.full((1,), x[:, 0].square().mean())",
 }
-"""Losses in which a record's part depends on the other records, as text: code of this package is not watched, that of a user is."""
+"""Losses in which a record's part depends on the other records, as text: code of this package is
+not watched, that of a user is.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,7 +104,9 @@ class _Regrouped(Owned):
 
 
 class TrainingBench:
-    """DP-SGD on a two-layer network of 904 parameters in float64: rate 1/2, 20 steps, noise multiplier 1.5, clip norm 2.7."""
+    """DP-SGD on a two-layer network of 904 parameters in float64: rate 1/2, 20 steps, noise
+    multiplier 1.5, clip norm 2.7.
+    """
 
     noise_multiplier, rate, steps, delta = 1.5, 0.5, 20, 1e-5
     physical = 128
@@ -114,13 +126,19 @@ class TrainingBench:
             start += p.numel()
         return places
 
-    def plan(self, records: int, noise: float, rate: float, steps: int, adjacency: Adjacency) -> Plan:
+    def plan(
+        self, records: int, noise: float, rate: float, steps: int, adjacency: Adjacency
+    ) -> Plan:
         """The plan that the self-test claims."""
         recipe = dpsgd(records, rate * records, steps=steps, clip_norm=CLIP, adjacency=adjacency)
         return recipe.with_noise(noise, delta=self.delta, allow_large_delta=True)
 
     def _curve(self, strength: float, adjacency: Adjacency) -> Curve:
-        return self.plan(904, self.noise_multiplier / strength, self.rate, self.steps, adjacency).guarantee().curve
+        return (
+            self.plan(904, self.noise_multiplier / strength, self.rate, self.steps, adjacency)
+            .guarantee()
+            .curve
+        )
 
     def updates(
         self,
@@ -134,20 +152,30 @@ class TrainingBench:
         interrupt: int | None = None,
         exact: bool = False,
     ) -> Array:
-        """Train on records with these gradients, the bug's parts in place; the noisy sums [steps, parameters] in clip norms."""
+        """Train on records with these gradients, the bug's parts in place; the noisy sums [steps,
+        parameters] in clip norms.
+        """
         chosen = self.noise_multiplier if noise is None else noise
         plan = self.plan(
-            len(rows), chosen, rate or self.rate, self.steps if steps is None else steps, Adjacency.ADD_OR_REMOVE_ONE
+            len(rows),
+            chosen,
+            rate or self.rate,
+            self.steps if steps is None else steps,
+            Adjacency.ADD_OR_REMOVE_ONE,
         )
         if exact:
             plan = dataclasses.replace(plan, recipe=dataclasses.replace(plan.recipe, noise=EXACT))
         seams = bug if steps is None else dataclasses.replace(bug, steps=None)
         physical = self.physical if len(rows) > 16 else 4
-        return observe_gradients(self.model, rows, plan, seams=seams, seed=seed, physical=physical, interrupt=interrupt)
+        return observe_gradients(
+            self.model, rows, plan, seams=seams, seed=seed, physical=physical, interrupt=interrupt
+        )
 
     def batches(self, bug: Any, records: int, steps: int) -> NDArray[np.bool_]:
         """[steps, records]: who takes part when."""
-        sampler = bug.sampler(self.plan(records, 1.0, self.rate, steps, Adjacency.ADD_OR_REMOVE_ONE).recipe.sampler)
+        sampler = bug.sampler(
+            self.plan(records, 1.0, self.rate, steps, Adjacency.ADD_OR_REMOVE_ONE).recipe.sampler
+        )
         randomness = Randomness.for_tests(41)
         there = np.zeros((steps, records), dtype=bool)
         for step in range(steps):
@@ -156,22 +184,35 @@ class TrainingBench:
         return there
 
     def of_users(self, owners: NDArray[np.int64], most: int, bug: Any, *, single: bool) -> Array:
-        """The sum without noise over users whose records are alike, three clip norms long; or over the records of theirs that are used."""
+        """The sum without noise over users whose records are alike, three clip norms long; or over
+        the records of theirs that are used.
+        """
         rows = np.zeros((len(owners), sum(p.numel() for p in self.model.parameters())))
         rows[np.arange(len(owners)), owners] = 3.0
         names, counts = np.unique(owners, return_counts=True)
         units = int(np.minimum(counts, most).sum()) if single else len(names)
-        recipe = dpsgd(units, units, steps=1, clip_norm=CLIP, unit=user_unit(most), draw=RECORD if single else UNIT)
+        recipe = dpsgd(
+            units,
+            units,
+            steps=1,
+            clip_norm=CLIP,
+            unit=user_unit(most),
+            draw=RECORD if single else UNIT,
+        )
         plan = recipe.with_noise(0.0, delta=self.delta, allow_large_delta=True)
 
         def by(records: Records) -> _Regrouped:
             return _Regrouped(records, Users(owners), most, single, bug.grouped)
 
-        released: Array = observe_gradients(self.model, rows, plan, seams=bug, physical=64, by=by)[0]
+        released: Array = observe_gradients(self.model, rows, plan, seams=bug, physical=64, by=by)[
+            0
+        ]
         return released
 
     def again(self, bug: Any) -> Iterator[tuple[str, list[tuple[int, Array]]]]:
-        """A loop that goes on with other gradients after an error behind the noise of a step, and a run resumed with others."""
+        """A loop that goes on with other gradients after an error behind the noise of a step, and a
+        run resumed with others.
+        """
         rows = np.eye(8, sum(p.numel() for p in self.model.parameters())) * 4
         plan = self.plan(len(rows), self.noise_multiplier, 1.0, 6, Adjacency.ADD_OR_REMOVE_ONE)
         yield "an error", observe_error(self.model, (rows, -rows), plan, bug.after_error)
@@ -185,7 +226,9 @@ class TrainingBench:
             yield what, observe_write(self.model, rows, plan, bug.after_entry, write)
 
     def correlated(self, bug: Any) -> Iterator[tuple[str, Array, Array]]:
-        """Noise of correlated strategies as streamed, with the state saved and restored half-way, and as their matrices say."""
+        """Noise of correlated strategies as streamed, with the state saved and restored half-way,
+        and as their matrices say.
+        """
         strategies = {
             "banded": Banded((1.0, 0.5, 0.25)),
             "tree": Tree(restart=4),
@@ -206,11 +249,15 @@ class TrainingBench:
             released, state = stream.release(Bounded(dict(like), Bound(CLIP)), step, state, permit)
             seen.append(released.value["w"].numpy() / CLIP)
         matrix = strategy.noise_matrix(CORRELATED_STEPS)
-        draws = np.array([draw(like, randomness, "noise", k)["w"].numpy() for k in range(matrix.shape[1])])
+        draws = np.array(
+            [draw(like, randomness, "noise", k)["w"].numpy() for k in range(matrix.shape[1])]
+        )
         return np.array(seen), matrix @ draws
 
     def overflowing(self, bug: Any) -> tuple[Array, Array]:
-        """Squared outputs overflow for one of five examples; the sum with it, and the right sum without it."""
+        """Squared outputs overflow for one of five examples; the sum with it, and the right sum
+        without it.
+        """
         x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         rest = self._sum(choose(self.model)[0], x)
         x = torch.cat([x, torch.full((1, 4), 1e300, dtype=torch.float64)])
@@ -220,16 +267,22 @@ class TrainingBench:
         engine.attach(self.model)
         try:
             gain = torch.tensor([1.0] * (len(x) - 1) + [last], dtype=torch.float64)
-            total = engine.bounded_sum((self.model(x) * gain[:, None]).square().sum(1), FlatClip(CLIP)).value
+            total = engine.bounded_sum(
+                (self.model(x) * gain[:, None]).square().sum(1), FlatClip(CLIP)
+            ).value
         finally:
             engine.detach()
         return np.concatenate([total[name].reshape(-1).numpy() for name in self.parameters])
 
-    def reports(self, bug: Any) -> Iterator[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
+    def reports(
+        self, bug: Any
+    ) -> Iterator[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
         """Reports of every local protocol on two values."""
         return local_reports(bug.protocol)
 
-    def label_answers(self, bug: Any) -> Iterator[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
+    def label_answers(
+        self, bug: Any
+    ) -> Iterator[tuple[str, float, NDArray[np.int64], NDArray[np.int64]]]:
         """Of records with one label, and with another."""
         return labels.label_answers(bug.labels)
 
@@ -307,7 +360,9 @@ class TrainingBench:
         """What the rounds of a private evolution take, and what is claimed."""
         return synthetic_evolution.spent(bug.evolution)
 
-    def users(self, rows: Array, owners: NDArray[np.int64], bug: Any, *, noise: float, steps: int = 1) -> Array:
+    def users(
+        self, rows: Array, owners: NDArray[np.int64], bug: Any, *, noise: float, steps: int = 1
+    ) -> Array:
         """User-level training on these records, with a bug's parts in place."""
         count = len(np.unique(owners))
         recipe = dpsgd(count, count, steps=steps, clip_norm=CLIP, unit=user_unit(MOST_RECORDS))
@@ -315,17 +370,28 @@ class TrainingBench:
         return observe_users(self.model, rows, owners, plan, seams=bug, join=bug.join)
 
     def tied_contribution(self, bug: Any) -> float:
-        """The contribution of one long gradient to a model that uses one layer twice, both uses aligned, in clip norms."""
-        return _contribution(bug, _Twice().double(), torch.full((1, 6), 3.0, dtype=torch.float64), 15.0)
+        """The contribution of one long gradient to a model that uses one layer twice, both uses
+        aligned, in clip norms.
+        """
+        return _contribution(
+            bug, _Twice().double(), torch.full((1, 6), 3.0, dtype=torch.float64), 15.0
+        )
 
     def cancelling_contribution(self, bug: Any) -> float:
-        """The same in float32 where two uses of a layer, 1e5 clip norms each, cancel but for a few ten-thousandths."""
+        """The same in float32 where two uses of a layer, 1e5 clip norms each, cancel but for a few
+        ten-thousandths.
+        """
         generator = torch.Generator().manual_seed(0)
-        sizes = [_contribution(bug, _Opposed(gap), torch.randn(1, 64, generator=generator), 1e5 * CLIP) for gap in GAPS]
+        sizes = [
+            _contribution(bug, _Opposed(gap), torch.randn(1, 64, generator=generator), 1e5 * CLIP)
+            for gap in GAPS
+        ]
         return max(sizes)
 
     def mixed(self, bug: Any) -> Iterator[tuple[str, bool]]:
-        """By a count of records, taken from a shape, and by a number that C++ reads from a tensor."""
+        """By a count of records, taken from a shape, and by a number that C++ reads from a
+        tensor.
+        """
         x, y = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
         recipe = dpsgd(64, 32, steps=1, clip_norm=CLIP)
         for what, text in MIXTURES.items():
@@ -336,10 +402,18 @@ class TrainingBench:
                 tempfile.TemporaryDirectory() as folder,
                 suppress(DpfyError),
                 patch.object(Program, "needed", bug.replayed(Program.needed)),
-                PrivateTraining(model, sgd, (x, y), recipe.with_noise(1.0, delta=1e-3), Path(folder) / "run") as training,
+                PrivateTraining(
+                    model, sgd, (x, y), recipe.with_noise(1.0, delta=1e-3), Path(folder) / "run"
+                ) as training,
             ):
                 for features, labels in training.batches():
-                    training.step(mix(nn.functional.cross_entropy(model(features), labels, reduction="none"), features, labels))
+                    training.step(
+                        mix(
+                            nn.functional.cross_entropy(model(features), labels, reduction="none"),
+                            features,
+                            labels,
+                        )
+                    )
             yield what, training.steps_done > 0
 
     def batchnorm_refusal(self, bug: Any) -> str | None:
@@ -353,7 +427,9 @@ class TrainingBench:
 
 
 GAPS = (1e-5, 1e-4, 2e-4, 2.8e-4, 4e-4)
-"""Squares of what is left of two float32 uses then sink below the rounding of the squares of the uses themselves."""
+"""Squares of what is left of two float32 uses then sink below the rounding of the squares of the
+uses themselves.
+"""
 
 
 def _contribution(bug: Any, model: nn.Module, x: Tensor, size: float) -> float:
@@ -399,7 +475,9 @@ class _Twice(nn.Module):
 def _probed(model: nn.Module) -> str | None:
     probe = LossProbe(model)
     try:
-        probe.check(model(torch.randn(8, 6, generator=torch.Generator().manual_seed(0))).square().sum(1))
+        probe.check(
+            model(torch.randn(8, 6, generator=torch.Generator().manual_seed(0))).square().sum(1)
+        )
     except DpfyError as refusal:
         return str(refusal)
     finally:

@@ -1,8 +1,11 @@
-"""Checkpoints: one file with all that a resumed run needs to release the same bits. Safetensors, never pickle; whole or not at all.
+"""Checkpoints: one file with all that a resumed run needs to release the same bits. Safetensors,
+never pickle; whole or not at all.
 
-Tensors are stored under ``model.``, ``optimizer.``, ``average.``, ``noise.`` and ``random.``; numbers and names as JSON in the
-header. The header carries a keyed fingerprint of all of it: a damaged file, or one from another run, is refused. It also names the
-file itself (:mod:`dpfy.core.inode`): a copy of a checkpoint is refused, as one that was put in the place of a later one would be.
+Tensors are stored under ``model.``, ``optimizer.``, ``average.``, ``noise.`` and ``random.``;
+numbers and names as JSON in the header. The header carries a keyed fingerprint of all of it: a
+damaged file, or one from another run, is refused. It also names the file itself
+(:mod:`dpfy.core.inode`): a copy of a checkpoint is refused, as one that was put in the place of a
+later one would be.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ FORMAT, BEFORE = "dpfy-checkpoint-3", "dpfy-checkpoint-2"
 
 @dataclass(frozen=True, repr=False)
 class Snapshot:
-    """The state of a run between two steps. `facts` is JSON; `tensors` maps full names to tensors; `format` is that of its file."""
+    """The state of a run between two steps. `facts` is JSON; `tensors` maps full names to tensors;
+    `format` is that of its file.
+    """
 
     step: int
     facts: dict[str, Any] = field(default_factory=dict)
@@ -40,7 +45,11 @@ class Snapshot:
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors under one prefix, without it."""
-        return {name[len(prefix) + 1 :]: t for name, t in self.tensors.items() if name.startswith(prefix + ".")}
+        return {
+            name[len(prefix) + 1 :]: t
+            for name, t in self.tensors.items()
+            if name.startswith(prefix + ".")
+        }
 
 
 def write(path: Path, snapshot: Snapshot, randomness: Randomness) -> None:
@@ -52,7 +61,10 @@ def write(path: Path, snapshot: Snapshot, randomness: Randomness) -> None:
     header = {"facts": facts, "tag": _tag(facts, tensors, randomness)}
 
     def content(own: str) -> bytes:
-        return save(tensors, metadata=header | {"file": randomness.tag("file", f"{header['tag']} {own}".encode())})
+        return save(
+            tensors,
+            metadata=header | {"file": randomness.tag("file", f"{header['tag']} {own}".encode())},
+        )
 
     write_atomically(path, content, mode=PRIVATE_MODE)
 
@@ -64,11 +76,15 @@ def tag(snapshot: Snapshot, randomness: Randomness) -> str:
 
 def _plain_parts(snapshot: Snapshot) -> tuple[str, dict[str, Tensor]]:
     tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
-    return canonical({"format": snapshot.format, "step": snapshot.step, "facts": snapshot.facts}), tensors
+    return canonical(
+        {"format": snapshot.format, "step": snapshot.step, "facts": snapshot.facts}
+    ), tensors
 
 
 def read(path: Path, randomness: Randomness) -> Snapshot:
-    """The checkpoint at `path`; `Corrupt` if it is damaged, was written by another run, or is a copy."""
+    """The checkpoint at `path`; `Corrupt` if it is damaged, was written by another run, or is a
+    copy.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -78,12 +94,21 @@ def read(path: Path, randomness: Randomness) -> Snapshot:
     except (SafetensorError, OSError, KeyError, ValueError, TypeError):
         raise Corrupt(f"checkpoint/{path.name}", "not a readable dpfy checkpoint") from None
     if header.get("tag") != _tag(facts, tensors, randomness):
-        raise Corrupt(f"checkpoint/{path.name}", "does not match its fingerprint: damaged, or written by another run")
+        raise Corrupt(
+            f"checkpoint/{path.name}",
+            "does not match its fingerprint: damaged, or written by another run",
+        )
     if parsed["format"] not in (FORMAT, BEFORE):
-        raise Corrupt(f"checkpoint/{path.name}", "was written by another version of dpfy: resume the run with that version")
+        raise Corrupt(
+            f"checkpoint/{path.name}",
+            "was written by another version of dpfy: resume the run with that version",
+        )
     own = randomness.tag("file", f"{header['tag']} {identity_of(path)}".encode())
     if parsed["format"] == FORMAT and header.get("file") != own:
-        rule = "is a copy, or was restored from one: the noise of later steps may have been used already; start a new run"
+        rule = (
+            "is a copy, or was restored from one: the noise of later steps may have been used "
+            "already; start a new run"
+        )
         raise Corrupt(f"checkpoint/{path.name}", rule)
     return Snapshot(parsed["step"], parsed["facts"], tensors, parsed["format"])
 
@@ -111,8 +136,12 @@ def split_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str,
     return tensors, {"state": plain, "param_groups": groups}
 
 
-def join_optimizer(tensors: dict[str, Tensor], facts: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """The inverse of `split_optimizer`, for these parameters: what is held of one that is spread over ranks is spread like it."""
+def join_optimizer(
+    tensors: dict[str, Tensor], facts: dict[str, Any], parameters: Sequence[Tensor]
+) -> dict[str, Any]:
+    """The inverse of `split_optimizer`, for these parameters: what is held of one that is spread
+    over ranks is spread like it.
+    """
     state: dict[int, dict[str, Any]] = {}
     for key, entries in facts["state"].items():
         state.setdefault(int(key), {}).update(entries)
@@ -120,7 +149,8 @@ def join_optimizer(tensors: dict[str, Tensor], facts: dict[str, Any], parameters
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = spread_like(value, parameters[int(index)])
     groups = [
-        {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in group.items()} for group in facts["param_groups"]
+        {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in group.items()}
+        for group in facts["param_groups"]
     ]
     return {"state": state, "param_groups": groups}
 

@@ -1,4 +1,6 @@
-"""A fast checksum of many tensors: the sum of their 64-bit words, exact and modulo 2^64. It finds accidents, not forgeries."""
+"""A fast checksum of many tensors: the sum of their 64-bit words, exact and modulo 2^64. It finds
+accidents, not forgeries.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ HUGE, BLOCK, PARTS = 1 << 20, 1 << 12, 4
 
 
 def checksum(tensors: Iterable[Tensor], part: int | None = None) -> Tensor:
-    """One number (int64, on the device of one of them) that changes when a bit of one of them does. 0.2 ns a float32 on one core.
+    """One number (int64, on the device of one of them) that changes when a bit of one of them does.
+    0.2 ns a float32 on one core.
 
-    Guarantees: the same values in the same order give the same number, wherever they lie in memory; one value changed gives another
-    number. 64-bit words that change places are not told apart. With `part`, only every fourth block of huge tensors is read, from
-    block `part` on.
+    Guarantees: the same values in the same order give the same number, wherever they lie in memory;
+    one value changed gives another number. 64-bit words that change places are not told apart. With
+    `part`, only every fourth block of huge tensors is read, from block `part` on.
     """
     together: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     sums: list[Tensor] = []
@@ -40,7 +43,9 @@ def checksum(tensors: Iterable[Tensor], part: int | None = None) -> Tensor:
     sums += [_together(many, dtype) for (dtype, _), many in together.items()]
     if not sums:
         return torch.zeros((), dtype=torch.int64)
-    return sums[0] if len(sums) == 1 else torch.stack([part.to(sums[0].device) for part in sums]).sum()
+    return (
+        sums[0] if len(sums) == 1 else torch.stack([part.to(sums[0].device) for part in sums]).sum()
+    )
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

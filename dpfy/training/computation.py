@@ -1,7 +1,9 @@
-"""What a model and its losses compute, as a fingerprint of their code: a resumed run must not compute something else.
+"""What a model and its losses compute, as a fingerprint of their code: a resumed run must not
+compute something else.
 
-The code is read as Python runs it (instructions, constants, names), with the functions, methods and plain global values that it
-names, so that neither comments nor places of files matter. Code of torch and dpfy is not followed: their versions are kept elsewhere.
+The code is read as Python runs it (instructions, constants, names), with the functions, methods and
+plain global values that it names, so that neither comments nor places of files matter. Code of
+torch and dpfy is not followed: their versions are kept elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ DEEPEST = 12
 
 
 def of_model(model: nn.Module) -> str:
-    """Every module of `model`, as text: name, class, settings, and the code of its forward pass. Weights are not in it."""
+    """Every module of `model`, as text: name, class, settings, and the code of its forward pass.
+    Weights are not in it.
+    """
     lines, codes = [], dict[type, str]()
     for name, module in model.named_modules():
         kind = type(module)
@@ -38,11 +42,19 @@ def of_function(function: Any, owner: type | None = None) -> str:
 
 
 def _settings(module: nn.Module) -> str:
-    """Numbers, words and functions that a module holds, and what it says about itself; not its mode, nor what is its own affair."""
-    own = {k: v for k, v in sorted(vars(module).items()) if not k.startswith("_") and k != "training"}
+    """Numbers, words and functions that a module holds, and what it says about itself; not its
+    mode, nor what is its own affair.
+    """
+    own = {
+        k: v for k, v in sorted(vars(module).items()) if not k.startswith("_") and k != "training"
+    }
     described = [f"{k}={_value(v)}" for k, v in own.items() if isinstance(v, (*PLAIN, tuple))]
     described += [f"{k}={of_function(v)}" for k, v in own.items() if isinstance(v, FUNCTIONS)]
-    shapes = [f"{k}{tuple(p.shape)}" for k, p in (*module._parameters.items(), *module._buffers.items()) if p is not None]
+    shapes = [
+        f"{k}{tuple(p.shape)}"
+        for k, p in (*module._parameters.items(), *module._buffers.items())
+        if p is not None
+    ]
     said = "" if any(True for _ in module.children()) else module.extra_repr()
     return ADDRESS.sub("", f"{said} {' '.join(described)} {' '.join(shapes)}")
 
@@ -85,7 +97,9 @@ def _walk(thing: Any, owner: type | None, seen: set[int], depth: int) -> Iterato
     names: list[str] = []
     yield from _code(function.__code__, names)
     held = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-    found = [getattr(owner, n, None) for n in names if owner is not None] + [function.__globals__.get(n) for n in names]
+    found = [getattr(owner, n, None) for n in names if owner is not None] + [
+        function.__globals__.get(n) for n in names
+    ]
     for part in (*held, *found, *(function.__defaults__ or ())):
         if isinstance(part, FUNCTIONS):
             yield from _walk(part, owner, seen, depth + 1)

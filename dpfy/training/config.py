@@ -1,4 +1,6 @@
-"""The configuration of a training job: TOML sections that are frozen dataclasses. An unknown or misspelt key is an error."""
+"""The configuration of a training job: TOML sections that are frozen dataclasses. An unknown or
+misspelt key is an error.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ from dpfy.plan.stopping import MOST_POINTS
 from dpfy.training.paperwork import AboutConfig, LedgerConfig, PublicConfig
 from dpfy.training.runtime import Runtime
 
-PATHS = {("data", "dir"), ("data", "path"), ("data", "labels_path"), ("data", "test_path"), ("data", "test_labels_path"),
+PATHS = {("data", "dir"), ("data", "path"), ("data", "labels_path"), ("data", "test_path"), ("data", "test_labels_path"),  # noqa: E501
          ("data", "schema"), ("ledger", "path")}  # fmt: skip
 LEAST, MOST = 1e-12, 1e9
-"""Learning rates and clip norms beyond these make weights that are no numbers, or none that move."""
+"""Learning rates and clip norms beyond these make weights that are no numbers, or none that
+move.
+"""
 OPTIMIZERS = ("sgd", "adam", "adamw", "ftrl")
 LOSSES = ("cross_entropy", "squared_error")
 MOST_GROUP = 200
@@ -46,45 +50,68 @@ FIELDS_OF_CLIP: dict[str, dict[str, str]] = {
         "clip_count_weight": "count_weight",
     },
 }
-"""Which fields each clip rule reads, and what the rule calls them. A field set for a rule that ignores it is an error."""
+"""Which fields each clip rule reads, and what the rule calls them. A field set for a rule that
+ignores it is an error.
+"""
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """[privacy]: the guarantee asked for. Give `epsilon`, or `noise_multiplier` to fix the noise instead (0 trains without privacy)."""
+    """[privacy]: the guarantee asked for. Give `epsilon`, or `noise_multiplier` to fix the noise
+    instead (0 trains without privacy).
+    """
 
-    epsilon: float | None = setting(None, "Epsilon to reach.", "3, unless noise_multiplier is given")
+    epsilon: float | None = setting(
+        None, "Epsilon to reach.", "3, unless noise_multiplier is given"
+    )
     delta: float = setting(1e-5, "Delta; must be below 1/records.")
     noise_multiplier: float | None = setting(
-        None, "Noise in units of the clip norm, instead of epsilon; 0 trains without privacy.", "the least that reaches epsilon"
+        None,
+        "Noise in units of the clip norm, instead of epsilon; 0 trains without privacy.",
+        "the least that reaches epsilon",
     )
     records: int | str | None = setting(
         None,
-        "Public number of units (records, or users) to train on, those held out left out; needed for data of your own. "
-        '"public" counts the records of a table, where their exact number is public (not with add-or-remove-one).',
+        "Public number of units (records, or users) to train on, those held out left out; needed "
+        "for data of your own. "
+        '"public" counts the records of a table, where their exact number is public (not with '
+        "add-or-remove-one).",
         "that of a public data set",
     )
     adjacency: str = setting(
-        Adjacency.ADD_OR_REMOVE_ONE.value, f"Which change is hidden: {', '.join(a.value for a in Adjacency)}."
+        Adjacency.ADD_OR_REMOVE_ONE.value,
+        f"Which change is hidden: {', '.join(a.value for a in Adjacency)}.",
     )
-    accountant: str = setting(accounting.DEFAULT, f"How epsilon is computed: {', '.join(accounting.TABLE)}.")
-    allow_large_delta: bool = setting(False, "Accept delta >= 1/records, at which a random record may be published in full.")
+    accountant: str = setting(
+        accounting.DEFAULT, f"How epsilon is computed: {', '.join(accounting.TABLE)}."
+    )
+    allow_large_delta: bool = setting(
+        False, "Accept delta >= 1/records, at which a random record may be published in full."
+    )
     test_noise: float | None = setting(
         None,
         'Noise of a billed evaluation (data.test = "billed"), times what one record adds.',
         "as much as takes about a tenth of the guarantee",
     )
-    group_size: int = setting(1, "Epsilon and delta hold for any group of this many units together (of a family, say).")
+    group_size: int = setting(
+        1, "Epsilon and delta hold for any group of this many units together (of a family, say)."
+    )
 
     def __post_init__(self) -> None:
         if self.test_noise is not None:
-            check.noise_multiplier("privacy.test_noise", check.positive("privacy.test_noise", self.test_noise))
+            check.noise_multiplier(
+                "privacy.test_noise", check.positive("privacy.test_noise", self.test_noise)
+            )
         if self.epsilon is not None:
             check.epsilon("privacy.epsilon", self.epsilon)
         if self.noise_multiplier is not None:
             check.noise_multiplier("privacy.noise_multiplier", self.noise_multiplier)
         if self.epsilon is not None and self.noise_multiplier is not None:
-            raise InvalidInput("privacy.noise_multiplier", self.noise_multiplier, "give epsilon or noise_multiplier, not both")
+            raise InvalidInput(
+                "privacy.noise_multiplier",
+                self.noise_multiplier,
+                "give epsilon or noise_multiplier, not both",
+            )
         check.delta("privacy.delta", self.delta)
         check.one_of("privacy.adjacency", self.adjacency, [a.value for a in Adjacency])
         self._check_records()
@@ -94,10 +121,16 @@ class PrivacyConfig:
 
     def _check_records(self) -> None:
         if self.records == PUBLIC and self.adjacency == Adjacency.ADD_OR_REMOVE_ONE.value:
-            rule = "with add-or-remove-one the exact number is protected: give a public number near it, or privacy.adjacency=replace-one"
+            rule = (
+                "with add-or-remove-one the exact number is protected: give a public number near "
+                "it, or privacy.adjacency=replace-one"
+            )
             raise InvalidInput("privacy.records", self.records, rule)
         if self.records == OPEN:
-            rule = "is open: the public number of records to train on, those held out (data.test_fraction) left out"
+            rule = (
+                "is open: the public number of records to train on, those held out "
+                "(data.test_fraction) left out"
+            )
             raise InvalidInput("privacy.records", self.records, rule)
         if self.records is not None and self.records != PUBLIC:
             check.integer("privacy.records", self.records, most=check.RECORDS)
@@ -108,30 +141,54 @@ class TrainingConfig:
     """[training]: mechanism, batches, clipping and the update."""
 
     mechanism: str = setting("dp-sgd", f"Noise and sampling: {', '.join(MECHANISMS)}.")
-    sampling: str = setting("poisson", f"How dp-sgd draws its batches: {', '.join(SAMPLINGS)} (the latter with replace-one).")
-    bands: int | None = setting(None, "Bands of band-mf, with cyclic Poisson sampling.", "those with the least error")
+    sampling: str = setting(
+        "poisson",
+        f"How dp-sgd draws its batches: {', '.join(SAMPLINGS)} (the latter with replace-one).",
+    )
+    bands: int | None = setting(
+        None, "Bands of band-mf, with cyclic Poisson sampling.", "those with the least error"
+    )
     noise_phases: tuple[float, ...] | None = setting(
         None,
-        "Noise of the phases of a dp-sgd run, relative to each other, as in [2.0, 1.5, 1.0]; all is billed.",
+        "Noise of the phases of a dp-sgd run, relative to each other, as in [2.0, 1.5, 1.0]; all "
+        "is billed.",
         "constant noise",
     )
-    phase_steps: tuple[int, ...] | None = setting(None, "Steps of each of the noise_phases.", "phases of equal length")
+    phase_steps: tuple[int, ...] | None = setting(
+        None, "Steps of each of the noise_phases.", "phases of equal length"
+    )
     stopping: int | None = setting(
-        None, "Points, equally spaced, at which the run may end early, billed for what it released.", "none"
+        None,
+        "Points, equally spaced, at which the run may end early, billed for what it released.",
+        "none",
     )
     patience: int | None = setting(
-        None, "End the run when the loss on public test data did not improve at so many of these points.", "never"
+        None,
+        "End the run when the loss on public test data did not improve at so many of these points.",
+        "never",
     )
-    noise: str = setting(FLOAT, "How noise is added: float, or exact (every released value is where real numbers would put it).")
+    noise: str = setting(
+        FLOAT,
+        "How noise is added: float, or exact (every released value is where real numbers would put "
+        "it).",
+    )
     batch_size: float | None = setting(None, "Mean size of a batch.", "all units")
     epochs: float | None = setting(None, "Expected passes over the data; or give steps.")
     steps: int | None = setting(None, "Noisy steps; or give epochs.", "120")
-    clip: str = setting("flat", f"How the gradient of one unit is bounded: {', '.join(FIELDS_OF_CLIP)}.")
-    clip_norm: float = setting(1.0, "Largest gradient norm of one unit; inf clips nothing and needs noise 0.")
+    clip: str = setting(
+        "flat", f"How the gradient of one unit is bounded: {', '.join(FIELDS_OF_CLIP)}."
+    )
+    clip_norm: float = setting(
+        1.0, "Largest gradient norm of one unit; inf clips nothing and needs noise 0."
+    )
     clip_gamma: float = setting(0.01, "What keeps tiny gradients tiny (automatic, psac).")
-    clip_quantile: float = setting(0.5, "Share of units whose gradients shall pass unclipped (quantile); found privately.")
+    clip_quantile: float = setting(
+        0.5, "Share of units whose gradients shall pass unclipped (quantile); found privately."
+    )
     clip_rate: float = setting(0.2, "How fast the norm follows the quantile.")
-    clip_count_weight: float = setting(0.2, "Length of the count of unclipped units, in clip norms (quantile).")
+    clip_count_weight: float = setting(
+        0.2, "Length of the count of unclipped units, in clip norms (quantile)."
+    )
     clip_prefixes: tuple[str, ...] | None = setting(
         None, 'Groups of parameters by prefixes of their names (per-group); "" is the rest.'
     )
@@ -139,12 +196,17 @@ class TrainingConfig:
     optimizer: str = setting("sgd", f"What moves the weights: {', '.join(OPTIMIZERS)}.")
     learning_rate: float = setting(0.5, "Learning rate.")
     momentum: float = setting(0.9, "Momentum of sgd and ftrl.")
-    average: float = setting(0.9, "Decay of the average of the weights, which is released; 0 for none.")
+    average: float = setting(
+        0.9, "Decay of the average of the weights, which is released; 0 for none."
+    )
     loss: str = setting("cross_entropy", f"Loss of one record: {', '.join(LOSSES)}.")
 
     def __post_init__(self) -> None:
         check.one_of("training.mechanism", self.mechanism, MECHANISMS)
-        if check.one_of("training.sampling", self.sampling, SAMPLINGS) != "poisson" and self.mechanism != "dp-sgd":
+        if (
+            check.one_of("training.sampling", self.sampling, SAMPLINGS) != "poisson"
+            and self.mechanism != "dp-sgd"
+        ):
             raise InvalidInput("training.sampling", self.sampling, "goes with the mechanism dp-sgd")
         check.one_of("training.noise", self.noise, NOISES)
         if self.bands is not None:
@@ -159,7 +221,9 @@ class TrainingConfig:
             check.integer("training.patience", self.patience)
         if self.patience is not None and self.stopping is None:
             raise InvalidInput(
-                "training.patience", self.patience, "goes with training.stopping, the points at which a run may end"
+                "training.patience",
+                self.patience,
+                "goes with training.stopping, the points at which a run may end",
             )
         check.one_of("training.optimizer", self.optimizer, OPTIMIZERS)
         check.one_of("training.loss", self.loss, LOSSES)
@@ -179,7 +243,9 @@ class TrainingConfig:
 
     def clip_rule(self) -> Clip:
         """The clip rule."""
-        arguments = {theirs: getattr(self, ours) for ours, theirs in FIELDS_OF_CLIP[self.clip].items()}
+        arguments = {
+            theirs: getattr(self, ours) for ours, theirs in FIELDS_OF_CLIP[self.clip].items()
+        }
         try:
             rule: Clip = CLIPS[self.clip](**arguments)
         except InvalidInput as problem:
@@ -193,20 +259,36 @@ class TrainingConfig:
         if self.phase_steps is None:
             return equal_phases(steps, self.noise_phases)
         if sum(self.phase_steps) != steps:
-            raise InvalidInput("training.phase_steps", self.phase_steps, f"must add up to the steps of the run ({steps})")
+            raise InvalidInput(
+                "training.phase_steps",
+                self.phase_steps,
+                f"must add up to the steps of the run ({steps})",
+            )
         return given_phases(self.phase_steps, self.noise_phases)
 
     def _check_phases(self) -> None:
         if self.noise_phases is not None:
             if self.mechanism != "dp-sgd":
-                raise InvalidInput("training.noise_phases", self.noise_phases, "goes with the mechanism dp-sgd")
-            object.__setattr__(self, "noise_phases", _numbers("training.noise_phases", self.noise_phases, check.positive))
-        if self.phase_steps is not None:
-            if not isinstance(self.phase_steps, tuple | list) or len(self.phase_steps) != len(self.noise_phases or ()):
                 raise InvalidInput(
-                    "training.phase_steps", self.phase_steps, "must be a list with one number for each of noise_phases"
+                    "training.noise_phases", self.noise_phases, "goes with the mechanism dp-sgd"
                 )
-            lengths = tuple(check.integer("training.phase_steps", n, most=check.STEPS) for n in self.phase_steps)
+            object.__setattr__(
+                self,
+                "noise_phases",
+                _numbers("training.noise_phases", self.noise_phases, check.positive),
+            )
+        if self.phase_steps is not None:
+            if not isinstance(self.phase_steps, tuple | list) or len(self.phase_steps) != len(
+                self.noise_phases or ()
+            ):
+                raise InvalidInput(
+                    "training.phase_steps",
+                    self.phase_steps,
+                    "must be a list with one number for each of noise_phases",
+                )
+            lengths = tuple(
+                check.integer("training.phase_steps", n, most=check.STEPS) for n in self.phase_steps
+            )
             object.__setattr__(self, "phase_steps", lengths)
 
     def _check_clip(self) -> None:
@@ -217,7 +299,9 @@ class TrainingConfig:
         check.positive("training.clip_rate", self.clip_rate)
         check.positive("training.clip_count_weight", self.clip_count_weight)
         if self.clip_norms is not None:
-            object.__setattr__(self, "clip_norms", _numbers("training.clip_norms", self.clip_norms, _norm))
+            object.__setattr__(
+                self, "clip_norms", _numbers("training.clip_norms", self.clip_norms, _norm)
+            )
         if self.clip_prefixes is not None:
             _words("training.clip_prefixes", self.clip_prefixes)
         for item in fields(self):
@@ -226,7 +310,9 @@ class TrainingConfig:
                 rule = f"clip {self.clip!r} does not read it (it reads: {', '.join(read)})"
                 raise InvalidInput(f"training.{item.name}", value, rule)
             if item.name in read and value is None:
-                raise InvalidInput(f"training.{item.name}", None, f"must be given for clip {self.clip!r}")
+                raise InvalidInput(
+                    f"training.{item.name}", None, f"must be given for clip {self.clip!r}"
+                )
         self.clip_rule()
 
 
@@ -234,8 +320,12 @@ class TrainingConfig:
 class RuntimeConfig:
     """[runtime]: speed and safety knobs; none changes the guarantee."""
 
-    engine: str = setting("auto", "How gradients of single units are computed: auto, bookkeeping, batched or loop.")
-    max_physical_batch: int | str = setting(4096, "Largest batch in memory at once: a number, or auto.")
+    engine: str = setting(
+        "auto", "How gradients of single units are computed: auto, bookkeeping, batched or loop."
+    )
+    max_physical_batch: int | str = setting(
+        4096, "Largest batch in memory at once: a number, or auto."
+    )
     pad: bool = setting(False, "Fill batches up to one size.")
     graph: bool = setting(False, "Capture the step as CUDA graphs.")
     device: str = setting("cpu", "cpu, cuda, ...")
@@ -252,7 +342,9 @@ class RuntimeConfig:
 
     def runtime(self, progress: bool) -> Runtime:
         """As the training loop takes it."""
-        return Runtime(self.engine, self.max_physical_batch, self.pad, self.device, progress, self.graph)
+        return Runtime(
+            self.engine, self.max_physical_batch, self.pad, self.device, progress, self.graph
+        )
 
 
 @dataclass(frozen=True)
@@ -277,11 +369,15 @@ class JobConfig:
             )
         if self.privacy.test_noise is not None and self.data.test_use != "billed":
             raise InvalidInput(
-                "privacy.test_noise", self.privacy.test_noise, 'goes with data.test = "billed" (--set data.test=billed)'
+                "privacy.test_noise",
+                self.privacy.test_noise,
+                'goes with data.test = "billed" (--set data.test=billed)',
             )
 
     def to_toml(self, *, publish: bool) -> str:
-        """The configuration as TOML. With `publish`, paths are cut to their last part: a run folder holds no absolute path."""
+        """The configuration as TOML. With `publish`, paths are cut to their last part: a run folder
+        holds no absolute path.
+        """
         lines = ["# Paths are shortened to their last part."] if publish else []
         for section, values in settings.as_json(self).items():
             lines.append(f"[{section}]")
@@ -327,7 +423,8 @@ DECISIVE = {
 
 
 def make(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> JobConfig:
-    """A configuration from a file's sections and what the command line gives (``section.key``), which wins.
+    """A configuration from a file's sections and what the command line gives (``section.key``),
+    which wins.
 
     Guarantees: everything that is wrong is told at once (:class:`dpfy.core.problems.Several`).
     """
@@ -337,16 +434,24 @@ def make(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> JobC
     return config
 
 
-def attempted(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> tuple[JobConfig | None, list[InvalidInput]]:
+def attempted(
+    raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]
+) -> tuple[JobConfig | None, list[InvalidInput]]:
     """The configuration, if it is one, and everything that is wrong with it."""
     return settings.assembled(JobConfig, SECTIONS, merged(raw, flags), DECISIVE)
 
 
 def merged(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> settings.Raw:
-    """The values of a file and of flags, which win. A data file that is named without a kind is what its name says."""
+    """The values of a file and of flags, which win. A data file that is named without a kind is
+    what its name says.
+    """
     values = settings.merged(SECTIONS, raw, flags, EXCLUSIVE)
     data = values["data"]
-    if "kind" not in data and isinstance(data.get("path"), str) and (kind := kind_of(data["path"])) is not None:
+    if (
+        "kind" not in data
+        and isinstance(data.get("path"), str)
+        and (kind := kind_of(data["path"])) is not None
+    ):
         data["kind"] = kind
     return values
 
@@ -367,7 +472,9 @@ def _flag(name: str, value: object) -> None:
 
 def _numbers(name: str, value: object, each: Callable[[str, object], float]) -> tuple[float, ...]:
     if not isinstance(value, tuple | list) or not value:
-        raise InvalidInput(name, value, "must be a list of numbers, at least one, as in [2.0, 1.5, 1.0]")
+        raise InvalidInput(
+            name, value, "must be a list of numbers, at least one, as in [2.0, 1.5, 1.0]"
+        )
     return tuple(each(name, v) for v in value)
 
 

@@ -1,7 +1,9 @@
-"""Records among the weights: a parameter or buffer that holds a record, or a statistic of all of them, would be released as it is.
+"""Records among the weights: a parameter or buffer that holds a record, or a statistic of all of
+them, would be released as it is.
 
-A model that was filled from the training data (prototypes, a memory of neighbours, an embedding table, a layer that standardises) tells
-what it was filled with. Frozen weights and buffers are released without noise; trained ones depend on where they began.
+A model that was filled from the training data (prototypes, a memory of neighbours, an embedding
+table, a layer that standardises) tells what it was filled with. Frozen weights and buffers are
+released without noise; trained ones depend on where they began.
 """
 
 from __future__ import annotations
@@ -21,11 +23,15 @@ from dpfy.data.users import UserRecords
 from dpfy.training.local import local
 
 WINDOW, WHOLE_WINDOW = 8, 24
-"""Values in a row that make a copy: of real numbers, and of small whole numbers, which repeat by chance."""
+"""Values in a row that make a copy: of real numbers, and of small whole numbers, which repeat by
+chance.
+"""
 LEAST = 4
 """Records with fewer values are not looked for: numbers of one or two digits recur."""
 DATA, WEIGHTS, PART = 1 << 26, 1 << 25, 1 << 20
-"""Values that are looked at, at most: of the records, and of the model. Beyond that, parts of so many, drawn by the run's secret."""
+"""Values that are looked at, at most: of the records, and of the model. Beyond that, parts of so
+many, drawn by the run's secret.
+"""
 LAZY = 64
 """Records that are read for this where they are not in memory."""
 PLACES = 6
@@ -33,30 +39,44 @@ PLACES = 6
 BITS = 22
 HALF = (torch.float16, torch.bfloat16)
 CLOSE, FEATURES_CLOSE, SHORT = 2e-6, 2e-5, 5
-"""How near a number is to a statistic to be taken for it, where it is one of few or of many; and the digits of constants, which are not
-(the 0.1307 of MNIST, say)."""
+"""How near a number is to a statistic to be taken for it, where it is one of few or of many; and
+the digits of constants, which are not (the 0.1307 of MNIST, say).
+"""
 MANY, FEW = 256, 1 << 16
 
-SETTING = "settings are printed in the report and reach the weights: choose them without the training data"
+SETTING = (
+    "settings are printed in the report and reach the weights: choose them without the training "
+    "data"
+)
 RECORD = (
-    "initial weights and buffers must tell nothing about the training data: fill them from public data, or release what they hold "
+    "initial weights and buffers must tell nothing about the training data: fill them from public "
+    "data, or release what they hold "
     "with noise; if what they hold is public, say so by Update(public_weights=True)"
 )
 STATISTIC = (
-    "an exact statistic of the training data is released without noise: use dpfy.Normalisation or dpfy.query, or a figure of public "
+    "an exact statistic of the training data is released without noise: use dpfy.Normalisation or "
+    "dpfy.query, or a figure of public "
     "data; if it is public, say so by Update(public_weights=True)"
 )
 
 
-def check(weights: Mapping[str, Tensor], settings: Iterable[float], records: Source, randomness: Randomness) -> None:
-    """Refuse a model of which a weight or buffer holds a record of the training data, or an exact statistic of all records.
+def check(
+    weights: Mapping[str, Tensor],
+    settings: Iterable[float],
+    records: Source,
+    randomness: Randomness,
+) -> None:
+    """Refuse a model of which a weight or buffer holds a record of the training data, or an exact
+    statistic of all records.
 
     And settings of the optimizer that are a value of a record.
 
-    Guarantees: a tensor that holds, in one piece, by rows or by columns, all values of a record's field, in its own type or in float16 or
-    bfloat16, is refused, where data and model have at most `DATA` and `WEIGHTS` values and the record has enough different ones; so is one
-    that is the mean, variance, deviation, least or largest value of each feature, each channel, or all values. Of larger data and models a
-    part is looked at. What was computed from records in another way is not seen.
+    Guarantees: a tensor that holds, in one piece, by rows or by columns, all values of a record's
+    field, in its own type or in float16 or bfloat16, is refused, where data and model have at most
+    `DATA` and `WEIGHTS` values and the record has enough different ones; so is one that is the
+    mean, variance, deviation, least or largest value of each feature, each channel, or all values.
+    Of larger data and models a part is looked at. What was computed from records in another way is
+    not seen.
     """
     rng = randomness.generator("copies", 0)
     named = [(name, local(t.detach())) for name, t in weights.items() if _worth(t)]
@@ -77,15 +97,23 @@ def check(weights: Mapping[str, Tensor], settings: Iterable[float], records: Sou
 
 
 def is_constant(value: float) -> bool:
-    """Whether a number has few digits, as one that was chosen: 0.9 or 0.1307, and none that was measured."""
-    return float(f"{value:.{SHORT}g}") in (value, float(np.float32(value))) or np.float32(f"{value:.{SHORT}g}") == np.float32(
-        value
-    )
+    """Whether a number has few digits, as one that was chosen: 0.9 or 0.1307, and none that was
+    measured.
+    """
+    return float(f"{value:.{SHORT}g}") in (value, float(np.float32(value))) or np.float32(
+        f"{value:.{SHORT}g}"
+    ) == np.float32(value)
 
 
 def _is_value(field: Tensor, number: float) -> bool:
-    """Whether a number is a value of `field`, to the last bit; one that many numbers of its type would be is not taken for one."""
-    if not field.is_floating_point() or is_constant(number) or (field.dtype != torch.float64 and field.numel() > FEW):
+    """Whether a number is a value of `field`, to the last bit; one that many numbers of its type
+    would be is not taken for one.
+    """
+    if (
+        not field.is_floating_point()
+        or is_constant(number)
+        or (field.dtype != torch.float64 and field.numel() > FEW)
+    ):
         return False
     return bool((field == torch.tensor(number, dtype=torch.float64, device=field.device)).any())
 
@@ -98,8 +126,15 @@ class Statistics:
         self._known: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
         last = field.dim() - 1
         over = [(0,), tuple(range(field.dim()))]
-        over += [tuple(k for k in range(field.dim()) if k != axis) for axis in {1, last}] if last > 1 else []
-        self._ways = {int(np.prod([n for k, n in enumerate(field.shape) if k not in axes], initial=1)): axes for axes in over}
+        over += (
+            [tuple(k for k in range(field.dim()) if k != axis) for axis in {1, last}]
+            if last > 1
+            else []
+        )
+        self._ways = {
+            int(np.prod([n for k, n in enumerate(field.shape) if k not in axes], initial=1)): axes
+            for axes in over
+        }
 
     def has(self, t: Tensor) -> bool:
         """Whether `t` is one of them, or the negative, the inverse or the square of one."""
@@ -137,11 +172,19 @@ class Statistics:
 
 
 def _worth(t: Tensor) -> bool:
-    return t.numel() > 0 and not t.is_complex() and t.dtype != torch.bool and not t.is_sparse and t.device.type != "meta"
+    return (
+        t.numel() > 0
+        and not t.is_complex()
+        and t.dtype != torch.bool
+        and not t.is_sparse
+        and t.device.type != "meta"
+    )
 
 
 def fields(records: Source, rng: np.random.Generator, lazy: int = LAZY) -> list[Tensor]:
-    """The fields of the records, one record in each row: all of them, or as many as are looked at, drawn by the secret."""
+    """The fields of the records, one record in each row: all of them, or as many as are looked at,
+    drawn by the secret.
+    """
     if isinstance(records, UserRecords):
         found = list(records.alone().tensors)
     elif held := stored(records):
@@ -149,7 +192,10 @@ def fields(records: Source, rng: np.random.Generator, lazy: int = LAZY) -> list[
     else:
         few = np.sort(rng.permutation(len(records))[:lazy])
         flat = records.rows_each > 1
-        found = [t.flatten(0, 1) if flat and t.dim() > 1 else t for t in leaves(records.take(torch.from_numpy(few)))]
+        found = [
+            t.flatten(0, 1) if flat and t.dim() > 1 else t
+            for t in leaves(records.take(torch.from_numpy(few)))
+        ]
     for k, t in enumerate(found):
         most = max(1, DATA // max(1, t[0].numel()))
         if len(t) > most:
@@ -158,7 +204,9 @@ def fields(records: Source, rng: np.random.Generator, lazy: int = LAZY) -> list[
 
 
 def _by_type(named: list[tuple[str, Tensor]]) -> dict[torch.dtype, list[tuple[str, Tensor]]]:
-    """The tensors by the types in which they are compared: their own, and half types in which they may have been stored before."""
+    """The tensors by the types in which they are compared: their own, and half types in which they
+    may have been stored before.
+    """
     found: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
     for name, t in named:
         own = t.dtype if t.dtype in HALF else torch.float32
@@ -170,7 +218,9 @@ def _by_type(named: list[tuple[str, Tensor]]) -> dict[torch.dtype, list[tuple[st
 
 
 class _Windows:
-    """Of each record, the values of one window in which many differ, as numbers that are looked up in a tensor."""
+    """Of each record, the values of one window in which many differ, as numbers that are looked up
+    in a tensor.
+    """
 
     def __init__(self, values: Tensor, dtype: torch.dtype) -> None:
         self._values, self._dtype, self._width = values, dtype, values.shape[1]
@@ -183,7 +233,9 @@ class _Windows:
 
     @classmethod
     def of(cls, flat: Tensor, dtype: torch.dtype) -> _Windows | None:
-        """The windows of these records, of values that do not recur by chance; None where there are none."""
+        """The windows of these records, of values that do not recur by chance; None where there are
+        none.
+        """
         real = flat.is_floating_point() and bool((flat[:64] != flat[:64].round()).any())
         width = min(flat.shape[1], WINDOW if real else WHOLE_WINDOW)
         if width < (WHOLE_WINDOW // 2 if not real else WINDOW if dtype in HALF else LEAST):
@@ -196,7 +248,10 @@ class _Windows:
                 best, most = window, score
             else:
                 better = score > most
-                best, most = torch.where(better[:, None], window, best), torch.where(better, score, most)
+                best, most = (
+                    torch.where(better[:, None], window, best),
+                    torch.where(better, score, most),
+                )
         assert best is not None
         assert most is not None
         if real:
@@ -207,9 +262,13 @@ class _Windows:
         return cls(kept, dtype) if len(kept) else None
 
     def anywhere(self, t: Tensor, part: float, rng: np.random.Generator) -> bool:
-        """Whether one of the windows stands somewhere in `part` of `t`, along its rows or its columns."""
+        """Whether one of the windows stands somewhere in `part` of `t`, along its rows or its
+        columns.
+        """
         ways = [t] if t.dim() < 2 else [t, t.flatten(1).t()]
-        return any(self._along(piece) for way in ways for piece in _parts(way.reshape(-1), part, rng))
+        return any(
+            self._along(piece) for way in ways for piece in _parts(way.reshape(-1), part, rng)
+        )
 
     def _along(self, flat: Tensor) -> bool:
         if len(flat) < self._width:
@@ -229,11 +288,19 @@ class _Windows:
 
 
 def _starts(flat: Tensor, width: int) -> list[int]:
-    """Where windows in which many values differ begin in most records, by some of them: the rim of a picture tells nothing."""
+    """Where windows in which many values differ begin in most records, by some of them: the rim of
+    a picture tells nothing.
+    """
     last = flat.shape[1] - width
     starts = torch.arange(0, last + 1, max(1, last // 2048))
     some = flat[:: max(1, len(flat) // 32)][:32]
-    score = _different(some[:, starts[:, None] + torch.arange(width)].flatten(0, 1)).view(len(some), -1).double().mean(0).cpu()
+    score = (
+        _different(some[:, starts[:, None] + torch.arange(width)].flatten(0, 1))
+        .view(len(some), -1)
+        .double()
+        .mean(0)
+        .cpu()
+    )
     order = score.argsort(descending=True, stable=True).tolist()
     chosen: list[int] = []
     for k in order:
@@ -245,7 +312,9 @@ def _starts(flat: Tensor, width: int) -> list[int]:
 
 
 def _parts(flat: Tensor, part: float, rng: np.random.Generator) -> Iterator[Tensor]:
-    """`flat` in pieces that overlap; of a model that is too large about `part` of them, at least one."""
+    """`flat` in pieces that overlap; of a model that is too large about `part` of them, at least
+    one.
+    """
     starts = np.arange(0, len(flat), PART)
     if part < 1:
         starts = np.sort(rng.permutation(starts)[: max(1, round(part * len(starts)))])
@@ -270,7 +339,10 @@ def _key(width: int) -> list[int]:
 
 
 def _hashed(windows: Tensor, keys: list[int]) -> Tensor:
-    return sum((windows[:, k].long() * key for k, key in enumerate(keys)), start=torch.zeros(len(windows), dtype=torch.int64))
+    return sum(
+        (windows[:, k].long() * key for k, key in enumerate(keys)),
+        start=torch.zeros(len(windows), dtype=torch.int64),
+    )
 
 
 def _short(pair: list[Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
 """Evaluation on held-out records: what is measured, and what of it may leave.
 
-public     the user declares the test data public: figures are published as they are measured
-billed     private counts (right, wrong, and each class taken for each class), or sums of losses up to a bound, with Gaussian noise,
+public     the user declares the test data public: figures are published as they are measured billed
+private counts (right, wrong, and each class taken for each class), or sums of losses up to a bound,
+with Gaussian noise,
            reserved in the ledger like training
 withheld   nothing that was measured is written anywhere
 """
@@ -39,15 +40,21 @@ BATCH = 1000
 MOST_CLASSES = 50
 """A table of confused classes is kept up to this size."""
 SHARE = 3.0
-"""By default the counts get noise of this many times the noise that would use up the whole guarantee: about a tenth of it."""
+"""By default the counts get noise of this many times the noise that would use up the whole
+guarantee: about a tenth of it.
+"""
 ONE_RECORD = math.nextafter(math.sqrt(2), 2)
-"""What one record adds: 1 to right or wrong (or shares of it), and 1 to one cell of the table of classes. Its L2 norm, rounded up."""
+"""What one record adds: 1 to right or wrong (or shares of it), and 1 to one cell of the table of
+classes. Its L2 norm, rounded up.
+"""
 CLASSES = Objective()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is told about the test data: how it was used, figures, and the table of classes (rows: true, columns: predicted)."""
+    """What is told about the test data: how it was used, figures, and the table of classes (rows:
+    true, columns: predicted).
+    """
 
     test: str
     utility: dict[str, float]
@@ -55,15 +62,23 @@ class Evaluation:
 
 
 def default_noise(epsilon: float, delta: float, adjacency: Adjacency) -> float:
-    """The noise multiplier of the counts where none is given: they take about a tenth of the guarantee (epsilon, delta)."""
+    """The noise multiplier of the counts where none is given: they take about a tenth of the
+    guarantee (epsilon, delta).
+    """
     if not math.isfinite(epsilon):
-        raise InvalidInput("test_noise", None, "must be given where training itself has no finite epsilon")
+        raise InvalidInput(
+            "test_noise", None, "must be given where training itself has no finite epsilon"
+        )
     return SHARE * sigma_analytic(epsilon, delta) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
 
 
 def check_use(test: object, use: str | None, noise: float | None, most: float | None = None) -> str:
-    """How `test` may be used; withheld where nothing was declared, none where there is nothing to declare."""
-    chosen = (NONE if test is None else WITHHELD) if use is None else check.one_of("test_is", use, USES)
+    """How `test` may be used; withheld where nothing was declared, none where there is nothing to
+    declare.
+    """
+    chosen = (
+        (NONE if test is None else WITHHELD) if use is None else check.one_of("test_is", use, USES)
+    )
     if test is None and chosen not in (NONE, WITHHELD):
         raise InvalidInput("test_is", chosen, "goes with test, the data to evaluate on")
     if noise is not None and chosen != BILLED:
@@ -74,8 +89,12 @@ def check_use(test: object, use: str | None, noise: float | None, most: float | 
 
 
 @torch.no_grad()
-def measure(training: PrivateTraining, objective: Objective, test: Source | None) -> dict[str, float]:
-    """Mean loss of the averaged weights on `test`, and the share of right answers where there are any, exactly."""
+def measure(
+    training: PrivateTraining, objective: Objective, test: Source | None
+) -> dict[str, float]:
+    """Mean loss of the averaged weights on `test`, and the share of right answers where there are
+    any, exactly.
+    """
     if test is None:
         return {}
     total, right, counted = 0.0, 0.0, False
@@ -89,40 +108,59 @@ def measure(training: PrivateTraining, objective: Objective, test: Source | None
 
 
 @torch.no_grad()
-def confusion(training: PrivateTraining, test: Source | None, objective: Objective = CLASSES) -> list[list[int]] | None:
-    """How often the averaged weights take each true class (row) of `test` for each class (column); None without few classes."""
+def confusion(
+    training: PrivateTraining, test: Source | None, objective: Objective = CLASSES
+) -> list[list[int]] | None:
+    """How often the averaged weights take each true class (row) of `test` for each class (column);
+    None without few classes.
+    """
     counts = None if test is None else _counts(training, test, objective)
     return None if counts is None or len(counts) > MOST_CLASSES else counts.tolist()
 
 
 def public(training: PrivateTraining, objective: Objective, test: Source) -> Evaluation:
     """The exact figures, of data that was declared public."""
-    return Evaluation(PUBLIC, measure(training, objective, test), confusion(training, test, objective))
+    return Evaluation(
+        PUBLIC, measure(training, objective, test), confusion(training, test, objective)
+    )
 
 
 @torch.no_grad()
-def billed(training: PrivateTraining, test: Source, objective: Objective = CLASSES, most: float | None = None) -> Evaluation:
-    """Accuracy and the table of classes from noisy counts. Made again after a crash, it releases the same bits.
+def billed(
+    training: PrivateTraining,
+    test: Source,
+    objective: Objective = CLASSES,
+    most: float | None = None,
+) -> Evaluation:
+    """Accuracy and the table of classes from noisy counts. Made again after a crash, it releases
+    the same bits.
 
-    Where a record has several answers (labels, tokens) it adds the share that is right to the one count and the rest to the other. With
-    `most`, the bound of a loss, the mean loss is released instead: a record adds its loss, up to the bound, in parts of the bound.
+    Where a record has several answers (labels, tokens) it adds the share that is right to the one
+    count and the rest to the other. With `most`, the bound of a loss, the mean loss is released
+    instead: a record adds its loss, up to the bound, in parts of the bound.
 
-    Guarantees: one release under its own permit, whose noise is that of the reservation; each record of `test` adds at most
-    `ONE_RECORD`, whatever the model answers, and is alone in its batch, so that it cannot change the answers on others; the same
-    noise never meets other records.
+    Guarantees: one release under its own permit, whose noise is that of the reservation; each
+    record of `test` adds at most `ONE_RECORD`, whatever the model answers, and is alone in its
+    batch, so that it cannot change the answers on others; the same noise never meets other records.
     """
     folder, noise = training.folder, training.folder.run.evaluation
     if noise is None:
-        raise InvalidInput("test_is", BILLED, "the run reserved no evaluation before it read the data")
+        raise InvalidInput(
+            "test_is", BILLED, "the run reserved no evaluation before it read the data"
+        )
     table, sums = (
-        _answered(training, test, objective) if most is None else (None, _bounded_losses(training, test, objective, most))
+        _answered(training, test, objective)
+        if most is None
+        else (None, _bounded_losses(training, test, objective, most))
     )
     if sums is None:
         raise _no_classes()
     parts = [sums] + ([table.flatten()] if table is not None and len(table) <= MOST_CLASSES else [])
     _same_records(training, test, most)
     stream = NoiseStream(Identity(), noise, folder.randomness, STREAM)
-    total = Bounded({"counts": torch.cat(parts).double()}, Bound(ONE_RECORD), training.plan.recipe.unit)
+    total = Bounded(
+        {"counts": torch.cat(parts).double()}, Bound(ONE_RECORD), training.plan.recipe.unit
+    )
     released, _ = stream.release(total, 0, stream.init(total.value), folder.begin_evaluation())
     counts = released.value["counts"]
     held, classes = float(counts[:2].sum()), math.isqrt(len(counts) - 2)
@@ -130,15 +168,28 @@ def billed(training: PrivateTraining, test: Source, objective: Objective = CLASS
     error = noise * ONE_RECORD * math.hypot(1 - accuracy, accuracy) / max(held, 1.0)
     if most is not None:
         return Evaluation(
-            BILLED, {"test_loss": most * (1 - accuracy), "test_loss_noise": most * min(error, 1.0), "test_loss_bound": most}
+            BILLED,
+            {
+                "test_loss": most * (1 - accuracy),
+                "test_loss_noise": most * min(error, 1.0),
+                "test_loss_bound": most,
+            },
         )
-    cells = counts[2:].round().clamp(min=0).long().view(classes, classes).tolist() if classes else None
-    return Evaluation(BILLED, {"test_accuracy": accuracy, "test_accuracy_noise": min(error, 1.0)}, cells)
+    cells = (
+        counts[2:].round().clamp(min=0).long().view(classes, classes).tolist() if classes else None
+    )
+    return Evaluation(
+        BILLED, {"test_accuracy": accuracy, "test_accuracy_noise": min(error, 1.0)}, cells
+    )
 
 
 @torch.no_grad()
-def alongside(training: PrivateTraining, objective: Objective, test: Source, use: str) -> Evaluation:
-    """What a rank other than 0 does while rank 0 evaluates: where it holds a part of the model it runs it too, and releases nothing."""
+def alongside(
+    training: PrivateTraining, objective: Objective, test: Source, use: str
+) -> Evaluation:
+    """What a rank other than 0 does while rank 0 evaluates: where it holds a part of the model it
+    runs it too, and releases nothing.
+    """
     if training.spread.waits and use == PUBLIC:
         public(training, objective, test)
     elif training.spread.waits:
@@ -147,10 +198,21 @@ def alongside(training: PrivateTraining, objective: Objective, test: Source, use
 
 
 @torch.no_grad()
-def rehearse(training: PrivateTraining, test: Source, objective: Objective, use: str, most: float | None = None) -> None:
-    """Run one record through model and loss before the first step: what cannot be measured at the end is refused now."""
+def rehearse(
+    training: PrivateTraining,
+    test: Source,
+    objective: Objective,
+    use: str,
+    most: float | None = None,
+) -> None:
+    """Run one record through model and loss before the first step: what cannot be measured at the
+    end is refused now.
+    """
     device = torch.device(training.device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _evaluating(training):
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        _evaluating(training),
+    ):
         batch = placed(test.take(torch.zeros(1, dtype=torch.int64)), device)
         _, answers = objective.evaluated(training.model, batch)
     if use == BILLED and most is None and _shares(objective, answers) is None:
@@ -159,14 +221,25 @@ def rehearse(training: PrivateTraining, test: Source, objective: Objective, use:
 
 def _no_classes() -> Unsupported:
     what = "a billed evaluation of anything but classes, labels or tokens"
-    return Unsupported(what, 'say by test_bound= how much a loss may count, declare the test data public, or test_is="withheld"')
+    return Unsupported(
+        what,
+        "say by test_bound= how much a loss may count, declare the test data public, or "
+        'test_is="withheld"',
+    )
 
 
 def _same_records(training: PrivateTraining, test: Source, most: float | None) -> None:
-    """Refuse other test data or another bound than before a crash: the difference of the two would have no noise."""
+    """Refuse other test data or another bound than before a crash: the difference of the two would
+    have no noise.
+    """
     randomness = training.folder.randomness
     bound = "" if most is None else f" up to {most!r}"
-    training.folder.bind("test", ("".join(randomness.tag("test", bytes(piece)) for piece in _content(test)) + bound).encode())
+    training.folder.bind(
+        "test",
+        (
+            "".join(randomness.tag("test", bytes(piece)) for piece in _content(test)) + bound
+        ).encode(),
+    )
 
 
 def _content(test: Source) -> Iterator[bytes | memoryview]:
@@ -178,10 +251,16 @@ def _content(test: Source) -> Iterator[bytes | memoryview]:
         yield from Records(leaves(test.take(indices))).content()
 
 
-def _answered(training: PrivateTraining, test: Source, objective: Objective) -> tuple[Tensor | None, Tensor | None]:
-    """The table of classes, where there are any, and how many answers are right and wrong; each record alone in its batch."""
+def _answered(
+    training: PrivateTraining, test: Source, objective: Objective
+) -> tuple[Tensor | None, Tensor | None]:
+    """The table of classes, where there are any, and how many answers are right and wrong; each
+    record alone in its batch.
+    """
     table = _counts(training, test, objective, each=1)
-    return table, _right_and_wrong(table) if table is not None else _summed_shares(training, test, objective)
+    return table, _right_and_wrong(table) if table is not None else _summed_shares(
+        training, test, objective
+    )
 
 
 def _right_and_wrong(table: Tensor) -> Tensor:
@@ -190,7 +269,9 @@ def _right_and_wrong(table: Tensor) -> Tensor:
 
 
 def _summed_shares(training: PrivateTraining, test: Source, objective: Objective) -> Tensor | None:
-    """The sums of the shares of right and of wrong answers; None where there are no answers. A record adds at most 1 to both together."""
+    """The sums of the shares of right and of wrong answers; None where there are no answers. A
+    record adds at most 1 to both together.
+    """
     right = torch.zeros((), dtype=torch.float64)
     for batch in _batches(training, test, 1):
         if (shares := _shares(objective, objective.answers(training.model, batch))) is None:
@@ -199,8 +280,12 @@ def _summed_shares(training: PrivateTraining, test: Source, objective: Objective
     return torch.stack([right, len(test) - right])
 
 
-def _bounded_losses(training: PrivateTraining, test: Source, objective: Objective, most: float) -> Tensor:
-    """What is left of the bound by the losses of all records, and the losses, in parts of the bound; one that is no number counts whole."""
+def _bounded_losses(
+    training: PrivateTraining, test: Source, objective: Objective, most: float
+) -> Tensor:
+    """What is left of the bound by the losses of all records, and the losses, in parts of the
+    bound; one that is no number counts whole.
+    """
     lost = torch.zeros((), dtype=torch.float64)
     for batch in _batches(training, test, 1):
         losses, _ = objective.evaluated(training.model, batch)
@@ -215,8 +300,12 @@ def _shares(objective: Objective, answers: tuple[Tensor, Tensor] | None) -> Tens
     return None if shares is None else shares.clamp(0, 1)
 
 
-def _counts(training: PrivateTraining, test: Source, objective: Objective, each: int = BATCH) -> Tensor | None:
-    """Predicted against true classes, exactly; None where there are no classes. A target outside of the classes counts nowhere."""
+def _counts(
+    training: PrivateTraining, test: Source, objective: Objective, each: int = BATCH
+) -> Tensor | None:
+    """Predicted against true classes, exactly; None where there are no classes. A target outside of
+    the classes counts nowhere.
+    """
     table, pairs = None, objective.named.pairs
     for batch in _batches(training, test, each):
         answers = objective.answers(training.model, batch)
@@ -224,13 +313,17 @@ def _counts(training: PrivateTraining, test: Source, objective: Objective, each:
             return None
         predicted, true, classes = found
         inside = (true >= 0) & (true < classes)
-        part = torch.bincount((true * classes + predicted)[inside], minlength=classes**2).view(classes, classes)
+        part = torch.bincount((true * classes + predicted)[inside], minlength=classes**2).view(
+            classes, classes
+        )
         table = part if table is None else table + part
     return None if table is None else table.cpu()
 
 
 def _batches(training: PrivateTraining, test: Source, each: int = BATCH) -> Iterator[Batch]:
-    """The batches of `test` in order, while the model holds the averaged weights and is in evaluation mode."""
+    """The batches of `test` in order, while the model holds the averaged weights and is in
+    evaluation mode.
+    """
     with _evaluating(training), training.averaged():
         for indices in torch.arange(len(test)).split(each):
             yield placed(test.take(indices), training.device)

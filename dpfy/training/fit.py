@@ -44,7 +44,9 @@ BEFORE = "finished before"
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its folder, its guarantee, how well the released model does on the test data, and how long it took."""
+    """A finished run: its folder, its guarantee, how well the released model does on the test data,
+    and how long it took.
+    """
 
     run: Path
     guarantee: Guarantee
@@ -77,34 +79,41 @@ def fit(
     stop: Rule | None = None,
     world: World | None = None,
 ) -> Result:
-    """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model holds the released weights.
+    """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model
+    holds the released weights.
 
-    Batches of `train` and `test` are tuples, whose last field is the target and whose others go to the model, or dicts, whose field
-    `labels` (by default the one called labels, label, targets, target or y) is the target and whose others go to the model by name.
-    `loss` is the name of a loss ("cross_entropy", "mse", "l1", "huber", "bce", "multi_label", "tokens", "next_token"; outputs with
-    `.logits` are understood) or a function of (outputs, targets) to one loss for each row. For everything else give `loss` a function of
-    (model, record) to the loss of one record, which cannot see any other (:func:`dpfy.per_record`), or give `objective` instead, a
-    function of (model, batch) to one loss for each row.
+    Batches of `train` and `test` are tuples, whose last field is the target and whose others go to
+    the model, or dicts, whose field `labels` (by default the one called labels, label, targets,
+    target or y) is the target and whose others go to the model by name. `loss` is the name of a
+    loss ("cross_entropy", "mse", "l1", "huber", "bce", "multi_label", "tokens", "next_token";
+    outputs with `.logits` are understood) or a function of (outputs, targets) to one loss for each
+    row. For everything else give `loss` a function of (model, record) to the loss of one record,
+    which cannot see any other (:func:`dpfy.per_record`), or give `objective` instead, a function of
+    (model, batch) to one loss for each row.
 
-    `user` says whose each record is: one whole number or word for each, the name of the field that holds it, or :class:`dpfy.Users`,
-    which says more. The plan's unit says how many records of one user are used (``unit=dpfy.Unit("user", 8)``). Users are then sampled,
-    clipped and protected as a whole; who owns what is read after the reservation. Records grouped before (:func:`dpfy.by_user`) need no
-    `user`.
+    `user` says whose each record is: one whole number or word for each, the name of the field that
+    holds it, or :class:`dpfy.Users`, which says more. The plan's unit says how many records of one
+    user are used (``unit=dpfy.Unit("user", 8)``). Users are then sampled, clipped and protected as
+    a whole; who owns what is read after the reservation. Records grouped before
+    (:func:`dpfy.by_user`) need no `user`.
 
-    `test_is` declares what `test` is. "public": what is measured on it is published, exactly. "billed": its records are private; counts
-    of right and wrong answers are released with Gaussian noise of `test_noise` times what one record adds (by default about a tenth of
-    the guarantee), and billed in the ledger beside the plan: the guarantee printed covers both. With `test_bound` it is the mean loss
-    instead, of which each record adds at most that bound. "withheld" (the default): nothing of it is written anywhere; `Result.utility`
-    is for the caller alone, and no part of what the guarantee covers.
+    `test_is` declares what `test` is. "public": what is measured on it is published, exactly.
+    "billed": its records are private; counts of right and wrong answers are released with Gaussian
+    noise of `test_noise` times what one record adds (by default about a tenth of the guarantee),
+    and billed in the ledger beside the plan: the guarantee printed covers both. With `test_bound`
+    it is the mean loss instead, of which each record adds at most that bound. "withheld" (the
+    default): nothing of it is written anywhere; `Result.utility` is for the caller alone, and no
+    part of what the guarantee covers.
 
     `scheduler` is a torch scheduler of the optimizer, which the run steps after each of its steps.
 
-    `stop` may end the run early, where the plan has points for that (``dpfy.dpsgd(..., stopping=5)``): at each point it is given a row of
-    metrics.jsonl for every point so far, and ends the run by returning True (:class:`dpfy.Plateau`). It must look at public figures and
-    at what was released alone.
+    `stop` may end the run early, where the plan has points for that (``dpfy.dpsgd(...,
+    stopping=5)``): at each point it is given a row of metrics.jsonl for every point so far, and
+    ends the run by returning True (:class:`dpfy.Plateau`). It must look at public figures and at
+    what was released alone.
 
-    Resuming a run that is finished returns its result and gives the model the released weights; a crash between the card and the
-    end of the erasure is made good.
+    Resuming a run that is finished returns its result and gives the model the released weights; a
+    crash between the card and the end of the erasure is made good.
 
     Guarantees: those of :class:`PrivateTraining`.
     """
@@ -119,31 +128,54 @@ def fit(
         runtime = runtime if aim.record.vectorised else replace(runtime, engine="loop")
     use = evaluation.check_use(test, test_is, test_noise, test_bound)
     aim.check("test", test)
-    given = None if test is None else admitted(test)  # read below, where all that is billed is reserved
-    if isinstance(given, UserRecords | Owned) or (isinstance(given, LazyRecords) and given.rows_each > 1):
+    given = (
+        None if test is None else admitted(test)
+    )  # read below, where all that is billed is reserved
+    if isinstance(given, UserRecords | Owned) or (
+        isinstance(given, LazyRecords) and given.rows_each > 1
+    ):
         raise InvalidInput(
-            "test", "several records or views a row", "must be records one by one (UserRecords.alone gives a user's)"
+            "test",
+            "several records or views a row",
+            "must be records one by one (UserRecords.alone gives a user's)",
         )
     if use == BILLED and plan.recipe.unit.most_records > 1:
-        raise Unsupported("a billed evaluation where a unit owns several records", 'use test_is="public" or "withheld"')
+        raise Unsupported(
+            "a billed evaluation where a unit owns several records",
+            'use test_is="public" or "withheld"',
+        )
     started = time.monotonic()
     if use == BILLED:
         run = _billed(run, plan, test_noise)
     world = World.joined() if world is None else world
-    if (done := world.in_turn("what was finished before", lambda: finished(model, run, plan))) is not None:
+    if (
+        done := world.in_turn("what was finished before", lambda: finished(model, run, plan))
+    ) is not None:
         return done
     training = PrivateTraining(
-        model, optimizer, train, plan, run, runtime=runtime, update=update, scheduler=scheduler, world=world
+        model,
+        optimizer,
+        train,
+        plan,
+        run,
+        runtime=runtime,
+        update=update,
+        scheduler=scheduler,
+        world=world,
     )
     if training.schedules.waiting:
         raise Unsupported(
-            "ReduceLROnPlateau in fit", "use PrivateTraining, and training.schedule(source=..., metric=...) where it is measured"
+            "ReduceLROnPlateau in fit",
+            "use PrivateTraining, and training.schedule(source=..., metric=...) where it is "
+            "measured",
         )
     with training:
         held_out = None if given is None else as_source(given)
         if held_out is not None:
             if use == PUBLIC:
-                overlap.require_apart("test", training.records, held_out, training.folder.randomness)
+                overlap.require_apart(
+                    "test", training.records, held_out, training.folder.randomness
+                )
             evaluation.rehearse(training, held_out, aim, use, test_bound)
         model.train()
         noted = metrics.last_step(training.folder.path)
@@ -153,23 +185,44 @@ def fit(
         for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None, stop):
             step(batch)
         found = _evaluated(training, aim, held_out, use, test_bound)
-        utility = world.leads("the evaluation", lambda: found.utility) or evaluation.measure(training, aim, held_out)
+        utility = world.leads("the evaluation", lambda: found.utility) or evaluation.measure(
+            training, aim, held_out
+        )
         folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
     epsilon = guarantee.epsilon(plan.delta)
     seconds = time.monotonic() - started
-    return Result(folder, guarantee, epsilon, plan.delta, utility, training.steps_done, seconds, training.engine_reason)
+    return Result(
+        folder,
+        guarantee,
+        epsilon,
+        plan.delta,
+        utility,
+        training.steps_done,
+        seconds,
+        training.engine_reason,
+    )
 
 
-def _billed(run: str | Path | Run | RunFolder | Follower | None, plan: Plan, noise: float | None) -> Run | RunFolder | Follower:
+def _billed(
+    run: str | Path | Run | RunFolder | Follower | None, plan: Plan, noise: float | None
+) -> Run | RunFolder | Follower:
     """The run with its evaluation, to be reserved before the data is read."""
     if isinstance(run, RunFolder | Follower):
         if run.run.evaluation is None:
-            raise InvalidInput("run", "a folder without a billed evaluation", "give Run(evaluation=...) when the folder is made")
+            raise InvalidInput(
+                "run",
+                "a folder without a billed evaluation",
+                "give Run(evaluation=...) when the folder is made",
+            )
         return run
     whole = run if isinstance(run, Run) else Run(run if run is not None else fresh_path())
-    chosen = evaluation.default_noise(plan.epsilon, plan.delta, plan.recipe.adjacency) if noise is None else noise
+    chosen = (
+        evaluation.default_noise(plan.epsilon, plan.delta, plan.recipe.adjacency)
+        if noise is None
+        else noise
+    )
     return replace(whole, evaluation=chosen)
 
 
@@ -181,24 +234,45 @@ def _evaluated(
         return evaluation.Evaluation(use, {})
     if not training.world.first:
         return evaluation.alongside(training, aim, test, use)
-    return evaluation.public(training, aim, test) if use == PUBLIC else evaluation.billed(training, test, aim, most)
+    return (
+        evaluation.public(training, aim, test)
+        if use == PUBLIC
+        else evaluation.billed(training, test, aim, most)
+    )
 
 
 def finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
-    """The result of a run that is resumed though it is finished, and the model with its released weights; None if it goes on."""
+    """The result of a run that is resumed though it is finished, and the model with its released
+    weights; None if it goes on.
+    """
     if not isinstance(run, Run) or not complete(run, plan):
         return None
     folder = Path(run.path)
     released = Released.read(folder)
     released.into(model)
     card, ledger, told = released.card, Ledger.read(folder / "ledger.jsonl"), released.told
-    guarantee = ledger.guarantee(accounting.accountant(plan.accountant), tuple(card["caveats"]), card["setting"]["model"])
+    guarantee = ledger.guarantee(
+        accounting.accountant(plan.accountant), tuple(card["caveats"]), card["setting"]["model"]
+    )
     utility = {} if is_absent(told["utility"]) else told["utility"]
-    return Result(folder, guarantee, guarantee.epsilon(plan.delta), plan.delta, utility, told["steps_done"], 0.0, BEFORE)
+    return Result(
+        folder,
+        guarantee,
+        guarantee.epsilon(plan.delta),
+        plan.delta,
+        utility,
+        told["steps_done"],
+        0.0,
+        BEFORE,
+    )
 
 
-def _noting(training: PrivateTraining, noted: int, aim: Objective, test: Source | None, stop: Rule | None) -> Iterator[Batch]:
-    """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash lost it, and `stop` is asked."""
+def _noting(
+    training: PrivateTraining, noted: int, aim: Objective, test: Source | None, stop: Rule | None
+) -> Iterator[Batch]:
+    """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash
+    lost it, and `stop` is asked.
+    """
     plan = training.plan
     points = () if plan.recipe.stopping is None or stop is None else plan.recipe.stopping.early
     epsilons = spent(plan) | {point: plan.epsilon_after(point) for point in points}
@@ -212,11 +286,20 @@ def _noting(training: PrivateTraining, noted: int, aim: Objective, test: Source 
             if done in epsilons:
                 training._note(epsilon=epsilons[done], **evaluation.measure(training, aim, test))
             noted = done
-        if stop is None or done not in points or done <= asked or training.last_step < plan.recipe.steps:
+        if (
+            stop is None
+            or done not in points
+            or done <= asked
+            or training.last_step < plan.recipe.steps
+        ):
             return False
         asked = done
         rows = metrics.rows(training.folder.path)
-        return bool(training.world.leads("the end of the run", lambda: bool(stop([r for r in rows if r["step"] in points]))))
+        return bool(
+            training.world.leads(
+                "the end of the run", lambda: bool(stop([r for r in rows if r["step"] in points]))
+            )
+        )
 
     if ends():
         return

@@ -1,4 +1,6 @@
-"""The run folder as ranks other than 0 see it: rank 0 owns it, holds its lock and writes it; they read the ledger in it."""
+"""The run folder as ranks other than 0 see it: rank 0 owns it, holds its lock and writes it; they
+read the ledger in it.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ PATIENCE = 30.0
 
 
 class Follower:
-    """Of an opened run folder what a rank needs that did not open it. `randomness` came from rank 0, over the process group.
+    """Of an opened run folder what a rank needs that did not open it. `randomness` came from rank
+    0, over the process group.
 
-    Guarantees: nothing here writes. A permit is one that the ledger on disk holds, for this plan; it opens only when rank 0 has
-    written there, durably, that steps will be made.
+    Guarantees: nothing here writes. A permit is one that the ledger on disk holds, for this plan;
+    it opens only when rank 0 has written there, durably, that steps will be made.
     """
 
     part: str | None = None
@@ -44,7 +47,10 @@ class Follower:
 
     def _read(self) -> None:
         if not (self.path / LEDGER).is_file():
-            rule = "must be a folder that all ranks see, as rank 0 does: put it on a file system that they share"
+            rule = (
+                "must be a folder that all ranks see, as rank 0 does: put it on a file system that "
+                "they share"
+            )
             raise InvalidInput("run", str(self.path), rule)
         self.ledger = Ledger.read(self.path / LEDGER)
         held = next((p for p in self.ledger.permits() if p.name == TRAINING), None)
@@ -53,7 +59,9 @@ class Follower:
         self.permit: Permit = held
         self.reserved = Reserved.from_json(held.claim)
         if self.reserved.claim not in self.run.claims(self.plan):
-            raise InvalidInput("plan", "another plan than rank 0's", "must be the same on all ranks")
+            raise InvalidInput(
+                "plan", "another plan than rank 0's", "must be the same on all ranks"
+            )
 
     @property
     def finished(self) -> bool:
@@ -76,7 +84,9 @@ class Follower:
 
     def begin_evaluation(self) -> Permit:
         """Refused: what is billed beside the steps is released by rank 0."""
-        raise Unsupported("a billed evaluation on another rank than 0", "evaluate where training.world.first")
+        raise Unsupported(
+            "a billed evaluation on another rank than 0", "evaluate where training.world.first"
+        )
 
     def bind(self, name: str, content: bytes) -> None:
         """Refused, as above."""
@@ -97,28 +107,42 @@ class Follower:
 
 
 def taken(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFolder | Follower:
-    """The opened folder, for one training at a time, by the plan that it was opened for: that is what its ledger holds."""
+    """The opened folder, for one training at a time, by the plan that it was opened for: that is
+    what its ledger holds.
+    """
     folder = opened(world, run, plan)
     if folder.plan != plan:
         raise InvalidInput(
-            "plan", "another plan than the folder's", "must be the one that the folder was opened with, which is what is billed"
+            "plan",
+            "another plan than the folder's",
+            "must be the one that the folder was opened with, which is what is billed",
         )
     if folder.in_use:
-        raise Busy(f"run {folder.path.name}: another training is using it; wait for it to end or choose another folder")
+        raise Busy(
+            f"run {folder.path.name}: another training is using it; wait for it to end or choose "
+            f"another folder"
+        )
     folder.in_use = True
     return folder
 
 
 def opened(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFolder | Follower:
-    """The folder of the run: rank 0 opens it and reserves the plan; the others then follow, with its secret.
+    """The folder of the run: rank 0 opens it and reserves the plan; the others then follow, with
+    its secret.
 
-    Guarantees: no rank goes on before the reservation is on disk. The secret is in the memory of the ranks and in rank 0's folder alone.
+    Guarantees: no rank goes on before the reservation is on disk. The secret is in the memory of
+    the ranks and in rank 0's folder alone.
     """
     if world.first:
         folder = _opened(run, plan) if isinstance(run, Run) else run
         if isinstance(folder, Follower):
             raise InvalidInput("run", "a folder that rank 0 holds", "is for the other ranks")
-        secret = [folder.randomness.secret.hex(), folder.randomness.fixed, folder.fresh, str(folder.path.absolute())]
+        secret = [
+            folder.randomness.secret.hex(),
+            folder.randomness.fixed,
+            folder.fresh,
+            str(folder.path.absolute()),
+        ]
         try:
             world.exchange("the opening of the run", secret if world.count > 1 else None)
         except BaseException as error:
@@ -126,7 +150,9 @@ def opened(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFold
             raise
         return folder
     if isinstance(run, RunFolder):
-        raise InvalidInput("run", "an opened folder", "is opened by rank 0 alone; give Run(path) on every rank")
+        raise InvalidInput(
+            "run", "an opened folder", "is opened by rank 0 alone; give Run(path) on every rank"
+        )
     secret, fixed, fresh, path = world.exchange("the opening of the run")[0]
     if isinstance(run, Follower):
         return run
@@ -134,7 +160,9 @@ def opened(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFold
 
 
 def _opened(run: Run, plan: Plan) -> RunFolder:
-    """Open the folder. Processes that torchrun started again resume what they began, and wait for those before them to be gone."""
+    """Open the folder. Processes that torchrun started again resume what they began, and wait for
+    those before them to be gone.
+    """
     if os.environ.get(RESTARTS, "0") == "0" or not Path(run.path).is_dir():
         return RunFolder(run, plan)
     until = time.monotonic() + PATIENCE

@@ -1,4 +1,6 @@
-"""Follow the regularised leader, the view of DP-FTRL: the model is the start less the (private) sum of all gradients over lambda."""
+"""Follow the regularised leader, the view of DP-FTRL: the model is the start less the (private) sum
+of all gradients over lambda.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ from dpfy.core.errors import InvalidInput
 
 
 class Ftrl(Optimizer):
-    """theta = theta_0 - v / lambda with s the sum of all gradients, v = s without momentum, v = momentum * v + s with it.
+    """theta = theta_0 - v / lambda with s the sum of all gradients, v = s without momentum, v =
+    momentum * v + s with it.
 
-    With a constant rate this is SGD (1 / lambda its learning rate, the same momentum) in exact arithmetic: the change of v obeys the
-    heavy-ball recurrence. It differs where the rate changes: a new lambda here rescales the whole path, not the next step. All of it
-    is post-processing of private gradients and costs no privacy.
+    With a constant rate this is SGD (1 / lambda its learning rate, the same momentum) in exact
+    arithmetic: the change of v obeys the heavy-ball recurrence. It differs where the rate changes:
+    a new lambda here rescales the whole path, not the next step. All of it is post-processing of
+    private gradients and costs no privacy.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float = 1.0, momentum: float = 0.0) -> None:

@@ -1,7 +1,9 @@
-"""Fully sharded training (FSDP2, ``fully_shard``): weights, sums, noise, its past, optimizer and average lie in parts on the ranks.
+"""Fully sharded training (FSDP2, ``fully_shard``): weights, sums, noise, its past, optimizer and
+average lie in parts on the ranks.
 
-The layers run with weights that torch gathers for them, and the engine sees these. The sum of a layer is added over the ranks and cut
-as soon as it is made; each rank makes the noise of the coordinates it holds.
+The layers run with weights that torch gathers for them, and the engine sees these. The sum of a
+layer is added over the ranks and cut as soon as it is made; each rank makes the noise of the
+coordinates it holds.
 """
 
 from __future__ import annotations
@@ -26,16 +28,20 @@ from dpfy.training.local import local, spread_like
 from dpfy.training.spread import Whole
 from dpfy.training.watch import Kind, Watch
 
-WAY_OUT = "shard the whole model by its first dimension over all ranks of the run: fully_shard(layer) for layers, then fully_shard(model)"
+WAY_OUT = (
+    "shard the whole model by its first dimension over all ranks of the run: fully_shard(layer) "
+    "for layers, then fully_shard(model)"
+)
 
 
 @dataclass(repr=False)
 class FullySharded(Whole):
     """Every rank holds some rows of each parameter.
 
-    Guarantees: each coordinate lies on one rank, which adds its noise, at the scale of the whole sum. Torch's own reduction of
-    gradients is off. While a step is checked, and until the engine knows every layer, all weights are gathered, so that no rank waits
-    for another one inside of its model.
+    Guarantees: each coordinate lies on one rank, which adds its noise, at the scale of the whole
+    sum. Torch's own reduction of gradients is off. While a step is checked, and until the engine
+    knows every layer, all weights are gathered, so that no rank waits for another one inside of its
+    model.
     """
 
     own = ("model", "optimizer", "average", "noise", "random")
@@ -49,12 +55,20 @@ class FullySharded(Whole):
     def stream(self, whole: NoiseStream, parameters: Grads, clip: Clip) -> NoiseStream:
         """The stream of this rank's rows; what the clip rule counts is rank 0's."""
         world, like = self.world, {name: local(p) for name, p in parameters.items()}
-        self.dtype = torch.float64 if any(p.dtype == torch.float64 for p in like.values()) else torch.float32
+        self.dtype = (
+            torch.float64 if any(p.dtype == torch.float64 for p in like.values()) else torch.float32
+        )
         self.sizes = {name: _rows(p, world.count) for name, p in parameters.items()}
         self.sizes |= {name: [1] + [0] * (world.count - 1) for name in clip.coordinates}
         totals = [sum(sizes) for sizes in self.sizes.values()]
-        before = [first + sum(sizes[: world.rank]) for first, sizes in zip(accumulate(totals, initial=0), self.sizes.values())]
-        runs = [(first, first + sizes[world.rank]) for first, sizes in zip(before, self.sizes.values(), strict=True)]
+        before = [
+            first + sum(sizes[: world.rank])
+            for first, sizes in zip(accumulate(totals, initial=0), self.sizes.values())
+        ]
+        runs = [
+            (first, first + sizes[world.rank])
+            for first, sizes in zip(before, self.sizes.values(), strict=True)
+        ]
         return Shard(world.rank, world.count).stream(whole, Part.of(runs, totals))
 
     def held(self, parameters: Grads) -> Grads:
@@ -69,7 +83,9 @@ class FullySharded(Whole):
     def attach(self, engine: Engine) -> None:
         """Let the engine see the gathered weights, and take each sum as it is made."""
         if not isinstance(engine, BookkeepingEngine):
-            raise Unsupported(f"engine {engine.name} with fully sharded weights", "use engine='bookkeeping'")
+            raise Unsupported(
+                f"engine {engine.name} with fully sharded weights", "use engine='bookkeeping'"
+            )
         held = dict(self.model.named_parameters())
         _each(self.model, lambda m: m.unshard())
         self._aliases = {id(p): held[name] for name, p in self.model.named_parameters()}
@@ -81,10 +97,15 @@ class FullySharded(Whole):
     def zeros(self, parameters: dict[str, nn.Parameter], clip: Clip) -> Grads:
         """The sum over no records, as this rank holds it."""
         like = next(iter(parameters.values()))
-        return {name: local(like).new_zeros(sizes[self.world.rank], dtype=self.dtype) for name, sizes in self.sizes.items()}
+        return {
+            name: local(like).new_zeros(sizes[self.world.rank], dtype=self.dtype)
+            for name, sizes in self.sizes.items()
+        }
 
     def together(self, step: int, watch: Watch, first: bool) -> None:
-        """Before a batch goes out: gather all weights if some rank will look at it or measure, else let layers gather their own."""
+        """Before a batch goes out: gather all weights if some rank will look at it or measure, else
+        let layers gather their own.
+        """
         assert self._engine is not None
         needed = (first and watch.kind(step) is not Kind.NOTHING) or not self._engine.sums.steady
         if any(self.world.exchange(f"a batch of step {step}", needed)):
@@ -96,8 +117,12 @@ class FullySharded(Whole):
         """None: what is released is rounded afterwards."""
         return None
 
-    def means(self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]) -> Private[Grads]:
-        """Gradients that are spread as the parameters are; what the clip rule counted goes to all ranks."""
+    def means(
+        self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]
+    ) -> Private[Grads]:
+        """Gradients that are spread as the parameters are; what the clip rule counted goes to all
+        ranks.
+        """
         self._let_go()
         found: Grads = {}
         for name, t in released.value.items():
@@ -114,7 +139,9 @@ class FullySharded(Whole):
         self._let_go()
 
     def _cut(self, name: str, total: Tensor) -> Tensor:
-        """The sum over all ranks of what one parameter receives, of which this rank keeps its part, where its weights lie."""
+        """The sum over all ranks of what one parameter receives, of which this rank keeps its part,
+        where its weights lie.
+        """
         flat, sizes = total.reshape(-1).to(self.dtype), self.sizes[name]
         return self.world.scattered(flat, sizes).to(local(next(self.model.parameters())).device)
 
@@ -142,7 +169,9 @@ def _sharded(model: nn.Module) -> Iterable[Any]:
 
 
 def _groups(state: Any) -> list[Any]:
-    """The groups of parameters that a module gathers together: several since torch 2.13, before it one at most."""
+    """The groups of parameters that a module gathers together: several since torch 2.13, before it
+    one at most.
+    """
     if (many := getattr(state, "_fsdp_param_groups", None)) is not None:
         return list(many)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
@@ -166,7 +195,9 @@ def is_fully_sharded(model: nn.Module) -> bool:
 
 
 def check_sharded(model: nn.Module, count: int) -> None:
-    """Refuse weights that are spread in another way than by rows over all ranks, or only in part."""
+    """Refuse weights that are spread in another way than by rows over all ranks, or only in
+    part.
+    """
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor, Shard
 
@@ -174,5 +205,12 @@ def check_sharded(model: nn.Module, count: int) -> None:
         raise Unsupported("a model with layers under fully_shard that is not itself", WAY_OUT)
     model.set_requires_gradient_sync(False)
     for name, p in trainable(model).items():
-        if not isinstance(p, DTensor) or p.placements != (Shard(0),) or p.device_mesh.size() != count:
-            raise Unsupported(f"{name}: a weight that is not cut by rows over the {count} ranks of the run", WAY_OUT)
+        if (
+            not isinstance(p, DTensor)
+            or p.placements != (Shard(0),)
+            or p.device_mesh.size() != count
+        ):
+            raise Unsupported(
+                f"{name}: a weight that is not cut by rows over the {count} ranks of the run",
+                WAY_OUT,
+            )

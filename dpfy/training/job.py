@@ -1,4 +1,6 @@
-"""A whole training job from its configuration: plan, reservation, data, model, training, in this order."""
+"""A whole training job from its configuration: plan, reservation, data, model, training, in this
+order.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ from dpfy.report import first
 from dpfy.report.card import NAME as CARD
 from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.training import evaluation
-from dpfy.training.config import MOST_GROUP, JobConfig, LedgerConfig, PrivacyConfig, TrainingConfig, read_toml
+from dpfy.training.config import (
+    MOST_GROUP,
+    JobConfig,
+    LedgerConfig,
+    PrivacyConfig,
+    TrainingConfig,
+    read_toml,
+)
 from dpfy.training.fit import BEFORE, Result, fit
 from dpfy.training.follower import Follower, opened
 from dpfy.training.ftrl import Ftrl
@@ -45,7 +54,9 @@ WRITERS = 539
 """Who wrote MNIST's training images."""
 RECORDS = {"embedded": 4_000, "mnist": 60_000, "fashion-mnist": 60_000}
 WHOLE = {"digits": 1_797, "adult": 30_162, "shakespeare": 8_646}
-"""Records of data sets whose size is public knowledge: those to train on, and all of them where a share is held out."""
+"""Records of data sets whose size is public knowledge: those to train on, and all of them where a
+share is held out.
+"""
 TEXT = ("text", "shakespeare")
 """Sequences of symbols: none of the models by name reads them."""
 DEFAULT_EPSILON = 3.0
@@ -62,7 +73,9 @@ class Outcome:
     engine: str
 
     def group(self) -> dict[str, Any] | None:
-        """The guarantee for groups of units, if the configuration asked for one: computed from the run's own ledger."""
+        """The guarantee for groups of units, if the configuration asked for one: computed from the
+        run's own ledger.
+        """
         if not (self.run / "config.toml").is_file():
             return None
         asked = read_toml(self.run / "config.toml").get("privacy", {}).get("group_size", 1)
@@ -71,7 +84,9 @@ class Outcome:
             return None
         ledger, stated = Ledger.read(self.run / "ledger.jsonl"), self.card["guarantee"]
         event = of_group(ledger.event(), size)
-        epsilon = accounting.epsilon(event, stated["delta"], adjacency=ledger.adjacency, accountant=stated["accountant"])
+        epsilon = accounting.epsilon(
+            event, stated["delta"], adjacency=ledger.adjacency, accountant=stated["accountant"]
+        )
         return {"size": size, "epsilon": epsilon, "delta": stated["delta"]}
 
 
@@ -103,7 +118,9 @@ def recipe_of(config: JobConfig, records: int) -> Recipe:
     """What a job does to so many records, before its noise is known."""
     if config.data.kind in TEXT:
         what = f"training a model by name on data of kind {config.data.kind!r}"
-        raise Unsupported(what, "train a language model of your own with dpfy.fit: examples/text.py")
+        raise Unsupported(
+            what, "train a language model of your own with dpfy.fit: examples/text.py"
+        )
     privacy, training = config.privacy, config.training
     batch = float(records) if training.batch_size is None else training.batch_size
     steps = DEFAULT_STEPS if training.steps is None and training.epochs is None else training.steps
@@ -116,32 +133,50 @@ def recipe_of(config: JobConfig, records: int) -> Recipe:
         adjacency=privacy.adjacency,
     )
     target = Target(asked(privacy), privacy.delta, privacy.accountant, privacy.allow_large_delta)
-    setting = Setting(records, batch, plain.steps, adjacency=privacy.adjacency, sampling=training.sampling)
+    setting = Setting(
+        records, batch, plain.steps, adjacency=privacy.adjacency, sampling=training.sampling
+    )
     fixed = privacy.noise_multiplier is not None
     recipe = recipe_for(training.mechanism, setting, None if fixed else target, training.bands)
     strategy = training.schedule(recipe.steps) or recipe.strategy
-    recipe = replace(recipe, strategy=strategy, clip=training.clip_rule(), unit=config.data.unit, noise=training.noise)
+    recipe = replace(
+        recipe,
+        strategy=strategy,
+        clip=training.clip_rule(),
+        unit=config.data.unit,
+        noise=training.noise,
+    )
     recipe = replace(recipe, draw=RECORD if config.data.draw == RECORD else UNIT)
     return with_stopping(recipe, training.stopping)
 
 
 def records_of(config: JobConfig) -> int:
-    """The public number of training records of a job. The file is opened for it only where the count was declared public."""
+    """The public number of training records of a job. The file is opened for it only where the
+    count was declared public.
+    """
     records = config.privacy.records
     if isinstance(records, str):
         return count.records(config.data)
     if records is None:
         records = public_records(config.data)
     if records is None:
-        raise InvalidInput("privacy.records", None, f"must be given for data of kind {config.data.kind!r}: {UNKNOWN}")
+        raise InvalidInput(
+            "privacy.records",
+            None,
+            f"must be given for data of kind {config.data.kind!r}: {UNKNOWN}",
+        )
     return records
 
 
 def _require_group(plan: Plan, size: int) -> None:
-    """Refuse, before anything is reserved, a group whose guarantee could not be told after the run."""
+    """Refuse, before anything is reserved, a group whose guarantee could not be told after the
+    run.
+    """
     if size > 1:
         plan.recipe.check_group(size)
-        accounting.curve(of_group(plan.event, size), adjacency=plan.recipe.adjacency, accountant=plan.accountant)
+        accounting.curve(
+            of_group(plan.event, size), adjacency=plan.recipe.adjacency, accountant=plan.accountant
+        )
 
 
 def public_records(data: DataConfig) -> int | None:
@@ -155,14 +190,22 @@ def public_records(data: DataConfig) -> int | None:
 
 
 def evaluation_noise(config: JobConfig, plan: Plan | None = None) -> float | None:
-    """The noise multiplier of a billed evaluation; None where none is billed. A plan of fixed noise says what a tenth of it is."""
+    """The noise multiplier of a billed evaluation; None where none is billed. A plan of fixed noise
+    says what a tenth of it is.
+    """
     privacy = config.privacy
     if config.data.test_use != evaluation.BILLED:
         return None
     if privacy.test_noise is not None:
         return privacy.test_noise
-    epsilon = plan.epsilon if plan is not None and privacy.noise_multiplier is not None else asked(privacy)
-    return privacy.group_size * evaluation.default_noise(epsilon, privacy.delta, Adjacency.parse(privacy.adjacency))
+    epsilon = (
+        plan.epsilon
+        if plan is not None and privacy.noise_multiplier is not None
+        else asked(privacy)
+    )
+    return privacy.group_size * evaluation.default_noise(
+        epsilon, privacy.delta, Adjacency.parse(privacy.adjacency)
+    )
 
 
 def asked(privacy: PrivacyConfig) -> float:
@@ -170,21 +213,36 @@ def asked(privacy: PrivacyConfig) -> float:
     return DEFAULT_EPSILON if privacy.epsilon is None else privacy.epsilon
 
 
-def run(config: JobConfig, out: Path, *, resume: bool = False, seed: int | None = None, progress: bool = False) -> Outcome:
+def run(
+    config: JobConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    seed: int | None = None,
+    progress: bool = False,
+) -> Outcome:
     """Run a job into the folder `out`, or resume it there.
 
-    Guarantees: the plan is reserved before any data is read; if the data or the model is refused, the reservation is given back and
-    nothing is left behind.
+    Guarantees: the plan is reserved before any data is read; if the data or the model is refused,
+    the reservation is given back and nothing is left behind.
     """
     if (resume or restarted()) and is_finished(out):
         return finished(out)
     if (out / CANARIES).is_file():
-        raise InvalidInput("run", str(out), "was started with canaries; resume it with dpfy audit train --resume")
+        raise InvalidInput(
+            "run", str(out), "was started with canaries; resume it with dpfy audit train --resume"
+        )
     plan, world = plan_of(config), World.joined()
-    return world.told(lambda: trained(config, opened(world, run_of(config, plan, out, resume, seed), plan), world, progress))
+    return world.told(
+        lambda: trained(
+            config, opened(world, run_of(config, plan, out, resume, seed), plan), world, progress
+        )
+    )
 
 
-def trained(config: JobConfig, folder: RunFolder | Follower, world: World, progress: bool) -> Outcome:
+def trained(
+    config: JobConfig, folder: RunFolder | Follower, world: World, progress: bool
+) -> Outcome:
     """Train in an opened folder."""
     plan = folder.plan
     with folder:
@@ -215,7 +273,9 @@ def fitted(
     progress: bool = False,
     world: World | None = None,
 ) -> tuple[nn.Module, Result]:
-    """Train the model of a job on records that are loaded and extracted, by the plan of an opened folder."""
+    """Train the model of a job on records that are loaded and extracted, by the plan of an opened
+    folder.
+    """
     assert data.classes is not None
     model = build.build(config.model, data.features, data.classes)
     run.tell(TRAINING, model={"reads": {"features": list(data.features), "classes": data.classes}})
@@ -230,7 +290,9 @@ def fitted(
         test_is=config.data.test_use,
         runtime=config.runtime.runtime(progress),
         update=Update(config.training.average),
-        stop=None if config.training.patience is None else Plateau(patience=config.training.patience),
+        stop=None
+        if config.training.patience is None
+        else Plateau(patience=config.training.patience),
         world=world,
     )
     return model, result
@@ -246,17 +308,32 @@ def load(config: JobConfig, expected: int) -> source.DataSource:
     """The data of a job that trains a classifier on about `expected` records."""
     data = source.load(config.data)
     if data.classes is None:
-        raise InvalidInput("data.kind", config.data.kind, "has no classes; this job trains classifiers")
+        raise InvalidInput(
+            "data.kind", config.data.kind, "has no classes; this job trains classifiers"
+        )
     found, apart = data.units, len(data.test)
     if abs(found - expected) > max(1, expected // 100) and config.data.user is not None:
         what = f"{config.data.unit.name}s" if config.data.draw == USER else "records of users"
-        raise InvalidInput("privacy.records", expected, f"there are {found} {what} to train on; give --records {found}")
-    if abs(found - expected) > max(1, expected // 100):
-        split = config.data.test_path is None and "test_fraction" in FIELDS_OF_KIND[config.data.kind]
-        held = (
-            f" ({found + apart} less the {apart} held out by data.test_fraction = {config.data.test_fraction:g})" if split else ""
+        raise InvalidInput(
+            "privacy.records",
+            expected,
+            f"there are {found} {what} to train on; give --records {found}",
         )
-        raise InvalidInput("privacy.records", expected, f"there are {found} records to train on{held}; give --records {found}")
+    if abs(found - expected) > max(1, expected // 100):
+        split = (
+            config.data.test_path is None and "test_fraction" in FIELDS_OF_KIND[config.data.kind]
+        )
+        held = (
+            f" ({found + apart} less the {apart} held out by data.test_fraction = "
+            f"{config.data.test_fraction:g})"
+            if split
+            else ""
+        )
+        raise InvalidInput(
+            "privacy.records",
+            expected,
+            f"there are {found} records to train on{held}; give --records {found}",
+        )
     return data
 
 
@@ -271,7 +348,9 @@ def can_resume(out: Path) -> bool:
 
 
 def finished(out: Path) -> Outcome:
-    """The finished run in `out`. What a crash between the card and the end of the erasure has left is erased."""
+    """The finished run in `out`. What a crash between the card and the end of the erasure has left
+    is erased.
+    """
     finish_erasure(out)
     return Outcome(out, _card(out), 0.0, BEFORE)
 
@@ -279,24 +358,31 @@ def finished(out: Path) -> Outcome:
 def stored_config(out: Path) -> dict[str, dict[str, Any]]:
     """The full configuration of the unfinished run in `out`, kept with its secrets.
 
-    Guarantees: there is no default: a folder without a run, and a run that was stopped before it stored its configuration, are
-    refused.
+    Guarantees: there is no default: a folder without a run, and a run that was stopped before it
+    stored its configuration, are refused.
     """
     require_run(out)
     refuse_planted(out)
-    again = "was stopped before its configuration was stored, and nothing was spent: start it again without --resume"
+    again = (
+        "was stopped before its configuration was stored, and nothing was spent: start it again "
+        "without --resume"
+    )
     if not can_resume(out):
         raise InvalidInput("run", str(out), again)
     try:
         return read_toml(out / HIDDEN / "config.toml")
     except InvalidInput:
-        raise InvalidInput("run", str(out), "its stored configuration is damaged; give the configuration again") from None
+        raise InvalidInput(
+            "run", str(out), "its stored configuration is damaged; give the configuration again"
+        ) from None
 
 
 def require_run(out: Path) -> None:
     """Refuse a folder that holds no run that was started here."""
     if Mark.find(out) is None:
-        raise InvalidInput("--resume", str(out), "holds no run to resume; leave --resume out to start one")
+        raise InvalidInput(
+            "--resume", str(out), "holds no run to resume; leave --resume out to start one"
+        )
 
 
 def optimizer_of(training: TrainingConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -311,7 +397,9 @@ def optimizer_of(training: TrainingConfig, model: nn.Module) -> torch.optim.Opti
 
 
 def budget_of(ledger: LedgerConfig, delta: float) -> RenyiFilter | None:
-    """The budget a configuration sets for its data set; `delta` is that of the run, taken unless another is given."""
+    """The budget a configuration sets for its data set; `delta` is that of the run, taken unless
+    another is given.
+    """
     if ledger.budget_epsilon is None:
         return None
     chosen = delta if ledger.budget_delta is None else ledger.budget_delta
@@ -345,7 +433,13 @@ def _extracted(records: Records, extract: Any) -> Records:
         return records
     held = records.tensors[0]
     made = extract(records.flat[0])
-    return replace(records, tensors=(made.unflatten(0, held.shape[:2]) if records.rows_each > 1 else made, *records.tensors[1:]))
+    return replace(
+        records,
+        tensors=(
+            made.unflatten(0, held.shape[:2]) if records.rows_each > 1 else made,
+            *records.tensors[1:],
+        ),
+    )
 
 
 def _card(out: Path) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """The journal of steps: before the noise of a step is made, the sum that it is for is written down.
 
-    checkpoint/steps.jsonl (0600)   {"step": 17, "rates": [0.1], "sum": "5c0e..."}   since the last checkpoint, one line a step
-    checkpoint/reached-12-18 (0600)   a checkpoint of step 12 was written, and the steps before 18 are in the journal
+    checkpoint/steps.jsonl (0600)   {"step": 17, "rates": [0.1], "sum": "5c0e..."}   since the last
+    checkpoint, one line a step checkpoint/reached-12-18 (0600)   a checkpoint of step 12 was
+    written, and the steps before 18 are in the journal
 
-A run that was killed makes the steps since its last checkpoint again, with the same noise. That is safe if the sums are the same bits,
-for then so is what is released. The journal is how a resumed run knows: a keyed tag of a checksum of each sum, and the learning
-rates. At the first step that would differ the run stops, before noise is added.
+A run that was killed makes the steps since its last checkpoint again, with the same noise. That is
+safe if the sums are the same bits, for then so is what is released. The journal is how a resumed
+run knows: a keyed tag of a checksum of each sum, and the learning rates. At the first step that
+would differ the run stops, before noise is added.
 
-A journal or a checkpoint that was deleted, or exchanged for an earlier one, would let other sums have the same noise. The file
-`reached-...` tells how far the run got. Its name says so, because a backup that is put back beside it or over it cannot undo a renaming.
+A journal or a checkpoint that was deleted, or exchanged for an earlier one, would let other sums
+have the same noise. The file `reached-...` tells how far the run got. Its name says so, because a
+backup that is put back beside it or over it cannot undo a renaming.
 """
 
 from __future__ import annotations
@@ -31,27 +34,39 @@ from dpfy.runs.mark import PROGRESS
 
 NAME = "steps.jsonl"
 RARELY = 100
-"""A step renames the file of the progress only where that takes at most this fraction of the time."""
+"""A step renames the file of the progress only where that takes at most this fraction of the
+time.
+"""
 START = "start a new run"
-SAME = "resume with the same code, data and settings, so that it is repeated bit for bit, or start a new run"
+SAME = (
+    "resume with the same code, data and settings, so that it is repeated bit for bit, or start a "
+    "new run"
+)
 GPU = (
-    "some of this device's kernels add in no fixed order: torch.use_deterministic_algorithms(True) from the beginning avoids this"
+    "some of this device's kernels add in no fixed order: torch.use_deterministic_algorithms(True) "
+    "from the beginning avoids this"
 )
 
 
 class Journal:
     """What each step since the last checkpoint was made of.
 
-    Guarantees: `bind` returns for each step once, in their order. After it returned for a step, no process that resumes this run gets
-    it to return for that step and a sum or rates that differ, up to the checksum, which reads a random quarter of huge tensors. A
-    line survives the death of the process at any moment; on a GPU it is written while the next step is under way, so as not to wait
-    for the device. A journal or checkpoint that is missing, or older than the run got, is refused: to within the last lines, which the
-    progress may lag behind by a hundred times as long as a renaming takes, and all lines since the last checkpoint if the machine was
-    restarted, which may have lost them.
+    Guarantees: `bind` returns for each step once, in their order. After it returned for a step, no
+    process that resumes this run gets it to return for that step and a sum or rates that differ, up
+    to the checksum, which reads a random quarter of huge tensors. A line survives the death of the
+    process at any moment; on a GPU it is written while the next step is under way, so as not to
+    wait for the device. A journal or checkpoint that is missing, or older than the run got, is
+    refused: to within the last lines, which the progress may lag behind by a hundred times as long
+    as a renaming takes, and all lines since the last checkpoint if the machine was restarted, which
+    may have lost them.
     """
 
-    def __init__(self, folder: Path | None, randomness: Randomness, step: int, due: bool = False) -> None:
-        """In `folder`; None where another rank writes it, and only the order of the steps is kept here. `due`: it must be there."""
+    def __init__(
+        self, folder: Path | None, randomness: Randomness, step: int, due: bool = False
+    ) -> None:
+        """In `folder`; None where another rank writes it, and only the order of the steps is kept
+        here. `due`: it must be there.
+        """
         self._randomness = randomness
         self.next = step
         self._file, self._writes = -1, folder is not None
@@ -63,17 +78,23 @@ class Journal:
 
     def _open(self, folder: Path, step: int, due: bool) -> None:
         if due and not (folder / NAME).is_file():
-            rule = f"is missing: nobody can tell what the steps since the checkpoint were made of; {START}"
+            rule = (
+                f"is missing: nobody can tell what the steps since the checkpoint were made of; "
+                f"{START}"
+            )
             raise Corrupt(f"checkpoint/{NAME}", rule)
         lines, whole = _read(folder / NAME)
         self._made = {n: line for n, line in lines.items() if n >= step}
         self._progress = Progress.opened(folder, self._randomness, step, self._made, due)
-        self._file = os.open(folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE)
+        self._file = os.open(
+            folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE
+        )
         os.ftruncate(self._file, whole if self._made else 0)
 
     def bind(self, step: int, total: Tensor, rates: Sequence[float]) -> None:
-        """Write down what `step` is about to release, by a checksum of the sum, or refuse it if it was made before: here, or of
-        something else."""
+        """Write down what `step` is about to release, by a checksum of the sum, or refuse it if it
+        was made before: here, or of something else.
+        """
         if step != self.next:
             raise Unsupported(f"making step {step} where step {self.next} is due", SAME)
         self.flush()
@@ -120,10 +141,14 @@ class Journal:
         made, tag = self._made[step]
         if made != list(rates):
             raise InvalidInput(
-                f"resume step {step}", f"learning rate {_words(rates)}", f"it was made with {_words(made)}: {SAME}"
+                f"resume step {step}",
+                f"learning rate {_words(rates)}",
+                f"it was made with {_words(made)}: {SAME}",
             )
         if tag != self._tag(step, int(total)):
-            rule = f"its noise was made for a sum before: {SAME}" + (f" ({GPU})" if total.is_cuda else "")
+            rule = f"its noise was made for a sum before: {SAME}" + (
+                f" ({GPU})" if total.is_cuda else ""
+            )
             raise InvalidInput(f"resume step {step}", "another sum of gradients", rule)
 
     def _tag(self, step: int, total: int) -> str:
@@ -131,7 +156,9 @@ class Journal:
 
 
 class Progress:
-    """How far a run got: the step of its last checkpoint, and the steps that are in its journal. Both are in the name of a file."""
+    """How far a run got: the step of its last checkpoint, and the steps that are in its journal.
+    Both are in the name of a file.
+    """
 
     def __init__(self, folder: Path, checkpoint: int, steps: int) -> None:
         self._folder, self._checkpoint, self._steps = folder, checkpoint, steps
@@ -139,9 +166,16 @@ class Progress:
 
     @classmethod
     def opened(
-        cls, folder: Path, randomness: Randomness, step: int, made: dict[int, tuple[list[float], str]], due: bool
+        cls,
+        folder: Path,
+        randomness: Randomness,
+        step: int,
+        made: dict[int, tuple[list[float], str]],
+        due: bool,
     ) -> Progress:
-        """That of a run whose checkpoint is of `step` and whose journal holds `made`, which must be as far as it got."""
+        """That of a run whose checkpoint is of `step` and whose journal holds `made`, which must be
+        as far as it got.
+        """
         found = sorted(p for p in folder.iterdir() if PROGRESS.fullmatch(p.name))
         if due:
             _require_reached(found, randomness, step, made)
@@ -176,12 +210,18 @@ class Progress:
         try:
             os.rename(old, self.path)
         except FileNotFoundError:
-            raise Corrupt(f"checkpoint/{old.name}", f"was taken away while the run went on; {START}") from None
+            raise Corrupt(
+                f"checkpoint/{old.name}", f"was taken away while the run went on; {START}"
+            ) from None
 
 
 def make(folder: Path, randomness: Randomness) -> None:
-    """The journal of a run that has made no step, before its first checkpoint: from then on it must be there."""
-    handle = os.open(folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, PRIVATE_MODE)
+    """The journal of a run that has made no step, before its first checkpoint: from then on it must
+    be there.
+    """
+    handle = os.open(
+        folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, PRIVATE_MODE
+    )
     os.close(handle)
     for old in [p for p in folder.iterdir() if PROGRESS.fullmatch(p.name)]:
         old.unlink()
@@ -197,25 +237,40 @@ def _write_progress(path: Path, randomness: Randomness) -> None:
     write_atomically(path, content, mode=PRIVATE_MODE)
 
 
-def _require_reached(found: Sequence[Path], randomness: Randomness, step: int, made: dict[int, tuple[list[float], str]]) -> None:
+def _require_reached(
+    found: Sequence[Path],
+    randomness: Randomness,
+    step: int,
+    made: dict[int, tuple[list[float], str]],
+) -> None:
     """Refuse a checkpoint or a journal that is older than the run got."""
     if len(found) != 1 or not (name := PROGRESS.fullmatch(found[0].name)):
         told = "is missing" if not found else "is there several times: a backup was put back"
-        raise Corrupt("checkpoint/reached-...", f"{told}: nobody can tell how far the run got; {START}")
+        raise Corrupt(
+            "checkpoint/reached-...", f"{told}: nobody can tell how far the run got; {START}"
+        )
     try:
         held = json.loads(found[0].read_bytes())
         started, own = held["boot"], held["file"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Corrupt(f"checkpoint/{found[0].name}", f"is damaged; {START}") from None
     if own != randomness.tag("file", identity_of(found[0]).encode()):
-        raise Corrupt(f"checkpoint/{found[0].name}", f"is a copy, or was restored from one; {START}")
+        raise Corrupt(
+            f"checkpoint/{found[0].name}", f"is a copy, or was restored from one; {START}"
+        )
     checkpoint, steps = (int(n) for n in name.groups())
     if step < checkpoint:
-        rule = f"is of step {step}, and one of step {checkpoint} was written: an older one was put in its place; {START}"
+        rule = (
+            f"is of step {step}, and one of step {checkpoint} was written: an older one was put in "
+            f"its place; {START}"
+        )
         raise Corrupt("checkpoint/state.safetensors", rule)
     restarted = started == "" or started != boot()  # what was not synced may be lost
     if not restarted and (lost := [n for n in range(step, steps) if n not in made]):
-        rule = f"does not hold step {lost[0]}, which was made before: lines were removed, or an older journal was put in its place; {START}"
+        rule = (
+            f"does not hold step {lost[0]}, which was made before: lines were removed, or an older "
+            f"journal was put in its place; {START}"
+        )
         raise Corrupt(f"checkpoint/{NAME}", rule)
 
 
@@ -235,14 +290,20 @@ class _Late:
 
 
 def _read(path: Path) -> tuple[dict[int, tuple[list[float], str]], int]:
-    """The whole lines and their length in bytes. A last line that a crash cut short was for noise that was never made."""
+    """The whole lines and their length in bytes. A last line that a crash cut short was for noise
+    that was never made.
+    """
     content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
     try:
         rows = [json.loads(line) for line in whole.splitlines()]
-        return {int(row["step"]): ([float(r) for r in row["rates"]], str(row["sum"])) for row in rows}, len(whole)
+        return {
+            int(row["step"]): ([float(r) for r in row["rates"]], str(row["sum"])) for row in rows
+        }, len(whole)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise Corrupt(f"checkpoint/{NAME}", "is damaged: the run cannot be resumed; start a new one") from None
+        raise Corrupt(
+            f"checkpoint/{NAME}", "is damaged: the run cannot be resumed; start a new one"
+        ) from None
 
 
 def _words(rates: Sequence[float]) -> str:

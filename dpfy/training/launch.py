@@ -14,9 +14,11 @@ from dpfy.training.follower import RESTARTS
 
 @contextmanager
 def joined() -> Iterator[bool]:
-    """Inside the block, the process group of the job: that of ``WORLD_SIZE`` processes, as torchrun tells them. Whether this is rank 0.
+    """Inside the block, the process group of the job: that of ``WORLD_SIZE`` processes, as torchrun
+    tells them. Whether this is rank 0.
 
-    Each process takes the GPU of its local rank, where there are GPUs. A process alone joins nothing, and is rank 0.
+    Each process takes the GPU of its local rank, where there are GPUs. A process alone joins
+    nothing, and is rank 0.
     """
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield not dist.is_initialized() or dist.get_rank() == 0

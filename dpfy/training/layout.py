@@ -1,4 +1,6 @@
-"""Which layout a model has: as it was given, by torch's wrappers, and by the ranks that train it."""
+"""Which layout a model has: as it was given, by torch's wrappers, and by the ranks that train
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from dpfy.training.world import World
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that torch's DistributedDataParallel wraps, which is told to leave gradients alone; any other model itself.
+    """The model that torch's DistributedDataParallel wraps, which is told to leave gradients alone;
+    any other model itself.
 
-    Guarantees: no gradient before its noise goes through the wrapper, and its forward pass does not wait for other ranks.
+    Guarantees: no gradient before its noise goes through the wrapper, and its forward pass does not
+    wait for other ranks.
     """
     if not isinstance(model, DistributedDataParallel):
         return model
@@ -27,23 +31,33 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def placed(model: nn.Module, name: str | None) -> torch.device:
-    """Put `model` on the device called `name`, by default where it is; one that torch has sharded computes where its mesh is."""
+    """Put `model` on the device called `name`, by default where it is; one that torch has sharded
+    computes where its mesh is.
+    """
     first: Any = next(model.parameters())
     if local(first) is not first:
         kind = first.device_mesh.device_type
-        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+        return (
+            torch.device(kind, torch.cuda.current_device())
+            if kind == "cuda"
+            else torch.device(kind)
+        )
     device = torch.device(name or first.device)
     model.to(device)
     return device
 
 
 def layout_of(model: nn.Module, world: World) -> Whole:
-    """The layout of `model`. All ranks get the weights of rank 0, unless each holds a part of them."""
+    """The layout of `model`. All ranks get the weights of rank 0, unless each holds a part of
+    them.
+    """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     sharded = any(local(p) is not p for p in parameters.values())
     if world.count > 1:
         named = {**parameters, **buffers}
-        facts = [f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in named.items()]
+        facts = [
+            f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in named.items()
+        ]
         world.agree("the model", {"model": facts, "layout": sharded})
         world.broadcast([*(p for p in parameters.values() if local(p) is p), *buffers.values()])
     if sharded and is_fully_sharded(model):

@@ -1,4 +1,6 @@
-"""After training: the released model back from its run folder, its hash checked against card and ledger. Nothing pickled is ever read."""
+"""After training: the released model back from its run folder, its hash checked against card and
+ledger. Nothing pickled is ever read.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,15 @@ from dpfy.report.words import is_absent
 from dpfy.training import weights
 from dpfy.training.config import SECTIONS, JobConfig, make
 
-MODEL, CONFIG, LEDGER, ANSWERS = "model.safetensors", "config.toml", "ledger.jsonl", "answers.safetensors"
-READS = dict.fromkeys(("embedded", "mnist", "fashion-mnist"), ((1, 28, 28), 10)) | {"digits": ((1, 8, 8), 10)}
+MODEL, CONFIG, LEDGER, ANSWERS = (
+    "model.safetensors",
+    "config.toml",
+    "ledger.jsonl",
+    "answers.safetensors",
+)
+READS = dict.fromkeys(("embedded", "mnist", "fashion-mnist"), ((1, 28, 28), 10)) | {
+    "digits": ((1, 8, 8), 10)
+}
 """The shape of a record and the number of classes of data sets that everybody knows."""
 BESIDE = (cards.NAME, "report.md")
 """What goes beside a model that leaves its run folder."""
@@ -33,7 +42,8 @@ BESIDE = (cards.NAME, "report.md")
 
 @dataclass(frozen=True)
 class Released:
-    """A finished run that released a model: its folder, and its card in the layout of the present format.
+    """A finished run that released a model: its folder, and its card in the layout of the present
+    format.
 
     Guarantees: the card is the one with which the ledger says that the run ended.
     """
@@ -45,17 +55,28 @@ class Released:
     def read(cls, run: Path | str) -> Released:
         """The finished run in the folder `run`; anything else is one line."""
         if not isinstance(run, str | Path):
-            raise InvalidInput("run", type(run).__name__, "must be the folder of a finished run, as a path")
+            raise InvalidInput(
+                "run", type(run).__name__, "must be the folder of a finished run, as a path"
+            )
         folder = Path(run)
         if not folder.is_dir():
             raise InvalidInput("run", str(run), "is not a folder: give that of a finished run")
         if not (folder / cards.NAME).is_file():
             begun = (folder / LEDGER).is_file() or (folder / "plan.json").is_file()
-            rule = "is unfinished: nothing was released yet; resume it first" if begun else "holds no dpfy run"
+            rule = (
+                "is unfinished: nothing was released yet; resume it first"
+                if begun
+                else "holds no dpfy run"
+            )
             raise InvalidInput("run", str(run), rule)
-        card, ended = verify.load_card(folder / cards.NAME), Ledger.read(folder / LEDGER).book.finish
+        card, ended = (
+            verify.load_card(folder / cards.NAME),
+            Ledger.read(folder / LEDGER).book.finish,
+        )
         if ended is None or hashlib.sha256(cards.render(card)).hexdigest() != ended["card"]:
-            raise Corrupt(cards.NAME, f"is not the card with which {LEDGER} says that the run ended")
+            raise Corrupt(
+                cards.NAME, f"is not the card with which {LEDGER} says that the run ended"
+            )
         if MODEL not in card["files"]:
             raise InvalidInput("run", str(run), "released no model")
         return cls(folder, first.raised(card))
@@ -71,7 +92,10 @@ class Released:
         if stated is None:
             raise InvalidInput("run", str(self.folder), f"keeps no {name}")
         if not (self.folder / name).is_file() or sha256_of(self.folder / name) != stated:
-            raise Corrupt(name, "does not have the hash that the card states: it was changed, exchanged or removed")
+            raise Corrupt(
+                name,
+                "does not have the hash that the card states: it was changed, exchanged or removed",
+            )
         return self.folder / name
 
     def weights(self) -> dict[str, Tensor]:
@@ -95,24 +119,42 @@ class Released:
         if due is None or is_absent(due):
             if mine is not None:
                 raise InvalidInput(
-                    "model", type(model).__name__, "has an adapter, and the run released a whole model: load it into that"
+                    "model",
+                    type(model).__name__,
+                    "has an adapter, and the run released a whole model: load it into that",
                 )
             return
         if mine is None:
-            rule = f"has no adapter, and the run released one alone: make it with peft as for training, on {due['name']}"
+            rule = (
+                f"has no adapter, and the run released one alone: make it with peft as for "
+                f"training, on {due['name']}"
+            )
             raise InvalidInput("model", type(model).__name__, rule)
         if mine["sha256"] != due["sha256"]:
-            rule = f"must be {due['name']} with the weights that the adapter was trained on (sha256 {due['sha256'][:12]}..., on the card)"
+            rule = (
+                f"must be {due['name']} with the weights that the adapter was trained on (sha256 "
+                f"{due['sha256'][:12]}..., on the card)"
+            )
             raise InvalidInput("model base", f"sha256 {mine['sha256'][:12]}...", rule)
 
     def config(self) -> JobConfig:
         """The configuration of a run of `dpfy train`, as it was published."""
         if ANSWERS in self.card["files"]:
-            raise InvalidInput("run", str(self.folder), "released a model of private labels: load it with dpfy.labels.load(run)")
+            raise InvalidInput(
+                "run",
+                str(self.folder),
+                "released a model of private labels: load it with dpfy.labels.load(run)",
+            )
         if CONFIG not in self.card["files"]:
-            rule = "was made by a program, which knows the model: load the weights into one with dpfy.load(run, model)"
+            rule = (
+                "was made by a program, which knows the model: load the weights into one with "
+                "dpfy.load(run, model)"
+            )
             raise InvalidInput("run", str(self.folder), rule)
-        return make({k: v for k, v in reading.toml("config", self.file(CONFIG)).items() if k in SECTIONS}, {})
+        return make(
+            {k: v for k, v in reading.toml("config", self.file(CONFIG)).items() if k in SECTIONS},
+            {},
+        )
 
     def reads(self) -> tuple[tuple[int, ...], int]:
         """The shape of a record that the model reads, and the number of classes."""
@@ -120,12 +162,17 @@ class Released:
         if said is not None:
             return tuple(said["features"]), said["classes"]
         if kind not in READS:
-            rule = "does not say what its records look like: it was made by an earlier version; use dpfy.load(run, model)"
+            rule = (
+                "does not say what its records look like: it was made by an earlier version; use "
+                "dpfy.load(run, model)"
+            )
             raise InvalidInput("run", str(self.folder), rule)
         return READS[kind]
 
     def built(self) -> nn.Module:
-        """The model of a run of `dpfy train`, from raw records to one score for each class, in evaluation mode."""
+        """The model of a run of `dpfy train`, from raw records to one score for each class, in
+        evaluation mode.
+        """
         config = self.config().model
         head = self.into(build.build(config, *self.reads()))
         return features.full_model(config, head).eval()
@@ -134,34 +181,41 @@ class Released:
 def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     """The released model of a finished run.
 
-    With `model` the weights go into it, and it is returned: a compiled or parallel one is filled inside, an adapter (peft) goes onto
-    the base that it was trained on. Without it the model is made from the configuration of a run of ``dpfy train``, in evaluation mode.
+    With `model` the weights go into it, and it is returned: a compiled or parallel one is filled
+    inside, an adapter (peft) goes onto the base that it was trained on. Without it the model is
+    made from the configuration of a run of ``dpfy train``, in evaluation mode.
 
-    Guarantees: the weights are those whose hash card and ledger state (averaged, where the run averaged); a refused model is left as it
-    was. Whatever is done with them, without the data, costs nothing.
+    Guarantees: the weights are those whose hash card and ledger state (averaged, where the run
+    averaged); a refused model is left as it was. Whatever is done with them, without the data,
+    costs nothing.
     """
     released = Released.read(run)
     return released.built() if model is None else released.into(model)
 
 
 def save_pretrained(run: Path | str, model: nn.Module, folder: Path | str) -> Path:
-    """Write the released model as Hugging Face does (``model.save_pretrained``), with the run's card beside it. Returns the folder.
+    """Write the released model as Hugging Face does (``model.save_pretrained``), with the run's
+    card beside it. Returns the folder.
 
     Of an adapter (peft) the adapter is written, with its configuration.
 
-    Guarantees: `model` holds the released weights when it is written; an existing folder with files in it is refused.
+    Guarantees: `model` holds the released weights when it is written; an existing folder with files
+    in it is refused.
     """
     place = Path(folder)
     bare: Any = weights.inside(model) if isinstance(model, nn.Module) else model
     if not hasattr(bare, "save_pretrained"):
         raise Unsupported(
-            f"save_pretrained for {type(bare).__name__}", "publish the run folder: model.safetensors holds the weights"
+            f"save_pretrained for {type(bare).__name__}",
+            "publish the run folder: model.safetensors holds the weights",
         )
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InvalidInput("folder", str(folder), "must be new or empty")
     released = Released.read(run)
     if os.path.realpath(place).startswith(os.path.realpath(released.folder) + os.sep):
-        raise InvalidInput("folder", str(folder), "must lie outside of the run folder, which stays as it is")
+        raise InvalidInput(
+            "folder", str(folder), "must lie outside of the run folder, which stays as it is"
+        )
     released.into(model)
     bare.save_pretrained(str(place))
     for name in BESIDE:

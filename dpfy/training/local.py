@@ -1,4 +1,6 @@
-"""Tensors that are spread over ranks (torch's DTensor), and the part of each that this rank holds."""
+"""Tensors that are spread over ranks (torch's DTensor), and the part of each that this rank
+holds.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ def local(t: Tensor) -> Tensor:
 
 
 def spread_like(part: Tensor, like: Tensor) -> Tensor:
-    """`part` as the part that lies here of a tensor that is spread as `like` is; itself, where `like` is plain or of another shape."""
+    """`part` as the part that lies here of a tensor that is spread as `like` is; itself, where
+    `like` is plain or of another shape.
+    """
     if local(like) is like or part.shape != local(like).shape:
         return part
     from torch.distributed.tensor import DTensor
 
     whole: Any = like
-    return DTensor(part.to(local(like).device), whole._spec, requires_grad=False)  # as torch's own sharding does, for less
+    return DTensor(
+        part.to(local(like).device), whole._spec, requires_grad=False
+    )  # as torch's own sharding does, for less
 
 
 def full(t: Tensor) -> Tensor:

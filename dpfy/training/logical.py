@@ -10,7 +10,9 @@ from dpfy.gradients.engine import Grads
 
 
 class LogicalBatch:
-    """Which physical batch is out and waits for its losses, whether it was added, and the sum so far."""
+    """Which physical batch is out and waits for its losses, whether it was added, and the sum so
+    far.
+    """
 
     def __init__(self, pieces: int) -> None:
         self.left = pieces
@@ -25,9 +27,13 @@ class LogicalBatch:
         self.mask, self.rows, self.waiting, self.idle = mask, rows, True, False
 
     def add(self, part: Grads, keep: bool = True) -> None:
-        """Add the sum over the physical batch that is out. Without `keep` its tensors will be overwritten."""
+        """Add the sum over the physical batch that is out. Without `keep` its tensors will be
+        overwritten.
+        """
         if self.left > 1 or self.total:
-            part = {name: value.to_dense() if value.is_sparse else value for name, value in part.items()}
+            part = {
+                name: value.to_dense() if value.is_sparse else value for name, value in part.items()
+            }
         if self.total:
             torch._foreach_add_([self.total[name] for name in part], list(part.values()))
         else:
@@ -44,14 +50,22 @@ class LogicalBatch:
     def require_added(self) -> None:
         """Refuse to go on before the physical batch that is out was added."""
         if not self.idle:
-            raise InvalidInput("step", "no call", "every batch must be followed by exactly one step(losses)")
+            raise InvalidInput(
+                "step", "no call", "every batch must be followed by exactly one step(losses)"
+            )
 
     def check_losses(self, losses: Tensor) -> None:
         """Refuse what is not one loss for each row of the batch that is out."""
         if not isinstance(losses, Tensor) or losses.dim() == 0:
-            raise InvalidInput("losses", "a scalar", 'must hold one loss per example: compute the loss with reduction="none"')
+            raise InvalidInput(
+                "losses",
+                "a scalar",
+                'must hold one loss per example: compute the loss with reduction="none"',
+            )
         if losses.shape != (self.rows,):
             rule = f"must have shape ({self.rows},): one loss per example of the batch"
             raise InvalidInput("losses", f"shape {tuple(losses.shape)}", rule)
         if not losses.requires_grad:
-            raise InvalidInput("losses", "no graph", "must depend on the model's trainable parameters")
+            raise InvalidInput(
+                "losses", "no graph", "must depend on the model's trainable parameters"
+            )

@@ -1,4 +1,6 @@
-"""The private training loop: sample, bound, sum, noise, update. Nothing here knows which sampler, clip, engine or strategy runs."""
+"""The private training loop: sample, bound, sum, noise, update. Nothing here knows which sampler,
+clip, engine or strategy runs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
 from dpfy.training import computation, finish, guard, resume, schedulers, state
-from dpfy.training.admission import check_first, check_optimizer, check_owners, check_part, check_parts, check_records
+from dpfy.training.admission import (
+    check_first,
+    check_optimizer,
+    check_owners,
+    check_part,
+    check_parts,
+    check_records,
+)
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
 from dpfy.training.follower import Follower, taken
@@ -60,12 +69,14 @@ class PrivateTraining(Standing):
                 losses = F.cross_entropy(model(x), y, reduction="none")
                 training.step(losses)
 
-    Guarantees: the plan is reserved in the ledger, durably, before `train` is read; each unit adds at most the clip bound to each
-    step; every step (also an empty one) is noised and divided by the expected batch size; more steps than planned are refused. The
-    model keeps its class and its `state_dict` keys, and every hook is gone when the block is left, also by an exception. A run that
-    was killed and is entered again with ``Run(path, resume=True)`` and the same arguments releases the same bits, and one that would
-    release others stops. The noise of a step is made for one sum: after an error between noise and the end of a step the run goes no
-    further here. Weights, buffers, optimizer and the fields of this object are changed by the run alone.
+    Guarantees: the plan is reserved in the ledger, durably, before `train` is read; each unit adds
+    at most the clip bound to each step; every step (also an empty one) is noised and divided by the
+    expected batch size; more steps than planned are refused. The model keeps its class and its
+    `state_dict` keys, and every hook is gone when the block is left, also by an exception. A run
+    that was killed and is entered again with ``Run(path, resume=True)`` and the same arguments
+    releases the same bits, and one that would release others stops. The noise of a step is made for
+    one sum: after an error between noise and the end of a step the run goes no further here.
+    Weights, buffers, optimizer and the fields of this object are changed by the run alone.
     """
 
     def __init__(
@@ -89,17 +100,31 @@ class PrivateTraining(Standing):
         guard.check_state(model)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.runtime, self.rule = runtime or Runtime(), update or Update()
-        self.run = run if isinstance(run, Run | RunFolder | Follower) else Run(run if run is not None else fresh_path())
+        self.run = (
+            run
+            if isinstance(run, Run | RunFolder | Follower)
+            else Run(run if run is not None else fresh_path())
+        )
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
         check_owners(plan.recipe, train)
-        check_records(plan.recipe, train.records_each if isinstance(train, Records | Owned) else 1, rows_of(train))
+        check_records(
+            plan.recipe,
+            train.records_each if isinstance(train, Records | Owned) else 1,
+            rows_of(train),
+        )
         self.engine, self.engine_reason = choose(model, self.runtime.engine)
         self.engine.sparse = True
         self._train, self._factors = train, self.rule.factors(plan.recipe.steps)
-        self.schedules = Schedules(scheduler, optimizer, plan.recipe.steps, ruled=self._factors is not None)
-        self.settings = Settings(optimizer, self.schedules, plan.recipe.steps, ruled=self._factors is not None)
-        self._state = TrainState(0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {}, self.schedules)
+        self.schedules = Schedules(
+            scheduler, optimizer, plan.recipe.steps, ruled=self._factors is not None
+        )
+        self.settings = Settings(
+            optimizer, self.schedules, plan.recipe.steps, ruled=self._factors is not None
+        )
+        self._state = TrainState(
+            0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {}, self.schedules
+        )
         self._halt = Halt()
         self._journal: Journal | None = None
         self._seen = Seen()
@@ -109,12 +134,16 @@ class PrivateTraining(Standing):
         self.watch: Watch | None = None
 
     def __enter__(self) -> PrivateTraining:
-        """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one, and attach the engine."""
+        """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one,
+        and attach the engine.
+        """
         if self._entered:
             raise InvalidInput("training", "entered twice", "one block at a time")
         self._halt, self._pieces, self._journal = Halt(), None, None
         self.world = World.joined() if self._joined is None else self._joined
-        self.folder: RunFolder | Follower = self.world.told(lambda: taken(self.world, self.run, self.plan))
+        self.folder: RunFolder | Follower = self.world.told(
+            lambda: taken(self.world, self.run, self.plan)
+        )
         try:
             self._open()
         except BaseException as error:
@@ -129,7 +158,9 @@ class PrivateTraining(Standing):
         return self
 
     def _open(self) -> None:
-        """Read the data and make the parts of the run, and the state that it begins or goes on with."""
+        """Read the data and make the parts of the run, and the state that it begins or goes on
+        with.
+        """
         recipe, model, randomness = self.plan.recipe, self.model, self.folder.randomness
         self.device = placed(model, self.runtime.device)
         self.spread = layout_of(model, self.world)
@@ -144,23 +175,50 @@ class PrivateTraining(Standing):
         stream.require_lattice(private, recipe.clip.bound.l2)
         snapshot = resume.found(self.folder, self.world)
         held = None if snapshot is None else snapshot.facts["physical"]
-        rows = partial(rows_at_once, model, self.records, self.runtime, recipe.expected_batch, self.device, held)
+        rows = partial(
+            rows_at_once,
+            model,
+            self.records,
+            self.runtime,
+            recipe.expected_batch,
+            self.device,
+            held,
+        )
         self.physical_batch = self.world.exchange("the size of physical batches", rows())[0]
-        wanted = self.engine.row_multiple(min(recipe.expected_batch, self.physical_batch), self.device)
+        wanted = self.engine.row_multiple(
+            min(recipe.expected_batch, self.physical_batch), self.device
+        )
         self.row_multiple = self.physical_batch if self.runtime.padded else wanted
         weights, random = state.weights_of(model), state.generators(self.device)
-        first = TrainState(0, weights, self.optimizer, average, noise, recipe.clip, random, self.schedules)
+        first = TrainState(
+            0, weights, self.optimizer, average, noise, recipe.clip, random, self.schedules
+        )
         self.terms, self._state = resume.opened(self, first, snapshot)
         self._entry = self.steps_done
         self.settings.start(self._entry)
         self._journal = journal = resume.journal_of(self, snapshot)
         self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
-        self.watch = Watch(model, self.engine, self.records, randomness, recipe.steps, kept, varies(recipe.sampler.participation))
+        self.watch = Watch(
+            model,
+            self.engine,
+            self.records,
+            randomness,
+            recipe.steps,
+            kept,
+            varies(recipe.sampler.participation),
+        )
         self.watch.keeps, self.watch.alone = self.world.first, self.world.count == 1
         cut = (self.physical_batch, self.row_multiple, self.spread.readers)
         self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)
-        self._guard = Guard(model, self.optimizer, average, stored(self.records), self._state.noise, self.spread.aliases)
+        self._guard = Guard(
+            model,
+            self.optimizer,
+            average,
+            stored(self.records),
+            self._state.noise,
+            self.spread.aliases,
+        )
         self.private_step = PrivateStep(
             self.plan,
             self.folder,
@@ -175,8 +233,15 @@ class PrivateTraining(Standing):
             self.spread,
         )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Detach everything. A complete run is finished: model and card written, secrets erased. Otherwise it can be resumed."""
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Detach everything. A complete run is finished: model and card written, secrets erased.
+        Otherwise it can be resumed.
+        """
         if self._halt.elsewhere:
             return
         if error is not None:
@@ -200,13 +265,17 @@ class PrivateTraining(Standing):
             self.world.close()
 
     def batches(self) -> Batches:
-        """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty logical batches are handled inside.
+        """The physical batches of all remaining steps. Follow each by exactly one `step`. Empty
+        logical batches are handled inside.
 
-        A batch is what the data gives: the tuple of its fields, or what its collate function makes. The length is the number of steps
-        that remain. With `pad`, `graph`, and on a GPU, a batch may be filled up with repeats of record 0, which `step` leaves out.
+        A batch is what the data gives: the tuple of its fields, or what its collate function makes.
+        The length is the number of steps that remain. With `pad`, `graph`, and on a GPU, a batch
+        may be filled up with repeats of record 0, which `step` leaves out.
         """
         shown = self.runtime.progress and self.world.first
-        self._given = Batches(self._remaining(), self.plan, self.last_step, lambda: self.steps_done, shown)
+        self._given = Batches(
+            self._remaining(), self.plan, self.last_step, lambda: self.steps_done, shown
+        )
         return self._given
 
     def _remaining(self) -> Iterator[Batch]:
@@ -225,7 +294,13 @@ class PrivateTraining(Standing):
             self._pieces = LogicalBatch(len(pieces))
             if not pieces:
                 watch.empty(self.steps_done)
-                self._update(Bounded(self.spread.zeros(self._guard.trainable, self.clip), self.clip.bound, self.plan.recipe.unit))
+                self._update(
+                    Bounded(
+                        self.spread.zeros(self._guard.trainable, self.clip),
+                        self.clip.bound,
+                        self.plan.recipe.unit,
+                    )
+                )
             for piece in pieces:
                 batch = next(batches)
                 self._pieces.expect(piece.mask(self.device, padded), len(piece.indices))
@@ -236,14 +311,20 @@ class PrivateTraining(Standing):
                 watch.pause()
                 self._require_live()
                 if self._asked is not mine:
-                    raise InvalidInput("batches", "two at a time", "ask for batches() again only when done with the ones before")
+                    raise InvalidInput(
+                        "batches",
+                        "two at a time",
+                        "ask for batches() again only when done with the ones before",
+                    )
                 if self._pieces is not None:
                     self._pieces.require_added()
 
     def step(self, losses: Tensor) -> None:
-        """Clip and add this physical batch; at the end of the logical batch add noise and let the optimizer move.
+        """Clip and add this physical batch; at the end of the logical batch add noise and let the
+        optimizer move.
 
-        `losses` holds one loss per row of the batch last handed out, with its graph (``reduction="none"``).
+        `losses` holds one loss per row of the batch last handed out, with its graph
+        (``reduction="none"``).
         """
         self._require_sound().pause()
         pieces = self._awaited()
@@ -259,20 +340,28 @@ class PrivateTraining(Standing):
         self._require_sound().after()
 
     def captured(self, losses_of: LossesOf) -> Callable[..., None]:
-        """A function of a batch that does what ``step(losses_of(*batch))`` does, with ``Runtime(graph=True)`` as CUDA graphs.
+        """A function of a batch that does what ``step(losses_of(*batch))`` does, with
+        ``Runtime(graph=True)`` as CUDA graphs.
 
             step = training.captured(lambda x, y: F.cross_entropy(model(x), y, reduction="none"))
             for batch in training.batches():
                 step(*batch)
 
-        What `losses_of` computes must depend on the batch and on the model's weights alone: a graph repeats what it did once, with
-        the values that Python had then. The first steps run as usual.
+        What `losses_of` computes must depend on the batch and on the model's weights alone: a graph
+        repeats what it did once, with the values that Python had then. The first steps run as
+        usual.
         """
         self._require_live()
-        fingerprint = self.folder.randomness.tag("losses", computation.of_function(losses_of).encode())
+        fingerprint = self.folder.randomness.tag(
+            "losses", computation.of_function(losses_of).encode()
+        )
         with self._halt.final():
             self._state = self._state.computing("losses", fingerprint)
-        capture = Captures(self.engine, losses_of) if self.runtime.graph and not self.spread.waits else None
+        capture = (
+            Captures(self.engine, losses_of)
+            if self.runtime.graph and not self.spread.waits
+            else None
+        )
 
         def step(*batch: Batch) -> None:
             if capture is None or self._require_sound().looking:
@@ -288,9 +377,13 @@ class PrivateTraining(Standing):
         """The logical batch that a call of `step` belongs to."""
         self._require_live()
         if self.steps_done >= self.last_step:
-            raise InvalidInput("step", self.steps_done, f"the plan allows {self.last_step} steps and all are done")
+            raise InvalidInput(
+                "step", self.steps_done, f"the plan allows {self.last_step} steps and all are done"
+            )
         if self._pieces is None or not self._pieces.waiting:
-            raise InvalidInput("step", "an extra call", "step(losses) follows a batch from batches(), once")
+            raise InvalidInput(
+                "step", "an extra call", "step(losses) follows a batch from batches(), once"
+            )
         with self._halt.final():
             self._guard.check_shape()
         return self._pieces
@@ -303,13 +396,17 @@ class PrivateTraining(Standing):
             self._update(Bounded(self._pieces.total, part.bound, self.plan.recipe.unit))
 
     def guarantee(self) -> Guarantee:
-        """The guarantee of the whole reserved plan: it holds from the reservation on, however many steps were made."""
+        """The guarantee of the whole reserved plan: it holds from the reservation on, however many
+        steps were made.
+        """
         self._require_entered()
         return state.guarantee(self)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """A context in which the model holds the averaged weights (its own, if there is no averaging): use it to evaluate."""
+        """A context in which the model holds the averaged weights (its own, if there is no
+        averaging): use it to evaluate.
+        """
         self._check_untouched()
         if not self.average:
             yield
@@ -323,26 +420,35 @@ class PrivateTraining(Standing):
         self._save()
 
     def _save(self) -> None:
-        self.spread.save(self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness)
+        self.spread.save(
+            self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness
+        )
         if self._journal is not None:
             self._journal.forget(self.steps_done)
         self._last_save, self._saved = time.monotonic(), self.steps_done
 
     def finish(
-        self, utility: dict[str, float] | None = None, confusion: list[list[int]] | None = None, test: str | None = None
+        self,
+        utility: dict[str, float] | None = None,
+        confusion: list[list[int]] | None = None,
+        test: str | None = None,
     ) -> Path:
         """End the run: write model and card, erase the secrets. Returns the folder.
 
-        Ending early keeps the bill of the whole plan, unless the plan says where a run may end (`stopping`): then the steps up to the next
-        of these points are billed, and the run cannot go on.
+        Ending early keeps the bill of the whole plan, unless the plan says where a run may end
+        (`stopping`): then the steps up to the next of these points are billed, and the run cannot
+        go on.
 
-        `utility` and `confusion` (rows: true class, columns: predicted) are published as they are. With `test="public"` you declare the
-        data that they were measured on public, and the report says so ("billed" is for figures of :func:`dpfy.fit`).
+        `utility` and `confusion` (rows: true class, columns: predicted) are published as they are.
+        With `test="public"` you declare the data that they were measured on public, and the report
+        says so ("billed" is for figures of :func:`dpfy.fit`).
         """
         self.require_figures(utility or {}, confusion, test)
         return self.finish_measured(utility or {}, confusion, test or "none")
 
-    def finish_measured(self, utility: dict[str, float], confusion: list[list[int]] | None, test: str) -> Path:
+    def finish_measured(
+        self, utility: dict[str, float], confusion: list[list[int]] | None, test: str
+    ) -> Path:
         """End the run with figures that the run measured itself; see :meth:`finish`."""
         self._check_untouched()
         self._detach()
@@ -352,12 +458,16 @@ class PrivateTraining(Standing):
         return self.folder.path
 
     def _update(self, total: Bounded[Grads]) -> None:
-        """The logical boundary: make the private step. Only with the next state in hand may the run go on."""
+        """The logical boundary: make the private step. Only with the next state in hand may the run
+        go on.
+        """
         self._state, self._pieces = self.private_step(self._state, total), None
         self._halt.reason = None
 
     def _save_if_due(self) -> None:
-        """Between two steps, when the caller has asked for the next one: what its loop did after the last belongs to the checkpoint."""
+        """Between two steps, when the caller has asked for the next one: what its loop did after
+        the last belongs to the checkpoint.
+        """
         due = time.monotonic() - self._last_save >= self.folder.run.checkpoint_every
         if self.world.leads("the end of a step", lambda: due):
             self.save()
@@ -376,7 +486,11 @@ class PrivateTraining(Standing):
 
     def _require_entered(self) -> None:
         if not self._entered:
-            raise InvalidInput("training", "not entered", "use it as a context: with dpfy.PrivateTraining(...) as training")
+            raise InvalidInput(
+                "training",
+                "not entered",
+                "use it as a context: with dpfy.PrivateTraining(...) as training",
+            )
         self._require_sound()
 
     def _require_sound(self) -> Watch:

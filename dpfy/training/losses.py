@@ -1,4 +1,6 @@
-"""Losses by name: one loss for each example, from what the model gave for it and what it should have given."""
+"""Losses by name: one loss for each example, from what the model gave for it and what it should
+have given.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,19 @@ LEFT_OUT = -100
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One loss per example; for sequences and images the mean over positions. Probabilities are targets too."""
+    """One loss per example; for sequences and images the mean over positions. Probabilities are
+    targets too.
+    """
     if targets.is_floating_point():
         if targets.shape != outputs.shape or outputs.dim() < 2:
-            rule = 'classes are whole numbers: convert with labels.long(), or use loss="mse" or "bce" where they are none'
+            rule = (
+                'classes are whole numbers: convert with labels.long(), or use loss="mse" or "bce" '
+                "where they are none"
+            )
             raise InvalidInput("labels", _told(targets), rule)
-        losses = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(0, -2), reduction="none")
+        losses = functional.cross_entropy(
+            outputs.flatten(0, -2), targets.flatten(0, -2), reduction="none"
+        )
         return losses.view(len(outputs), -1).mean(1)
     if outputs.dim() == 2 and targets.dim() == 1 and len(outputs) == len(targets):
         return _entropy(outputs, targets.long())  # as people write it: runs of both kinds are one
@@ -32,15 +41,23 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def tokens(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross entropy over the positions of an example, those labelled -100 left out; an example without any has loss 0."""
+    """The mean cross entropy over the positions of an example, those labelled -100 left out; an
+    example without any has loss 0.
+    """
     whole = classes_of("labels", targets)
     return _of_classes(outputs, whole).sum(1) / _counted(whole).sum(1).clamp(min=1)
 
 
 def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Like `tokens`, where the labels are the text itself: each position is asked for the token after it."""
+    """Like `tokens`, where the labels are the text itself: each position is asked for the token
+    after it.
+    """
     if outputs.dim() != 3 or targets.dim() != 2 or outputs.shape[1] < 2:
-        raise _unequal(outputs, targets, "next_token needs outputs [rows, positions, vocabulary] and labels [rows, positions]")
+        raise _unequal(
+            outputs,
+            targets,
+            "next_token needs outputs [rows, positions, vocabulary] and labels [rows, positions]",
+        )
     return tokens(outputs[:, :-1], targets[:, 1:])
 
 
@@ -61,27 +78,38 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean Huber loss per example: squares of small errors, and of large ones the absolute value."""
+    """Mean Huber loss per example: squares of small errors, and of large ones the absolute
+    value.
+    """
     return _each(outputs, targets, functional.huber_loss)
 
 
 def binary(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross entropy of logits, the mean over the labels of an example: one yes or no, or several at once."""
+    """Binary cross entropy of logits, the mean over the labels of an example: one yes or no, or
+    several at once.
+    """
     return _each(outputs, targets, functional.binary_cross_entropy_with_logits)
 
 
 def _each(outputs: Tensor, targets: Tensor, of: Callable[..., Tensor]) -> Tensor:
-    """The mean over an example of what `of` gives for each number; targets become numbers of the outputs' type."""
+    """The mean over an example of what `of` gives for each number; targets become numbers of the
+    outputs' type.
+    """
     if len(outputs) != len(targets) or outputs.numel() != targets.numel():
         raise _unequal(
-            outputs, targets, "this loss needs one target for each number that the model gives; classes need cross_entropy"
+            outputs,
+            targets,
+            "this loss needs one target for each number that the model gives; classes need "
+            "cross_entropy",
         )
     flat = targets.reshape(len(targets), -1).to(outputs.dtype)
     return of(outputs.reshape(len(outputs), -1), flat, reduction="none").mean(1)
 
 
 def _of_classes(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[rows, positions] of cross entropy; classes are the last dimension of the outputs, or the second as in torch's own."""
+    """[rows, positions] of cross entropy; classes are the last dimension of the outputs, or the
+    second as in torch's own.
+    """
     whole = classes_of("labels", targets)
     if whole.shape == (*outputs.shape[:-1], 1):
         whole = whole.squeeze(-1)
@@ -90,7 +118,11 @@ def _of_classes(outputs: Tensor, targets: Tensor) -> Tensor:
     elif outputs.dim() >= 3 and whole.shape == (len(outputs), *outputs.shape[2:]):
         losses = _entropy(outputs, whole)
     else:
-        raise _unequal(outputs, targets, "cross entropy needs a score for each class and one class for each row or position")
+        raise _unequal(
+            outputs,
+            targets,
+            "cross entropy needs a score for each class and one class for each row or position",
+        )
     return losses.reshape(len(outputs), -1)
 
 
@@ -99,14 +131,18 @@ def _entropy(outputs: Tensor, classes: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, classes, reduction="none", ignore_index=LEFT_OUT)
     except IndexError:  # which would show the label
         raise InvalidInput(
-            "labels", "a class outside", f"must be from 0 to {outputs.shape[1] - 1}: one of the model's outputs"
+            "labels",
+            "a class outside",
+            f"must be from 0 to {outputs.shape[1] - 1}: one of the model's outputs",
         ) from None
 
 
 def classes_of(name: str, targets: Tensor) -> Tensor:
     """Class labels as torch wants them. Whole numbers of any width are; others are refused."""
     if targets.is_floating_point() or targets.is_complex():
-        raise InvalidInput(name, _told(targets), "classes are whole numbers: convert with labels.long()")
+        raise InvalidInput(
+            name, _told(targets), "classes are whole numbers: convert with labels.long()"
+        )
     return targets.long()
 
 
@@ -119,11 +155,15 @@ def _told(t: Tensor) -> str:
 
 
 def _unequal(outputs: Tensor, targets: Tensor, rule: str) -> InvalidInput:
-    return InvalidInput("labels", f"{_told(targets)} for outputs of shape {list(outputs.shape)}", rule)
+    return InvalidInput(
+        "labels", f"{_told(targets)} for outputs of shape {list(outputs.shape)}", rule
+    )
 
 
 def right_class(outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """1 for each row whose class has the highest score; None where the targets are no classes of rows."""
+    """1 for each row whose class has the highest score; None where the targets are no classes of
+    rows.
+    """
     pairs = of_one_class(outputs, targets)
     return None if pairs is None else (pairs[0] == pairs[1]).double()
 
@@ -154,7 +194,12 @@ def of_one_class(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]
     """(predicted, true, how many classes), for one class a row; None for anything else."""
     if targets.shape == (*outputs.shape[:1], 1):
         targets = targets.squeeze(1)
-    if targets.is_floating_point() or outputs.dim() != 2 or outputs.shape[1] < 2 or targets.shape != outputs.shape[:1]:
+    if (
+        targets.is_floating_point()
+        or outputs.dim() != 2
+        or outputs.shape[1] < 2
+        or targets.shape != outputs.shape[:1]
+    ):
         return None
     return outputs.argmax(1), targets.long(), outputs.shape[1]
 
@@ -168,7 +213,8 @@ def of_yes_or_no(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]
 
 @dataclass(frozen=True)
 class NamedLoss:
-    """A loss; the share of an example's answers that are right, from 0 to 1 (None without answers); and its classes, if it has one.
+    """A loss; the share of an example's answers that are right, from 0 to 1 (None without answers);
+    and its classes, if it has one.
 
     `whole` says that targets are whole numbers.
     """
@@ -193,13 +239,21 @@ LOSSES: dict[str, NamedLoss] = {
     "next_token": NamedLoss(next_token, right_next, whole=True),
 }
 
-OF_CLASSES: dict[str, str | Loss] = {"cross_entropy": "cross_entropy", "squared_error": squared_error_of_classes}
+OF_CLASSES: dict[str, str | Loss] = {
+    "cross_entropy": "cross_entropy",
+    "squared_error": squared_error_of_classes,
+}
 """What the names mean for a classifier, whose targets are classes."""
 
 
 def check_type(loss: str, name: str, dtype: torch.dtype, dimensions: int) -> None:
-    """Refuse, by type and number of dimensions alone, labels that the loss called `loss` cannot take."""
+    """Refuse, by type and number of dimensions alone, labels that the loss called `loss` cannot
+    take.
+    """
     floating = dtype.is_floating_point or dtype.is_complex
     if floating and (LOSSES[loss].whole or (loss == "cross_entropy" and dimensions == 1)):
-        rule = 'classes are whole numbers: convert with labels.long(), or use loss="mse" or "bce" where they are none'
+        rule = (
+            'classes are whole numbers: convert with labels.long(), or use loss="mse" or "bce" '
+            "where they are none"
+        )
         raise InvalidInput(name, str(dtype).removeprefix("torch."), rule)

@@ -1,4 +1,6 @@
-"""metrics.jsonl: what a run tells about itself while it goes, one JSON object a line. Only public values."""
+"""metrics.jsonl: what a run tells about itself while it goes, one JSON object a line. Only public
+values.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def last_step(folder: Path) -> int:
 
 def append(folder: Path, row: dict[str, Any]) -> None:
     """Add a row."""
-    storage.append(folder / FILE, (json.dumps({k: number(v) for k, v in row.items()}, allow_nan=False) + "\n").encode())
+    storage.append(
+        folder / FILE,
+        (json.dumps({k: number(v) for k, v in row.items()}, allow_nan=False) + "\n").encode(),
+    )
 
 
 def cut(folder: Path, step: int) -> None:
@@ -41,4 +46,6 @@ def cut(folder: Path, step: int) -> None:
     if not (folder / FILE).is_file():
         return
     kept = [row for row in rows(folder) if row["step"] <= step]
-    storage.write_atomically(folder / FILE, "".join(json.dumps(row) + "\n" for row in kept).encode())
+    storage.write_atomically(
+        folder / FILE, "".join(json.dumps(row) + "\n" for row in kept).encode()
+    )

@@ -1,4 +1,6 @@
-"""How a batch of any structure becomes one loss for each of its rows: which fields go to the model, and which are its targets."""
+"""How a batch of any structure becomes one loss for each of its rows: which fields go to the model,
+and which are its targets.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,12 @@ WAY_OUT = "give objective=, a function of (model, batch) to one loss for each ro
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss by name, or of (outputs, targets), with the key of the targets in a dict; or one of (model, record); or `whole`, a function
-    of (model, batch).
+    """A loss by name, or of (outputs, targets), with the key of the targets in a dict; or one of
+    (model, record); or `whole`, a function of (model, batch).
 
-    A tuple's last field is the target and the model is called with all others; a dict's label key is the target and the model is
-    called with the others by name. A field that is itself a tuple or dict is spread in the same way.
+    A tuple's last field is the target and the model is called with all others; a dict's label key
+    is the target and the model is called with the others by name. A field that is itself a tuple or
+    dict is spread in the same way.
     """
 
     loss: str | Loss | PerRecord = "cross_entropy"
@@ -53,17 +56,29 @@ class Objective:
         elif self.record is not None:
             if self.labels is not None:
                 raise InvalidInput(
-                    "labels", self.labels, "goes with a loss of (outputs, targets): one of (model, record) has the record"
+                    "labels",
+                    self.labels,
+                    "goes with a loss of (outputs, targets): one of (model, record) has the record",
                 )
         elif not callable(self.loss):
-            raise InvalidInput("loss", type(self.loss).__name__, "must be the name of a loss or a function of (outputs, targets)")
+            raise InvalidInput(
+                "loss",
+                type(self.loss).__name__,
+                "must be the name of a loss or a function of (outputs, targets)",
+            )
         if self.labels is not None and not isinstance(self.labels, str):
-            raise InvalidInput("labels", self.labels, "must be the key of the targets in a batch that is a dict")
+            raise InvalidInput(
+                "labels", self.labels, "must be the key of the targets in a batch that is a dict"
+            )
         if self.whole is not None:
             if not callable(self.whole):
-                raise InvalidInput("objective", type(self.whole).__name__, "must be a function of (model, batch)")
+                raise InvalidInput(
+                    "objective", type(self.whole).__name__, "must be a function of (model, batch)"
+                )
             if self.loss != "cross_entropy" or self.labels is not None:
-                raise InvalidInput("objective", "a function", "stands alone: leave loss and labels out")
+                raise InvalidInput(
+                    "objective", "a function", "stands alone: leave loss and labels out"
+                )
 
     @property
     def record(self) -> PerRecord | None:
@@ -72,30 +87,43 @@ class Objective:
 
     @property
     def named(self) -> NamedLoss:
-        """The loss with what is known about its answers; of a function no more than that classes may be recognised."""
+        """The loss with what is known about its answers; of a function no more than that classes
+        may be recognised.
+        """
         if isinstance(self.loss, str):
             return LOSSES[self.loss]
         return NamedLoss(cast(Loss, self.loss), CLASSES.right, CLASSES.pairs)
 
-    def losses_of(self, model: nn.Module, source: Source | None = None) -> Callable[[Batch], Tensor]:
+    def losses_of(
+        self, model: nn.Module, source: Source | None = None
+    ) -> Callable[[Batch], Tensor]:
         """The function of a batch that training repeats.
 
-        For records by user a loss is the sum over a user's own records, or their mean where :class:`dpfy.Users` says so; for several
-        views of a record it is the mean over them.
+        For records by user a loss is the sum over a user's own records, or their mean where
+        :class:`dpfy.Users` says so; for several views of a record it is the mean over them.
 
         The caller's functions are in its closure, where a resumed run looks for other code.
         """
         whole, loss, run, due = self.whole, self.named.loss, self._run, self._due
         record, held = self.record, () if source is None else source.held
-        of_one = None if record is None else record.f  # here, for those who look for other code in the closure
-        users, views = isinstance(source, UserRecords | UserSource), 1 if source is None else source.rows_each
+        of_one = (
+            None if record is None else record.f
+        )  # here, for those who look for other code in the closure
+        users, views = (
+            isinstance(source, UserRecords | UserSource),
+            1 if source is None else source.rows_each,
+        )
         reduction = source.loss if isinstance(source, UserSource) else SUM
 
         def losses(batch: Batch) -> Tensor:
             real = None
             if users:
                 *fields, real = batch
-                batch = fields[0] if len(fields) == 1 and isinstance(fields[0], Mapping) else tuple(fields)
+                batch = (
+                    fields[0]
+                    if len(fields) == 1 and isinstance(fields[0], Mapping)
+                    else tuple(fields)
+                )
             if users or views > 1:
                 batch = pytree.tree_map_only(Tensor, lambda t: t.flatten(0, 1), batch)
             if record is not None and of_one is not None:
@@ -103,13 +131,21 @@ class Objective:
             else:
                 found = loss(*due(*run(model, batch))) if whole is None else whole(model, batch)
             return (
-                per_user(found, real, reduction=reduction) if real is not None else per_view(found, views) if views > 1 else found
+                per_user(found, real, reduction=reduction)
+                if real is not None
+                else per_view(found, views)
+                if views > 1
+                else found
             )
 
         return losses
 
-    def evaluated(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """The losses of a batch; and (scores, targets), unless only a function of the caller's knows them."""
+    def evaluated(
+        self, model: nn.Module, batch: Batch
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """The losses of a batch; and (scores, targets), unless only a function of the caller's
+        knows them.
+        """
         if self.record is not None:
             return self.record.losses(model, batch), None
         if self.whole is not None:
@@ -119,27 +155,47 @@ class Objective:
 
     def answers(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """(scores, targets) of a batch; None where only a function of the caller's knows them."""
-        return None if self.whole is not None or self.record is not None else _answers(*self._run(model, batch))
+        return (
+            None
+            if self.whole is not None or self.record is not None
+            else _answers(*self._run(model, batch))
+        )
 
     def _run(self, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
         inputs, named, targets = self.parts(batch)
         return model(*inputs, **named), targets
 
     def _due(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        """What the loss takes: one by name tensors, a function of the caller's what the model returned."""
-        return (scores(outputs), _tensor(targets)) if isinstance(self.loss, str) else (outputs, targets)
+        """What the loss takes: one by name tensors, a function of the caller's what the model
+        returned.
+        """
+        return (
+            (scores(outputs), _tensor(targets))
+            if isinstance(self.loss, str)
+            else (outputs, targets)
+        )
 
     def parts(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """(inputs by place, inputs by name, targets) of a batch."""
         if isinstance(batch, Mapping):
             key = self._key(batch)
-            return (), _by_name({name: field for name, field in batch.items() if name != key}), batch[key]
+            return (
+                (),
+                _by_name({name: field for name, field in batch.items() if name != key}),
+                batch[key],
+            )
         if self.labels is not None:
             raise InvalidInput(
-                "labels", self.labels, f"is a key, but a batch is a {type(batch).__name__}: its last field is the target"
+                "labels",
+                self.labels,
+                f"is a key, but a batch is a {type(batch).__name__}: its last field is the target",
             )
         if not isinstance(batch, tuple | list) or len(batch) < 2:
-            raise InvalidInput("train", "one field a row", f"holds no targets: give (inputs, targets); else {WAY_OUT}")
+            raise InvalidInput(
+                "train",
+                "one field a row",
+                f"holds no targets: give (inputs, targets); else {WAY_OUT}",
+            )
         *fields, targets = batch
         if len(fields) == 1 and isinstance(fields[0], Mapping):
             return (), _by_name(fields[0]), targets
@@ -160,9 +216,11 @@ class Objective:
         return found[0]
 
     def check(self, name: str, data: object) -> None:
-        """Refuse, before anything is reserved or read, data whose fields or types this objective cannot take.
+        """Refuse, before anything is reserved or read, data whose fields or types this objective
+        cannot take.
 
-        Looks at names, types and shapes alone, where tensors or arrays are given; what a Dataset holds shows at its first batch.
+        Looks at names, types and shapes alone, where tensors or arrays are given; what a Dataset
+        holds shows at its first batch.
         """
         held = _held(data)
         if held is None or self.whole is not None or self.record is not None:
@@ -177,12 +235,16 @@ class Objective:
 
 def _by_name(fields: Mapping[Any, Any]) -> dict[str, Any]:
     if strange := [key for key in fields if not isinstance(key, str)]:
-        raise InvalidInput("train", f"the key {strange[0]!r}", "fields go to the model by name: keys must be text")
+        raise InvalidInput(
+            "train", f"the key {strange[0]!r}", "fields go to the model by name: keys must be text"
+        )
     return dict(fields)
 
 
 def scores(outputs: Any) -> Any:
-    """The tensor of scores in what a model returned: itself, or the `logits` of a Hugging Face output."""
+    """The tensor of scores in what a model returned: itself, or the `logits` of a Hugging Face
+    output.
+    """
     if isinstance(outputs, Tensor):
         return outputs
     if (found := getattr(outputs, "logits", None)) is None and isinstance(outputs, Mapping):
@@ -190,7 +252,8 @@ def scores(outputs: Any) -> Any:
     if isinstance(found, Tensor):
         return found
     raise Unsupported(
-        f"a loss by name for a model that returns {type(outputs).__name__}", f"return a tensor or .logits, or {WAY_OUT}"
+        f"a loss by name for a model that returns {type(outputs).__name__}",
+        f"return a tensor or .logits, or {WAY_OUT}",
     )
 
 
@@ -203,12 +266,18 @@ def _answers(outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
 
 def _tensor(targets: Any) -> Tensor:
     if not isinstance(targets, Tensor):
-        raise InvalidInput("labels", type(targets).__name__, f"a loss by name needs one tensor of targets; else {WAY_OUT}")
+        raise InvalidInput(
+            "labels",
+            type(targets).__name__,
+            f"a loss by name needs one tensor of targets; else {WAY_OUT}",
+        )
     return targets
 
 
 def _held(data: object) -> Batch | None:
-    """The fields of data that lies in memory, as a batch holds them; None where only reading tells."""
+    """The fields of data that lies in memory, as a batch holds them; None where only reading
+    tells.
+    """
     if isinstance(data, UserRecords):
         return data.tensors[:-1]
     if isinstance(data, Owned):

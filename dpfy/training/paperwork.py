@@ -1,4 +1,6 @@
-"""Sections of a configuration that no number of the training depends on: the ledger it is billed to, and what the card says."""
+"""Sections of a configuration that no number of the training depends on: the ledger it is billed
+to, and what the card says.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,20 @@ from dpfy.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class LedgerConfig:
-    """[ledger]: the ledger of the data set across runs, and its budget (set when the ledger is made, the same or none later)."""
+    """[ledger]: the ledger of the data set across runs, and its budget (set when the ledger is
+    made, the same or none later).
+    """
 
     path: str | None = setting(None, "Ledger of the data set, shared by all runs on it.")
-    budget_epsilon: float | None = setting(None, "Epsilon that all runs together may spend.", "what the ledger was made with")
-    budget_delta: float | None = setting(None, "Delta of that budget.", "the delta of the run that makes the ledger")
-    budget_approximation: float = setting(0.0, "Part of that delta set aside for releases known by (epsilon, delta) alone.")
+    budget_epsilon: float | None = setting(
+        None, "Epsilon that all runs together may spend.", "what the ledger was made with"
+    )
+    budget_delta: float | None = setting(
+        None, "Delta of that budget.", "the delta of the run that makes the ledger"
+    )
+    budget_approximation: float = setting(
+        0.0, "Part of that delta set aside for releases known by (epsilon, delta) alone."
+    )
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -26,18 +36,33 @@ class LedgerConfig:
         if self.budget_epsilon is not None:
             check.epsilon("ledger.budget_epsilon", self.budget_epsilon)
             if self.path is None:
-                raise InvalidInput("ledger.budget_epsilon", self.budget_epsilon, "needs ledger.path (--ledger) to be kept in")
+                raise InvalidInput(
+                    "ledger.budget_epsilon",
+                    self.budget_epsilon,
+                    "needs ledger.path (--ledger) to be kept in",
+                )
         if self.budget_delta is not None:
             check.delta("ledger.budget_delta", self.budget_delta)
             if self.budget_epsilon is None:
-                raise InvalidInput("ledger.budget_delta", self.budget_delta, "goes with ledger.budget_epsilon")
-        if check.fraction("ledger.budget_approximation", self.budget_approximation) and self.budget_epsilon is None:
-            raise InvalidInput("ledger.budget_approximation", self.budget_approximation, "goes with ledger.budget_epsilon")
+                raise InvalidInput(
+                    "ledger.budget_delta", self.budget_delta, "goes with ledger.budget_epsilon"
+                )
+        if (
+            check.fraction("ledger.budget_approximation", self.budget_approximation)
+            and self.budget_epsilon is None
+        ):
+            raise InvalidInput(
+                "ledger.budget_approximation",
+                self.budget_approximation,
+                "goes with ledger.budget_epsilon",
+            )
 
 
 @dataclass(frozen=True)
 class PublicConfig:
-    """[public]: public data that shaped the run, for its card: what it is, for what it was used, and where it is from."""
+    """[public]: public data that shaped the run, for its card: what it is, for what it was used,
+    and where it is from.
+    """
 
     data: str | None = setting(None, "Public data that was used beside the private data, in words.")
     used_for: str | None = setting(None, "For what: pretraining, tuning, features.")
@@ -50,7 +75,9 @@ class PublicConfig:
                 check.one_line(f"public.{key}", value)
         if any(given.values()) and not all(given.values()):
             missing = next(key for key, value in given.items() if value is None)
-            raise InvalidInput(f"public.{missing}", None, "must be given with the other fields of [public]")
+            raise InvalidInput(
+                f"public.{missing}", None, "must be given with the other fields of [public]"
+            )
 
     def rows(self) -> tuple[dict[str, str], ...]:
         """As a run takes it."""
@@ -73,4 +100,6 @@ class AboutConfig:
 
     def rows(self, data: DataConfig, model: ModelConfig) -> dict[str, str]:
         """As a run takes it."""
-        return {"model": model.name, "data": self.data or data.kind} | ({} if self.author is None else {"author": self.author})
+        return {"model": model.name, "data": self.data or data.kind} | (
+            {} if self.author is None else {"author": self.author}
+        )

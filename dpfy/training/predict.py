@@ -1,4 +1,6 @@
-"""Predictions of a released model on records of one's own. They cost nothing: the model was released, and they are post-processing."""
+"""Predictions of a released model on records of one's own. They cost nothing: the model was
+released, and they are post-processing.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,17 @@ from dpfy.training.load import Released
 SCHEMA = "schema.toml"
 AT_ONCE = 1000
 NOTE = (
-    "Predictions of a released model are post-processing: they tell nothing more about its training data than its card states, and cost "
+    "Predictions of a released model are post-processing: they tell nothing more about its "
+    "training data than its card states, and cost "
     "nothing. The guarantee protects that data, not the records predicted on."
 )
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The probability of each class for each record; and how many values lay outside of the public ranges and categories."""
+    """The probability of each class for each record; and how many values lay outside of the public
+    ranges and categories.
+    """
 
     classes: tuple[str, ...]
     probabilities: Tensor
@@ -41,10 +46,21 @@ class Predictions:
         return [self.classes[place] for place in self.probabilities.argmax(1).tolist()]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON: the classes, and for each record its class and the probabilities in the order of the classes."""
+        """As JSON: the classes, and for each record its class and the probabilities in the order of
+        the classes.
+        """
         told = zip(self.predicted(), self.probabilities.tolist(), strict=True)
-        rows = [{"prediction": name, "probabilities": [round(p, 6) for p in each]} for name, each in told]
-        return {"classes": list(self.classes), "records": len(rows), "outside": self.outside, "predictions": rows, "note": NOTE}
+        rows = [
+            {"prediction": name, "probabilities": [round(p, 6) for p in each]}
+            for name, each in told
+        ]
+        return {
+            "classes": list(self.classes),
+            "records": len(rows),
+            "outside": self.outside,
+            "predictions": rows,
+            "note": NOTE,
+        }
 
     def to_csv(self) -> str:
         """As CSV: the class, then one probability for each class."""
@@ -59,10 +75,11 @@ class Predictions:
 def predict(run: Path | str, data: Path | str) -> Predictions:
     """What the model of a finished run of ``dpfy train`` says about the records in the file `data`.
 
-    A table (CSV, Parquet) is read by the schema that the run keeps; its label may be missing. Images and arrays are given as NPZ (array
-    `x`), IDX or a CSV of numbers.
+    A table (CSV, Parquet) is read by the schema that the run keeps; its label may be missing.
+    Images and arrays are given as NPZ (array `x`), IDX or a CSV of numbers.
 
-    Guarantees: the model's hash is checked; records are encoded as those it was trained on; nothing of the run is changed.
+    Guarantees: the model's hash is checked; records are encoded as those it was trained on; nothing
+    of the run is changed.
     """
     released = Released.read(run)
     config, model = released.config(), released.built()
@@ -73,15 +90,24 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
     elif config.data.kind in (*unlabelled.SCALES, "npz"):
         features, outside = unlabelled.of_numbers(str(data), config.data, shape)
     else:
-        raise Unsupported(f"predicting for data of kind {config.data.kind!r}", "load the model with dpfy.load and call it")
+        raise Unsupported(
+            f"predicting for data of kind {config.data.kind!r}",
+            "load the model with dpfy.load and call it",
+        )
     names = tuple(map(str, range(count))) if schema is None else schema.label.classes
     if len(names) != count or tuple(features.shape[1:]) != shape:
         seen = f"{list(features.shape[1:])} numbers, {len(names)} classes"
-        raise InvalidInput(SCHEMA, seen, f"must be what the model was trained on: {list(shape)} numbers, {count} classes")
+        raise InvalidInput(
+            SCHEMA,
+            seen,
+            f"must be what the model was trained on: {list(shape)} numbers, {count} classes",
+        )
     with torch.no_grad():
         found = torch.cat([model(part).softmax(1) for part in features.split(AT_ONCE)])
     if not bool(torch.isfinite(found).all()):
-        raise InvalidInput("run", str(run), "its model gives no numbers for these records: training diverged")
+        raise InvalidInput(
+            "run", str(run), "its model gives no numbers for these records: training diverged"
+        )
     return Predictions(names, found, outside)
 
 
@@ -92,7 +118,10 @@ def schema_of_run(released: Released, kind: str) -> Schema | None:
     if kind not in ("csv", "parquet"):
         return None
     if SCHEMA not in released.card["files"]:
-        rule = f"keeps no {SCHEMA}: it was made by an earlier version; use dpfy.load(run, model) and encode the records yourself"
+        rule = (
+            f"keeps no {SCHEMA}: it was made by an earlier version; use dpfy.load(run, model) and "
+            f"encode the records yourself"
+        )
         raise InvalidInput("run", str(released.folder), rule)
     text = reading.content("schema", released.file(SCHEMA), name=SCHEMA).decode()
     return schemas.parse(text, SCHEMA)
@@ -103,7 +132,11 @@ def write(found: Predictions, run: Path, out: Path) -> None:
     if out.exists():
         raise InvalidInput("--out", str(out), "is there already; choose another name")
     if run.resolve() in out.resolve().parents:
-        raise InvalidInput("--out", str(out), "must lie outside of the run folder; dpfy derive adds a file to a run")
+        raise InvalidInput(
+            "--out",
+            str(out),
+            "must lie outside of the run folder; dpfy derive adds a file to a run",
+        )
     if not out.resolve().parent.is_dir():
         raise InvalidInput("--out", str(out), "must lie in a folder that exists")
     text = json.dumps(found.to_json(), indent=1) + "\n" if out.suffix == ".json" else found.to_csv()

@@ -1,4 +1,6 @@
-"""One private step: from the bounded sum of a logical batch to the next state. Bind, noise, divide, move."""
+"""One private step: from the bounded sum of a logical batch to the next state. Bind, noise, divide,
+move.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from dpfy.training.update import Rates, Update, hand_over
 
 
 def stream_of(plan: Plan, folder: RunFolder | Follower) -> NoiseStream:
-    """The noise that the run was billed for: the plan's strategy, scale and sampling, under the run's secret and event."""
+    """The noise that the run was billed for: the plan's strategy, scale and sampling, under the
+    run's secret and event.
+    """
     recipe = plan.recipe
     return NoiseStream(
         recipe.strategy,
@@ -41,9 +45,11 @@ def stream_of(plan: Plan, folder: RunFolder | Follower) -> NoiseStream:
 class PrivateStep:
     """Takes a state and a bounded sum to the next state.
 
-    Guarantees: noise is made once the step's sum is bound in the journal, for a model that nobody else has changed, and only with the
-    permit of a run that is billed for good; of several ranks none makes any before all stand at the same step. From then on the run
-    counts as stopped, until its owner has the next state: no error, wherever it comes from, lets the step be made again here.
+    Guarantees: noise is made once the step's sum is bound in the journal, for a model that nobody
+    else has changed, and only with the permit of a run that is billed for good; of several ranks
+    none makes any before all stand at the same step. From then on the run counts as stopped, until
+    its owner has the next state: no error, wherever it comes from, lets the step be made again
+    here.
     """
 
     plan: Plan
@@ -59,7 +65,9 @@ class PrivateStep:
     spread: Whole = field(default_factory=Whole)
 
     def __call__(self, now: TrainState, total: Bounded[Grads]) -> TrainState:
-        """Make the step that `now` stands before. The mean is over the expected batch, never the realised one."""
+        """Make the step that `now` stands before. The mean is over the expected batch, never the
+        realised one.
+        """
         self.halt.require_live()
         recipe, parameters = self.plan.recipe, self.guard.trainable
         with self.halt.final():
@@ -84,14 +92,23 @@ class PrivateStep:
             with torch.no_grad():
                 self.rule.project(self.model)
         self.rule.averaging.update(now.average, parameters, now.step)
-        self.guard.accept(noise, look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness))
+        self.guard.accept(
+            noise, look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness)
+        )
         return now.after(noise, clip, rates if now.schedules.waiting else None)
 
     def _joined(self, now: TrainState, total: Bounded[Grads], rates: list[float]) -> Bounded[Grads]:
-        """Of the sum over all ranks what this one releases, once all ranks stand at this step and the sum is bound and billed."""
+        """Of the sum over all ranks what this one releases, once all ranks stand at this step and
+        the sum is bound and billed.
+        """
         spread, step = self.spread, now.step
         look = guard.looks(step, self.plan.recipe.steps, self.folder.randomness)
-        spread.agree(step, {"learning rate": rates, "clip rule": CODEC.encode(now.clip)}, self.guard.trainable, look)
+        spread.agree(
+            step,
+            {"learning rate": rates, "clip rule": CODEC.encode(now.clip)},
+            self.guard.trainable,
+            look,
+        )
         sums = spread.reduced(total.value)
         tally = spread.tally(sums, self.folder.randomness.key("part", step, 1)[0])
 

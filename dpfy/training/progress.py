@@ -16,15 +16,25 @@ def marks(steps: int) -> set[int]:
 
 
 def spent(plan: Plan, done: int = 0) -> dict[int, float]:
-    """Epsilon after every marked step from `done` on, computed together: what cannot be told is refused before the first step."""
-    return {step: plan.epsilon_after(step) for step in sorted(marks(plan.recipe.steps)) if step >= done}
+    """Epsilon after every marked step from `done` on, computed together: what cannot be told is
+    refused before the first step.
+    """
+    return {
+        step: plan.epsilon_after(step) for step in sorted(marks(plan.recipe.steps)) if step >= done
+    }
 
 
 @contextmanager
 def bar(plan: Plan, done: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error, moved by calling what it gives with the number of steps made."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     epsilons = spent(plan, done)
     columns = (

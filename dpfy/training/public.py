@@ -1,4 +1,6 @@
-"""What may be published: numbers that the caller declares public, unless they are seen to come from the batch."""
+"""What may be published: numbers that the caller declares public, unless they are seen to come from
+the batch.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,35 @@ from dpfy.gradients.tracing.monitor import Followed
 from dpfy.training.copies import is_constant
 
 CLOSE, NEAR = 1e-5, 1e-6
-"""Relative distance at which a number is taken for the mean or sum of the last losses, and for another statistic of recent ones."""
+"""Relative distance at which a number is taken for the mean or sum of the last losses, and for
+another statistic of recent ones.
+"""
 STEPS = 4
 """Steps of which losses are kept to compare with."""
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 FEW, ANSWERS, PARTS = 1 << 12, 1 << 16, 32
-"""Values of a batch that are compared one by one; scores that are kept to count right answers; and the least denominator of a share of
-right answers that tells of the batch: simple fractions recur."""
+"""Values of a batch that are compared one by one; scores that are kept to count right answers; and
+the least denominator of a share of right answers that tells of the batch: simple fractions
+recur.
+"""
 
 SOURCES = ("public", "released")
 DECLARE = (
-    'say source="public" (measured on public data) or source="released" (computed from released weights, the plan or the clock)'
+    'say source="public" (measured on public data) or source="released" (computed from released '
+    "weights, the plan or the clock)"
 )
 READ = (
-    "read by item() or tolist() from tensors of a batch, or computed from such numbers: publish figures of public data, which are read "
+    "read by item() or tolist() from tensors of a batch, or computed from such numbers: publish "
+    "figures of public data, which are read "
     "under torch.no_grad(), or keep it out of the run's files"
 )
 RULE = "which is private: evaluate on public data, or keep it out of the run's files"
 
 
 def declared(source: str | None) -> str:
-    """The source of numbers that are to be published: whoever publishes them must say where they are from."""
+    """The source of numbers that are to be published: whoever publishes them must say where they
+    are from.
+    """
     if source is None:
         raise InvalidInput("record source", None, DECLARE)
     return check.one_of("record source", source, SOURCES)
@@ -67,17 +77,26 @@ class Seen:
         self._answers = _answers(losses)
 
     def check(self, name: str, value: object) -> None:
-        """Refuse what is not a plain number, and one that is recognised as computed from a recent batch.
+        """Refuse what is not a plain number, and one that is recognised as computed from a recent
+        batch.
 
-        Guarantees: mean, sum, extremes, quantiles, deviation and variance of the losses of the last `STEPS` steps are refused, also with
-        an error of rounding; a single loss or real value of the last batch, as it is; and the share of right answers in it, where the loss
-        is torch's cross entropy. So are numbers that the loop read by `item()` or `tolist()` after a step that was monitored, and what
-        Python's arithmetic makes of them. A number that was computed from the data in another way cannot be told from a public one.
+        Guarantees: mean, sum, extremes, quantiles, deviation and variance of the losses of the last
+        `STEPS` steps are refused, also with an error of rounding; a single loss or real value of
+        the last batch, as it is; and the share of right answers in it, where the loss is torch's
+        cross entropy. So are numbers that the loop read by `item()` or `tolist()` after a step that
+        was monitored, and what Python's arithmetic makes of them. A number that was computed from
+        the data in another way cannot be told from a public one.
         """
         if not name.rpartition(" ")[2].isidentifier():
-            raise InvalidInput("record", name, "names of values are words of letters, digits and underscores")
+            raise InvalidInput(
+                "record", name, "names of values are words of letters, digits and underscores"
+            )
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise InvalidInput(name, type(value).__name__, "must be a plain number that may be published, not a tensor or a text")
+            raise InvalidInput(
+                name,
+                type(value).__name__,
+                "must be a plain number that may be published, not a tensor or a text",
+            )
         number = float(value)
         if self._steps and math.isfinite(number) and number != 0:
             self._recognise(name, number)
@@ -89,19 +108,35 @@ class Seen:
         tells = len(last) == 1 or (
             len(last) > 1 and bool(last.amin() != last.amax())
         )  # weights of zero give all records one loss
-        if tells and any(math.isclose(number, float(m), rel_tol=CLOSE) for m in (last.mean(), last.sum())):
-            raise InvalidInput(name, "a value computed from the data", f"is the loss of the last batch, {RULE}")
+        if tells and any(
+            math.isclose(number, float(m), rel_tol=CLOSE) for m in (last.mean(), last.sum())
+        ):
+            raise InvalidInput(
+                name, "a value computed from the data", f"is the loss of the last batch, {RULE}"
+            )
         if is_constant(number) and self._share(number) is None:
             return
         if self._share(number):
-            raise InvalidInput(name, "a value computed from the data", f"is the share of right answers in the last batch, {RULE}")
-        if any(math.isclose(number, v, rel_tol=NEAR) for step in self._steps for v in _statistics(step)):
-            raise InvalidInput(name, "a value computed from the data", f"is a statistic of recent losses, {RULE}")
+            raise InvalidInput(
+                name,
+                "a value computed from the data",
+                f"is the share of right answers in the last batch, {RULE}",
+            )
+        if any(
+            math.isclose(number, v, rel_tol=NEAR) for step in self._steps for v in _statistics(step)
+        ):
+            raise InvalidInput(
+                name, "a value computed from the data", f"is a statistic of recent losses, {RULE}"
+            )
         if any(_holds(t, number) for t in (*self._steps[-1], *self.batch)):
-            raise InvalidInput(name, "a value computed from the data", f"is a value of the last batch, {RULE}")
+            raise InvalidInput(
+                name, "a value computed from the data", f"is a value of the last batch, {RULE}"
+            )
 
     def _share(self, number: float) -> bool | None:
-        """Whether a number is the share of right answers, or of wrong ones, in the last batch; None where that is not known."""
+        """Whether a number is the share of right answers, or of wrong ones, in the last batch; None
+        where that is not known.
+        """
         if self._answers is None:
             return None
         scores, target = self._answers
@@ -109,7 +144,9 @@ class Seen:
         if count // math.gcd(right, count) < PARTS:
             return None
         return any(
-            math.isclose(number, whole * part / count, rel_tol=1e-7) for part in (right, count - right) for whole in (1, 100)
+            math.isclose(number, whole * part / count, rel_tol=1e-7)
+            for part in (right, count - right)
+            for whole in (1, 100)
         )
 
 
@@ -129,7 +166,11 @@ def _statistics(pieces: list[Tensor]) -> Iterator[float]:
         if len(t) == 0 or not bool(t.isfinite().all()):
             continue
         yield from (float(v) for v in (t.mean(), t.sum(), t.amin(), t.amax()))
-        yield from t.quantile(torch.tensor(QUANTILES, dtype=t.dtype, device=t.device)).tolist() if len(t) < 1 << 20 else ()
+        yield from (
+            t.quantile(torch.tensor(QUANTILES, dtype=t.dtype, device=t.device)).tolist()
+            if len(t) < 1 << 20
+            else ()
+        )
         yield float(t.median())
         for unbiased in (False, True) if len(t) > 1 else ():
             yield float(t.var(unbiased=unbiased))
@@ -137,7 +178,9 @@ def _statistics(pieces: list[Tensor]) -> Iterator[float]:
 
 
 def _holds(t: Tensor, number: float) -> bool:
-    """Whether a number is among the values, to the last bit. Of many numbers in float32 each would be one by chance."""
+    """Whether a number is among the values, to the last bit. Of many numbers in float32 each would
+    be one by chance.
+    """
     if not t.is_floating_point():
         return False
     flat = t.reshape(-1) if t.dtype == torch.float64 else t.reshape(-1)[:FEW]

@@ -1,4 +1,6 @@
-"""A job that can start: its configuration, its schema and the number of its records, with everything that is wrong told at once."""
+"""A job that can start: its configuration, its schema and the number of its records, with
+everything that is wrong told at once.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ UNKNOWN = "the public number of records to train on, those held out (data.test_f
 
 
 def job(path: Path | None, given: Mapping[str, Any]) -> configuration.JobConfig:
-    """The configuration in the file `path`, if any, with what the command line gives (``section.key``) over it.
+    """The configuration in the file `path`, if any, with what the command line gives
+    (``section.key``) over it.
 
-    Guarantees: no record is read; a misspelt key, a value that breaks a rule, an open place of a schema and a missing number of
-    records are told together.
+    Guarantees: no record is read; a misspelt key, a value that breaks a rule, an open place of a
+    schema and a missing number of records are told together.
     """
     raw, found = settings.parsed(configuration.SECTIONS, path) if path else ({}, [])
     config, wrong = configuration.attempted(raw, given)
@@ -33,7 +36,11 @@ def lacking(values: settings.Raw) -> list[InvalidInput]:
     """What the values of a job leave open: places of its schema, and how many records there are."""
     found, kind = _of_schema(values["data"].get("schema")), values["data"].get("kind")
     if "records" not in values["privacy"] and kind in REQUIRED and kind != "text":
-        found.append(InvalidInput("privacy.records", None, f"must be given for data of kind {kind!r}: {UNKNOWN}"))
+        found.append(
+            InvalidInput(
+                "privacy.records", None, f"must be given for data of kind {kind!r}: {UNKNOWN}"
+            )
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""What a resumed run must share with the run it resumes: else the same noise would meet other gradients."""
+"""What a resumed run must share with the run it resumes: else the same noise would meet other
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SECRET = ("data", "model", "plan", "schedule", "scheduler", "projection")
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run was begun with, and keeps: the `identity` that a resumed run must have, and seals of what training leaves alone."""
+    """What a run was begun with, and keeps: the `identity` that a resumed run must have, and seals
+    of what training leaves alone.
+    """
 
     identity: Mapping[str, Any]
     rates: list[float]
@@ -47,14 +51,20 @@ def found(folder: RunFolder | Follower, world: World) -> Snapshot | None:
     if world.leads("the search for a checkpoint", folder.state.is_file):
         return rank_files.read(folder.state, folder.randomness, world)
     if folder.has_begun(TRAINING):
-        raise Corrupt("checkpoint/state.safetensors", "is missing though steps were made: start a new run")
+        raise Corrupt(
+            "checkpoint/state.safetensors", "is missing though steps were made: start a new run"
+        )
     return None
 
 
-def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | None) -> tuple[Terms, TrainState]:
-    """The terms of the run and the state to go on from: that of `snapshot`, or `state`, the one before the first step.
+def opened(
+    training: PrivateTraining, state: TrainState, snapshot: Snapshot | None
+) -> tuple[Terms, TrainState]:
+    """The terms of the run and the state to go on from: that of `snapshot`, or `state`, the one
+    before the first step.
 
-    Guarantees: before the first release a checkpoint with the initial weights is on disk; with another identity nothing is restored.
+    Guarantees: before the first release a checkpoint with the initial weights is on disk; with
+    another identity nothing is restored.
     """
     folder, mine = training.folder, identity(training)
     training.world.agree("the beginning", {"number of records": len(training.records), **mine})
@@ -72,10 +82,14 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
     state = state.restored(snapshot, training.device)
     terms = _terms(training, mine)
     if terms.still != snapshot.facts["still"]:
-        raise Corrupt("checkpoint/state.safetensors", "holds a buffer or frozen weight that changed in training: start a new run")
+        raise Corrupt(
+            "checkpoint/state.safetensors",
+            "holds a buffer or frozen weight that changed in training: start a new run",
+        )
     if (ended := folder.ledger.settlements.get(TRAINING)) is not None and ended[0] != state.step:
         raise Corrupt(
-            "checkpoint/state.safetensors", f"is not that of step {ended[0]}, after which the ledger says that the run ended"
+            "checkpoint/state.safetensors",
+            f"is not that of step {ended[0]}, after which the ledger says that the run ended",
         )
     if training.world.first:
         metrics.cut(folder.path, state.step)
@@ -83,14 +97,26 @@ def opened(training: PrivateTraining, state: TrainState, snapshot: Snapshot | No
 
 
 def journal_of(training: PrivateTraining, snapshot: Snapshot | None) -> Journal:
-    """The journal of the steps since `snapshot`: where that is not of an earlier version, it must be there, and as long as it was."""
+    """The journal of the steps since `snapshot`: where that is not of an earlier version, it must
+    be there, and as long as it was.
+    """
     folder, due = training.folder, snapshot is not None and snapshot.format == FORMAT
-    return Journal(folder.secrets if training.world.first else None, folder.randomness, training.steps_done, due)
+    return Journal(
+        folder.secrets if training.world.first else None,
+        folder.randomness,
+        training.steps_done,
+        due,
+    )
 
 
 def _terms(training: PrivateTraining, mine: Mapping[str, Any]) -> Terms:
     """The terms of a training with this identity, as its model stands now."""
-    return Terms(mine, training.rates.base, training.physical_batch, guard.seal(training.model, training.folder.randomness))
+    return Terms(
+        mine,
+        training.rates.base,
+        training.physical_batch,
+        guard.seal(training.model, training.folder.randomness),
+    )
 
 
 def _require_same(mine: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
@@ -102,13 +128,20 @@ def _require_same(mine: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
 
 
 def identity(training: PrivateTraining) -> dict[str, Any]:
-    """Everything of a training that the bits of its steps depend on, by name; what may be secret as a keyed fingerprint."""
+    """Everything of a training that the bits of its steps depend on, by name; what may be secret as
+    a keyed fingerprint.
+    """
     randomness, model, rule = training.folder.randomness, training.model, training.rule
-    shapes = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
+    shapes = [
+        f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters() if p.requires_grad
+    ]
     return {
         "plan": training.plan.fingerprint(),
         "data": training.records.fingerprint(randomness),
-        "model": randomness.tag("model", "\n".join([type(model).__name__, *shapes, computation.of_model(model)]).encode()),
+        "model": randomness.tag(
+            "model",
+            "\n".join([type(model).__name__, *shapes, computation.of_model(model)]).encode(),
+        ),
         "optimizer": f"{type(training.optimizer).__name__} {_hyperparameters(training)}",
         "engine": training.engine.name,
         "physical batch": f"{training.physical_batch} {training.runtime.padded}",
@@ -119,17 +152,30 @@ def identity(training: PrivateTraining) -> dict[str, Any]:
         "projection": randomness.tag("projection", computation.of_function(rule.project).encode()),
         "torch": f"{torch.__version__} {torch.get_num_threads()} threads",
         "vector code": f"numpy {np.__version__} {torch.backends.cpu.get_cpu_capability()}",
-        "noise": _noise_maker(training.device, sum(p.numel() for p in model.parameters() if p.requires_grad)),
+        "noise": _noise_maker(
+            training.device, sum(p.numel() for p in model.parameters() if p.requires_grad)
+        ),
     }
 
 
 def _hyperparameters(training: PrivateTraining) -> list[dict[str, Any]]:
     groups, rates = training.optimizer.state_dict()["param_groups"], iter(training.rates.base)
-    return [{k: (next(rates) if k == "lr" else v) for k, v in g.items() if k not in ("params", "initial_lr")} for g in groups]
+    return [
+        {
+            k: (next(rates) if k == "lr" else v)
+            for k, v in g.items()
+            if k not in ("params", "initial_lr")
+        }
+        for g in groups
+    ]
 
 
 def _noise_maker(device: torch.device, values: int) -> str:
-    """What turns keys into noise: another one would give other noise to a step that is made again."""
+    """What turns keys into noise: another one would give other noise to a step that is made
+    again.
+    """
     if device.type == "cpu":
-        return "keystream 4" if values >= gaussian.CHUNK else "keystream 3"  # fewer values are made as they were
+        return (
+            "keystream 4" if values >= gaussian.CHUNK else "keystream 3"
+        )  # fewer values are made as they were
     return "kernel 4" if chacha.triton is not None else "generator 2"

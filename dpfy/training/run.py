@@ -1,4 +1,6 @@
-"""The folder of a training run: its claims are a plan, and a billed evaluation where one is asked for."""
+"""The folder of a training run: its claims are a plan, and a billed evaluation where one is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,30 @@ from dpfy.runs import folder
 from dpfy.runs.folder import CARD, LEDGER, ended, finish_erasure
 
 TRAINING, EVALUATION = Training.kind, Evaluation.kind
-__all__ = ["CARD", "EVALUATION", "LEDGER", "TRAINING", "Run", "RunFolder", "complete", "ended", "finish_erasure", "load_plan"]
+__all__ = [
+    "CARD",
+    "EVALUATION",
+    "LEDGER",
+    "TRAINING",
+    "Run",
+    "RunFolder",
+    "complete",
+    "ended",
+    "finish_erasure",
+    "load_plan",
+]
 
 
 @dataclass(frozen=True)
 class Run(folder.Place):
     """Where a training run lives and what it may spend.
 
-    A checkpoint is written whenever `checkpoint_every` seconds have passed (infinity: only when `save` is called); the bits released do
-    not depend on it. `batches` says how batches are formed if not by dpfy: such a run is billed without amplification, in every ledger.
-    `evaluation` is the noise multiplier of a billed evaluation on private held-out records (`dpfy.fit`), reserved and billed beside the
-    plan. `beside` are the claims of other releases that are made in the same folder, before training.
+    A checkpoint is written whenever `checkpoint_every` seconds have passed (infinity: only when
+    `save` is called); the bits released do not depend on it. `batches` says how batches are formed
+    if not by dpfy: such a run is billed without amplification, in every ledger. `evaluation` is the
+    noise multiplier of a billed evaluation on private held-out records (`dpfy.fit`), reserved and
+    billed beside the plan. `beside` are the claims of other releases that are made in the same
+    folder, before training.
     """
 
     checkpoint_every: float = 30.0
@@ -45,13 +60,19 @@ class Run(folder.Place):
         """All that a run of `plan` promises; training first."""
         held: list[Claim] = [Training(plan, self.batches), *self.beside]
         if self.evaluation is not None:
-            about = {"unit": plan.recipe.unit, "adjacency": plan.recipe.adjacency, "delta": plan.delta}
+            about = {
+                "unit": plan.recipe.unit,
+                "adjacency": plan.recipe.adjacency,
+                "delta": plan.delta,
+            }
             held.append(Evaluation(self.evaluation, accountant=plan.accountant, **about))  # type: ignore[arg-type]
         return tuple(held)
 
 
 class RunFolder(folder.RunFolder):
-    """The opened folder of a run of `plan`. `part` names the part of the data that it must train on; None where any data will do."""
+    """The opened folder of a run of `plan`. `part` names the part of the data that it must train
+    on; None where any data will do.
+    """
 
     run: Run
     part: str | None = None
@@ -75,14 +96,20 @@ class RunFolder(folder.RunFolder):
         self.begin(TRAINING)
 
     def begin_evaluation(self) -> Permit:
-        """The right to release the counts of the evaluation, once; from now on it is billed for good, in every ledger."""
+        """The right to release the counts of the evaluation, once; from now on it is billed for
+        good, in every ledger.
+        """
         if EVALUATION not in self.stages:
-            raise InvalidInput("evaluation", None, "nothing was reserved for it before the data was read")
+            raise InvalidInput(
+                "evaluation", None, "nothing was reserved for it before the data was read"
+            )
         return self.begin(EVALUATION)
 
 
 def complete(run: Run, plan: Plan) -> bool:
-    """Whether `run` resumes a run of `plan` that is finished; what a crash after its end has left to do is done now."""
+    """Whether `run` resumes a run of `plan` that is finished; what a crash after its end has left
+    to do is done now.
+    """
     return folder.complete(run, *run.claims(plan))
 
 

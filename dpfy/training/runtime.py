@@ -10,12 +10,15 @@ from dpfy.core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a step is computed: engine, largest physical batch, padding to static shapes, device, progress bar, CUDA graphs.
+    """How a step is computed: engine, largest physical batch, padding to static shapes, device,
+    progress bar, CUDA graphs.
 
-    `engine` is "auto", "bookkeeping", "batched" or "loop". `max_physical_batch` "auto" takes the largest that fits, found at the start and
-    remembered for the run. `device` None keeps the model where it is. `graph` captures the step as CUDA graphs where there is a CUDA
-    device: for steps that cost more to launch than to compute. It needs static shapes, so batches are padded as with `pad`, to a size
-    that a random batch seldom exceeds, and a loop of your own uses :meth:`PrivateTraining.captured`.
+    `engine` is "auto", "bookkeeping", "batched" or "loop". `max_physical_batch` "auto" takes the
+    largest that fits, found at the start and remembered for the run. `device` None keeps the model
+    where it is. `graph` captures the step as CUDA graphs where there is a CUDA device: for steps
+    that cost more to launch than to compute. It needs static shapes, so batches are padded as with
+    `pad`, to a size that a random batch seldom exceeds, and a loop of your own uses
+    :meth:`PrivateTraining.captured`.
     """
 
     engine: str = "auto"
@@ -49,7 +52,9 @@ def check_device(name: str) -> None:
     if kind != "meta":  # this one is refused below
         supported.check_device("training", kind)
     try:
-        torch.empty(1, device=name).fill_(1).item()  # a device that computes, and not one that only plans memory
+        torch.empty(1, device=name).fill_(
+            1
+        ).item()  # a device that computes, and not one that only plans memory
     except (RuntimeError, AssertionError, TypeError, ValueError):
         raise InvalidInput("device", name, _missing(name)) from None
 

@@ -1,7 +1,9 @@
-"""Torch's learning rate schedulers in a private run: stepped at the logical boundary, kept in the checkpoint, named on the card.
+"""Torch's learning rate schedulers in a private run: stepped at the logical boundary, kept in the
+checkpoint, named on the card.
 
-What a scheduler does with the learning rates is post-processing. What has to hold is that a resumed run repeats it: the run steps the
-scheduler itself, stores its state, and refuses another scheduler, another setting or another function than it was begun with.
+What a scheduler does with the learning rates is post-processing. What has to hold is that a resumed
+run repeats it: the run steps the scheduler itself, stores its state, and refuses another scheduler,
+another setting or another function than it was begun with.
 """
 
 from __future__ import annotations
@@ -49,29 +51,46 @@ class Every:
 class Schedules:
     """The schedulers of a run's optimizer; none is the identity: rates stay as they are.
 
-    Each is stepped after every step of the run, or as `Every` says; ReduceLROnPlateau where the caller gives it a public metric.
+    Each is stepped after every step of the run, or as `Every` says; ReduceLROnPlateau where the
+    caller gives it a public metric.
 
-    Guarantees: with the same plan, secret and metrics a resumed run has the rates of an uninterrupted one. While a run lasts nobody but
-    the run steps a scheduler or changes a setting of the optimizer that it drives.
+    Guarantees: with the same plan, secret and metrics a resumed run has the rates of an
+    uninterrupted one. While a run lasts nobody but the run steps a scheduler or changes a setting
+    of the optimizer that it drives.
     """
 
-    def __init__(self, given: object, optimizer: torch.optim.Optimizer, steps: int, *, ruled: bool = False) -> None:
-        parts: list[Any] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
-        self.all: list[LRScheduler] = [part.scheduler if isinstance(part, Every) else part for part in parts]
+    def __init__(
+        self, given: object, optimizer: torch.optim.Optimizer, steps: int, *, ruled: bool = False
+    ) -> None:
+        parts: list[Any] = (
+            [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+        )
+        self.all: list[LRScheduler] = [
+            part.scheduler if isinstance(part, Every) else part for part in parts
+        ]
         self.every = [part.steps if isinstance(part, Every) else 1 for part in parts]
         self._optimizer, self._steps = optimizer, steps
         self.metric: str | None = None
         for scheduler, every in zip(self.all, self.every, strict=True):
             _check(scheduler, optimizer, steps // every)
         if self.all and ruled:
-            raise InvalidInput("scheduler", "beside Update(schedule=...)", "two rules of one learning rate: give one of them")
+            raise InvalidInput(
+                "scheduler",
+                "beside Update(schedule=...)",
+                "two rules of one learning rate: give one of them",
+            )
         self._given: list[tuple[Any, list[float | None]]] = [
-            (one, _factors(one, steps)) for s in self.all for one in _within(s) if hasattr(one, "lr_lambdas")
+            (one, _factors(one, steps))
+            for s in self.all
+            for one in _within(s)
+            if hasattr(one, "lr_lambdas")
         ]
         self._steady = True
         self.waits = [waits(scheduler) for scheduler in self.all]
         often = ["" if every == 1 else f" after every {every} steps" for every in self.every]
-        self._words = ", and ".join(described(one) + words for one, words in zip(self.all, often, strict=True))
+        self._words = ", and ".join(
+            described(one) + words for one, words in zip(self.all, often, strict=True)
+        )
         self._left = self._marks()
 
     def __bool__(self) -> bool:
@@ -85,16 +104,34 @@ class Schedules:
     @property
     def words(self) -> str:
         """Names and settings, for the card."""
-        return self._words + (f" on {self.metric}, public as stated by the caller" if self.waiting and self.metric else "")
+        return self._words + (
+            f" on {self.metric}, public as stated by the caller"
+            if self.waiting and self.metric
+            else ""
+        )
 
     def check(self) -> None:
-        """Refuse to go on if the caller's loop stepped a scheduler of the run, or set what it sets."""
+        """Refuse to go on if the caller's loop stepped a scheduler of the run, or set what it
+        sets.
+        """
         if self.all and self._marks() != self._left:
-            rule = "the run steps it at each logical boundary: take scheduler.step() and changes of the optimizer's groups out of the loop"
-            raise InvalidInput("scheduler", "stepped, or its optimizer's settings changed, outside of the run", rule)
+            rule = (
+                "the run steps it at each logical boundary: take scheduler.step() and changes of "
+                "the optimizer's groups out of the loop"
+            )
+            raise InvalidInput(
+                "scheduler",
+                "stepped, or its optimizer's settings changed, outside of the run",
+                rule,
+            )
         if not self._steady:
-            rule = "its functions must depend on the step alone; give a metric of public data to ReduceLROnPlateau"
-            raise InvalidInput("scheduler", "a function that gives another rate than when the run began", rule)
+            rule = (
+                "its functions must depend on the step alone; give a metric of public data to "
+                "ReduceLROnPlateau"
+            )
+            raise InvalidInput(
+                "scheduler", "a function that gives another rate than when the run began", rule
+            )
 
     def advance(self, step: int) -> None:
         """Step them, after `step` of the run."""
@@ -104,19 +141,30 @@ class Schedules:
         self._left, self._steady = self._marks(), self._by_the_step()
 
     def _by_the_step(self) -> bool:
-        """Whether functions give what they gave for this step when the run began: else a loss behind a lambda would reach the weights."""
+        """Whether functions give what they gave for this step when the run began: else a loss
+        behind a lambda would reach the weights.
+        """
         return not any(
             1 <= (step := scheduler.last_epoch) <= (each := len(given) // len(scheduler.lr_lambdas))
-            and any(_factor(f, step) != given[n * each + step - 1] for n, f in enumerate(scheduler.lr_lambdas))
+            and any(
+                _factor(f, step) != given[n * each + step - 1]
+                for n, f in enumerate(scheduler.lr_lambdas)
+            )
             for scheduler, given in self._given
         )
 
     def measured(self, name: str, value: float) -> None:
         """Give a public metric to those that wait for one; its name must stay the same."""
         if not self.waiting:
-            raise InvalidInput("schedule", name, "no scheduler of this run waits for a metric: record(...) publishes a value")
+            raise InvalidInput(
+                "schedule",
+                name,
+                "no scheduler of this run waits for a metric: record(...) publishes a value",
+            )
         if self.metric not in (None, name):
-            raise InvalidInput("schedule", name, f"must be the metric that the scheduler got before: {self.metric}")
+            raise InvalidInput(
+                "schedule", name, f"must be the metric that the scheduler got before: {self.metric}"
+            )
         self.check()
         self.metric = name
         for scheduler, metric in zip(self.all, self.waits, strict=True):
@@ -126,7 +174,10 @@ class Schedules:
 
     def fingerprint(self) -> str:
         """Kind, settings and functions of each, as it was given, as text."""
-        return "\n".join(f"{every} {_identity(one, self._steps)}" for one, every in zip(self.all, self.every, strict=True))
+        return "\n".join(
+            f"{every} {_identity(one, self._steps)}"
+            for one, every in zip(self.all, self.every, strict=True)
+        )
 
     def facts(self) -> dict[str, Any]:
         """Their state, in JSON."""
@@ -138,19 +189,27 @@ class Schedules:
             for scheduler, state in zip(self.all, facts["states"], strict=True):
                 scheduler.load_state_dict(decode(state))
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise Corrupt("checkpoint/state.safetensors", f"does not fit this scheduler ({problem})") from None
+            raise Corrupt(
+                "checkpoint/state.safetensors", f"does not fit this scheduler ({problem})"
+            ) from None
         self.metric = facts["metric"]
         self._left = self._marks()
 
     def _marks(self) -> tuple[Any, ...]:
-        moved = [getattr(one, "last_epoch", None) for scheduler in self.all for one in _within(scheduler)]
+        moved = [
+            getattr(one, "last_epoch", None) for scheduler in self.all for one in _within(scheduler)
+        ]
         return moved, settings(self._optimizer.param_groups)
 
 
 def require_known(training: Any) -> None:
-    """Refuse, in a run that goes on, a torch scheduler of its optimizer that the run was not given: it begins anew, and nobody knows."""
+    """Refuse, in a run that goes on, a torch scheduler of its optimizer that the run was not given:
+    it begins anew, and nobody knows.
+    """
     if not training.schedules and training.rates.factors is None and _strangers(training.optimizer):
-        raise InvalidInput("resume scheduler", "one that the run was not given and cannot repeat", GIVE)
+        raise InvalidInput(
+            "resume scheduler", "one that the run was not given and cannot repeat", GIVE
+        )
 
 
 def waits(scheduler: LRScheduler) -> bool:
@@ -159,15 +218,25 @@ def waits(scheduler: LRScheduler) -> bool:
     return bool(given) and given[0].default is inspect.Parameter.empty
 
 
-def settings(groups: Iterable[Mapping[str, Any]], skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def settings(
+    groups: Iterable[Mapping[str, Any]], skip: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
     """The settings of parameter groups, as plain values."""
     left = {"params", *skip}
-    return [{k: v if type(v) in PLAIN else _number(v) for k, v in group.items() if k not in left} for group in groups]
+    return [
+        {k: v if type(v) in PLAIN else _number(v) for k, v in group.items() if k not in left}
+        for group in groups
+    ]
 
 
 def numbers(groups: Iterable[Mapping[str, Any]]) -> list[float]:
     """The real numbers among the settings of parameter groups."""
-    held = [v for group in settings(groups) for value in group.values() for v in (value if isinstance(value, list) else [value])]
+    held = [
+        v
+        for group in settings(groups)
+        for value in group.values()
+        for v in (value if isinstance(value, list) else [value])
+    ]
     return sorted({v for v in held if isinstance(v, float)})
 
 
@@ -175,19 +244,33 @@ def described(scheduler: object) -> str:
     """Name and settings of a scheduler in words, as they stand."""
     held = {k: v for k, v in vars(scheduler).items() if k not in OWN}
     inner = [described(part) for part in _parts(scheduler)]
-    functions = [_name(f) for f in _functions(held) if not isinstance(getattr(f, "__self__", None), LRScheduler)]
+    functions = [
+        _name(f)
+        for f in _functions(held)
+        if not isinstance(getattr(f, "__self__", None), LRScheduler)
+    ]
     plain = [f"{k.lstrip('_')}={_short(v)}" for k, v in held.items() if _telling(k, v)]
     return f"{type(scheduler).__name__}({', '.join([*inner, *dict.fromkeys(functions), *plain])})"
 
 
 def encode(value: Any) -> Any:
-    """A value of a scheduler's state, or of `kept`, in JSON, such that `decode` gives it back, equal and of its type."""
-    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+    """A value of a scheduler's state, or of `kept`, in JSON, such that `decode` gives it back,
+    equal and of its type.
+    """
+    if (
+        value is None
+        or isinstance(value, bool | int | str)
+        or (isinstance(value, float) and math.isfinite(value))
+    ):
         return value
     if isinstance(value, float):
         return {KIND: "float", "value": repr(value)}
     if isinstance(value, Tensor):
-        return {KIND: "tensor", "value": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+        return {
+            KIND: "tensor",
+            "value": value.tolist(),
+            "dtype": str(value.dtype).removeprefix("torch."),
+        }
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, Counter) else "dict"
         return {KIND: kind, "value": [[encode(k), encode(v)] for k, v in value.items()]}
@@ -195,7 +278,10 @@ def encode(value: Any) -> Any:
         return [encode(v) for v in value]
     if isinstance(value, tuple):
         return {KIND: "tuple", "value": [encode(v) for v in value]}
-    raise Unsupported(f"a {type(value).__name__} in what a checkpoint keeps", "keep numbers, words, lists and dictionaries")
+    raise Unsupported(
+        f"a {type(value).__name__} in what a checkpoint keeps",
+        "keep numbers, words, lists and dictionaries",
+    )
 
 
 def decode(data: Any) -> Any:
@@ -220,18 +306,26 @@ def decode(data: Any) -> Any:
 def _check(scheduler: object, optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Refuse what is no scheduler of `optimizer`, or one that ends before the run."""
     if not isinstance(scheduler, LRScheduler):
-        raise InvalidInput("scheduler", type(scheduler).__name__, "must be a scheduler of torch.optim.lr_scheduler")
+        raise InvalidInput(
+            "scheduler", type(scheduler).__name__, "must be a scheduler of torch.optim.lr_scheduler"
+        )
     for one in _within(scheduler):
         if getattr(one, "optimizer", optimizer) is not optimizer:
             raise InvalidInput(
-                "scheduler", f"{type(one).__name__} of another optimizer", "must be made with the run's own optimizer"
+                "scheduler",
+                f"{type(one).__name__} of another optimizer",
+                "must be made with the run's own optimizer",
             )
     most = getattr(scheduler, "total_steps", None)
     if isinstance(most, int) and most < steps:
         rule = f"the run steps it {steps} times: make it with total_steps={steps}"
         raise InvalidInput("scheduler", f"{type(scheduler).__name__} of {most} steps", rule)
     if None in (given := _factors(scheduler, steps)):
-        raise InvalidInput("scheduler", f"a function without a value at {given.index(None) + 1}", f"it is asked for 0 to {steps}")
+        raise InvalidInput(
+            "scheduler",
+            f"a function without a value at {given.index(None) + 1}",
+            f"it is asked for 0 to {steps}",
+        )
     _encoded(scheduler)
 
 
@@ -253,21 +347,33 @@ def _functions(held: Mapping[str, Any]) -> list[Any]:
 
 
 def _identity(scheduler: LRScheduler, steps: int) -> str:
-    """Kind, settings, the code of all functions and what those of the step give, as text; state that moves as it stands."""
+    """Kind, settings, the code of all functions and what those of the step give, as text; state
+    that moves as it stands.
+    """
     kind = type(scheduler)
     codes = (
         []
         if kind.__module__.startswith("torch.")
         else [computation.of_function(getattr(kind, n), kind) for n in ("get_lr", "step")]
     )
-    codes += [computation.of_function(f) for f in _functions(vars(scheduler)) if getattr(f, "__self__", None) is not scheduler]
+    codes += [
+        computation.of_function(f)
+        for f in _functions(vars(scheduler))
+        if getattr(f, "__self__", None) is not scheduler
+    ]
     inside = [_identity(part, steps) for part in _parts(scheduler)]
-    return f"{kind.__qualname__} {_encoded(scheduler)} {codes} {_factors(scheduler, steps)} {inside}"
+    return (
+        f"{kind.__qualname__} {_encoded(scheduler)} {codes} {_factors(scheduler, steps)} {inside}"
+    )
 
 
 def _factors(scheduler: LRScheduler, steps: int) -> list[float | None]:
     """What the functions of the step give, at every step; None where they give nothing."""
-    return [_factor(f, step) for f in getattr(scheduler, "lr_lambdas", ()) for step in range(1, steps + 1)]
+    return [
+        _factor(f, step)
+        for f in getattr(scheduler, "lr_lambdas", ())
+        for step in range(1, steps + 1)
+    ]
 
 
 def _factor(function: Any, step: int) -> float | None:
@@ -288,7 +394,13 @@ def _strangers(optimizer: torch.optim.Optimizer) -> bool:
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         return True
     holders = gc.get_referrers(optimizer)
-    holders += [h for d in holders if isinstance(d, dict) for h in gc.get_referrers(d) if isinstance(h, LRScheduler)]
+    holders += [
+        h
+        for d in holders
+        if isinstance(d, dict)
+        for h in gc.get_referrers(d)
+        if isinstance(h, LRScheduler)
+    ]
     return any(isinstance(holder, LRScheduler) for holder in holders)
 
 
@@ -302,8 +414,13 @@ def _telling(name: str, value: object) -> bool:
     """Whether a field is a setting to be told: a plain value, or milestones and the like."""
     if name.startswith("_") and name != "_milestones":
         return False
-    plain = isinstance(value, bool | int | float | str) or (isinstance(value, list | tuple | Counter) and len(value) <= 8)
-    return plain and not (isinstance(value, list | tuple) and any(isinstance(v, LRScheduler) or callable(v) for v in value))
+    plain = isinstance(value, bool | int | float | str) or (
+        isinstance(value, list | tuple | Counter) and len(value) <= 8
+    )
+    return plain and not (
+        isinstance(value, list | tuple)
+        and any(isinstance(v, LRScheduler) or callable(v) for v in value)
+    )
 
 
 def _short(value: Any) -> str:
@@ -316,6 +433,9 @@ def _short(value: Any) -> str:
 
 def _name(function: Any) -> str:
     if isinstance(function, partial):
-        given = [*map(_short, function.args), *(f"{k}={_short(v)}" for k, v in function.keywords.items())]
+        given = [
+            *map(_short, function.args),
+            *(f"{k}={_short(v)}" for k, v in function.keywords.items()),
+        ]
         return f"{_name(function.func)}({', '.join(given)})"
     return str(getattr(function, "__name__", type(function).__name__)).strip("<>")

@@ -1,7 +1,9 @@
-"""The optimizer's settings at each step: known when the run begins, so that none can follow the data.
+"""The optimizer's settings at each step: known when the run begins, so that none can follow the
+data.
 
-A learning rate, momentum, weight decay or epsilon that is computed from a batch moves the weights past the noise. So the settings of
-every step are written down before the first batch is read, by stepping a copy of the schedulers through the whole plan.
+A learning rate, momentum, weight decay or epsilon that is computed from a batch moves the weights
+past the noise. So the settings of every step are written down before the first batch is read, by
+stepping a copy of the schedulers through the whole plan.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from dpfy.core.errors import InvalidInput
 from dpfy.training.schedulers import GIVE, Schedules, settings
 
-RULE = f"settings follow a schedule that is known when the run begins, never the data: {GIVE}, or use Update(schedule=...)"
+RULE = (
+    f"settings follow a schedule that is known when the run begins, never the data: {GIVE}, or use "
+    f"Update(schedule=...)"
+)
 
 Groups = list[dict[str, Any]]
 
@@ -27,16 +32,22 @@ Groups = list[dict[str, Any]]
 class Settings:
     """What each setting of the optimizer must be at each step.
 
-    Without a scheduler all settings stay as they are (`Update(schedule=...)` sets the learning rate at each step). With schedulers of
-    the step, they are what these give to the plan's steps. A scheduler that waits for a metric is repeated by a copy that gets the same
-    public metrics. A class of optimizer that is not torch's may change its settings in its own step, which sees released gradients.
+    Without a scheduler all settings stay as they are (`Update(schedule=...)` sets the learning rate
+    at each step). With schedulers of the step, they are what these give to the plan's steps. A
+    scheduler that waits for a metric is repeated by a copy that gets the same public metrics. A
+    class of optimizer that is not torch's may change its settings in its own step, which sees
+    released gradients.
 
-    Guarantees: `check(step)` returns only if every setting of every group is, bit for bit, what it must be at that step; `move` uses those
-    that it finds, whatever hooks the optimizer has.
+    Guarantees: `check(step)` returns only if every setting of every group is, bit for bit, what it
+    must be at that step; `move` uses those that it finds, whatever hooks the optimizer has.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, schedules: Schedules, steps: int, *, ruled: bool) -> None:
-        """`ruled`: the learning rate is set by `Update(schedule=...)`, whatever it was before the step."""
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, schedules: Schedules, steps: int, *, ruled: bool
+    ) -> None:
+        """`ruled`: the learning rate is set by `Update(schedule=...)`, whatever it was before the
+        step.
+        """
         self._optimizer, self._schedules = optimizer, schedules
         self._skip = ("lr", "initial_lr") if ruled else ("initial_lr",)
         self._foreign = not type(optimizer).__module__.startswith("torch.optim")
@@ -51,34 +62,51 @@ class Settings:
                 self._planned.append(self._planned[-1] if now == self._planned[-1] else now)
 
     def start(self, step: int) -> None:
-        """The run stands before `step`: at its beginning, or with the settings that its checkpoint held."""
+        """The run stands before `step`: at its beginning, or with the settings that its checkpoint
+        held.
+        """
         self._copy, self._shell = _copied(self._schedules, self._optimizer)
         self._wanted = self._planned[step] if self._planned else self._of(self._optimizer)
         self.check(step)
 
     def check(self, step: int) -> None:
         """Refuse settings that differ from the schedule's at `step`."""
-        self._require(step, self._wanted, self._of(self._optimizer), "changed outside of the schedule")
+        self._require(
+            step, self._wanted, self._of(self._optimizer), "changed outside of the schedule"
+        )
 
     def move(self, step: int) -> None:
-        """Let the optimizer make its step with the settings that it has now: hooks, and torch's own steps, must leave them alone."""
+        """Let the optimizer make its step with the settings that it has now: hooks, and torch's own
+        steps, must leave them alone.
+        """
         wanted = settings(self._optimizer.param_groups)
         asked: list[int] = []
 
         def first(*given: object) -> None:
             if not asked:  # a step that calls the step of its base class asks twice
                 asked.append(step)
-                self._require(step, wanted, settings(self._optimizer.param_groups), "changed by a hook")
+                self._require(
+                    step, wanted, settings(self._optimizer.param_groups), "changed by a hook"
+                )
 
         if self._foreign and not hasattr(type(self._optimizer).step, "hooked"):
-            asked.append(step)  # torch calls hooks around the step of its base class only, after it made changes of its own
+            asked.append(
+                step
+                # torch calls hooks around the step of its base class only, after it made changes of
+                # its own
+            )
         last = self._optimizer.register_step_pre_hook(first)
         try:
             self._optimizer.step()
         finally:
             last.remove()
         if not self._foreign:
-            self._require(step, wanted, settings(self._optimizer.param_groups), "changed by the optimizer itself")
+            self._require(
+                step,
+                wanted,
+                settings(self._optimizer.param_groups),
+                "changed by the optimizer itself",
+            )
         elif not self._planned:
             self._wanted = self._of(self._optimizer)
 
@@ -99,7 +127,9 @@ class Settings:
         self._wanted = self._of(self._shell)
 
     def _advance(self, step: int) -> None:
-        for scheduler, every, waits in zip(self._copy, self._schedules.every, self._schedules.waits, strict=True):
+        for scheduler, every, waits in zip(
+            self._copy, self._schedules.every, self._schedules.waits, strict=True
+        ):
             if not waits and (step + 1) % every == 0:
                 _quietly(scheduler.step)
 
@@ -107,26 +137,40 @@ class Settings:
     def _require(step: int, wanted: Groups, now: Groups, how: str) -> None:
         if now == wanted:
             return
-        names = {k for a, b in zip(now, wanted, strict=False) for k in a.keys() | b.keys() if a.get(k) != b.get(k)}
-        raise InvalidInput(f"optimizer.{min(names, default='param_groups')}", f"a value at step {step} that was {how}", RULE)
+        names = {
+            k
+            for a, b in zip(now, wanted, strict=False)
+            for k in a.keys() | b.keys()
+            if a.get(k) != b.get(k)
+        }
+        raise InvalidInput(
+            f"optimizer.{min(names, default='param_groups')}",
+            f"a value at step {step} that was {how}",
+            RULE,
+        )
 
     def _of(self, optimizer: torch.optim.Optimizer) -> Groups:
         return settings(optimizer.param_groups, self._skip)
 
 
-def _copied(schedules: Schedules, optimizer: torch.optim.Optimizer) -> tuple[list[Any], torch.optim.Optimizer]:
+def _copied(
+    schedules: Schedules, optimizer: torch.optim.Optimizer
+) -> tuple[list[Any], torch.optim.Optimizer]:
     """The schedulers again, around an optimizer that has the same settings and no parameters."""
     shell = object.__new__(type(optimizer))
     vars(shell).update(vars(optimizer))
     shell.param_groups = [
-        {k: copy.deepcopy(v) for k, v in g.items() if k != "params"} | {"params": []} for g in optimizer.param_groups
+        {k: copy.deepcopy(v) for k, v in g.items() if k != "params"} | {"params": []}
+        for g in optimizer.param_groups
     ]
     made: dict[int, Any] = {id(optimizer): shell}
     return [_again(scheduler, made) for scheduler in schedules.all], shell
 
 
 def _again(value: Any, made: dict[int, Any]) -> Any:
-    """A copy of a scheduler's field. Functions are shared: they must depend on the step alone, and were asked for all steps before."""
+    """A copy of a scheduler's field. Functions are shared: they must depend on the step alone, and
+    were asked for all steps before.
+    """
     if id(value) in made:
         return made[id(value)]
     if isinstance(value, LRScheduler):
@@ -134,20 +178,32 @@ def _again(value: Any, made: dict[int, Any]) -> Any:
         vars(again).update({k: _again(v, made) for k, v in vars(value).items()})
         return again
     if isinstance(value, MethodType):
-        return MethodType(value.__func__, _again(value.__self__, made)) if isinstance(value.__self__, LRScheduler) else value
+        return (
+            MethodType(value.__func__, _again(value.__self__, made))
+            if isinstance(value.__self__, LRScheduler)
+            else value
+        )
     if isinstance(value, partial):
-        return partial(_again(value.func, made), *_again(value.args, made), **_again(value.keywords, made))
+        return partial(
+            _again(value.func, made), *_again(value.args, made), **_again(value.keywords, made)
+        )
     if type(value) in (list, tuple):
         return type(value)(_again(v, made) for v in value)
     if type(value) is dict:
         return {k: _again(v, made) for k, v in value.items()}
     if isinstance(value, torch.optim.Optimizer | torch.nn.Module) or callable(value):
         return value
-    return copy.deepcopy(value) if isinstance(value, torch.Tensor | Sequence | Mapping) else copy.copy(value)
+    return (
+        copy.deepcopy(value)
+        if isinstance(value, torch.Tensor | Sequence | Mapping)
+        else copy.copy(value)
+    )
 
 
 def _quietly(step: Any) -> None:
-    """Torch warns where the optimizer has not moved before its scheduler; the copy's optimizer never moves."""
+    """Torch warns where the optimizer has not moved before its scheduler; the copy's optimizer
+    never moves.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step()

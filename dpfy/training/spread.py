@@ -1,7 +1,9 @@
-"""How sums, noise and gradients are spread over the ranks of a run. Each layout is a small class; one process is the identity.
+"""How sums, noise and gradients are spread over the ranks of a run. Each layout is a small class;
+one process is the identity.
 
-Every rank sums over its share of the batch; the sum over all ranks is cut into parts, one a rank; each rank makes the noise of its
-part, once; and the released means go where the optimizer needs them.
+Every rank sums over its share of the batch; the sum over all ranks is cut into parts, one a rank;
+each rank makes the noise of its part, once; and the released means go where the optimizer needs
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from dpfy.training.world import World
 
 @dataclass
 class Whole:
-    """One process holds everything. `own` are the parts of a checkpoint that a rank does not share with rank 0."""
+    """One process holds everything. `own` are the parts of a checkpoint that a rank does not share
+    with rank 0.
+    """
 
     own: ClassVar[tuple[str, ...]] = ()
     waits: ClassVar[bool] = False
@@ -77,12 +81,22 @@ class Whole:
         """Memory for the released means, where they are to be rounded as they are made."""
         return rounded(sums, parameters)
 
-    def means(self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]) -> Private[Grads]:
+    def means(
+        self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]
+    ) -> Private[Grads]:
         """The released means as the optimizer takes them."""
         return released
 
-    def agree(self, step: int, facts: dict[str, object], parameters: Mapping[str, nn.Parameter], look: bool) -> None:
-        """Refuse to go on unless all ranks stand before `step`, with the same facts and, where `look`, the same weights."""
+    def agree(
+        self,
+        step: int,
+        facts: dict[str, object],
+        parameters: Mapping[str, nn.Parameter],
+        look: bool,
+    ) -> None:
+        """Refuse to go on unless all ranks stand before `step`, with the same facts and, where
+        `look`, the same weights.
+        """
         self.world.agree(f"step {step}", facts)
 
     def save(self, state: Path, snapshot: Snapshot, randomness: Randomness) -> None:
@@ -96,9 +110,11 @@ class Whole:
 
 @dataclass
 class Replicated(Whole):
-    """Every rank holds the whole model (data parallel). Noise is made by parts of the parameters laid end to end.
+    """Every rank holds the whole model (data parallel). Noise is made by parts of the parameters
+    laid end to end.
 
-    Guarantees: the noise of a coordinate is made on one rank, at the scale of the whole sum; all ranks get the same means, bit for bit.
+    Guarantees: the noise of a coordinate is made on one rank, at the scale of the whole sum; all
+    ranks get the same means, bit for bit.
     """
 
     own = ("noise", "random")
@@ -127,8 +143,14 @@ class Replicated(Whole):
     def reduced(self, sums: Grads) -> Grads:
         """The sums of all ranks, added, and cut: the part of this rank, in one piece of memory."""
         dtype = dtype_of(sums)
-        flat = torch.cat([(t.to_dense() if t.is_sparse else t).reshape(-1).to(dtype) for t in sums.values()])
-        mine, first, start = self.world.scattered(flat, self.sizes), sum(self.sizes[: self.world.rank]), 0
+        flat = torch.cat(
+            [(t.to_dense() if t.is_sparse else t).reshape(-1).to(dtype) for t in sums.values()]
+        )
+        mine, first, start = (
+            self.world.scattered(flat, self.sizes),
+            sum(self.sizes[: self.world.rank]),
+            0,
+        )
         parts, at = {}, 0
         for name, t in sums.items():
             length = max(0, min(first + len(mine), start + t.numel()) - max(first, start))
@@ -136,7 +158,13 @@ class Replicated(Whole):
             at, start = at + length, start + t.numel()
         return parts
 
-    def agree(self, step: int, facts: dict[str, object], parameters: Mapping[str, nn.Parameter], look: bool) -> None:
+    def agree(
+        self,
+        step: int,
+        facts: dict[str, object],
+        parameters: Mapping[str, nn.Parameter],
+        look: bool,
+    ) -> None:
         """In words, before the sums are added up."""
         weights = {"weights": int(checksum(parameters.values()))} if look else {}
         super().agree(step, {**facts, **weights}, parameters, look)
@@ -145,9 +173,21 @@ class Replicated(Whole):
         """None: what is gathered is rounded afterwards."""
         return None
 
-    def means(self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]) -> Private[Grads]:
+    def means(
+        self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]
+    ) -> Private[Grads]:
         """The parts of all ranks, in the shapes and types of the parameters."""
-        flat = self.world.gathered(torch.cat([t.reshape(-1) for t in released.value.values()]), self.sizes)
+        flat = self.world.gathered(
+            torch.cat([t.reshape(-1) for t in released.value.values()]), self.sizes
+        )
         parts = flat.split([shape.numel() for shape in self.shapes.values()])
-        named = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        return Private({name: t.to(parameters[name].dtype) if name in parameters else t for name, t in named.items()})
+        named = {
+            name: part.view(shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+        return Private(
+            {
+                name: t.to(parameters[name].dtype) if name in parameters else t
+                for name, t in named.items()
+            }
+        )

@@ -24,7 +24,9 @@ from dpfy.training.world import World
 
 
 class Standing:
-    """The views of a training. Once it is entered its fields are read-only, and it cannot be copied."""
+    """The views of a training. Once it is entered its fields are read-only, and it cannot be
+    copied.
+    """
 
     _state: TrainState
     _pieces: LogicalBatch | None
@@ -55,37 +57,53 @@ class Standing:
 
     @property
     def last_step(self) -> int:
-        """The steps after which the run ends: those of its plan, or those after which it was ended early, to which a resumed run keeps."""
+        """The steps after which the run ends: those of its plan, or those after which it was ended
+        early, to which a resumed run keeps.
+        """
         ended = self.folder.ledger.settlements.get(TRAINING) if self._entered else None
         return self.plan.recipe.steps if ended is None else ended[0]
 
     @property
     def boundary(self) -> bool:
-        """Whether the last `step` ended a logical batch: noise was added and the optimizer has moved."""
+        """Whether the last `step` ended a logical batch: noise was added and the optimizer has
+        moved.
+        """
         return self._pieces is None and self._entered and self.steps_done > self._entry
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What the caller's own loop wants to find again in a resumed run: plain values by name, stored in every checkpoint."""
+        """What the caller's own loop wants to find again in a resumed run: plain values by name,
+        stored in every checkpoint.
+        """
         return self._state.kept
 
     def record(self, *, source: str | None = None, **values: float) -> None:
-        """Append a row to metrics.jsonl. Only what may be published belongs there: nothing computed from the training data.
+        """Append a row to metrics.jsonl. Only what may be published belongs there: nothing computed
+        from the training data.
 
-        `source` declares where the values are from: "public" (measured on public data), or "released" (computed from released weights,
-        the plan or the clock). The report names values and source, as stated by the caller. What is recognised as computed from a recent
-        batch is refused all the same: see :meth:`dpfy.training.public.Seen.check`.
+        `source` declares where the values are from: "public" (measured on public data), or
+        "released" (computed from released weights, the plan or the clock). The report names values
+        and source, as stated by the caller. What is recognised as computed from a recent batch is
+        refused all the same: see :meth:`dpfy.training.public.Seen.check`.
         """
         self._require_live()
         said = "" if public.declared(source) == "public" else " (computed from what was released)"
         self.require_public(values)
-        self._state = replace(self._state, recorded=self._state.recorded | {f"{name}{said}" for name in values})
+        self._state = replace(
+            self._state, recorded=self._state.recorded | {f"{name}{said}" for name in values}
+        )
         self._note(**values)
 
     def schedule(self, *, source: str | None = None, **metric: float) -> None:
-        """Record one metric, as `record` does, and give it to the run's ReduceLROnPlateau, at a logical boundary."""
+        """Record one metric, as `record` does, and give it to the run's ReduceLROnPlateau, at a
+        logical boundary.
+        """
         if len(metric) != 1 or not self.boundary:
-            raise InvalidInput("schedule", sorted(metric), "takes one metric, after a step that ended a logical batch (boundary)")
+            raise InvalidInput(
+                "schedule",
+                sorted(metric),
+                "takes one metric, after a step that ended a logical batch (boundary)",
+            )
         self.record(source=source, **metric)
         with self._halt.final():
             self.settings.measured(*metric.popitem())
@@ -93,14 +111,23 @@ class Standing:
             self.save()
 
     def require_public(self, values: Mapping[str, object]) -> None:
-        """Refuse what is no plain number under a word, and what is recognised as computed from a recent batch."""
+        """Refuse what is no plain number under a word, and what is recognised as computed from a
+        recent batch.
+        """
         for name, value in values.items():
             self._seen.check(f"record {name}", value)
 
-    def require_figures(self, utility: Mapping[str, float], confusion: object, test: str | None) -> None:
-        """Refuse figures whose data nobody declared public, and those that are recognised as computed from a recent batch."""
+    def require_figures(
+        self, utility: Mapping[str, float], confusion: object, test: str | None
+    ) -> None:
+        """Refuse figures whose data nobody declared public, and those that are recognised as
+        computed from a recent batch.
+        """
         if (utility or confusion) and test is None:
-            rule = 'say test="public" if the data they were measured on is public: they are published as they are'
+            rule = (
+                'say test="public" if the data they were measured on is public: they are published '
+                "as they are"
+            )
             raise InvalidInput("utility", "figures of data that nothing is said of", rule)
         for value in chain.from_iterable(confusion) if isinstance(confusion, list) else ():
             public.require_unread("confusion", value)
@@ -126,7 +153,11 @@ class Standing:
         """The fields of a run that was entered are read-only."""
         view = isinstance(getattr(type(self), name, None), property)
         if view or (self.__dict__.get("_entered") and not name.startswith("_")):
-            raise InvalidInput(f"training.{name}", type(value).__name__, "is read-only: the plan says what a run does")
+            raise InvalidInput(
+                f"training.{name}",
+                type(value).__name__,
+                "is read-only: the plan says what a run does",
+            )
         object.__setattr__(self, name, value)
 
     def __reduce_ex__(self, protocol: object) -> Any:

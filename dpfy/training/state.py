@@ -1,4 +1,6 @@
-"""The state of a training between two steps, as one value: what checkpoint, resume, audit and the end of a run read."""
+"""The state of a training between two steps, as one value: what checkpoint, resume, audit and the
+end of a run read.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,16 @@ Named = Mapping[str, Tensor]
 
 @dataclass(frozen=True, repr=False)
 class TrainState:
-    """Where a training stands before step `step`. With plan, data, code and secret of the run it decides every later bit.
+    """Where a training stands before step `step`. With plan, data, code and secret of the run it
+    decides every later bit.
 
-    `weights` (parameters and buffers, shared ones under their first name), `average`, `optimizer` and `noise` (the memory of the noise
-    strategy) are the run's own, which the next step moves in place: `snapshot` keeps them. All else is replaced: `clip` is the rule of
-    this step, `random` the positions of torch's own generators (dropout and the like); `rates` tells at which steps a scheduler that waits
-    for a metric changed the learning rates, `recorded` which names of values the caller published, `computed` what functions steps were
-    made with, `kept` what the caller's own loop wants to find again. `schedules` move in place like the optimizer.
+    `weights` (parameters and buffers, shared ones under their first name), `average`, `optimizer`
+    and `noise` (the memory of the noise strategy) are the run's own, which the next step moves in
+    place: `snapshot` keeps them. All else is replaced: `clip` is the rule of this step, `random`
+    the positions of torch's own generators (dropout and the like); `rates` tells at which steps a
+    scheduler that waits for a metric changed the learning rates, `recorded` which names of values
+    the caller published, `computed` what functions steps were made with, `kept` what the caller's
+    own loop wants to find again. `schedules` move in place like the optimizer.
     """
 
     step: int
@@ -58,15 +63,27 @@ class TrainState:
         return replace(self, step=self.step + 1, noise=noise, clip=clip, rates=made)
 
     def computing(self, what: str, fingerprint: str) -> TrainState:
-        """The state with this fingerprint of `what`; refused if earlier steps were made with another."""
+        """The state with this fingerprint of `what`; refused if earlier steps were made with
+        another.
+        """
         if self.computed.get(what, fingerprint) != fingerprint:
-            raise InvalidInput(f"resume {what}", f"other {what}", "must be what the run was started with")
+            raise InvalidInput(
+                f"resume {what}", f"other {what}", "must be what the run was started with"
+            )
         return replace(self, computed={**self.computed, what: fingerprint})
 
     def snapshot(self, terms: Mapping[str, Any]) -> Snapshot:
-        """What a checkpoint holds: tensors, and facts in JSON, among them the `terms` of the run."""
+        """What a checkpoint holds: tensors, and facts in JSON, among them the `terms` of the
+        run.
+        """
         tensors, optimizer = split_optimizer(self.optimizer.state_dict())
-        parts = {"model": self.weights, "optimizer": tensors, "average": self.average, "noise": self.noise, "random": self.random}
+        parts = {
+            "model": self.weights,
+            "optimizer": tensors,
+            "average": self.average,
+            "noise": self.noise,
+            "random": self.random,
+        }
         facts = {
             "optimizer": optimizer,
             "clip": CODEC.encode(self.clip),
@@ -79,11 +96,17 @@ class TrainState:
         return Snapshot(
             self.step,
             {**terms, **facts},
-            {f"{prefix}.{name}": local(t) for prefix, part in parts.items() for name, t in part.items()},
+            {
+                f"{prefix}.{name}": local(t)
+                for prefix, part in parts.items()
+                for name, t in part.items()
+            },
         )
 
     def restored(self, snapshot: Snapshot, device: torch.device) -> TrainState:
-        """The state that `snapshot` holds: weights, average, optimizer and torch's generators are set to it."""
+        """The state that `snapshot` holds: weights, average, optimizer and torch's generators are
+        set to it.
+        """
         held, facts = snapshot.part("model"), snapshot.facts
         try:
             with torch.no_grad():
@@ -92,9 +115,13 @@ class TrainState:
                 for name, value in snapshot.part("average").items():
                     self.average[name].copy_(value)
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            self.optimizer.load_state_dict(join_optimizer(snapshot.part("optimizer"), facts["optimizer"], parameters))
+            self.optimizer.load_state_dict(
+                join_optimizer(snapshot.part("optimizer"), facts["optimizer"], parameters)
+            )
         except (KeyError, RuntimeError, ValueError) as problem:
-            raise Corrupt("checkpoint/state.safetensors", f"does not fit this model ({problem})") from None
+            raise Corrupt(
+                "checkpoint/state.safetensors", f"does not fit this model ({problem})"
+            ) from None
         if self.schedules:
             self.schedules.restore(facts["schedulers"])
         random, noise = snapshot.part("random"), snapshot.part("noise")
@@ -102,7 +129,10 @@ class TrainState:
         return replace(
             self,
             step=snapshot.step,
-            noise={name: t.to(self.noise[name].device if name in self.noise else device) for name, t in noise.items()},
+            noise={
+                name: t.to(self.noise[name].device if name in self.noise else device)
+                for name, t in noise.items()
+            },
             clip=CODEC.decode(facts["clip"]),
             random=random,
             rates=tuple((step, rates) for step, rates in facts["rates made"]),

@@ -1,4 +1,6 @@
-"""A noise stream under audit by itself: which plan or matrix is claimed, and what an attacker sees of canaries in it."""
+"""A noise stream under audit by itself: which plan or matrix is claimed, and what an attacker sees
+of canaries in it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ from dpfy.training.audited import claimed_curve, observe_stream
 Array = NDArray[np.float64]
 MOST_STEPS = 4096
 MOST_SEEN = 2**25
-"""Numbers that the attacker sees, one for each canary and step: they must fit in memory several times."""
+"""Numbers that the attacker sees, one for each canary and step: they must fit in memory several
+times.
+"""
 
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """What is claimed: independent noise under Poisson sampling, or banded noise with one participation an epoch."""
+    """What is claimed: independent noise under Poisson sampling, or banded noise with one
+    participation an epoch.
+    """
 
     noise_multiplier: float
     rate: float = 1.0
@@ -37,23 +43,31 @@ class StreamFacts:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
+        check.noise_multiplier(
+            "noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier)
+        )
         check.sampling_rate("sampling_rate", check.rate("sampling_rate", self.rate))
         check.integer("steps", self.steps, most=MOST_STEPS)
         check.integer("bands", self.bands, most=self.steps)
         check.delta("delta", self.delta)
         if self.steps % check.integer("epochs", self.epochs):
-            raise InvalidInput("epochs", self.epochs, f"must divide the number of steps ({self.steps})")
+            raise InvalidInput(
+                "epochs", self.epochs, f"must divide the number of steps ({self.steps})"
+            )
         if self.bands > 1 and self.rate < 1:
-            raise Unsupported("auditing banded noise with sampling", "use sampling rate 1: a unit takes part once an epoch")
+            raise Unsupported(
+                "auditing banded noise with sampling",
+                "use sampling rate 1: a unit takes part once an epoch",
+            )
 
 
 @dataclass(frozen=True, repr=False)
 class StreamSeen:
-    """What the attacker saw, [steps, canaries] with the coins, the noise alone, and what is needed to judge it.
+    """What the attacker saw, [steps, canaries] with the coins, the noise alone, and what is needed
+    to judge it.
 
-    For correlated noise `encoder` and `pattern` whiten it, and the claim is Gaussian with ratio 1 / noise multiplier; else `curve`
-    is the claimed curve by strength.
+    For correlated noise `encoder` and `pattern` whiten it, and the claim is Gaussian with ratio 1 /
+    noise multiplier; else `curve` is the claimed curve by strength.
     """
 
     facts: StreamFacts
@@ -71,12 +85,22 @@ def audited(facts: StreamFacts, canaries: int, seed: int | None = None) -> Strea
     randomness = Randomness.from_os() if seed is None else Randomness.for_tests(seed)
     rng = randomness.generator("audit coins", 0)
     if check.integer("canaries", canaries, least=10, most=MOST_SEEN) * facts.steps > MOST_SEEN:
-        raise InvalidInput("canaries", canaries, f"times the number of steps ({facts.steps}) must be at most {MOST_SEEN}")
+        raise InvalidInput(
+            "canaries",
+            canaries,
+            f"times the number of steps ({facts.steps}) must be at most {MOST_SEEN}",
+        )
     coins = rng.integers(2, size=canaries).astype(bool)
-    return _correlated(facts, coins, randomness) if facts.bands > 1 else _independent(facts, coins, randomness)
+    return (
+        _correlated(facts, coins, randomness)
+        if facts.bands > 1
+        else _independent(facts, coins, randomness)
+    )
 
 
-def _independent(facts: StreamFacts, coins: NDArray[np.bool_], randomness: Randomness) -> StreamSeen:
+def _independent(
+    facts: StreamFacts, coins: NDArray[np.bool_], randomness: Randomness
+) -> StreamSeen:
     plan = dpsgd(10**6, facts.rate * 10**6, steps=facts.steps).with_noise(
         facts.noise_multiplier, delta=facts.delta, allow_large_delta=True
     )

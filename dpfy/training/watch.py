@@ -1,7 +1,9 @@
-"""The watch over a run: at some steps it records what the user's code does with a batch, and checks that no example reaches another.
+"""The watch over a run: at some steps it records what the user's code does with a batch, and checks
+that no example reaches another.
 
-Which steps: the first two with records, the first after a resume, one in each part of the run, chosen by the run's secret, more of
-them where time allows, and steps that call torch from places that no checked step did. A refusal ends the run for good.
+Which steps: the first two with records, the first after a resume, one in each part of the run,
+chosen by the run's secret, more of them where time allows, and steps that call torch from places
+that no checked step did. A refusal ends the run for good.
 """
 
 from __future__ import annotations
@@ -66,40 +68,56 @@ PARTS = 8
 """Into how many parts of equal length a run is cut; in each of them one step is checked."""
 
 SHARE, CHANCE = 0.005, 16
-"""Further steps are checked while that takes less than this share of the run's time: one step in so many, drawn at random."""
+"""Further steps are checked while that takes less than this share of the run's time: one step in so
+many, drawn at random.
+"""
 
 WATCHING, FREE, CALL, CALLS = 0.002, 0.002, 5e-6, 6
-"""The monitor sees all steps, or as many as take this share of the run's time and some seconds: seconds a call, and calls that a step costs
-beside its own."""
+"""The monitor sees all steps, or as many as take this share of the run's time and some seconds:
+seconds a call, and calls that a step costs beside its own.
+"""
 
 EXTRA = 12
 """Steps recorded for what no check has seen, and one more for each hundred steps of the run."""
 
 ROWS = 16
-"""A checked step begins with a physical batch of this many records: enough to show mixing, and cheap."""
+"""A checked step begins with a physical batch of this many records: enough to show mixing, and
+cheap.
+"""
 
 MEMORY = 4
-"""A check holds a few times the tensors of a step: it has at most one part in so many of a full physical batch."""
+"""A check holds a few times the tensors of a step: it has at most one part in so many of a full
+physical batch.
+"""
 
 FAR = 16.0
 """How far from the data records may lie that replace others in a thorough check."""
 
 HALVES, FIELDS, SEEDS = 3, 3, 2
-"""Ways of replacing half of the records; fields by which other records are chosen; and in how many draws of its random operations a step
-is run again when all is tried."""
+"""Ways of replacing half of the records; fields by which other records are chosen; and in how many
+draws of its random operations a step is run again when all is tried.
+"""
 
 EQUAL = 3
-"""After so many pairs of steps with equal constants a place that reads values in a way that cannot be followed is not looked at again."""
+"""After so many pairs of steps with equal constants a place that reads values in a way that cannot
+be followed is not looked at again.
+"""
 
 UNTRACEABLE = (
-    "losses with constants that change from step to step, in a loop that reads values of batches by float(), int() or NumPy"
+    "losses with constants that change from step to step, in a loop that reads values of batches "
+    "by float(), int() or NumPy"
 )
-TRACEABLE = "read values with item() or tolist() after step: these numbers are followed, and may not reach a loss"
+TRACEABLE = (
+    "read values with item() or tolist() after step: these numbers are followed, and may not reach "
+    "a loss"
+)
 
 CANDIDATES = 32
 """Records looked at to find one that differs from the record it replaces."""
 
-AS_STARTED = "must be what the run was started with: the same noise must not meet another computation"
+AS_STARTED = (
+    "must be what the run was started with: the same noise must not meet another computation"
+)
 
 
 WHOLE, PART = "checked by replay", NOT_CHECKED
@@ -107,7 +125,9 @@ WHOLE, PART = "checked by replay", NOT_CHECKED
 
 
 class Kind(IntEnum):
-    """What is done at a step: nothing, recording alone, a check of the losses, of gradients too, or in other circumstances as well."""
+    """What is done at a step: nothing, recording alone, a check of the losses, of gradients too, or
+    in other circumstances as well.
+    """
 
     NOTHING = 0
     RECORD = 1
@@ -118,8 +138,10 @@ class Kind(IntEnum):
 
 @dataclass
 class Checks:
-    """What was checked, for the report: steps recorded, steps run again with replaced records and the most records in one of them, steps
-    looked at through the model, and places of the code that call torch in steps that were not checked alone."""
+    """What was checked, for the report: steps recorded, steps run again with replaced records and
+    the most records in one of them, steps looked at through the model, and places of the code that
+    call torch in steps that were not checked alone.
+    """
 
     recorded: int = 0
     replayed: int = 0
@@ -129,7 +151,9 @@ class Checks:
     unseen: int = 0
     elsewhere: int = 0
     constructed: str = ""
-    """How the loss of a record is computed without the other records, where that makes checks unnecessary."""
+    """How the loss of a record is computed without the other records, where that makes checks
+    unnecessary.
+    """
 
     @property
     def words(self) -> str:
@@ -139,18 +163,24 @@ class Checks:
         found = []
         if self.replayed:
             found.append(
-                f"at {self.replayed} steps, with up to {self.rows} rows, the operations from batch to losses and gradients were run again "
+                f"at {self.replayed} steps, with up to {self.rows} rows, the operations from batch "
+                f"to losses and gradients were run again "
                 "with other records in some rows: no other example's part changed"
             )
         if self.unseen:
-            found.append(f"{self.unseen} places in the code that call torch ran at steps that were not checked alone")
+            found.append(
+                f"{self.unseen} places in the code that call torch ran at steps that were not "
+                f"checked alone"
+            )
         if self.elsewhere:
             found.append(
-                f"at {self.elsewhere} steps the losses came from tensors whose making was not seen (by another thread, say)"
+                f"at {self.elsewhere} steps the losses came from tensors whose making was not seen "
+                f"(by another thread, say)"
             )
         if self.through_model:
             found.append(
-                f"at {self.through_model} steps the model was run on changed inputs ({self.why}): no other example changed; the losses "
+                f"at {self.through_model} steps the model was run on changed inputs ({self.why}): "
+                f"no other example changed; the losses "
                 "were checked by their gradients alone"
             )
         if found:
@@ -160,12 +190,14 @@ class Checks:
 
 @dataclass
 class Watch:
-    """Records and checks the steps of one training. `begin` when a batch is handed out, `end` with its losses, before the sum, and
-    `after` when the step is made, until the next batch is asked for (`pause`). `varies` says whether batches have random sizes.
+    """Records and checks the steps of one training. `begin` when a batch is handed out, `end` with
+    its losses, before the sum, and `after` when the step is made, until the next batch is asked for
+    (`pause`). `varies` says whether batches have random sizes.
 
-    Guarantees: if a checked step mixes examples, or what was kept from one step enters the next, or a resumed run computes something else
-    than before, `end` raises, nothing of that step is released, and `require_sound` raises from then on. Once steps were released the
-    refusal is kept in the run's folder, and a resumed run refuses too.
+    Guarantees: if a checked step mixes examples, or what was kept from one step enters the next, or
+    a resumed run computes something else than before, `end` raises, nothing of that step is
+    released, and `require_sound` raises from then on. Once steps were released the refusal is kept
+    in the run's folder, and a resumed run refuses too.
     """
 
     model: nn.Module
@@ -214,9 +246,11 @@ class Watch:
         self._cut = {1, *[step for step in picks[4::8] if 2 <= step < self.steps]}
 
     def isolate(self, how: str) -> None:
-        """Make no checks in this process: whoever calls computes the loss of each record without the other records, as `how` says.
+        """Make no checks in this process: whoever calls computes the loss of each record without
+        the other records, as `how` says.
 
-        A run that was begun with checks cannot go on without them, nor the other way round (`begin` refuses that).
+        A run that was begun with checks cannot go on without them, nor the other way round (`begin`
+        refuses that).
         """
         if self._expected is not None or self._done or self.checks.constructed not in ("", how):
             raise InvalidInput("resume losses", f"isolated by construction: {how}", AS_STARTED)
@@ -243,19 +277,26 @@ class Watch:
         return bool(self._unseen) and self._extra < EXTRA + step // 100
 
     def _time_left(self, step: int) -> bool:
-        """Whether to look at a step beside those that are due: at a drawn one, as long as that takes little of the run's time."""
-        if not self.alone or compiled() or self.seconds > SHARE * (time.perf_counter() - self._began):
+        """Whether to look at a step beside those that are due: at a drawn one, as long as that
+        takes little of the run's time.
+        """
+        if (
+            not self.alone
+            or compiled()
+            or self.seconds > SHARE * (time.perf_counter() - self._began)
+        ):
             return False
         return self.randomness.key("further checks", step, 1)[0] % CHANCE == 0
 
     def pieces(
         self, step: int, indices: NDArray[np.int64], most: int, row_multiple: int
     ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-        """The physical batches of a step. One that is due for a check has two rows at least; one whose gradients are checked begins with
-        few records: with half of them where there are few anyway and as many at every step, so that two sizes are seen.
+        """The physical batches of a step. One that is due for a check has two rows at least; one
+        whose gradients are checked begins with few records: with half of them where there are few
+        anyway and as many at every step, so that two sizes are seen.
 
-        Guarantees: a function of the run's secret and the arguments alone, so that a resumed run cuts as before, and steps can be cut
-        ahead.
+        Guarantees: a function of the run's secret and the arguments alone, so that a resumed run
+        cuts as before, and steps can be cut ahead.
         """
         if step not in self._due or row_multiple >= most > 1:
             return list(physical(indices, most, row_multiple=row_multiple))
@@ -276,8 +317,8 @@ class Watch:
         self._pending = self._pending or step in self._due
 
     def begin(self, step: int, batch: tuple[Tensor, ...], first: bool) -> None:
-        """Start to record, if this is the first physical batch of a step to look at, or one of a step to look for something in; `batch`
-        holds its tensors.
+        """Start to record, if this is the first physical batch of a step to look at, or one of a
+        step to look for something in; `batch` holds its tensors.
 
         What was begun and never ended is left.
         """
@@ -285,10 +326,13 @@ class Watch:
             raise InvalidInput("resume losses", "computed from a whole batch", AS_STARTED)
         if self._recorder is not None:
             self.close()
-        self._kind = self.kind(step) if first else Kind.RECORD if self._suspects(step) else Kind.NOTHING
+        self._kind = (
+            self.kind(step) if first else Kind.RECORD if self._suspects(step) else Kind.NOTHING
+        )
         if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._cut and compiled():
-            # Compiled code runs as it was written while it is recorded, and may round otherwise: a resumed run must not do so where the
-            # run before it did not. Another computation is found by the journal of sums.
+            # Compiled code runs as it was written while it is recorded, and may round otherwise: a
+            # resumed run must not do so where the run before it did not. Another computation is
+            # found by the journal of sums.
             self._kind = Kind.NOTHING
         if self._kind >= Kind.LIGHT:
             self._pending = len(batch[0]) < 2
@@ -310,11 +354,15 @@ class Watch:
         if self._kind >= Kind.LIGHT and not self.checks.replayed:
             self._probe = LossProbe(self.model, self.records.rows_each)
         self._collects = gc.isenabled()
-        gc.disable()  # it would go through all objects of the process for those made here, which are freed at once
+        # it would go through all objects of the process for those made here, which are freed at
+        # once
+        gc.disable()
         self._recorder.start()
 
     def _monitored(self) -> bool:
-        """Whether the monitor sees this batch: always where steps are long, two in a row now and then where it would cost too much."""
+        """Whether the monitor sees this batch: always where steps are long, two in a row now and
+        then where it would cost too much.
+        """
         if not self.alone or self._isolated or compiled():
             return False
         if self._sees and not self._second:
@@ -323,10 +371,14 @@ class Watch:
         self._second = False
         if self._kind is not Kind.NOTHING:
             return True
-        return 2 * self._coin.random() * self._cost < FREE + WATCHING * (time.perf_counter() - self._began)
+        return 2 * self._coin.random() * self._cost < FREE + WATCHING * (
+            time.perf_counter() - self._began
+        )
 
     def _kept(self) -> dict[int, StorageWeakRef]:
-        """By address, the storages of tensors that the loop made of earlier batches; never those of weights or of this batch."""
+        """By address, the storages of tensors that the loop made of earlier batches; never those of
+        weights or of this batch.
+        """
         mine = [*self.model.parameters(), *self.model.buffers(), *self._batch]
         known = {t.untyped_storage()._cdata for t in mine if t.layout is torch.strided}
         storages = [t.untyped_storage() for t in self._monitor.kept() if t.layout is torch.strided]
@@ -343,7 +395,11 @@ class Watch:
             monitor = self._monitor
             monitor.leave()
             self._cost += CALL * (CALLS + len(monitor.now))
-            if not (monitor.now <= monitor.checked and monitor.reused <= self._cleared and monitor.copied <= self._cleared):
+            if not (
+                monitor.now <= monitor.checked
+                and monitor.reused <= self._cleared
+                and monitor.copied <= self._cleared
+            ):
                 self._unseen |= monitor.new | ((monitor.reused | monitor.copied) - self._cleared)
         if self._recorder is None:
             return
@@ -392,7 +448,9 @@ class Watch:
         recorder.stop()
         program = recorder.program
         found = self._behind or self._unseen & monitor.now
-        if len(losses) > 1 and ((self._kind is Kind.RECORD and found) or (self._kind is Kind.LIGHT and monitor.new)):
+        if len(losses) > 1 and (
+            (self._kind is Kind.RECORD and found) or (self._kind is Kind.LIGHT and monitor.new)
+        ):
             self._kind = Kind.THOROUGH
         kind = self._kind
         self._extra += bool(self._unseen)
@@ -446,39 +504,63 @@ class Watch:
         else:
             drawn = any(operation.random is not None for operation in program.operations)
             self._vary(
-                program, losses, change, [Variation(seed=self._seed + SEEDS * self._step + k) for k in range(SEEDS * drawn)]
+                program,
+                losses,
+                change,
+                [Variation(seed=self._seed + SEEDS * self._step + k) for k in range(SEEDS * drawn)],
             )
 
-    def _check_forward(self, program: Program, losses: Tensor, rows: Tensor, thorough: bool) -> None:
-        """Check the losses alone; if `thorough`, with all ways of replacing records, and with other weights and switches."""
+    def _check_forward(
+        self, program: Program, losses: Tensor, rows: Tensor, thorough: bool
+    ) -> None:
+        """Check the losses alone; if `thorough`, with all ways of replacing records, and with other
+        weights and switches.
+        """
         seen = Observed.forward(program, losses)
         if not thorough:
             way = self._step % self._ways if self._step % 2 else self._step // 2 % HALVES
             check_losses(program, seen, losses, self._replacement(losses, rows, way))
             return
-        check_apart(program, seen, losses, [self._replacement(losses, rows, way) for way in range(self._ways)])
+        check_apart(
+            program,
+            seen,
+            losses,
+            [self._replacement(losses, rows, way) for way in range(self._ways)],
+        )
         known = [program.ref(t).storage for t in (*self.model.parameters(), *self._batch)]
-        moved = moved_parameters(program, list(trainable(self.model).values()), self._step) | moved_switches(program, known)
-        far = Replacement(self._batch, self._other_records(~rows, 1.0 if codes(program) else FAR), ~rows)
+        moved = moved_parameters(
+            program, list(trainable(self.model).values()), self._step
+        ) | moved_switches(program, known)
+        far = Replacement(
+            self._batch, self._other_records(~rows, 1.0 if codes(program) else FAR), ~rows
+        )
         self._vary(program, losses, far, [Variation(moved, moved_constants(program), self._seed)])
 
-    def _vary(self, program: Program, losses: Tensor, change: Replacement, variations: Sequence[Variation]) -> None:
+    def _vary(
+        self, program: Program, losses: Tensor, change: Replacement, variations: Sequence[Variation]
+    ) -> None:
         """Check the losses in other circumstances than those of the step."""
         for variation in variations:
             with suppress(Unrecordable):  # numbers for which its operations are not made
                 check_apart(program, Observed.forward(program, losses), losses, [change], variation)
 
     def _look_elsewhere(self, program: Program, losses: Tensor) -> None:
-        """Count steps with tensors that were not there at earlier steps and that nobody saw being made: by another thread, say."""
+        """Count steps with tensors that were not there at earlier steps and that nobody saw being
+        made: by another thread, say.
+        """
         named = [*self.model.parameters(), *self.model.buffers(), *self.records.held]
         known = {t.untyped_storage()._cdata for t in named if t.layout is torch.strided}
         found = program.from_elsewhere(program.ref(losses), known)
-        if self._elsewhere is not None and any(a not in self._elsewhere or self._elsewhere[a].expired() for a in found):
+        if self._elsewhere is not None and any(
+            a not in self._elsewhere or self._elsewhere[a].expired() for a in found
+        ):
             self.checks.elsewhere += 1
         self._elsewhere = (self._elsewhere or {}) | found
 
     def _through_model(self, losses: Tensor) -> None:
-        """Where no recording can be made: gradients of the losses at other examples, and the model on changed inputs."""
+        """Where no recording can be made: gradients of the losses at other examples, and the model
+        on changed inputs.
+        """
         assert self._probe is not None
         calls = list(self._probe.calls)
         self._probe.check(losses)
@@ -488,7 +570,8 @@ class Watch:
         self.checks.through_model += 1
 
     def _compare(self, program: Program, end: int, losses: Tensor) -> None:
-        """The fingerprint of this step against those before it, in this process or in the one that was resumed.
+        """The fingerprint of this step against those before it, in this process or in the one that
+        was resumed.
 
         A step of one row tells nothing: torch multiplies it by other operations than several.
         """
@@ -513,9 +596,15 @@ class Watch:
             self._cleared |= {site for site in copied if self._equal[site] >= EQUAL}
         if self.fingerprint is not None:
             if (name := scaled_by_size(self.fingerprint, mark)) is not None:
-                raise Unsupported(f"losses that depend on the number of records in the batch (in {name})", APART)
+                raise Unsupported(
+                    f"losses that depend on the number of records in the batch (in {name})", APART
+                )
             if (name := scaled_by_length(self.fingerprint, mark)) is not None:
-                raise Unsupported(f"losses that depend on the lengths of other sequences of the batch (in {name})", APART)
+                raise Unsupported(
+                    f"losses that depend on the lengths of other sequences of the batch (in "
+                    f"{name})",
+                    APART,
+                )
             mark = joined(self.fingerprint, mark)
         if mark != self.fingerprint:
             self.fingerprint = mark
@@ -529,15 +618,21 @@ class Watch:
         return torch.from_numpy(picked).to(self._batch[0].device)
 
     def _replacement(self, losses: Tensor, rows: Tensor, way: int) -> Replacement:
-        """Other records in `rows`, or copies of the record with the largest or the smallest loss: a mean of the batch moves most.
+        """Other records in `rows`, or copies of the record with the largest or the smallest loss: a
+        mean of the batch moves most.
 
-        Further ways leave one record alone and put copies of another in all other rows: the two with the largest or smallest values of a
-        field. What the batch has most of, or only once, is then gone.
+        Further ways leave one record alone and put copies of another in all other rows: the two
+        with the largest or smallest values of a field. What the batch has most of, or only once, is
+        then gone.
         """
         if way == 0:
             return Replacement(self._batch, self._other_records(rows), rows)
         if way < HALVES:
-            return Replacement(self._batch, self._copies(rows, losses.argmax() if way == 1 else losses.argmin()), rows)
+            return Replacement(
+                self._batch,
+                self._copies(rows, losses.argmax() if way == 1 else losses.argmin()),
+                rows,
+            )
         sizes = _size(self._batch[(way - HALVES) // 2 % len(self._batch)])
         first, second = sizes.argsort(descending=way % 2 == 0)[:2]
         rows = torch.arange(len(rows), device=rows.device) != first
@@ -548,17 +643,26 @@ class Watch:
         return HALVES + 2 * min(len(self._batch), FIELDS)
 
     def _copies(self, rows: Tensor, source: Tensor) -> list[Tensor]:
-        return [torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), mine[source], mine) for mine in self._batch]
+        return [
+            torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), mine[source], mine)
+            for mine in self._batch
+        ]
 
     def _other_records(self, rows: Tensor, far: float = 1.0) -> list[Tensor]:
-        """The fields of the batch with other records in `rows`, field by field: records that differ there, where there are any.
+        """The fields of the batch with other records in `rows`, field by field: records that differ
+        there, where there are any.
 
-        Real numbers are multiplied by `far`, so that what depends on the batch by a threshold shows it.
+        Real numbers are multiplied by `far`, so that what depends on the batch by a threshold shows
+        it.
         """
         if not self._others:
             rng = self.randomness.generator("replacements", self._step)
-            pool = self.records.tensors or self._batch  # records that are not in memory: the other rows of the batch
-            self._others = [self._others_of(*pair, rng) for pair in zip(self._batch, pool, strict=True)]
+            pool = (
+                self.records.tensors or self._batch
+            )  # records that are not in memory: the other rows of the batch
+            self._others = [
+                self._others_of(*pair, rng) for pair in zip(self._batch, pool, strict=True)
+            ]
         found = []
         for mine, new in zip(self._batch, self._others, strict=True):
             moved = new * far if far != 1 and new.is_floating_point() else new
@@ -566,9 +670,13 @@ class Watch:
         return found
 
     def _others_of(self, mine: Tensor, all_of_them: Tensor, rng: np.random.Generator) -> Tensor:
-        """For each row of a field the first of some records that differs from it; where none does, the last."""
+        """For each row of a field the first of some records that differs from it; where none does,
+        the last.
+        """
         many = CANDIDATES if len(self.records) > 1 else 1
-        drawn = torch.from_numpy(rng.integers(0, len(all_of_them), (CANDIDATES, len(mine)))).to(all_of_them.device)[:many]
+        drawn = torch.from_numpy(rng.integers(0, len(all_of_them), (CANDIDATES, len(mine)))).to(
+            all_of_them.device
+        )[:many]
         if mine.dim() == 1:
             candidates = all_of_them[drawn].to(mine)
             differs = candidates != mine
@@ -586,7 +694,11 @@ class Watch:
         """Rank 0 keeps what was seen; any rank a refusal."""
         if not self.keeps and refusal is None:
             return
-        content = {"fingerprint": self.fingerprint, "refusal": refusal, "checks": asdict(self.checks)}
+        content = {
+            "fingerprint": self.fingerprint,
+            "refusal": refusal,
+            "checks": asdict(self.checks),
+        }
         write_atomically(self.file, json.dumps(content).encode(), mode=PRIVATE_MODE)
 
     def _restore(self) -> None:
@@ -597,9 +709,14 @@ class Watch:
             self._expected, refusal = content["fingerprint"], content["refusal"]
             self.checks = Checks(**content["checks"])
             texts = {"why", "constructed"}
-            if not all(type(value) is (str if name in texts else int) for name, value in asdict(self.checks).items()):
+            if not all(
+                type(value) is (str if name in texts else int)
+                for name, value in asdict(self.checks).items()
+            ):
                 raise ValueError("counts")
-            if not all(value is None or isinstance(value, str) for value in (self._expected, refusal)):
+            if not all(
+                value is None or isinstance(value, str) for value in (self._expected, refusal)
+            ):
                 raise ValueError("words")
             if self._expected is not None:
                 joined(self._expected, self._expected)
@@ -619,7 +736,11 @@ def _size(field: Tensor) -> Tensor:
 def _has_room(program: Program, device: torch.device) -> bool:
     """Whether the memory holds the activations of a backward pass twice more."""
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = (
+            torch.cuda.mem_get_info(device)[0]
+            + torch.cuda.memory_reserved(device)
+            - torch.cuda.memory_allocated(device)
+        )
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 3 * program.held_bytes < free

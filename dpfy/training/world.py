@@ -1,7 +1,9 @@
-"""The processes that make a run together: the ranks of a torch.distributed group. One process alone is the identity element.
+"""The processes that make a run together: the ranks of a torch.distributed group. One process alone
+is the identity element.
 
-Sums travel over the group that the user made (NCCL or gloo); words travel beside them over a gloo group with a time-out of its own, so
-that a rank that failed, disagrees or is gone is noticed before noise is made.
+Sums travel over the group that the user made (NCCL or gloo); words travel beside them over a gloo
+group with a time-out of its own, so that a rank that failed, disagrees or is gone is noticed before
+noise is made.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from dpfy.core.errors import Lost
 
 FAILED = "failed"
 TIMEOUT = 600.0
-"""Seconds that ranks wait for each other's words: a step, a checkpoint or the reading of the data may take as long."""
+"""Seconds that ranks wait for each other's words: a step, a checkpoint or the reading of the data
+may take as long.
+"""
 
 T = TypeVar("T")
 
@@ -32,11 +36,13 @@ T = TypeVar("T")
 class World:
     """Rank `rank` of `count`. Rank 0 owns the folder, the ledger and the secret of the run.
 
-        world = World.joined()            # every rank of the default group; alone, where there is none
-        with dpfy.PrivateTraining(model, optimizer, train, plan, run, world=world) as training: ...
+        world = World.joined()            # every rank of the default group; alone, where there is
+        none with dpfy.PrivateTraining(model, optimizer, train, plan, run, world=world) as training:
+        ...
 
-    Guarantees: `exchange`, and what is built on it, returns on every rank or raises on every rank that still lives, within the
-    time-out, and never goes on with ranks that stand at different places. After it raised once it always raises.
+    Guarantees: `exchange`, and what is built on it, returns on every rank or raises on every rank
+    that still lives, within the time-out, and never goes on with ranks that stand at different
+    places. After it raised once it always raises.
     """
 
     rank: int = 0
@@ -52,7 +58,9 @@ class World:
 
     @classmethod
     def joined(cls, group: Any = None, timeout: float = TIMEOUT) -> World:
-        """All ranks of `group`, by default of torch.distributed's own group where one is initialised. All of them must call it."""
+        """All ranks of `group`, by default of torch.distributed's own group where one is
+        initialised. All of them must call it.
+        """
         if group is None and not (dist.is_available() and dist.is_initialized()):
             return cls()
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)  # type: ignore[arg-type]
@@ -68,7 +76,9 @@ class World:
 
     def share(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """This rank's part of a batch that all ranks have drawn alike. It may be empty."""
-        return indices[len(indices) * self.rank // self.count : len(indices) * (self.rank + 1) // self.count]
+        return indices[
+            len(indices) * self.rank // self.count : len(indices) * (self.rank + 1) // self.count
+        ]
 
     def largest_share(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """That of the last rank: no other is larger."""
@@ -81,7 +91,9 @@ class World:
             dist.destroy_process_group(words)
 
     def exchange(self, what: str, value: Any = None) -> list[Any]:
-        """What every rank brought, in JSON, in their order; `what` says where the run stands and must be the same on all ranks."""
+        """What every rank brought, in JSON, in their order; `what` says where the run stands and
+        must be the same on all ranks.
+        """
         if self.count == 1:
             return [value]
         if self.lost is not None or self.words is None:
@@ -89,18 +101,25 @@ class World:
         try:
             brought = self._gather(json.dumps([what, value]).encode())
         except (RuntimeError, ValueError) as problem:
-            raise self._gone(f"a rank does not answer ({str(problem).splitlines()[0][:120]})") from None
+            raise self._gone(
+                f"a rank does not answer ({str(problem).splitlines()[0][:120]})"
+            ) from None
         places = [place for place, _ in brought]
         for rank, (place, word) in enumerate(brought):
             if place == FAILED:
                 raise self._gone(f"rank {rank} failed: {word}")
         if len(set(places)) > 1:
             other = next(rank for rank, place in enumerate(places) if place != places[self.rank])
-            raise self._gone(f"rank {other} is at {places[other]!r} where rank {self.rank} is at {places[self.rank]!r}")
+            raise self._gone(
+                f"rank {other} is at {places[other]!r} where rank {self.rank} is at "
+                f"{places[self.rank]!r}"
+            )
         return [word for _, word in brought]
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Refuse to go on unless all ranks have the same facts. What is secret comes in as a fingerprint."""
+        """Refuse to go on unless all ranks have the same facts. What is secret comes in as a
+        fingerprint.
+        """
         everyone = self.exchange(what, dict(facts))
         for rank, theirs in enumerate(everyone):
             for key in {**everyone[0], **theirs}:
@@ -130,7 +149,9 @@ class World:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank goes no further. Nothing is raised, and nothing is said twice."""
+        """Tell the others that this rank goes no further. Nothing is raised, and nothing is said
+        twice.
+        """
         if self.count == 1 or self.lost is not None or self.words is None:
             return
         with suppress(RuntimeError, ValueError):  # where they are gone already
@@ -147,20 +168,30 @@ class World:
         """Give all ranks what rank 0 holds."""
         if self.count > 1:
             source = dist.get_global_rank(self.group, 0) if self.group is not None else 0
-            self._travel(lambda: [dist.broadcast(t.detach(), source, group=self.group) for t in tensors])
+            self._travel(
+                lambda: [dist.broadcast(t.detach(), source, group=self.group) for t in tensors]
+            )
 
     def scattered(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Of the sum of `flat` over all ranks, which is cut into these sizes, the part of this rank."""
+        """Of the sum of `flat` over all ranks, which is cut into these sizes, the part of this
+        rank.
+        """
         if self.count == 1:
             return flat
         mine = flat.new_empty(sizes[self.rank])
-        self._travel(lambda: dist.reduce_scatter(mine, list(flat.split(list(sizes))), group=self.group))
+        self._travel(
+            lambda: dist.reduce_scatter(mine, list(flat.split(list(sizes))), group=self.group)
+        )
         return mine
 
     def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """The parts of all ranks, of these sizes, one after the other."""
         room = max(sizes)
-        padded = torch.cat([part, part.new_zeros(room - len(part))]) if len(part) < room else part.contiguous()
+        padded = (
+            torch.cat([part, part.new_zeros(room - len(part))])
+            if len(part) < room
+            else part.contiguous()
+        )
         parts = [part.new_empty(room) for _ in sizes]
         self._travel(lambda: dist.all_gather(parts, padded, group=self.group))
         return torch.cat([p[:size] for p, size in zip(parts, sizes, strict=True)])
@@ -180,7 +211,10 @@ class World:
         brought = [torch.zeros(room, dtype=torch.uint8) for _ in range(self.count)]
         padded = torch.frombuffer(bytearray(mine.ljust(room)), dtype=torch.uint8)
         dist.all_gather(brought, padded, group=self.words)
-        return [tuple(json.loads(bytes(b.numpy().tobytes()[: int(n)]))) for b, n in zip(brought, sizes, strict=True)]
+        return [
+            tuple(json.loads(bytes(b.numpy().tobytes()[: int(n)])))
+            for b, n in zip(brought, sizes, strict=True)
+        ]
 
     def _gone(self, why: str) -> Lost:
         self.lost = why

@@ -43,11 +43,24 @@ class TuningBench:
     """Searches with a bug's parts: many in which a trial is one coin, and some that train."""
 
     def selected(self, bug: Any, *, canary: bool) -> tuple[float, NDArray[np.int64]]:
-        """What left searches with a geometric number of trials, as numbers that an attacker tells apart."""
+        """What left searches with a geometric number of trials, as numbers that an attacker tells
+        apart.
+        """
         number, shown = bug.trials(drawn), bug.shown(_best)
-        plan = dpsgd(RECORDS, 30, steps=2, adjacency=Adjacency.REPLACE_ONE).with_noise(1.0, delta=1e-3)
-        claim = Tuning(Paid(Payment("random", TRIALS, 1.0, adjacency=Adjacency.REPLACE_ONE), (plan,), (), None), SPACE.words())
-        permit, rng, found = rehearsal(claim.event, SEARCHES, "tuning"), np.random.default_rng([17, canary]), []
+        plan = dpsgd(RECORDS, 30, steps=2, adjacency=Adjacency.REPLACE_ONE).with_noise(
+            1.0, delta=1e-3
+        )
+        claim = Tuning(
+            Paid(
+                Payment("random", TRIALS, 1.0, adjacency=Adjacency.REPLACE_ONE), (plan,), (), None
+            ),
+            SPACE.words(),
+        )
+        permit, rng, found = (
+            rehearsal(claim.event, SEARCHES, "tuning"),
+            np.random.default_rng([17, canary]),
+            [],
+        )
         for seed in range(SEARCHES):
             permit.__dict__.pop("_spent", None)
             count = number(claim, permit, Randomness.for_tests(2 * seed + canary))
@@ -55,7 +68,9 @@ class TuningBench:
             left = shown(outputs, int(outputs.argmax()))[:SEEN]
             found.append(10 * len(left) + sum(left))
         total = events.RepeatAndSelect(ONE, TRIALS, 1.0)
-        return accounting.epsilon(total, DELTA, adjacency=Adjacency.REPLACE_ONE), np.array(found, np.int64)
+        return accounting.epsilon(total, DELTA, adjacency=Adjacency.REPLACE_ONE), np.array(
+            found, np.int64
+        )
 
     def scores(self, bug: Any) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
         """The noise of a score, and scores with and without it."""
@@ -115,7 +130,13 @@ def _records() -> Records:
 
 def _trained(trial: Trial, records: Records) -> None:
     model = nn.Linear(1, 2)
-    fit(model, records, plan=trial.plan, optimizer=torch.optim.SGD(model.parameters(), lr=trial.settings["rate"]), run=trial.run)
+    fit(
+        model,
+        records,
+        plan=trial.plan,
+        optimizer=torch.optim.SGD(model.parameters(), lr=trial.settings["rate"]),
+        run=trial.run,
+    )
 
 
 def _recipe(settings: Settings, records: int) -> Recipe:
@@ -126,6 +147,8 @@ def _terms(score: str, trials: float) -> Terms:
     return Terms(4.0, 1e-3, RECORDS, trials, law="geometric", score=score, held_out=0.3)
 
 
-def _search(objective: Callable[[Trial], float], terms: Terms, seed: int, engine: Any = None) -> None:
+def _search(
+    objective: Callable[[Trial], float], terms: Terms, seed: int, engine: Any = None
+) -> None:
     with tempfile.TemporaryDirectory() as place:
         tune(objective, SPACE, _recipe, terms, Place(Path(place) / "run", seed=seed), engine=engine)

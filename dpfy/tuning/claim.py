@@ -1,4 +1,6 @@
-"""What a search promises, as its reservation states it before any data is read: everything that it costs, and the run that it keeps."""
+"""What a search promises, as its reservation states it before any data is read: everything that it
+costs, and the run that it keeps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ DEAR = 2.0
 @register
 @dataclass(frozen=True)
 class Tuning(Claim):
-    """The claim of a search and of the run that it selects: one event for both. `space` is what was searched, in words by name.
+    """The claim of a search and of the run that it selects: one event for both. `space` is what was
+    searched, in words by name.
 
     `seed` is the public seed of settings that are no secret.
     """
@@ -55,18 +58,25 @@ class Tuning(Claim):
 
     def __post_init__(self) -> None:
         plans = (*self.paid.alone, *self.paid.plans)
-        for owner, names in ((plans[0].recipe, ("unit", "adjacency", "records")), (plans[0], ("delta", "accountant"))):
+        for owner, names in (
+            (plans[0].recipe, ("unit", "adjacency", "records")),
+            (plans[0], ("delta", "accountant")),
+        ):
             for name in names:
                 object.__setattr__(self, name, getattr(owner, name))
         for plan in plans:
             for what in ("unit", "adjacency"):
                 if getattr(plan.recipe, what) != getattr(plans[0].recipe, what):
                     raise InvalidInput(
-                        f"search {what}", getattr(plan.recipe, what), "must be the same in all trials: they have one card"
+                        f"search {what}",
+                        getattr(plan.recipe, what),
+                        "must be the same in all trials: they have one card",
                     )
         if self.paid.payment.adjacency is not self.adjacency:
             raise InvalidInput(
-                "payment.adjacency", self.paid.payment.adjacency.value, f"must be that of the trials ({self.adjacency.value})"
+                "payment.adjacency",
+                self.paid.payment.adjacency.value,
+                f"must be that of the trials ({self.adjacency.value})",
             )
 
     @property
@@ -80,13 +90,17 @@ class Tuning(Claim):
         return self.paid.event
 
     def trained(self, facts: Mapping[str, Any]) -> events.Event:
-        """What the run that is released would cost by itself, had its settings been known; that of any kind, before it is known which."""
+        """What the run that is released would cost by itself, had its settings been known; that of
+        any kind, before it is known which.
+        """
         if "selected_kind" in facts:
             return self._selected(facts).event
         return events.one_of(plan.event for plan in self.paid.alone)
 
     def _selected(self, facts: Mapping[str, Any]) -> Plan:
-        place = check.integer("selected_kind", facts.get("selected_kind", 0), least=0, most=len(self.paid.alone) - 1)
+        place = check.integer(
+            "selected_kind", facts.get("selected_kind", 0), least=0, most=len(self.paid.alone) - 1
+        )
         return self.paid.alone[place]
 
     def check_group(self, size: int) -> None:
@@ -101,7 +115,10 @@ class Tuning(Claim):
     def describe(self) -> dict[str, Any]:
         """What was searched, and how it was paid for."""
         payment = self.payment
-        law = next((name for name, shape in LAWS.items() if shape == payment.shape), f"shape {payment.shape:g}")
+        law = next(
+            (name for name, shape in LAWS.items() if shape == payment.shape),
+            f"shape {payment.shape:g}",
+        )
         return {
             "title": "The search for settings",
             "words": self._words(law),
@@ -128,21 +145,32 @@ class Tuning(Claim):
         scored = f"scored {SCORED[payment.score]}"
         if payment.route == SUBSET:
             return (
-                f"On a random sample of the records (each with probability {payment.sample:g}) {number} were made, {scored}; the settings "
-                "of the best one, scaled, trained the model on all records. Sample, number of trials and the others are known to nobody."
+                f"On a random sample of the records (each with probability {payment.sample:g}) "
+                f"{number} were made, {scored}; the settings "
+                "of the best one, scaled, trained the model on all records. Sample, number of "
+                "trials and the others are known to nobody."
             )
         if payment.random:
             return (
-                f"Settings were drawn at random for {number}, each trained with the noise below, {scored}, and the best one is released. "
-                "How many there were, and everything about the others, is known to nobody: that is what makes it cheap."
+                f"Settings were drawn at random for {number}, each trained with the noise below, "
+                f"{scored}, and the best one is released. "
+                "How many there were, and everything about the others, is known to nobody: that is "
+                "what makes it cheap."
             )
         if payment.route == NOISY_MAX:
-            return f"All of {number} are billed; the best one was drawn by the exponential mechanism, {scored}."
+            return (
+                f"All of {number} are billed; the best one was drawn by the exponential mechanism, "
+                f"{scored}."
+            )
         return f"All of {number} are billed, {scored}, and may be shown; the best one is released."
 
     def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
         """What the bill assumes of the search, then what it assumes of the run that is released."""
-        return [*self._search(), self._scores(), *Training(self._selected(facts)).assumptions(facts)]
+        return [
+            *self._search(),
+            self._scores(),
+            *Training(self._selected(facts)).assumptions(facts),
+        ]
 
     def _search(self) -> list[Assumption]:
         payment = self.payment
@@ -152,18 +180,28 @@ class Tuning(Claim):
                 if payment.adaptive
                 else "all settings were drawn before the data was read"
             )
-            return [Assumption("settings", "settings follow from public things, or from what was released before", done, YES)]
+            return [
+                Assumption(
+                    "settings",
+                    "settings follow from public things, or from what was released before",
+                    done,
+                    YES,
+                )
+            ]
         rows = [
             Assumption(
                 "settings",
-                "the settings of each trial are drawn independently, with replacement, from one public space",
+                "the settings of each trial are drawn independently, with replacement, from one "
+                "public space",
                 "drawn by dpfy from the run's own secret; a search that looks at scores is refused",
                 YES,
             ),
             Assumption(
                 "number of trials",
-                f"it has the stated law (mean {payment.trials:g}), was drawn before the first trial, and nobody is told it",
-                "drawn exactly from the run's own secret; neither the number nor the time that trials took is written down",
+                f"it has the stated law (mean {payment.trials:g}), was drawn before the first "
+                f"trial, and nobody is told it",
+                "drawn exactly from the run's own secret; neither the number nor the time that "
+                "trials took is written down",
                 YES,
             ),
             Assumption(
@@ -176,7 +214,12 @@ class Tuning(Claim):
         if payment.route == SUBSET:
             done = "every record tossed a coin of its own, from the run's own secret"
             rows.append(
-                Assumption("subset", f"each record is in the sample with probability {payment.sample:g}, in secret", done, YES)
+                Assumption(
+                    "subset",
+                    f"each record is in the sample with probability {payment.sample:g}, in secret",
+                    done,
+                    YES,
+                )
             )
         return rows
 
@@ -188,16 +231,23 @@ class Tuning(Claim):
                 "the validation records were declared public",
                 STATED,
             )
-        counted = "" if self.unit.most_records == 1 else "; a unit counts once, with the share of its records that is right"
+        counted = (
+            ""
+            if self.unit.most_records == 1
+            else "; a unit counts once, with the share of its records that is right"
+        )
         if self.payment.score == HELD_OUT:
             return Assumption(
                 "score",
-                "no unit is in training and in validation, and in which of them depends on nothing else",
+                "no unit is in training and in validation, and in which of them depends on nothing "
+                "else",
                 "every unit tossed a coin of its own, once, from the run's own secret" + counted,
                 YES,
             )
         done = "billed beside every trial" + counted
-        return Assumption("score", "a score on training records is one more release from them", done, YES)
+        return Assumption(
+            "score", "a score on training records is one more release from them", done, YES
+        )
 
     def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
         """Whether the search may have cost more than it gave."""
@@ -205,7 +255,8 @@ class Tuning(Claim):
         found = list(Training(self._selected(facts)).warnings(facts))
         if isinstance(ratio := bill.get("noise_ratio"), float) and ratio >= DEAR:
             found.append(
-                f"The search multiplied the noise of the released run by {ratio:.3g}: it was worth it only if the settings it found gain "
+                f"The search multiplied the noise of the released run by {ratio:.3g}: it was worth "
+                f"it only if the settings it found gain "
                 f"more than {ratio:.3g} times as many records would."
             )
         return found
@@ -227,8 +278,14 @@ class Tuning(Claim):
     @classmethod
     def from_json(cls, data: Any) -> Tuning:
         """The claim that `to_json` wrote."""
-        check.known_keys("claim", data, ("payment", "plans", "finals", "score", "counts", "space", "engine", "seed"))
-        plans, finals = (tuple(Plan.from_json(one) for one in data[key]) for key in ("plans", "finals"))
+        check.known_keys(
+            "claim",
+            data,
+            ("payment", "plans", "finals", "score", "counts", "space", "engine", "seed"),
+        )
+        plans, finals = (
+            tuple(Plan.from_json(one) for one in data[key]) for key in ("plans", "finals")
+        )
         if not plans:
             raise InvalidInput("claim.plans", [], "must hold at least one plan")
         payment = PAYMENT.decode(data["payment"])
@@ -237,10 +294,16 @@ class Tuning(Claim):
         score = None if data["score"] is None else events.decode(data["score"])
         counts = tuple(check.integer("claim.counts", n, least=0) for n in data["counts"])
         space = {
-            check.one_line("claim.space", str(k)): check.one_line("claim.space", v, 4000) for k, v in dict(data["space"]).items()
+            check.one_line("claim.space", str(k)): check.one_line("claim.space", v, 4000)
+            for k, v in dict(data["space"]).items()
         }
         seed = None if data["seed"] is None else check.integer("claim.seed", data["seed"], least=0)
-        return cls(Paid(payment, plans, finals, score, counts), space, check.one_line("claim.engine", data["engine"]), seed)
+        return cls(
+            Paid(payment, plans, finals, score, counts),
+            space,
+            check.one_line("claim.engine", data["engine"]),
+            seed,
+        )
 
 
 def _kind(plan: Plan) -> dict[str, Any]:
@@ -257,7 +320,9 @@ def _kind(plan: Plan) -> dict[str, Any]:
 @register
 @dataclass(frozen=True)
 class PublicTuning(Claim):
-    """A search on public data, beside the claim of the training that uses what it found: it releases nothing of anybody."""
+    """A search on public data, beside the claim of the training that uses what it found: it
+    releases nothing of anybody.
+    """
 
     space: Mapping[str, str] = field(hash=False)
     trials: int
@@ -282,7 +347,8 @@ class PublicTuning(Claim):
         """What was searched."""
         return {
             "title": "The search for settings",
-            "words": f"Settings were searched for on public data ({self.data}), with the noise that the run on private data has. It costs "
+            "words": f"Settings were searched for on public data ({self.data}), with the noise "
+            f"that the run on private data has. It costs "
             "nothing.",
             "search": {
                 "route": "public",
@@ -296,21 +362,39 @@ class PublicTuning(Claim):
     def to_json(self) -> dict[str, Any]:
         """Every field."""
         return {
-            "space": dict(self.space), "trials": self.trials, "data": self.data, "engine": self.engine, "unit": self.unit.to_json(),
-            "adjacency": self.adjacency.value, "delta": self.delta, "accountant": self.accountant, "records": self.records,
+            "space": dict(self.space), "trials": self.trials, "data": self.data, "engine": self.engine, "unit": self.unit.to_json(),  # noqa: E501
+            "adjacency": self.adjacency.value, "delta": self.delta, "accountant": self.accountant, "records": self.records,  # noqa: E501
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, data: Any) -> PublicTuning:
         """The claim that `to_json` wrote."""
-        keys = ("space", "trials", "data", "engine", "unit", "adjacency", "delta", "accountant", "records")
+        keys = (
+            "space",
+            "trials",
+            "data",
+            "engine",
+            "unit",
+            "adjacency",
+            "delta",
+            "accountant",
+            "records",
+        )
         check.known_keys("claim", data, keys)
         space = {
-            check.one_line("claim.space", str(k)): check.one_line("claim.space", v, 4000) for k, v in dict(data["space"]).items()
+            check.one_line("claim.space", str(k)): check.one_line("claim.space", v, 4000)
+            for k, v in dict(data["space"]).items()
         }
         about = {key: data[key] for key in ("adjacency", "delta", "accountant", "records")}
         trials = check.integer("claim.trials", data["trials"])
-        return cls(space, trials, check.one_line("claim.data", data["data"]), data["engine"], unit=Unit(**data["unit"]), **about)
+        return cls(
+            space,
+            trials,
+            check.one_line("claim.data", data["data"]),
+            data["engine"],
+            unit=Unit(**data["unit"]),
+            **about,
+        )
 
 
 def shape_of(law: str) -> float:

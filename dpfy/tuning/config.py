@@ -1,4 +1,5 @@
-"""The configuration of a search: a training job, with two sections more: [tune], how it is paid for, and [search], what is searched.
+"""The configuration of a search: a training job, with two sections more: [tune], how it is paid
+for, and [search], what is searched.
 
 [search.training]
 learning_rate = "0.05..5 log"
@@ -19,7 +20,17 @@ from dpfy.data.users import by_row
 from dpfy.training import config as configuration
 from dpfy.training import ready
 from dpfy.training.config import JobConfig
-from dpfy.tuning.payment import HELD_OUT, LAWS, PRIVATE, PUBLIC, PUBLIC_DATA, RANDOM, ROUTES, SCORES, SUBSET
+from dpfy.tuning.payment import (
+    HELD_OUT,
+    LAWS,
+    PRIVATE,
+    PUBLIC,
+    PUBLIC_DATA,
+    RANDOM,
+    ROUTES,
+    SCORES,
+    SUBSET,
+)
 from dpfy.tuning.pool import MOST_WORKERS
 from dpfy.tuning.space import Settings, Space
 from dpfy.tuning.terms import AUTO, Terms
@@ -39,28 +50,47 @@ class TuneConfig:
     """[tune]: how the search is paid for, and how it is done."""
 
     route: str = setting(
-        AUTO, f"How the search is paid for: {', '.join(ROUTES)}.", "public where tune.public is given, else random"
+        AUTO,
+        f"How the search is paid for: {', '.join(ROUTES)}.",
+        "public where tune.public is given, else random",
     )
     trials: float = setting(20, "Trials, or their mean where their number is random.")
     law: str = setting(
-        AUTO, f"Law of a random number of trials: {', '.join(LAWS)}.", "poisson where it costs little more than geometric"
+        AUTO,
+        f"Law of a random number of trials: {', '.join(LAWS)}.",
+        "poisson where it costs little more than geometric",
     )
     score: str | None = setting(
-        None, f"Whose records trials are scored on: {', '.join(SCORES)}.", "public where the test data is public, else held-out"
+        None,
+        f"Whose records trials are scored on: {', '.join(SCORES)}.",
+        "public where the test data is public, else held-out",
     )
     validation: float = setting(
-        0.5, "Share of the public test records that trials are scored on; figures on the card are of the others."
+        0.5,
+        "Share of the public test records that trials are scored on; figures on the card are of "
+        "the others.",
     )
-    held_out: float = setting(0.1, "Share of the training records held out for scores (score held-out).")
-    sample: float = setting(0.25, "Share of the training records that a search on a subset sees (route subset).")
+    held_out: float = setting(
+        0.1, "Share of the training records held out for scores (score held-out)."
+    )
+    sample: float = setting(
+        0.25, "Share of the training records that a search on a subset sees (route subset)."
+    )
     public: str | None = setting(
-        None, "Public data to search on instead: a kind of data by name, or a job file whose [data] it is.", "none"
+        None,
+        "Public data to search on instead: a kind of data by name, or a job file whose [data] it "
+        "is.",
+        "none",
     )
     provenance: str | None = setting(
-        None, "Where the public data is from, and why it is public (route public).", "what it is called"
+        None,
+        "Where the public data is from, and why it is public (route public).",
+        "what it is called",
     )
     engine: str = setting(
-        "random", f"What proposes settings: {', '.join(ENGINES)} (the latter by composition, or on public data)."
+        "random",
+        f"What proposes settings: {', '.join(ENGINES)} (the latter by composition, or on public "
+        f"data).",
     )
     workers: int = setting(1, "Trials side by side, each in a process of its own.")
     devices: tuple[str, ...] = setting((), "Devices that trials take in turn.", "runtime.device")
@@ -78,12 +108,24 @@ class TuneConfig:
                 check.one_line(f"tune.{name}", getattr(self, name), 400)
         check.one_of("tune.engine", self.engine, ENGINES)
         check.integer("tune.workers", self.workers, most=MOST_WORKERS)
-        if not isinstance(self.devices, tuple | list) or not all(isinstance(one, str) for one in self.devices):
-            raise InvalidInput("tune.devices", self.devices, 'must be a list of devices, as in ["cuda:0", "cuda:1"]')
+        if not isinstance(self.devices, tuple | list) or not all(
+            isinstance(one, str) for one in self.devices
+        ):
+            raise InvalidInput(
+                "tune.devices",
+                self.devices,
+                'must be a list of devices, as in ["cuda:0", "cuda:1"]',
+            )
         if self.chosen == PUBLIC_DATA and self.public is None:
-            raise InvalidInput("tune.public", None, "must name the public data to search on (route public)")
+            raise InvalidInput(
+                "tune.public", None, "must name the public data to search on (route public)"
+            )
         if self.chosen != PUBLIC_DATA and self.public is not None:
-            raise InvalidInput("tune.public", self.public, f"is for the route public, and the route is {self.chosen}")
+            raise InvalidInput(
+                "tune.public",
+                self.public,
+                f"is for the route public, and the route is {self.chosen}",
+            )
 
     @property
     def chosen(self) -> str:
@@ -111,22 +153,36 @@ class SearchConfig:
             _require_field(name)
         if self.job.privacy.noise_multiplier is not None:
             raise InvalidInput(
-                "privacy.noise_multiplier", self.job.privacy.noise_multiplier, "a search is calibrated: give epsilon"
+                "privacy.noise_multiplier",
+                self.job.privacy.noise_multiplier,
+                "a search is calibrated: give epsilon",
             )
         if self.job.privacy.group_size != 1:
-            raise Unsupported("a search for groups of units", "give the epsilon of one unit (privacy.group_size = 1)")
+            raise Unsupported(
+                "a search for groups of units",
+                "give the epsilon of one unit (privacy.group_size = 1)",
+            )
         if self.job.data.test_use == "billed":
             raise Unsupported(
                 "a billed evaluation beside a search",
                 "score trials on records held out: data.test = withheld, tune.score = held-out",
             )
         if self.score == PUBLIC and self.job.data.test_use != "public":
-            rule = "the test records were not declared public (data.test = public): score on held-out records instead"
+            rule = (
+                "the test records were not declared public (data.test = public): score on held-out "
+                "records instead"
+            )
             raise InvalidInput("tune.score", PUBLIC, rule)
-        if self.job.data.user is not None and (self.score != PUBLIC or self.tune.chosen == SUBSET) and not by_row(self.job.data):
+        if (
+            self.job.data.user is not None
+            and (self.score != PUBLIC or self.tune.chosen == SUBSET)
+            and not by_row(self.job.data)
+        ):
             raise Unsupported(
-                "parts of users for scores or for a search, where a user's records are chosen anew at every step",
-                "set data.pick = first, draw whole users and sum their losses; or score on public test records (data.test = public)",
+                "parts of users for scores or for a search, where a user's records are chosen anew "
+                "at every step",
+                "set data.pick = first, draw whole users and sum their losses; or score on public "
+                "test records (data.test = public)",
             )
 
     @property
@@ -153,18 +209,31 @@ class SearchConfig:
         if publish and shown["public"] is not None:
             shown["public"] = Path(shown["public"]).name
         lines = [self.job.to_toml(publish=publish), "[tune]"]
-        lines += [f"{name} = {settings.toml(value)}" for name, value in shown.items() if value is not None]
+        lines += [
+            f"{name} = {settings.toml(value)}" for name, value in shown.items() if value is not None
+        ]
         for section in SEARCHED:
-            named = {k.partition(".")[2]: v for k, v in self.space.words().items() if k.startswith(f"{section}.")}
+            named = {
+                k.partition(".")[2]: v
+                for k, v in self.space.words().items()
+                if k.startswith(f"{section}.")
+            }
             if named:
-                lines += ["", f"[{SEARCH}.{section}]", *(f"{k} = {settings.toml(v)}" for k, v in named.items())]
+                lines += [
+                    "",
+                    f"[{SEARCH}.{section}]",
+                    *(f"{k} = {settings.toml(v)}" for k, v in named.items()),
+                ]
         return "\n".join(lines) + "\n"
 
 
 def _require_field(name: str) -> None:
     section, _, key = name.partition(".")
     if section not in SEARCHED or not key:
-        rule = f"must be a field of {' or '.join(SEARCHED)}, as in training.learning_rate: others are no settings of a trial"
+        rule = (
+            f"must be a field of {' or '.join(SEARCHED)}, as in training.learning_rate: others are "
+            f"no settings of a trial"
+        )
         raise InvalidInput("search", name, rule)
     check.one_of(f"search.{section}", key, settings.names(SECTIONS[section]))
     if name in REFUSED:
@@ -172,7 +241,8 @@ def _require_field(name: str) -> None:
 
 
 def read(path: Path | None, given: Mapping[str, Any], over: Mapping[str, Any]) -> SearchConfig:
-    """The configuration in a file, with fields (``section.key``) and ranges that a command line gives over it.
+    """The configuration in a file, with fields (``section.key``) and ranges that a command line
+    gives over it.
 
     Guarantees: nothing misspelt is swallowed; no record is read.
     """
@@ -180,7 +250,9 @@ def read(path: Path | None, given: Mapping[str, Any], over: Mapping[str, Any]) -
     return made(whole, given, over)
 
 
-def made(whole: Mapping[str, Any], given: Mapping[str, Any], over: Mapping[str, Any]) -> SearchConfig:
+def made(
+    whole: Mapping[str, Any], given: Mapping[str, Any], over: Mapping[str, Any]
+) -> SearchConfig:
     """The configuration of the tables of a file, and of what a command line gives over them."""
     searched = _flat(whole.get(SEARCH, {})) | dict(over)
     for name in over:
@@ -188,7 +260,11 @@ def made(whole: Mapping[str, Any], given: Mapping[str, Any], over: Mapping[str, 
     rest = {name: part for name, part in whole.items() if name != SEARCH}
     raw, found = _known(rest)
     problems.raise_all(found)
-    mine = {key.partition(".")[2]: value for key, value in given.items() if key.startswith("tune.") and value is not None}
+    mine = {
+        key.partition(".")[2]: value
+        for key, value in given.items()
+        if key.startswith("tune.") and value is not None
+    }
     job_given = {key: value for key, value in given.items() if not key.startswith("tune.")}
     tune, wrong = settings.built("tune", TuneConfig, _tuples(raw.pop("tune", {}) | mine), {})
     job, also = configuration.attempted(raw, job_given)
@@ -199,9 +275,12 @@ def made(whole: Mapping[str, Any], given: Mapping[str, Any], over: Mapping[str, 
         raise InvalidInput(
             "search",
             None,
-            "must name what is searched: a section [search.training] of the file, or --over training.learning_rate=...",
+            "must name what is searched: a section [search.training] of the file, or --over "
+            "training.learning_rate=...",
         )
-    return SearchConfig(job, tune, Space.read(searched), {name: dict(part) for name, part in values.items()})
+    return SearchConfig(
+        job, tune, Space.read(searched), {name: dict(part) for name, part in values.items()}
+    )
 
 
 def _known(whole: Mapping[str, Any]) -> tuple[settings.Raw, list[InvalidInput]]:
@@ -214,18 +293,26 @@ def _known(whole: Mapping[str, Any]) -> tuple[settings.Raw, list[InvalidInput]]:
             found.append(InvalidInput(name, part, f"must be a section: [{name}]"))
         else:
             for key in part:
-                found += problems.attempted(check.known_keys, name, [key], settings.names(SECTIONS[name]))
+                found += problems.attempted(
+                    check.known_keys, name, [key], settings.names(SECTIONS[name])
+                )
             raw[name] = dict(part)
     return raw, found
 
 
 def _flat(part: Any) -> dict[str, Any]:
-    """``{"training": {"learning_rate": ...}}`` as ``{"training.learning_rate": ...}``; dotted keys as they are."""
+    """``{"training": {"learning_rate": ...}}`` as ``{"training.learning_rate": ...}``; dotted keys
+    as they are.
+    """
     if not isinstance(part, dict):
         raise InvalidInput(SEARCH, part, f"must be a section: [{SEARCH}.training]")
     found: dict[str, Any] = {}
     for name, value in part.items():
-        found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+        found |= (
+            {f"{name}.{key}": v for key, v in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""What proposes settings. A search at random is built in; others ask what to try next, and are told how it did."""
+"""What proposes settings. A search at random is built in; others ask what to try next, and are told
+how it did.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Engine(Protocol):
         """Whether proposals depend on scores."""
 
     def ask(self, number: int, rng: np.random.Generator, begun: Settings | None = None) -> Settings:
-        """The settings of a trial; `begun` are those of a trial that was under way when the search was stopped."""
+        """The settings of a trial; `begun` are those of a trial that was under way when the search
+        was stopped.
+        """
 
     def tell(self, number: int, row: Row) -> None:
         """How a trial did."""

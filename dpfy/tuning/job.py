@@ -1,4 +1,6 @@
-"""`dpfy tune`: a search over the fields of a training job, from its configuration to the run folder."""
+"""`dpfy tune`: a search over the fields of a training job, from its configuration to the run
+folder.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,22 @@ from dpfy.tuning.run import Tuned, Work, tune
 from dpfy.tuning.space import Settings
 from dpfy.tuning.trial import Trial
 
-SELECTED = "# The run that a search selected. Its card covers the search; trained again from this file, it is another run.\n"
+SELECTED = (
+    "# The run that a search selected. Its card covers the search; trained again from this file, "
+    "it is another run.\n"
+)
 RATE_POWER = 1.0
-"""With a batch k times as large, at the same number of steps, the noise of the average is k times smaller, and the rate k times larger."""
+"""With a batch k times as large, at the same number of steps, the noise of the average is k times
+smaller, and the rate k times larger.
+"""
 Show = Callable[[str, int | None], None]
 
 
 @dataclass(frozen=True)
 class JobObjective:
-    """Trains a job with the settings of a trial, and scores it by its right answers. It can be taken to other processes."""
+    """Trains a job with the settings of a trial, and scores it by its right answers. It can be
+    taken to other processes.
+    """
 
     config: SearchConfig
 
@@ -50,43 +59,65 @@ class JobObjective:
         config = self.config.with_settings(trial.settings)
         config = replace(config, runtime=replace(config.runtime, device=trial.device))
         data, train, apart = prepared(config.data, config.model)
-        test, validation = (None, None) if config.data.test_use != "public" else halves(apart, self.config.tune.validation)
+        test, validation = (
+            (None, None)
+            if config.data.test_use != "public"
+            else halves(apart, self.config.tune.validation)
+        )
         owned = data.owned
         records: object = trial.train(train) if owned is None else replace(owned, records=train)
         model, _ = job.fitted(config, data, records, test, trial.run)
         if self.config.score == PUBLIC:
             assert validation is not None
             return right(model, validation) / len(validation)
-        return trial.count(answered(model, trial.valid(train) if self.config.score == HELD_OUT else trial.train(train)))
+        return trial.count(
+            answered(
+                model, trial.valid(train) if self.config.score == HELD_OUT else trial.train(train)
+            )
+        )
 
 
 def right(model: nn.Module, records: Records) -> int:
-    """How many records a model answers right, each alone in its batch as far as the model is concerned."""
+    """How many records a model answers right, each alone in its batch as far as the model is
+    concerned.
+    """
     return int(answered(model, records).sum())
 
 
 @torch.no_grad()
 def answered(model: nn.Module, records: Records) -> Tensor:
-    """For each record whether a model answers it right; of users for each of their places, user by user."""
+    """For each record whether a model answers it right; of users for each of their places, user by
+    user.
+    """
     device = next(model.parameters()).device
     was, (inputs, targets, *_) = model.training, records.flat
     model.eval()
-    found = [model(x.to(device)).argmax(1) == y.to(device) for x, y in zip(inputs.split(1000), targets.split(1000), strict=True)]
+    found = [
+        model(x.to(device)).argmax(1) == y.to(device)
+        for x, y in zip(inputs.split(1000), targets.split(1000), strict=True)
+    ]
     model.train(was)
     return torch.cat(found).cpu()
 
 
 def halves(records: Records, share: float) -> tuple[Records, Records]:
-    """(test, validation): public records that figures are of, and those that trials are scored on; a fixed public split."""
+    """(test, validation): public records that figures are of, and those that trials are scored on;
+    a fixed public split.
+    """
     return split_fraction(records, share)
 
 
 def prepared(data: DataConfig, model: ModelConfig) -> tuple[source.DataSource, Records, Records]:
-    """The data of a job, and its records as the model reads them. Loaded once a process, extracted once for each kind of features."""
+    """The data of a job, and its records as the model reads them. Loaded once a process, extracted
+    once for each kind of features.
+    """
     found = _loaded(data)
     if model.name != "scattering-linear":
         return found, found.train, found.test
-    return (found, *_extracted(data, ModelConfig(name=model.name, groups=model.groups, scale=model.scale)))
+    return (
+        found,
+        *_extracted(data, ModelConfig(name=model.name, groups=model.groups, scale=model.scale)),
+    )
 
 
 @functools.lru_cache(maxsize=2)
@@ -101,7 +132,9 @@ def _extracted(data: DataConfig, model: ModelConfig) -> tuple[Records, Records]:
 
 
 def scaled(settings: Settings, share: float) -> Settings:
-    """Settings for a part of the records: a batch that is that part of it, at a rate for the noise that its average then has."""
+    """Settings for a part of the records: a batch that is that part of it, at a rate for the noise
+    that its average then has.
+    """
     found = dict(settings)
     if "training.batch_size" in found:
         found["training.batch_size"] = found["training.batch_size"] * share
@@ -124,20 +157,29 @@ def recipe_for(config: SearchConfig) -> Callable[[Settings, int], Recipe]:
 
 
 def published(config: SearchConfig, settings: Settings, plan: Plan) -> dict[str, bytes]:
-    """The files of the selected run beside its model: its configuration, and the schema of its table."""
+    """The files of the selected run beside its model: its configuration, and the schema of its
+    table.
+    """
     found = config.with_settings(settings)
-    found = replace(found, privacy=replace(found.privacy, epsilon=None, noise_multiplier=plan.noise_multiplier))
+    found = replace(
+        found, privacy=replace(found.privacy, epsilon=None, noise_multiplier=plan.noise_multiplier)
+    )
     files = {"config.toml": (SELECTED + found.to_toml(publish=True)).encode()}
     return files | ({"schema.toml": job.schema_of(found)} if found.data.schema is not None else {})
 
 
 def run(
-    config: SearchConfig, out: Path, *, resume: bool = False, seed: int | None = None, progress: Show = lambda what, made: None
+    config: SearchConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    seed: int | None = None,
+    progress: Show = lambda what, made: None,
 ) -> Tuned:
     """Search, and leave the selected run in the folder `out`; or go on with the search there.
 
-    Guarantees: those of :func:`dpfy.tuning.run.tune`; on public data, those of `dpfy train`. What would not fit in memory is refused before
-    anything is reserved.
+    Guarantees: those of :func:`dpfy.tuning.run.tune`; on public data, those of `dpfy train`. What
+    would not fit in memory is refused before anything is reserved.
     """
     pool.require(config.tune.workers)
     _require_models(config)
@@ -168,7 +210,9 @@ def run(
 
 
 def _require_models(config: SearchConfig) -> None:
-    """Refuse models of the search that would not fit in memory, by their hidden layers alone where the shape of records is not public."""
+    """Refuse models of the search that would not fit in memory, by their hidden layers alone where
+    the shape of records is not public.
+    """
     from dpfy.training.load import READS
 
     kind = config.job.data.kind
@@ -183,7 +227,8 @@ def engine_of(config: SearchConfig) -> Engine:
     if config.tune.engine == "random":
         return RandomSearch(config.space)
     raise Unsupported(
-        f"the engine {config.tune.engine!r} from the command line", "use dpfy.integrations.optuna from Python: docs/tuning.md"
+        f"the engine {config.tune.engine!r} from the command line",
+        "use dpfy.integrations.optuna from Python: docs/tuning.md",
     )
 
 
@@ -208,16 +253,23 @@ def finished(out: Path) -> Tuned:
 
 
 def stored(out: Path) -> SearchConfig:
-    """The configuration of the unfinished search in `out`, kept with its secrets; of one on public data, beside them."""
+    """The configuration of the unfinished search in `out`, kept with its secrets; of one on public
+    data, beside them.
+    """
     from dpfy.tuning import public
 
     if Mark.find(out) is None and not public.work_of(out).is_dir():
-        raise InvalidInput("--resume", str(out), "holds no search to resume; leave --resume out to start one")
+        raise InvalidInput(
+            "--resume", str(out), "holds no search to resume; leave --resume out to start one"
+        )
     file = public.work_of(out) / "config.toml"
     if Mark.find(out) is not None:
         refuse_planted(out)
         file = file if file.is_file() else out / HIDDEN / "config.toml"
     if not file.is_file():
-        rule = "was stopped before its configuration was stored, and nothing was spent: start it again without --resume"
+        rule = (
+            "was stopped before its configuration was stored, and nothing was spent: start it "
+            "again without --resume"
+        )
         raise InvalidInput("run", str(out), rule)
     return configuration.made(reading.toml("config", file), {}, {})

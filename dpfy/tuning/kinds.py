@@ -1,4 +1,6 @@
-"""From settings to plans: which settings change what a trial costs, and the noise of each kind of trial."""
+"""From settings to plans: which settings change what a trial costs, and the noise of each kind of
+trial.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ MANY = 4096
 
 @dataclass(frozen=True)
 class Kinds:
-    """Settings sorted by what they cost. `recipes` holds one of each kind; `finals` that of the run on all records after it, if any.
+    """Settings sorted by what they cost. `recipes` holds one of each kind; `finals` that of the run
+    on all records after it, if any.
 
-    Without `trial` the settings of a trial are found while it runs, and it says itself which kind it is.
+    Without `trial` the settings of a trial are found while it runs, and it says itself which kind
+    it is.
     """
 
     trial: RecipeOf | None
@@ -38,14 +42,17 @@ class Kinds:
     def of(cls, space: Space, trial: RecipeOf, final: RecipeOf | None = None) -> Kinds:
         """The kinds of a space.
 
-        Guarantees: every listed value is tried, in all combinations where they are few, and every range at its ends and between; what
-        could not be trained or billed is refused here. A range that changes the bill is refused: its values must be listed, so that
-        each has its own noise.
+        Guarantees: every listed value is tried, in all combinations where they are few, and every
+        range at its ends and between; what could not be trained or billed is refused here. A range
+        that changes the bill is refused: its values must be listed, so that each has its own noise.
         """
         costly = _costly(space, lambda settings: _bill(settings, trial, final))
         for name in costly:
             if isinstance(space.dimensions[name], Range):
-                rule = "it changes what a trial costs: list its values, as in [256, 512, 1024], and each gets noise of its own"
+                rule = (
+                    "it changes what a trial costs: list its values, as in [256, 512, 1024], and "
+                    "each gets noise of its own"
+                )
                 raise InvalidInput(f"search.{name}", space.dimensions[name].words, rule)
         listed = [name for name, d in space.dimensions.items() if not isinstance(d, Range)]
         combined = listed if _many(space, listed) <= MANY else costly
@@ -55,7 +62,10 @@ class Kinds:
         if len(found) > MOST_KINDS:
             rule = f"{', '.join(costly)} may be combined in at most {MOST_KINDS} ways"
             raise InvalidInput("search", f"{len(found)} kinds of trials", rule)
-        recipes, finals = ([] if of is None else [of(settings) for settings in found.values()] for of in (trial, final))
+        recipes, finals = (
+            [] if of is None else [of(settings) for settings in found.values()]
+            for of in (trial, final)
+        )
         places = {bill: place for place, bill in enumerate(found)}
         return cls(trial, final, tuple(costly), tuple(recipes), tuple(finals), places)
 
@@ -64,11 +74,14 @@ class Kinds:
         """Kinds of trials that find their settings while they run."""
         found = {recipe.event(1.0): recipe for recipe in recipes}
         if not 1 <= len(found) <= MOST_KINDS:
-            raise InvalidInput("recipes", f"{len(found)} kinds of trials", f"must be 1 to {MOST_KINDS}")
+            raise InvalidInput(
+                "recipes", f"{len(found)} kinds of trials", f"must be 1 to {MOST_KINDS}"
+            )
         return cls(None, None, (), tuple(found.values()), (), {})
 
     def recipe(self, settings: Settings, *, final: bool = False) -> Recipe | None:
-        """What a trial with these settings does, or the run on all records; None where it says so itself.
+        """What a trial with these settings does, or the run on all records; None where it says so
+        itself.
 
         Guarantees: its bill is that of one of the kinds.
         """
@@ -117,6 +130,8 @@ def _costly(space: Space, bill: Callable[[Settings], Bill]) -> list[str]:
         if name in found or len({bill(others | {name: value}) for value in d.ends()}) == 1:
             continue
         if isinstance(d, Whole) and d.high - d.low >= len(d.ends()):
-            raise InvalidInput(f"search.{name}", d.words, "it changes what a trial costs: list its values")
+            raise InvalidInput(
+                f"search.{name}", d.words, "it changes what a trial costs: list its values"
+            )
         found.append(name)
     return found

@@ -1,4 +1,6 @@
-"""What leaves a search: the files of the selected run, what the card tells of it, its bill beside that of the run alone. Nothing else."""
+"""What leaves a search: the files of the selected run, what the card tells of it, its bill beside
+that of the run alone. Nothing else.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,18 @@ from dpfy.tuning.trial import Row
 MODEL = "model.safetensors"
 MOST_SHOWN = 200
 """Trials that are repeated on the card; all that may be shown are in trials.jsonl."""
-NONE_MADE = "the number of trials that was drawn is 0, as it may be: no model was trained, and the released file holds no weights"
+NONE_MADE = (
+    "the number of trials that was drawn is 0, as it may be: no model was trained, and the "
+    "released file holds no weights"
+)
 NOT_SHOWN = "the exponential mechanism released which trial it chose, not its score"
 
 
 @dataclass(frozen=True)
 class Selected:
-    """What was selected: its number and what it was made with, and where the released run lies among the secrets."""
+    """What was selected: its number and what it was made with, and where the released run lies
+    among the secrets.
+    """
 
     number: int
     row: Row
@@ -54,11 +61,13 @@ Files = Callable[[Settings, Plan], Mapping[str, bytes]]
 """The files of the selected run beside its model."""
 
 
-def publish(folder: RunFolder, claim: Tuning, found: Selected | None, rows: Mapping[int, Row], files: Files) -> None:
+def publish(
+    folder: RunFolder, claim: Tuning, found: Selected | None, rows: Mapping[int, Row], files: Files
+) -> None:
     """Write the selected run into the folder, then its card, and erase everything else.
 
-    Guarantees: nothing of another trial is written but what its payment lets be shown; the times of all files are that of the
-    reservation, so that nothing tells how long the search took.
+    Guarantees: nothing of another trial is written but what its payment lets be shown; the times of
+    all files are that of the reservation, so that nothing tells how long the search took.
     """
     every = _rows(claim, found, rows)
     if found is None:
@@ -67,7 +76,10 @@ def publish(folder: RunFolder, claim: Tuning, found: Selected | None, rows: Mapp
         facts = card.Facts(_about(folder), 0)
     else:
         told = found.told
-        for name, content in {**files(found.settings, told.plan), MODEL: (found.place / MODEL).read_bytes()}.items():
+        for name, content in {
+            **files(found.settings, told.plan),
+            MODEL: (found.place / MODEL).read_bytes(),
+        }.items():
             folder.write(name, content)
         if noted := _metrics(found.place):
             folder.write(metrics.FILE, noted)
@@ -81,13 +93,17 @@ def publish(folder: RunFolder, claim: Tuning, found: Selected | None, rows: Mapp
 
 def same_times(path: Path) -> None:
     """Give every file of a run folder the time at which the run was reserved."""
-    began = next(body["time"] for body in Ledger.read(path / LEDGER).bodies if body["type"] == "reserve")
+    began = next(
+        body["time"] for body in Ledger.read(path / LEDGER).bodies if body["type"] == "reserve"
+    )
     for file in (*path.iterdir(), path):
         os.utime(file, (began, began), follow_symlinks=False)
 
 
 def _metrics(place: Path) -> bytes:
-    """The rows of the selected run without the epsilon of its steps alone, which is not what they cost here."""
+    """The rows of the selected run without the epsilon of its steps alone, which is not what they
+    cost here.
+    """
     rows = [{k: v for k, v in row.items() if k != "epsilon"} for row in metrics.rows(place)]
     return "".join(json.dumps(row) + "\n" for row in rows if len(row) > 1).encode()
 
@@ -98,18 +114,36 @@ def _about(folder: RunFolder) -> dict[str, str]:
 
 
 def _told(claim: Tuning, found: Selected, told: Told) -> dict[str, Any]:
-    """What the section tells: the selected settings, how the run was trained, and what it all cost."""
-    trained = {key: value for key, value in Training(told.plan).describe().items() if key != "title"}
+    """What the section tells: the selected settings, how the run was trained, and what it all
+    cost.
+    """
+    trained = {
+        key: value for key, value in Training(told.plan).describe().items() if key != "title"
+    }
     score = absent(NOT_SHOWN) if claim.payment.route == NOISY_MAX else number(found.row.score)
-    own = {"settings": dict(found.settings), "score": score, "selected_kind": found.row.kind, "bill": bill(claim, told.plan)}
-    return {**told.section, **trained, **own, **({"notes": dict(found.row.notes)} if found.row.notes else {})}
+    own = {
+        "settings": dict(found.settings),
+        "score": score,
+        "selected_kind": found.row.kind,
+        "bill": bill(claim, told.plan),
+    }
+    return {
+        **told.section,
+        **trained,
+        **own,
+        **({"notes": dict(found.row.notes)} if found.row.notes else {}),
+    }
 
 
 def bill(claim: Tuning, plan: Plan) -> dict[str, Any]:
-    """The bill of the search beside that of the run, and what the same budget would have bought without a search."""
+    """The bill of the search beside that of the run, and what the same budget would have bought
+    without a search.
+    """
     whole = figures.Bill(claim.event, claim.adjacency, claim.accountant, claim.delta)
     total, alone = figures.epsilon(whole), figures.epsilon(whole.of(plan.event))
-    untuned = plan.recipe.calibrate(total, claim.delta, accountant=claim.accountant, allow_large_delta=True).noise_multiplier
+    untuned = plan.recipe.calibrate(
+        total, claim.delta, accountant=claim.accountant, allow_large_delta=True
+    ).noise_multiplier
     ratio = plan.noise_multiplier / untuned
     return {
         "training_alone": number(alone),
@@ -117,8 +151,10 @@ def bill(claim: Tuning, plan: Plan) -> dict[str, Any]:
         "noise_multiplier": plan.noise_multiplier,
         "noise_without_search": untuned,
         "noise_ratio": ratio,
-        "words": f"Without a search the same budget would have bought this run with noise {untuned:.4g} in place of "
-        f"{plan.noise_multiplier:.4g}, {ratio:.3g} times less: about what {ratio:.3g} times as many records would have bought.",
+        "words": f"Without a search the same budget would have bought this run with noise "
+        f"{untuned:.4g} in place of "
+        f"{plan.noise_multiplier:.4g}, {ratio:.3g} times less: about what {ratio:.3g} times as "
+        f"many records would have bought.",
     }
 
 
@@ -128,18 +164,38 @@ def _few(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rows(claim: Tuning, found: Selected | None, rows: Mapping[int, Row]) -> list[dict[str, Any]]:
-    """Every trial that may be published: all of a search that is billed trial by trial, else the selected one alone."""
+    """Every trial that may be published: all of a search that is billed trial by trial, else the
+    selected one alone.
+    """
     if claim.payment.random:
-        return [] if found is None else [_row(claim, found.settings, {"score": number(found.row.score)}, True)]
+        return (
+            []
+            if found is None
+            else [_row(claim, found.settings, {"score": number(found.row.score)}, True)]
+        )
     made = []
     for place, row in rows.items():
-        steps = {} if row.steps >= claim.paid.plans[row.kind].recipe.steps else {"pruned_after": row.steps}
-        score = {"score": row.score if math.isfinite(row.score) else None} if claim.payment.route == COMPOSITION else {}
-        made.append(_row(claim, row.settings, score | steps, found is not None and place == found.number))
+        steps = (
+            {}
+            if row.steps >= claim.paid.plans[row.kind].recipe.steps
+            else {"pruned_after": row.steps}
+        )
+        score = (
+            {"score": row.score if math.isfinite(row.score) else None}
+            if claim.payment.route == COMPOSITION
+            else {}
+        )
+        made.append(
+            _row(claim, row.settings, score | steps, found is not None and place == found.number)
+        )
     return made
 
 
-def _row(claim: Tuning, settings: Settings, told: Mapping[str, Any], selected: bool) -> dict[str, Any]:
-    """A trial as it is published, with its place in the space, where there is one, for the picture."""
+def _row(
+    claim: Tuning, settings: Settings, told: Mapping[str, Any], selected: bool
+) -> dict[str, Any]:
+    """A trial as it is published, with its place in the space, where there is one, for the
+    picture.
+    """
     at = {"at": Space.read(claim.space).at(settings)} if set(claim.space) == set(settings) else {}
     return {"settings": dict(settings), **told, "selected": selected, **at}

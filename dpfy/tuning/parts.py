@@ -1,9 +1,11 @@
-"""Who takes part: what is held out for scores, and the sample that a search on a subset sees. Every unit tosses coins of its own.
+"""Who takes part: what is held out for scores, and the sample that a search on a subset sees. Every
+unit tosses coins of its own.
 
-The coins are drawn once for the whole search, from its secret. Given the coins of all others, adding or removing a unit changes
-nothing for them, so each part is what the accounting of disjoint parts, and of Poisson samples, is about. A permutation of the rows, or a
-fixed share of them, would not do: with one unit more, others would move from one part to the other. A user with several records tosses
-one coin: with one for each record, the user would be in both parts.
+The coins are drawn once for the whole search, from its secret. Given the coins of all others,
+adding or removing a unit changes nothing for them, so each part is what the accounting of disjoint
+parts, and of Poisson samples, is about. A permutation of the rows, or a fixed share of them, would
+not do: with one unit more, others would move from one part to the other. A user with several
+records tosses one coin: with one for each record, the user would be in both parts.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ SAMPLED = "sampled training records"
 
 @dataclass(frozen=True)
 class Parts:
-    """What share of `records` (their public number) is held out for scores, and which share of the rest a search on a subset sees."""
+    """What share of `records` (their public number) is held out for scores, and which share of the
+    rest a search on a subset sees.
+    """
 
     records: int
     held_out: float = 0.0
@@ -51,7 +55,9 @@ class Parts:
         return round(self.records * self.held_out)
 
     def part(self, *, final: bool = False) -> str | None:
-        """The part that a trial must train on, or the run on all records; None where that is all of the data."""
+        """The part that a trial must train on, or the run on all records; None where that is all of
+        the data.
+        """
         if self.sample < 1 and not final:
             return SAMPLED
         return TRAINING if self.held_out > 0 else None

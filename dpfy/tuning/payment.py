@@ -1,13 +1,17 @@
-"""How a search on private data is paid for: from what one trial does to the one event that covers all of it.
+"""How a search on private data is paid for: from what one trial does to the one event that covers
+all of it.
 
-random       the best of a random number of trials (Papernot & Steinke 2022): settings drawn independently, the number never shown
-composition  every trial is billed: settings may follow from the scores of earlier ones, and all trials may be shown
-noisy-max    the trials are billed, and the winner is drawn by the exponential mechanism on private validation records, billed once
-subset       a random search on a Poisson sample of the records, then one run on all of them with the settings that it found, scaled
+random       the best of a random number of trials (Papernot & Steinke 2022): settings drawn
+independently, the number never shown composition  every trial is billed: settings may follow from
+the scores of earlier ones, and all trials may be shown noisy-max    the trials are billed, and the
+winner is drawn by the exponential mechanism on private validation records, billed once subset
+a random search on a Poisson sample of the records, then one run on all of them with the settings
+that it found, scaled
              (Koskela & Kulkarni 2023)
 
-Scores are of public records, or of private ones: *held out* of training by coins of their own, so that a person is in one part or the other
-(`Parallel`, docs/tuning.md has the proof), or of the training records themselves, which pay for both.
+Scores are of public records, or of private ones: *held out* of training by coins of their own, so
+that a person is in one part or the other (`Parallel`, docs/tuning.md has the proof), or of the
+training records themselves, which pay for both.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ RANDOM, COMPOSITION, NOISY_MAX, SUBSET = PRIVATE = ("random", "composition", "no
 PUBLIC_DATA = "public"
 ROUTES = (PUBLIC_DATA, *PRIVATE)
 LAWS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-"""The shape of the number of trials (eta of the truncated negative binomial law; infinity is Poisson's)."""
+"""The shape of the number of trials (eta of the truncated negative binomial law; infinity is
+Poisson's).
+"""
 PUBLIC, HELD_OUT, TRAINED_ON = SCORES = ("public", "held-out", "training")
 """Whose records the score of a trial is measured on."""
 TRAINING, VALIDATION = "training records", "validation records"
@@ -39,17 +45,23 @@ SHARE = 0.1
 """The part of epsilon for scores, where those who pay for them pay for training too."""
 MOST_TRIALS, MOST_KINDS, MOST_STEPS = 100_000, 64, 10_000_000
 POINTS = 100
-"""How finely the score of a user with several records is laid: the share of them that is right, in hundredths."""
+"""How finely the score of a user with several records is laid: the share of them that is right, in
+hundredths.
+"""
 ROUGH = 1e-3
-"""How closely the noise of each of several kinds is found before all of them get the same factor more."""
+"""How closely the noise of each of several kinds is found before all of them get the same factor
+more.
+"""
 
 
 @dataclass(frozen=True)
 class Payment:
-    """One way to pay. `trials` is their number, or its mean where it is random; `shape` the law of a random number.
+    """One way to pay. `trials` is their number, or its mean where it is random; `shape` the law of
+    a random number.
 
-    `adaptive` is for composition: settings may follow from earlier scores. `pruned`: a trial may be ended early by what it has released,
-    and is billed for that; then a Rényi filter holds the sum below that of `trials` whole ones. `sample` is the rate of a subset.
+    `adaptive` is for composition: settings may follow from earlier scores. `pruned`: a trial may be
+    ended early by what it has released, and is billed for that; then a Rényi filter holds the sum
+    below that of `trials` whole ones. `sample` is the rate of a subset.
     """
 
     route: str
@@ -73,16 +85,24 @@ class Payment:
             raise InvalidInput("trials", self.trials, "must be a whole number")
         if (self.adaptive or self.pruned) and self.route != COMPOSITION:
             raise Unsupported(
-                f"a search that looks at earlier scores under the route {self.route!r}, whose theorem is about independent settings,",
+                f"a search that looks at earlier scores under the route {self.route!r}, whose "
+                f"theorem is about independent settings,",
                 "search at random, or pay by composition (route composition)",
             )
         if self.pruned and self.trials < 2:
-            raise InvalidInput("trials", self.trials, "must be at least 2 where trials may be pruned")
+            raise InvalidInput(
+                "trials", self.trials, "must be at least 2 where trials may be pruned"
+            )
         if self.pruned and self.score != PUBLIC:
             way_out = "prune by scores of public records, or let every trial run to its end"
-            raise Unsupported("pruning trials by private losses, each look at which would be a release,", way_out)
+            raise Unsupported(
+                "pruning trials by private losses, each look at which would be a release,", way_out
+            )
         if self.route == NOISY_MAX and self.score != HELD_OUT:
-            way_out = "hold records out for it (score held-out), or choose random or composition, where scores are free or billed"
+            way_out = (
+                "hold records out for it (score held-out), or choose random or composition, where "
+                "scores are free or billed"
+            )
             raise Unsupported(f"noisy max over scores of {self.score} records", way_out)
         if self.route == SUBSET:
             check.inside_unit("sample", self.sample)
@@ -97,38 +117,61 @@ class Payment:
         """What may be told of trials that were not selected."""
         if self.random:
             return "nothing, not even their number"
-        return "all of it: settings, scores and models are billed" if self.route == COMPOSITION else "their settings"
+        return (
+            "all of it: settings, scores and models are billed"
+            if self.route == COMPOSITION
+            else "their settings"
+        )
 
     def score_event(self, noise: float, points: int = 1) -> Event | None:
-        """What the score of one trial releases, or the choice among all of them; None where scores are of public records.
+        """What the score of one trial releases, or the choice among all of them; None where scores
+        are of public records.
 
         A unit adds at most one to a score, of which it is laid in so many `points`.
         """
         if self.score == PUBLIC:
             return None
-        return events.BoundedRange(1 / noise) if self.route == NOISY_MAX else events.DiscreteGaussian(noise * points, points)
+        return (
+            events.BoundedRange(1 / noise)
+            if self.route == NOISY_MAX
+            else events.DiscreteGaussian(noise * points, points)
+        )
 
     def event(
-        self, runs: Sequence[Event], score: Event | None, finals: Sequence[Event] = (), counts: Sequence[int] = ()
+        self,
+        runs: Sequence[Event],
+        score: Event | None,
+        finals: Sequence[Event] = (),
+        counts: Sequence[int] = (),
     ) -> Event:
         """All that the search releases, and the run that is kept with it.
 
-        `runs` are what trials may do, one event for each kind; `finals` what the run on all records may do after a search on a subset;
-        `counts` how many trials of each kind are made, where that is known beforehand.
+        `runs` are what trials may do, one event for each kind; `finals` what the run on all records
+        may do after a search on a subset; `counts` how many trials of each kind are made, where
+        that is known beforehand.
         """
         within = score if self.score == TRAINED_ON else None
-        training = self._training([r if within is None else events.Composed((r, within)) for r in runs], counts)
+        training = self._training(
+            [r if within is None else events.Composed((r, within)) for r in runs], counts
+        )
         if finals:
-            training = events.Composed((events.PoissonSampled(self.sample, training), events.Repeated(events.one_of(finals), 1)))
+            training = events.Composed(
+                (
+                    events.PoissonSampled(self.sample, training),
+                    events.Repeated(events.one_of(finals), 1),
+                )
+            )
         if self.score != HELD_OUT or score is None:
             return training
         return events.Parallel(((TRAINING, training), (VALIDATION, self._scores(score))))
 
     def _training(self, runs: Sequence[Event], counts: Sequence[int]) -> Event:
-        """What trials release; `OneOf` is known by its Rényi divergences alone, as a filter needs it.
+        """What trials release; `OneOf` is known by its Rényi divergences alone, as a filter needs
+        it.
 
-        Under a filter trials, and steps of trials, are chosen and ended with sight of earlier outputs. At each order their divergences add
-        up (Feldman & Zrnic 2021), and a trial is begun only if all of it keeps the sum at or below that of `trials` whole ones.
+        Under a filter trials, and steps of trials, are chosen and ended with sight of earlier
+        outputs. At each order their divergences add up (Feldman & Zrnic 2021), and a trial is begun
+        only if all of it keeps the sum at or below that of `trials` whole ones.
         """
         if self.random:
             return events.RepeatAndSelect(events.one_of(runs), self.trials, self.shape)
@@ -136,7 +179,9 @@ class Payment:
             return events.Repeated(events.OneOf(tuple(dict.fromkeys(runs))), int(self.trials))
         if self.adaptive or not counts:
             return events.Repeated(events.one_of(runs), int(self.trials))
-        return events.Composed(tuple(events.Repeated(run, n) for run, n in zip(runs, counts, strict=True) if n))
+        return events.Composed(
+            tuple(events.Repeated(run, n) for run, n in zip(runs, counts, strict=True) if n)
+        )
 
     def _scores(self, score: Event) -> Event:
         """What is released of the validation records."""
@@ -146,7 +191,9 @@ class Payment:
 
 
 def points(unit: Unit) -> int:
-    """In how many points the score of one unit is laid: a record is right or wrong, of a user's records a share is right."""
+    """In how many points the score of one unit is laid: a record is right or wrong, of a user's
+    records a share is right.
+    """
     return 1 if unit.most_records == 1 else POINTS
 
 
@@ -166,18 +213,32 @@ class Target:
 
     def reached(self, event: Event) -> float:
         """The epsilon of an event at this delta."""
-        return accounting.epsilon(event, self.delta, adjacency=self.adjacency, accountant=self.accountant)
+        return accounting.epsilon(
+            event, self.delta, adjacency=self.adjacency, accountant=self.accountant
+        )
 
-    def least(self, make: Callable[[float], Event], *, start: float = 1.0, tolerance: float = calibrate.TOLERANCE) -> float:
-        """The least noise with which an event costs no more, to a relative tolerance; looked for from `start` on."""
-        return calibrate.least(lambda noise: self.reached(make(noise)), self.epsilon, start=start, tolerance=tolerance)
+    def least(
+        self,
+        make: Callable[[float], Event],
+        *,
+        start: float = 1.0,
+        tolerance: float = calibrate.TOLERANCE,
+    ) -> float:
+        """The least noise with which an event costs no more, to a relative tolerance; looked for
+        from `start` on.
+        """
+        return calibrate.least(
+            lambda noise: self.reached(make(noise)), self.epsilon, start=start, tolerance=tolerance
+        )
 
 
 @dataclass(frozen=True)
 class Paid:
-    """A payment with its noise fixed: the plans of trials, one for each kind, of final runs, and the event that covers everything.
+    """A payment with its noise fixed: the plans of trials, one for each kind, of final runs, and
+    the event that covers everything.
 
-    Guarantees: `event` costs at most the epsilon asked for; every trial of a kind, and every score, is one of the events in it.
+    Guarantees: `event` costs at most the epsilon asked for; every trial of a kind, and every score,
+    is one of the events in it.
     """
 
     payment: Payment
@@ -199,21 +260,31 @@ class Paid:
 
 
 def calibrated(
-    payment: Payment, target: Target, recipes: Sequence[Recipe], finals: Sequence[Recipe] = (), counts: Sequence[int] = ()
+    payment: Payment,
+    target: Target,
+    recipes: Sequence[Recipe],
+    finals: Sequence[Recipe] = (),
+    counts: Sequence[int] = (),
 ) -> Paid:
     """The least noise of every kind of trial with which the whole search costs what was asked for.
 
-    `recipes` are the kinds of trials: settings that cost alike are one kind. Each kind is calibrated as if it were the only one, so that
-    each has all of the budget; then all get a little more noise, by one factor, until the worst of them at every order costs no more.
+    `recipes` are the kinds of trials: settings that cost alike are one kind. Each kind is
+    calibrated as if it were the only one, so that each has all of the budget; then all get a little
+    more noise, by one factor, until the worst of them at every order costs no more.
 
-    Guarantees: the accountant's epsilon of the whole event, at the noise returned, is at most the target's.
+    Guarantees: the accountant's epsilon of the whole event, at the noise returned, is at most the
+    target's.
     """
     return _calibrated(payment, target, tuple(recipes), tuple(finals), tuple(counts))
 
 
 @functools.lru_cache(maxsize=64)
 def _calibrated(
-    payment: Payment, target: Target, recipes: tuple[Recipe, ...], finals: tuple[Recipe, ...], counts: tuple[int, ...]
+    payment: Payment,
+    target: Target,
+    recipes: tuple[Recipe, ...],
+    finals: tuple[Recipe, ...],
+    counts: tuple[int, ...],
 ) -> Paid:
     """A bill takes long to compute: the same search is calibrated once a process."""
     if not 1 <= len(recipes) <= MOST_KINDS:
@@ -226,34 +297,56 @@ def _calibrated(
         check.integer("steps", recipe.steps, most=MOST_STEPS)
         if recipe.stopping is not None:
             raise Unsupported(
-                "trials that may end early at points of their own", "leave out training.stopping, or prune (route composition)"
+                "trials that may end early at points of their own",
+                "leave out training.stopping, or prune (route composition)",
             )
         recipe.check_delta(target.delta, allow_large=True)
         recipe.check_unit()
         if recipe.draw == RECORD and (payment.score == HELD_OUT or payment.route == SUBSET):
             raise Unsupported(
                 "a part of the users where their records are drawn one by one",
-                "draw whole users (draw='unit' and dpfy.by_user), or score on public or training records by another route",
+                "draw whole users (draw='unit' and dpfy.by_user), or score on public or training "
+                "records by another route",
             )
     laid = points(recipes[0].unit)
     score = _score(payment, target, laid)
-    # Those who are held out for scores pay nothing for training: two parts, each of which may cost all of epsilon.
+    # Those who are held out for scores pay nothing for training: two parts, each of which may cost
+    # all of epsilon.
     beside = None if score is None or _apart(payment, target) else payment.score_event(score, laid)
 
     def trials(noises: Sequence[float], kinds: Sequence[int], numbers: Sequence[int]) -> Event:
         runs = [recipes[k].event(noise) for k, noise in zip(kinds, noises, strict=True)]
-        last = [finals[k].event(noise) for k, noise in zip(kinds, noises, strict=True)] if finals else []
+        last = (
+            [finals[k].event(noise) for k, noise in zip(kinds, noises, strict=True)]
+            if finals
+            else []
+        )
         return payment.event(runs, beside, last, numbers)
 
     def paid(factor: float) -> Paid:
         plans, last = (
-            tuple(Plan(r, factor * s, target.delta, target.accountant) for r, s in zip(rs, noises, strict=False))
+            tuple(
+                Plan(r, factor * s, target.delta, target.accountant)
+                for r, s in zip(rs, noises, strict=False)
+            )
             for rs in (recipes, finals)
         )
-        return Paid(payment, plans, last, None if score is None else payment.score_event(factor * score, laid), counts)
+        return Paid(
+            payment,
+            plans,
+            last,
+            None if score is None else payment.score_event(factor * score, laid),
+            counts,
+        )
 
     every, close = range(len(recipes)), calibrate.TOLERANCE if len(recipes) == 1 else ROUGH
-    noises = _each(lambda s, k: trials([s], [k], [sum(counts)] if counts else []), target, len(recipes), close, payment)
+    noises = _each(
+        lambda s, k: trials([s], [k], [sum(counts)] if counts else []),
+        target,
+        len(recipes),
+        close,
+        payment,
+    )
     if len(recipes) > 1:
         factor = target.least(lambda t: trials([t * s for s in noises], every, counts), start=1.0)
         noises = [factor * s for s in noises]
@@ -264,9 +357,12 @@ def _calibrated(
     return found
 
 
-def _each(whole: Callable[[float, int], Event], target: Target, kinds: int, close: float, payment: Payment) -> list[float]:
-    """The noise of each kind by itself. One is sought where the one before it was found, or, where a bill takes long to compute, near
-    that of a law that is quick."""
+def _each(
+    whole: Callable[[float, int], Event], target: Target, kinds: int, close: float, payment: Payment
+) -> list[float]:
+    """The noise of each kind by itself. One is sought where the one before it was found, or, where
+    a bill takes long to compute, near that of a law that is quick.
+    """
     found: list[float] = []
     for kind in range(kinds):
         start = found[-1] if found else 1.0
@@ -284,16 +380,24 @@ def _geometric(event: Event) -> Event:
         return events.Composed(tuple(map(_geometric, event.events)))
     if isinstance(event, events.Parallel):
         return events.Parallel(tuple((name, _geometric(part)) for name, part in event.parts))
-    return replace(event, event=_geometric(event.event)) if isinstance(event, events.PoissonSampled) else event
+    return (
+        replace(event, event=_geometric(event.event))
+        if isinstance(event, events.PoissonSampled)
+        else event
+    )
 
 
 def _apart(payment: Payment, target: Target) -> bool:
-    """Whether nobody pays for both training and scores: a replaced person may be in one part before and in the other after."""
+    """Whether nobody pays for both training and scores: a replaced person may be in one part before
+    and in the other after.
+    """
     return payment.score == HELD_OUT and target.adjacency is not Adjacency.REPLACE_ONE
 
 
 def _score(payment: Payment, target: Target, laid: int) -> float | None:
-    """The noise of scores: as little as the target allows those who are held out for them; else a tenth of it. None without scores."""
+    """The noise of scores: as little as the target allows those who are held out for them; else a
+    tenth of it. None without scores.
+    """
     if payment.score == PUBLIC:
         return None
     alone = replace(payment, score=HELD_OUT)

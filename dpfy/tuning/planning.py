@@ -1,4 +1,6 @@
-"""Before a search: what each way to pay would cost, or how much noise it would leave, and what the law of the trials lets one hope for."""
+"""Before a search: what each way to pay would cost, or how much noise it would leave, and what the
+law of the trials lets one hope for.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,28 @@ from dpfy.core.trials import gamma_for
 from dpfy.core.unit import Adjacency
 from dpfy.plan.recipe import Recipe
 from dpfy.tuning.claim import DEAR
-from dpfy.tuning.payment import COMPOSITION, HELD_OUT, LAWS, NOISY_MAX, RANDOM, SUBSET, Payment, Target, calibrated
+from dpfy.tuning.payment import (
+    COMPOSITION,
+    HELD_OUT,
+    LAWS,
+    NOISY_MAX,
+    RANDOM,
+    SUBSET,
+    Payment,
+    Target,
+    calibrated,
+)
 
 TENTH = 0.1
 MOST_K = 2_000_000
 CONSIDER = {
     RANDOM: "the best trial is released; how many there were is never known",
-    COMPOSITION: "every trial may be shown; the only way for searches that look at scores, or prune",
-    NOISY_MAX: "every trial is billed, and one of the best is chosen by records held out, billed once",
-    SUBSET: "trials see a part of the records; one more run on all of them, with settings that were scaled",
+    COMPOSITION: "every trial may be shown; the only way for searches that look at scores, or "
+    "prune",
+    NOISY_MAX: "every trial is billed, and one of the best is chosen by records held out, billed "
+    "once",
+    SUBSET: "trials see a part of the records; one more run on all of them, with settings that "
+    "were scaled",
     "public": "free, where there is public data like the private",
     "none": "no search: requires good defaults (dpfy.tuning.strategies.defaults)",
 }
@@ -31,10 +46,12 @@ CONSIDER = {
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to pay: the noise of a trial at the epsilon asked for, and how many times that of a run without a search it is.
+    """One way to pay: the noise of a trial at the epsilon asked for, and how many times that of a
+    run without a search it is.
 
-    `tenth` is the chance that a trial has settings among the best tenth of the space; `few` that there are fewer than half of the trials
-    asked for; `many` the number of trials that is not exceeded in 99 of 100 searches.
+    `tenth` is the chance that a trial has settings among the best tenth of the space; `few` that
+    there are fewer than half of the trials asked for; `many` the number of trials that is not
+    exceeded in 99 of 100 searches.
     """
 
     route: str
@@ -52,17 +69,40 @@ class Offer:
         return dict(self.__dict__)
 
 
-def offers(recipe: Recipe, target: Target, trials: int, *, sample: float = 0.25, small: Recipe | None = None) -> list[Offer]:
-    """Every way to pay for `trials` trials of a recipe within the target, the least noise first; without a search, and on public data, too.
+def offers(
+    recipe: Recipe,
+    target: Target,
+    trials: int,
+    *,
+    sample: float = 0.25,
+    small: Recipe | None = None,
+) -> list[Offer]:
+    """Every way to pay for `trials` trials of a recipe within the target, the least noise first;
+    without a search, and on public data, too.
 
     `small` is what a trial of a search on a subset does.
     """
     check.integer("trials", trials, least=2)
     plain = target.least(recipe.event)
     alone = target.reached(recipe.event(plain))
-    rows = [Offer("public", "", plain, 1.0, alone, 1 - (1 - TENTH) ** trials, 0.0, trials, CONSIDER["public"])]
+    rows = [
+        Offer(
+            "public",
+            "",
+            plain,
+            1.0,
+            alone,
+            1 - (1 - TENTH) ** trials,
+            0.0,
+            trials,
+            CONSIDER["public"],
+        )
+    ]
     rows.append(Offer("none", "", plain, 1.0, alone, TENTH, 0.0, 1, CONSIDER["none"]))
-    payments = [(Payment(RANDOM, trials, shape, adjacency=target.adjacency), law) for law, shape in LAWS.items()]
+    payments = [
+        (Payment(RANDOM, trials, shape, adjacency=target.adjacency), law)
+        for law, shape in LAWS.items()
+    ]
     payments += [(Payment(COMPOSITION, trials, adjacency=target.adjacency), "")]
     payments += [(Payment(NOISY_MAX, trials, score=HELD_OUT, adjacency=target.adjacency), "")]
     if small is not None:
@@ -91,13 +131,17 @@ def warning(rows: Sequence[Offer]) -> str | None:
     if not private or min(private) < DEAR:
         return None
     return (
-        f"the cheapest search on private data multiplies the noise by {min(private):.3g}: the settings it finds must gain more than "
-        f"{min(private):.3g} times as many records would; consider public data, fewer trials, or defaults"
+        f"the cheapest search on private data multiplies the noise by {min(private):.3g}: the "
+        f"settings it finds must gain more than "
+        f"{min(private):.3g} times as many records would; consider public data, fewer trials, or "
+        f"defaults"
     )
 
 
 def totals(event: Event, trials: int, delta: float, adjacency: Adjacency) -> list[prices.Route]:
-    """What trials with a given noise cost by every proven way to pay (the guide's appendix C), cheapest first."""
+    """What trials with a given noise cost by every proven way to pay (the guide's appendix C),
+    cheapest first.
+    """
     return prices.routes(event, trials, delta, adjacency=adjacency)
 
 
@@ -128,8 +172,14 @@ def chance(payment: Payment, number: int) -> float:
     if not payment.random:
         return float(number == payment.trials)
     if math.isinf(payment.shape):
-        return math.exp(number * math.log(payment.trials) - payment.trials - math.lgamma(number + 1))
-    return prices.trials_pmf(payment.shape, gamma_for(payment.shape, payment.trials), number) if number else 0.0
+        return math.exp(
+            number * math.log(payment.trials) - payment.trials - math.lgamma(number + 1)
+        )
+    return (
+        prices.trials_pmf(payment.shape, gamma_for(payment.shape, payment.trials), number)
+        if number
+        else 0.0
+    )
 
 
 def few(payment: Payment) -> float:

@@ -1,4 +1,6 @@
-"""Where trials are made: in this process, one after the other, or in several processes side by side."""
+"""Where trials are made: in this process, one after the other, or in several processes side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Processes:
     def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
         """As they end; no more are begun ahead than there are workers, but for one."""
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(self.workers, context, _attend, (os.getpid(), _threads(self.workers)))
+        executor = ProcessPoolExecutor(
+            self.workers, context, _attend, (os.getpid(), _threads(self.workers))
+        )
         waiting, source, under_way = True, iter(tasks), dict[Future[Row], Task]()
         try:
             while waiting or under_way:
@@ -78,11 +82,15 @@ def _result(future: Future[Row]) -> Row:
         return future.result()
     except BrokenProcessPool:
         raise TrialFailed(
-            "a process that made a trial was killed (for want of memory?); resume the search, with fewer workers"
+            "a process that made a trial was killed (for want of memory?); resume the search, with "
+            "fewer workers"
         ) from None
     except (AttributeError, TypeError, ImportError) as problem:
         if "pickle" in str(problem) or "attribute" in str(problem).lower():
-            rule = "cannot be taken to another process: define it at the top of a module that can be imported, or use one worker"
+            rule = (
+                "cannot be taken to another process: define it at the top of a module that can be "
+                "imported, or use one worker"
+            )
             raise InvalidInput("objective", type(problem).__name__, rule) from None
         raise
 
@@ -92,7 +100,9 @@ def _threads(workers: int) -> int:
 
 
 def _attend(parent: int, threads: int) -> None:
-    """In a new process: end when the one that started it is gone, and share the processor with the others."""
+    """In a new process: end when the one that started it is gone, and share the processor with the
+    others.
+    """
     import torch
 
     def watch() -> None:
@@ -109,7 +119,10 @@ def require(workers: int) -> int:
     check.integer("workers", workers, most=MOST_WORKERS)
     most = max(1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PROCESS)
     if workers > most:
-        rule = f"must be at most {most}: each is a process of its own, and this machine has memory for no more"
+        rule = (
+            f"must be at most {most}: each is a process of its own, and this machine has memory "
+            f"for no more"
+        )
         raise InvalidInput("workers", workers, rule)
     return workers
 

@@ -1,10 +1,12 @@
 """A search on public data, which is free, and then one private run with the settings that it found.
 
-Trials have the noise that the private run will have: the same batch and noise multiplier at the same number of steps, so that what is
-best there is best under noise. Where the public data is smaller than a batch, batch and noise shrink together, which leaves the noise of
-the average as it is.
+Trials have the noise that the private run will have: the same batch and noise multiplier at the
+same number of steps, so that what is best there is best under noise. Where the public data is
+smaller than a batch, batch and noise shrink together, which leaves the noise of the average as it
+is.
 
-    OUT.search/   config.toml  scores.jsonl  trials/         while the search lasts; nothing in it is secret
+    OUT.search/   config.toml  scores.jsonl  trials/         while the search lasts; nothing in it
+    is secret
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ class PublicObjective:
     def __call__(self, trial: Trial) -> float:
         """Train and score."""
         config = self.config.with_settings(trial.settings)
-        config = replace(config, data=replace(self.data, test="withheld"), runtime=replace(config.runtime, device=trial.device))
+        config = replace(
+            config,
+            data=replace(self.data, test="withheld"),
+            runtime=replace(config.runtime, device=trial.device),
+        )
         data, train, validation = prepared(self.data, config.model)
         model, _ = job.fitted(config, data, train, None, trial.run)
         return right(model, validation) / len(validation)
@@ -66,21 +72,29 @@ def work_of(out: Path) -> Path:
 
 
 def data_of(config: SearchConfig) -> DataConfig:
-    """The public data: a kind by name, found where the job's own data is, or the [data] of a job file."""
+    """The public data: a kind by name, found where the job's own data is, or the [data] of a job
+    file.
+    """
     named = config.tune.public
     assert named is not None
     if named.endswith(".toml"):
         return DataConfig(**read_toml(Path(named)).get("data", {}))
     check.one_of("tune.public", named, KINDS)
-    return DataConfig(kind=named, dir=config.job.data.dir if named in ("mnist", "fashion-mnist", "adult") else None)
+    return DataConfig(
+        kind=named,
+        dir=config.job.data.dir if named in ("mnist", "fashion-mnist", "adult") else None,
+    )
 
 
 def stand_in(plan: Plan, records: int) -> Plan:
-    """The plan of a trial on so many public records that has the noise of a private plan on its average gradient."""
+    """The plan of a trial on so many public records that has the noise of a private plan on its
+    average gradient.
+    """
     recipe = plan.recipe
     if type(recipe.strategy).__name__ != "Identity" or recipe.draw != "unit":
         raise Unsupported(
-            "a search on public data for correlated noise", "search on private data (route random), or use the mechanism dp-sgd"
+            "a search on public data for correlated noise",
+            "search on private data (route random), or use the mechanism dp-sgd",
         )
     share = min(1.0, records / recipe.expected_batch)
     made = dpsgd(records, recipe.expected_batch * share, steps=recipe.steps)
@@ -97,7 +111,8 @@ def run(
     engine: Engine | None = None,
     progress: Show = lambda what, made: None,
 ) -> Tuned:
-    """Search on public data, then train once on the private data with what was found, into the folder `out`.
+    """Search on public data, then train once on the private data with what was found, into the
+    folder `out`.
 
     Guarantees: the private data is opened after its one run is reserved, and by that run alone.
     """
@@ -107,7 +122,9 @@ def run(
     data = data_of(config)
     if data == config.job.data:
         raise InvalidInput(
-            "tune.public", config.tune.public, "is the private data itself: a search on it is not free (route random)"
+            "tune.public",
+            config.tune.public,
+            "is the private data itself: a search on it is not free (route random)",
         )
     work = work_of(out)
     rows, best = _searched(config, data, work, chosen, seed, progress)
@@ -120,19 +137,29 @@ def run(
 
 
 def _searched(
-    config: SearchConfig, data: DataConfig, work: Path, engine: Engine, seed: int | None, progress: Show
+    config: SearchConfig,
+    data: DataConfig,
+    work: Path,
+    engine: Engine,
+    seed: int | None,
+    progress: Show,
 ) -> tuple[list[dict[str, Any]], int]:
     """Every trial, and which one is the best."""
     found = prepared(data, config.job.model)[0]
     if found.classes is None or found.features != prepared_shape(config, found):
         raise InvalidInput(
-            "tune.public", config.tune.public, f"records have shape {found.features}: they must be as those of the job"
+            "tune.public",
+            config.tune.public,
+            f"records have shape {found.features}: they must be as those of the job",
         )
     key = _seed(work, config, seed)
     search = Search(work, pool.of(config.tune.workers))
     for number, row in search.rows.items():
         engine.tell(number, row)
-    objective, source = PublicObjective(config, data), Source(None, "public", Randomness.for_tests(key))
+    objective, source = (
+        PublicObjective(config, data),
+        Source(None, "public", Randomness.for_tests(key)),
+    )
     devices = config.tune.devices or (config.job.runtime.device,)
 
     def tasks() -> Any:
@@ -141,7 +168,17 @@ def _searched(
                 settings = engine.ask(number, np.random.default_rng([key, number]))
                 plan = stand_in(_plan(config, settings), len(found.train))
                 device = devices[number % len(devices)]
-                yield Task(search.place(number), number, settings, plan.recipe, (plan,), None, source, objective, device=device)
+                yield Task(
+                    search.place(number),
+                    number,
+                    settings,
+                    plan.recipe,
+                    (plan,),
+                    None,
+                    source,
+                    objective,
+                    device=device,
+                )
 
     def told(task: Task, row: Any) -> None:
         engine.tell(task.number, row)
@@ -156,7 +193,9 @@ def _searched(
 
 
 def prepared_shape(config: SearchConfig, found: Any) -> tuple[int, ...]:
-    """The shape of the job's own records where it is known without opening them; else that of the public ones."""
+    """The shape of the job's own records where it is known without opening them; else that of the
+    public ones.
+    """
     from dpfy.training.load import READS
 
     return READS.get(config.job.data.kind, (found.features, 0))[0]
@@ -167,18 +206,26 @@ def _finite(score: float) -> float | None:
 
 
 def _seed(work: Path, config: SearchConfig, seed: int | None) -> int:
-    """The public seed of the search in `work`, which is made if it is not there, for this very search."""
+    """The public seed of the search in `work`, which is made if it is not there, for this very
+    search.
+    """
     asked = {"search": config.to_toml(publish=True)}
     file = work / ASKED
     if file.is_file():
         held = reading.parsed_json(ASKED, file.read_bytes())
         if {k: held.get(k) for k in asked} != asked:
             raise InvalidInput(
-                "search", str(work), "holds another search that was not finished: resume that, or remove the folder"
+                "search",
+                str(work),
+                "holds another search that was not finished: resume that, or remove the folder",
             )
         return int(held["seed"])
     if work.exists() and any(work.iterdir()):
-        raise InvalidInput("search", str(work), "is not empty and holds no search: move it away, or choose another --out")
+        raise InvalidInput(
+            "search",
+            str(work),
+            "is not empty and holds no search: move it away, or choose another --out",
+        )
     work.mkdir(parents=True, exist_ok=True)
     key = secrets.randbits(62) if seed is None else seed
     write_atomically(work / "config.toml", config.to_toml(publish=False).encode())
@@ -196,15 +243,29 @@ def _plan(config: SearchConfig, settings: Settings) -> Plan:
     """The plan of the private run with these settings."""
     found = config.with_settings(settings)
     recipe, privacy = job.recipe_of(found, job.records_of(found)), found.privacy
-    noise = _noise(replace(recipe, clip=FlatClip(1.0)), job.asked(privacy), privacy.delta, privacy.accountant)
+    noise = _noise(
+        replace(recipe, clip=FlatClip(1.0)), job.asked(privacy), privacy.delta, privacy.accountant
+    )
     return Plan(recipe, noise, privacy.delta, privacy.accountant)
 
 
 def _claim(config: SearchConfig, settings: Settings, trials: int, engine: str) -> PublicTuning:
     recipe = _plan(config, settings).recipe
-    about = {"unit": recipe.unit, "adjacency": recipe.adjacency, "delta": config.job.privacy.delta, "records": recipe.records}
+    about = {
+        "unit": recipe.unit,
+        "adjacency": recipe.adjacency,
+        "delta": config.job.privacy.delta,
+        "records": recipe.records,
+    }
     named = Path(config.tune.public or "").name
-    return PublicTuning(config.space.words(), trials, named, engine, accountant=config.job.privacy.accountant, **about)  # type: ignore[arg-type]
+    return PublicTuning(
+        config.space.words(),
+        trials,
+        named,
+        engine,
+        accountant=config.job.privacy.accountant,
+        **about,  # type: ignore[arg-type]
+    )
 
 
 def _trained(
@@ -225,7 +286,11 @@ def _trained(
         "used_for": f"choosing settings, by {len(rows)} trials",
         "provenance": config.tune.provenance or claim.data,
     }
-    run = replace(job.run_of(found, plan, out, resume, seed), beside=(claim,), public_data=(*found.public.rows(), row))
+    run = replace(
+        job.run_of(found, plan, out, resume, seed),
+        beside=(claim,),
+        public_data=(*found.public.rows(), row),
+    )
     if runs.complete(run, plan):
         return
     with runs.RunFolder(run, plan) as folder:

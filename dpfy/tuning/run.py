@@ -1,4 +1,6 @@
-"""A search from its terms to the run folder: plan, reserve, draw, try, select, card. In this order."""
+"""A search from its terms to the run folder: plan, reserve, draw, try, select, card. In this
+order.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ from dpfy.tuning.terms import Terms
 from dpfy.tuning.trial import ASKED, Row, Source, Task, Trial, listed
 
 WORTH = 1.15
-"""A Poisson number of trials, of which few are small, is taken where it needs no more than so many times the noise of a geometric one."""
+"""A Poisson number of trials, of which few are small, is taken where it needs no more than so many
+times the noise of a geometric one.
+"""
 FINAL = 10**6
 """The number of the run on all records, behind those of all trials."""
 
@@ -51,28 +55,44 @@ Scaled = Callable[[Settings, float], Settings]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search leaves: the run folder with its card, and the settings that were selected; None where no trial was made."""
+    """What a search leaves: the run folder with its card, and the settings that were selected; None
+    where no trial was made.
+    """
 
     run: Path
     settings: Settings | None
     card: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What was found and what it cost. Nothing about other trials, and no time, which would tell how many there were."""
+        """What was found and what it cost. Nothing about other trials, and no time, which would
+        tell how many there were.
+        """
         stated, part = self.card["guarantee"], card.section(self.card, TUNING)
         utility = {k: v for k, v in part.get("utility", {}).items() if k != "absent"}
-        told = {"run": str(self.run), "settings": self.settings, "score": part.get("score"), **utility}
-        told |= {key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")}
+        told = {
+            "run": str(self.run),
+            "settings": self.settings,
+            "score": part.get("score"),
+            **utility,
+        }
+        told |= {
+            key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")
+        }
         alone = self.card["formal"]["training"]
-        return told | {"training_alone": alone.get("epsilon"), "bill": part.get("bill"), "statement": self.card["statement"]}
+        return told | {
+            "training_alone": alone.get("epsilon"),
+            "bill": part.get("bill"),
+            "statement": self.card["statement"],
+        }
 
 
 @dataclass(frozen=True)
 class Work:
     """How a search is done: nothing here changes what it costs.
 
-    `scaled` gives the settings for a subset; `publish` the files of the selected run beside its model; `progress` is told how many trials
-    are made, where that is no secret, and what is being done.
+    `scaled` gives the settings for a subset; `publish` the files of the selected run beside its
+    model; `progress` is told how many trials are made, where that is no secret, and what is being
+    done.
     """
 
     workers: int = 1
@@ -97,15 +117,19 @@ def tune(
     engine: Engine | None = None,
     work: Work | None = None,
 ) -> Tuned:
-    """Search for settings on private data, and release the best trial: a run folder whose card covers the search.
+    """Search for settings on private data, and release the best trial: a run folder whose card
+    covers the search.
 
-    `objective` trains by `trial.plan` in `trial.run` (:func:`dpfy.fit` takes both) and returns a score, larger is better. `recipe` says,
-    for settings and a number of records, what a trial does to the data; the noise is added here, so that everything together costs
-    what `terms` say. Settings that change the bill (batch size, steps) are lists. Where an engine draws settings while a trial runs,
-    `space` is None and `recipe` a list: what trials may do, one recipe for each bill; the trial then asks for `trial.planned(recipe)`.
+    `objective` trains by `trial.plan` in `trial.run` (:func:`dpfy.fit` takes both) and returns a
+    score, larger is better. `recipe` says, for settings and a number of records, what a trial does
+    to the data; the noise is added here, so that everything together costs what `terms` say.
+    Settings that change the bill (batch size, steps) are lists. Where an engine draws settings
+    while a trial runs, `space` is None and `recipe` a list: what trials may do, one recipe for each
+    bill; the trial then asks for `trial.planned(recipe)`.
 
-    Guarantees: the whole event is reserved before the first trial; every trial is made under a permit for one of the events in it. What
-    is not covered by a theorem is refused. A search that was killed is resumed to the same selection; nothing but it leaves the folder.
+    Guarantees: the whole event is reserved before the first trial; every trial is made under a
+    permit for one of the events in it. What is not covered by a theorem is refused. A search that
+    was killed is resumed to the same selection; nothing but it leaves the folder.
     """
     where, work = Space.read(space) if isinstance(space, Mapping) else space, work or Work()
     place = run if isinstance(run, Place) else Place(run)
@@ -122,14 +146,17 @@ def tune(
         return _Searching(folder, claim, kinds, chosen, objective, parts, work).done()
 
 
-def _kinds(space: Space | None, recipe: RecipeFor | Sequence[Recipe], terms: Terms, work: Work) -> Kinds:
+def _kinds(
+    space: Space | None, recipe: RecipeFor | Sequence[Recipe], terms: Terms, work: Work
+) -> Kinds:
     parts = terms.parts
     if space is None or not callable(recipe):
         if callable(recipe) or space is not None or terms.route == SUBSET:
             raise InvalidInput(
                 "recipe",
                 recipe,
-                "must be a list of recipes where there is no space, and a function of settings where there is one",
+                "must be a list of recipes where there is no space, and a function of settings "
+                "where there is one",
             )
         return Kinds.listed(recipe)
     if terms.route != SUBSET:
@@ -145,7 +172,9 @@ def _kinds(space: Space | None, recipe: RecipeFor | Sequence[Recipe], terms: Ter
     )
 
 
-def _planned(space: Space | None, engine: Engine, kinds: Kinds, terms: Terms, place: Place, work: Work) -> Tuning:
+def _planned(
+    space: Space | None, engine: Engine, kinds: Kinds, terms: Terms, place: Place, work: Work
+) -> Tuning:
     """The claim of a new search: the least noise with which it costs what was asked for."""
     work.progress("calibrating", None)
     adaptive, seed, counts = engine.adaptive or terms.prune, None, tuple[int, ...]()
@@ -153,10 +182,20 @@ def _planned(space: Space | None, engine: Engine, kinds: Kinds, terms: Terms, pl
     if terms.route in (COMPOSITION, NOISY_MAX):
         seed = secrets.randbits(62) if place.seed is None else place.seed
         if not adaptive and space is not None:
-            counts = kinds.counts([engine.ask(n, _public(seed, n)) for n in range(int(terms.trials))])
+            counts = kinds.counts(
+                [engine.ask(n, _public(seed, n)) for n in range(int(terms.trials))]
+            )
     found: list[Paid] = []
     for shape in terms.shapes if terms.route in (RANDOM, SUBSET) else terms.shapes[:1]:
-        found.append(calibrated(terms.payment(shape, adaptive=adaptive), terms.target, kinds.recipes, kinds.finals, counts))
+        found.append(
+            calibrated(
+                terms.payment(shape, adaptive=adaptive),
+                terms.target,
+                kinds.recipes,
+                kinds.finals,
+                counts,
+            )
+        )
     paid = found[0]
     if len(found) > 1 and max(_ratios(*found)) > WORTH:
         paid = found[1]
@@ -168,7 +207,9 @@ def _words(space: Space | None) -> dict[str, str]:
 
 
 def _ratios(one: Paid, other: Paid) -> Iterator[float]:
-    return (a.noise_multiplier / b.noise_multiplier for a, b in zip(one.plans, other.plans, strict=True))
+    return (
+        a.noise_multiplier / b.noise_multiplier for a, b in zip(one.plans, other.plans, strict=True)
+    )
 
 
 def _public(seed: int, number: int) -> np.random.Generator:
@@ -191,7 +232,9 @@ def _held(place: Place, space: Space | None, engine: Engine, terms: Terms) -> Tu
         raise InvalidInput("resume", str(path), "holds no search")
     asked = terms.payment(held.payment.shape, adaptive=engine.adaptive or terms.prune)
     if held.payment != asked or held.space != _words(space) or held.engine != engine.name:
-        raise InvalidInput("resume tuning", "another search", "must be the one that the folder holds")
+        raise InvalidInput(
+            "resume tuning", "another search", "must be the one that the folder holds"
+        )
     if (held.delta, held.accountant) != (terms.delta, terms.accountant):
         raise InvalidInput("resume tuning", "other terms", "must be those that the folder holds")
     return held
@@ -214,14 +257,17 @@ class _Searching:
         if not log.is_file():
             if self.folder.identified and self.folder.has_begun(TUNING):
                 raise Corrupt(
-                    f"checkpoint/{SEARCH_LOG}", "is missing: nobody can tell which trials were made; start a new search"
+                    f"checkpoint/{SEARCH_LOG}",
+                    "is missing: nobody can tell which trials were made; start a new search",
                 )
             create(log, mode=PRIVATE_MODE)
         self.permit = self.folder.begin(TUNING)
         self.randomness = self.folder.randomness
         self.source = Source(self.folder.path / LEDGER, TUNING, self.randomness)
         self.search = Search(
-            self.folder.secrets, self.work.pool or pool.of(self.work.workers), self.claim.payment.route == NOISY_MAX
+            self.folder.secrets,
+            self.work.pool or pool.of(self.work.workers),
+            self.claim.payment.route == NOISY_MAX,
         )
         self.made = 0
 
@@ -234,13 +280,17 @@ class _Searching:
         else:
             for n, row in self.search.rows.items():
                 self._told(n, row)
-            number = self.search.made(self._tasks(int(payment.trials)), lambda task, row: self._told(task.number, row))
+            number = self.search.made(
+                self._tasks(int(payment.trials)), lambda task, row: self._told(task.number, row)
+            )
         if payment.route == NOISY_MAX:
             number = self._chosen()
         if number is None:
             return self._published(None)
         row = self.search.rows[number]
-        settings = self._asked(number) if payment.random and self.kinds.trial is not None else row.settings
+        settings = (
+            self._asked(number) if payment.random and self.kinds.trial is not None else row.settings
+        )
         place = self._on_all(settings) if paid.finals else self.search.place(number)
         return self._published(outcome.Selected(number, row, settings, place))
 
@@ -258,7 +308,9 @@ class _Searching:
             number += 1
 
     def _asked(self, number: int) -> Settings:
-        """What to try. What was asked of an engine is kept: its noise must meet these settings and no others."""
+        """What to try. What was asked of an engine is kept: its noise must meet these settings and
+        no others.
+        """
         if self.claim.payment.random:
             return self.engine.ask(number, self.randomness.generator("settings", number))
         assert self.claim.seed is not None
@@ -272,7 +324,11 @@ class _Searching:
 
     def _task(self, number: int, settings: Settings, *, final: bool = False) -> Task:
         paid, work = self.claim.paid, self.work
-        used = settings if final or not paid.finals or work.scaled is None else work.scaled(settings, self.claim.payment.sample)
+        used = (
+            settings
+            if final or not paid.finals or work.scaled is None
+            else work.scaled(settings, self.claim.payment.sample)
+        )
         return Task(
             self.search.place(number),
             number,
@@ -290,34 +346,49 @@ class _Searching:
         )
 
     def _told(self, number: int, row: Row) -> None:
-        if self.claim.payment.route == COMPOSITION:  # by noisy max the scores are exact, and nobody is told them
+        if (
+            self.claim.payment.route == COMPOSITION
+        ):  # by noisy max the scores are exact, and nobody is told them
             self.engine.tell(number, row)
         self.made += 1
         self.work.progress("searching", self.made)
 
     def _fits(self) -> bool:
-        """Whether the whole of one more trial, of any kind, fits under what was reserved, at every order."""
+        """Whether the whole of one more trial, of any kind, fits under what was reserved, at every
+        order.
+        """
         worst = events.one_of(plan.event for plan in self.claim.paid.plans)
         spent = [*(self._billed(row) for row in self.search.rows.values()), worst]
         total, budget = (
-            rdp.divergences(event, self.claim.adjacency) for event in (events.Composed(tuple(spent)), self.claim.event)
+            rdp.divergences(event, self.claim.adjacency)
+            for event in (events.Composed(tuple(spent)), self.claim.event)
         )
         return bool((total <= budget * (1 + 1e-9)).all())
 
     def _billed(self, row: Row) -> events.Event:
-        """What a trial released: all of its plan, or the steps that it made before it was pruned."""
+        """What a trial released: all of its plan, or the steps that it made before it was
+        pruned.
+        """
         plan = self.claim.paid.plans[row.kind]
         recipe = plan.recipe
         if row.steps >= recipe.steps or row.steps == 0:
             return plan.event if row.steps else events.Nothing()
-        released = first_steps(plan.noise_multiplier, recipe.sampler.participation, recipe.strategy, row.steps, recipe.steps)
+        released = first_steps(
+            plan.noise_multiplier,
+            recipe.sampler.participation,
+            recipe.strategy,
+            row.steps,
+            recipe.steps,
+        )
         return recipe.of_unit(released)
 
     def _chosen(self) -> int:
         """The winner, by the exponential mechanism on the counts of right answers of all trials."""
         rows, score = self.search.rows, self.claim.paid.score
         assert isinstance(score, events.BoundedRange)
-        counts = np.array([max(0, int(rows[n].score)) if np.isfinite(rows[n].score) else 0 for n in sorted(rows)])
+        counts = np.array(
+            [max(0, int(rows[n].score)) if np.isfinite(rows[n].score) else 0 for n in sorted(rows)]
+        )
         chooser = Exponential(score.epsilon, True, adjacency=self.claim.adjacency)
         self.folder.bind("scores", counts.tobytes())
         permit = self.permit.inner(score, FINAL)
@@ -339,7 +410,9 @@ class _Searching:
 
 
 def drawn(claim: Tuning, permit: Permit, randomness: Randomness) -> int:
-    """How many trials a search makes: drawn exactly from the law that is billed, from the search's secret, under its permit."""
+    """How many trials a search makes: drawn exactly from the law that is billed, from the search's
+    secret, under its permit.
+    """
     bits = source(claim.event, permit, randomness, 0)
     return PrivateSelection(events.Nothing(), claim.payment.trials, claim.payment.shape).runs(bits)
 

@@ -1,9 +1,12 @@
-"""A trial's own folder, among the secrets of the search: a training without card and ledger, that publishes nothing.
+"""A trial's own folder, among the secrets of the search: a training without card and ledger, that
+publishes nothing.
 
-    checkpoint/trials/000004/ (0700)   state.safetensors  steps.jsonl ...  model.safetensors  metrics.jsonl  told.json
+    checkpoint/trials/000004/ (0700)   state.safetensors  steps.jsonl ...  model.safetensors
+    metrics.jsonl  told.json
 
-Its noise comes from a secret of its own, made of the search's secret and the trial's number; its permit is one of the runs that the
-search was given its permit for. A search that is resumed finds its trials as a run finds its checkpoint.
+Its noise comes from a secret of its own, made of the search's secret and the trial's number; its
+permit is one of the runs that the search was given its permit for. A search that is resumed finds
+its trials as a run finds its checkpoint.
 """
 
 from __future__ import annotations
@@ -47,17 +50,23 @@ class _Alone:
         """No trial is settled."""
         return {}
 
-    def guarantee(self, accountant: Accountant, caveats: tuple[str, ...] = (), trust: str = "central") -> Guarantee:
+    def guarantee(
+        self, accountant: Accountant, caveats: tuple[str, ...] = (), trust: str = "central"
+    ) -> Guarantee:
         """Of the trial alone, with the caveat that it is one."""
         recipe = self.plan.recipe
         curve = figures.curve(self.plan.event, recipe.adjacency, accountant.name)
-        return Guarantee(curve, accountant.name, recipe.adjacency, recipe.unit, trust, (*caveats, ONE_TRIAL))
+        return Guarantee(
+            curve, accountant.name, recipe.adjacency, recipe.unit, trust, (*caveats, ONE_TRIAL)
+        )
 
 
 class SealedRun(RunFolder):
-    """The folder of one trial, used by `dpfy.fit` and `dpfy.PrivateTraining` as an opened run folder is.
+    """The folder of one trial, used by `dpfy.fit` and `dpfy.PrivateTraining` as an opened run
+    folder is.
 
-    Guarantees: everything in it is for the search alone (mode 0700), and is erased with the search's secrets; it publishes nothing.
+    Guarantees: everything in it is for the search alone (mode 0700), and is erased with the
+    search's secrets; it publishes nothing.
     """
 
     def __init__(
@@ -80,7 +89,9 @@ class SealedRun(RunFolder):
         self.fresh = not self.state.is_file()
         self._permit, self._reserved = permit, Reserved(Training(plan), randomness.fixed)
         if not (place / metrics.FILE).exists():
-            os.close(os.open(place / metrics.FILE, NEW, PRIVATE_MODE))  # for its owner alone, before anybody appends to it
+            os.close(
+                os.open(place / metrics.FILE, NEW, PRIVATE_MODE)
+            )  # for its owner alone, before anybody appends to it
 
     @property
     def reserved(self) -> Reserved:
@@ -112,12 +123,19 @@ class SealedRun(RunFolder):
     def begin(self, name: str) -> Permit:
         """The right to make this trial's steps; nothing else was reserved for it."""
         if name != TRAINING:
-            raise InvalidInput("claim", name, "a trial trains, and makes no other release: reserve that beside the search")
+            raise InvalidInput(
+                "claim",
+                name,
+                "a trial trains, and makes no other release: reserve that beside the search",
+            )
         return self.permit
 
     def begin_evaluation(self) -> Permit:
         """Refused: the score of a trial is part of the search's bill."""
-        raise Unsupported("a billed evaluation inside of a trial", "score it (trial.count), which the search pays for")
+        raise Unsupported(
+            "a billed evaluation inside of a trial",
+            "score it (trial.count), which the search pays for",
+        )
 
     def settle(self, name: str, made: int) -> None:
         """No trial is billed for less than its plan, but by the search."""
@@ -129,24 +147,38 @@ class SealedRun(RunFolder):
     def write(self, name: str, content: bytes) -> Path:
         """A file of the trial, for the search alone."""
         if name not in NAMES:
-            raise InvalidInput("artefact", name, f"must be one of a training's: {', '.join(Training.artefacts)}")
+            raise InvalidInput(
+                "artefact", name, f"must be one of a training's: {', '.join(Training.artefacts)}"
+            )
         write_atomically(self.path / name, content, mode=PRIVATE_MODE)
         return self.path / name
 
     def finish(self, facts: Callable[[], card.Facts] | card.Facts) -> Path:
-        """Keep what there is to tell, and forget how it came to be: checkpoints and journal are of no more use."""
+        """Keep what there is to tell, and forget how it came to be: checkpoints and journal are of
+        no more use.
+        """
         told = facts() if callable(facts) else facts
         sections = {name: dict(part) for name, part in ({**self.told, **told.sections}).items()}
-        body = {"provenance": dict(told.provenance), "releases": told.releases, "told": sections.get(TRAINING, {})}
+        body = {
+            "provenance": dict(told.provenance),
+            "releases": told.releases,
+            "told": sections.get(TRAINING, {}),
+        }
         body["plan"] = self.plan.to_json()
         self.write(TOLD, json.dumps(body, allow_nan=False).encode())
         return self.path
 
     def steps_made(self) -> int:
-        """How many steps may have been made, of a trial that was left: those of its checkpoint, and those in its journal."""
+        """How many steps may have been made, of a trial that was left: those of its checkpoint, and
+        those in its journal.
+        """
         kept = checkpoint.read(self.state, self.randomness).step if self.state.is_file() else 0
         file = self.path / "steps.jsonl"
-        noted = [json.loads(line)["step"] + 1 for line in file.read_text().splitlines()] if file.is_file() else []
+        noted = (
+            [json.loads(line)["step"] + 1 for line in file.read_text().splitlines()]
+            if file.is_file()
+            else []
+        )
         return max([kept, *noted])
 
     def abandon(self) -> None:
@@ -155,13 +187,17 @@ class SealedRun(RunFolder):
     def close(self) -> None:
         """Nothing is held here."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         """Nothing to let go of."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a trained trial has to tell: its plan, its section of a card, where and how it ran, and how many steps it made."""
+    """What a trained trial has to tell: its plan, its section of a card, where and how it ran, and
+    how many steps it made.
+    """
 
     plan: Plan
     section: Mapping[str, Any]
@@ -173,7 +209,12 @@ class Told:
         """That of the trial in `place`."""
         try:
             held = reading.parsed_json(TOLD, reading.content(TOLD, place / TOLD, name=TOLD))
-            return cls(Plan.from_json(held["plan"]), held["told"], held["provenance"], int(held["releases"]))
+            return cls(
+                Plan.from_json(held["plan"]),
+                held["told"],
+                held["provenance"],
+                int(held["releases"]),
+            )
         except (InvalidInput, KeyError, TypeError, ValueError):
             raise Corrupt(TOLD, "does not hold what a trial tells") from None
 
@@ -192,5 +233,6 @@ def held(place: Path) -> Iterator[None]:
             yield
     except Busy:
         raise Busy(
-            "the search: a process of an earlier attempt is still at work on it; wait for it to end, then resume"
+            "the search: a process of an earlier attempt is still at work on it; wait for it to "
+            "end, then resume"
         ) from None

@@ -1,7 +1,8 @@
-"""A search under way: trials are made, scored and compared; only the best is kept, and a search that was killed goes on to the same one.
+"""A search under way: trials are made, scored and compared; only the best is kept, and a search
+that was killed goes on to the same one.
 
-    checkpoint/scores.jsonl (0600)   {"trial": 4, "score": 0.91, "settings": {...}, ...}    one line a trial
-    checkpoint/trials/000004/ (0700) the best so far, and those under way
+    checkpoint/scores.jsonl (0600)   {"trial": 4, "score": 0.91, "settings": {...}, ...}    one line
+    a trial checkpoint/trials/000004/ (0700) the best so far, and those under way
 
 Nothing of this leaves checkpoint/, which is erased when the run ends.
 """
@@ -30,9 +31,11 @@ Tell = Callable[[Task, Row], None]
 
 @dataclass
 class Search:
-    """Trials of one search, in the secret folder `secrets`. `rows` are those made so far, by number, in the order in which they ended.
+    """Trials of one search, in the secret folder `secrets`. `rows` are those made so far, by
+    number, in the order in which they ended.
 
-    With `keep` all trials are kept until the run ends: where the best is chosen among them afterwards.
+    With `keep` all trials are kept until the run ends: where the best is chosen among them
+    afterwards.
     """
 
     secrets: Path
@@ -53,14 +56,18 @@ class Search:
         return self.secrets / FOLDER / f"{number:06d}"
 
     def made(self, tasks: Iterable[Task], tell: Tell = lambda task, row: None) -> int | None:
-        """Make all trials that are not made yet. The number of the best one, the first of equals; None if there is none.
+        """Make all trials that are not made yet. The number of the best one, the first of equals;
+        None if there is none.
 
-        Guarantees: which one that is does not depend on how many processes make them, in which order they end, or how often the search was
-        killed and resumed. When it returns, nothing is left of the others. A trial's row is on the disk before its folder is erased, which
-        is done while the next one runs: no more than one waits for it.
+        Guarantees: which one that is does not depend on how many processes make them, in which
+        order they end, or how often the search was killed and resumed. When it returns, nothing is
+        left of the others. A trial's row is on the disk before its folder is erased, which is done
+        while the next one runs: no more than one waits for it.
         """
         (self.secrets / FOLDER).mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(self.secrets / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE)
+        handle = os.open(
+            self.secrets / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE
+        )
         erased = Future[None]()
         erased.set_result(None)
         try:
@@ -80,7 +87,9 @@ class Search:
         return (task for task in tasks if task.number not in self.rows)
 
     def _note(self, handle: int, number: int, made: Row) -> int | None:
-        """Write the row down. Which trial is to be forgotten: the worse of this one and the best so far."""
+        """Write the row down. Which trial is to be forgotten: the worse of this one and the best so
+        far.
+        """
         line = json.dumps({"trial": number} | made.to_json())
         os.write(handle, (line + "\n").encode())
         os.fsync(handle)

@@ -1,7 +1,8 @@
-"""What is searched: ranges and lists of settings, by name, all of it public. Draws are independent of each other and of the data.
+"""What is searched: ranges and lists of settings, by name, all of it public. Draws are independent
+of each other and of the data.
 
-In a file or on a command line a range is a word: ``0.05..5 log`` (evenly in the logarithm), ``0..0.5`` (evenly), ``1..8 whole`` (whole
-numbers); a list is a TOML list: ``[256, 512, 1024]``.
+In a file or on a command line a range is a word: ``0.05..5 log`` (evenly in the logarithm),
+``0..0.5`` (evenly), ``1..8 whole`` (whole numbers); a list is a TOML list: ``[256, 512, 1024]``.
 """
 
 from __future__ import annotations
@@ -41,13 +42,19 @@ class Range:
         if not low < high:
             raise InvalidInput("range", (low, high), "low must be less than high")
         if self.log and low <= 0:
-            raise InvalidInput("range", (low, high), "must begin above 0 to be even in the logarithm")
+            raise InvalidInput(
+                "range", (low, high), "must begin above 0 to be even in the logarithm"
+            )
 
     def at(self, share: float) -> float:
-        """The number below which lie `share` of the draws, rounded to what is printed and kept inside of the range."""
+        """The number below which lie `share` of the draws, rounded to what is printed and kept
+        inside of the range.
+        """
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         drawn = low + share * (high - low)
-        return float(f"{min(max(math.exp(drawn) if self.log else drawn, self.low), self.high):.{DIGITS}g}")
+        return float(
+            f"{min(max(math.exp(drawn) if self.log else drawn, self.low), self.high):.{DIGITS}g}"
+        )
 
     def share(self, value: float) -> float:
         """Where a number lies in the range, from 0 to 1."""
@@ -91,7 +98,11 @@ class Whole:
     def ends(self) -> tuple[Any, ...]:
         """All of them where they are few, else the ends and one between."""
         few = self.high - self.low < MOST_CHOICES
-        return tuple(range(self.low, self.high + 1)) if few else (self.low, (self.low + self.high) // 2, self.high)
+        return (
+            tuple(range(self.low, self.high + 1))
+            if few
+            else (self.low, (self.low + self.high) // 2, self.high)
+        )
 
     @property
     def words(self) -> str:
@@ -106,14 +117,20 @@ class Choice:
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(tuple(v) if isinstance(v, list) else v for v in self.values))
+        object.__setattr__(
+            self, "values", tuple(tuple(v) if isinstance(v, list) else v for v in self.values)
+        )
         if not 1 <= len(self.values) <= MOST_CHOICES:
             raise InvalidInput("choices", len(self.values), f"must be 1 to {MOST_CHOICES}")
         if any(a == b for a, b in itertools.combinations(self.values, 2)):
             raise InvalidInput("choices", self.values, "must differ from each other")
         for value in self.values:
-            if not isinstance(value, str | int | float | bool | tuple) or (isinstance(value, float) and not math.isfinite(value)):
-                raise InvalidInput("choices", value, "must be numbers, texts, true or false, or lists of them")
+            if not isinstance(value, str | int | float | bool | tuple) or (
+                isinstance(value, float) and not math.isfinite(value)
+            ):
+                raise InvalidInput(
+                    "choices", value, "must be numbers, texts, true or false, or lists of them"
+                )
 
     def share(self, value: Any) -> float:
         """Where a value stands in the list, from 0 to 1."""
@@ -152,14 +169,17 @@ def choice(*values: Any) -> Choice:
 class Space:
     """What is searched, by name.
 
-    Guarantees: a draw is a function of the generator that it is given and of nothing else; draws of one space are independent and alike.
+    Guarantees: a draw is a function of the generator that it is given and of nothing else; draws of
+    one space are independent and alike.
     """
 
     dimensions: Mapping[str, Dimension]
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.dimensions) <= MOST_NAMES:
-            raise InvalidInput("space", list(self.dimensions), f"must name 1 to {MOST_NAMES} settings to search")
+            raise InvalidInput(
+                "space", list(self.dimensions), f"must name 1 to {MOST_NAMES} settings to search"
+            )
         for name, dimension in self.dimensions.items():
             check.one_line("space", name, 80)
             if not isinstance(dimension, Range | Whole | Choice):
@@ -176,10 +196,14 @@ class Space:
         return {name: dimension.draw(rng) for name, dimension in self.dimensions.items()}
 
     def corners(self, names: Iterable[str] | None = None) -> Iterator[Settings]:
-        """Every combination of the values that stand for the dimensions called `names`, all others at their first."""
+        """Every combination of the values that stand for the dimensions called `names`, all others
+        at their first.
+        """
         chosen = set(self.dimensions if names is None else names)
         rows = [d.ends() if name in chosen else d.ends()[:1] for name, d in self.dimensions.items()]
-        return (dict(zip(self.dimensions, values, strict=True)) for values in itertools.product(*rows))
+        return (
+            dict(zip(self.dimensions, values, strict=True)) for values in itertools.product(*rows)
+        )
 
     def one_by_one(self) -> Iterator[Settings]:
         """Every value that stands for a dimension, with all others at their first."""
@@ -189,12 +213,17 @@ class Space:
 
     def at(self, settings: Mapping[str, Any]) -> list[float]:
         """Where settings lie in each dimension, from 0 to 1."""
-        return [round(dimension.share(settings[name]), 6) for name, dimension in self.dimensions.items()]
+        return [
+            round(dimension.share(settings[name]), 6) for name, dimension in self.dimensions.items()
+        ]
 
     def axes(self) -> list[dict[str, str]]:
         """Each dimension with its lower and its upper end, as words."""
         ends = {name: d.ends() for name, d in self.dimensions.items()}
-        return [{"name": name, "low": _shown(found[0]), "high": _shown(found[-1])} for name, found in ends.items()]
+        return [
+            {"name": name, "low": _shown(found[0]), "high": _shown(found[-1])}
+            for name, found in ends.items()
+        ]
 
     def words(self) -> dict[str, str]:
         """The space as it is written in a file."""
@@ -225,7 +254,10 @@ def dimension(name: str, given: Any) -> Dimension:
 def _range(name: str, low: str, high: str, kind: str | None) -> Dimension:
     if kind != "whole":
         return _named(name, lambda: Range(float(low), float(high), kind == "log"))
-    if not (low.lstrip("+-").isdecimal() and high.lstrip("+-").isdecimal()) or max(len(low), len(high)) > 18:
+    if (
+        not (low.lstrip("+-").isdecimal() and high.lstrip("+-").isdecimal())
+        or max(len(low), len(high)) > 18
+    ):
         raise InvalidInput(f"search.{name}", f"{low}..{high} whole", "must have whole ends")
     return _named(name, lambda: Whole(int(low), int(high)))
 

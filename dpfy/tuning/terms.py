@@ -1,4 +1,6 @@
-"""What a search may cost, and how it is paid for: all that is public about it beside what is searched."""
+"""What a search may cost, and how it is paid for: all that is public about it beside what is
+searched.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ AUTO = "auto"
 class Terms:
     """What a search may cost, and how it is paid for. All of it is public.
 
-    `trials` is their number, or its mean where it is random (`law`: logarithmic, geometric, poisson, or auto). `score` says whose records
-    trials are scored on; `held_out` is the share of the records that is kept for that, `sample` the share that a search on a subset
-    sees.
+    `trials` is their number, or its mean where it is random (`law`: logarithmic, geometric,
+    poisson, or auto). `score` says whose records trials are scored on; `held_out` is the share of
+    the records that is kept for that, `sample` the share that a search on a subset sees.
     """
 
     epsilon: float
@@ -49,12 +51,25 @@ class Terms:
 
     def payment(self, shape: float, *, adaptive: bool) -> Payment:
         """The payment with this law of the number of trials."""
-        return Payment(self.route, self.trials, shape, self.score, adaptive, self.prune, self.sample, self.adjacency)  # type: ignore[arg-type]
+        return Payment(
+            self.route,
+            self.trials,
+            shape,
+            self.score,
+            adaptive,
+            self.prune,
+            self.sample,
+            self.adjacency,  # type: ignore[arg-type]
+        )
 
     @property
     def parts(self) -> Parts:
         """Who takes part in what."""
-        return Parts(self.records, self.held_out if self.score == HELD_OUT else 0.0, self.sample if self.route == SUBSET else 1.0)
+        return Parts(
+            self.records,
+            self.held_out if self.score == HELD_OUT else 0.0,
+            self.sample if self.route == SUBSET else 1.0,
+        )
 
     @property
     def target(self) -> Target:

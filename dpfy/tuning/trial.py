@@ -1,4 +1,6 @@
-"""One trial: settings and a plan go in, a trained model and its score come out, all of it among the secrets of the search."""
+"""One trial: settings and a plan go in, a trained model and its score come out, all of it among the
+secrets of the search.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,14 @@ class TrialFailed(DpfyError):
 
 
 class Trial:
-    """What an objective is given: the `settings` to try, the calibrated `plan` to train by, and the `run` to train in.
+    """What an objective is given: the `settings` to try, the calibrated `plan` to train by, and the
+    `run` to train in.
 
-    dpfy.fit(net, data, plan=trial.plan, run=trial.run, ...)  or  dpfy.PrivateTraining(net, optimizer, data, trial.plan, trial.run)
+    dpfy.fit(net, data, plan=trial.plan, run=trial.run, ...)  or  dpfy.PrivateTraining(net,
+    optimizer, data, trial.plan, trial.run)
 
-    What it prints, stores or returns may tell of a trial that is not selected: it should do nothing but train and score.
+    What it prints, stores or returns may tell of a trial that is not selected: it should do nothing
+    but train and score.
     """
 
     def __init__(self, task: Task) -> None:
@@ -70,20 +75,26 @@ class Trial:
     def plan(self) -> Plan:
         """What the trial does to the data, with the noise that the search pays for."""
         if self._plan is None:
-            raise InvalidInput("trial.plan", None, "say first what the trial does: trial.planned(recipe)")
+            raise InvalidInput(
+                "trial.plan", None, "say first what the trial does: trial.planned(recipe)"
+            )
         return self._plan
 
     @property
     def run(self) -> SealedRun:
         """The folder to train in."""
         if self._run is None:
-            raise InvalidInput("trial.run", None, "say first what the trial does: trial.planned(recipe)")
+            raise InvalidInput(
+                "trial.run", None, "say first what the trial does: trial.planned(recipe)"
+            )
         return self._run
 
     def planned(self, recipe: Recipe) -> Plan:
-        """The plan of a recipe, with the noise of its kind; for searches whose trials find their settings while they run. Once a trial.
+        """The plan of a recipe, with the noise of its kind; for searches whose trials find their
+        settings while they run. Once a trial.
 
-        Guarantees: a recipe whose bill is none of those that the search reserved is refused, and so is one for another unit or adjacency.
+        Guarantees: a recipe whose bill is none of those that the search reserved is refused, and so
+        is one for another unit or adjacency.
         """
         task, bill = self._task, _bill(recipe)
         if self._plan is not None:
@@ -91,7 +102,9 @@ class Trial:
         place = next((k for k, kind in enumerate(task.kinds) if _bill(kind.recipe) == bill), None)
         if place is None:
             raise InvalidInput(
-                "trial", "settings with another bill", "nothing was reserved for it: name it among the kinds of trials"
+                "trial",
+                "settings with another bill",
+                "nothing was reserved for it: name it among the kinds of trials",
             )
         kind = task.kinds[place]
         plan = Plan(recipe, kind.noise_multiplier, kind.delta, kind.accountant)
@@ -102,9 +115,13 @@ class Trial:
         return plan
 
     def drew(self, name: str, value: Any) -> None:
-        """Keep a setting that was drawn while the trial runs: made again after a crash, the trial finds it in `settings`."""
+        """Keep a setting that was drawn while the trial runs: made again after a crash, the trial
+        finds it in `settings`.
+        """
         self.settings[name] = value
-        write_atomically(self._task.place / ASKED, json.dumps(self.settings).encode(), mode=PRIVATE_MODE)
+        write_atomically(
+            self._task.place / ASKED, json.dumps(self.settings).encode(), mode=PRIVATE_MODE
+        )
 
     @property
     def number(self) -> int:
@@ -113,11 +130,15 @@ class Trial:
 
     @property
     def score(self) -> events.Event | None:
-        """What the score on private records releases; None where trials are scored on public ones."""
+        """What the score on private records releases; None where trials are scored on public
+        ones.
+        """
         return self._task.score
 
     def train(self, data: object) -> Records:
-        """The records that this trial trains on: all of them, those not held out for scores, or a search's sample of them."""
+        """The records that this trial trains on: all of them, those not held out for scores, or a
+        search's sample of them.
+        """
         task = self._task
         if task.parts is None:
             records = as_records(data)
@@ -130,7 +151,9 @@ class Trial:
         """The private records held out for scores, from the same data as `train`."""
         task = self._task
         if task.parts is None or not task.parts.held_out:
-            raise Unsupported("validation records that were not held out", "search with score='held-out'")
+            raise Unsupported(
+                "validation records that were not held out", "search with score='held-out'"
+            )
         records = task.parts.valid(self._whole(data), task.source.randomness)
         self._given[HELD_OUT] = records
         return records
@@ -141,14 +164,22 @@ class Trial:
         return self._task.kinds[0].recipe.unit
 
     def _whole(self, data: object) -> Records:
-        """The data to take a part of: always the same rows, one for each unit, so that a unit's coin is always its own."""
+        """The data to take a part of: always the same rows, one for each unit, so that a unit's
+        coin is always its own.
+        """
         if isinstance(data, Owned | LazyRecords):
-            way_out = "give records in memory, grouped with dpfy.by_user(records, users, most) where a user owns several"
+            way_out = (
+                "give records in memory, grouped with dpfy.by_user(records, users, most) where a "
+                "user owns several"
+            )
             raise Unsupported("a part of records that are read when they are drawn", way_out)
         records = as_records(data)
         self._require_units("trial.train", records)
         if self._rows not in (None, len(records)):
-            rule = "must be the same records, in the same order, in every call of trial.train and trial.valid"
+            rule = (
+                "must be the same records, in the same order, in every call of trial.train and "
+                "trial.valid"
+            )
             raise InvalidInput("trial.train", "another number of records", rule)
         self._rows = len(records)
         return records
@@ -156,11 +187,16 @@ class Trial:
     def _require_units(self, name: str, records: Records) -> None:
         most = self._unit.most_records
         if records.records_each != most:
-            rule = f"one {self._unit.name} owns up to {most}: group the records with dpfy.by_user(records, users, {most})"
+            rule = (
+                f"one {self._unit.name} owns up to {most}: group the records with "
+                f"dpfy.by_user(records, users, {most})"
+            )
             raise InvalidInput(name, f"{records.records_each} records in a row", rule)
 
     def report(self, score: float) -> bool:
-        """Tell how the trial does so far, on public records; whether it should be ended: then raise :class:`dpfy.tuning.trial.Pruned`."""
+        """Tell how the trial does so far, on public records; whether it should be ended: then raise
+        :class:`dpfy.tuning.trial.Pruned`.
+        """
         if self._task.prune is None:
             raise Unsupported(
                 "looking at a trial before its end in this search",
@@ -169,19 +205,23 @@ class Trial:
         return self._task.prune(self._task.number, as_score(score))
 
     def count(self, right: int | Tensor) -> float:
-        """The score on private records: how many of them the model answers right, each of them at most once.
+        """The score on private records: how many of them the model answers right, each of them at
+        most once.
 
-        `right` is their number, or a bool for each record. Where a unit owns several records it must be a bool for each place of the users
-        that `trial.valid` gave (`trial.train` with score="training"): ``model(users.flat[0]).argmax(1) == users.flat[1]``. A user then
-        counts once, with the share of their records that is right, in hundredths.
+        `right` is their number, or a bool for each record. Where a unit owns several records it
+        must be a bool for each place of the users that `trial.valid` gave (`trial.train` with
+        score="training"): ``model(users.flat[0]).argmax(1) == users.flat[1]``. A user then counts
+        once, with the share of their records that is right, in hundredths.
 
-        Guarantees: one unit adds between 0 and 1 to the score, which is what is billed. The score has noise where it is released, and is
-        exact where the exponential mechanism will choose among scores that nobody else sees. Refused where the search reserved nothing.
+        Guarantees: one unit adds between 0 and 1 to the score, which is what is billed. The score
+        has noise where it is released, and is exact where the exponential mechanism will choose
+        among scores that nobody else sees. Refused where the search reserved nothing.
         """
         task, score = self._task, self._task.score
         if score is None:
             raise Unsupported(
-                "a score on private records that nothing is reserved for", "search with score='held-out' or score='training'"
+                "a score on private records that nothing is reserved for",
+                "search with score='held-out' or score='training'",
             )
         total, laid = self._total(right), points(self._unit)
         if task.final:  # it is selected already, and nothing pays for one more look
@@ -191,26 +231,41 @@ class Trial:
         self.counted = float(total)
         if isinstance(score, events.DiscreteGaussian):
             if score.sensitivity != laid:
-                raise Unsupported("a score of users in a search that was reserved for single records", "start the search again")
+                raise Unsupported(
+                    "a score of users in a search that was reserved for single records",
+                    "start the search again",
+                )
             self.run.bind("score", str(total).encode())
-            bounded, permit = Bounded(total, Bound.scalar(laid), self._unit), task.source.permit(score, task.number, 1)
-            noisy = DiscreteGaussian(score.sigma, laid).release(bounded, permit, self.run.randomness)
+            bounded, permit = (
+                Bounded(total, Bound.scalar(laid), self._unit),
+                task.source.permit(score, task.number, 1),
+            )
+            noisy = DiscreteGaussian(score.sigma, laid).release(
+                bounded, permit, self.run.randomness
+            )
             self.counted = float(noisy.value) / laid
         return self.counted
 
     def _total(self, right: int | Tensor) -> int:
         """The score in points, of which one unit adds at most `points` of them."""
-        scored = self._given.get(TRAINED_ON if self._task.parts is None or not self._task.parts.held_out else HELD_OUT)
+        scored = self._given.get(
+            TRAINED_ON if self._task.parts is None or not self._task.parts.held_out else HELD_OUT
+        )
         if isinstance(right, Tensor):
             if scored is not None:
                 self._require_units("trial.count", scored)
             return _points(right, scored, points(self._unit))
         if self._unit.most_records > 1:
-            rule = f"one {self._unit.name} owns several records and must count once: give one bool for each place, not a number"
+            rule = (
+                f"one {self._unit.name} owns several records and must count once: give one bool "
+                f"for each place, not a number"
+            )
             raise InvalidInput("trial.count", "a number", rule)
         found = check.integer("right", right, least=0)
         if scored is not None and found > len(scored):
-            raise InvalidInput("trial.count", "a number", "must be at most the number of records that are scored")
+            raise InvalidInput(
+                "trial.count", "a number", "must be at most the number of records that are scored"
+            )
         return found
 
 
@@ -220,20 +275,27 @@ def _bill(recipe: Recipe) -> tuple[object, ...]:
 
 
 def _points(right: Tensor, scored: Records | None, each: int) -> int:
-    """The sum over units of the share of their records that is right, each rounded to one of `each` points."""
+    """The sum over units of the share of their records that is right, each rounded to one of `each`
+    points.
+    """
     real = torch.ones(0, 1, dtype=torch.bool)
     if scored is not None:
         grouped = isinstance(scored, UserRecords)
         real = scored.tensors[-1].cpu() if grouped else torch.ones(len(scored), 1, dtype=torch.bool)
     if right.dtype != torch.bool or right.numel() != real.numel():
-        rule = "must be one bool for each record that trial.valid gave (trial.train with score='training'): ask it for them first"
+        rule = (
+            "must be one bool for each record that trial.valid gave (trial.train with "
+            "score='training'): ask it for them first"
+        )
         raise InvalidInput("trial.count", f"a tensor of {right.dtype}", rule)
     hits, owned = (right.cpu().reshape(real.shape) & real).sum(1), real.sum(1).clamp(min=1)
     return int(((2 * each * hits + owned) // (2 * owned)).sum())
 
 
 class Objective(Protocol):
-    """What is searched over: trains `trial.plan` in `trial.run`, and returns the score, larger is better."""
+    """What is searched over: trains `trial.plan` in `trial.run`, and returns the score, larger is
+    better.
+    """
 
     def __call__(self, trial: Trial) -> float:
         """Train and score."""
@@ -241,7 +303,9 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Where trials get their rights and their secrets: the search's run folder; None where the data is public and nothing is billed."""
+    """Where trials get their rights and their secrets: the search's run folder; None where the data
+    is public and nothing is billed.
+    """
 
     ledger: Path | None
     name: str
@@ -267,7 +331,9 @@ def _permits(ledger: Path, version: tuple[int, ...]) -> tuple[Permit, ...]:
 
 @dataclass(frozen=True)
 class Row:
-    """A trial that is over: its score, the steps it made, its kind and its settings; `notes` are an engine's own."""
+    """A trial that is over: its score, the steps it made, its kind and its settings; `notes` are an
+    engine's own.
+    """
 
     score: float
     steps: int
@@ -278,23 +344,38 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """As it is written down."""
         score = None if self.score == WORST else self.score
-        return {"score": score, "steps": self.steps, "kind": self.kind, "settings": self.settings, "notes": dict(self.notes)}
+        return {
+            "score": score,
+            "steps": self.steps,
+            "kind": self.kind,
+            "settings": self.settings,
+            "notes": dict(self.notes),
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> Row:
         """What `to_json` wrote; lists of settings are tuples again."""
         score = WORST if data["score"] is None else float(data["score"])
-        return cls(score, int(data["steps"]), int(data["kind"]), listed(data["settings"]), dict(data["notes"]))
+        return cls(
+            score,
+            int(data["steps"]),
+            int(data["kind"]),
+            listed(data["settings"]),
+            dict(data["notes"]),
+        )
 
 
 def listed(settings: Mapping[str, Any]) -> Settings:
     """Settings as JSON gives them back: lists are tuples again."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
 
 
 @dataclass(frozen=True, repr=False)
 class Task:
-    """All that a process needs to make one trial: what it does (`recipe`), or None where it says so itself, and plans of all kinds.
+    """All that a process needs to make one trial: what it does (`recipe`), or None where it says so
+    itself, and plans of all kinds.
 
     Settings and kind are what the trial was made with, and are kept with its score.
     """
@@ -314,10 +395,12 @@ class Task:
     device: str = "cpu"
 
     def __call__(self) -> Row:
-        """Make the trial, or go on with it, with no step more if it is trained already. Its row; a score that is not a number is the worst.
+        """Make the trial, or go on with it, with no step more if it is trained already. Its row; a
+        score that is not a number is the worst.
 
-        Guarantees: made again after a crash it is the same trial, bit for bit, as far as the objective depends on nothing but its trial,
-        the data and the generators of Python, NumPy and torch.
+        Guarantees: made again after a crash it is the same trial, bit for bit, as far as the
+        objective depends on nothing but its trial, the data and the generators of Python, NumPy and
+        torch.
         """
         with held(self.place):
             trial, steps = Trial(self), None
@@ -328,7 +411,13 @@ class Task:
                     score = self._made(trial)
                 except Pruned:
                     score, steps = WORST, min(trial.plan.recipe.steps, trial.run.steps_made())
-            return Row(score, trial.plan.recipe.steps if steps is None else steps, trial.kind, trial.settings, trial.notes)
+            return Row(
+                score,
+                trial.plan.recipe.steps if steps is None else steps,
+                trial.kind,
+                trial.settings,
+                trial.notes,
+            )
 
     @property
     def secret(self) -> Randomness:
@@ -338,28 +427,34 @@ class Task:
     def _made(self, trial: Trial) -> float:
         try:
             found = self.objective(trial)
-        except InvalidInput as problem:  # not the value, which may be of a trial that nobody is to know of
+        except (
+            InvalidInput
+        ) as problem:  # not the value, which may be of a trial that nobody is to know of
             raise TrialFailed(f"a trial failed: {problem.field}: {problem.rule}") from None
         except DpfyError as problem:
             raise TrialFailed(f"a trial failed: {problem}") from None
         except Pruned:
             if self.prune is None:
                 raise TrialFailed(
-                    "a trial was pruned in a search that bills whole trials; pay by composition, with pruning"
+                    "a trial was pruned in a search that bills whole trials; pay by composition, "
+                    "with pruning"
                 ) from None
             raise
         except Exception as problem:  # its text may hold anything
             raise TrialFailed(
-                f"a trial failed ({type(problem).__name__}); run the objective by itself, on made-up data, to see where"
+                f"a trial failed ({type(problem).__name__}); run the objective by itself, on "
+                f"made-up data, to see where"
             ) from None
         if not trial.run.finished:
             raise TrialFailed(
-                "a trial trained nothing: an objective trains by trial.plan in trial.run (dpfy.fit(..., run=trial.run))"
+                "a trial trained nothing: an objective trains by trial.plan in trial.run "
+                "(dpfy.fit(..., run=trial.run))"
             )
         if self.score is not None and not self.final:
             if trial.counted is None:
                 raise TrialFailed(
-                    "a trial was not scored: return trial.count(right), the number of right answers on the validation records"
+                    "a trial was not scored: return trial.count(right), the number of right "
+                    "answers on the validation records"
                 )
             found = trial.counted
         return as_score(found)
@@ -370,13 +465,17 @@ def as_score(found: Any) -> float:
     try:
         score = float(found)
     except (TypeError, ValueError):
-        raise TrialFailed("a trial's score is no number: return a float, larger is better") from None
+        raise TrialFailed(
+            "a trial's score is no number: return a float, larger is better"
+        ) from None
     return score if math.isfinite(score) else WORST
 
 
 @contextmanager
 def _seeded(secret: Randomness) -> Iterator[None]:
-    """The generators that programs draw from begin alike whenever the trial is made; those of this process go on as they were."""
+    """The generators that programs draw from begin alike whenever the trial is made; those of this
+    process go on as they were.
+    """
     seed = int.from_bytes(secret.key("generators", 0, 8), "little") >> 1
     kept, arrays = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
@@ -384,7 +483,8 @@ def _seeded(secret: Randomness) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        # where there is nothing but a processor, torch.manual_seed would keep a call with its stack for each accelerator there is not
+        # where there is nothing but a processor, torch.manual_seed would keep a call with its stack
+        # for each accelerator there is not
         (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
         try:
             yield

@@ -1,4 +1,6 @@
-"""The laws of accounting for one random setting; in a file of its own, so that other processes can check them too."""
+"""The laws of accounting for one random setting; in a file of its own, so that other processes can
+check them too.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def check(seed: int) -> None:
     curve = accounting.curve(s.event(), adjacency=s.adjacency)
     upper = curve.epsilon(s.delta)
     assert upper >= 0, s
-    assert math.isfinite(upper) or "black box" in s.kind, s  # a box that fails with probability delta has no epsilon below it
+    assert math.isfinite(upper) or "black box" in s.kind, (
+        s
+    )  # a box that fails with probability delta has no epsilon below it
     event, delta = s.costlier()
     assert accounting.epsilon(event, delta, adjacency=s.adjacency) >= upper * (1 - ROUND) - 1e-12, s
     if seed % 4 in (1, 3):
@@ -33,7 +37,9 @@ def check(seed: int) -> None:
         if seed % 10 == 1:
             for name in ("rdp", "zcdp", "gdp"):
                 if accounting.accountant(name).why_not(s.event(), s.adjacency) is None:
-                    other = accounting.epsilon(s.event(), s.delta, adjacency=s.adjacency, accountant=name)
+                    other = accounting.epsilon(
+                        s.event(), s.delta, adjacency=s.adjacency, accountant=name
+                    )
                     assert other >= lower * (1 - ROUND), (name, s)
     elif seed % 4 == 0:
         leaf = s.make(s.noise)
@@ -44,7 +50,9 @@ def check(seed: int) -> None:
 
 
 PROFILED = 5e-5
-"""How closely a profile is read at its points: a change that costs less than this may be lost between them."""
+"""How closely a profile is read at its points: a change that costs less than this may be lost
+between them.
+"""
 
 
 def check_mixture(seed: int) -> None:
@@ -57,7 +65,9 @@ def check_mixture(seed: int) -> None:
         event, delta = s.costlier()
         assert accounting.epsilon(event, delta, adjacency=s.adjacency) >= upper * (1 - PROFILED), s
     for part, count in leaves(s.make(s.noise)):
-        alone = accounting.curve(ev.Repeated(part, count), adjacency=s.adjacency).epsilon_lower(s.delta)
+        alone = accounting.curve(ev.Repeated(part, count), adjacency=s.adjacency).epsilon_lower(
+            s.delta
+        )
         assert alone is None or alone <= upper, (part, s)
     if accounting.accountant("rdp").why_not(s.event(), s.adjacency) is None:
         other = accounting.epsilon(s.event(), s.delta, adjacency=s.adjacency, accountant="rdp")
@@ -76,5 +86,7 @@ def check_chunk(law: str, chunk: int) -> None:
     for seed in range(chunk * size, (chunk + 1) * size):
         try:
             holds(seed)
-        except AssertionError as problem:  # a setting holds functions, which cannot be sent to another process
+        except (
+            AssertionError
+        ) as problem:  # a setting holds functions, which cannot be sent to another process
             raise AssertionError(f"{law}, seed {seed}: {problem}") from None

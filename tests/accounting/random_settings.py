@@ -1,4 +1,6 @@
-"""Random settings for every event and sampling that the accountants know, and what each costs in one step, computed by hand."""
+"""Random settings for every event and sampling that the accountants know, and what each costs in
+one step, computed by hand.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Setting:
-    """An event for every noise, how often it is run, and a delta; `factor` and `axis` say which neighbour to compare it with."""
+    """An event for every noise, how often it is run, and a delta; `factor` and `axis` say which
+    neighbour to compare it with.
+    """
 
     kind: str
     make: Make
@@ -37,7 +41,8 @@ class Setting:
     def costlier(self) -> tuple[ev.Event, float]:
         """The neighbour that must not cost less: more steps, less delta or less noise.
 
-        Less discrete Gaussian noise can cost less, in truth (`test_less_discrete_gaussian_noise_can_cost_less`): less delta then.
+        Less discrete Gaussian noise can cost less, in truth
+        (`test_less_discrete_gaussian_noise_can_cost_less`): less delta then.
         """
         noise, steps, delta = self.noise, self.steps, self.delta
         if self.axis == "steps":
@@ -49,7 +54,10 @@ class Setting:
         return ev.Repeated(self.make(noise), steps), delta
 
     def __str__(self) -> str:
-        return f"{self.steps} x {self.make(self.noise)} under {self.adjacency.value} at delta {self.delta:g}, {self.axis} x {self.factor}"
+        return (
+            f"{self.steps} x {self.make(self.noise)} under {self.adjacency.value} at delta "
+            f"{self.delta:g}, {self.axis} x {self.factor}"
+        )
 
 
 def between(rng: Random, low: float, high: float) -> float:
@@ -145,7 +153,9 @@ def _votes(rng: Random) -> Make:
     return lambda noise: ev.NoisyArgmax(noise, 2)
 
 
-KINDS: dict[str, tuple[Callable[[Random], Make], tuple[Adjacency, ...], tuple[float, float], int]] = {
+KINDS: dict[
+    str, tuple[Callable[[Random], Make], tuple[Adjacency, ...], tuple[float, float], int]
+] = {
     "gaussian": (_gaussian, (ADD, REPLACE, ZERO), (0.3, 50), 2),
     "poisson": (_sampled(1e-5, _gaussian), (ADD, REPLACE, ZERO), (0.3, 50), 9),
     "without-replacement": (_without, (REPLACE,), (0.5, 50), 6),
@@ -169,7 +179,9 @@ KINDS: dict[str, tuple[Callable[[Random], Make], tuple[Adjacency, ...], tuple[fl
     "votes": (_votes, (ADD, ZERO), (0.3, 1000), 1),
     "check-ins": (_check_ins, (ADD, REPLACE, ZERO), (0.2, 100), 1),
 }
-"""How to draw an event, the adjacencies it has a bound under, its range of noise, and how often it is drawn."""
+"""How to draw an event, the adjacencies it has a bound under, its range of noise, and how often it
+is drawn.
+"""
 
 
 def setting(seed: int, kind: str | None = None) -> Setting:
@@ -193,24 +205,38 @@ def setting(seed: int, kind: str | None = None) -> Setting:
 
 
 def one_step(leaf: ev.Event, adjacency: Adjacency, epsilon: float) -> float | None:
-    """delta at `epsilon` of one release, straight from its two distributions and without losses; None for what has no simple form."""
+    """delta at `epsilon` of one release, straight from its two distributions and without losses;
+    None for what has no simple form.
+    """
     move = 2.0 if adjacency is REPLACE else 1.0
     if isinstance(leaf, ev.Gaussian):
         return _mixtures(leaf.noise_multiplier, [(1.0, move)], [(1.0, 0.0)], epsilon)
-    if isinstance(leaf, ev.PoissonSampled) and isinstance(leaf.event, (ev.Gaussian, ev.GaussianMixture)):
+    if isinstance(leaf, ev.PoissonSampled) and isinstance(
+        leaf.event, (ev.Gaussian, ev.GaussianMixture)
+    ):
         q, inner = leaf.rate, leaf.event
-        sigma = inner.noise_multiplier if isinstance(inner, ev.Gaussian) else inner.standard_deviation
+        sigma = (
+            inner.noise_multiplier if isinstance(inner, ev.Gaussian) else inner.standard_deviation
+        )
         if adjacency is REPLACE:
             return _mixtures(sigma, [(1 - q, 0.0), (q, 1.0)], [(1 - q, 0.0), (q, -1.0)], epsilon)
         parts = (
-            [(1.0, 1.0)] if isinstance(inner, ev.Gaussian) else list(zip(inner.probabilities, inner.sensitivities, strict=True))
+            [(1.0, 1.0)]
+            if isinstance(inner, ev.Gaussian)
+            else list(zip(inner.probabilities, inner.sensitivities, strict=True))
         )
         return _both(sigma, [(1 - q, 0.0), *((q * p, s) for p, s in parts)], epsilon)
     if isinstance(leaf, ev.GaussianMixture):
-        return _both(leaf.standard_deviation, list(zip(leaf.probabilities, leaf.sensitivities, strict=True)), epsilon)
+        return _both(
+            leaf.standard_deviation,
+            list(zip(leaf.probabilities, leaf.sensitivities, strict=True)),
+            epsilon,
+        )
     if isinstance(leaf, ev.SampledWithoutReplacement):
         q = leaf.sample_size / leaf.source_size
-        return _mixtures(leaf.event.noise_multiplier, [(1 - q, 0.0), (q, 2.0)], [(1.0, 0.0)], epsilon)  # type: ignore[union-attr]
+        return _mixtures(
+            leaf.event.noise_multiplier, [(1 - q, 0.0), (q, 2.0)], [(1.0, 0.0)], epsilon
+        )  # type: ignore[union-attr]
     if isinstance(leaf, ev.SampledWithReplacement):
         return _with_replacement(leaf, epsilon)
     if isinstance(leaf, ev.TruncatedPoissonGaussian):
@@ -220,7 +246,9 @@ def one_step(leaf: ev.Event, adjacency: Adjacency, epsilon: float) -> float | No
             else leaf.rate
         )
         if adjacency is REPLACE:  # attained at least: drawn and not pushed out
-            return _mixtures(leaf.noise_multiplier, [(1 - q, 0.0), (q, 1.0)], [(1 - q, 0.0), (q, -1.0)], epsilon)
+            return _mixtures(
+                leaf.noise_multiplier, [(1 - q, 0.0), (q, 1.0)], [(1 - q, 0.0), (q, -1.0)], epsilon
+            )
         return _both(leaf.noise_multiplier, [(1 - q, 0.0), (q, 1.0)], epsilon)
     return _simple(leaf, move, adjacency, epsilon)
 
@@ -237,7 +265,10 @@ def _simple(leaf: ev.Event, move: float, adjacency: Adjacency, epsilon: float) -
         return float(np.maximum(p - grown * other, 0.0).sum() / p.sum())
     if isinstance(leaf, ev.DiscreteLaplace):
         x, shift = np.arange(-4000, 4001), int(move) * leaf.sensitivity
-        p, other = (np.exp(-leaf.noise_parameter * np.abs(v)) * math.tanh(leaf.noise_parameter / 2) for v in (x, x - shift))
+        p, other = (
+            np.exp(-leaf.noise_parameter * np.abs(v)) * math.tanh(leaf.noise_parameter / 2)
+            for v in (x, x - shift)
+        )
         return float(np.maximum(p - grown * other, 0.0).sum())
     if isinstance(leaf, ev.RandomizedResponse):
         low = leaf.noise_parameter / leaf.buckets
@@ -247,9 +278,13 @@ def _simple(leaf: ev.Event, move: float, adjacency: Adjacency, epsilon: float) -
         flat = 1 / leaf.buckets
         return max(0.0, high - grown * flat, (leaf.buckets - 1) * (flat - grown * low))
     if isinstance(leaf, ev.EpsilonDelta):
-        return leaf.delta + (1 - leaf.delta) * max(0.0, 1 - grown * math.exp(-leaf.epsilon)) / (1 + math.exp(-leaf.epsilon))
+        return leaf.delta + (1 - leaf.delta) * max(0.0, 1 - grown * math.exp(-leaf.epsilon)) / (
+            1 + math.exp(-leaf.epsilon)
+        )
     if isinstance(leaf, ev.BoundedRange):
-        return max(0.0, math.exp(leaf.epsilon / 2) - math.exp(epsilon / 2)) ** 2 / math.expm1(leaf.epsilon)
+        return max(0.0, math.exp(leaf.epsilon / 2) - math.exp(epsilon / 2)) ** 2 / math.expm1(
+            leaf.epsilon
+        )
     return None
 
 
@@ -264,11 +299,18 @@ def _with_replacement(leaf: ev.SampledWithReplacement, epsilon: float) -> float:
 def _both(sigma: float, parts: list[tuple[float, float]], epsilon: float) -> float:
     """The worse of a unit that is removed and one that is added."""
     mirrored = [(p, -s) for p, s in parts]
-    return max(_mixtures(sigma, parts, [(1.0, 0.0)], epsilon), _mixtures(sigma, [(1.0, 0.0)], mirrored, epsilon))
+    return max(
+        _mixtures(sigma, parts, [(1.0, 0.0)], epsilon),
+        _mixtures(sigma, [(1.0, 0.0)], mirrored, epsilon),
+    )
 
 
-def _mixtures(sigma: float, p: list[tuple[float, float]], q: list[tuple[float, float]], epsilon: float) -> float:
-    """The integral of (p - e^epsilon q)+ for mixtures of Gaussians whose ratio grows: the point of equality by bisection."""
+def _mixtures(
+    sigma: float, p: list[tuple[float, float]], q: list[tuple[float, float]], epsilon: float
+) -> float:
+    """The integral of (p - e^epsilon q)+ for mixtures of Gaussians whose ratio grows: the point of
+    equality by bisection.
+    """
 
     def log_density(parts: list[tuple[float, float]], x: float) -> float:
         logs = [math.log(w) - (x - m) ** 2 / (2 * sigma**2) for w, m in parts if w > 0]
@@ -281,7 +323,11 @@ def _mixtures(sigma: float, p: list[tuple[float, float]], q: list[tuple[float, f
         return 0.0
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if log_density(p, middle) - log_density(q, middle) < epsilon else (low, middle)
+        low, high = (
+            (middle, high)
+            if log_density(p, middle) - log_density(q, middle) < epsilon
+            else (low, middle)
+        )
     above = [sum(w * float(ndtr((m - high) / sigma)) for w, m in parts) for parts in (p, q)]
     return max(0.0, above[0] - math.exp(min(epsilon, 700)) * above[1])
 
@@ -289,7 +335,9 @@ def _mixtures(sigma: float, p: list[tuple[float, float]], q: list[tuple[float, f
 LANGUAGES: tuple[Callable[[float], ev.Event], ...] = (
     lambda noise: ev.Zcdp(0.5 / noise**2),
     lambda noise: ev.Zcdp(0.2 / noise**2, 0.05 / noise),
-    lambda noise: ev.RenyiCurve(tuple(map(float, range(2, 40))), tuple(0.5 * a / noise**2 for a in range(2, 40))),
+    lambda noise: ev.RenyiCurve(
+        tuple(map(float, range(2, 40))), tuple(0.5 * a / noise**2 for a in range(2, 40))
+    ),
     lambda noise: ev.RenyiCurve((1.5, 4.0, 20.0), (0.6 / noise**2, 2 / noise**2, 11 / noise**2)),
     lambda noise: ev.RepeatAndSelect(ev.PoissonSampled(0.05, ev.Gaussian(noise)), 5.0, 1.0),
     lambda noise: ev.RepeatAndSelect(ev.EpsilonDelta(0.2 / noise, 1e-16), 3.0, 0.0),
@@ -299,21 +347,43 @@ LANGUAGES: tuple[Callable[[float], ev.Event], ...] = (
     lambda noise: ev.Parallel((("a", ev.Zcdp(0.3 / noise**2)), ("b", ev.Laplace(noise)))),
 )
 """Releases of every language, costlier with less noise."""
-EXACT = ("gaussian", "poisson", "laplace", "poisson laplace", "discrete laplace", "discrete gaussian", "black box")
+EXACT = (
+    "gaussian",
+    "poisson",
+    "laplace",
+    "poisson laplace",
+    "discrete laplace",
+    "discrete gaussian",
+    "black box",
+)
 
 
 def mixture(seed: int) -> Setting:
-    """One to three releases without an exact pair and up to two with one, as one release of one noise."""
+    """One to three releases without an exact pair and up to two with one, as one release of one
+    noise.
+    """
     rng = np.random.default_rng([16, seed])
-    stated = [LANGUAGES[k] for k in rng.choice(len(LANGUAGES), size=int(rng.integers(1, 4)), replace=False)]
-    exact = [KINDS[str(name)][0](rng) for name in rng.choice(EXACT, size=int(rng.integers(0, 3)), replace=False)]
+    stated = [
+        LANGUAGES[k]
+        for k in rng.choice(len(LANGUAGES), size=int(rng.integers(1, 4)), replace=False)
+    ]
+    exact = [
+        KINDS[str(name)][0](rng)
+        for name in rng.choice(EXACT, size=int(rng.integers(0, 3)), replace=False)
+    ]
     counts = [int(between(rng, 1, 30)) for _ in (*stated, *exact)]
     scales = [between(rng, 0.5, 5) for _ in (*stated, *exact)]
 
     def make(noise: float) -> ev.Event:
         rows = zip((*stated, *exact), counts, scales, strict=True)
-        return ev.Composed(tuple(ev.Repeated(one(noise * scale), count) for one, count, scale in rows))
+        return ev.Composed(
+            tuple(ev.Repeated(one(noise * scale), count) for one, count, scale in rows)
+        )
 
     axis = ("steps", "delta", "noise")[int(rng.integers(3))]
-    steps, delta, factor = int(between(rng, 1, 50)), between(rng, 1e-11, 1e-3), float(rng.choice([1.01, 1.1, 2, 10]))
+    steps, delta, factor = (
+        int(between(rng, 1, 50)),
+        between(rng, 1e-11, 1e-3),
+        float(rng.choice([1.01, 1.1, 2, 10])),
+    )
     return Setting("mixture", make, ADD, between(rng, 1, 20), steps, delta, factor, axis)

@@ -14,7 +14,9 @@ from dpfy.core.unit import Adjacency
 ADD, REPLACE, ZERO = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT
 GAUSSIAN, STEP = ev.Gaussian(4.0), ev.PoissonSampled(0.05, ev.Gaussian(2.0))
 CURVE = ev.RenyiCurve(tuple(map(float, range(2, 65))), tuple(a / 32 for a in range(2, 65)))
-PARTS = ev.Parallel((("north", ev.Gaussian(3.0)), ("south", ev.Laplace(5.0)), ("west", ev.Nothing())))
+PARTS = ev.Parallel(
+    (("north", ev.Gaussian(3.0)), ("south", ev.Laplace(5.0)), ("west", ev.Nothing()))
+)
 
 LEAVES: list[ev.Event] = [
     ev.Nothing(),
@@ -76,7 +78,9 @@ def _renyi_of(event: ev.Event) -> ev.RenyiCurve:
 
 
 def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
-    """(event, one that it dominates, adjacency): what the first reveals about anybody, the second does not exceed."""
+    """(event, one that it dominates, adjacency): what the first reveals about anybody, the second
+    does not exceed.
+    """
     epsilon = 0.3
     without = partial(ev.SampledWithoutReplacement, 50, 10)
     answers = 2 / (1 + math.exp(epsilon))  # randomized response of two answers with this epsilon
@@ -101,11 +105,27 @@ def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
         (_renyi_of(ev.BoundedRange(epsilon)), ev.BoundedRange(epsilon), ADD),
         (ev.BallsInBins(4.0, ((1.0,),)), GAUSSIAN, ADD),
         (ev.RepeatAndSelect(STEP, 3.0, 1.0), STEP, ADD),
-        (ev.PoissonSampled(0.2, ev.EpsilonDelta(epsilon)), ev.PoissonSampled(0.2, ev.BoundedRange(epsilon)), ADD),
-        (ev.PoissonSampled(0.2, ev.BoundedRange(2 * epsilon)), ev.PoissonSampled(0.2, ev.Laplace(1 / epsilon)), ADD),
-        (ev.PoissonSampled(0.2, ev.BoundedRange(2 * epsilon)), ev.PoissonSampled(0.2, ev.EpsilonDelta(epsilon)), ADD),
+        (
+            ev.PoissonSampled(0.2, ev.EpsilonDelta(epsilon)),
+            ev.PoissonSampled(0.2, ev.BoundedRange(epsilon)),
+            ADD,
+        ),
+        (
+            ev.PoissonSampled(0.2, ev.BoundedRange(2 * epsilon)),
+            ev.PoissonSampled(0.2, ev.Laplace(1 / epsilon)),
+            ADD,
+        ),
+        (
+            ev.PoissonSampled(0.2, ev.BoundedRange(2 * epsilon)),
+            ev.PoissonSampled(0.2, ev.EpsilonDelta(epsilon)),
+            ADD,
+        ),
         (without(ev.EpsilonDelta(epsilon)), without(ev.Laplace(2 / epsilon)), REPLACE),
-        (ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0), ev.PoissonSampled(0.04, ev.Gaussian(2.0)), ADD),
+        (
+            ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0),
+            ev.PoissonSampled(0.04, ev.Gaussian(2.0)),
+            ADD,
+        ),
         (ev.Parallel((("a", STEP), ("b", GAUSSIAN))), GAUSSIAN, REPLACE),
         (ev.EpsilonDelta(epsilon), ev.Shuffled(epsilon, 100), REPLACE),
         (ev.Shuffled(epsilon, 100), ev.Shuffled(epsilon, 120), REPLACE),
@@ -128,8 +148,18 @@ def dominated() -> list[tuple[ev.Event, ev.Event, Adjacency]]:
         (ev.RepeatAndSelect(ev.OneOf((STEP, GAUSSIAN)), 3.0, 0.0), ev.OneOf((STEP, GAUSSIAN)), ADD),
     ]
     pairs: list[tuple[ev.Event, ev.Event, Adjacency]] = [*known]
-    pairs += [(event, part, ADD) for event in EVENTS if isinstance(event, ev.Parallel) for _, part in event.parts]
-    pairs += [(event, part, ADD) for event in EVENTS if isinstance(event, ev.OneOf) for part in event.events]
+    pairs += [
+        (event, part, ADD)
+        for event in EVENTS
+        if isinstance(event, ev.Parallel)
+        for _, part in event.parts
+    ]
+    pairs += [
+        (event, part, ADD)
+        for event in EVENTS
+        if isinstance(event, ev.OneOf)
+        for part in event.events
+    ]
     pairs += [(unsampled(event), event, ADD) for event in EVENTS if unsampled(event) != event]
     for event in EVENTS:
         try:

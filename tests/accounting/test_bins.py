@@ -1,4 +1,6 @@
-"""Balls-in-bins by Monte Carlo: right on average, above the truth with confidence, exact where it can be checked."""
+"""Balls-in-bins by Monte Carlo: right on average, above the truth with confidence, exact where it
+can be checked.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import BallsInBins, Composed, Gaussian, Repeated
 from dpfy.core.unit import Adjacency
 
-BANDED = (1.0, 0.6285891602714168, 0.5387694980966745, 0.4933727740616507, 0.4638869464845248, 0.4420219426097662, 0.42439740029205114,
-          0.4093346792975231, 0.3958722776182447, 0.3833852000006569, 0.37140819898482375, 0.35953378344907844, 0.34732842862344065,
+BANDED = (1.0, 0.6285891602714168, 0.5387694980966745, 0.4933727740616507, 0.4638869464845248, 0.4420219426097662, 0.42439740029205114,  # noqa: E501
+          0.4093346792975231, 0.3958722776182447, 0.3833852000006569, 0.37140819898482375, 0.35953378344907844, 0.34732842862344065,  # noqa: E501
           0.334218873377682, 0.31924018551803357, 0.3001374190731664)  # fmt: skip
 
 
@@ -42,13 +44,20 @@ CASES = {
 }
 
 
-VERIFIED = {"100 bins, low noise": 0.0027, "100 bins, high noise": 0.0010, "64 bins": 0.0007, "64 bins, 16 bands": 0.0013}
+VERIFIED = {
+    "100 bins, low noise": 0.0027,
+    "100 bins, high noise": 0.0010,
+    "64 bins": 0.0007,
+    "64 bins, 16 bands": 0.0013,
+}
 """Standard errors of the verified epsilons."""
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_estimate_meets_the_verified_epsilon(name):
-    """At the verified epsilon delta is 1e-5, known to 3% at worst; false alarm below 1e-5 with five standard errors."""
+    """At the verified epsilon delta is 1e-5, known to 3% at worst; false alarm below 1e-5 with five
+    standard errors.
+    """
     release, epsilon = CASES[name]
     found = BinsCurve(release, 2**16).estimates(epsilon, seed=1, failure=1e-9)
     worst = max(found.values(), key=lambda e: e.mean)
@@ -60,7 +69,9 @@ def test_the_estimate_meets_the_verified_epsilon(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_certified_epsilon_is_the_verified_one_or_a_little_above(name):
-    """Bins that do not overlap leave nothing to chance; the others cost at most a percent of confidence."""
+    """Bins that do not overlap leave nothing to chance; the others cost at most a percent of
+    confidence.
+    """
     release, verified = CASES[name]
     certified = BinsCurve(release).epsilon(1e-5)
     above = 0.01 * verified if name == "64 bins, 16 bands" else 1e-3 * verified
@@ -70,7 +81,9 @@ def test_the_certified_epsilon_is_the_verified_one_or_a_little_above(name):
 
 @pytest.mark.parametrize("sigma", [1.0, 8.0])
 def test_certified_epsilons_hold_for_fresh_draws(sigma):
-    """Five standard errors of an estimate with seeds of its own, at low and at high noise; and they are not loose."""
+    """Five standard errors of an estimate with seeds of its own, at low and at high noise; and they
+    are not loose.
+    """
     release = event(sigma, banded_gram())
     certified = BinsCurve(release, 2**15).epsilon(1e-5)
     fresh = BinsCurve(release, 2**16).estimates(certified, seed=77, failure=1e-9)
@@ -100,7 +113,10 @@ def plane(gram: list[list[float]], epsilon: float) -> dict[str, float]:
     q = np.exp(-(x**2 + y**2) / 2) * cell
     p = sum(np.exp(-((x - m[0]) ** 2 + (y - m[1]) ** 2) / 2) for m in (first, second)) / 2 * cell
     raised = math.exp(epsilon)
-    return {"remove": float(np.maximum(p - raised * q, 0).sum()), "add": float(np.maximum(q - raised * p, 0).sum())}
+    return {
+        "remove": float(np.maximum(p - raised * q, 0).sum()),
+        "add": float(np.maximum(q - raised * p, 0).sum()),
+    }
 
 
 @pytest.mark.parametrize("overlap", [0.0, 1.1, 2.0])
@@ -127,12 +143,17 @@ def test_both_ways_to_convolve_agree_and_chance_agrees_with_them(norms, epsilon)
     put, rounding = exact.puts(strikes)
     for k, call in enumerate(exact.calls(strikes)):
         assert 1 - strikes[k] + put[k] == pytest.approx(call, rel=2e-2, abs=2 * rounding[k])
-    found = BinsCurve(event(1.0, np.diag(np.square(norms))), 2**15).estimates(epsilon, seed=3, failure=1e-9)
+    found = BinsCurve(event(1.0, np.diag(np.square(norms))), 2**15).estimates(
+        epsilon, seed=3, failure=1e-9
+    )
     assert (
         abs(found["remove"].mean - exact.removed(epsilon))
         < 5 * found["remove"].standard_error + 1e-3 * exact.removed(epsilon) + 1e-9
     )
-    assert abs(found["add"].mean - exact.added(epsilon)) < 5 * found["add"].standard_error + 1e-3 * exact.added(epsilon) + 1e-9
+    assert (
+        abs(found["add"].mean - exact.added(epsilon))
+        < 5 * found["add"].standard_error + 1e-3 * exact.added(epsilon) + 1e-9
+    )
 
 
 def test_a_finer_grid_lowers_the_bound(monkeypatch):
@@ -161,7 +182,9 @@ TILTS = [
 
 @pytest.mark.parametrize("tilt", TILTS)
 def test_every_tilt_has_the_same_mean_and_keeps_its_limit(tilt):
-    """Unbiased whatever the tilt, and no draw above the limit that the confidence rests on; two bins that overlap, and many."""
+    """Unbiased whatever the tilt, and no draw above the limit that the confidence rests on; two
+    bins that overlap, and many.
+    """
     gram = [[1.0, 0.4], [0.4, 1.4]]
     pair = Pair.of(event(1.0, np.array(gram)))
     drawn = tilt.draw(pair, 40_000, np.random.default_rng(1))
@@ -190,7 +213,9 @@ def test_the_limit_of_several_picks_covers_picks_of_one_bin():
 
 @pytest.mark.parametrize("rate", [0.002, 0.05])
 def test_the_confidence_bound_covers_what_it_promises(rate):
-    """Rare jackpots are what a normal approximation misses. Failure 0.1, 2,000 trials: at most 250 misses (false alarm 1e-4)."""
+    """Rare jackpots are what a normal approximation misses. Failure 0.1, 2,000 trials: at most 250
+    misses (false alarm 1e-4).
+    """
     rng = np.random.default_rng(0)
     draws = (rng.random((2000, 500)) < rate).astype(float)
     bounds = np.array([upper_bound(row, 1.0, rate, 0.1) for row in draws])
@@ -250,7 +275,9 @@ def test_the_others_compose_it_with_what_else_was_released(name):
 
 
 def test_the_chance_of_failure_is_charged_for_every_reading_of_a_calibration(monkeypatch):
-    """A calibration keeps the noise whose draws look best: each reading gets its part of the chance, and no search makes more of them."""
+    """A calibration keeps the noise whose draws look best: each reading gets its part of the
+    chance, and no search makes more of them.
+    """
     gram, chances, readings = 8 * np.eye(4) + 2, [], []
     holds, certified = bins._holds, BinsCurve.certified
 
@@ -266,7 +293,9 @@ def test_the_chance_of_failure_is_charged_for_every_reading_of_a_calibration(mon
     monkeypatch.setattr(BinsCurve, "certified", counted)
     calibrate.noise(lambda sigma: event(sigma, gram), 2.0, 1e-5, accountant="monte-carlo")
     assert 1 < len(readings) <= MonteCarlo().most_readings < bins.EVALUATIONS
-    first = max(chances) * 2 * bins.GRID  # both directions, every epsilon of the grid; later attempts get a half, a quarter, ...
+    first = (
+        max(chances) * 2 * bins.GRID
+    )  # both directions, every epsilon of the grid; later attempts get a half, a quarter, ...
     assert 2 * first * bins.EVALUATIONS <= bins.FAILURE * (1 + 1e-9)
     assert min(chances) > 0
 
@@ -274,6 +303,8 @@ def test_the_chance_of_failure_is_charged_for_every_reading_of_a_calibration(mon
 def test_a_calibration_that_would_need_more_readings_than_are_charged_for_is_refused(monkeypatch):
     gram = 8 * np.eye(4) + 2
     monkeypatch.setattr(bins.MonteCarlo, "most_readings", 2)
-    monkeypatch.setattr(bins.MonteCarlo.__init__, "__defaults__", (bins.SAMPLES, "monte-carlo", 2e-3, 2))
+    monkeypatch.setattr(
+        bins.MonteCarlo.__init__, "__defaults__", (bins.SAMPLES, "monte-carlo", 2e-3, 2)
+    )
     with pytest.raises(Unsupported, match="more than 2 readings"):
         calibrate.noise(lambda sigma: event(sigma, gram), 0.7, 1e-5, accountant="monte-carlo")

@@ -33,7 +33,9 @@ def test_bisection_stays_private_on_a_step_function() -> None:
 
 @pytest.mark.parametrize(("power", "target"), [(1, 1e3), (2, 1e5), (3, 1e7), (6, 1e9)])
 def test_a_far_target_is_reached_in_few_evaluations(power: int, target: float) -> None:
-    """However fast epsilon grows as noise falls: each evaluation at little noise takes a tenth of a second."""
+    """However fast epsilon grows as noise falls: each evaluation at little noise takes a tenth of a
+    second.
+    """
     tried: list[float] = []
     noise = calibrate.least(lambda x: tried.append(x) or x**-power, target, start=1.0)
     assert noise**-power <= target
@@ -43,10 +45,16 @@ def test_a_far_target_is_reached_in_few_evaluations(power: int, target: float) -
 
 
 def test_a_coarse_bound_serves_far_below_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where next to nothing is spent a close bound can take long, and nobody needs it; near the target it is what counts."""
+    """Where next to nothing is spent a close bound can take long, and nobody needs it; near the
+    target it is what counts.
+    """
     close: list[float] = []
     whole = tight.TightCurve.epsilon
-    monkeypatch.setattr(tight.TightCurve, "epsilon", lambda curve, delta: close.append(found := whole(curve, delta)) or found)
+    monkeypatch.setattr(
+        tight.TightCurve,
+        "epsilon",
+        lambda curve, delta: close.append(found := whole(curve, delta)) or found,
+    )
     target = 3e4
 
     def event(noise: float) -> ev.Event:
@@ -82,6 +90,8 @@ def test_who_has_curves_gets_the_same_noise() -> None:
     direct = calibrate.noise(_train, 1.0, 1e-6)
     assert calibrate.noise_by(lambda noise: accounting.curve(_train(noise)), 1.0, 1e-6) == direct
     for start in (0.5, 3.2, 20.0):
-        guessed = calibrate.noise_by(lambda noise: accounting.curve(_train(noise)), 1.0, 1e-6, start=start)
+        guessed = calibrate.noise_by(
+            lambda noise: accounting.curve(_train(noise)), 1.0, 1e-6, start=start
+        )
         assert guessed == pytest.approx(direct, rel=1e-4)
         assert accounting.epsilon(_train(guessed), 1e-6) <= 1.0

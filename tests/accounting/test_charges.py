@@ -1,4 +1,6 @@
-"""What the engine cuts, rounds and leaves out is charged: the bounds hold whatever its knobs are set to, and broken laws are refused."""
+"""What the engine cuts, rounds and leaves out is charged: the bounds hold whatever its knobs are
+set to, and broken laws are refused.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,14 @@ def _train(rate: float, noise: float, steps: int) -> ev.Event:
 def test_a_capped_tail_is_charged_to_delta(
     rate: float, noise: float, steps: int, delta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much of delta is given to outliers: what is cut away is paid for, so the bound only grows."""
+    """However much of delta is given to outliers: what is cut away is paid for, so the bound only
+    grows.
+    """
     event = _train(rate, noise, steps)
-    lower, upper = accounting.curve(event).epsilon_lower(delta), accounting.curve(event).epsilon(delta)
+    lower, upper = (
+        accounting.curve(event).epsilon_lower(delta),
+        accounting.curve(event).epsilon(delta),
+    )
     monkeypatch.setattr(tight, "CUT", 0.5)
     capped = accounting.curve(event)
     assert lower is not None
@@ -53,7 +60,10 @@ def test_the_error_of_the_lattice_is_charged(
 ) -> None:
     """A coarse cut of tilted tails moves both bounds outwards, never inwards."""
     event = _train(rate, noise, steps)
-    lower, upper = accounting.curve(event).epsilon_lower(delta), accounting.curve(event).epsilon(delta)
+    lower, upper = (
+        accounting.curve(event).epsilon_lower(delta),
+        accounting.curve(event).epsilon(delta),
+    )
     assert lower is not None
     monkeypatch.setattr(convolution, "TAIL", 3e-2)
     coarse = accounting.curve(event)
@@ -68,14 +78,18 @@ def test_a_composition_counts_what_was_missing_and_what_it_cut() -> None:
     part = lattice.Lattice(0.0, 0.1, -30, weights, 0.5, 0.0, 1e-3)
     composed = lattice.compose([(part, 5)], 2e-2)
     assert composed.weights.sum() < 1 - 1e-3  # ends were cut
-    assert composed.weights.sum() + composed.error >= 1 + 5e-3  # and are charged, with what each part lacked
+    assert (
+        composed.weights.sum() + composed.error >= 1 + 5e-3
+    )  # and are charged, with what each part lacked
     layers = compose_layers([((part,), 5)], lattice.coarsen_up, 2e-2, 1.0)
     assert layers[0].weights.sum() + layers[0].error >= 1 + 5e-3
 
 
 def test_a_reading_adds_the_error_to_an_upper_bound_and_takes_it_off_a_lower_one() -> None:
     weights = np.array([0.25, 0.5, 0.25])
-    plain, doubtful = (lattice.Lattice(0.0, 1.0, 0, weights, 0.0, 0.0, error) for error in (0.0, 0.01))
+    plain, doubtful = (
+        lattice.Lattice(0.0, 1.0, 0, weights, 0.0, 0.0, error) for error in (0.0, 0.01)
+    )
     seen = float(np.sum(weights[1:] * -np.expm1(0.5 - np.array([1.0, 2.0]))))
     assert convolution.Reading(plain, 0.0, 1).delta(0.5) == pytest.approx(seen, rel=1e-12)
     assert convolution.Reading(doubtful, 0.0, 1).delta(0.5) == pytest.approx(seen + 0.01, rel=1e-9)
@@ -93,12 +107,16 @@ def test_discounted_masses_are_those_of_the_definition_at_every_spacing(spacing:
 
 
 def test_the_added_direction_decides_where_it_is_worse() -> None:
-    """Two answers, half of them random: removed costs log 1.5, added log 2 (the other value is half as likely)."""
+    """Two answers, half of them random: removed costs log 1.5, added log 2 (the other value is half
+    as likely).
+    """
     event = ev.RandomizedResponse(0.5, 2)
     removed, added = math.log(0.75 / 0.5), math.log(0.5 / 0.25)
     assert added > removed
     for name in ("tight", "rdp", "basic", "advanced"):
-        assert accounting.epsilon(event, 1e-9, adjacency=ZERO, accountant=name) >= added * (1 - 1e-8)
+        assert accounting.epsilon(event, 1e-9, adjacency=ZERO, accountant=name) >= added * (
+            1 - 1e-8
+        )
     # The same for Gaussians on Poisson samples, at a large rate and delta, by direct integration.
     from scipy.special import ndtr
 
@@ -135,12 +153,19 @@ def test_true_losses_obey_the_laws() -> None:
         (ev.GaussianMixture(0.5, tuple(map(float, range(40))), tuple([1 / 40] * 40)), ADD),
     ):
         for release, _ in composition(event, adjacency).releases:
-            for loss in (release.removed, release.added, release.removed.capped(1e-9), *(release.attained or ())):
+            for loss in (
+                release.removed,
+                release.added,
+                release.removed.capped(1e-9),
+                *(release.attained or ()),
+            ):
                 assert verified(loss) is loss
                 assert loss.log_mgf(0.0).log == pytest.approx(0.0, abs=1e-8)
 
 
-def test_an_upper_bound_below_the_lower_one_is_never_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upper_bound_below_the_lower_one_is_never_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     curve = accounting.curve(_train(0.01, 1.0, 1000))
     monkeypatch.setattr(type(curve), "_worst", lambda self, delta: 0.5)
     with pytest.raises(Internal, match="upper bound"):
@@ -154,13 +179,17 @@ def test_moments_are_right_whatever_the_edges() -> None:
     ratio = 0.99 + 0.01 * np.exp(x - 0.5)
     for s in (0.0, 0.5, 3.0, 20.0, 200.0):
         values = np.exp((s + 1) * np.log(ratio) - x**2 / 2) / math.sqrt(2 * math.pi)
-        assert pair.log_mgf(s).log == pytest.approx(math.log(float(simpson(values, x=x))), abs=1e-10)
+        assert pair.log_mgf(s).log == pytest.approx(
+            math.log(float(simpson(values, x=x))), abs=1e-10
+        )
     laplace = LaplacePair(30.0)
     assert laplace.log_mgf(50.0).log == pytest.approx(math.log(51 / 101) + 1500.0, rel=1e-12)
 
 
 def test_moments_of_a_gaussian_loss_are_those_of_direct_integration() -> None:
-    """In closed form, whole or capped, wherever the tilt puts the middle: about the ceiling, far below it and far above."""
+    """In closed form, whole or capped, wherever the tilt puts the middle: about the ceiling, far
+    below it and far above.
+    """
     draw = np.random.default_rng(5)
     for _ in range(300):
         sigma, s = float(10 ** draw.uniform(-0.7, 1.5)), float(10 ** draw.uniform(-2, 1.5))
@@ -168,7 +197,9 @@ def test_moments_of_a_gaussian_loss_are_those_of_direct_integration() -> None:
         pair = pair if draw.random() < 0.3 else pair.capped(float(10 ** draw.uniform(-40, -1)))
         middle = 1 + s  # of x, where nothing is cut
         high = min(pair.ceiling, middle + 14 * sigma)
-        low = min(middle, high) - (14 * sigma if high > middle - 8 * sigma else 60 * sigma**2 / (middle - high))
+        low = min(middle, high) - (
+            14 * sigma if high > middle - 8 * sigma else 60 * sigma**2 / (middle - high)
+        )
         x = np.linspace(low, high, 40_001)
         losses = (x - 0.5) / sigma**2
         logs = s * losses - (x - 1) ** 2 / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
@@ -196,19 +227,27 @@ def test_a_sum_bounds_its_moments_as_its_parts_do() -> None:
     draw = np.random.default_rng(6)
     for _ in range(50):
         masses = draw.dirichlet(np.ones(40))
-        parts = (Atoms(tuple(draw.normal(0, 1, 40).tolist()), tuple(masses.tolist())), 3), (LaplacePair(2.0), 2)
+        parts = (
+            (Atoms(tuple(draw.normal(0, 1, 40).tolist()), tuple(masses.tolist())), 3),
+            (LaplacePair(2.0), 2),
+        )
         total, s = convolution.Sum(parts), float(10 ** draw.uniform(-2, 2))
         assert total.upper(s) == total.log_mgf(s).upper == total.upper(s)
 
 
 def test_atoms_are_capped_and_aligned_by_definition() -> None:
-    """The largest losses go first, as long as all that is gone stays within the mass; at least one stays. What was cut before counts."""
+    """The largest losses go first, as long as all that is gone stays within the mass; at least one
+    stays. What was cut before counts.
+    """
     draw = np.random.default_rng(7)
     for _ in range(300):
         count, even = int(draw.integers(1, 30)), draw.random() < 0.5
         values = draw.integers(-5, 5, count) * 0.25 if even else draw.normal(0, 1, count)
         masses = draw.dirichlet(np.full(count, 0.3))
-        atoms, mass = Atoms(tuple(values.tolist()), tuple(masses.tolist()), 0.0, 1e-5), float(10 ** draw.uniform(-6, 0.1))
+        atoms, mass = (
+            Atoms(tuple(values.tolist()), tuple(masses.tolist()), 0.0, 1e-5),
+            float(10 ** draw.uniform(-6, 0.1)),
+        )
         rows, gone = sorted(zip(values, masses, strict=True), reverse=True), 0.0
         while len(rows) > 1 and gone + rows[0][1] <= mass:
             gone += rows.pop(0)[1]
@@ -223,7 +262,9 @@ def test_atoms_are_capped_and_aligned_by_definition() -> None:
         assert 0 < step <= spacing * (1 + 1e-12)
         distinct = np.unique(values)
         gaps = np.diff(distinct)
-        if len(gaps) and not (even and ((gaps / gaps.min()) % 1).any()):  # else the grid meets the extreme values only
+        if len(gaps) and not (
+            even and ((gaps / gaps.min()) % 1).any()
+        ):  # else the grid meets the extreme values only
             whole = (distinct[-1] - distinct)[slice(None) if even else [0, -1]] / step
             np.testing.assert_allclose(whole, np.rint(whole), atol=1e-6)
         assert hash(atoms) == hash(Atoms(tuple(values.tolist()), tuple(masses.tolist()), 0.0, 1e-5))
@@ -236,10 +277,20 @@ def test_an_incomplete_round_of_a_cycle_is_billed() -> None:
 
     pattern = CyclicPoisson(0.25, 4)
     for steps, rounds in ((1, 1), (4, 1), (5, 2), (7, 2), (8, 2), (9, 3)):
-        assert event(2.0, pattern, Banded((1.0, 0.5)), steps) == ev.Repeated(ev.PoissonSampled(0.25, ev.Gaussian(2.0)), rounds)
+        assert event(2.0, pattern, Banded((1.0, 0.5)), steps) == ev.Repeated(
+            ev.PoissonSampled(0.25, ev.Gaussian(2.0)), rounds
+        )
     for sampling in ("shuffled", "fixed-order"):
-        for rate, steps, passes in ((0.25, 4, 1), (0.25, 5, 2), (0.1, 30, 3), (0.1, 31, 4), (1e-10, 1, 1)):
-            assert Training(1.0, rate, steps, sampling).claim().event == ev.Repeated(ev.Gaussian(1.0), passes)
+        for rate, steps, passes in (
+            (0.25, 4, 1),
+            (0.25, 5, 2),
+            (0.1, 30, 3),
+            (0.1, 31, 4),
+            (1e-10, 1, 1),
+        ):
+            assert Training(1.0, rate, steps, sampling).claim().event == ev.Repeated(
+                ev.Gaussian(1.0), passes
+            )
 
 
 @pytest.mark.parametrize(
@@ -262,7 +313,9 @@ def test_sharp_tilts_have_answers(event: ev.Event, adjacency: Adjacency, delta: 
 
 def test_delta_of_a_rare_unit_is_at_most_the_chance_of_drawing_it() -> None:
     curve = accounting.curve(ev.PoissonSampled(1e-5, ev.Gaussian(1.26)))
-    assert curve.delta(0.0) == pytest.approx(1e-5 * math.erf(1 / (2 * 1.26 * math.sqrt(2))), rel=1e-4)
+    assert curve.delta(0.0) == pytest.approx(
+        1e-5 * math.erf(1 / (2 * 1.26 * math.sqrt(2))), rel=1e-4
+    )
     assert curve.epsilon(1e-5) == curve.epsilon(0.3) == 0.0
     for epsilon in (1e-6, 1e-3, 1.0, 20.0):
         assert 0 <= curve.delta(epsilon) <= 1e-5
@@ -296,7 +349,10 @@ def test_numbers_beyond_floating_point_are_refused_in_one_line(name: str) -> Non
 
 
 def test_rates_and_deltas_at_the_edge_of_floating_point() -> None:
-    assert accounting.epsilon(ev.Repeated(ev.PoissonSampled(1e-320, ev.Gaussian(1.0)), 10**15), 1e-100) == 0.0
+    assert (
+        accounting.epsilon(ev.Repeated(ev.PoissonSampled(1e-320, ev.Gaussian(1.0)), 10**15), 1e-100)
+        == 0.0
+    )
     with pytest.raises(InvalidInput, match="delta"):
         accounting.epsilon(ev.PoissonSampled(0.1, ev.Gaussian(1.0)), 1e-320)
     assert 0 < accounting.epsilon(ev.PoissonSampled(0.1, ev.Gaussian(1.0)), 1e-150) < 1e4
@@ -305,7 +361,9 @@ def test_rates_and_deltas_at_the_edge_of_floating_point() -> None:
 
 
 def test_a_part_left_out_of_a_mixture_is_noted() -> None:
-    rare = Mixture(((1 - 1e-8, Atoms((0.1, -0.1), _two(0.1))), (1e-8, Atoms((5.0, -5.0), _two(5.0)))))
+    rare = Mixture(
+        ((1 - 1e-8, Atoms((0.1, -0.1), _two(0.1))), (1e-8, Atoms((5.0, -5.0), _two(5.0))))
+    )
     kept = rare.capped(1e-6)
     assert len(kept.parts) == 1
     assert kept.cut >= 1e-8
@@ -325,7 +383,9 @@ def test_the_error_of_a_moment_counts_as_often_as_the_release() -> None:
 
 
 def test_large_orders_of_a_sampled_discrete_gaussian_are_not_cut_short() -> None:
-    """Its masses underflow 37 sigma out; moments that lie beyond are bounded by those of the continuous one, never left out."""
+    """Its masses underflow 37 sigma out; moments that lie beyond are bounded by those of the
+    continuous one, never left out.
+    """
     from dpfy.accounting.rdp import divergences
 
     orders = (2.0, 20.0, 100.0, 1000.0)
@@ -336,9 +396,16 @@ def test_large_orders_of_a_sampled_discrete_gaussian_are_not_cut_short() -> None
 
 
 def test_a_delta_that_is_surely_one_needs_no_lattice(monkeypatch):
-    """Far below the mean loss delta is 1; a lattice fine enough to say so took minutes at hundreds of millions of steps."""
-    curve = tight.Tight().curve(ev.Repeated(ev.PoissonSampled(0.02, ev.Gaussian(1.2)), 735_072_529), Adjacency.ADD_OR_REMOVE_ONE)
-    monkeypatch.setattr(tight, "compose_sum", lambda *arguments, **options: pytest.fail("a lattice was made"))
+    """Far below the mean loss delta is 1; a lattice fine enough to say so took minutes at hundreds
+    of millions of steps.
+    """
+    curve = tight.Tight().curve(
+        ev.Repeated(ev.PoissonSampled(0.02, ev.Gaussian(1.2)), 735_072_529),
+        Adjacency.ADD_OR_REMOVE_ONE,
+    )
+    monkeypatch.setattr(
+        tight, "compose_sum", lambda *arguments, **options: pytest.fail("a lattice was made")
+    )
     assert curve.delta(0.0) == 1.0
     assert curve.delta(1000.0) == 1.0
 

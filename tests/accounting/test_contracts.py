@@ -1,4 +1,6 @@
-"""Contracts over every leaf and accountant: repetition is composition, tight is tightest, more exposure never costs less."""
+"""Contracts over every leaf and accountant: repetition is composition, tight is tightest, more
+exposure never costs less.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ LEAVES: list[tuple[ev.Event, Adjacency]] = [
     (ev.SampledWithReplacement(200, 10, ev.Gaussian(3.0)), REPLACE),
     (ev.TruncatedPoissonGaussian(200, 0.05, 20, 2.0), ADD),
 ]
-IDS = [f"{type(e).__name__}-{getattr(getattr(e, 'event', None), '__class__', type(None)).__name__}-{a.value}" for e, a in LEAVES]
+IDS = [
+    f"{type(e).__name__}-{getattr(getattr(e, 'event', None), '__class__', type(None)).__name__}-{a.value}"
+    for e, a in LEAVES
+]
 SOUND = ("rdp", "pld", "zcdp", "gdp", "advanced", "basic")
 
 
@@ -47,12 +52,18 @@ def test_repetition_is_composition(leaf: ev.Event, adjacency: Adjacency) -> None
     for name in ("tight", "rdp"):
         if accounting.accountant(name).why_not(leaf, adjacency) is None:
             repeated = _epsilon(ev.Repeated(leaf, 6), adjacency, name)
-            composed = _epsilon(ev.Composed((leaf, ev.Repeated(leaf, 3), ev.Composed((leaf, leaf)))), adjacency, name)
+            composed = _epsilon(
+                ev.Composed((leaf, ev.Repeated(leaf, 3), ev.Composed((leaf, leaf)))),
+                adjacency,
+                name,
+            )
             assert repeated == pytest.approx(composed, rel=1e-12)
 
 
 @pytest.mark.parametrize(("leaf", "adjacency"), LEAVES, ids=IDS)
-def test_tight_is_never_above_another_sound_bound_nor_below_its_lower_one(leaf: ev.Event, adjacency: Adjacency) -> None:
+def test_tight_is_never_above_another_sound_bound_nor_below_its_lower_one(
+    leaf: ev.Event, adjacency: Adjacency
+) -> None:
     event = ev.Repeated(leaf, 12)
     curve = accounting.curve(event, adjacency=adjacency, accountant="tight")
     upper, lower = curve.epsilon(DELTA), curve.epsilon_lower(DELTA)
@@ -86,7 +97,10 @@ def test_more_rate_and_less_noise_never_cost_less(name: str) -> None:
 @pytest.mark.parametrize("name", ["tight", *SOUND])
 def test_unsupported_pairs_name_event_and_way_out(name: str) -> None:
     route = accounting.accountant(name)
-    for event, adjacency in ((ev.RandomizedResponse(0.5), ADD), (ev.SampledWithoutReplacement(10, 2, ev.Gaussian(1.0)), ADD)):
+    for event, adjacency in (
+        (ev.RandomizedResponse(0.5), ADD),
+        (ev.SampledWithoutReplacement(10, 2, ev.Gaussian(1.0)), ADD),
+    ):
         reason = route.why_not(event, adjacency)
         assert reason is not None
         assert type(event).__name__ in reason
@@ -99,7 +113,9 @@ def test_degenerate_settings_have_right_answers() -> None:
     train = ev.PoissonSampled(0.01, ev.Gaussian(1.0))
     for nothing in (ev.Nothing(), ev.Repeated(train, 0), ev.PoissonSampled(0.0, ev.Gaussian(1.0))):
         assert _epsilon(nothing, ADD) == 0.0
-    assert _epsilon(ev.PoissonSampled(1.0, ev.Gaussian(2.0)), ADD) == _epsilon(ev.Gaussian(2.0), ADD)
+    assert _epsilon(ev.PoissonSampled(1.0, ev.Gaussian(2.0)), ADD) == _epsilon(
+        ev.Gaussian(2.0), ADD
+    )
     assert math.isinf(_epsilon(ev.NotPrivate(), ADD))
     assert math.isinf(accounting.epsilon(ev.EpsilonDelta(1.0, 1e-3), 1e-6))
     assert accounting.epsilon(ev.EpsilonDelta(1.0, 0.0), 1e-9) <= 1.0
@@ -118,15 +134,23 @@ def test_adjacencies_order_as_they_should() -> None:
 
 
 def test_fixed_size_sampling_against_its_neighbours() -> None:
-    """Without replacement is amplified, and drawing with replacement, where a unit may come twice, costs more."""
+    """Without replacement is amplified, and drawing with replacement, where a unit may come twice,
+    costs more.
+    """
     base = _epsilon(ev.Repeated(ev.Gaussian(3.0), 50), REPLACE)
-    without = _epsilon(ev.Repeated(ev.SampledWithoutReplacement(500, 10, ev.Gaussian(3.0)), 50), REPLACE)
-    with_replacement = _epsilon(ev.Repeated(ev.SampledWithReplacement(500, 10, ev.Gaussian(3.0)), 50), REPLACE)
+    without = _epsilon(
+        ev.Repeated(ev.SampledWithoutReplacement(500, 10, ev.Gaussian(3.0)), 50), REPLACE
+    )
+    with_replacement = _epsilon(
+        ev.Repeated(ev.SampledWithReplacement(500, 10, ev.Gaussian(3.0)), 50), REPLACE
+    )
     assert without < with_replacement < base
     # One step, by hand: amplification of the exact Gaussian (Balle, Barthe & Gaboardi 2018).
     from dpfy.accounting import gaussian
 
-    once = accounting.epsilon(ev.SampledWithoutReplacement(500, 10, ev.Gaussian(3.0)), DELTA, adjacency=REPLACE)
+    once = accounting.epsilon(
+        ev.SampledWithoutReplacement(500, 10, ev.Gaussian(3.0)), DELTA, adjacency=REPLACE
+    )
     by_hand = math.log1p(0.02 * math.expm1(gaussian.epsilon(2 / 3.0, DELTA / 0.02)))
     assert once == pytest.approx(by_hand, rel=2e-3)
     assert once >= by_hand * (1 - 1e-6)

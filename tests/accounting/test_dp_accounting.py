@@ -1,4 +1,6 @@
-"""The reference accountants give the published numbers, refuse what they cannot bill, and translate events without loss."""
+"""The reference accountants give the published numbers, refuse what they cannot bill, and translate
+events without loss.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,15 @@ def test_published_numbers() -> None:
     assert 1.21 <= accounting.epsilon(event, 1e-6, accountant="rdp") <= 1.22
 
 
-def test_the_reference_rdp_composes_without_warnings_and_leaves_the_logger_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reference_rdp_composes_without_warnings_and_leaves_the_logger_as_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from dp_accounting import rdp
 
-    event, logger = ev.Repeated(ev.PoissonSampled(0.5, ev.Gaussian(20.0)), 10), logging.getLogger("absl")
+    event, logger = (
+        ev.Repeated(ev.PoissonSampled(0.5, ev.Gaussian(20.0)), 10),
+        logging.getLogger("absl"),
+    )
     logger.setLevel(logging.WARNING)  # a verification before this test may have asked for less
     plain = rdp.RdpAccountant().compose(to_peer(event))
     loud, level = len(caplog.records), logger.level
@@ -41,7 +48,11 @@ def test_pld_refuses_deltas_it_under_reports_and_counts_it_ignores() -> None:
     with pytest.raises(Unsupported, match="tight"):
         accounting.epsilon(ev.Repeated(STEP, 200), 1e-10, accountant="pld")
     with pytest.raises(Unsupported, match="tight"):
-        accounting.curve(ev.Repeated(ev.RandomizedResponse(0.5), 10), adjacency=Adjacency.REPLACE_ONE, accountant="pld")
+        accounting.curve(
+            ev.Repeated(ev.RandomizedResponse(0.5), 10),
+            adjacency=Adjacency.REPLACE_ONE,
+            accountant="pld",
+        )
 
 
 @pytest.mark.parametrize(
@@ -85,23 +96,38 @@ def test_exact_divergences_are_never_above_the_reference_and_close_below() -> No
         ev.Laplace(3.0),
         ev.RepeatAndSelect(ev.Repeated(STEP, 200), 10.0, 1.0),
     ):
-        ours, theirs = (a.curve(event, Adjacency.ADD_OR_REMOVE_ONE).epsilon(1e-6) for a in (Rdp(), PeerRdp()))
+        ours, theirs = (
+            a.curve(event, Adjacency.ADD_OR_REMOVE_ONE).epsilon(1e-6) for a in (Rdp(), PeerRdp())
+        )
         assert ours <= theirs * (1 + 1e-8)
-        assert ours >= theirs * 0.98  # more large orders: nearer to the pure epsilon of Laplace noise
+        assert (
+            ours >= theirs * 0.98
+        )  # more large orders: nearer to the pure epsilon of Laplace noise
 
 
 @pytest.mark.parametrize(
-    ("noise", "rate", "steps"), [(113667.0, 0.02, 519015922968), (1.2, 1e-9, 4294967296), (1e12, 1e-12, 10**9)]
+    ("noise", "rate", "steps"),
+    [(113667.0, 0.02, 519015922968), (1.2, 1e-9, 4294967296), (1e12, 1e-12, 10**9)],
 )
-def test_pld_refuses_steps_that_it_would_count_for_minutes(noise: float, rate: float, steps: int) -> None:
+def test_pld_refuses_steps_that_it_would_count_for_minutes(
+    noise: float, rate: float, steps: int
+) -> None:
     event = ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(noise)), steps)
     with pytest.raises(Unsupported, match=f"{steps} steps by dp-accounting's PLD"):
         PeerPld().curve(event, Adjacency.ADD_OR_REMOVE_ONE)
 
 
 @pytest.mark.parametrize(
-    "event", [ev.PoissonSampled(1e-3, ev.Gaussian(0.06)), ev.Repeated(ev.Gaussian(1.0), 400), ev.Laplace(0.005)]
+    "event",
+    [
+        ev.PoissonSampled(1e-3, ev.Gaussian(0.06)),
+        ev.Repeated(ev.Gaussian(1.0), 400),
+        ev.Laplace(0.005),
+    ],
 )
 def test_pld_refuses_losses_that_it_would_grid_for_minutes(event: ev.Event) -> None:
-    with pytest.raises(Unsupported, match=r"its grid of 1e-4 is too long\) is not supported; use --accountant tight"):
+    with pytest.raises(
+        Unsupported,
+        match=r"its grid of 1e-4 is too long\) is not supported; use --accountant tight",
+    ):
         PeerPld().curve(event, Adjacency.ADD_OR_REMOVE_ONE)

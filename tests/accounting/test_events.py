@@ -1,4 +1,6 @@
-"""The new events against their definitions: bounded range by enumeration, Rényi curves between their orders, disjoint parts, delta 0."""
+"""The new events against their definitions: bounded range by enumeration, Rényi curves between
+their orders, disjoint parts, delta 0.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_adaptive_exponential_mechanisms_stay_below_the_curve(epsilon: float) ->
             p = np.concatenate([a * row[0] for a, row in zip(p, rows, strict=True)])
             q = np.concatenate([b * row[1] for b, row in zip(q, rows, strict=True)])
         for at in (0.0, 0.4 * epsilon, 1.1 * epsilon, 2.2 * epsilon):
-            assert max(_hockey_stick(p, q, at), _hockey_stick(q, p, at)) <= curve.delta(at) * (1 + 1e-9)
+            assert max(_hockey_stick(p, q, at), _hockey_stick(q, p, at)) <= curve.delta(at) * (
+                1 + 1e-9
+            )
 
 
 def _two(epsilon: float, t: float) -> list[tuple[float, float]]:
@@ -70,10 +74,15 @@ def test_one_step_is_the_closed_form_and_two_the_best_adaptive_choice() -> None:
     epsilon, ts = 1.2, np.linspace(0, 1.2, 97)
 
     def reached(g: float) -> float:
-        """What two steps reach at epsilon g: the second offset is chosen after the first outcome."""
+        """What two steps reach at epsilon g: the second offset is chosen after the first
+        outcome.
+        """
 
         def once(left: float) -> float:
-            return max(sum(p * max(0.0, -math.expm1(left - loss)) for loss, p in _two(epsilon, t)) for t in ts)
+            return max(
+                sum(p * max(0.0, -math.expm1(left - loss)) for loss, p in _two(epsilon, t))
+                for t in ts
+            )
 
         return max(sum(p * once(g - loss) for loss, p in _two(epsilon, t)) for t in ts)
 
@@ -94,17 +103,23 @@ def test_the_first_step_of_a_range_is_rounded_up_and_by_hardly_anything(epsilon:
         whole = decimal.Decimal(epsilon).exp()
         for k in range(0, len(known), 31):
             exact = (whole.sqrt() - decimal.Decimal(float(at[k])).exp().sqrt()) ** 2 / (whole - 1)
-            assert exact <= decimal.Decimal(float(known[k])) <= exact * (1 + decimal.Decimal("1e-11"))
+            assert (
+                exact <= decimal.Decimal(float(known[k])) <= exact * (1 + decimal.Decimal("1e-11"))
+            )
     assert known[-1] == 0
 
 
 def test_a_bound_for_offsets_fixed_in_advance_would_be_too_small() -> None:
-    """The optimum with one offset for all steps lies below what an adaptive choice reaches, which is what the bill covers."""
+    """The optimum with one offset for all steps lies below what an adaptive choice reaches, which
+    is what the bill covers.
+    """
     epsilon, at = 1.2, 0.0
     fixed = 0.0
     for t in np.linspace(0, epsilon, 400):
         both = itertools.product(_two(epsilon, t), repeat=2)
-        fixed = max(fixed, sum(p * q * max(0.0, -math.expm1(at - a - b)) for (a, p), (b, q) in both))
+        fixed = max(
+            fixed, sum(p * q * max(0.0, -math.expm1(at - a - b)) for (a, p), (b, q) in both)
+        )
     assert accounting.curve(ev.Repeated(ev.BoundedRange(epsilon), 2)).delta(at) > fixed * 1.04
 
 
@@ -114,7 +129,10 @@ def test_divergences_of_a_range_are_the_worst_over_offsets(epsilon: float) -> No
     found = divergences(ev.BoundedRange(epsilon), ADD, orders)
     for order, value in zip(orders, found, strict=True):
         ts = np.linspace(0, epsilon, 2001)[1:-1]
-        logs = [np.logaddexp(*(math.log(p) + (order - 1) * loss for loss, p in _two(epsilon, t))) for t in ts]
+        logs = [
+            np.logaddexp(*(math.log(p) + (order - 1) * loss for loss, p in _two(epsilon, t)))
+            for t in ts
+        ]
         worst = max(logs) / (order - 1)
         assert worst <= value * (1 + 1e-7) + 1e-13
         assert value <= worst * (1 + 1e-3) + 1e-11
@@ -123,7 +141,9 @@ def test_divergences_of_a_range_are_the_worst_over_offsets(epsilon: float) -> No
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 3e-3, 0.7, 2.5, 11.0, 50.0])
-def test_every_block_of_a_range_is_a_lawful_pair_that_ends_at_the_pure_epsilon(epsilon: float) -> None:
+def test_every_block_of_a_range_is_a_lawful_pair_that_ends_at_the_pure_epsilon(
+    epsilon: float,
+) -> None:
     for steps in {1, 2, 3, bounded_range.block(epsilon)}:
         if steps <= bounded_range.block(epsilon):
             loss = verified(bounded_range.composed(epsilon, steps))
@@ -143,11 +163,15 @@ def test_a_range_costs_less_than_pure_epsilon_and_more_than_half_of_it() -> None
 
 
 def test_permute_and_flip_is_not_of_range_epsilon() -> None:
-    """Two outcomes, epsilon 1: its losses span 1.66, so that BoundedRange(1) would promise too much."""
+    """Two outcomes, epsilon 1: its losses span 1.66, so that BoundedRange(1) would promise too
+    much.
+    """
     epsilon = 1.0
 
     def permute_and_flip(gap: float) -> np.ndarray:
-        """Outcome 2 is worse by `gap` (in units of the exponent): it is seen first with chance 1/2 and then kept with e^-gap."""
+        """Outcome 2 is worse by `gap` (in units of the exponent): it is seen first with chance 1/2
+        and then kept with e^-gap.
+        """
         worse = math.exp(-abs(gap)) / 2
         return np.array([1 - worse, worse] if gap >= 0 else [worse, 1 - worse])
 
@@ -176,9 +200,24 @@ def test_a_pure_guarantee_is_exact_where_numbers_are() -> None:
     assert pure(ev.Laplace(2.0)) == 0.5
     assert pure(ev.Laplace(2.0), REPLACE) == 1.0
     assert pure(ev.Repeated(ev.Laplace(1 / 0.3), 1)) == 0.3
-    assert pure(ev.Composed((ev.EpsilonDelta(0.25), ev.DiscreteLaplace(0.5, 3), ev.Repeated(ev.BoundedRange(0.125), 2)))) == 2.0
-    assert pure(ev.PoissonSampled(0.1, ev.Laplace(1.0))) == pytest.approx(math.log1p(0.1 * math.expm1(1.0)), rel=1e-12)
-    assert pure(ev.PoissonSampled(0.1, ev.BoundedRange(800.0))) == pytest.approx(800 + math.log(0.1))
+    assert (
+        pure(
+            ev.Composed(
+                (
+                    ev.EpsilonDelta(0.25),
+                    ev.DiscreteLaplace(0.5, 3),
+                    ev.Repeated(ev.BoundedRange(0.125), 2),
+                )
+            )
+        )
+        == 2.0
+    )
+    assert pure(ev.PoissonSampled(0.1, ev.Laplace(1.0))) == pytest.approx(
+        math.log1p(0.1 * math.expm1(1.0)), rel=1e-12
+    )
+    assert pure(ev.PoissonSampled(0.1, ev.BoundedRange(800.0))) == pytest.approx(
+        800 + math.log(0.1)
+    )
     assert pure(ev.RandomizedResponse(0.5, 2), REPLACE) == pytest.approx(math.log(3))
     assert pure(_parts(ev.Laplace(2.0), ev.Laplace(4.0))) == 0.5
     assert pure(_parts(ev.Laplace(2.0), ev.Laplace(4.0)), REPLACE) == 1.0
@@ -198,7 +237,9 @@ def test_delta_zero_is_refused_where_there_is_no_pure_guarantee() -> None:
                 with pytest.raises(Unsupported, match="delta 0"):
                     accounting.epsilon(event, 0.0, adjacency=adjacency, accountant="basic")
     with pytest.raises(Unsupported, match="under replace-one"):
-        accounting.epsilon(ev.PoissonSampled(0.1, ev.Laplace(1.0)), 0.0, adjacency=REPLACE, accountant="basic")
+        accounting.epsilon(
+            ev.PoissonSampled(0.1, ev.Laplace(1.0)), 0.0, adjacency=REPLACE, accountant="basic"
+        )
     for name in ("tight", "rdp", "zcdp", "gdp", "pld"):
         with pytest.raises(InvalidInput, match="--accountant basic"):
             accounting.epsilon(ev.Laplace(1.0), 0.0, accountant=name)
@@ -208,7 +249,9 @@ def test_delta_zero_is_refused_where_there_is_no_pure_guarantee() -> None:
 
 
 def _sampled_box(epsilon: float, delta: float, rate: float, count: int, at: float) -> float:
-    """delta at `at` of so many black boxes on Poisson samples, the worse direction, every outcome counted."""
+    """delta at `at` of so many black boxes on Poisson samples, the worse direction, every outcome
+    counted.
+    """
     high, low = (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(epsilon))
     p, q = [high, low, delta, 0.0], [low, high, 0.0, delta]
     mixed = [(1 - rate) * b + rate * a for a, b in zip(p, q, strict=True)]
@@ -219,7 +262,10 @@ def _sampled_box(epsilon: float, delta: float, rate: float, count: int, at: floa
             rest = count - sum(ks)
             if rest >= 0:
                 ways = math.factorial(count) / math.prod(map(math.factorial, (*ks, rest)))
-                a, b = (math.prod(x**k for x, k in zip(side, (*ks, rest), strict=True)) for side in (first, second))
+                a, b = (
+                    math.prod(x**k for x, k in zip(side, (*ks, rest), strict=True))
+                    for side in (first, second)
+                )
                 total += ways * max(0.0, a - math.exp(at) * b)
         worst = max(worst, total)
     return worst
@@ -238,7 +284,9 @@ def test_sampled_black_boxes_lie_between_their_bounds(delta: float) -> None:
 
 
 def test_large_epsilons_are_not_cut_off() -> None:
-    """Once a sampled box beyond e^700, and groups of such boxes, were billed as if they were e^700."""
+    """Once a sampled box beyond e^700, and groups of such boxes, were billed as if they were
+    e^700.
+    """
     assert accounting.epsilon(ev.PoissonSampled(0.3, ev.EpsilonDelta(1000.0)), 1e-9) >= 998.7
     assert group.of_group(ev.EpsilonDelta(650.0, 1e-30), 2) == ev.EpsilonDelta(1300.0, 1.0)
     assert group.of_group(ev.EpsilonDelta(650.0), 2) == ev.EpsilonDelta(1300.0)
@@ -249,12 +297,19 @@ def test_without_replacement_pure_releases_and_black_boxes_are_amplified() -> No
     """Balle, Barthe & Gaboardi 2018, Theorem 9, under replace-one."""
     sample = ev.SampledWithoutReplacement(100, 10, ev.Laplace(2.0))
     pure = math.log1p(0.1 * math.expm1(1.0))  # a replaced unit moves the sum by two bounds
-    assert accounting.epsilon(sample, 0.0, adjacency=REPLACE, accountant="basic") == pytest.approx(pure, rel=1e-12)
+    assert accounting.epsilon(sample, 0.0, adjacency=REPLACE, accountant="basic") == pytest.approx(
+        pure, rel=1e-12
+    )
     assert accounting.epsilon(sample, 1e-9, adjacency=REPLACE) == pytest.approx(pure, rel=1e-6)
-    box = accounting.curve(ev.SampledWithoutReplacement(100, 10, ev.EpsilonDelta(1.0, 1e-6)), adjacency=REPLACE)
+    box = accounting.curve(
+        ev.SampledWithoutReplacement(100, 10, ev.EpsilonDelta(1.0, 1e-6)), adjacency=REPLACE
+    )
     assert box.delta(pure * (1 + 1e-9)) == pytest.approx(1e-7)
     assert box.epsilon_lower(1e-9) in (0.0, math.inf)
-    for refused in (ev.SampledWithReplacement(100, 10, ev.Laplace(2.0)), ev.SampledWithoutReplacement(100, 10, ev.Zcdp(0.1))):
+    for refused in (
+        ev.SampledWithReplacement(100, 10, ev.Laplace(2.0)),
+        ev.SampledWithoutReplacement(100, 10, ev.Zcdp(0.1)),
+    ):
         with pytest.raises(Unsupported, match=" of "):
             accounting.curve(refused, adjacency=REPLACE)
     with pytest.raises(Unsupported, match="under add-or-remove-one"):
@@ -262,15 +317,25 @@ def test_without_replacement_pure_releases_and_black_boxes_are_amplified() -> No
 
 
 def test_a_sample_that_shows_who_was_left_out_does_not_amplify() -> None:
-    """An answer that is not given is seen: at rate 0.1 the epsilon of randomized response stays, with a chance of 0.1. So it is refused."""
+    """An answer that is not given is seen: at rate 0.1 the epsilon of randomized response stays,
+    with a chance of 0.1. So it is refused.
+    """
     shown = ev.PoissonSampled(0.1, ev.RandomizedResponse(0.5))
     fixed = ev.PoissonSampled(
         0.1, ev.TruncatedPoissonGaussian(200, 0.05, 12, 2.0)
     )  # its number of units is not that of the sample
-    for event in (shown, fixed, ev.PoissonSampled(0.1, ev.Composed((ev.Gaussian(2.0), ev.RandomizedResponse(0.5))))):
+    for event in (
+        shown,
+        fixed,
+        ev.PoissonSampled(0.1, ev.Composed((ev.Gaussian(2.0), ev.RandomizedResponse(0.5)))),
+    ):
         for name in accounting.TABLE:
             for adjacency in Adjacency:
-                assert accounting.accountant(name).why_not(event, adjacency) is not None, (event, name, adjacency)
+                assert accounting.accountant(name).why_not(event, adjacency) is not None, (
+                    event,
+                    name,
+                    adjacency,
+                )
 
 
 # Rényi curves.
@@ -281,7 +346,10 @@ def test_a_renyi_curve_is_never_below_the_mechanism_it_was_read_off() -> None:
         few = (1.5, 3.0, 8.0, 32.0)
         curve = ev.RenyiCurve(few, tuple(float(v) for v in divergences(event, ADD, few)))
         orders = np.linspace(1.05, 32.0, 200)
-        stated, true = divergences(curve, ADD, tuple(orders)), divergences(event, ADD, tuple(orders))
+        stated, true = (
+            divergences(curve, ADD, tuple(orders)),
+            divergences(event, ADD, tuple(orders)),
+        )
         assert (stated >= true * (1 - 1e-9)).all()
         assert np.isinf(divergences(curve, ADD, (32.01,))).all()
         exact = divergences(curve, ADD, few)
@@ -311,7 +379,9 @@ def test_a_renyi_curve_that_falls_is_read_from_the_right_and_its_own_orders_coun
         ((math.inf,), (0.1,), "orders"),
     ],
 )
-def test_a_renyi_curve_that_makes_no_sense_is_refused(orders: tuple[float, ...], values: tuple[float, ...], field: str) -> None:
+def test_a_renyi_curve_that_makes_no_sense_is_refused(
+    orders: tuple[float, ...], values: tuple[float, ...], field: str
+) -> None:
     with pytest.raises(InvalidInput, match=field):
         ev.RenyiCurve(orders, values)
 
@@ -321,7 +391,9 @@ def test_a_renyi_curve_that_makes_no_sense_is_refused(orders: tuple[float, ...],
 
 def test_the_worst_part_decides() -> None:
     for name in ("tight", "rdp", "zcdp"):
-        whole = accounting.epsilon(_parts(ev.Gaussian(2.0), ev.Gaussian(5.0)), 1e-5, accountant=name)
+        whole = accounting.epsilon(
+            _parts(ev.Gaussian(2.0), ev.Gaussian(5.0)), 1e-5, accountant=name
+        )
         assert whole == accounting.epsilon(ev.Gaussian(2.0), 1e-5, accountant=name)
     parts = _parts(STEP, ev.Laplace(4.0), ev.EpsilonDelta(0.3))
     alone = [accounting.curve(part).delta(0.1) for _, part in parts.parts]
@@ -333,7 +405,9 @@ def test_what_all_units_pay_is_added_to_every_part() -> None:
     """Neither part alone is the worst at every delta: the curve is the larger one at each."""
     rest = ev.Gaussian(6.0)
     both = accounting.curve(ev.Composed((rest, _parts(ev.Gaussian(5.0), ev.Laplace(4.0)))))
-    alone = [accounting.curve(ev.Composed((rest, part))) for part in (ev.Gaussian(5.0), ev.Laplace(4.0))]
+    alone = [
+        accounting.curve(ev.Composed((rest, part))) for part in (ev.Gaussian(5.0), ev.Laplace(4.0))
+    ]
     picked = set()
     for delta in (1e-1, 1e-3, 1e-6, 1e-12):
         values = [curve.epsilon(delta) for curve in alone]
@@ -346,10 +420,17 @@ def test_the_same_names_are_the_same_parts_and_other_names_are_not() -> None:
     first = ev.Parallel((("a", ev.Gaussian(2.0)), ("b", ev.Nothing())))
     second = ev.Parallel((("b", ev.Gaussian(2.0)), ("a", ev.Nothing())))
     other = ev.Parallel((("b", ev.Gaussian(2.0)), ("c", ev.Nothing())))
-    once, twice = accounting.epsilon(ev.Gaussian(2.0), 1e-5), accounting.epsilon(ev.Repeated(ev.Gaussian(2.0), 2), 1e-5)
+    once, twice = (
+        accounting.epsilon(ev.Gaussian(2.0), 1e-5),
+        accounting.epsilon(ev.Repeated(ev.Gaussian(2.0), 2), 1e-5),
+    )
     assert accounting.epsilon(ev.Composed((first, second)), 1e-5) == once
     assert accounting.epsilon(ev.Composed((first, other)), 1e-5) == twice
-    assert accounting.epsilon(ev.Composed((first, first)), 1e-5) == accounting.epsilon(ev.Repeated(first, 2), 1e-5) == twice
+    assert (
+        accounting.epsilon(ev.Composed((first, first)), 1e-5)
+        == accounting.epsilon(ev.Repeated(first, 2), 1e-5)
+        == twice
+    )
     for name in ("rdp", "zcdp"):
         assert accounting.epsilon(ev.Composed((first, second)), 1e-5, accountant=name) < twice
 
@@ -357,7 +438,9 @@ def test_the_same_names_are_the_same_parts_and_other_names_are_not() -> None:
 def test_a_replaced_unit_may_move_from_one_part_to_another() -> None:
     """It is then removed there and added here: two parts are touched, one in each direction."""
     parts = _parts(STEP, ev.GaussianMixture(4.0, (0.0, 1.0), (0.5, 0.5)))
-    with pytest.raises(Unsupported, match="replace-one"):  # a unit that stays has no pair in the second part
+    with pytest.raises(
+        Unsupported, match="replace-one"
+    ):  # a unit that stays has no pair in the second part
         accounting.curve(parts, adjacency=REPLACE)
     found = worlds(_parts(STEP, ev.Gaussian(3.0)), REPLACE)
     assert [tuple((p.adjacency, p.swapped) for p in world) for world in found] == [
@@ -366,10 +449,17 @@ def test_a_replaced_unit_may_move_from_one_part_to_another() -> None:
         ((ADD, False), (ADD, True)),
     ]
     for name in ("tight", "rdp"):
-        event = _parts(ev.Repeated(STEP, 50), ev.Repeated(ev.PoissonSampled(0.06, ev.Gaussian(2.0)), 50))
+        event = _parts(
+            ev.Repeated(STEP, 50), ev.Repeated(ev.PoissonSampled(0.06, ev.Gaussian(2.0)), 50)
+        )
         whole = accounting.epsilon(event, 1e-5, adjacency=REPLACE, accountant=name)
-        stay = max(accounting.epsilon(part, 1e-5, adjacency=REPLACE, accountant=name) for _, part in event.parts)
-        move = accounting.epsilon(ev.Composed(tuple(part for _, part in event.parts)), 1e-5, accountant=name)
+        stay = max(
+            accounting.epsilon(part, 1e-5, adjacency=REPLACE, accountant=name)
+            for _, part in event.parts
+        )
+        move = accounting.epsilon(
+            ev.Composed(tuple(part for _, part in event.parts)), 1e-5, accountant=name
+        )
         assert whole >= stay
         assert whole >= move * 0.98  # the same two parts, both losing the unit
 
@@ -391,23 +481,33 @@ def test_statements_about_replacement_do_not_cover_a_unit_that_moves(stated: ev.
     for name in ("tight", "rdp"):
         assert "may move" in str(accounting.accountant(name).why_not(event, REPLACE))
     assert accounting.accountant("zcdp").why_not(event, REPLACE) is not None
-    assert accounting.accountant("rdp").why_not(_parts(stated), REPLACE) is None  # a single part is left by nobody
+    assert (
+        accounting.accountant("rdp").why_not(_parts(stated), REPLACE) is None
+    )  # a single part is left by nobody
 
 
 def test_a_sample_of_parts_is_a_sample_of_each() -> None:
     whole = ev.PoissonSampled(0.1, _parts(ev.Gaussian(2.0), ev.Laplace(3.0)))
     each = _parts(ev.PoissonSampled(0.1, ev.Gaussian(2.0)), ev.PoissonSampled(0.1, ev.Laplace(3.0)))
     for name in ("tight", "rdp"):
-        assert accounting.epsilon(whole, 1e-5, accountant=name) == accounting.epsilon(each, 1e-5, accountant=name)
+        assert accounting.epsilon(whole, 1e-5, accountant=name) == accounting.epsilon(
+            each, 1e-5, accountant=name
+        )
     with pytest.raises(Unsupported, match="Parallel"):
-        accounting.curve(ev.SampledWithoutReplacement(100, 10, _parts(ev.Gaussian(2.0))), adjacency=REPLACE)
+        accounting.curve(
+            ev.SampledWithoutReplacement(100, 10, _parts(ev.Gaussian(2.0))), adjacency=REPLACE
+        )
 
 
 def test_parts_within_parts_and_too_many_of_them() -> None:
-    nested = ev.Parallel((("a", _parts(ev.Gaussian(3.0), ev.Gaussian(2.0))), ("b", ev.Gaussian(4.0))))
+    nested = ev.Parallel(
+        (("a", _parts(ev.Gaussian(3.0), ev.Gaussian(2.0))), ("b", ev.Gaussian(4.0)))
+    )
     assert accounting.epsilon(nested, 1e-5) == accounting.epsilon(ev.Gaussian(2.0), 1e-5)
     many = _parts(*(ev.Gaussian(2.0 + k) for k in range(300)))
-    assert accounting.epsilon(ev.Gaussian(2.0), 1e-5) < accounting.epsilon(many, 1e-5)  # by divergences, which is not exact
+    assert accounting.epsilon(ev.Gaussian(2.0), 1e-5) < accounting.epsilon(
+        many, 1e-5
+    )  # by divergences, which is not exact
     assert accounting.epsilon(many, 1e-5) <= accounting.epsilon(many, 1e-5, accountant="rdp")
     same = _parts(*[ev.Gaussian(2.0)] * 300)
     assert accounting.epsilon(same, 1e-5) == accounting.epsilon(ev.Gaussian(2.0), 1e-5)
@@ -435,7 +535,10 @@ def test_parts_without_proper_names_are_refused(parts: tuple[tuple[str, ev.Event
         ev.Parallel(parts)
 
 
-@pytest.mark.parametrize("part", [["a", 3], ["a"], ["a", {"kind": "gaussian", "noise_multiplier": 1.0}, 1], "ab", ["a", None]])
+@pytest.mark.parametrize(
+    "part",
+    [["a", 3], ["a"], ["a", {"kind": "gaussian", "noise_multiplier": 1.0}, 1], "ab", ["a", None]],
+)
 def test_a_file_with_parts_that_are_no_events_is_refused(part: object) -> None:
     with pytest.raises(InvalidInput):
         ev.decode({"kind": "parallel", "parts": [part]})

@@ -38,7 +38,9 @@ def test_budget_and_cost_are_inverse() -> None:
 
 
 def test_every_admitted_gaussian_sequence_fits_by_the_exact_curve() -> None:
-    """Non-adaptive Gaussians are one admissible strategy: their exact delta at the budget's epsilon is below the budget's delta."""
+    """Non-adaptive Gaussians are one admissible strategy: their exact delta at the budget's epsilon
+    is below the budget's delta.
+    """
     from scipy.special import ndtr
 
     admits, steps = RenyiFilter(1.0, 1e-5), [ev.Gaussian(20.0), ev.Gaussian(9.0), ev.Gaussian(35.0)]
@@ -59,7 +61,9 @@ def test_what_cannot_be_billed_is_refused_in_words() -> None:
 
 
 def test_the_odometer_bounds_the_loss_of_adaptive_runs_at_all_times() -> None:
-    """Runs chosen by the worst of earlier outcomes, many times over: the loss is above the reading at some time at most delta often."""
+    """Runs chosen by the worst of earlier outcomes, many times over: the loss is above the reading
+    at some time at most delta often.
+    """
     rng = np.random.default_rng(7)
     delta, times, steps = 0.2, 4000, 12
     odometer = RenyiOdometer(delta)
@@ -82,27 +86,38 @@ def test_the_odometer_bounds_the_loss_of_adaptive_runs_at_all_times() -> None:
 
 
 def test_the_odometer_grows_and_costs_more_than_a_plan_fixed_in_advance() -> None:
-    runs = [ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(1.0)), 100), ev.Gaussian(5.0), ev.Gaussian(4.0)]
+    runs = [
+        ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(1.0)), 100),
+        ev.Gaussian(5.0),
+        ev.Gaussian(4.0),
+    ]
     odometer = RenyiOdometer(1e-6)
     values = [odometer.epsilon(runs[:k], PAIR) for k in range(4)]
     assert values[0] == 0
     assert all(a < b for a, b in pairwise(values))
     assert values[3] > accounting.epsilon(ev.Composed(tuple(runs)), 1e-6)
     only = RenyiOdometer(1e-6).epsilon([ev.Gaussian(2.0)], PAIR)
-    best = 1 / 8 + math.sqrt(2 * math.log(2e6) / 4)  # a / (2 sigma^2) + log(2/delta) / (a - 1), at the best order
+    best = 1 / 8 + math.sqrt(
+        2 * math.log(2e6) / 4
+    )  # a / (2 sigma^2) + log(2/delta) / (a - 1), at the best order
     assert best <= only <= 1.001 * best
 
 
 def test_every_order_has_only_its_share_of_delta() -> None:
-    """The deltas of all orders add up to the budget's: an order that took all of it alone would admit more than the union bound allows."""
+    """The deltas of all orders add up to the budget's: an order that took all of it alone would
+    admit more than the union bound allows.
+    """
     admits, first = RenyiFilter(1.0, 1e-5), ev.Gaussian(20.0)
     orders = admits._orders(first, PAIR)
     assert sum(share for _, share in orders) == pytest.approx(1e-5, rel=1e-12)
     assert max(share for _, share in orders) <= 5e-6
-    # One Gaussian run: the reading is that of the best order with its own share, by the closed form of its divergence.
+    # One Gaussian run: the reading is that of the best order with its own share, by the closed form
+    # of its divergence.
     noise = 4.0
     run = ev.Gaussian(noise)
-    right = min(cost(order, order / (2 * noise**2), share) for order, share in admits._orders(run, PAIR))
+    right = min(
+        cost(order, order / (2 * noise**2), share) for order, share in admits._orders(run, PAIR)
+    )
     whole = min(cost(order, order / (2 * noise**2), 1e-5) for order, _ in admits._orders(run, PAIR))
     assert admits.spent_epsilon([run], PAIR) == pytest.approx(right, rel=1e-9)
     assert admits.spent_epsilon([run], PAIR) > whole * 1.01
@@ -111,7 +126,9 @@ def test_every_order_has_only_its_share_of_delta() -> None:
 
 
 def test_the_favourite_order_is_fixed_by_the_first_run_alone() -> None:
-    """Chosen anew from all runs it would depend on outputs, and the union bound over the orders would not hold."""
+    """Chosen anew from all runs it would depend on outputs, and the union bound over the orders
+    would not hold.
+    """
     from dpfy.accounting.rdp import divergences
 
     first, second = ev.PoissonSampled(0.01, ev.Gaussian(0.6)), ev.Gaussian(1.5)
@@ -120,7 +137,10 @@ def test_the_favourite_order_is_fixed_by_the_first_run_alone() -> None:
 
     def reading(orders: list[tuple[float, float]]) -> float:
         sums = divergences(both, PAIR, tuple(order for order, _ in orders))
-        return min(cost(order, float(total), share) for (order, share), total in zip(orders, sums, strict=True))
+        return min(
+            cost(order, float(total), share)
+            for (order, share), total in zip(orders, sums, strict=True)
+        )
 
     fixed, anew = reading(admits._orders(first, PAIR)), reading(admits._orders(both, PAIR))
     assert fixed > anew * 1.001  # the difference shows here
@@ -130,7 +150,9 @@ def test_the_favourite_order_is_fixed_by_the_first_run_alone() -> None:
 
 
 def test_black_boxes_spend_the_part_of_delta_set_aside_for_them() -> None:
-    """Their deltas add up; what would pass the part, or a budget without one, is refused with the reason."""
+    """Their deltas add up; what would pass the part, or a budget without one, is refused with the
+    reason.
+    """
     box = ev.EpsilonDelta(0.1, 4e-7)
     assert "chance of an infinite loss" in str(RenyiFilter(2.0, 1e-5).why_not([], box, PAIR))
     admits = RenyiFilter(2.0, 1e-5, approximation=1e-6)
@@ -147,9 +169,13 @@ def test_black_boxes_spend_the_part_of_delta_set_aside_for_them() -> None:
 
 
 def test_what_is_set_aside_is_not_spent_twice() -> None:
-    """The orders share what is left; a sequence of boxes and Gaussians that is admitted fits by the exact composition."""
+    """The orders share what is left; a sequence of boxes and Gaussians that is admitted fits by the
+    exact composition.
+    """
     admits = RenyiFilter(1.5, 1e-5, approximation=5e-6)
-    assert sum(share for _, share in admits._orders(ev.Gaussian(9.0), PAIR)) == pytest.approx(5e-6, rel=1e-9)
+    assert sum(share for _, share in admits._orders(ev.Gaussian(9.0), PAIR)) == pytest.approx(
+        5e-6, rel=1e-9
+    )
     steps, spent = [ev.Gaussian(9.0), ev.EpsilonDelta(0.05, 1e-6), ev.Laplace(20.0)], []
     for k in range(60):
         if admits.why_not(spent, steps[k % 3], PAIR) is None:
@@ -159,7 +185,9 @@ def test_what_is_set_aside_is_not_spent_twice() -> None:
     assert len(spent) > 10
 
 
-def test_terms_of_budgets_written_before_there_were_approximations_are_read_and_written_alike() -> None:
+def test_terms_of_budgets_written_before_there_were_approximations_are_read_and_written_alike() -> (
+    None
+):
     old = {"kind": "renyi", "epsilon": 3.0, "delta": 1e-5}
     assert from_json(old) == RenyiFilter(3.0, 1e-5)
     assert from_json(old).to_json() == old
@@ -172,7 +200,9 @@ def test_terms_of_budgets_written_before_there_were_approximations_are_read_and_
 
 def test_every_language_has_a_place_in_a_budget() -> None:
     """Tuning, zCDP and black boxes, one after the other in one ledger's budget."""
-    tuning = ev.RepeatAndSelect(ev.Repeated(ev.PoissonSampled(0.005, ev.Gaussian(1.0)), 50), 10.0, 1.0)
+    tuning = ev.RepeatAndSelect(
+        ev.Repeated(ev.PoissonSampled(0.005, ev.Gaussian(1.0)), 50), 10.0, 1.0
+    )
     spent: list[ev.Event] = []
     admits = RenyiFilter(12.0, 1e-5, 1e-6)
     for event in (_train(4.0), tuning, ev.Zcdp(0.01), ev.EpsilonDelta(0.2, 1e-8), ev.Laplace(5.0)):

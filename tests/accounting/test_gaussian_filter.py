@@ -1,4 +1,6 @@
-"""The Gaussian filter: adaptive sizes cost nothing, choices are billed beside them, and its claim holds against the game itself."""
+"""The Gaussian filter: adaptive sizes cost nothing, choices are billed beside them, and its claim
+holds against the game itself.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ PAIR = Adjacency.ADD_OR_REMOVE_ONE
 
 
 def _mbi_rho(epsilon: float, delta: float) -> float:
-    """The zCDP that mbi's mechanisms spend for (epsilon, delta): Canonne, Kamath & Steinke 2020, by bisection."""
+    """The zCDP that mbi's mechanisms spend for (epsilon, delta): Canonne, Kamath & Steinke 2020, by
+    bisection.
+    """
 
     def reached(rho: float) -> float:
         orders = 1 + np.geomspace(1e-3, 1e5, 20_000)
-        logs = (orders - 1) * (orders * rho - epsilon) + orders * np.log1p(-1 / orders) - np.log(orders - 1)
+        logs = (
+            (orders - 1) * (orders * rho - epsilon)
+            + orders * np.log1p(-1 / orders)
+            - np.log(orders - 1)
+        )
         return float(np.exp(logs.min()))
 
     low, high = 0.0, epsilon + 1
@@ -38,7 +46,8 @@ def _mbi_rho(epsilon: float, delta: float) -> float:
 @pytest.mark.parametrize(("delta", "most"), [(1e-9, 0.95), (1e-5, 0.93)])
 @pytest.mark.parametrize(("choices", "share"), [(0, 0.0), (40, 0.1), (13, 1 / 3)])
 def test_noise_beside_that_of_zcdp(delta: float, most: float, choices: int, share: float) -> None:
-    """At epsilon 1, with choices of the very same range as mbi's: the noise is at most 0.95 and 0.93 of what zCDP asks for.
+    """At epsilon 1, with choices of the very same range as mbi's: the noise is at most 0.95 and
+    0.93 of what zCDP asks for.
 
     Gaussian releases alone are 0.951 at (1, 1e-9): there the target is 0.952.
     """
@@ -50,7 +59,9 @@ def test_noise_beside_that_of_zcdp(delta: float, most: float, choices: int, shar
 
 
 class _Game:
-    """The most that adaptive interactions reach of P(S) - t Q(S), on a grid of log t, by brute force over sizes and intervals."""
+    """The most that adaptive interactions reach of P(S) - t Q(S), on a grid of log t, by brute
+    force over sizes and intervals.
+    """
 
     def __init__(self, unit: float, width: float) -> None:
         self.h, self.half = 0.02, 220
@@ -59,14 +70,21 @@ class _Game:
         self.known: dict[tuple[int, int], np.ndarray] = {}
 
     def gaussian(self, values: np.ndarray, v: float) -> np.ndarray:
-        """The mean over the loss of a Gaussian release of 1 / s^2 = v, by Gauss-Hermite quadrature."""
+        """The mean over the loss of a Gaussian release of 1 / s^2 = v, by Gauss-Hermite
+        quadrature.
+        """
         nodes, weights = np.polynomial.hermite_e.hermegauss(41)
         weights = weights / weights.sum()
-        return sum(w * self.at(values, self.logs - (v / 2 + math.sqrt(v) * z)) for z, w in zip(nodes, weights, strict=True))
+        return sum(
+            w * self.at(values, self.logs - (v / 2 + math.sqrt(v) * z))
+            for z, w in zip(nodes, weights, strict=True)
+        )
 
     def at(self, values: np.ndarray, logs: np.ndarray) -> np.ndarray:
         """Values between grid points, by lines; left of the grid they are 1 - t, right of it 0."""
-        return np.where(logs < self.logs[0], -np.expm1(logs), np.interp(logs, self.logs, values, right=0.0))
+        return np.where(
+            logs < self.logs[0], -np.expm1(logs), np.interp(logs, self.logs, values, right=0.0)
+        )
 
     def choice(self, values: np.ndarray) -> np.ndarray:
         """The worst interval of losses, of a fine grid of them."""
@@ -74,17 +92,23 @@ class _Game:
         for top in np.linspace(0, self.width, 41):
             p = (big - math.exp(top)) / (big - 1)
             best = np.maximum(
-                best, p * self.at(values, self.logs - top) + (1 - p) * self.at(values, self.logs - top + self.width)
+                best,
+                p * self.at(values, self.logs - top)
+                + (1 - p) * self.at(values, self.logs - top + self.width),
             )
         return best
 
     def value(self, choices: int, units: int) -> np.ndarray:
-        """The best first move, whatever comes after it: a Gaussian release of one unit or of all that is left, a choice, or the end."""
+        """The best first move, whatever comes after it: a Gaussian release of one unit or of all
+        that is left, a choice, or the end.
+        """
         if (choices, units) not in self.known:
             found = [np.maximum(-np.expm1(self.logs), 0.0)]
             for spent in {1, 2, units} if units else ():
                 if spent <= units:
-                    found.append(self.gaussian(self.value(choices, units - spent), spent * self.unit))
+                    found.append(
+                        self.gaussian(self.value(choices, units - spent), spent * self.unit)
+                    )
             if choices:
                 found.append(self.choice(self.value(choices - 1, units)))
             self.known[choices, units] = np.max(found, axis=0)
@@ -92,9 +116,11 @@ class _Game:
 
 
 def test_the_claim_against_the_game() -> None:
-    """Every adaptive interaction of up to three choices and four units of noise is below one Gaussian release and three choices.
+    """Every adaptive interaction of up to three choices and four units of noise is below one
+    Gaussian release and three choices.
 
-    The brute force errs by its grids: 1e-3. A bill without the choices, or for two of them, lies below what the game reaches.
+    The brute force errs by its grids: 1e-3. A bill without the choices, or for two of them, lies
+    below what the game reaches.
     """
     unit, width = 0.09, 0.6
     game = _Game(unit, width).value(3, 4)
@@ -110,10 +136,11 @@ def test_the_claim_against_the_game() -> None:
 
 
 def test_adaptive_sizes_have_the_loss_of_one_gaussian() -> None:
-    """The loss of releases whose sizes depend on earlier outputs, spent to the end: Gaussian, whatever the rule.
+    """The loss of releases whose sizes depend on earlier outputs, spent to the end: Gaussian,
+    whatever the rule.
 
-    100,000 interactions with an adversarial rule; at each of 9 points the share is within 4.5 deviations (false alarm below 1e-4), and a
-    loss of 1.1 times the square is rejected.
+    100,000 interactions with an adversarial rule; at each of 9 points the share is within 4.5
+    deviations (false alarm below 1e-4), and a loss of 1.1 times the square is rejected.
     """
     rng, total, count = np.random.default_rng(5), 1.0, 100_000
     losses, left = np.zeros(count), np.full(count, total)
@@ -143,7 +170,10 @@ def test_it_admits_up_to_its_sum_of_squares_and_no_more() -> None:
     assert "the budget is epsilon 1" in reason
     assert held.spent_epsilon([*spent, ev.Gaussian(2 * noise)], PAIR) <= 1.0
     assert held.spent_epsilon([], PAIR) == 0.0
-    assert RenyiFilter(1.0, 1e-6).why_not([*spent, ev.Gaussian(2 * noise)], ev.Nothing(), PAIR) is not None
+    assert (
+        RenyiFilter(1.0, 1e-6).why_not([*spent, ev.Gaussian(2 * noise)], ev.Nothing(), PAIR)
+        is not None
+    )
 
 
 def test_choices_are_counted_and_a_wider_one_is_refused() -> None:
@@ -153,7 +183,12 @@ def test_choices_are_counted_and_a_wider_one_is_refused() -> None:
     reason = held.why_not([choice, choice], choice, PAIR)
     assert reason is not None
     assert "number of choices to 3" in reason
-    for other in (ev.BoundedRange(0.2), ev.Laplace(3.0), ev.NotPrivate(), ev.PoissonSampled(0.1, ev.Gaussian(3.0))):
+    for other in (
+        ev.BoundedRange(0.2),
+        ev.Laplace(3.0),
+        ev.NotPrivate(),
+        ev.PoissonSampled(0.1, ev.Gaussian(3.0)),
+    ):
         refusal = held.why_not([], other, PAIR)
         assert refusal is not None
         assert "a Rényi filter takes others" in refusal

@@ -1,4 +1,6 @@
-"""Groups, users, disjoint data, patterns, planning, meaning: each against a closed form or a rule it must obey."""
+"""Groups, users, disjoint data, patterns, planning, meaning: each against a closed form or a rule
+it must obey.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,19 @@ def test_a_group_of_gaussians_is_exact_and_cheaper_than_any_curve_rule() -> None
 
 def test_a_user_with_several_examples_pays_more_than_one_and_less_than_the_rule() -> None:
     one, user = accounting.epsilon(TRAIN, 1e-6), accounting.epsilon(group.of_group(TRAIN, 3), 1e-6)
-    # Three examples drawn together would be noise over three; drawn independently they cost less than that.
-    together = accounting.epsilon(ev.Repeated(ev.PoissonSampled(0.03, ev.Gaussian(1.0 / 3)), 1000), 1e-6)
+    # Three examples drawn together would be noise over three; drawn independently they cost less
+    # than that.
+    together = accounting.epsilon(
+        ev.Repeated(ev.PoissonSampled(0.03, ev.Gaussian(1.0 / 3)), 1000), 1e-6
+    )
     assert one < user < together
     assert group.of_group(TRAIN, 1) == TRAIN
 
 
 def test_attacker_of_a_gaussian() -> None:
-    """Against mu-GDP the best attack has tpr = Phi(Phi^-1(fpr) + mu): our bound lies above it, closely."""
+    """Against mu-GDP the best attack has tpr = Phi(Phi^-1(fpr) + mu): our bound lies above it,
+    closely.
+    """
     mu = 1.0
     curve = accounting.curve(ev.Gaussian(1 / mu))
     for rate in (1e-3, 1e-2, 0.1):
@@ -59,7 +66,11 @@ def test_planning_solves_for_each_of_the_four() -> None:
     assert planning.noise(epsilon, 0.01, 500, 1e-6) == pytest.approx(1.0, rel=1e-4)
     steps = planning.steps(epsilon * (1 + 1e-6), 1.0, 0.01, 1e-6)
     assert 498 <= steps <= 500
-    assert planning.epsilon(1.0, 0.01, steps, 1e-6) <= epsilon * (1 + 1e-6) < planning.epsilon(1.0, 0.01, steps + 2, 1e-6)
+    assert (
+        planning.epsilon(1.0, 0.01, steps, 1e-6)
+        <= epsilon * (1 + 1e-6)
+        < planning.epsilon(1.0, 0.01, steps + 2, 1e-6)
+    )
     assert planning.batch_size(epsilon * (1 + 1e-6), 1.0, 500, 1e-6, records=10_000) in (99, 100)
     assert planning.steps(1e-3, 0.5, 1.0, 1e-6) == 0
 
@@ -68,7 +79,9 @@ def test_relative_noise_falls_up_to_the_knee_and_stays() -> None:
     records, steps, epsilon = 100_000, 1000, 1.0
     knee = planning.knee(records, steps, epsilon)
     sizes = [int(knee / 30), int(knee), int(10 * knee)]
-    small, middle, large = planning.batch_curve(records, steps, epsilon, 1e-6, sizes, accountant="rdp")
+    small, middle, large = planning.batch_curve(
+        records, steps, epsilon, 1e-6, sizes, accountant="rdp"
+    )
     assert small.relative_noise > 3 * middle.relative_noise
     assert large.relative_noise > 0.3 * middle.relative_noise
     with pytest.raises(InvalidInput, match="batch_size"):
@@ -81,7 +94,9 @@ def test_patterns_claim_only_what_is_proven() -> None:
     assert poisson.event == TRAIN
     assert shuffled.event == ev.Repeated(ev.Gaussian(1.0), 10)
     assert any("no amplification" in line for line in shuffled.assumptions)
-    assert patterns.Training(1.0, 0.3, 10, "fixed-order").claim().event == ev.Repeated(ev.Gaussian(1.0), 3)
+    assert patterns.Training(1.0, 0.3, 10, "fixed-order").claim().event == ev.Repeated(
+        ev.Gaussian(1.0), 3
+    )
     assert patterns.Training(0.0, 0.5, 10).claim().event == ev.NotPrivate()
     with pytest.raises(InvalidInput, match="records"):
         patterns.Training(1.0, 0.01, 10, "without-replacement").claim()
@@ -98,7 +113,9 @@ def test_amplification_by_iteration_needs_its_conditions() -> None:
 
 
 def test_the_central_limit_is_an_approximation_that_can_be_too_low() -> None:
-    """Why it is never a guarantee: at few steps and small rates it lies below the certified lower bound."""
+    """Why it is never a guarantee: at few steps and small rates it lies below the certified lower
+    bound.
+    """
     curve = accounting.curve(ev.Repeated(ev.PoissonSampled(0.001, ev.Gaussian(0.6)), 1000))
     lower = curve.epsilon_lower(1e-6)
     assert lower is not None
@@ -108,9 +125,15 @@ def test_the_central_limit_is_an_approximation_that_can_be_too_low() -> None:
 def test_classic_rules_are_sufficient_and_ordered() -> None:
     for epsilon, delta in ((0.1, 1e-5), (0.5, 1e-6), (0.9, 1e-8)):
         analytic = gaussian.sigma_analytic(epsilon, delta)
-        rules = [gaussian.sigma_pei(epsilon, delta), gaussian.sigma_blog(epsilon, delta), gaussian.sigma_classic(epsilon, delta)]
+        rules = [
+            gaussian.sigma_pei(epsilon, delta),
+            gaussian.sigma_blog(epsilon, delta),
+            gaussian.sigma_classic(epsilon, delta),
+        ]
         assert all(sigma >= analytic for sigma in rules)
-        assert all(gaussian.delta(1 / sigma, epsilon) <= delta * (1 + 1e-9) for sigma in [analytic, *rules])
+        assert all(
+            gaussian.delta(1 / sigma, epsilon) <= delta * (1 + 1e-9) for sigma in [analytic, *rules]
+        )
         assert gaussian.delta(1 / (analytic * (1 - 1e-6)), epsilon) > delta
     with pytest.raises(InvalidInput, match="below 1"):
         gaussian.sigma_classic(2.0, 1e-5)
@@ -121,7 +144,19 @@ def test_gaussian_curve_far_out_and_close_in() -> None:
     import mpmath
 
     with mpmath.workdps(60):
-        for mu, epsilon in ((1e-4, 1e-6), (1e-3, 5e-3), (0.01, 0.0), (1.0, 30.0), (5.0, 0.1), (1e-6, 4e-6)):
-            low, high = mpmath.mpf(mu) / 2 - mpmath.mpf(epsilon) / mu, -mpmath.mpf(mu) / 2 - mpmath.mpf(epsilon) / mu
+        for mu, epsilon in (
+            (1e-4, 1e-6),
+            (1e-3, 5e-3),
+            (0.01, 0.0),
+            (1.0, 30.0),
+            (5.0, 0.1),
+            (1e-6, 4e-6),
+        ):
+            low, high = (
+                mpmath.mpf(mu) / 2 - mpmath.mpf(epsilon) / mu,
+                -mpmath.mpf(mu) / 2 - mpmath.mpf(epsilon) / mu,
+            )
             exact = mpmath.ncdf(low) - mpmath.exp(epsilon) * mpmath.ncdf(high)
-            assert gaussian.log_delta(mu, epsilon) == pytest.approx(float(mpmath.log(exact)), rel=1e-9, abs=1e-9)
+            assert gaussian.log_delta(mu, epsilon) == pytest.approx(
+                float(mpmath.log(exact)), rel=1e-9, abs=1e-9
+            )

@@ -9,7 +9,15 @@ import pytest
 
 from dpfy.accounting.convolution import log_peak
 from dpfy.accounting.gaussian_losses import GaussianPair
-from dpfy.accounting.lattice import FACTOR, Lattice, Layers, coarsen_down, coarsen_up, contract, spread
+from dpfy.accounting.lattice import (
+    FACTOR,
+    Lattice,
+    Layers,
+    coarsen_down,
+    coarsen_up,
+    contract,
+    spread,
+)
 from dpfy.accounting.losses import Grid
 from dpfy.accounting.multiresolution import Coarsen, coarsen_layers, compose_layers, flat
 
@@ -21,9 +29,15 @@ def _layers(seed: int, tilt: float) -> Layers:
     rng = np.random.default_rng(seed)
     result = []
     for k, (mass, half) in enumerate(((0.95, 12), (0.045, 9), (0.005, 7))):
-        shape = np.exp(-0.5 * (np.arange(-half, half + 1) / half * 2) ** 2) * rng.uniform(0.8, 1.2, 2 * half + 1)
+        shape = np.exp(-0.5 * (np.arange(-half, half + 1) / half * 2) ** 2) * rng.uniform(
+            0.8, 1.2, 2 * half + 1
+        )
         weights = mass * shape / shape.sum()
-        result.append(Lattice(0.003, 0.01 * FACTOR**k, int(rng.integers(-1, 2)) - half, weights, tilt, 0.1, 0.0))
+        result.append(
+            Lattice(
+                0.003, 0.01 * FACTOR**k, int(rng.integers(-1, 2)) - half, weights, tilt, 0.1, 0.0
+            )
+        )
     return tuple(result)
 
 
@@ -36,13 +50,19 @@ def _stick(lattice: Lattice, epsilons: np.ndarray) -> np.ndarray:
 
 def _direct(one: Lattice, other: Lattice) -> Lattice:
     weights = np.convolve(one.weights, other.weights)
-    start, offset, scale = one.start + other.start, one.offset + other.offset, one.log_scale + other.log_scale
+    start, offset, scale = (
+        one.start + other.start,
+        one.offset + other.offset,
+        one.log_scale + other.log_scale,
+    )
     return Lattice(offset, one.spacing, start, weights, one.tilt, scale, 0.0)
 
 
 @pytest.mark.parametrize("tilt", [0.5, 8.0])
 @pytest.mark.parametrize(("coarsen", "sign"), ROUNDINGS)
-def test_layered_composition_rounds_one_way_everywhere(coarsen: Coarsen, sign: int, tilt: float) -> None:
+def test_layered_composition_rounds_one_way_everywhere(
+    coarsen: Coarsen, sign: int, tilt: float
+) -> None:
     block, rest = _layers(1, tilt), _layers(2, tilt)
     exact = flat(rest)
     for _ in range(3):
@@ -80,7 +100,9 @@ def test_a_release_in_layers_keeps_its_mass_on_the_right_side(release: object, s
     scale, mean, *_ = loss.log_mgf(1.0)
     grid = Grid(mean, 1e-4, 1.0, scale, ((-0.02, 0.05, 5), (-0.05, 0.3, 25), (-0.1, 1.0, 125)))
     layers = release(loss.halves(grid, 1e-14), grid)  # type: ignore[operator]
-    assert [layer.spacing for layer in layers] == pytest.approx([1e-4 * FACTOR**k for k in range(len(layers))])
+    assert [layer.spacing for layer in layers] == pytest.approx(
+        [1e-4 * FACTOR**k for k in range(len(layers))]
+    )
     assert len(layers) == 4
     epsilons = np.linspace(0.0, 2.0, 40)
     cut = noise**2 * np.log((np.expm1(epsilons) + rate) / rate) + 0.5

@@ -52,19 +52,23 @@ def test_advanced_composition_noise(steps: int, sigma: float) -> None:
 
 
 def test_full_batch_noise() -> None:
-    assert accounting.calibrate.noise(lambda s: _train(1.0, s, 200), 1.0, 1e-6, accountant="rdp") == pytest.approx(
-        64.0763, rel=5e-5
+    assert accounting.calibrate.noise(
+        lambda s: _train(1.0, s, 200), 1.0, 1e-6, accountant="rdp"
+    ) == pytest.approx(64.0763, rel=5e-5)
+    assert accounting.calibrate.noise(
+        lambda s: _train(1.0, s, 100), 1.0, 1e-6, accountant="rdp"
+    ) == pytest.approx(45.3088, rel=5e-5)
+    assert accounting.calibrate.noise(lambda s: _train(1.0, s, 200), 1.0, 1e-6) == pytest.approx(
+        59.7460, rel=5e-5
     )
-    assert accounting.calibrate.noise(lambda s: _train(1.0, s, 100), 1.0, 1e-6, accountant="rdp") == pytest.approx(
-        45.3088, rel=5e-5
-    )
-    assert accounting.calibrate.noise(lambda s: _train(1.0, s, 200), 1.0, 1e-6) == pytest.approx(59.7460, rel=5e-5)
     assert gaussian.sigma_analytic(1.0, 1e-6) == pytest.approx(4.2247, abs=5e-5)
 
 
 def test_subsampled_noise() -> None:
     for steps, renyi, exact in ((200, 3.4256, 3.19588), (100, 2.5743, 2.40138)):
-        found = accounting.calibrate.noise(lambda s, n=steps: _train(0.05, s, n), 1.0, 1e-6, accountant="rdp")
+        found = accounting.calibrate.noise(
+            lambda s, n=steps: _train(0.05, s, n), 1.0, 1e-6, accountant="rdp"
+        )
         assert found == pytest.approx(renyi, rel=6e-5)
         tight = accounting.calibrate.noise(lambda s, n=steps: _train(0.05, s, n), 1.0, 1e-6)
         assert exact * (1 - 1e-6) <= tight <= exact * (1 + 1e-4)
@@ -89,7 +93,9 @@ def test_epochs_by_rdp_and_exactly() -> None:
 
 
 def test_low_fractional_orders_are_tight() -> None:
-    assert rdp.divergences(ev.PoissonSampled(0.05, ev.Gaussian(4.0)), ADD, (1.1,))[0] == pytest.approx(8.842e-5, abs=5e-9)
+    assert rdp.divergences(ev.PoissonSampled(0.05, ev.Gaussian(4.0)), ADD, (1.1,))[
+        0
+    ] == pytest.approx(8.842e-5, abs=5e-9)
 
 
 def test_exponential_mechanism() -> None:
@@ -100,12 +106,25 @@ def test_distributions_of_trials() -> None:
     gamma = tuning.gamma_for(0.0, 100.0)
     assert gamma == pytest.approx(0.001542115, abs=5e-10)
     assert tuning.trials_pmf(0.0, gamma, 1) == pytest.approx(0.15421, abs=5e-6)
-    assert sum(tuning.trials_pmf(0.0, gamma, k) for k in range(1, 50)) == pytest.approx(0.6804, abs=5e-5)
+    assert sum(tuning.trials_pmf(0.0, gamma, k) for k in range(1, 50)) == pytest.approx(
+        0.6804, abs=5e-5
+    )
     assert tuning.gamma_for(1.0, 100.0) == pytest.approx(0.01, rel=1e-9)
-    assert sum(tuning.trials_pmf(1.0, 0.01, k) for k in range(1, 50)) == pytest.approx(0.3889, abs=5e-5)
-    assert sum(tuning.trials_pmf(1.0, 0.001, k) for k in range(1, 100)) == pytest.approx(0.0943, abs=5e-5)
-    assert sum(tuning.trials_pmf(1.0, 0.001, k) for k in range(1, 10)) == pytest.approx(0.00896, abs=5e-6)
-    for shape in (-0.5, 0.0, 0.5, 3.0):  # a probability distribution with the mean asked for, at every shape
+    assert sum(tuning.trials_pmf(1.0, 0.01, k) for k in range(1, 50)) == pytest.approx(
+        0.3889, abs=5e-5
+    )
+    assert sum(tuning.trials_pmf(1.0, 0.001, k) for k in range(1, 100)) == pytest.approx(
+        0.0943, abs=5e-5
+    )
+    assert sum(tuning.trials_pmf(1.0, 0.001, k) for k in range(1, 10)) == pytest.approx(
+        0.00896, abs=5e-6
+    )
+    for shape in (
+        -0.5,
+        0.0,
+        0.5,
+        3.0,
+    ):  # a probability distribution with the mean asked for, at every shape
         gamma = tuning.gamma_for(shape, 20.0)
         chances = [tuning.trials_pmf(shape, gamma, k) for k in range(1, 40_000)]
         assert sum(chances) == pytest.approx(1.0, abs=1e-6)
@@ -118,7 +137,9 @@ def test_distributions_of_trials() -> None:
 )
 def test_random_trials_by_rdp(mean: float, shape: float, fixed: float, best: float) -> None:
     values = rdp.divergences(EPOCH, ADD)
-    assert rdp.to_epsilon(ORDERS, tuning.selected_at(ORDERS, values, mean, shape, 10.3), 1e-6) == pytest.approx(fixed, abs=6e-5)
+    assert rdp.to_epsilon(
+        ORDERS, tuning.selected_at(ORDERS, values, mean, shape, 10.3), 1e-6
+    ) == pytest.approx(fixed, abs=6e-5)
     assert tuning.random_trials(EPOCH, mean, shape, 1e-6) == pytest.approx(best, abs=6e-5)
     by_event = accounting.epsilon(ev.RepeatAndSelect(EPOCH, mean, shape), 1e-6, accountant="rdp")
     assert by_event == pytest.approx(best, abs=6e-5)
@@ -126,7 +147,9 @@ def test_random_trials_by_rdp(mean: float, shape: float, fixed: float, best: flo
 
 def test_poisson_trials() -> None:
     assert tuning.random_trials(EPOCH, 100.0, math.inf, 1e-6) == pytest.approx(4.1801, abs=5e-5)
-    assert tuning.random_trials(EPOCH, 100.0, math.inf, 1e-6, tight=True) == pytest.approx(2.4872, abs=1e-4)
+    assert tuning.random_trials(EPOCH, 100.0, math.inf, 1e-6, tight=True) == pytest.approx(
+        2.4872, abs=1e-4
+    )
 
 
 def test_the_cheapest_route_is_sound_and_named() -> None:
@@ -138,8 +161,10 @@ def test_the_cheapest_route_is_sound_and_named() -> None:
 
 @pytest.mark.slow
 def test_figure_one() -> None:
-    """Noise per batch size at n = 1e7, T = 1e4, delta = n^-1.1. The RDP values used 31 orders: with more of them less noise is enough,
-    never less than the exact amount. Where the largest of the 31, order 64, decided, that order gives their value."""
+    """Noise per batch size at n = 1e7, T = 1e4, delta = n^-1.1. The RDP values used 31 orders: with
+    more of them less noise is enough, never less than the exact amount. Where the largest of the
+    31, order 64, decided, that order gives their value.
+    """
     delta = 1e7**-1.1
     table = {
         (0.25, 10_000): 2.628823903514506,
@@ -156,7 +181,9 @@ def test_figure_one() -> None:
         assert found <= sigma * (1 + 3e-3)
         if (epsilon, batch) == (0.25, 10_000):
             at_64 = rdp.divergences(_train(batch / 1e7, sigma, 10_000), ADD, (64.0,))
-            assert rdp.to_epsilon(np.array([64.0]), at_64, delta) == pytest.approx(epsilon, rel=1e-4)
+            assert rdp.to_epsilon(np.array([64.0]), at_64, delta) == pytest.approx(
+                epsilon, rel=1e-4
+            )
         assert found >= planning.noise(epsilon, batch / 1e7, 10_000, delta) * (1 - 1e-4)
     for epsilon, sigma in (
         (0.25, 18.64084802081621),
@@ -171,9 +198,14 @@ def test_figure_one() -> None:
 # -- the study of DP-SGD and DP-FTRL
 
 
-@pytest.mark.parametrize(("noise", "exact", "printed"), [(1.0, 1.6717, 1.6818), (0.75, 3.3197, 3.33), (0.5, 13.0754, 13.0863)])
+@pytest.mark.parametrize(
+    ("noise", "exact", "printed"),
+    [(1.0, 1.6717, 1.6818), (0.75, 3.3197, 3.33), (0.5, 13.0754, 13.0863)],
+)
 def test_table_one(noise: float, exact: float, printed: float) -> None:
-    """The printed values come from an accountant that adds about 0.01; the exact ones lie just below."""
+    """The printed values come from an accountant that adds about 0.01; the exact ones lie just
+    below.
+    """
     found = accounting.epsilon(_train(1 / 210, noise, 4200), 1e-5)
     assert found == pytest.approx(exact, rel=7e-5)
     assert printed - 0.012 <= found <= printed
@@ -193,13 +225,15 @@ def test_tree_aggregation(noise: float, renyi: float, exact: float, reshuffled: 
     """Squared sensitivity 225 with the same batch order each epoch, 255 when reshuffled."""
     assert accounting.epsilon(ev.Gaussian(noise / 15), 1e-5) == pytest.approx(exact, abs=6e-5)
     for squared, value in ((225, renyi), (255, reshuffled)):
-        assert accounting.epsilon(ev.Gaussian(noise / math.sqrt(squared)), 1e-5, accountant="rdp") == pytest.approx(
-            value, rel=5e-4
-        )
+        assert accounting.epsilon(
+            ev.Gaussian(noise / math.sqrt(squared)), 1e-5, accountant="rdp"
+        ) == pytest.approx(value, rel=5e-4)
 
 
 @pytest.mark.parametrize(("epsilon", "noise"), [(5.71, 0.7104), (13.14, 0.5449)])
 def test_table_four_noise(epsilon: float, noise: float) -> None:
-    """The reference accountant adds about 0.01 to epsilon, so the exact noise lies just below its value."""
+    """The reference accountant adds about 0.01 to epsilon, so the exact noise lies just below its
+    value.
+    """
     found = accounting.calibrate.noise(lambda s: _train(1 / 108, s, 2160), epsilon, 1e-5)
     assert noise * (1 - 3e-3) <= found <= noise * (1 + 1e-4)

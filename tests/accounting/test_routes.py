@@ -1,4 +1,6 @@
-"""Records drawn one by one or users drawn whole: which leaves less noise, and from which number of records of a user on."""
+"""Records drawn one by one or users drawn whole: which leaves less noise, and from which number of
+records of a user on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,20 @@ from dpfy.accounting import group, patterns, routes
 from dpfy.cli.app import main
 from dpfy.core.errors import InvalidInput
 
-ASKED = ["--users", 400, "--max-contributions", 3, "--batch-size", 100, "--steps", 20, "--epsilon", 3, "--delta", 1e-4]
+ASKED = [
+    "--users",
+    400,
+    "--max-contributions",
+    3,
+    "--batch-size",
+    100,
+    "--steps",
+    20,
+    "--epsilon",
+    3,
+    "--delta",
+    1e-4,
+]
 
 
 def settings(count: int, seed: int, most: int):
@@ -27,7 +42,13 @@ def settings(count: int, seed: int, most: int):
         batch = min(users * rng.uniform(0.02, 1.2), records or users * each)
         guarantee = (10 ** rng.uniform(-0.5, 1), 10 ** rng.uniform(-7, -4))
         yield routes.Setting(
-            users, each, max(batch, 2.0), rng.randint(1, 300), *guarantee, rng.choice([0, rng.random() ** 3]), records
+            users,
+            each,
+            max(batch, 2.0),
+            rng.randint(1, 300),
+            *guarantee,
+            rng.choice([0, rng.random() ** 3]),
+            records,
         )
 
 
@@ -66,7 +87,12 @@ def test_both_routes_keep_the_guarantee_and_records_never_need_more_than_users_o
 
 def test_the_verb_prints_one_object_and_a_picture(capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in ("compare", "users", *ASKED, "--json", "--plot", tmp_path / "users.svg")])
+        main(
+            [
+                str(word)
+                for word in ("compare", "users", *ASKED, "--json", "--plot", tmp_path / "users.svg")
+            ]
+        )
     assert stop.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert told["better"] == told["routes"][-1]["better"]
@@ -76,8 +102,9 @@ def test_the_verb_prints_one_object_and_a_picture(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("named", "said"),
-    [({"users": 0}, "users"), ({"most": 300}, "max_contributions"), ({"batch_size": 1e9}, "in play"), ({"alike": 2.0}, "alike"),
-     ({"records": 5}, "at least one for each"), ({"epsilon": 0.0}, "epsilon"), ({"delta": 1.0}, "delta"), ({"alike": math.nan}, "alike")],
+    [({"users": 0}, "users"), ({"most": 300}, "max_contributions"), ({"batch_size": 1e9}, "in play"), ({"alike": 2.0}, "alike"),  # noqa: E501
+     ({"records": 5}, "at least one for "
+                      "each"), ({"epsilon": 0.0}, "epsilon"), ({"delta": 1.0}, "delta"), ({"alike": math.nan}, "alike")],  # noqa: E501
 )  # fmt: skip
 def test_bad_settings_are_refused(named, said):
     good = {"users": 100, "most": 4, "batch_size": 10.0, "steps": 5, "epsilon": 1.0, "delta": 1e-3}

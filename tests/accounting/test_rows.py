@@ -1,7 +1,8 @@
-"""The contract of the table of events: every row obeys the laws of accounting, by every accountant that knows it.
+"""The contract of the table of events: every row obeys the laws of accounting, by every accountant
+that knows it.
 
-More repetitions (1 to 1e6) and less delta (1e-2 to 1e-12) never cost less, and no upper bound lies below the certified lower bound of an
-event that is dominated.
+More repetitions (1 to 1e6) and less delta (1e-2 to 1e-12) never cost less, and no upper bound lies
+below the certified lower bound of an event that is dominated.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ SLOW = ("basic", "advanced", "pld", "monte-carlo")
 
 def _adjacency(event: ev.Event, accountant: str) -> Adjacency | None:
     """The first adjacency under which the accountant knows the event."""
-    return next((a for a in (ADD, REPLACE, ZERO) if accounting.accountant(accountant).why_not(event, a) is None), None)
+    return next(
+        (
+            a
+            for a in (ADD, REPLACE, ZERO)
+            if accounting.accountant(accountant).why_not(event, a) is None
+        ),
+        None,
+    )
 
 
 def _epsilon(event: ev.Event, delta: float, adjacency: Adjacency, accountant: str) -> float | None:
@@ -54,7 +62,9 @@ def _laws(event: ev.Event, accountant: str) -> None:
     adjacency = _adjacency(event, accountant)
     if adjacency is None:
         return
-    by_count = [_epsilon(ev.Repeated(event, count), 1e-6, adjacency, accountant) for count in COUNTS]
+    by_count = [
+        _epsilon(ev.Repeated(event, count), 1e-6, adjacency, accountant) for count in COUNTS
+    ]
     assert _grows(by_count), by_count
     several = event if accountant == "monte-carlo" else ev.Repeated(event, 3)
     by_delta = [_epsilon(several, delta, adjacency, accountant) for delta in DELTAS]
@@ -78,7 +88,9 @@ def test_the_same_by_slow_accountants(event: ev.Event, accountant: str) -> None:
 PAIRS = dominated()
 
 
-def _above(more: ev.Event, less: ev.Event, adjacency: Adjacency, count: int, accountants: tuple[str, ...]) -> None:
+def _above(
+    more: ev.Event, less: ev.Event, adjacency: Adjacency, count: int, accountants: tuple[str, ...]
+) -> None:
     """Every upper bound on `more` lies above the certified lower bound on `less`."""
     if accounting.accountant("tight").why_not(less, adjacency) is not None:
         return
@@ -92,14 +104,18 @@ def _above(more: ev.Event, less: ev.Event, adjacency: Adjacency, count: int, acc
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{name_of(p[0])}-above-{name_of(p[1])}")
-def test_no_bound_is_below_the_lower_bound_of_what_it_dominates(pair: tuple[ev.Event, ev.Event, Adjacency]) -> None:
+def test_no_bound_is_below_the_lower_bound_of_what_it_dominates(
+    pair: tuple[ev.Event, ev.Event, Adjacency],
+) -> None:
     for count in (1, 50):
         _above(*pair, count, FAST)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{name_of(p[0])}-above-{name_of(p[1])}")
-def test_the_same_by_slow_accountants_and_many_times(pair: tuple[ev.Event, ev.Event, Adjacency]) -> None:
+def test_the_same_by_slow_accountants_and_many_times(
+    pair: tuple[ev.Event, ev.Event, Adjacency],
+) -> None:
     for count in (1, 10, 2000, 10**5):
         _above(*pair, count, (*FAST, *SLOW))
 

@@ -1,4 +1,6 @@
-"""Shuffled reports and random check-ins: above every protocol that can be enumerated, below the published formulas, and lawful."""
+"""Shuffled reports and random check-ins: above every protocol that can be enumerated, below the
+published formulas, and lawful.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Law = dict[tuple[int, ...], float]
 Rows = np.ndarray
 
 
-def epsilon(event: ev.Event, delta: float, adjacency: Adjacency = REPLACE, accountant: str = "tight") -> float:
+def epsilon(
+    event: ev.Event, delta: float, adjacency: Adjacency = REPLACE, accountant: str = "tight"
+) -> float:
     return accounting.epsilon(event, delta, adjacency=adjacency, accountant=accountant)
 
 
@@ -36,12 +40,19 @@ def clones(epsilon0: float, records: int, t: float) -> float:
     p, total = 1 / (e + 1), Fraction(0)
     for u, v in product(range(records + 1), repeat=2):
         if u + v <= records:
-            chance = math.comb(records, u) * math.comb(records - u, v) * p ** (u + v) * (1 - 2 * p) ** (records - u - v)
+            chance = (
+                math.comb(records, u)
+                * math.comb(records - u, v)
+                * p ** (u + v)
+                * (1 - 2 * p) ** (records - u - v)
+            )
             total += chance * max(Fraction(0), (e - t_) * u + (1 - t_ * e) * v)
     return float(total / records)
 
 
-@pytest.mark.parametrize(("epsilon0", "records"), [(1.0, 1), (1.0, 2), (0.3, 5), (2.5, 8), (5.0, 14), (0.05, 9)])
+@pytest.mark.parametrize(
+    ("epsilon0", "records"), [(1.0, 1), (1.0, 2), (0.3, 5), (2.5, 8), (5.0, 14), (0.05, 9)]
+)
 def test_the_profile_is_the_one_of_the_clones(epsilon0: float, records: int) -> None:
     epsilons = np.linspace(0.0, epsilon0, 9)[:-1]
     found = shuffling.shuffled_deltas(epsilon0, records, epsilons)
@@ -70,7 +81,11 @@ def randomiser(rng: np.random.Generator, outputs: int, e: float, inputs: int = 4
     """Rows that are within e of each other, many entries exactly so."""
     base = rng.dirichlet(np.full(outputs, rng.choice([0.3, 1.0, 3.0])))
     weights = np.where(rng.random((inputs, outputs)) < 0.5, 1.0, e)
-    rows = base * weights if rng.random() < 0.7 else base * np.exp(rng.uniform(0, math.log(e), (inputs, outputs)))
+    rows = (
+        base * weights
+        if rng.random() < 0.7
+        else base * np.exp(rng.uniform(0, math.log(e), (inputs, outputs)))
+    )
     rows /= rows.sum(axis=1, keepdims=True)
     middle, low, high = rows.mean(axis=0), 0.0, 1.0
 
@@ -85,17 +100,25 @@ def randomiser(rng: np.random.Generator, outputs: int, e: float, inputs: int = 4
 
 
 def far(rows: Rows, e: float) -> list[Rows]:
-    """Reports of others that hide the unit as little as is allowed: all that they need not share in one place."""
+    """Reports of others that hide the unit as little as is allowed: all that they need not share in
+    one place.
+    """
     least = np.maximum(rows[0], rows[1]) / e
     found = [least + (1 - least.sum()) * np.eye(len(least))[z] for z in range(len(least))]
     return [row for row in found if (row <= e * np.minimum(rows[0], rows[1])).all()]
 
 
 def test_no_randomiser_shows_more_than_the_clones_do() -> None:
-    """The bound with 2 / (e + 1) clones, for all randomisers: the theorem of 2023 for which a proof was missing."""
+    """The bound with 2 / (e + 1) clones, for all randomisers: the theorem of 2023 for which a proof
+    was missing.
+    """
     rng, nearest = np.random.default_rng(7), 0.0
     for _ in range(400):
-        epsilon0, outputs, records = float(rng.choice([0.3, 1, 2, 4])), int(rng.integers(2, 5)), int(rng.integers(2, 6))
+        epsilon0, outputs, records = (
+            float(rng.choice([0.3, 1, 2, 4])),
+            int(rng.integers(2, 5)),
+            int(rng.integers(2, 6)),
+        )
         rows = randomiser(rng, outputs, math.exp(epsilon0))
         pool = [*rows, *far(rows, math.exp(epsilon0)) * 3]
         others = [pool[k] for k in rng.integers(len(pool), size=records - 1)]
@@ -110,23 +133,33 @@ def test_no_randomiser_shows_more_than_the_clones_do() -> None:
 
 
 def test_randomisers_may_depend_on_the_reports_before() -> None:
-    """Three units in a random order; each report is made by a randomiser that the ones before it choose."""
+    """Three units in a random order; each report is made by a randomiser that the ones before it
+    choose.
+    """
     rng, records = np.random.default_rng(3), 3
     for _ in range(60):
         epsilon0 = float(rng.choice([0.5, 1.5, 3]))
-        chosen: dict[tuple[int, ...], Rows] = defaultdict(lambda: randomiser(rng, 2, math.exp(epsilon0)))  # noqa: B023
+        chosen: dict[tuple[int, ...], Rows] = defaultdict(
+            lambda: randomiser(rng, 2, math.exp(epsilon0))  # noqa: B023
+        )
 
         def law(first: int, made: dict[tuple[int, ...], Rows] = chosen) -> Law:
             data, found = (first, 2, 3), defaultdict(float)
-            for order, seen in product(permutations(range(records)), product(range(2), repeat=records)):
-                chance = math.prod(float(made[seen[:k]][data[who]][seen[k]]) for k, who in enumerate(order))
+            for order, seen in product(
+                permutations(range(records)), product(range(2), repeat=records)
+            ):
+                chance = math.prod(
+                    float(made[seen[:k]][data[who]][seen[k]]) for k, who in enumerate(order)
+                )
                 found[seen] += chance / math.factorial(records)
             return found
 
         p, q = law(0), law(1)
         for share in (0.0, 0.3, 0.8):
             t = math.exp(share * epsilon0)
-            assert max(hidden(p, q, t), hidden(q, p, t)) <= clones(epsilon0, records, t) * (1 + 1e-9)
+            assert max(hidden(p, q, t), hidden(q, p, t)) <= clones(epsilon0, records, t) * (
+                1 + 1e-9
+            )
 
 
 def response(e: float, answers: int) -> Rows:
@@ -152,15 +185,22 @@ def test_randomised_response_lies_between_the_bounds(answers: int, epsilon0: flo
         )
         if answers == 2:  # the lower bound is what it attains
             alone = shuffle([rows[1]] + [rows[0]] * (records - 1)), shuffle([rows[0]] * records)
-            lower = [float(hockey_stick(loss, np.array([x]))[0]) for loss in shuffling.attained(epsilon0, records)]
-            assert lower == pytest.approx([hidden(*alone, math.exp(x)), hidden(*alone[::-1], math.exp(x))], rel=1e-8)
+            lower = [
+                float(hockey_stick(loss, np.array([x]))[0])
+                for loss in shuffling.attained(epsilon0, records)
+            ]
+            assert lower == pytest.approx(
+                [hidden(*alone, math.exp(x)), hidden(*alone[::-1], math.exp(x))], rel=1e-8
+            )
             found = curve.epsilon_lower(max(lower))
             assert found is not None
             assert 0.9 * x - 0.01 < found <= x
 
 
 def blanket(epsilon0: float, records: int, answers: int, t: float) -> float:
-    """delta at log t of randomised responses where all that hides the unit are uniform answers, by enumeration."""
+    """delta at log t of randomised responses where all that hides the unit are uniform answers, by
+    enumeration.
+    """
     e = math.exp(epsilon0)
     p, total = 1 / (e + answers - 1), 0.0
     for u, v, w in product(range(records + 1), repeat=3):
@@ -172,7 +212,10 @@ def blanket(epsilon0: float, records: int, answers: int, t: float) -> float:
     return total / records
 
 
-@pytest.mark.parametrize(("epsilon0", "records", "answers"), [(1.0, 1, 3), (1.0, 4, 3), (2.0, 8, 5), (0.5, 9, 20), (3.0, 7, 4)])
+@pytest.mark.parametrize(
+    ("epsilon0", "records", "answers"),
+    [(1.0, 1, 3), (1.0, 4, 3), (2.0, 8, 5), (0.5, 9, 20), (3.0, 7, 4)],
+)
 def test_more_answers_hide_more(epsilon0: float, records: int, answers: int) -> None:
     epsilons = np.linspace(0.0, epsilon0, 9)[:-1]
     found = shuffling.answered_deltas(epsilon0, records, answers, epsilons)
@@ -184,7 +227,10 @@ def test_more_answers_hide_more(epsilon0: float, records: int, answers: int) -> 
     assert pair == pytest.approx(shuffling.shuffled_deltas(epsilon0, records, epsilons), rel=1e-8)
 
 
-@pytest.mark.parametrize(("answers", "value", "lower"), [(2, 0.04322, 0.0356), (10, 0.02401, 0.01686), (1000, 0.00501, 0.00156)])
+@pytest.mark.parametrize(
+    ("answers", "value", "lower"),
+    [(2, 0.04322, 0.0356), (10, 0.02401, 0.01686), (1000, 0.00501, 0.00156)],
+)
 def test_numbers_of_randomised_response(answers: int, value: float, lower: float) -> None:
     curve = accounting.curve(ev.Shuffled(1.0, 10_000, answers), adjacency=REPLACE)
     assert curve.epsilon(1e-6) == pytest.approx(value, rel=3e-3)
@@ -227,14 +273,20 @@ def test_below_the_published_formula_and_above_what_is_attained(
 def test_more_units_less_epsilon_and_more_delta_cost_less() -> None:
     rng = np.random.default_rng(5)
     for _ in range(12):
-        epsilon0, records, delta = 10 ** rng.uniform(-2, 0.9), int(10 ** rng.uniform(0, 6)), 10 ** rng.uniform(-12, -2)
+        epsilon0, records, delta = (
+            10 ** rng.uniform(-2, 0.9),
+            int(10 ** rng.uniform(0, 6)),
+            10 ** rng.uniform(-12, -2),
+        )
         grown = 1 + 10 ** rng.uniform(-2, 0.5)
         one = ev.Shuffled(epsilon0, records)
         here = epsilon(one, delta)
         assert 0 <= here <= epsilon0
         assert epsilon(one, delta / grown) >= here
         assert epsilon(ev.Shuffled(epsilon0 * grown, records), delta) >= here * (1 - BLOCKS)
-        assert epsilon(ev.Shuffled(epsilon0, math.ceil(records * grown)), delta) <= here * (1 + BLOCKS)
+        assert epsilon(ev.Shuffled(epsilon0, math.ceil(records * grown)), delta) <= here * (
+            1 + BLOCKS
+        )
         assert epsilon(one, delta, ZERO) == here
         assert here <= epsilon(one, delta, accountant="rdp") * (1 + 1e-6)
 
@@ -245,11 +297,15 @@ def test_identities() -> None:
     assert epsilon(ev.Shuffled(1.5, 40), 1e-200) == pytest.approx(1.5, rel=1e-12)
     assert epsilon(ev.Shuffled(1.5, 40), 0.0, accountant="basic") == 1.5
     assert unsampled(ev.Shuffled(1.5, 40)) == ev.EpsilonDelta(1.5)
-    assert epsilon(ev.RandomCheckIns(1.0, 1, 1.0), 1e-6) <= epsilon(ev.EpsilonDelta(1.0), 1e-6) * (1 + 1e-9)
+    assert epsilon(ev.RandomCheckIns(1.0, 1, 1.0), 1e-6) <= epsilon(ev.EpsilonDelta(1.0), 1e-6) * (
+        1 + 1e-9
+    )
     for nothing in (ev.RandomCheckIns(0.0, 5), ev.RandomCheckIns(2.0, 5, 0.0)):
         assert epsilon(nothing, 1e-6, ADD) == 0
     pure = math.log1p(0.3 * math.expm1(2.0))
-    assert epsilon(ev.RandomCheckIns(2.0, 50, 0.3), 0.0, ADD, "basic") == pytest.approx(pure, rel=1e-12)
+    assert epsilon(ev.RandomCheckIns(2.0, 50, 0.3), 0.0, ADD, "basic") == pytest.approx(
+        pure, rel=1e-12
+    )
     assert epsilon(ev.RandomCheckIns(2.0, 3, 0.3), 1e-200, ADD) == pytest.approx(pure, rel=1e-9)
 
 
@@ -276,15 +332,17 @@ def test_identities() -> None:
         (ev.RandomCheckIns(5.0, 1, 1e-300), 1e-30),
     ],
 )
-def test_hostile_settings_have_a_sound_answer(event: ev.Shuffled | ev.RandomCheckIns, delta: float) -> None:
+def test_hostile_settings_have_a_sound_answer(
+    event: ev.Shuffled | ev.RandomCheckIns, delta: float
+) -> None:
     curve = accounting.curve(event, adjacency=REPLACE)
     upper, lower = curve.epsilon(delta), curve.epsilon_lower(delta)
     assert 0 <= upper <= event.epsilon0 * (1 + 1e-9)
     assert lower is None or lower <= upper
 
 
-@pytest.mark.parametrize("make", [lambda: ev.Shuffled(-1.0, 5), lambda: ev.Shuffled(math.nan, 5), lambda: ev.Shuffled(math.inf, 5),
-    lambda: ev.Shuffled(1.0, 0), lambda: ev.Shuffled(1.0, 2.5), lambda: ev.RandomCheckIns(1.0, 0), lambda: ev.RandomCheckIns(1.0, 3, 1.5),
+@pytest.mark.parametrize("make", [lambda: ev.Shuffled(-1.0, 5), lambda: ev.Shuffled(math.nan, 5), lambda: ev.Shuffled(math.inf, 5),  # noqa: E501
+    lambda: ev.Shuffled(1.0, 0), lambda: ev.Shuffled(1.0, 2.5), lambda: ev.RandomCheckIns(1.0, 0), lambda: ev.RandomCheckIns(1.0, 3, 1.5),  # noqa: E501
     lambda: ev.Shuffled(1.0, 2, 1),
     lambda: epsilon(ev.Shuffled(1.0, 10**16), 1e-6), lambda: epsilon(ev.Shuffled(1e13, 5), 1e-6)])  # fmt: skip
 def test_numbers_that_are_none_are_refused(make: Callable[[], object]) -> None:
@@ -306,18 +364,30 @@ def test_what_has_no_proof_is_refused() -> None:
         epsilon(moved, 1e-6)
 
 
-# --- random check-ins -----------------------------------------------------------------------------------------------------------
+# --- random check-ins
+# -----------------------------------------------------------------------------------------------------------
 
 
 def checked(rows: Rows, data: tuple[int | None, ...], slots: int, rate: float) -> Law:
-    """The law of all reports: who checks in where, who is drawn, what is reported. None is an absent unit, input 0 the fixed one."""
+    """The law of all reports: who checks in where, who is drawn, what is reported. None is an
+    absent unit, input 0 the fixed one.
+    """
     law: Law = defaultdict(float)
-    ways = [[(None, 1.0)] if x is None else [(None, 1 - rate), *((s, rate / slots) for s in range(slots))] for x in data]
+    ways = [
+        [(None, 1.0)]
+        if x is None
+        else [(None, 1 - rate), *((s, rate / slots) for s in range(slots))]
+        for x in data
+    ]
     for way in product(*ways):
         chance = math.prod(p for _, p in way)
         mixed = []
         for slot in range(slots):
-            there = [rows[x] for x, (place, _) in zip(data, way, strict=True) if x is not None and place == slot]
+            there = [
+                rows[x]
+                for x, (place, _) in zip(data, way, strict=True)
+                if x is not None and place == slot
+            ]
             mixed.append(np.mean(there, axis=0) if there else rows[0])
         for seen in product(range(rows.shape[1]), repeat=slots):
             law[seen] += chance * math.prod(float(mixed[s][z]) for s, z in enumerate(seen))
@@ -327,18 +397,32 @@ def checked(rows: Rows, data: tuple[int | None, ...], slots: int, rate: float) -
 def test_no_protocol_of_check_ins_shows_more_than_is_billed() -> None:
     rng, nearest = np.random.default_rng(11), 0.0
     for _ in range(40):
-        epsilon0, slots, rate = float(rng.choice([0.5, 1.5, 3])), int(rng.integers(1, 5)), float(rng.choice([0.2, 0.7, 1.0]))
-        rows = randomiser(rng, 2, math.exp(epsilon0)) if rng.random() < 0.7 else response(math.exp(epsilon0), 2)
+        epsilon0, slots, rate = (
+            float(rng.choice([0.5, 1.5, 3])),
+            int(rng.integers(1, 5)),
+            float(rng.choice([0.2, 0.7, 1.0])),
+        )
+        rows = (
+            randomiser(rng, 2, math.exp(epsilon0))
+            if rng.random() < 0.7
+            else response(math.exp(epsilon0), 2)
+        )
         others = tuple(int(k) for k in rng.integers(len(rows), size=int(rng.integers(0, 3))))
         first, second, absent = (
-            checked(rows, (who, *others), slots, rate) for who in (1, len(rows) - 1 if len(rows) > 2 else 0, None)
+            checked(rows, (who, *others), slots, rate)
+            for who in (1, len(rows) - 1 if len(rows) > 2 else 0, None)
         )
-        add, replace = (accounting.curve(ev.RandomCheckIns(epsilon0, slots, rate), adjacency=a) for a in (ADD, REPLACE))
+        add, replace = (
+            accounting.curve(ev.RandomCheckIns(epsilon0, slots, rate), adjacency=a)
+            for a in (ADD, REPLACE)
+        )
         for share in (0.02, 0.3, 0.7):
             x = share * math.log1p(rate * math.expm1(epsilon0))
             seen = max(hidden(first, absent, math.exp(x)), hidden(absent, first, math.exp(x)))
             assert seen <= add.delta(x) * (1 + 1e-9)
-            assert max(hidden(first, second, math.exp(x)), hidden(second, first, math.exp(x))) <= replace.delta(x) * (1 + 1e-9)
+            assert max(
+                hidden(first, second, math.exp(x)), hidden(second, first, math.exp(x))
+            ) <= replace.delta(x) * (1 + 1e-9)
             nearest = max(nearest, seen / add.delta(x))
     assert nearest > 0.95
 

@@ -1,11 +1,14 @@
-"""Runs that end when their own outputs say so: no rule makes the loss exceed what is stated by more than delta.
+"""Runs that end when their own outputs say so: no rule makes the loss exceed what is stated by more
+than delta.
 
-The privacy loss of Gaussian steps, plain or on Poisson samples, is a random walk whose law is known; here it lives on a lattice. A
-rule that sees all outputs can use nothing better than the loss itself. Of ten thousand rules the exact
+The privacy loss of Gaussian steps, plain or on Poisson samples, is a random walk whose law is
+known; here it lives on a lattice. A rule that sees all outputs can use nothing better than the loss
+itself. Of ten thousand rules the exact
 
     sum over k of E_P[(1 - e^(epsilon_k - L_k))+, ended at k]
 
-is computed by pushing their laws through the walk, and of the best of all rules by going backwards through it.
+is computed by pushing their laws through the walk, and of the best of all rules by going backwards
+through it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ POINTS, EACH, DELTA = 5, 8, 1e-4
 
 
 def onto(losses: np.ndarray, mass: np.ndarray, width: float) -> tuple[np.ndarray, int]:
-    """The law on multiples of `width`, and the first of them: each loss is shared by its neighbours so that both worlds keep their mass.
+    """The law on multiples of `width`, and the first of them: each loss is shared by its neighbours
+    so that both worlds keep their mass.
 
     That reveals no less: it is what a loss is made of that may be either of them.
     """
@@ -44,11 +48,15 @@ def onto(losses: np.ndarray, mass: np.ndarray, width: float) -> tuple[np.ndarray
 
 
 def segment(sigma: float, rate: float, removed: bool) -> np.ndarray:
-    """The matrix that takes a law of the loss at one point to that at the next; what leaves the lattice stays at its ends."""
+    """The matrix that takes a law of the loss at one point to that at the next; what leaves the
+    lattice stays at its ends.
+    """
     grid = np.linspace(-12 * sigma, 12 * sigma + 1, 400_001)
     edges = (grid[1:] + grid[:-1]) / 2
     without = np.diff(norm.cdf(edges, 0, sigma), prepend=0, append=1)
-    with_unit = (1 - rate) * without + rate * np.diff(norm.cdf(edges, 1, sigma), prepend=0, append=1)
+    with_unit = (1 - rate) * without + rate * np.diff(
+        norm.cdf(edges, 1, sigma), prepend=0, append=1
+    )
     ratio = np.log1p(rate * np.expm1((2 * grid - 1) / (2 * sigma**2)))
     law, first = onto(*((ratio, with_unit) if removed else (-ratio, without)), WIDTH / 8)
     whole = np.ones(1)
@@ -75,7 +83,9 @@ def best(moves: np.ndarray, epsilons: list[float]) -> float:
 
 
 def reached(moves: np.ndarray, epsilons: list[float], rules: np.ndarray) -> np.ndarray:
-    """What each rule reaches: `rules` says for each, at each point, at which losses it ends the run."""
+    """What each rule reaches: `rules` says for each, at each point, at which losses it ends the
+    run.
+    """
     laws = np.zeros((len(rules), len(LATTICE)))
     laws[:, round(-LOW / WIDTH)] = 1.0
     found = np.zeros(len(rules))
@@ -88,24 +98,33 @@ def reached(moves: np.ndarray, epsilons: list[float], rules: np.ndarray) -> np.n
 
 
 def some_rules(count: int, epsilons: list[float], seed: int) -> np.ndarray:
-    """Thresholds, windows and random sets of losses, most of them near what is stated; the first ends wherever the loss is too large."""
+    """Thresholds, windows and random sets of losses, most of them near what is stated; the first
+    ends wherever the loss is too large.
+    """
     rng = np.random.default_rng(seed)
     rules = np.zeros((count, len(epsilons), len(LATTICE)), dtype=bool)
     for k, epsilon in enumerate(epsilons):
         start = epsilon + rng.normal(0, 0.4, count)
         length = np.where(rng.random(count) < 0.5, np.inf, rng.exponential(1.0, count))
         rules[:, k] = (start[:, None] <= LATTICE) & ((start + length)[:, None] > LATTICE)
-        rules[:, k] ^= (rng.random(count) < 0.2)[:, None] & (rng.random((count, len(LATTICE))) < 0.3)
+        rules[:, k] ^= (rng.random(count) < 0.2)[:, None] & (
+            rng.random((count, len(LATTICE))) < 0.3
+        )
         rules[0, k] = epsilon < LATTICE
     return rules
 
 
 def run(sigma: float, rate: float, steps: int) -> ev.Event:
-    return ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(sigma)) if rate < 1 else ev.Gaussian(sigma), steps)
+    return ev.Repeated(
+        ev.PoissonSampled(rate, ev.Gaussian(sigma)) if rate < 1 else ev.Gaussian(sigma), steps
+    )
 
 
 def stated(sigma: float, rate: float, share: float) -> list[float]:
-    return [accounting.epsilon(ev.Stopped(run(sigma, rate, EACH * k), share), DELTA) for k in range(1, POINTS + 1)]
+    return [
+        accounting.epsilon(ev.Stopped(run(sigma, rate, EACH * k), share), DELTA)
+        for k in range(1, POINTS + 1)
+    ]
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(9.0, 1.0), (1.0, 0.05)])
@@ -114,12 +133,19 @@ def test_no_rule_among_ten_thousand_exceeds_what_is_stated(sigma: float, rate: f
         moves = segment(sigma, rate, removed)
         epsilons = stated(sigma, rate, 1 / POINTS)
         for part in range(5):
-            assert reached(moves, epsilons, some_rules(2_000 if rate == 1 else 1_000, epsilons, part)).max() <= DELTA
+            assert (
+                reached(
+                    moves, epsilons, some_rules(2_000 if rate == 1 else 1_000, epsilons, part)
+                ).max()
+                <= DELTA
+            )
         assert best(moves, epsilons) <= DELTA
 
 
 def test_the_epsilon_of_the_steps_made_would_be_exceeded() -> None:
-    """The test has power: without the share of delta, simple rules reach twice delta, and so they do if billed at the point before."""
+    """The test has power: without the share of delta, simple rules reach twice delta, and so they
+    do if billed at the point before.
+    """
     moves = segment(9.0, 1.0, True)
     naive, epsilons = stated(9.0, 1.0, 1.0), stated(9.0, 1.0, 1 / POINTS)
     assert reached(moves, naive, some_rules(50, naive, 1)).max() > 2 * DELTA
@@ -128,7 +154,9 @@ def test_the_epsilon_of_the_steps_made_would_be_exceeded() -> None:
 
 
 PLANS = [(4096, 500, 3.0, 1e-5, 5), (1024, 1000, 1.0, 1e-6, 5), (256, 2000, 3.0, 1e-5, [0.6])]
-"""Batch, steps, epsilon, delta, points: five of them, or one early one where there is little noise."""
+"""Batch, steps, epsilon, delta, points: five of them, or one early one where there is little
+noise.
+"""
 
 
 @pytest.mark.parametrize(("batch", "steps", "epsilon", "delta", "points"), PLANS)
@@ -155,7 +183,11 @@ def test_shares_multiply_and_stay_outside() -> None:
     assert accounting.epsilon(whole, 1e-3) == accounting.epsilon(plain, 1e-3 * share)
     unchanged = ev.Composed((inner, ev.Gaussian(5.0)))
     assert unwrapped(unchanged)[0] is unchanged
-    for hidden in (ev.RepeatAndSelect(stopped, 3.0, 1.0), ev.PoissonSampled(0.5, stopped), ev.Parallel((("a", stopped),))):
+    for hidden in (
+        ev.RepeatAndSelect(stopped, 3.0, 1.0),
+        ev.PoissonSampled(0.5, stopped),
+        ev.Parallel((("a", stopped),)),
+    ):
         for name in ("tight", "rdp", "zcdp"):
             with pytest.raises(Unsupported):
                 accounting.epsilon(hidden, 1e-5, accountant=name)
@@ -165,9 +197,13 @@ def test_shares_multiply_and_stay_outside() -> None:
 
 
 def test_the_order_of_a_filter_is_that_of_the_first_run_as_reserved() -> None:
-    """Chosen from what became of it, the order would depend on outputs, and half of delta would be spent twice."""
+    """Chosen from what became of it, the order would depend on outputs, and half of delta would be
+    spent twice.
+    """
     admits, short = RenyiFilter(3.0, 1e-5), run(3.0, 0.02, 1000)
-    long = ev.Composed((short, run(0.7, 0.02, 1000)))  # a schedule whose second phase has less noise
+    long = ev.Composed(
+        (short, run(0.7, 0.02, 1000))
+    )  # a schedule whose second phase has less noise
     assert admits._orders(long, PAIR)[0] != admits._orders(short, PAIR)[0]
     kept, anew = (admits.spent_epsilon([short] * 8, PAIR, first) for first in (long, None))
     assert kept > anew

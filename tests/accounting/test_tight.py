@@ -1,4 +1,6 @@
-"""The tight accountant brackets the truth: golden values, closed forms, direct integration, inversion of the MGF, tiny deltas."""
+"""The tight accountant brackets the truth: golden values, closed forms, direct integration,
+inversion of the MGF, tiny deltas.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,18 @@ GOLDEN = [  # sampling rate, noise multiplier, steps, delta, epsilon: converged 
 
 
 def _bounds(rate: float, noise: float, steps: int, delta: float) -> tuple[float, float]:
-    curve = accounting.curve(ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(noise)), steps), accountant="tight")
+    curve = accounting.curve(
+        ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(noise)), steps), accountant="tight"
+    )
     lower = curve.epsilon_lower(delta)
     assert lower is not None
     return lower, curve.epsilon(delta)
 
 
 @pytest.mark.parametrize(("rate", "noise", "steps", "delta", "epsilon"), GOLDEN)
-def test_golden_values_lie_between_the_bounds(rate: float, noise: float, steps: int, delta: float, epsilon: float) -> None:
+def test_golden_values_lie_between_the_bounds(
+    rate: float, noise: float, steps: int, delta: float, epsilon: float
+) -> None:
     lower, upper = _bounds(rate, noise, steps, delta)
     digits = 5e-7 if epsilon < 100 and delta > 1e-12 else 5e-5  # the golden values are rounded
     assert lower <= epsilon + digits
@@ -46,10 +52,15 @@ def test_golden_values_lie_between_the_bounds(rate: float, noise: float, steps: 
 
 
 @pytest.mark.parametrize(
-    ("rate", "steps", "epsilon", "delta", "noise"), [(0.005, 20_000, 3, 1e-6, 1.2954), (0.05, 10_000, 8, 1e-6, 3.35293)]
+    ("rate", "steps", "epsilon", "delta", "noise"),
+    [(0.005, 20_000, 3, 1e-6, 1.2954), (0.05, 10_000, 8, 1e-6, 3.35293)],
 )
-def test_golden_calibration(rate: float, steps: int, epsilon: float, delta: float, noise: float) -> None:
-    found = accounting.calibrate.noise(lambda s: ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(s)), steps), epsilon, delta)
+def test_golden_calibration(
+    rate: float, steps: int, epsilon: float, delta: float, noise: float
+) -> None:
+    found = accounting.calibrate.noise(
+        lambda s: ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(s)), steps), epsilon, delta
+    )
     assert found == pytest.approx(noise, rel=1e-4)
 
 
@@ -109,7 +120,8 @@ def test_one_step_is_direct_integration(rate: float, noise: float, delta: float)
 
 
 def _inverted(rate: float, noise: float, steps: int, epsilon: float, added: bool) -> float | None:
-    """delta at epsilon by inverting the moment generating function along a line; None where that does not converge.
+    """delta at epsilon by inverting the moment generating function along a line; None where that
+    does not converge.
 
     Independent of the engine: trapezoid sums in x and in t, no rounding of losses, no FFT.
     """
@@ -125,15 +137,17 @@ def _inverted(rate: float, noise: float, steps: int, epsilon: float, added: bool
         w = np.exp(e - e.max())
         loss = -log_ratio(x) if added else log_ratio(x)
         mean = float((w @ loss) / w.sum())
-        return float(e.max() + np.log(w.sum() * (x[1] - x[0]) / noise / math.sqrt(2 * math.pi))), float(
-            w @ (loss - mean) ** 2 / w.sum()
-        )
+        return float(
+            e.max() + np.log(w.sum() * (x[1] - x[0]) / noise / math.sqrt(2 * math.pi))
+        ), float(w @ (loss - mean) ** 2 / w.sum())
 
     def grid(c: float, count: int) -> np.ndarray:
         return np.linspace(-width, width + (0 if added else c + 1), count)
 
     tilts = np.geomspace(0.02, 2000, 120)
-    bound = [steps * log_mgf(c, grid(c, 1200))[0] - c * epsilon - math.log(c * (1 + c)) for c in tilts]
+    bound = [
+        steps * log_mgf(c, grid(c, 1200))[0] - c * epsilon - math.log(c * (1 + c)) for c in tilts
+    ]
     c = float(tilts[int(np.argmin(bound))])
     _, variance = log_mgf(c, grid(c, 4000))
     period = 24 * math.sqrt(steps * variance) + 30 / c
@@ -187,7 +201,9 @@ def _check(setting: tuple[float, float, int, float]) -> bool:
     lower, upper = _bounds(rate, noise, steps, delta)
     assert 0 <= lower <= upper, setting
     assert upper - lower <= max(1e-3 * upper, 1e-4), (setting, lower, upper)
-    renyi = accounting.epsilon(ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(noise)), steps), delta, accountant="rdp")
+    renyi = accounting.epsilon(
+        ev.Repeated(ev.PoissonSampled(rate, ev.Gaussian(noise)), steps), delta, accountant="rdp"
+    )
     assert upper <= renyi * (1 + 1e-4) + 1e-4, setting
     if upper > 300:
         return False
@@ -221,7 +237,9 @@ def test_five_hundred_random_settings() -> None:
         (0.001, 1.0, 10_000_000, 1e-6),
     ],
 )
-def test_the_bounds_stay_close_where_a_handful_of_rare_losses_decide(rate: float, noise: float, steps: int, delta: float) -> None:
+def test_the_bounds_stay_close_where_a_handful_of_rare_losses_decide(
+    rate: float, noise: float, steps: int, delta: float
+) -> None:
     lower, upper = _bounds(rate, noise, steps, delta)
     assert 0 <= upper - lower <= 5e-4 * upper
 
@@ -229,7 +247,9 @@ def test_the_bounds_stay_close_where_a_handful_of_rare_losses_decide(rate: float
 def test_phases_in_any_order_and_split_anyhow() -> None:
     a, b = ev.PoissonSampled(0.01, ev.Gaussian(1.0)), ev.PoissonSampled(0.05, ev.Gaussian(3.0))
     one = ev.Composed((ev.Repeated(a, 700), ev.Repeated(b, 300), ev.Gaussian(8.0)))
-    other = ev.Composed((ev.Gaussian(8.0), ev.Repeated(b, 100), ev.Repeated(a, 700), ev.Repeated(b, 200)))
+    other = ev.Composed(
+        (ev.Gaussian(8.0), ev.Repeated(b, 100), ev.Repeated(a, 700), ev.Repeated(b, 200))
+    )
     first, second = (accounting.curve(event, accountant="tight") for event in (one, other))
     assert first.epsilon(1e-7) == pytest.approx(second.epsilon(1e-7), rel=1e-6)
     lower = second.epsilon_lower(1e-7)

@@ -1,4 +1,6 @@
-"""The prices of a search: each is a bound for the release that it names, and a figure without a proof is never one of them."""
+"""The prices of a search: each is a bound for the release that it names, and a figure without a
+proof is never one of them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ TRUE = 9.99998
 
 
 def _true(runs: int, delta: float) -> float:
-    """The exact epsilon of so many binary randomised responses of epsilon 1, of which all answers (so the best one, too) are seen."""
+    """The exact epsilon of so many binary randomised responses of epsilon 1, of which all answers
+    (so the best one, too) are seen.
+    """
     p = math.e / (math.e + 1)
 
     def exceeded(epsilon: float) -> float:
         worlds = (
-            (math.comb(runs, k) * p**k * (1 - p) ** (runs - k), math.comb(runs, k) * p ** (runs - k) * (1 - p) ** k)
+            (
+                math.comb(runs, k) * p**k * (1 - p) ** (runs - k),
+                math.comb(runs, k) * p ** (runs - k) * (1 - p) ** k,
+            )
             for k in range(runs + 1)
         )
         return sum(max(0.0, one - math.exp(epsilon) * other) for one, other in worlds)
@@ -37,7 +44,9 @@ def test_every_route_that_shows_all_runs_costs_at_least_what_ten_of_them_tell(ru
     event, true = ev.RandomizedResponse(2 / (math.e + 1), 2), _true(runs, delta)
     routes = tuning.routes(event, runs, delta, adjacency="replace-one")
     for route in routes:
-        if not route.name.startswith("random trials"):  # these release the best of a random number of runs
+        if not route.name.startswith(
+            "random trials"
+        ):  # these release the best of a random number of runs
             assert route.epsilon >= true - 1e-9, route
 
 

@@ -1,4 +1,6 @@
-"""Estimators against closed forms and against simulated mechanisms whose epsilon is known: sound, and with power."""
+"""Estimators against closed forms and against simulated mechanisms whose epsilon is known: sound,
+and with power.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ DELTA = 1e-5
 
 
 def gaussian_trials(mu: float, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores N(mu b, 1) with fair coins b: exactly mu-GDP, and the score is the sufficient statistic."""
+    """Scores N(mu b, 1) with fair coins b: exactly mu-GDP, and the score is the sufficient
+    statistic.
+    """
     rng = np.random.default_rng(seed)
     coins = rng.integers(2, size=count).astype(bool)
     return rng.standard_normal(count) + mu * coins, coins
@@ -29,7 +33,10 @@ def right_by_accuracy(mu: float, count: int, seed: int) -> int:
     return int(((scores > mu / 2) == coins).sum())
 
 
-@pytest.mark.parametrize(("k", "n", "alpha"), [(0, 10, 0.05), (3, 10, 0.05), (10, 10, 0.05), (812, 1000, 0.025), (1, 3, 0.2)])
+@pytest.mark.parametrize(
+    ("k", "n", "alpha"),
+    [(0, 10, 0.05), (3, 10, 0.05), (10, 10, 0.05), (812, 1000, 0.025), (1, 3, 0.2)],
+)
 def test_limits_are_the_exact_ones(k, n, alpha):
     low, high = intervals.lower(k, n, alpha), intervals.upper(k, n, alpha)
     assert low <= k / n <= high
@@ -40,7 +47,9 @@ def test_limits_are_the_exact_ones(k, n, alpha):
 
 
 def test_impossible_counts_are_refused():
-    with pytest.raises(InvalidInput, match="successes: got 11; must be at most the number of trials"):
+    with pytest.raises(
+        InvalidInput, match="successes: got 11; must be at most the number of trials"
+    ):
         intervals.lower(11, 10, 0.05)
     with pytest.raises(InvalidInput, match="canaries >= made >= right"):
         Guesses(10, 11, 3)
@@ -53,7 +62,9 @@ def test_gaussian_epsilon_is_the_accountants_rounded_down(mu, delta):
     found = families.gaussian_epsilon(mu, delta)
     assert families.gaussian_delta(mu, found) == pytest.approx(delta, rel=1e-9)
     # The textbook form, in plain arithmetic.
-    plain = stats.norm.cdf(mu / 2 - found / mu) - math.exp(found) * stats.norm.cdf(-mu / 2 - found / mu)
+    plain = stats.norm.cdf(mu / 2 - found / mu) - math.exp(found) * stats.norm.cdf(
+        -mu / 2 - found / mu
+    )
     assert plain == pytest.approx(delta, rel=1e-5)
     assert found <= gaussian.epsilon(mu, delta) <= found * (1 + 1e-9)
 
@@ -62,7 +73,9 @@ def test_rates_bound_is_the_formula():
     scores = Scores(np.r_[np.ones(90), np.zeros(10)], np.r_[np.ones(5), np.zeros(95)])
     bound = bounds.clopper_pearson(scores, delta=0.01, threshold=0.5)
     fpr, fnr = stats.beta.ppf(0.975, 6, 95), stats.beta.ppf(0.975, 11, 90)
-    assert bound.epsilon == pytest.approx(max(math.log((1 - fnr - 0.01) / fpr), math.log((1 - fpr - 0.01) / fnr)))
+    assert bound.epsilon == pytest.approx(
+        max(math.log((1 - fnr - 0.01) / fpr), math.log((1 - fpr - 0.01) / fnr))
+    )
     assert bound.canaries == 200
 
 
@@ -75,11 +88,16 @@ def test_threshold_is_chosen_on_trials_that_are_not_counted():
 
 @pytest.mark.parametrize("estimate", [bounds.clopper_pearson, bounds.gaussian_fit])
 def test_rates_bounds_are_sound_on_a_gaussian(estimate):
-    """400 audits at 80% confidence of a tight mechanism exceed the truth at most 20% of the time, plus three standard errors."""
+    """400 audits at 80% confidence of a tight mechanism exceed the truth at most 20% of the time,
+    plus three standard errors.
+    """
     truth, beyond = families.gaussian_epsilon(1.0, DELTA), 0
     for seed in range(400):
         scores, coins = gaussian_trials(1.0, 400, seed)
-        beyond += estimate(Scores.of(scores, coins), delta=DELTA, confidence=0.8, threshold=0.5).epsilon > truth
+        beyond += (
+            estimate(Scores.of(scores, coins), delta=DELTA, confidence=0.8, threshold=0.5).epsilon
+            > truth
+        )
     assert beyond / 400 <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / 400)
 
 
@@ -91,10 +109,15 @@ def test_gaussian_fit_comes_close_with_power():
 
 
 def test_accuracy_bound_is_sound_and_not_timid():
-    """The false-alarm rate of a tight mechanism is close to what is stated: not above it, and not far below."""
+    """The false-alarm rate of a tight mechanism is close to what is stated: not above it, and not
+    far below.
+    """
     family, truth = families.GaussianFamily(claim=1.0), families.gaussian_epsilon(1.0, DELTA)
     alarms = sum(
-        bounds.by_accuracy(right_by_accuracy(1.0, 500, s), 500, delta=DELTA, family=family, confidence=0.8).epsilon > truth
+        bounds.by_accuracy(
+            right_by_accuracy(1.0, 500, s), 500, delta=DELTA, family=family, confidence=0.8
+        ).epsilon
+        > truth
         for s in range(400)
     )
     assert 0.08 < alarms / 400 <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / 400)
@@ -102,16 +125,25 @@ def test_accuracy_bound_is_sound_and_not_timid():
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0])
 def test_accuracy_bound_certifies_most_of_epsilon(epsilon):
-    """With as many canaries as `canaries_needed` asks for, 0.8 of epsilon is certified about as often as it promises."""
-    mu = families.weakest(lambda s: families.gaussian_epsilon(s, DELTA) <= epsilon, 1.0, precision=1e-4)
+    """With as many canaries as `canaries_needed` asks for, 0.8 of epsilon is certified about as
+    often as it promises.
+    """
+    mu = families.weakest(
+        lambda s: families.gaussian_epsilon(s, DELTA) <= epsilon, 1.0, precision=1e-4
+    )
     count = power.canaries_needed(epsilon, DELTA, share=0.8, power=0.9)
-    found = [bounds.by_accuracy(right_by_accuracy(mu, count, s), count, delta=DELTA).epsilon for s in range(60)]
+    found = [
+        bounds.by_accuracy(right_by_accuracy(mu, count, s), count, delta=DELTA).epsilon
+        for s in range(60)
+    ]
     assert sum(e >= 0.795 * epsilon for e in found) >= 48
     assert sum(e > epsilon for e in found) <= 3 + 6
 
 
 def test_members_that_nobody_can_compute_are_not_excluded():
-    """A strength beyond the limits of accounting ends the search there, on the low side, instead of the audit."""
+    """A strength beyond the limits of accounting ends the search there, on the low side, instead of
+    the audit.
+    """
 
     def excluded(strength: float) -> bool:
         if strength > 40:
@@ -136,7 +168,10 @@ def test_claimed_family_agrees_with_the_gaussian_family():
         def epsilon_lower(self, delta: float) -> float | None:
             return None
 
-    claimed, exact = families.ClaimedFamily(lambda s: Exact(1.2 * s)), families.GaussianFamily(claim=1.2)
+    claimed, exact = (
+        families.ClaimedFamily(lambda s: Exact(1.2 * s)),
+        families.GaussianFamily(claim=1.2),
+    )
     a = bounds.by_accuracy(800, 1000, delta=DELTA, family=claimed)
     b = bounds.by_accuracy(800, 1000, delta=DELTA, family=exact)
     assert a.epsilon == pytest.approx(b.epsilon, rel=3e-3)
@@ -146,21 +181,29 @@ def test_claimed_family_agrees_with_the_gaussian_family():
 
 
 def test_one_run_p_value_is_the_binomial_tail_without_delta():
-    assert one_run.p_value(Guesses(100, 80, 60), 1.0, 0.0) == pytest.approx(stats.binom.sf(59, 80, 1 / (1 + math.exp(-1))))
+    assert one_run.p_value(Guesses(100, 80, 60), 1.0, 0.0) == pytest.approx(
+        stats.binom.sf(59, 80, 1 / (1 + math.exp(-1)))
+    )
     with_delta = one_run.p_value(Guesses(100, 80, 60), 1.0, 1e-5)
     assert with_delta > one_run.p_value(Guesses(100, 80, 60), 1.0, 0.0)
 
 
 def test_one_run_known_number():
-    """Steinke et al. 2023, Section 1: 100% right of 100 guesses at 95% gives ln(p / (1 - p)) with p = 0.05^(1/100)."""
+    """Steinke et al. 2023, Section 1: 100% right of 100 guesses at 95% gives ln(p / (1 - p)) with p
+    = 0.05^(1/100).
+    """
     p = 0.05 ** (1 / 100)
-    assert one_run.steinke(Guesses(100, 100, 100), delta=0.0).epsilon == pytest.approx(math.log(p / (1 - p)), rel=2e-3)
+    assert one_run.steinke(Guesses(100, 100, 100), delta=0.0).epsilon == pytest.approx(
+        math.log(p / (1 - p)), rel=2e-3
+    )
     assert one_run.steinke(Guesses(100, 100, 50), delta=0.0).epsilon == 0.0
 
 
 @pytest.mark.parametrize("made", [400, 100])
 def test_one_run_bounds_are_sound_on_randomized_response(made):
-    """Randomized response is the worst pure-DP mechanism: the bound is tight there, and exceeds the truth as often as stated."""
+    """Randomized response is the worst pure-DP mechanism: the bound is tight there, and exceeds the
+    truth as often as stated.
+    """
     truth, chance = 1.0, 1 / (1 + math.exp(-1.0))
     rng = np.random.default_rng(3)
     alarms = 0
@@ -186,7 +229,9 @@ def test_f_dp_is_sound_and_tighter_on_a_gaussian(made):
 
 
 def test_f_dp_on_one_guess_is_the_trade_off_itself():
-    """m = 1: guessing right has probability (1 + TV)/2 at most; the recursion rejects exactly below it."""
+    """m = 1: guessing right has probability (1 + TV)/2 at most; the recursion rejects exactly below
+    it.
+    """
     f = families.GaussianFamily().tradeoff(1.0)
     best = (1 + families.GaussianFamily().advantage(1.0)) / 2
     assert one_run.too_many_right(Guesses(1, 1, 1), f, best + 1e-3)
@@ -197,7 +242,9 @@ def test_several_numbers_of_guesses_pay_for_themselves():
     scores, coins = gaussian_trials(2.0, 1000, 7)
     estimate = lambda g, c: one_run.steinke(g, delta=DELTA, confidence=c)  # noqa: E731
     bound = one_run.best_of(scores, coins, [1000, 400, 100], estimate)
-    single = one_run.steinke(Guesses.from_scores(scores, coins, int(bound.detail["guesses"])), delta=DELTA)
+    single = one_run.steinke(
+        Guesses.from_scores(scores, coins, int(bound.detail["guesses"])), delta=DELTA
+    )
     assert bound.confidence == 0.95
     assert 0 < bound.epsilon < single.epsilon
 
@@ -209,12 +256,21 @@ def test_ranks_and_exposure():
     full = exposure.from_ranks([1] * 200, 1024, delta=DELTA)
     assert full.epsilon == pytest.approx(math.log((0.05 ** (1 / 200) - DELTA) * 1024), rel=1e-6)
     rng = np.random.default_rng(0)
-    assert exposure.from_ranks(rng.integers(1, 1025, size=200), 1024, most=100, delta=DELTA).epsilon < 0.3
+    assert (
+        exposure.from_ranks(rng.integers(1, 1025, size=200), 1024, most=100, delta=DELTA).epsilon
+        < 0.3
+    )
 
 
 def test_power_tables():
-    assert power.most_by_rates(1000) == pytest.approx(math.log((1 - 3.68e-3 * 2) / (3.68e-3 * 2)), abs=0.05)
+    assert power.most_by_rates(1000) == pytest.approx(
+        math.log((1 - 3.68e-3 * 2) / (3.68e-3 * 2)), abs=0.05
+    )
     assert power.most_in_one_run(1000) == pytest.approx(5.81, abs=0.02)
     assert power.detection(1000, 0.8, 0.7) > 0.99
     assert power.detection(1000, 0.7, 0.7) < 0.05
-    assert power.canaries_needed(1.0, DELTA) > power.canaries_needed(3.0, DELTA) > power.canaries_needed(8.0, DELTA)
+    assert (
+        power.canaries_needed(1.0, DELTA)
+        > power.canaries_needed(3.0, DELTA)
+        > power.canaries_needed(8.0, DELTA)
+    )

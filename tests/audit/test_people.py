@@ -1,4 +1,6 @@
-"""Audits of people: canary users in one run, the estimate from their cosines, and checks that see what they are named for."""
+"""Audits of people: canary users in one run, the estimate from their cosines, and checks that see
+what they are named for.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_canary_users_certify_some_of_the_claim_and_never_more(kind):
     assert told["power"]["finds_half_the_noise"] > 0.8
     assert 0.3 * verdict.claimed < told["cosines"]["final"]["epsilon"] < 3 * verdict.claimed
     out = seen.final[~seen.included]
-    assert abs(out.mean()) < 5 / math.sqrt(seen.dimension * len(out))  # canaries that were not sent: chance
+    assert abs(out.mean()) < 5 / math.sqrt(
+        seen.dimension * len(out)
+    )  # canaries that were not sent: chance
     assert out.std() == pytest.approx(1 / math.sqrt(seen.dimension), rel=0.35)
 
 
@@ -50,7 +54,9 @@ def test_noise_for_a_record_is_found():
     """The claim is for users; what runs has the noise of one of their three records."""
 
     def quiet(model, rows, plan, seed):
-        return by_records(3)(model, rows, dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 3), seed)
+        return by_records(3)(
+            model, rows, dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 3), seed
+        )
 
     verdict, _, told = judged(FACTS, quiet, 4)
     assert verdict.violated
@@ -100,7 +106,19 @@ def test_bad_input_is_one_line(change, field):
 @pytest.mark.parametrize("rounds", [[], ["--rounds"]])
 def test_command(rounds):
     said = CliRunner().invoke(
-        app, ["audit", "users", "--canaries", "80", "--steps", "6", "--insecure-seed", "1", "--json", *rounds]
+        app,
+        [
+            "audit",
+            "users",
+            "--canaries",
+            "80",
+            "--steps",
+            "6",
+            "--insecure-seed",
+            "1",
+            "--json",
+            *rounds,
+        ],
     )
     answer = json.loads(said.stdout)
     assert said.exit_code == 0

@@ -1,4 +1,6 @@
-"""Record and replay: every statistic passes on neighbours of every kind, and the peers' known mistakes are flagged."""
+"""Record and replay: every statistic passes on neighbours of every kind, and the peers' known
+mistakes are flagged.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,15 @@ ASKED = [
 TAILS = ["", " by job", " where age >= 40 and sex != 'm'"]
 PEOPLE = [  # the record that neighbours differ in: at the ends, missing, unknown, ordinary
     {"age": 100, "hours": -5, "share": 1, "sex": "m", "job": "c", "guess": "m", "id": 0},
-    {"age": -1e300, "hours": float("inf"), "share": 0, "sex": "f", "job": "a", "guess": "m", "id": 0},
+    {
+        "age": -1e300,
+        "hours": float("inf"),
+        "share": 0,
+        "sex": "f",
+        "job": "a",
+        "guess": "m",
+        "id": 0,
+    },
     {"age": None, "hours": None, "share": "x", "sex": None, "job": "zzz", "guess": "", "id": 99},
     {"age": 55, "hours": 40, "share": 0.4999, "sex": "f", "job": "b", "guess": "f", "id": 3},
 ]
@@ -80,7 +90,15 @@ PEOPLE = [  # the record that neighbours differ in: at the ends, missing, unknow
 def people(n, *more):
     r = np.random.default_rng(0)
     rows = [
-        {"age": int(a), "hours": float(h), "share": float(s), "sex": x, "job": j, "guess": g, "id": int(i)}
+        {
+            "age": int(a),
+            "hours": float(h),
+            "share": float(s),
+            "sex": x,
+            "job": j,
+            "guess": g,
+            "id": int(i),
+        }
         for a, h, s, x, j, g, i in zip(
             r.integers(0, 101, n),
             r.normal(30, 20, n),
@@ -108,7 +126,10 @@ def asked(text, family, contribution=ONE, records=None, **about):
         if contribution.records > 1:
             table.owners = coded([str(row["id"]) for row in rows])
         permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
-        return [a.to_json() for a in statistic.release(table, Spend(claim, contribution, permit, SECRET))]
+        return [
+            a.to_json()
+            for a in statistic.release(table, Spend(claim, contribution, permit, SECRET))
+        ]
 
     return run, claim.event
 
@@ -139,7 +160,9 @@ def test_every_statistic_with_a_public_number_of_records(text):
     run, _ = asked(text, "gaussian", records=61, adjacency="replace-one")
     for one in PEOPLE:
         for other in PEOPLE:
-            found = replay.check(run, people(60, one), people(60, other), adjacency=Adjacency.REPLACE_ONE)
+            found = replay.check(
+                run, people(60, one), people(60, other), adjacency=Adjacency.REPLACE_ONE
+            )
             assert found == []
 
 
@@ -164,11 +187,15 @@ def best_of(ages):
 
 
 def released(mechanism, value, bound=ONE_SCALAR, adjacency=Adjacency.ADD_OR_REMOVE_ONE):
-    return mechanism.release(Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency), SECRET).value
+    return mechanism.release(
+        Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency), SECRET
+    ).value
 
 
 def blocks(mechanism, ages):
-    return mechanism.release(lambda rows: rows.mean(), np.array(ages, float), rehearsal(mechanism.event, 1), SECRET).value
+    return mechanism.release(
+        lambda rows: rows.mean(), np.array(ages, float), rehearsal(mechanism.event, 1), SECRET
+    ).value
 
 
 def votes(ages):
@@ -181,27 +208,45 @@ MECHANISMS = {
     "GaussianThreshold": lambda ages: released(GaussianThreshold(4.0, 3.0), int(votes(ages).max())),
     "Laplace": lambda ages: released(Laplace(2.0), len(ages)),
     "Gaussian": lambda ages: released(Gaussian(2.0), np.bincount(ages, minlength=120), ONES),
-    "DiscreteLaplace": lambda ages: released(DiscreteLaplace(0.5), np.bincount(ages, minlength=120), ONES),
+    "DiscreteLaplace": lambda ages: released(
+        DiscreteLaplace(0.5), np.bincount(ages, minlength=120), ONES
+    ),
     "DiscreteGaussian": lambda ages: released(DiscreteGaussian(2.0), len(ages)),
     "Staircase": lambda ages: released(Staircase(0.5), len(ages)),
-    "Exponential": lambda ages: released(Exponential(0.5), np.bincount(ages, minlength=120), Bound(linf=1.0)),
+    "Exponential": lambda ages: released(
+        Exponential(0.5), np.bincount(ages, minlength=120), Bound(linf=1.0)
+    ),
     "PermuteAndFlip": lambda ages: released(
         PermuteAndFlip(0.5, monotone=True), np.bincount(ages, minlength=120), Bound(linf=1.0)
     ),
-    "NoisyMax": lambda ages: released(NoisyMax(0.5), np.bincount(ages, minlength=120), Bound(linf=1.0)),
-    "StabilityHistogram": lambda ages: released(StabilityHistogram.of(1.0, 1e-3), {a: ages.count(a) for a in set(ages)}, ONES),
-    "Stream": lambda ages: ask(SparseVector(0.5, threshold=20, answers=2), [sum(a > t for a in ages) for t in (90, 60, 30, 10)]),
+    "NoisyMax": lambda ages: released(
+        NoisyMax(0.5), np.bincount(ages, minlength=120), Bound(linf=1.0)
+    ),
+    "StabilityHistogram": lambda ages: released(
+        StabilityHistogram.of(1.0, 1e-3), {a: ages.count(a) for a in set(ages)}, ONES
+    ),
+    "Stream": lambda ages: ask(
+        SparseVector(0.5, threshold=20, answers=2),
+        [sum(a > t for a in ages) for t in (90, 60, 30, 10)],
+    ),
     "PrivateSelection": best_of,
     "ProposeTestRelease": lambda ages: released(
-        ProposeTestRelease(1.0, 1e-3, 0.0), Near("many" if len(ages) > 9 else "few", abs(len(ages) - 9))
+        ProposeTestRelease(1.0, 1e-3, 0.0),
+        Near("many" if len(ages) > 9 else "few", abs(len(ages) - 9)),
     ),
     "AggregateMean": lambda ages: blocks(AggregateMean(0.5, 5, 0.0, 120.0), ages),
     "AggregateMedian": lambda ages: blocks(AggregateMedian(0.5, 5, 0.0, 120.0), ages),
 }
 REPLACED = {
-    "RandomizedResponse": lambda ages: released(RandomizedResponse(0.4, 120), np.array(ages), Bound(linf=119.0), R),
-    "UnaryResponse": lambda ages: released(UnaryResponse(1.0, 120), np.array(ages), Bound(linf=119.0), R),
-    "SmoothQuantile": lambda ages: released(SmoothQuantile(1.0, 1e-3, 0.0, 120.0), np.array(ages, float), Bound(linf=120.0), R),
+    "RandomizedResponse": lambda ages: released(
+        RandomizedResponse(0.4, 120), np.array(ages), Bound(linf=119.0), R
+    ),
+    "UnaryResponse": lambda ages: released(
+        UnaryResponse(1.0, 120), np.array(ages), Bound(linf=119.0), R
+    ),
+    "SmoothQuantile": lambda ages: released(
+        SmoothQuantile(1.0, 1e-3, 0.0, 120.0), np.array(ages, float), Bound(linf=120.0), R
+    ),
 }
 AGES = [20, 30, 30, 44, 51, 51, 51, 70, 88] * 4
 
@@ -220,10 +265,14 @@ def test_every_mechanism_under_replace_one(name):
 
 
 def test_no_mechanism_is_forgotten():
-    """Of the package of mechanisms; parts of releases that applications bill together are replayed with their applications."""
+    """Of the package of mechanisms; parts of releases that applications bill together are replayed
+    with their applications.
+    """
     named = set(MECHANISMS) | set(REPLACED)
     for cls in replay.mechanisms():
-        kinds = [c for c in [cls, *cls.__subclasses__()] if c.__module__.startswith("dpfy.mechanisms.")]
+        kinds = [
+            c for c in [cls, *cls.__subclasses__()] if c.__module__.startswith("dpfy.mechanisms.")
+        ]
         concrete = {c.__name__ for c in kinds if not inspect.isabstract(c)} - {"Levels"}
         assert concrete & named, cls
         assert {c for c in concrete if not c.startswith("_")} <= named
@@ -245,7 +294,9 @@ def test_a_lower_bound_used_twice_leaves_a_diagonal_without_noise():
         off = noisy(Laplace(2.0), float(total[0, 1]), Bound.scalar(high**2), "off")
         sensitivity = high**2 if fixed else low**2
         diagonal = [
-            noisy(Laplace(2.0), float(total[k, k]), Bound.scalar(sensitivity), f"{k}") if sensitivity else float(total[k, k])
+            noisy(Laplace(2.0), float(total[k, k]), Bound.scalar(sensitivity), f"{k}")
+            if sensitivity
+            else float(total[k, k])
             for k in range(2)
         ]
         return [off, *diagonal]
@@ -255,7 +306,9 @@ def test_a_lower_bound_used_twice_leaves_a_diagonal_without_noise():
 
 
 def test_a_swapped_split_of_the_budget():
-    """Counts were to get a small part of epsilon and sums in d dimensions the rest; on return the two are swapped."""
+    """Counts were to get a small part of epsilon and sums in d dimensions the rest; on return the
+    two are swapped.
+    """
 
     def clusters(rows, swapped=True):
         d = rows.shape[1]
@@ -263,7 +316,10 @@ def test_a_swapped_split_of_the_budget():
         if swapped:
             small, large = large, small
         count = noisy(DiscreteLaplace(small), len(rows), Bound.scalar(1.0), "count")
-        sums = [noisy(Laplace(1 / large), float(rows[:, k].sum()), Bound.scalar(1.0), f"sum {k}") for k in range(d)]
+        sums = [
+            noisy(Laplace(1 / large), float(rows[:, k].sum()), Bound.scalar(1.0), f"sum {k}")
+            for k in range(d)
+        ]
         return [count, *sums]
 
     wide, more = np.tile(ROWS, 8), np.tile(FAR, 8)
@@ -284,7 +340,9 @@ def test_a_bound_of_r_where_it_is_r_squared():
 def test_a_number_of_records_that_is_not_public():
     def mean(rows, own=True):
         total = noisy(Laplace(2.0), float(rows[:, 0].sum()), Bound.scalar(1.0), "sum")
-        count = len(rows) if own else noisy(DiscreteLaplace(0.5), len(rows), Bound.scalar(1.0), "count")
+        count = (
+            len(rows) if own else noisy(DiscreteLaplace(0.5), len(rows), Bound.scalar(1.0), "count")
+        )
         return total / count
 
     assert kinds(mean, ROWS, FAR) == {"result"}
@@ -301,7 +359,12 @@ def test_categories_read_from_the_data():
 
     def histogram(cells, public=()):
         keys = list(public) or sorted(set(cells))
-        counts = noisy(DiscreteLaplace(0.5), np.array([cells.count(k) for k in keys]), Bound(1.0, 1.0, 1.0), "counts")
+        counts = noisy(
+            DiscreteLaplace(0.5),
+            np.array([cells.count(k) for k in keys]),
+            Bound(1.0, 1.0, 1.0),
+            "counts",
+        )
         return dict(zip(keys, counts.tolist(), strict=True))
 
     assert "flow" in kinds(histogram, words, more)
@@ -316,7 +379,9 @@ def test_an_empty_cluster_that_is_skipped():
             if skip and not len(mine):
                 found.append(None)
                 continue
-            found.append(noisy(Laplace(2.0), float(mine[:, 1].sum()), Bound.scalar(1.0), f"centre {k}"))
+            found.append(
+                noisy(Laplace(2.0), float(mine[:, 1].sum()), Bound.scalar(1.0), f"centre {k}")
+            )
         return found
 
     assert "flow" in kinds(centres, ROWS, FAR)
@@ -324,12 +389,17 @@ def test_an_empty_cluster_that_is_skipped():
 
 
 def test_a_seed_of_one_byte_shows_itself_in_repeats():
-    """Noise of a million possible values, drawn 600 times: with 256 seeds there are at most 256 of them."""
+    """Noise of a million possible values, drawn 600 times: with 256 seeds there are at most 256 of
+    them.
+    """
     mechanism = DiscreteLaplace(1e-3)
 
     def draws(secrets):
         permits = (rehearsal(mechanism.event, 1, "draw") for _ in range(600))
-        return {mechanism.release(Bounded(0, Bound.scalar(1.0)), p, s).value for p, s in zip(permits, secrets, strict=False)}
+        return {
+            mechanism.release(Bounded(0, Bound.scalar(1.0)), p, s).value
+            for p, s in zip(permits, secrets, strict=False)
+        }
 
     byte = (Randomness(bytes([k % 256]) * 32) for k in range(600))
     assert len(draws(byte)) <= 256

@@ -1,4 +1,6 @@
-"""The white-box audit through the real training loop: tight, sound, and right about broken mechanisms."""
+"""The white-box audit through the real training loop: tight, sound, and right about broken
+mechanisms.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,17 @@ def audit(
     records = REAL + canaries
     plan = dpfy.dpsgd(records, rate * records, steps=steps).calibrate(epsilon, DELTA)
     coins = whitebox.fair_coins(canaries, seed)
-    seen = audited.observe_table(network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed)
+    seen = audited.observe_table(
+        network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed
+    )
     observed = whitebox.Observed(seen, coins)
-    claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, rate, families.ClaimedFamily(audited.claimed_curve(plan)))
+    claim = whitebox.Claim(
+        plan.epsilon,
+        DELTA,
+        plan.noise_multiplier,
+        rate,
+        families.ClaimedFamily(audited.claimed_curve(plan)),
+    )
     return whitebox.audit(observed, claim), observed, claim
 
 
@@ -51,7 +61,8 @@ def test_tight_on_full_batches():
     # The attacker's ROC lies on the private side of the claim, up to chance.
     seen = whitebox.roc(observed, claim)
     assert plot.beyond(seen, claim.family.tradeoff(1.0)) == 0
-    # The same observations against a claim of half the epsilon are a violation that says what to look at.
+    # The same observations against a claim of half the epsilon are a violation that says what to
+    # look at.
     bold = whitebox.Verdict(verdict.bound, 1.5)
     assert bold.violated
     assert "Look first at: noise scale" in bold.sentence
@@ -70,13 +81,17 @@ def test_sound_over_two_hundred_repetitions():
     """At most the stated fraction of audits of correct code exceeds the claim."""
     torch.set_num_threads(1)
     canaries, confidence = 500, 0.95
-    plan = dpfy.dpsgd(REAL + canaries, RATE * (REAL + canaries), steps=8).with_noise(0.8, delta=DELTA)
+    plan = dpfy.dpsgd(REAL + canaries, RATE * (REAL + canaries), steps=8).with_noise(
+        0.8, delta=DELTA
+    )
     family = families.ClaimedFamily(audited.claimed_curve(plan))
     claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
     exceeded = 0
     for seed in range(200):
         coins = whitebox.fair_coins(canaries, seed)
-        seen = audited.observe_table(network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed)
+        seen = audited.observe_table(
+            network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed
+        )
         limit = whitebox.best_attack(whitebox.Observed(seen, coins), claim, confidence)[3]
         exceeded += limit > (1 + family.advantage(1.0)) / 2
     assert exceeded <= 200 * (1 - confidence)
@@ -85,7 +100,9 @@ def test_sound_over_two_hundred_repetitions():
 def test_canaries_show_as_one_clip_norm_and_noise_as_billed():
     plan = dpfy.dpsgd(600, 60, steps=10, clip_norm=0.3).with_noise(0.5, delta=1e-4)
     coins = whitebox.fair_coins(400, 3)
-    seen = audited.observe_table(network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=3)
+    seen = audited.observe_table(
+        network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=3
+    )
     assert seen.shape == (10, 400)
     assert seen[:, ~coins].std() == pytest.approx(0.5, rel=0.05)
     assert seen[:, coins].mean() == pytest.approx(0.1, abs=0.03)
@@ -95,7 +112,9 @@ def test_gradient_canaries_resume_bit_for_bit():
     model = nn.Linear(3, 2).double()
     plan = dpfy.dpsgd(8, 4, steps=6).with_noise(1.0, delta=1e-3)
     whole = audited.observe_gradients(model, np.eye(8), plan, seed=4)
-    assert np.array_equal(whole, audited.observe_gradients(model, np.eye(8), plan, seed=4, interrupt=2))
+    assert np.array_equal(
+        whole, audited.observe_gradients(model, np.eye(8), plan, seed=4, interrupt=2)
+    )
     assert not np.array_equal(whole, audited.observe_gradients(model, np.eye(8), plan, seed=5))
 
 
@@ -105,7 +124,9 @@ def test_likelihood_ratio_is_the_ratio_of_densities():
     density = lambda mean: np.exp(-((y - mean) ** 2) / (2 * s * s))  # noqa: E731
     expected = np.log((q * density(1) + (1 - q) * density(0)) / density(0)).sum(0)
     assert scores.likelihood_ratio(y, s, q) == pytest.approx(expected)
-    replaced = np.log((q * density(1) + (1 - q) * density(0)) / (q * density(-1) + (1 - q) * density(0))).sum(0)
+    replaced = np.log(
+        (q * density(1) + (1 - q) * density(0)) / (q * density(-1) + (1 - q) * density(0))
+    ).sum(0)
     assert scores.likelihood_ratio(y, s, q, absent=-1.0) == pytest.approx(replaced)
 
 
@@ -173,5 +194,9 @@ def test_plot_is_an_svg_with_the_claim():
     assert "</svg>" in text
     assert plot.beyond(seen, families.GaussianFamily().tradeoff(1.0)) == 0
     assert (
-        plot.beyond(Scores(rng.standard_normal(300) + 3, rng.standard_normal(300)), families.GaussianFamily().tradeoff(1.0)) > 0
+        plot.beyond(
+            Scores(rng.standard_normal(300) + 3, rng.standard_normal(300)),
+            families.GaussianFamily().tradeoff(1.0),
+        )
+        > 0
     )

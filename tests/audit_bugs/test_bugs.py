@@ -1,4 +1,6 @@
-"""Every seeded bug is caught by the check that is named for it; the code as it is passes all checks."""
+"""Every seeded bug is caught by the check that is named for it; the code as it is passes all
+checks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What tests of the command line share: a call in this process, and a table of one's own with its schema."""
+"""What tests of the command line share: a call in this process, and a table of one's own with its
+schema.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,9 @@ def rows(count: int) -> str:
 
 def fill(schema: Path) -> None:
     text = schema.read_text()
-    for key, value in (('classes = "?"', 'classes = ["low", "high"]'), ('categories = "?"', 'categories = ["clerk", "nurse"]')):
+    for key, value in (
+        ('classes = "?"', 'classes = ["low", "high"]'),
+        ('categories = "?"', 'categories = ["clerk", "nurse"]'),
+    ):
         text = text.replace(key, value)
     schema.write_text(text.replace('range = "?"', "range = [0, 100]"))

@@ -1,4 +1,6 @@
-"""`dpfy audit`: one JSON object, exit status 1 for a claim exceeded or a bug missed, files left for the report."""
+"""`dpfy audit`: one JSON object, exit status 1 for a claim exceeded or a bug missed, files left for
+the report.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,17 @@ def call(*arguments: str, status: int = 0) -> dict:
 
 
 def test_mechanism_reports_claim_bound_and_power(tmp_path):
-    answer = call("mechanism", "--steps", "4", "--canaries", "3000", "--insecure-seed", "1", "--plot", str(tmp_path / "roc.svg"))
+    answer = call(
+        "mechanism",
+        "--steps",
+        "4",
+        "--canaries",
+        "3000",
+        "--insecure-seed",
+        "1",
+        "--plot",
+        str(tmp_path / "roc.svg"),
+    )
     assert 0.7 * answer["epsilon_claimed"] < answer["epsilon_lower"] <= answer["epsilon_claimed"]
     assert answer["violated"] is False
     assert answer["points_beyond_claim"] == 0
@@ -41,7 +53,18 @@ def test_mechanism_reports_claim_bound_and_power(tmp_path):
 
 
 def test_correlated_mechanism():
-    arguments = ("--steps", "8", "--epochs", "2", "--bands", "2", "--canaries", "3000", "--insecure-seed", "2")
+    arguments = (
+        "--steps",
+        "8",
+        "--epochs",
+        "2",
+        "--bands",
+        "2",
+        "--canaries",
+        "3000",
+        "--insecure-seed",
+        "2",
+    )
     answer = call("mechanism", *arguments)
     assert 0.7 * answer["epsilon_claimed"] < answer["epsilon_lower"] <= answer["epsilon_claimed"]
     with pytest.raises(InvalidInput, match="must divide the number of steps"):
@@ -50,7 +73,9 @@ def test_correlated_mechanism():
 
 def test_final_model_audit_leaves_its_record(tmp_path):
     out = tmp_path / "run"
-    answer = call("train", "--out", str(out), "--attack", "final-model", "--canaries", "400", *SMALL)
+    answer = call(
+        "train", "--out", str(out), "--attack", "final-model", "--canaries", "400", *SMALL
+    )
     assert answer["violated"] is False
     assert answer["epsilon_lower"] <= answer["epsilon_claimed"] <= 8
     assert "does_not_show" in answer
@@ -74,7 +99,9 @@ def test_white_box_audit_of_a_training(tmp_path):
 
 
 def test_a_violated_claim_is_exit_status_one(tmp_path):
-    """The plan of the run is replaced by one that claims twice the noise: the same evidence now contradicts it."""
+    """The plan of the run is replaced by one that claims twice the noise: the same evidence now
+    contradicts it.
+    """
     import numpy as np
 
     out = tmp_path / "run"
@@ -90,7 +117,18 @@ def test_a_violated_claim_is_exit_status_one(tmp_path):
 @pytest.mark.parametrize("confidence", ["0.01", "0.49", "0.9999999999"])
 def test_a_confidence_that_says_nothing_is_refused_before_the_work(tmp_path, confidence):
     with pytest.raises(InvalidInput, match=r"--confidence: got .*; must lie between 0.5 and"):
-        call("train", *SMALL, "--data", "digits", "--canaries", "20", "--confidence", confidence, "--out", str(tmp_path / "x"))
+        call(
+            "train",
+            *SMALL,
+            "--data",
+            "digits",
+            "--canaries",
+            "20",
+            "--confidence",
+            confidence,
+            "--out",
+            str(tmp_path / "x"),
+        )
     assert not (tmp_path / "x").exists()
 
 

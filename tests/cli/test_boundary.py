@@ -1,4 +1,6 @@
-"""However a verb ends: an exit status, at most one line, and with --json one strict JSON object. Never a traceback."""
+"""However a verb ends: an exit status, at most one line, and with --json one strict JSON object.
+Never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,15 @@ FAULTS = [
     (OverflowError(34, "Numerical result out of range"), "too large or too small"),
     (ZeroDivisionError("division by zero"), "too large or too small"),
     (MemoryError(), "not enough memory"),
-    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "not enough memory"),
+    (
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        "not enough memory",
+    ),
     (RecursionError(), "nested too deeply"),
-    (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), "cannot be read or written"),
+    (
+        UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"),
+        "cannot be read or written",
+    ),
     (ValueError("of ours"), "internal error: ValueError: of ours"),
     (KeyError("k"), "internal error: KeyError"),
     (AssertionError(), "internal error: AssertionError"),
@@ -50,7 +58,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("problem", "words"), FAULTS, ids=lambda v: type(v).__name__ if isinstance(v, Exception) else "")
+@pytest.mark.parametrize(
+    ("problem", "words"), FAULTS, ids=lambda v: type(v).__name__ if isinstance(v, Exception) else ""
+)
 def test_every_fault_is_status_2_and_one_line(capsys, monkeypatch, problem, words):
     def fail(*_, **__):
         raise problem
@@ -127,7 +137,16 @@ def test_text_cannot_move_the_cursor():
         ["--noise-multiplier", "1", "--sampling-rate", "-0.5"],
         ["--noise-multiplier", "1", "--steps", "9" * 100],
         ["--noise-multiplier", "1", "--steps", "9" * 5000],
-        ["--noise-multiplier", "1", "--records", "9" * 40, "--batch-size", "1", "--sampling", "without-replacement"],
+        [
+            "--noise-multiplier",
+            "1",
+            "--records",
+            "9" * 40,
+            "--batch-size",
+            "1",
+            "--sampling",
+            "without-replacement",
+        ],
         ["--noise-multiplier", "1", "--delta", "1e-320"],
         ["--phases", "a" * 5000],
         ["--phases", "\udcff.toml"],
@@ -144,7 +163,9 @@ def test_numbers_and_paths_out_of_range_are_refused_before_work(capsys, argument
 
 def test_a_pipe_is_not_waited_for(capsys, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe" in call(capsys, "account", "--delta", "1e-5", "--phases", tmp_path / "pipe")[2]
+    assert (
+        "is a pipe" in call(capsys, "account", "--delta", "1e-5", "--phases", tmp_path / "pipe")[2]
+    )
 
 
 def test_deep_nesting_is_one_line(capsys, tmp_path):
@@ -164,19 +185,48 @@ def test_plots_are_refused_before_the_work_and_spare_other_files(capsys, tmp_pat
     (tmp_path / "folder.svg").mkdir()
     (tmp_path / "link.svg").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.svg")
-    bad = ["mine.svg", "folder.svg", "link.svg", "pipe.svg", "no/such/folder.svg", "a" * 252 + ".svg", "plot.txt", "x\0.svg"]
+    bad = [
+        "mine.svg",
+        "folder.svg",
+        "link.svg",
+        "pipe.svg",
+        "no/such/folder.svg",
+        "a" * 252 + ".svg",
+        "plot.txt",
+        "x\0.svg",
+    ]
     for name in [*(tmp_path / name for name in bad), "/dev/full", "/dev/null"]:
-        status, _, err = call(capsys, "compare", "bounds", "--noise-multiplier", 1, "--delta", 1e-5, "--plot", name)
+        status, _, err = call(
+            capsys, "compare", "bounds", "--noise-multiplier", 1, "--delta", 1e-5, "--plot", name
+        )
         assert status == 2, name
         assert "--plot" in err
         assert err.count("\n") == 1
     assert (tmp_path / "mine.svg").read_text() == "my own notes"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.svg", "link.svg", "mine.svg", "pipe.svg"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "folder.svg",
+        "link.svg",
+        "mine.svg",
+        "pipe.svg",
+    ]
 
 
 def test_an_earlier_plot_is_replaced(capsys, tmp_path):
     for _ in range(2):
-        assert call(capsys, "compare", "bounds", "--noise-multiplier", 1, "--delta", 1e-5, "--plot", tmp_path / "b.svg")[0] == 0
+        assert (
+            call(
+                capsys,
+                "compare",
+                "bounds",
+                "--noise-multiplier",
+                1,
+                "--delta",
+                1e-5,
+                "--plot",
+                tmp_path / "b.svg",
+            )[0]
+            == 0
+        )
     assert [p.name for p in tmp_path.iterdir()] == ["b.svg"]
 
 
@@ -185,10 +235,14 @@ def test_version(capsys):
 
 
 def test_help_shows_the_brackets_of_phases(capsys):
-    assert "[[phase]]" in " ".join(call(capsys, "account", "--help")[1].split()).replace("│ ", "").replace(" │", "")
+    assert "[[phase]]" in " ".join(call(capsys, "account", "--help")[1].split()).replace(
+        "│ ", ""
+    ).replace(" │", "")
 
 
-@pytest.mark.parametrize("arguments", [["inspect", "--model", "scattering-linear"], ["inspect", "--shape", "1x400x400"]])
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "--model", "scattering-linear"], ["inspect", "--shape", "1x400x400"]]
+)
 def test_inspect_looks_at_every_model(capsys, arguments):
     status, out, _ = call(capsys, *arguments, "--json")
     assert status == 0
@@ -240,12 +294,18 @@ def test_audit_mechanism_counts_before_it_allocates(capsys, arguments):
 
 def dpfy(*arguments: str, **named: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", "dpfy", *arguments], stderr=subprocess.PIPE, text=True, timeout=1200, **named
+        [sys.executable, "-P", "-m", "dpfy", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=1200,
+        **named,
     )  # type: ignore[call-overload]
 
 
 def test_standard_output_that_takes_nothing():
-    """A full disk and a closed pipe: exit status 2 and one line, also at the very end of the process."""
+    """A full disk and a closed pipe: exit status 2 and one line, also at the very end of the
+    process.
+    """
     for arguments in ([*GOOD], [*GOOD, "--json"], ["account", "--help"]):
         with open("/dev/full", "w") as full:
             found = dpfy(*arguments, stdout=full)
@@ -270,10 +330,28 @@ def test_no_standard_output_at_all():
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [(["--set", "privacy.noise_multiplier=1e12"], "is not supported"), (["--clip-norm", "1e300"], "must be at most 1e+09")],
+    [
+        (["--set", "privacy.noise_multiplier=1e12"], "is not supported"),
+        (["--clip-norm", "1e300"], "must be at most 1e+09"),
+    ],
 )
-def test_noise_that_no_lattice_holds_is_refused_before_the_first_step(capsys, tmp_path, flags, said):
-    small = ["--data", "digits", "--records", 1438, "--model", "linear", "--delta", "1e-4", "--batch-size", 30, "--steps", 2]
+def test_noise_that_no_lattice_holds_is_refused_before_the_first_step(
+    capsys, tmp_path, flags, said
+):
+    small = [
+        "--data",
+        "digits",
+        "--records",
+        1438,
+        "--model",
+        "linear",
+        "--delta",
+        "1e-4",
+        "--batch-size",
+        30,
+        "--steps",
+        2,
+    ]
     status, _, err = call(capsys, "train", *small, "--out", tmp_path / "run", *flags)
     assert status == 2
     assert said in err

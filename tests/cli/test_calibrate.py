@@ -21,6 +21,19 @@ def _run(*args: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_calibrated_noise_reaches_the_target(accountant: str) -> None:
-    answer = _run("--epsilon", "1", "--delta", "1e-6", "--sampling-rate", "0.05", "--steps", "200", "--accountant", accountant)
+    answer = _run(
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-6",
+        "--sampling-rate",
+        "0.05",
+        "--steps",
+        "200",
+        "--accountant",
+        accountant,
+    )
     assert 0.999 <= float(str(answer["epsilon"])) <= 1.0
-    assert float(str(answer["noise_multiplier"])) == pytest.approx({"pld": 3.1959, "rdp": 3.4256}[accountant], rel=2e-4)
+    assert float(str(answer["noise_multiplier"])) == pytest.approx(
+        {"pld": 3.1959, "rdp": 3.4256}[accountant], rel=2e-4
+    )

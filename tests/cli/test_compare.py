@@ -13,16 +13,32 @@ from dpfy.cli.account import account
 from dpfy.cli.compare import app
 from dpfy.core.errors import DpfyError
 
-SETTING = ["--noise-multiplier", "1.0", "--sampling-rate", "0.005", "--steps", "200", "--delta", "1e-6"]
+SETTING = [
+    "--noise-multiplier",
+    "1.0",
+    "--sampling-rate",
+    "0.005",
+    "--steps",
+    "200",
+    "--delta",
+    "1e-6",
+]
 
 
 def test_bounds_are_sorted_and_marked(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        app, ["bounds", *SETTING, "--plot", str(tmp_path / "bounds.svg"), "--json"], catch_exceptions=False
+        app,
+        ["bounds", *SETTING, "--plot", str(tmp_path / "bounds.svg"), "--json"],
+        catch_exceptions=False,
     )
     answer = json.loads(result.stdout)
     rows = {row["accountant"]: row for row in answer["bounds"]}
-    assert rows["tight (lower)"]["epsilon"] <= rows["tight"]["epsilon"] < rows["rdp"]["epsilon"] < rows["advanced"]["epsilon"]
+    assert (
+        rows["tight (lower)"]["epsilon"]
+        <= rows["tight"]["epsilon"]
+        < rows["rdp"]["epsilon"]
+        < rows["advanced"]["epsilon"]
+    )
     assert rows["central limit"]["kind"] == "approximation, no guarantee"
     assert rows["zcdp"]["epsilon"] is None
     assert "rdp" in rows["zcdp"]["why"]
@@ -36,7 +52,9 @@ def test_bounds_as_a_table() -> None:
 
 
 def test_tuning_names_the_cheapest() -> None:
-    result = CliRunner().invoke(app, ["tuning", *SETTING, "--trials", "100", "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["tuning", *SETTING, "--trials", "100", "--json"], catch_exceptions=False
+    )
     answer = json.loads(result.stdout)
     assert answer["cheapest"] == answer["routes"][0]["route"]
     prices = {row["route"]: row["epsilon"] for row in answer["routes"]}
@@ -50,14 +68,18 @@ def test_tuning_names_the_cheapest() -> None:
 def _account(*args: str) -> dict[str, object]:
     verb = typer.Typer()
     verb.command()(account)
-    return dict(json.loads(CliRunner().invoke(verb, [*args, "--json"], catch_exceptions=False).stdout))
+    return dict(
+        json.loads(CliRunner().invoke(verb, [*args, "--json"], catch_exceptions=False).stdout)
+    )
 
 
 def test_phases_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "phases.toml"
     file.write_text("[[phase]]\nnoise_multiplier = 1.0\nsampling_rate = 0.005\nsteps = 150\n" * 2)
     two = _account("--phases", str(file), "--delta", "1e-6")
-    one = _account("--noise-multiplier", "1.0", "--sampling-rate", "0.005", "--steps", "300", "--delta", "1e-6")
+    one = _account(
+        "--noise-multiplier", "1.0", "--sampling-rate", "0.005", "--steps", "300", "--delta", "1e-6"
+    )
     assert two["epsilon"] == one["epsilon"]
     assert two["phases"] == 2
 
@@ -81,7 +103,10 @@ def test_bad_phase_files_are_one_line_errors(tmp_path: Path, text: str, message:
         _account("--phases", str(file), "--delta", "1e-6")
 
 
-@pytest.mark.parametrize("extra", [["--noise-multiplier", "0"], ["--noise-multiplier", "1", "--sampling-rate", "1.5"], []])
+@pytest.mark.parametrize(
+    "extra",
+    [["--noise-multiplier", "0"], ["--noise-multiplier", "1", "--sampling-rate", "1.5"], []],
+)
 def test_bad_numbers_are_errors(extra: list[str]) -> None:
     with pytest.raises(DpfyError):
         _account(*extra, "--delta", "1e-6")

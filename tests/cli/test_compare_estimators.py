@@ -1,4 +1,6 @@
-"""`dpfy compare estimators`: made-up data by a schema, public tables, several sizes, and bad input."""
+"""`dpfy compare estimators`: made-up data by a schema, public tables, several sizes, and bad
+input.
+"""
 
 from __future__ import annotations
 
@@ -50,24 +52,47 @@ def schema(tmp_path):
 
 def test_rows_are_best_first_and_more_records_and_epsilon_help(schema, capsys):
     sizes = ("--records", 300, "--records", 3000, "--epsilon", 0.2, "--epsilon", 8)
-    code, said = run(capsys, "--schema", schema, *sizes, "--estimator", "logistic", "--estimator", "naive-bayes", "--json")
+    code, said = run(
+        capsys,
+        "--schema",
+        schema,
+        *sizes,
+        "--estimator",
+        "logistic",
+        "--estimator",
+        "naive-bayes",
+        "--json",
+    )
     told = json.loads(said.out)
     assert code == 0
     assert (told["measure"], told["target"], len(told["rows"])) == ("AUROC", "rich", 8)
-    scores = {(row["estimator"], row["records"], row["epsilon"]): row["score"] for row in told["rows"]}
+    scores = {
+        (row["estimator"], row["records"], row["epsilon"]): row["score"] for row in told["rows"]
+    }
     for name in ("logistic", "naive-bayes"):
         assert scores[name, 3000, 8.0] > scores[name, 300, 0.2]
         assert scores[name, 3000, 8.0] > 0.7
     for one, other in zip(told["rows"][::2], told["rows"][1::2], strict=True):
         assert one["score"] >= other["score"]
-    assert [row["estimator"] for row in told["best"]] == [row["estimator"] for row in told["rows"][::2]]
+    assert [row["estimator"] for row in told["best"]] == [
+        row["estimator"] for row in told["rows"][::2]
+    ]
 
 
 def test_a_public_table_and_a_numeric_target(schema, tmp_path, capsys):
     table, labels = people(900)
     table["gain"] = table["gain"].fillna(0.0)
     table.assign(rich=labels).to_csv(tmp_path / "public.csv", index=False)
-    given = ("--schema", schema, "--public-data", tmp_path / "public.csv", "--records", 700, "--epsilon", 4)
+    given = (
+        "--schema",
+        schema,
+        "--public-data",
+        tmp_path / "public.csv",
+        "--records",
+        700,
+        "--epsilon",
+        4,
+    )
     code, said = run(capsys, *given, "--estimator", "logistic")
     assert code == 0
     assert "data: a public table" in said.out
@@ -110,7 +135,9 @@ def test_made_up_records_lie_in_their_columns():
     for k, (low, high) in ((0, (3, 9)), (2, (0, 99))):
         values = data.rows[:, k].astype(float)
         assert low <= values.min() < values.max() <= high
-    assert sorted(np.unique(data.values, return_counts=True)[1]) == pytest.approx([167, 167, 167], abs=2)
+    assert sorted(np.unique(data.values, return_counts=True)[1]) == pytest.approx(
+        [167, 167, 167], abs=2
+    )
 
 
 def test_all_that_predict_the_target_are_candidates():

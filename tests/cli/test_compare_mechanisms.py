@@ -22,7 +22,16 @@ ARGUMENTS = [
     "--delta",
     "1e-6",
 ]
-KEYS = {"mechanism", "sampling", "noise_multiplier", "noise_std", "sensitivity", "rmse", "max_error", "buffers"}
+KEYS = {
+    "mechanism",
+    "sampling",
+    "noise_multiplier",
+    "noise_std",
+    "sensitivity",
+    "rmse",
+    "max_error",
+    "buffers",
+}
 
 
 def run(arguments):
@@ -37,8 +46,12 @@ def test_json_is_one_object_with_rows_least_error_first(capsys):
     assert answer["steps"] == 40
     rows = answer["mechanisms"]
     assert all(set(row) == KEYS for row in rows)
-    assert [row["rmse"] for row in rows] == pytest.approx(sorted(row["rmse"] for row in rows), rel=1e-4)
-    assert {"dp-sgd", "band-mf", "blt", "tree", "sqrt", "dense"} <= {row["mechanism"] for row in rows}
+    assert [row["rmse"] for row in rows] == pytest.approx(
+        sorted(row["rmse"] for row in rows), rel=1e-4
+    )
+    assert {"dp-sgd", "band-mf", "blt", "tree", "sqrt", "dense"} <= {
+        row["mechanism"] for row in rows
+    }
 
 
 def test_text_and_picture(tmp_path, capsys):

@@ -1,4 +1,6 @@
-"""The first minutes of a new user: version, completion, the first command, a package that is not there."""
+"""The first minutes of a new user: version, completion, the first command, a package that is not
+there.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ main(sys.argv[1:])
 def without(blocked: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line in an interpreter that has not got the packages `blocked`."""
     code = BLOCK.format(blocked=blocked)
-    return subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_version(capsys) -> None:
@@ -45,17 +49,27 @@ def test_version(capsys) -> None:
 
 def complete(**asked: str) -> str:
     environment = os.environ | {"_DPFY_COMPLETE": "complete_bash"} | asked
-    return subprocess.run([sys.executable, "-P", "-m", "dpfy"], env=environment, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "dpfy"], env=environment, capture_output=True, text=True
+    ).stdout
 
 
 def test_the_shell_completes_verbs_and_flags() -> None:
     assert complete(COMP_WORDS="dpfy tr", COMP_CWORD="1").split() == ["train"]
-    assert set(complete(COMP_WORDS="dpfy train --ep", COMP_CWORD="2").split()) == {"--epsilon", "--epochs"}
+    assert set(complete(COMP_WORDS="dpfy train --ep", COMP_CWORD="2").split()) == {
+        "--epsilon",
+        "--epochs",
+    }
 
 
 def test_completion_can_be_installed(tmp_path: Path) -> None:
     code = f"{shlex.quote(sys.executable)} -P -m dpfy --install-completion; true"
-    shown = subprocess.run(["bash", "-c", code], env=os.environ | {"HOME": str(tmp_path)}, capture_output=True, text=True)
+    shown = subprocess.run(
+        ["bash", "-c", code],
+        env=os.environ | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert "completion installed" in shown.stdout, shown.stderr
     assert (tmp_path / ".bashrc").is_file()
 
@@ -89,7 +103,17 @@ OPTIONAL = (
 
 
 def test_training_works_without_any_extra(tmp_path: Path) -> None:
-    shown = without(OPTIONAL, "train", "--model", "linear", "--steps", "2", "--out", str(tmp_path / "run"), "--json")
+    shown = without(
+        OPTIONAL,
+        "train",
+        "--model",
+        "linear",
+        "--steps",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+        "--json",
+    )
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["steps"] == 2
 
@@ -97,13 +121,23 @@ def test_training_works_without_any_extra(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("blocked", "arguments", "said"),
     [
-        ("torch", ["train"], "this needs the package torch, which is not installed; install it: pip install torch"),
-        ("mlxtend", ["train", "--steps", "2"], "without the package mlxtend is not supported; install it: pip install mlxtend"),
+        (
+            "torch",
+            ["train"],
+            "this needs the package torch, which is not installed; install it: pip install torch",
+        ),
+        (
+            "mlxtend",
+            ["train", "--steps", "2"],
+            "without the package mlxtend is not supported; install it: pip install mlxtend",
+        ),
         ("sklearn", ["train", "--data", "digits"], "install it: pip install scikit-learn"),
         ("pyarrow", ["init", "x.parquet"], 'install it: pip install "dpfy[data]"'),
     ],
 )
-def test_a_missing_package_is_one_line(tmp_path: Path, blocked: str, arguments: list[str], said: str) -> None:
+def test_a_missing_package_is_one_line(
+    tmp_path: Path, blocked: str, arguments: list[str], said: str
+) -> None:
     more = ["--out", str(tmp_path / "run")] if "train" in arguments else []
     shown = without((blocked,), *arguments, *more)
     assert shown.returncode == 2, shown.stdout
@@ -116,11 +150,15 @@ def test_the_explorers_command_works(capsys, tmp_path: Path) -> None:
     """As it is printed, but for the folder of the run and fewer epochs."""
     wish = explorer.Wish(explorer.EMBEDDED, 400.0, 0.5, 3.0, 1e-5)
     words = shlex.split(explorer.commands(wish)[0], comments=True)
-    status, out, err = call(capsys, *words[1:], "--model", "linear", "--out", tmp_path / "run", "--json")
+    status, out, err = call(
+        capsys, *words[1:], "--model", "linear", "--out", tmp_path / "run", "--json"
+    )
     assert status == 0, err
     assert json.loads(out)["steps"] == wish.steps
 
 
 def test_the_explorers_command_for_data_of_ones_own_names_a_job(tmp_path: Path) -> None:
-    words = shlex.split(explorer.commands(explorer.Wish(90, 30.0, 1.0, 3.0, 1e-3))[0], comments=True)
+    words = shlex.split(
+        explorer.commands(explorer.Wish(90, 30.0, 1.0, 3.0, 1e-3))[0], comments=True
+    )
     assert words[:3] == ["dpfy", "train", "data.job.toml"]

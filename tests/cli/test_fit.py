@@ -1,4 +1,6 @@
-"""`dpfy fit` and `dpfy predict` on its runs: one JSON object, a folder that verifies, refusals that spend nothing."""
+"""`dpfy fit` and `dpfy predict` on its runs: one JSON object, a folder that verifies, refusals that
+spend nothing.
+"""
 
 from __future__ import annotations
 
@@ -63,16 +65,31 @@ def test_a_regression_with_settings_and_predictions_of_its_run(tmp_path, capsys)
     assert all(0 <= value <= 80 for value in answer["predictions"])
     assert call(capsys, "predict", run, rows, "--out", tmp_path / "out.csv")[0] == 0
     assert (tmp_path / "out.csv").read_text().startswith("prediction\n")
-    assert "choose a new file" in refused(capsys, "predict", run, rows, "--out", tmp_path / "out.csv")
+    assert "choose a new file" in refused(
+        capsys, "predict", run, rows, "--out", tmp_path / "out.csv"
+    )
 
 
 @pytest.mark.parametrize("family", ["boosting", "boosted-trees", "forest", "tree", "soft-trees"])
 def test_a_family_predicts_numbers_where_the_target_is_one(tmp_path, capsys, family):
     for target, ending in (("hours", "Regressor"), ("income", "Classifier")):
-        found = told(capsys, *FIT, "--estimator", family, "--target", target, "--out", tmp_path / target, "--test", PEOPLE)
+        found = told(
+            capsys,
+            *FIT,
+            "--estimator",
+            family,
+            "--target",
+            target,
+            "--out",
+            tmp_path / target,
+            "--test",
+            PEOPLE,
+        )
         assert found["estimator"].endswith(ending)
         assert ("test_rmse" in found) == (target == "hours")
-    assert "must be a column of the schema" in refused(capsys, *FIT, "--estimator", family, "--target", "nobody")
+    assert "must be a column of the schema" in refused(
+        capsys, *FIT, "--estimator", family, "--target", "nobody"
+    )
 
 
 def test_predictions_of_classes_have_probabilities(tmp_path, capsys):
@@ -135,7 +152,18 @@ def test_bad_input_is_one_line_and_spends_nothing(flags, said, tmp_path, capsys,
 def test_rows_that_cannot_be_read_spend_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("bad.csv").write_text("id,age,job,hours,income\n1,old,nurse,3,high\n")
-    line = refused(capsys, "fit", "bad.csv", *FIT[2:], "--estimator", "logistic", "--ledger", "people.jsonl", "--out", "new")
+    line = refused(
+        capsys,
+        "fit",
+        "bad.csv",
+        *FIT[2:],
+        "--estimator",
+        "logistic",
+        "--ledger",
+        "people.jsonl",
+        "--out",
+        "new",
+    )
     assert "no number" in line
     assert not Path("new").exists()
     assert not Ledger.read(Path("people.jsonl")).permits()

@@ -1,4 +1,6 @@
-"""`dpfy init`: a draft from names alone, whatever the names are; and a training that starts from it."""
+"""`dpfy init`: a draft from names alone, whatever the names are; and a training that starts from
+it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_no_value_of_a_private_table_is_read(capsys, folder: Path) -> None:
     assert "CANARY" not in drafted
     assert "50" not in drafted.replace("MOST", "")
     Path("people.csv").write_bytes(HEADER.encode() + b"\n\xff\xfe\x00 not text at all")
-    assert call(capsys, "init", "people.csv", "--force")[0] == 0, "what follows the header does not matter"
+    assert call(capsys, "init", "people.csv", "--force")[0] == 0, (
+        "what follows the header does not matter"
+    )
     again = Path("people.schema.toml").read_text() + Path("people.job.toml").read_text()
     assert again == drafted, "the draft is a function of the names"
 
@@ -69,13 +73,16 @@ def test_of_a_huge_file_the_header_alone_is_read(capsys, folder: Path) -> None:
     assert call(capsys, "init", "huge.csv")[0] == 0
 
 
-def test_the_file_is_read_up_to_the_end_of_its_header(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_read_up_to_the_end_of_its_header(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("people.csv").write_text(rows(5))
     assert header._first_line(DataFile.given("people.csv")) == HEADER.encode() + b"\n"
 
 
 NAMES = [
-    'say "hello"', "a,b", "a.b.c", "naïve café", "日本", "two\nlines", "[columns.x]", "#", "=", "tab\tname", "\\", "'", '"""', "?",
+    'say "hello"', "a,b", "a.b.c", "naïve "
+                                   "café", "日本", "two\nlines", "[columns.x]", "#", "=", "tab\tname", "\\", "'", '"""', "?",  # noqa: E501
     "kind", "\x7fdel", "a = 1 # b", "😀",
 ]  # fmt: skip
 
@@ -96,7 +103,9 @@ def test_any_name_is_drafted_and_read_back(capsys, folder: Path, name: str, end:
         .replace('range = "?"', "range = [0, 9]")
         .replace('classes = "?"', 'classes = ["a", "b"]')
     )
-    assert [c.name for c in parse(text.replace('categories = "?"', 'categories = ["x"]'), "t").features] == ["age", name.strip()]
+    assert [
+        c.name for c in parse(text.replace('categories = "?"', 'categories = ["x"]'), "t").features
+    ] == ["age", name.strip()]
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])
@@ -140,7 +149,12 @@ def test_what_is_no_header_is_one_line(capsys, folder: Path, content: bytes, sai
 def test_folders_pipes_and_missing_files(capsys, folder: Path) -> None:
     os.mkfifo("p.csv")
     Path("d.csv").mkdir()
-    for name, said in (("p.csv", "a pipe"), ("d.csv", "a folder"), ("none.csv", "does not exist"), ("/dev/zero", "a device")):
+    for name, said in (
+        ("p.csv", "a pipe"),
+        ("d.csv", "a folder"),
+        ("none.csv", "does not exist"),
+        ("/dev/zero", "a device"),
+    ):
         assert said in refused(capsys, "init", name)
 
 
@@ -161,7 +175,16 @@ def test_gzip_and_other_folders(capsys, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ['a"b.csv', "two\nlines.csv", "[privacy]\nepsilon = 99.csv", "no suffix", ".csv", "é.csv", "-x.csv"]
+    "name",
+    [
+        'a"b.csv',
+        "two\nlines.csv",
+        "[privacy]\nepsilon = 99.csv",
+        "no suffix",
+        ".csv",
+        "é.csv",
+        "-x.csv",
+    ],
 )
 def test_any_file_name_is_drafted_and_read_back(capsys, folder: Path, name: str) -> None:
     Path(name).write_text(rows(3))
@@ -221,13 +244,22 @@ def test_a_parquet_file_states_its_types(capsys, folder: Path) -> None:
     import pyarrow.parquet
 
     table = arrow.table(
-        {"x1": [1.5, 2.5], "word": ["a", "b"], "label": ["no", "yes"], "when": arrow.array([1, 2], arrow.date32())}
+        {
+            "x1": [1.5, 2.5],
+            "word": ["a", "b"],
+            "label": ["no", "yes"],
+            "when": arrow.array([1, 2], arrow.date32()),
+        }
     )
     pyarrow.parquet.write_table(table, "t.parquet")
     assert call(capsys, "init", "t.parquet")[0] == 0
     text = Path("t.schema.toml").read_text()
     columns = tomllib.loads(text)["columns"]
-    assert (columns["x1"]["kind"], columns["word"]["kind"], columns["label"]["kind"]) == ("number", "category", "label")
+    assert (columns["x1"]["kind"], columns["word"]["kind"], columns["label"]["kind"]) == (
+        "number",
+        "category",
+        "label",
+    )
     assert columns["when"] == {"ignore": True}
     assert "1.5" not in text, "the minimum in the file's statistics is a value"
     assert tomllib.loads(Path("t.job.toml").read_text())["data"]["kind"] == "parquet"
@@ -242,7 +274,7 @@ def test_users_are_asked_for(capsys, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("age", "number"), ("hr_per_week", None), ("patientId", "ignore"), ("hoursPerWeek", "number"), ("marital_status", "category"),
+    [("age", "number"), ("hr_per_week", None), ("patientId", "ignore"), ("hoursPerWeek", "number"), ("marital_status", "category"),  # noqa: E501
      ("target", "label"), ("", "ignore"), ("x7", None), ("日本", None)],
 )  # fmt: skip
 def test_kinds_that_names_suggest(name: str, kind: str | None) -> None:
@@ -250,6 +282,8 @@ def test_kinds_that_names_suggest(name: str, kind: str | None) -> None:
 
 
 def test_there_is_one_label_at_most() -> None:
-    kinds = [c.kind for c in draft.columns(["label", "target", "class"], [None] * 3, {"target": "label"})]
+    kinds = [
+        c.kind for c in draft.columns(["label", "target", "class"], [None] * 3, {"target": "label"})
+    ]
     assert kinds.count("label") == 1
     assert [c.kind for c in draft.columns(["label", "y"], [None] * 2, {})] == ["label", None]

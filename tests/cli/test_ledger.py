@@ -1,4 +1,6 @@
-"""`dpfy ledger show|budget`: what was spent, on what, what is left; every kind of entry, every broken file, and nothing is changed."""
+"""`dpfy ledger show|budget`: what was spent, on what, what is left; every kind of entry, every
+broken file, and nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def made(path: Path, kinds=KINDS, budget: RenyiFilter | None = None, **claim: ob
 
 
 def kept(path: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in path.parent.iterdir() if p.is_file() and p.suffix != ".svg"}
+    return {
+        p.name: p.read_bytes() for p in path.parent.iterdir() if p.is_file() and p.suffix != ".svg"
+    }
 
 
 def test_a_ledger_with_seven_kinds_of_entries(capsys, tmp_path):
@@ -57,14 +61,19 @@ def test_a_ledger_with_seven_kinds_of_entries(capsys, tmp_path):
         "statistics", "tuning", "training", "vocabulary", "labels", "evaluation", "audit"
     ]  # fmt: skip
     assert [row["uses"] for row in found["entries"]] == [2, 1, 1, 1, 1, 1, 1]
-    assert all(isinstance(row["epsilon"], float) and isinstance(row["total"], float) for row in found["entries"])
+    assert all(
+        isinstance(row["epsilon"], float) and isinstance(row["total"], float)
+        for row in found["entries"]
+    )
     totals = [row["total"] for row in found["entries"]]
     assert totals == sorted(totals)
     assert totals[-1] == found["epsilon"]
     assert found["entries"][0]["epsilon"] == pytest.approx(0.5, rel=1e-3)
     assert found["entries"][2]["epsilon"] == accounting.epsilon(KINDS[2][1], DELTA)
     assert (
-        max(row["epsilon"] for row in found["entries"]) <= found["epsilon"] <= sum(row["epsilon"] for row in found["entries"]) + 1
+        max(row["epsilon"] for row in found["entries"])
+        <= found["epsilon"]
+        <= sum(row["epsilon"] for row in found["entries"]) + 1
     )
     assert found["delta"] == DELTA
     status, out, _ = call(capsys, "ledger", "show", ledger.path)
@@ -96,16 +105,44 @@ def test_states_and_what_is_given_back_is_not_counted(capsys, tmp_path):
     status, out, _ = call(capsys, "ledger", "show", ledger.path, "--delta", 1e-6, "--json")
     found = json.loads(out)
     assert status == 0
-    assert [row["state"] for row in found["entries"]] == ["begun", "given back", "begun", "begun", "open"]
+    assert [row["state"] for row in found["entries"]] == [
+        "begun",
+        "given back",
+        "begun",
+        "begun",
+        "open",
+    ]
     assert "absent" in found["entries"][1]["total"]
     assert found["epsilon"] == accounting.epsilon(ev.Repeated(gaussian, 4), 1e-6)
     assert (found["delta"], found["delta_of"]) == (1e-6, "--delta")
 
 
 def test_the_ledger_of_a_finished_run(capsys, tmp_path):
-    fast = ["--data", "digits", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "3"]
+    fast = [
+        "--data",
+        "digits",
+        "--model",
+        "linear",
+        "--delta",
+        "1e-4",
+        "--batch-size",
+        "200",
+        "--steps",
+        "3",
+    ]
     shared = tmp_path / "people.jsonl"
-    out = call(capsys, "train", *fast, "--out", tmp_path / "run", "--ledger", shared, "--budget-epsilon", 9, "--json")[1]
+    out = call(
+        capsys,
+        "train",
+        *fast,
+        "--out",
+        tmp_path / "run",
+        "--ledger",
+        shared,
+        "--budget-epsilon",
+        9,
+        "--json",
+    )[1]
     epsilon = json.loads(out)["epsilon"]
     status, out, _ = call(capsys, "ledger", "show", tmp_path / "run" / "ledger.jsonl", "--json")
     found = json.loads(out)
@@ -134,7 +171,9 @@ def test_a_release_that_no_accountant_bounds_says_why(capsys, tmp_path):
         ("statistics", ev.Laplace(2.0), 1),
     ]
     ledger = made(tmp_path / "people.jsonl", kinds)
-    status, out, _ = call(capsys, "ledger", "show", ledger.path, "--plot", tmp_path / "x.svg", "--json")
+    status, out, _ = call(
+        capsys, "ledger", "show", ledger.path, "--plot", tmp_path / "x.svg", "--json"
+    )
     found = json.loads(out)
     assert status == 0
     assert "not supported" in found["entries"][0]["epsilon"]["absent"]
@@ -148,7 +187,9 @@ def test_a_release_that_no_accountant_bounds_says_why(capsys, tmp_path):
 
 def test_a_release_without_protection_is_infinite(capsys, tmp_path):
     ledger = made(tmp_path / "people.jsonl", [("training", ev.NotPrivate(), 1)])
-    status, out, _ = call(capsys, "ledger", "show", ledger.path, "--plot", tmp_path / "x.svg", "--json")
+    status, out, _ = call(
+        capsys, "ledger", "show", ledger.path, "--plot", tmp_path / "x.svg", "--json"
+    )
     assert status == 0
     assert json.loads(out)["epsilon"] == "infinity"
     assert "infinity" in call(capsys, "ledger", "show", ledger.path)[1]
@@ -160,7 +201,15 @@ def test_an_empty_ledger_and_no_delta_anywhere(capsys, tmp_path):
     assert status == 2
     assert "--delta" in err
     status, out, _ = call(
-        capsys, "ledger", "show", tmp_path / "people.jsonl", "--delta", 1e-6, "--json", "--plot", tmp_path / "x.svg"
+        capsys,
+        "ledger",
+        "show",
+        tmp_path / "people.jsonl",
+        "--delta",
+        1e-6,
+        "--json",
+        "--plot",
+        tmp_path / "x.svg",
     )
     assert status == 0
     assert json.loads(out)["epsilon"] == 0
@@ -207,10 +256,24 @@ def test_a_long_ledger_is_summed_at_some_of_its_entries():
 def test_of_a_long_ledger_the_last_are_shown_by_themselves(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(spending, "OWN", 2)
     monkeypatch.setattr(spending, "WORK", 4)
-    ledger = made(tmp_path / "people.jsonl", [(f"training {k}", ev.Gaussian(9.0), 1) for k in range(5)])
+    ledger = made(
+        tmp_path / "people.jsonl", [(f"training {k}", ev.Gaussian(9.0), 1) for k in range(5)]
+    )
     found = json.loads(call(capsys, "ledger", "show", ledger.path, "--json")[1])
-    assert ["absent" in str(row["epsilon"]) for row in found["entries"]] == [True, True, True, False, False]
-    assert [isinstance(row["total"], float) for row in found["entries"]] == [True, False, False, False, True]
+    assert ["absent" in str(row["epsilon"]) for row in found["entries"]] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [isinstance(row["total"], float) for row in found["entries"]] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
     assert found["epsilon"] == accounting.epsilon(ev.Repeated(ev.Gaussian(9.0), 5), DELTA)
     assert "no epsilon" not in call(capsys, "ledger", "show", ledger.path)[1]
 
@@ -228,9 +291,17 @@ def test_the_bar(share, full):
 
 def test_a_budget_is_made_shown_and_kept(capsys, tmp_path):
     path = tmp_path / "people.jsonl"
-    status, out, _ = call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5, "--json")
+    status, out, _ = call(
+        capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5, "--json"
+    )
     assert status == 0
-    assert json.loads(out)["budget"] == {"kind": "renyi", "epsilon": 4.0, "delta": 1e-5, "spent": 0.0, "left": 4.0}
+    assert json.loads(out)["budget"] == {
+        "kind": "renyi",
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "spent": 0.0,
+        "left": 4.0,
+    }
     before = kept(path)
     status, out, _ = call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5)
     assert status == 0
@@ -248,7 +319,21 @@ def test_a_budget_is_made_shown_and_kept(capsys, tmp_path):
 
 def test_a_budget_that_takes_black_boxes(capsys, tmp_path):
     path = tmp_path / "people.jsonl"
-    assert call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5, "--approximation", 1e-6)[0] == 0
+    assert (
+        call(
+            capsys,
+            "ledger",
+            "budget",
+            path,
+            "--epsilon",
+            4,
+            "--delta",
+            1e-5,
+            "--approximation",
+            1e-6,
+        )[0]
+        == 0
+    )
     budget = RenyiFilter(4.0, 1e-5, 1e-6)
     Ledger.open(path).reserve("labels", ev.EpsilonDelta(0.5, 1e-7), budget=budget)
     status, out, _ = call(capsys, "ledger", "show", path)
@@ -260,8 +345,21 @@ def test_a_budget_that_takes_black_boxes(capsys, tmp_path):
 def test_a_made_budget_binds_training(capsys, tmp_path):
     path = tmp_path / "people.jsonl"
     call(capsys, "ledger", "budget", path, "--epsilon", 1, "--delta", 1e-4)
-    fast = ["--data", "digits", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "3"]
-    status, _, err = call(capsys, "train", *fast, "--epsilon", 3, "--out", tmp_path / "run", "--ledger", path)
+    fast = [
+        "--data",
+        "digits",
+        "--model",
+        "linear",
+        "--delta",
+        "1e-4",
+        "--batch-size",
+        "200",
+        "--steps",
+        "3",
+    ]
+    status, _, err = call(
+        capsys, "train", *fast, "--epsilon", 3, "--out", tmp_path / "run", "--ledger", path
+    )
     assert status == 2
     assert "the budget is epsilon 1" in err
 
@@ -298,14 +396,25 @@ def test_bad_budgets_make_nothing(capsys, tmp_path, words, said):
 
 
 def test_a_ledger_in_no_folder_and_one_without_a_budget(capsys, tmp_path):
-    status, _, err = call(capsys, "ledger", "budget", tmp_path / "no" / "people.jsonl", "--epsilon", 1, "--delta", 1e-5)
+    status, _, err = call(
+        capsys,
+        "ledger",
+        "budget",
+        tmp_path / "no" / "people.jsonl",
+        "--epsilon",
+        1,
+        "--delta",
+        1e-5,
+    )
     assert status == 2
     assert "a folder that exists" in err
     made(tmp_path / "people.jsonl", KINDS[:1])
     status, out, _ = call(capsys, "ledger", "budget", tmp_path / "people.jsonl")
     assert status == 0
     assert "no budget" in out
-    status, _, err = call(capsys, "ledger", "budget", tmp_path / "people.jsonl", "--epsilon", 1, "--delta", 1e-5)
+    status, _, err = call(
+        capsys, "ledger", "budget", tmp_path / "people.jsonl", "--epsilon", 1, "--delta", 1e-5
+    )
     assert status == 2
     assert "a budget is set once" in err
 

@@ -1,4 +1,6 @@
-"""`dpfy predict teach` and `serve` as a user meets them; the service itself is tested in tests/prediction."""
+"""`dpfy predict teach` and `serve` as a user meets them; the service itself is tested in
+tests/prediction.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,36 @@ def test_help_names_the_verbs_and_the_short_form(capsys):
 
 
 def test_voters_are_made_from_data_by_name_and_from_a_file(capsys, tmp_path: Path):
-    status, out, _ = call(capsys, "teach", "digits", "--voters", 7, "--out", tmp_path / "v", "--json")
+    status, out, _ = call(
+        capsys, "teach", "digits", "--voters", 7, "--out", tmp_path / "v", "--json"
+    )
     assert status == 0
-    assert json.loads(out) == {"voters": 7, "classes": 10, "features": 64, "out": str(tmp_path / "v")}
+    assert json.loads(out) == {
+        "voters": 7,
+        "classes": 10,
+        "features": 64,
+        "out": str(tmp_path / "v"),
+    }
     held, about = LinearVoters.load(tmp_path / "v")
     assert (held.count, held.features, about["labels"]) == (7, 64, [str(k) for k in range(10)])
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "a.npz", x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.integers(0, 2, 40))
-    assert call(capsys, "teach", tmp_path / "a.npz", "--classes", 2, "--voters", 4, "--out", tmp_path / "w")[0] == 0
+    np.savez(
+        tmp_path / "a.npz", x=rng.normal(size=(40, 3)).astype(np.float32), y=rng.integers(0, 2, 40)
+    )
+    assert (
+        call(
+            capsys,
+            "teach",
+            tmp_path / "a.npz",
+            "--classes",
+            2,
+            "--voters",
+            4,
+            "--out",
+            tmp_path / "w",
+        )[0]
+        == 0
+    )
     assert LinearVoters.load(tmp_path / "w")[0].classes == 2
 
 
@@ -50,7 +74,12 @@ def test_networks_are_voters_too(capsys, tmp_path: Path):
     words = ("--model", "mlp", "--steps", 3, "--batch-size", 8, "--learning-rate", 0.2)
     assert call(capsys, "teach", "digits", "--voters", 5, *words, "--out", tmp_path / "v")[0] == 0
     held, about = load_voters(tmp_path / "v")
-    assert (type(held).__name__, held.count, held.features, len(about["labels"])) == ("NetworkVoters", 5, 64, 10)
+    assert (type(held).__name__, held.count, held.features, len(about["labels"])) == (
+        "NetworkVoters",
+        5,
+        64,
+        10,
+    )
 
 
 def test_a_student_is_released_verified_and_predicts(capsys, tmp_path: Path):
@@ -64,7 +93,9 @@ def test_a_student_is_released_verified_and_predicts(capsys, tmp_path: Path):
     np.savez(tmp_path / "asked.npz", x=16 * np.ones((3, 8, 8), np.float32))
     status, out, _ = call(capsys, tmp_path / "run", tmp_path / "asked.npz", "--json")
     assert (status, json.loads(out)["records"]) == (0, 3)
-    assert "finished run" in refused(capsys, "student", "fashion-mnist", *words[:4], "--out", tmp_path / "run")
+    assert "finished run" in refused(
+        capsys, "student", "fashion-mnist", *words[:4], "--out", tmp_path / "run"
+    )
 
 
 def test_a_student_that_cannot_be_is_refused_in_one_line_and_leaves_nothing(capsys, tmp_path: Path):
@@ -108,8 +139,12 @@ def test_a_service_says_what_it_needs(capsys, tmp_path: Path):
     assert "must both be given" in refused(capsys, *serve, "--epsilon", 1)
     assert "epsilon" in refused(capsys, *serve, "--answers", 5, "--epsilon", 0)
     assert "delta" in refused(capsys, *serve, "--answers", 5, "--epsilon", 1, "--delta", 2)
-    assert "threshold" in refused(capsys, *serve, "--answers", 5, "--epsilon", 1, "--queries", 9, "--threshold", 3)
+    assert "threshold" in refused(
+        capsys, *serve, "--answers", 5, "--epsilon", 1, "--queries", 9, "--threshold", 3
+    )
     assert "answers" in refused(capsys, *serve, "--answers", 9, "--epsilon", 1, "--queries", 5)
     assert "port" in refused(capsys, *serve, "--answers", 5, "--epsilon", 1, "--port", 99999)
-    assert "cannot be listened on" in refused(capsys, *serve, "--answers", 5, "--epsilon", 1, "--host", "nowhere.invalid")
+    assert "cannot be listened on" in refused(
+        capsys, *serve, "--answers", 5, "--epsilon", 1, "--host", "nowhere.invalid"
+    )
     assert not (tmp_path / "run").exists()

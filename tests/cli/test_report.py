@@ -1,4 +1,6 @@
-"""`dpfy report`, `dpfy compare runs` and `dpfy verify` of a card, as functions that the command line calls."""
+"""`dpfy report`, `dpfy compare runs` and `dpfy verify` of a card, as functions that the command
+line calls.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def test_each_format(run):
     assert shown.output.strip() == str(run / "report.html")
     assert (run / "report.html").read_bytes() == page
     shown = call("report", run, "--format", "md", "--json")
-    assert json.loads(shown.output) == {"run": "example", "format": "md", "file": str(run / "report.md")}
+    assert json.loads(shown.output) == {
+        "run": "example",
+        "format": "md",
+        "file": str(run / "report.md"),
+    }
     shown = call("report", run, "--format", "json")
     assert shown.output == (run / "privacy.json").read_text()
 
@@ -98,7 +104,9 @@ def test_explore_prints_its_address_and_serves_it():
     import urllib.request
 
     code = "import typer; from dpfy.cli.explore import explore; typer.run(explore)"
-    with subprocess.Popen([sys.executable, "-P", "-c", code, "--no-open", "--json"], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", code, "--no-open", "--json"], stdout=subprocess.PIPE, text=True
+    ) as server:
         try:
             address = json.loads(server.stdout.readline())["address"]
             assert address.startswith("http://127.0.0.1:")
@@ -123,9 +131,20 @@ def test_explore_names_a_port_in_use():
     assert "--port" in str(shown.exception)
 
 
-@pytest.mark.parametrize("module", ["dpfy.report.server", "dpfy.report.publish", "dpfy.report.compare", "dpfy.report.verify"])
+@pytest.mark.parametrize(
+    "module",
+    ["dpfy.report.server", "dpfy.report.publish", "dpfy.report.compare", "dpfy.report.verify"],
+)
 def test_reading_a_card_needs_no_torch(module):
     import subprocess
 
-    code = f"import sys, {module}; sys.exit(' '.join(m for m in ('torch', 'dp_accounting', 'matplotlib') if m in sys.modules))"
-    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stderr.strip() == ""
+    code = (
+        f"import sys, {module}; sys.exit(' '.join(m for m in ('torch', 'dp_accounting', "
+        f"'matplotlib') if m in sys.modules))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-P", "-c", code], capture_output=True, text=True
+        ).stderr.strip()
+        == ""
+    )

@@ -32,11 +32,14 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def page(results):  # type: ignore[no-untyped-def]
         return Page(
-            [Section("S", "", [Table("t", "T", ("v",), [[results["cell"].result["value"]]])])], dict.fromkeys(FACTS, "said")
+            [Section("S", "", [Table("t", "T", ("v",), [[results["cell"].result["value"]]])])],
+            dict.fromkeys(FACTS, "said"),
         )
 
     module = ModuleType("toy_study")
-    module.STUDY = Study("toy", "A toy", "", lambda options: [Cell("cell", {"fast": options.fast}, compute)], page)  # type: ignore[attr-defined]
+    module.STUDY = Study(
+        "toy", "A toy", "", lambda options: [Cell("cell", {"fast": options.fast}, compute)], page
+    )  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "toy_study", module)
     monkeypatch.setitem(studies.STUDIES, "toy", "toy_study")
     return calls
@@ -49,7 +52,11 @@ def answer(*arguments: str) -> dict[str, object]:
 
 
 def test_list_names_every_study() -> None:
-    assert set(answer("--list")["studies"]) == set(studies.STUDIES) >= {"guide", "images", "metric-text"}  # type: ignore[call-overload]
+    assert (
+        set(answer("--list")["studies"])
+        == set(studies.STUDIES)
+        >= {"guide", "images", "metric-text"}
+    )  # type: ignore[call-overload]
 
 
 def test_run_resume_and_page_of_stored_cells(toy: list[str], tmp_path: Path) -> None:
@@ -73,7 +80,9 @@ def test_run_resume_and_page_of_stored_cells(toy: list[str], tmp_path: Path) -> 
         (["guide", "--stored", "--out", "empty"], "holds no cell"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_is_one_line(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match=words) as caught:
         runner.invoke(app, arguments, catch_exceptions=False)

@@ -1,4 +1,6 @@
-"""`--set` reaches every field of the configuration, `--show-config` shows them, and a flag that is gone says where it went."""
+"""`--set` reaches every field of the configuration, `--show-config` shows them, and a flag that is
+gone says where it went.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,28 @@ CSV = ["data.kind=csv", "data.path=people.csv", "data.schema=people.toml"]
 IDX = ["data.kind=idx", "data.path=x", "data.labels_path=y", "data.classes=7"]
 NPZ = ["data.kind=npz", "data.path=x.npz", "data.classes=3"]
 USER = [*CSV, "data.user=person", "data.most_records=5"]
-GROUPS = ["training.clip=per-group", 'training.clip_prefixes=["a.", ""]', "training.clip_norms=[1, 0.5]"]
+GROUPS = [
+    "training.clip=per-group",
+    'training.clip_prefixes=["a.", ""]',
+    "training.clip_norms=[1, 0.5]",
+]
 BUDGET = ["ledger.path=all.jsonl", "ledger.budget_epsilon=8", "ledger.budget_delta=1e-6"]
 PHASES = ["training.noise_phases=[2, 1.5]", "training.phase_steps=[100, 20]"]
-PUBLIC = ["public.data=CIFAR-10", "public.used_for=pretraining", "public.provenance='published 2009'"]
+PUBLIC = [
+    "public.data=CIFAR-10",
+    "public.used_for=pretraining",
+    "public.provenance='published 2009'",
+]
 EXAMPLES: dict[str, tuple[list[str], object]] = {
     "data.kind": (["data.kind=digits"], "digits"),
     "data.dir": (["data.kind=mnist", "data.dir=/some where/data"], "/some where/data"),
     "data.path": (CSV, "people.csv"),
     "data.labels_path": (IDX, "y"),
     "data.test_path": ([*CSV, "data.test_path=7"], "7"),
-    "data.test_labels_path": ([*IDX, "data.test_path=a", "data.test_labels_path=2024-01-01"], "2024-01-01"),
+    "data.test_labels_path": (
+        [*IDX, "data.test_path=a", "data.test_labels_path=2024-01-01"],
+        "2024-01-01",
+    ),
     "data.schema": (CSV, "people.toml"),
     "data.classes": (IDX, 7),
     "data.range": ([*NPZ, "data.range=[-1, 1]"], (-1.0, 1.0)),
@@ -80,7 +93,10 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "training.clip_gamma": (["training.clip=automatic", "training.clip_gamma=0.1"], 0.1),
     "training.clip_quantile": (["training.clip=quantile", "training.clip_quantile=0.7"], 0.7),
     "training.clip_rate": (["training.clip=quantile", "training.clip_rate=0.1"], 0.1),
-    "training.clip_count_weight": (["training.clip=quantile", "training.clip_count_weight=0.3"], 0.3),
+    "training.clip_count_weight": (
+        ["training.clip=quantile", "training.clip_count_weight=0.3"],
+        0.3,
+    ),
     "training.clip_prefixes": (GROUPS, ("a.", "")),
     "training.clip_norms": (GROUPS, (1.0, 0.5)),
     "training.optimizer": (["training.optimizer=adam"], "adam"),
@@ -131,12 +147,16 @@ def test_every_field_is_reached_and_shown(capsys, name):
     status, out, err = call(capsys, "train", *given(words), "--show-config", "--json")
     assert status == 0, err
     found = json.loads(out)[section][key]
-    assert (tuple(found) if isinstance(found, list) else found) == ("infinity" if wanted == float("inf") else wanted)
+    assert (tuple(found) if isinstance(found, list) else found) == (
+        "infinity" if wanted == float("inf") else wanted
+    )
     made = config.make({}, settings.assigned(SECTIONS, words, {}))
     assert getattr(getattr(made, section), key) == wanted
     status, out, _ = call(capsys, "train", *given(words), "--show-config")
     assert status == 0
-    assert config.make(tomllib.loads(out), {}) == made, "what is shown is a configuration, and the same one"
+    assert config.make(tomllib.loads(out), {}) == made, (
+        "what is shown is a configuration, and the same one"
+    )
     assert re.search(rf"^{key} = ", out, re.MULTILINE)
 
 
@@ -170,16 +190,25 @@ BAD = [
     (["training.optimizer="], "must be a value"),
     (["training.=3"], "must be one of mechanism"),
     (["privacy.epsilon=three"], "privacy.epsilon: got 'three'; must be a finite number"),
-    *[([text], "privacy.epsilon") for text in ("privacy.epsilon=[1]", "privacy.epsilon=1\nprivacy.delta=1")],
+    *[
+        ([text], "privacy.epsilon")
+        for text in ("privacy.epsilon=[1]", "privacy.epsilon=1\nprivacy.delta=1")
+    ],
     (["training.steps=1.5"], "must be a whole number"),
     (["training.steps=3", "training.steps=3"], "training.steps is given twice"),
     (["training.steps=3", "training.epochs=3"], "not both"),
     (["training.clip=microbatch"], "must be one of flat"),
     (["training.clip=flat", "training.clip_gamma=0.5"], "does not read it"),
     (["training.clip=per-group"], "training.clip_prefixes: got None; must be given"),
-    (["training.clip=per-group", 'training.clip_prefixes=["a"]', "training.clip_norms=[1,2]"], "training.clip_prefixes"),
+    (
+        ["training.clip=per-group", 'training.clip_prefixes=["a"]', "training.clip_norms=[1,2]"],
+        "training.clip_prefixes",
+    ),
     (["training.clip=automatic", "training.clip_norm=inf"], "training.clip_norm"),
-    (["training.clip=quantile", "training.mechanism=tree"], "adaptive clipping with correlated noise is not supported"),
+    (
+        ["training.clip=quantile", "training.mechanism=tree"],
+        "adaptive clipping with correlated noise is not supported",
+    ),
     (["data.user=person"], "data.most_records"),
     (["data.most_records=3"], "data.user"),
     ([*CSV, "data.user=person", "data.most_records=3", "data.test=billed"], "public or withheld"),
@@ -192,9 +221,17 @@ BAD = [
     (["ledger.budget_approximation=1e-7"], "goes with ledger.budget_epsilon"),
     ([*BUDGET, "ledger.budget_approximation=1e-5"], "must be less than delta"),
     (["privacy.group_size=0"], "privacy.group_size"),
-    (["privacy.group_size=3", "training.batch_size=100", "privacy.adjacency=replace-one"], "is not supported; use --adjacency"),
     (
-        ["privacy.group_size=3", "privacy.noise_multiplier=1", "training.batch_size=9", "privacy.adjacency=replace-one"],
+        ["privacy.group_size=3", "training.batch_size=100", "privacy.adjacency=replace-one"],
+        "is not supported; use --adjacency",
+    ),
+    (
+        [
+            "privacy.group_size=3",
+            "privacy.noise_multiplier=1",
+            "training.batch_size=9",
+            "privacy.adjacency=replace-one",
+        ],
         "is not supported",
     ),
     (["ledger.path=\udcff"], "UTF-8"),
@@ -202,7 +239,11 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(w).encode("ascii", "backslashreplace").decode() for w, _ in BAD])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    BAD,
+    ids=[" ".join(w).encode("ascii", "backslashreplace").decode() for w, _ in BAD],
+)
 def test_bad_words_are_one_line(capsys, tmp_path, words, said):
     status, out, err = call(capsys, "train", *given(words), "--out", tmp_path / "run")
     assert (status, out) == (2, "")
@@ -212,18 +253,26 @@ def test_bad_words_are_one_line(capsys, tmp_path, words, said):
 
 
 def test_a_flag_and_a_word_for_one_field_are_refused(capsys):
-    status, _, err = call(capsys, "train", "--epsilon", 3, "--set", "privacy.epsilon=2", "--show-config")
+    status, _, err = call(
+        capsys, "train", "--epsilon", 3, "--set", "privacy.epsilon=2", "--show-config"
+    )
     assert status == 2
     assert "privacy.epsilon is given twice" in err
 
 
 def test_words_win_over_the_file_and_replace_its_alternatives(capsys, tmp_path):
-    (tmp_path / "job.toml").write_text("[privacy]\nepsilon = 1.0\n[training]\nepochs = 2\nlearning_rate = 0.1\n")
+    (tmp_path / "job.toml").write_text(
+        "[privacy]\nepsilon = 1.0\n[training]\nepochs = 2\nlearning_rate = 0.1\n"
+    )
     words = given(["training.steps=5", "privacy.noise_multiplier=2"])
     status, out, _ = call(capsys, "train", tmp_path / "job.toml", *words, "--show-config", "--json")
     shown = json.loads(out)
     assert status == 0
-    assert (shown["training"]["steps"], shown["training"]["epochs"], shown["training"]["learning_rate"]) == (5, None, 0.1)
+    assert (
+        shown["training"]["steps"],
+        shown["training"]["epochs"],
+        shown["training"]["learning_rate"],
+    ) == (5, None, 0.1)
     assert (shown["privacy"]["noise_multiplier"], shown["privacy"]["epsilon"]) == (2, None)
 
 
@@ -248,14 +297,30 @@ def test_a_flag_that_is_gone_says_where_it_went(capsys, flag):
 @pytest.mark.parametrize("width", [80, 120])
 def test_help_fits_on_one_screen(width):
     env = os.environ | {"COLUMNS": str(width), "TERMINAL_WIDTH": str(width)}
-    found = subprocess.run([sys.executable, "-P", "-m", "dpfy", "train", "--help"], capture_output=True, text=True, env=env)
+    found = subprocess.run(
+        [sys.executable, "-P", "-m", "dpfy", "train", "--help"],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
     assert found.returncode == 0
     assert len(found.stdout.splitlines()) <= 50
     for part in ("--set", "--show-config", "--epsilon", "--resume"):
         assert part in found.stdout
 
 
-FAST = ["--data", "digits", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "3"]
+FAST = [
+    "--data",
+    "digits",
+    "--model",
+    "linear",
+    "--delta",
+    "1e-4",
+    "--batch-size",
+    "200",
+    "--steps",
+    "3",
+]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +330,10 @@ FAST = ["--data", "digits", "--model", "linear", "--delta", "1e-4", "--batch-siz
         (["training.clip=automatic"], "automatic"),
         (["training.clip=psac", "training.clip_gamma=0.1"], "psac"),
         (["training.clip=quantile", "training.clip_quantile=0.6"], "quantile"),
-        (["training.clip=per-group", 'training.clip_prefixes=[""]', "training.clip_norms=[0.5]"], "per-group"),
+        (
+            ["training.clip=per-group", 'training.clip_prefixes=[""]', "training.clip_norms=[0.5]"],
+            "per-group",
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -292,11 +360,15 @@ def test_the_example_of_the_repository_shows_itself(capsys):
     assert config.make(tomllib.loads(out), {}) == config.make(config.read_toml(job), {})
 
 
-@pytest.mark.parametrize("words", [[], ["data.test=billed"], ["training.mechanism=tree"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [[], ["data.test=billed"], ["training.mechanism=tree"]], ids=" ".join
+)
 def test_a_group_is_promised_what_was_asked(capsys, tmp_path, words):
     """The noise is that of the group; the card speaks of one unit, which pays less."""
     words = given(["privacy.group_size=3", *words])
-    status, out, err = call(capsys, "train", *FAST, "--epsilon", 4, *words, "--out", tmp_path / "run", "--json")
+    status, out, err = call(
+        capsys, "train", *FAST, "--epsilon", 4, *words, "--out", tmp_path / "run", "--json"
+    )
     assert status == 0, err
     found = json.loads(out)
     assert found["group"]["size"] == 3

@@ -29,7 +29,18 @@ def call(capsys, *arguments):
     return ended.value.code, said.out, said.err
 
 
-ASKED = ("synthesize", "people.csv", "--schema", "people.toml", "--epsilon", 1, "--delta", 1e-6, "--method", "mst")
+ASKED = (
+    "synthesize",
+    "people.csv",
+    "--schema",
+    "people.toml",
+    "--epsilon",
+    1,
+    "--delta",
+    1e-6,
+    "--method",
+    "mst",
+)
 
 
 def test_a_table_and_its_verification(folder, capsys):
@@ -49,7 +60,18 @@ def test_a_table_and_its_verification(folder, capsys):
 
 
 def test_words_for_people(folder, capsys):
-    code, out, _ = call(capsys, "synthesize", "table", *ASKED[1:], "--workload", "age,rich;job", "--target", "rich", "--rows", 40)
+    code, out, _ = call(
+        capsys,
+        "synthesize",
+        "table",
+        *ASKED[1:],
+        "--workload",
+        "age,rich;job",
+        "--target",
+        "rich",
+        "--rows",
+        40,
+    )
     assert code == 0
     assert "40 rows of 5 columns" in out
     assert "marginals of 2: off by" in out
@@ -58,7 +80,16 @@ def test_words_for_people(folder, capsys):
 
 def test_evaluation_says_that_it_is_not_private(folder, capsys):
     write_csv(folder / "other.csv", people(200, 1))
-    asked = ("synthesize", "evaluate", "people.csv", "other.csv", "--schema", "people.toml", "--degree", 2)
+    asked = (
+        "synthesize",
+        "evaluate",
+        "people.csv",
+        "other.csv",
+        "--schema",
+        "people.toml",
+        "--degree",
+        2,
+    )
     code, out, _ = call(capsys, *asked, "--target", "rich", "--out", "page.html")
     assert code == 0
     assert out.startswith("NOT PRIVATE")
@@ -93,7 +124,11 @@ def test_bad_requests_are_one_line_and_leave_nothing(folder, capsys, change, wor
     else:
         arguments += change
     code, out, err = call(
-        capsys, *arguments, *(() if "--resume" in change else ("--out", "runs/bad")), "--ledger", "ledger.jsonl"
+        capsys,
+        *arguments,
+        *(() if "--resume" in change else ("--out", "runs/bad")),
+        "--ledger",
+        "ledger.jsonl",
     )
     assert code == 2
     assert out == ""
@@ -109,7 +144,12 @@ def test_bad_tables_are_one_line_and_cost_nothing(folder, capsys, content):
     assert code == 2
     assert len(err.strip().splitlines()) == 1
     assert not (folder / "runs/bad").exists()
-    assert json.loads(call(capsys, "ledger", "show", "ledger.jsonl", "--delta", 1e-6, "--json")[1])["epsilon"] == 0
+    assert (
+        json.loads(call(capsys, "ledger", "show", "ledger.jsonl", "--delta", 1e-6, "--json")[1])[
+            "epsilon"
+        ]
+        == 0
+    )
 
 
 def test_help_teaches(capsys):
@@ -120,7 +160,19 @@ def test_help_teaches(capsys):
     assert "never from the data" in " ".join(out.split())
 
 
-IMAGES = ("synthesize", "images", "digits", "--epsilon", 2, "--delta", 1e-4, "--images", 60, "--rounds", 2)
+IMAGES = (
+    "synthesize",
+    "images",
+    "digits",
+    "--epsilon",
+    2,
+    "--delta",
+    1e-4,
+    "--images",
+    60,
+    "--rounds",
+    2,
+)
 
 
 def test_images_and_their_verification(tmp_path, monkeypatch, capsys):
@@ -136,7 +188,17 @@ def test_images_and_their_verification(tmp_path, monkeypatch, capsys):
     assert "rounds = 2" in config
     assert "ledger.jsonl" not in config
     assert call(capsys, *IMAGES, "--out", "runs/i", "--resume")[0] == 0
-    code, out, _ = call(capsys, "synthesize", "images", "runs/i/images.npz", "--size", "8x8", "--classes", 10, *IMAGES[3:])
+    code, out, _ = call(
+        capsys,
+        "synthesize",
+        "images",
+        "runs/i/images.npz",
+        "--size",
+        "8x8",
+        "--classes",
+        10,
+        *IMAGES[3:],
+    )
     assert code == 0  # what was made can be read again
     assert "60 images of 8 x 8 pixels in 10 classes" in out
     assert "differential privacy" in out

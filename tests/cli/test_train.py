@@ -1,4 +1,6 @@
-"""`dpfy train` and `dpfy verify` as a user meets them: exit status, one line, one JSON object, nothing half-written."""
+"""`dpfy train` and `dpfy verify` as a user meets them: exit status, one line, one JSON object,
+nothing half-written.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,40 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from calls import call, refused
 
-FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "5"]
+FAST = [
+    "--data",
+    "digits",
+    "--records",
+    "1438",
+    "--model",
+    "linear",
+    "--delta",
+    "1e-4",
+    "--batch-size",
+    "200",
+    "--steps",
+    "5",
+]
 
 
 def test_train_then_verify(capsys, tmp_path):
-    status, out, _ = call(capsys, "train", *FAST, "--epsilon", 3, "--out", tmp_path / "run", "--json")
+    status, out, _ = call(
+        capsys, "train", *FAST, "--epsilon", 3, "--out", tmp_path / "run", "--json"
+    )
     summary = json.loads(out)
     assert status == 0
     assert 2.9 < summary["epsilon"] <= 3
-    assert {"run", "epsilon", "delta", "test_accuracy", "steps", "seconds", "unit", "adjacency", "accountant"} <= set(summary)
+    assert {
+        "run",
+        "epsilon",
+        "delta",
+        "test_accuracy",
+        "steps",
+        "seconds",
+        "unit",
+        "adjacency",
+        "accountant",
+    } <= set(summary)
     status, out, _ = call(capsys, "verify", tmp_path / "run", "--json")
     assert status == 0
     assert json.loads(out)["verified"] is True
@@ -53,11 +80,21 @@ def test_train_tells_a_person_what_it_did(capsys, tmp_path):
 def test_config_file_and_flags(capsys, tmp_path):
     config = tmp_path / "job.toml"
     config.write_text(
-        '[data]\nkind = "digits"\n[model]\nname = "mlp"\nhidden = [8]\n[privacy]\nepsilon = 1.0\ndelta = 1e-4\nrecords = 1438\n'
+        '[data]\nkind = "digits"\n[model]\nname = "mlp"\nhidden = [8]\n[privacy]\nepsilon = '
+        "1.0\ndelta = 1e-4\nrecords = 1438\n"
         "[training]\nbatch_size = 100\nepochs = 1\n"
     )
     status, out, _ = call(
-        capsys, "train", config, "--steps", 3, "--set", "privacy.noise_multiplier=4", "--out", tmp_path / "run", "--json"
+        capsys,
+        "train",
+        config,
+        "--steps",
+        3,
+        "--set",
+        "privacy.noise_multiplier=4",
+        "--out",
+        tmp_path / "run",
+        "--json",
     )
     assert status == 0
     assert json.loads(out)["steps"] == 3
@@ -121,17 +158,21 @@ def test_bad_config(capsys, tmp_path, text, said):
 
 
 def test_missing_config(capsys, tmp_path):
-    assert "none.toml'; does not exist" in refused(capsys, "train", tmp_path / "none.toml", "--out", tmp_path / "run")
+    assert "none.toml'; does not exist" in refused(
+        capsys, "train", tmp_path / "none.toml", "--out", tmp_path / "run"
+    )
 
 
 def idx(images: int, labels: int, size: int = 4) -> tuple[bytes, bytes]:
     body = bytes(range(size * size)) * images
-    return struct.pack(">IIII", 2051, images, size, size) + body, struct.pack(">II", 2049, labels) + bytes(
-        i % 3 for i in range(labels)
-    )
+    return struct.pack(">IIII", 2051, images, size, size) + body, struct.pack(
+        ">II", 2049, labels
+    ) + bytes(i % 3 for i in range(labels))
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "foreign", "labels", "mismatch", "torn gzip"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "truncated", "foreign", "labels", "mismatch", "torn gzip"]
+)
 def test_bad_data_files(capsys, tmp_path, damage):
     """Each is one line that names the file; nothing is left, not even a reservation."""
     images, labels = idx(30, 30)
@@ -149,8 +190,10 @@ def test_bad_data_files(capsys, tmp_path, damage):
         (tmp_path / "images").write_bytes(images)
     (tmp_path / "labels").write_bytes(labels)
     (tmp_path / "job.toml").write_text(
-        f'[data]\nkind = "idx"\npath = "{tmp_path}/images"\nlabels_path = "{tmp_path}/labels"\nclasses = 3\ntest_fraction = 0.2\n'
-        '[privacy]\nrecords = 24\ndelta = 1e-3\nepsilon = 3\n[model]\nname = "linear"\n[training]\nsteps = 2\n'
+        f'[data]\nkind = "idx"\npath = "{tmp_path}/images"\nlabels_path = '
+        f'"{tmp_path}/labels"\nclasses = 3\ntest_fraction = 0.2\n'
+        "[privacy]\nrecords = 24\ndelta = 1e-3\nepsilon = 3\n[model]\nname = "
+        '"linear"\n[training]\nsteps = 2\n'
     )
     line = refused(capsys, "train", tmp_path / "job.toml", "--out", tmp_path / "run")
     assert "images" in line or "labels" in line
@@ -159,14 +202,22 @@ def test_bad_data_files(capsys, tmp_path, damage):
 
 def test_own_data_needs_its_public_size(capsys, tmp_path):
     (tmp_path / "job.toml").write_text('[data]\nkind = "npz"\npath = "x.npz"\nclasses = 2\n')
-    assert "privacy.records" in refused(capsys, "train", tmp_path / "job.toml", "--out", tmp_path / "run")
+    assert "privacy.records" in refused(
+        capsys, "train", tmp_path / "job.toml", "--out", tmp_path / "run"
+    )
 
 
 def test_a_folder_with_another_plan(capsys, tmp_path):
     from dpfy.training import config, job
     from dpfy.training.run import RunFolder
 
-    flags = {"data.kind": "digits", "privacy.records": 1438, "privacy.delta": 1e-4, "training.steps": 5, "model.name": "linear"}
+    flags = {
+        "data.kind": "digits",
+        "privacy.records": 1438,
+        "privacy.delta": 1e-4,
+        "training.steps": 5,
+        "model.name": "linear",
+    }
     settings = config.make({}, flags)
     plan = job.plan_of(settings)
     RunFolder(job.run_of(settings, plan, tmp_path / "run", False, None), plan).close()
@@ -195,7 +246,13 @@ def test_resume_needs_no_arguments_but_the_folder(capsys, tmp_path):
     from dpfy.training import config, job
     from dpfy.training.run import RunFolder
 
-    flags = {"data.kind": "digits", "privacy.records": 1438, "privacy.delta": 1e-4, "training.steps": 5, "model.name": "linear"}
+    flags = {
+        "data.kind": "digits",
+        "privacy.records": 1438,
+        "privacy.delta": 1e-4,
+        "training.steps": 5,
+        "model.name": "linear",
+    }
     settings = config.make({}, flags)
     plan = job.plan_of(settings)
     RunFolder(job.run_of(settings, plan, tmp_path / "run", False, None), plan).close()
@@ -215,7 +272,9 @@ def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_processes_cannot_spend_the_same_budget(tmp_path):
-    """Both ask for 2 out of 3 at the same time: one gets it, the other exit status 2 and a sentence. (20 times in the slow test.)"""
+    """Both ask for 2 out of 3 at the same time: one gets it, the other exit status 2 and a
+    sentence. (20 times in the slow test.)
+    """
     race(tmp_path, 3)
 
 
@@ -228,9 +287,23 @@ def race(folder: Path, times: int) -> None:
     for number in range(times):
         ledger = str(folder / f"{number}.jsonl")
 
-        def ask(name: str, ledger: str = ledger, number: int = number) -> subprocess.CompletedProcess[str]:
+        def ask(
+            name: str, ledger: str = ledger, number: int = number
+        ) -> subprocess.CompletedProcess[str]:
             out = str(folder / f"{number}-{name}")
-            return shell("train", *FAST, "--epsilon", "2", "--ledger", ledger, "--budget-epsilon", "3", "--out", out, "--json")
+            return shell(
+                "train",
+                *FAST,
+                "--epsilon",
+                "2",
+                "--ledger",
+                ledger,
+                "--budget-epsilon",
+                "3",
+                "--out",
+                out,
+                "--json",
+            )
 
         with ThreadPoolExecutor(2) as pool:
             results = list(pool.map(ask, ["a", "b"]))
@@ -238,7 +311,10 @@ def race(folder: Path, times: int) -> None:
         loser = next(r for r in results if r.returncode == 2)
         assert "the budget is epsilon 3" in loser.stderr
         assert set(json.loads(loser.stdout)) == {"error"}
-        assert len([p for p in folder.iterdir() if p.is_dir() and p.name.startswith(f"{number}-")]) == 1
+        assert (
+            len([p for p in folder.iterdir() if p.is_dir() and p.name.startswith(f"{number}-")])
+            == 1
+        )
 
 
 def test_help_teaches(capsys):

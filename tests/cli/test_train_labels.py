@@ -1,4 +1,6 @@
-"""`dpfy train --protect labels`: one line for bad input, a folder that verifies, predictions, resuming."""
+"""`dpfy train --protect labels`: one line for bad input, a folder that verifies, predictions,
+resuming.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,39 @@ def arrays(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     y = np.arange(400) % 2
     np.savez("people.npz", x=rng.normal(size=(400, 3)).astype(np.float32) + 3 * y[:, None], y=y)
-    return ["--path", "people.npz", "--set", "data.classes=2", "--set", "data.range=[-8,8]", "--records", "320"]
+    return [
+        "--path",
+        "people.npz",
+        "--set",
+        "data.classes=2",
+        "--set",
+        "data.range=[-8,8]",
+        "--records",
+        "320",
+    ]
 
 
 def test_a_run_verifies_predicts_and_is_resumed(capsys, arrays):
     status, out, err = call(
-        capsys, "train", "--protect", "labels", *arrays, "--set", "data.test=public", "--out", "run", "--json"
+        capsys,
+        "train",
+        "--protect",
+        "labels",
+        *arrays,
+        "--set",
+        "data.test=public",
+        "--out",
+        "run",
+        "--json",
     )
     assert status == 0, err
     told = json.loads(out)
-    assert (told["adjacency"], told["unit"], told["method"], told["delta"]) == ("replace-one", "label", "projection", 1e-5)
+    assert (told["adjacency"], told["unit"], told["method"], told["delta"]) == (
+        "replace-one",
+        "label",
+        "projection",
+        1e-5,
+    )
     assert told["epsilon"] <= 1.0
     assert told["test_accuracy"] > 0.9
     assert call(capsys, "verify", "run")[0] == 0

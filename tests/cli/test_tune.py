@@ -1,4 +1,6 @@
-"""`dpfy tune` and `dpfy tune plan` as a user meets them: one line, one JSON object, a folder that verifies, nothing half-written."""
+"""`dpfy tune` and `dpfy tune plan` as a user meets them: one line, one JSON object, a folder that
+verifies, nothing half-written.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ SEEDED = ["--trials", "4", "--law", "geometric", "--insecure-seed", "5"]
 
 
 def test_tune_then_verify_and_load(capsys, tmp_path):
-    status, out, err = call(capsys, "tune", *FAST, *OVER, *SEEDED, "--out", tmp_path / "run", "--json")
+    status, out, err = call(
+        capsys, "tune", *FAST, *OVER, *SEEDED, "--out", tmp_path / "run", "--json"
+    )
     assert status == 0, err
     told = json.loads(out)
     assert 2.9 < told["epsilon"] <= 3
@@ -62,7 +66,10 @@ def test_tune_then_verify_and_load(capsys, tmp_path):
     [
         (["--model", "mlp", "--set", "model.hidden=[1000000000]", *OVER], "model.name"),
         (["--model", "mlp", "--over", "model.hidden=[[32], [100000, 1000000]]"], "model.name"),
-        (["--over", "model.hidden=[[16], [32]]", "--over", "model.name=['mlp', 'linear']"], "model.hidden"),
+        (
+            ["--over", "model.hidden=[[16], [32]]", "--over", "model.name=['mlp', 'linear']"],
+            "model.hidden",
+        ),
         (["--trials", "1e300", *OVER], "trials"),
         (["--trials", "1e300", "--route", "composition", *OVER], "trials"),
         (["--workers", "1000000000", *OVER], "tune.workers"),
@@ -71,15 +78,23 @@ def test_tune_then_verify_and_load(capsys, tmp_path):
         (["--over", "training.steps=[5, 1000000000000]"], "steps: got 1000000000000; must be"),
     ],
 )
-def test_sizes_that_no_machine_has_are_refused_before_anything_is_reserved(capsys, tmp_path, more, named):
+def test_sizes_that_no_machine_has_are_refused_before_anything_is_reserved(
+    capsys, tmp_path, more, named
+):
     problem = refused(capsys, "tune", *FAST, *more, "--out", tmp_path / "run")
     assert named in problem
     assert not (tmp_path / "run").exists()
 
 
-def test_more_workers_than_memory_holds_are_refused_before_anything_is_reserved(capsys, tmp_path, monkeypatch):
+def test_more_workers_than_memory_holds_are_refused_before_anything_is_reserved(
+    capsys, tmp_path, monkeypatch
+):
     real = os.sysconf
-    monkeypatch.setattr(os, "sysconf", lambda name: (1 << 30) // real("SC_PAGE_SIZE") if name == "SC_PHYS_PAGES" else real(name))
+    monkeypatch.setattr(
+        os,
+        "sysconf",
+        lambda name: (1 << 30) // real("SC_PAGE_SIZE") if name == "SC_PHYS_PAGES" else real(name),
+    )
     problem = refused(capsys, "tune", *FAST, *OVER, "--workers", "5", "--out", tmp_path / "run")
     assert "workers: got 5; must be at most 4: each is a process of its own" in problem
     assert not (tmp_path / "run").exists()
@@ -88,12 +103,15 @@ def test_more_workers_than_memory_holds_are_refused_before_anything_is_reserved(
 def test_a_file_holds_the_whole_search_and_a_person_is_told_what_it_cost(capsys, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(
-        '[data]\nkind = "digits"\n[model]\nname = "linear"\n[privacy]\nepsilon = 3.0\ndelta = 1e-4\n[training]\nsteps = 5\n'
-        '[search.training]\nlearning_rate = "0.1..10 log"\nbatch_size = [100, 200]\n[tune]\ntrials = 3\nroute = "composition"\n'
+        '[data]\nkind = "digits"\n[model]\nname = "linear"\n[privacy]\nepsilon = 3.0\ndelta = '
+        "1e-4\n[training]\nsteps = 5\n"
+        '[search.training]\nlearning_rate = "0.1..10 log"\nbatch_size = [100, 200]\n[tune]\ntrials '
+        '= 3\nroute = "composition"\n'
     )
     status, out, err = call(capsys, "tune", job, "--insecure-seed", 3, "--out", tmp_path / "run")
     assert status == 0, err
-    for part in ("training.batch_size = ", "accuracy on test records that no trial was scored on", "Training with tuning satisfies",
+    for part in ("training.batch_size = ", "accuracy on test records that no trial was scored "
+                                           "on", "Training with tuning satisfies",
                  "training alone",
                  "Without a search", "trials.jsonl", "dpfy verify"):  # fmt: skip
         assert part in out
@@ -109,7 +127,17 @@ def test_a_file_holds_the_whole_search_and_a_person_is_told_what_it_cost(capsys,
 def test_public_data_makes_the_search_free_and_the_card_names_it(capsys, tmp_path, monkeypatch):
     (tmp_path / "public.toml").write_text('[data]\nkind = "digits"\ntest_fraction = 0.4\n')
     status, out, err = call(
-        capsys, "tune", *FAST, *OVER, "--trials", 2, "--public", tmp_path / "public.toml", "--out", tmp_path / "run", "--json"
+        capsys,
+        "tune",
+        *FAST,
+        *OVER,
+        "--trials",
+        2,
+        "--public",
+        tmp_path / "public.toml",
+        "--out",
+        tmp_path / "run",
+        "--json",
     )
     assert status == 0, err
     told = json.loads(out)
@@ -121,7 +149,9 @@ def test_public_data_makes_the_search_free_and_the_card_names_it(capsys, tmp_pat
     assert not (tmp_path / "run.search").exists()
     status, _, _ = call(capsys, "verify", tmp_path / "run")
     assert status == 0
-    assert "is the private data itself" in refused(capsys, "tune", *FAST, *OVER, "--public", "digits", "--out", tmp_path / "same")
+    assert "is the private data itself" in refused(
+        capsys, "tune", *FAST, *OVER, "--public", "digits", "--out", tmp_path / "same"
+    )
 
 
 def test_a_search_that_was_stopped_is_resumed_from_its_folder_alone(capsys, tmp_path, monkeypatch):
@@ -134,7 +164,9 @@ def test_a_search_that_was_stopped_is_resumed_from_its_folder_alone(capsys, tmp_
         noted(self, handle, task)
         raise Killed
 
-    whole = json.loads(call(capsys, "tune", *FAST, *OVER, *SEEDED, "--out", tmp_path / "whole", "--json")[1])
+    whole = json.loads(
+        call(capsys, "tune", *FAST, *OVER, *SEEDED, "--out", tmp_path / "whole", "--json")[1]
+    )
     monkeypatch.setattr(searches.Search, "_note", note)
     assert call(capsys, "tune", *FAST, *OVER, *SEEDED, "--out", tmp_path / "run")[0] != 0
     monkeypatch.setattr(searches.Search, "_note", noted)
@@ -163,12 +195,18 @@ def test_a_search_that_was_stopped_is_resumed_from_its_folder_alone(capsys, tmp_
         ([*FAST, *OVER, "--trials", "1"], "ask for 1 to 100,000"),
         ([*FAST, *OVER, "--workers", "0"], "tune.workers"),
         ([*FAST, *OVER, "--set", "tune.engine=optuna"], "dpfy.integrations.optuna"),
-        ([*FAST, *OVER, "--set", "privacy.noise_multiplier=1", "--set", "data.test=public"], "give epsilon"),
+        (
+            [*FAST, *OVER, "--set", "privacy.noise_multiplier=1", "--set", "data.test=public"],
+            "give epsilon",
+        ),
         ([*FAST, *OVER, "--set", "data.test=withheld", "--score", "public"], "not declared public"),
         ([*FAST, *OVER, "--set", "data.test=billed"], "billed evaluation beside a search"),
         ([*FAST, *OVER, "--set", "training.stopping=3"], "end early"),
         (["--resume", *FAST, *OVER], "needs --out"),
-        (["plan", "--records", "100", "--delta", "1e-5", "--batch-size", "10", "--steps", "5"], "one of them"),
+        (
+            ["plan", "--records", "100", "--delta", "1e-5", "--batch-size", "10", "--steps", "5"],
+            "one of them",
+        ),
         (
             [
                 "plan",
@@ -187,7 +225,22 @@ def test_a_search_that_was_stopped_is_resumed_from_its_folder_alone(capsys, tmp_
             ],
             "--trials",
         ),
-        (["plan", "--records", "100", "--delta", "2", "--batch-size", "10", "--steps", "5", "--epsilon", "1"], "delta"),
+        (
+            [
+                "plan",
+                "--records",
+                "100",
+                "--delta",
+                "2",
+                "--batch-size",
+                "10",
+                "--steps",
+                "5",
+                "--epsilon",
+                "1",
+            ],
+            "delta",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(capsys, tmp_path, monkeypatch, flags, words):
@@ -199,7 +252,20 @@ def test_bad_input_is_one_line_and_leaves_nothing(capsys, tmp_path, monkeypatch,
 
 @pytest.mark.slow
 def test_the_plan_says_what_each_way_to_pay_leaves(capsys, tmp_path):
-    flags = ["--records", "4000", "--batch-size", "400", "--steps", "5", "--epsilon", "3", "--delta", "1e-5", "--trials", "5"]
+    flags = [
+        "--records",
+        "4000",
+        "--batch-size",
+        "400",
+        "--steps",
+        "5",
+        "--epsilon",
+        "3",
+        "--delta",
+        "1e-5",
+        "--trials",
+        "5",
+    ]
     status, out, _ = call(capsys, "tune", "plan", *flags, "--plot", tmp_path / "plan.svg", "--json")
     assert status == 0
     told = json.loads(out)
@@ -207,7 +273,10 @@ def test_the_plan_says_what_each_way_to_pay_leaves(capsys, tmp_path):
     assert rows["public"]["noise_ratio"] == rows["none"]["noise_ratio"] == 1
     private = [row["noise_ratio"] for name, row in rows.items() if name not in ("public", "none")]
     assert min(private) > 1
-    assert rows["random geometric"]["noise_multiplier"] > rows["random logarithmic"]["noise_multiplier"]
+    assert (
+        rows["random geometric"]["noise_multiplier"]
+        > rows["random logarithmic"]["noise_multiplier"]
+    )
     assert rows[told["cheapest"]]["noise_ratio"] == min(private)
     assert told["cheapest"] in rows
     assert (tmp_path / "plan.svg").read_bytes().startswith(b"<?xml")
@@ -243,7 +312,9 @@ def test_users_are_scored_and_held_out_whole(capsys, tmp_path, score):
     """Forty users with six records: the model, the choice and the scores protect a user."""
     rows = [f"p{k % 40:02d},{20 + k % 60},{('no', 'yes')[k % 60 > 30]}" for k in range(240)]
     (tmp_path / "people.csv").write_text("\n".join(["person,age,answer", *rows]) + "\n")
-    (tmp_path / "test.csv").write_text("\n".join(["person,age,answer", *(row.replace("p", "q") for row in rows[:60])]) + "\n")
+    (tmp_path / "test.csv").write_text(
+        "\n".join(["person,age,answer", *(row.replace("p", "q") for row in rows[:60])]) + "\n"
+    )
     (tmp_path / "schema.toml").write_text(
         '[columns.person]\nignore = true\n[columns.age]\nkind = "number"\nrange = [18, 90]\n'
         '[columns.answer]\nkind = "label"\nclasses = ["no", "yes"]\n'
@@ -258,13 +329,40 @@ def test_users_are_scored_and_held_out_whole(capsys, tmp_path, score):
         "--set",
         "data.user=person",
     ]
-    data += ["--set", f"data.test_path={tmp_path / 'test.csv'}", "--set", "data.most_records=6", "--set", "privacy.records=40"]
-    options = ["--epsilon", "3", "--delta", "1e-4", "--model", "linear", "--set", "training.batch_size=10", "--set"]
-    options += ["training.steps=3", "--over", "training.learning_rate=0.1..1", "--route", "composition", "--trials", "2"]
+    data += [
+        "--set",
+        f"data.test_path={tmp_path / 'test.csv'}",
+        "--set",
+        "data.most_records=6",
+        "--set",
+        "privacy.records=40",
+    ]
+    options = [
+        "--epsilon",
+        "3",
+        "--delta",
+        "1e-4",
+        "--model",
+        "linear",
+        "--set",
+        "training.batch_size=10",
+        "--set",
+    ]
+    options += [
+        "training.steps=3",
+        "--over",
+        "training.learning_rate=0.1..1",
+        "--route",
+        "composition",
+        "--trials",
+        "2",
+    ]
     options += ["--score", score, "--set", "tune.held_out=0.4"]
     command = ["tune", *data, *options, "--insecure-seed", "5"]
     assert "data.pick = first" in refused(capsys, *command, "--out", tmp_path / "random")
-    status, out, err = call(capsys, *command, "--set", "data.pick=first", "--out", tmp_path / "run", "--json")
+    status, out, err = call(
+        capsys, *command, "--set", "data.pick=first", "--out", tmp_path / "run", "--json"
+    )
     assert status == 0, err
     told = json.loads(out)
     assert told["epsilon"] <= 3

@@ -1,4 +1,6 @@
-"""One suite over every engine: the answer is fixed by the clip rule, an engine changes only speed and memory."""
+"""One suite over every engine: the answer is fixed by the clip rule, an engine changes only speed
+and memory.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 class Small(nn.Module):
-    """Linear layers, one of them used twice, bare parameters (one of them a scalar), a frozen one, a tied head."""
+    """Linear layers, one of them used twice, bare parameters (one of them a scalar), a frozen one,
+    a tied head.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,14 +45,25 @@ class Small(nn.Module):
 
 def small(batch: int = 7, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(seed)
-    return Small().double(), torch.randn(batch, 5, dtype=torch.float64), torch.randint(0, 6, (batch,))
+    return (
+        Small().double(),
+        torch.randn(batch, 5, dtype=torch.float64),
+        torch.randint(0, 6, (batch,)),
+    )
 
 
 def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y, reduction="none")
 
 
-def run(engine: Engine, model: nn.Module, x: Tensor, y: Tensor, clip: FlatClip, mask: Tensor | None = None) -> Grads:
+def run(
+    engine: Engine,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    clip: FlatClip,
+    mask: Tensor | None = None,
+) -> Grads:
     engine.attach(model)
     try:
         return engine.bounded_sum(losses_of(model, x, y), clip, mask).value
@@ -71,8 +86,15 @@ def by_hand(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float) -> Grads:
     params = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = {n: torch.zeros_like(p) for n, p in params.items()}
     for i in range(len(x)):
-        grads = torch.autograd.grad(losses_of(model, x[i : i + 1], y[i : i + 1]).sum(), list(params.values()), allow_unused=True)
-        flat = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), grads, strict=True)]
+        grads = torch.autograd.grad(
+            losses_of(model, x[i : i + 1], y[i : i + 1]).sum(),
+            list(params.values()),
+            allow_unused=True,
+        )
+        flat = [
+            torch.zeros_like(p) if g is None else g
+            for p, g in zip(params.values(), grads, strict=True)
+        ]
         length = math.sqrt(sum(float(g.square().sum()) for g in flat))
         for n, g in zip(params, flat, strict=True):
             total[n] += g * min(1.0, clip_norm / length)
@@ -82,13 +104,18 @@ def by_hand(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float) -> Grads:
 @pytest.mark.parametrize("clip_norm", [0.05, 1.0, 100.0])
 def test_clipped_sum_equals_separate_forwards(engine: Engine, clip_norm: float) -> None:
     model, x, y = small()
-    assert distance(run(engine, model, x, y, FlatClip(clip_norm)), by_hand(model, x, y, clip_norm)) < 1e-9
+    assert (
+        distance(run(engine, model, x, y, FlatClip(clip_norm)), by_hand(model, x, y, clip_norm))
+        < 1e-9
+    )
 
 
 def test_infinite_clip_equals_the_plain_gradient_sum(engine: Engine) -> None:
     model, x, y = small()
     names = [n for n, p in model.named_parameters() if p.requires_grad]
-    plain = torch.autograd.grad(losses_of(model, x, y).sum(), [p for p in model.parameters() if p.requires_grad])
+    plain = torch.autograd.grad(
+        losses_of(model, x, y).sum(), [p for p in model.parameters() if p.requires_grad]
+    )
     found = run(engine, model, x, y, FlatClip(math.inf))
     assert distance(found, dict(zip(names, plain, strict=True))) < 1e-12
 
@@ -106,7 +133,9 @@ def test_names_are_the_trainable_parameters_shared_once(engine: Engine) -> None:
     assert list(found) == [n for n, p in model.named_parameters() if p.requires_grad]
     assert "head.weight" not in found
     assert not any(n.startswith("frozen") for n in found)
-    assert all(g.shape == model.get_parameter(n).shape and not g.requires_grad for n, g in found.items())
+    assert all(
+        g.shape == model.get_parameter(n).shape and not g.requires_grad for n, g in found.items()
+    )
 
 
 def test_masked_rows_add_exactly_zero(engine: Engine) -> None:
@@ -123,13 +152,18 @@ def test_a_bad_example_adds_zero_and_spoils_nobody(engine: Engine, bad: float) -
     model, x, y = small()
     x[2, 3] = bad
     good = torch.arange(7) != 2
-    assert distance(run(engine, model, x, y, FlatClip(0.5)), by_hand(model, x[good], y[good], 0.5)) < 1e-9
+    assert (
+        distance(run(engine, model, x, y, FlatClip(0.5)), by_hand(model, x[good], y[good], 0.5))
+        < 1e-9
+    )
 
 
 def test_a_bad_loss_adds_zero_and_spoils_nobody(engine: Engine) -> None:
     model, x, y = small()
     engine.attach(model)
-    losses = losses_of(model, x, y) * torch.tensor([1, 1, math.nan, 1, 1, 1, math.inf], dtype=torch.float64)
+    losses = losses_of(model, x, y) * torch.tensor(
+        [1, 1, math.nan, 1, 1, 1, math.inf], dtype=torch.float64
+    )
     found = engine.bounded_sum(losses, FlatClip(0.5)).value
     engine.detach()
     good = torch.tensor([0, 1, 3, 4, 5])
@@ -138,7 +172,9 @@ def test_a_bad_loss_adds_zero_and_spoils_nobody(engine: Engine) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-8, 1.0, 1e3, 1e15])
-def test_one_contribution_never_exceeds_the_bound(engine: Engine, dtype: torch.dtype, size: float) -> None:
+def test_one_contribution_never_exceeds_the_bound(
+    engine: Engine, dtype: torch.dtype, size: float
+) -> None:
     model, x, y = small(batch=1, seed=3)
     model = model.to(dtype)
     for clip_norm in (1e-6, 0.7, 3.0):

@@ -8,7 +8,15 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, Internal, InvalidInput, Lost, Unsupported
+from dpfy.core.errors import (
+    BudgetExceeded,
+    Busy,
+    Corrupt,
+    Internal,
+    InvalidInput,
+    Lost,
+    Unsupported,
+)
 
 ERRORS = [
     Internal("masses add up to one", "0.9"),

@@ -28,9 +28,12 @@ def test_it_stays_whatever_is_done_to_the_file(tmp_path: Path) -> None:
     file.write_text("written over")
     os.link(file, tmp_path / "link")
     command = (
-        "import sys; from pathlib import Path; from dpfy.core.inode import identity_of; print(identity_of(Path(sys.argv[1])))"
+        "import sys; from pathlib import Path; from dpfy.core.inode import identity_of; "
+        "print(identity_of(Path(sys.argv[1])))"
     )
-    told = subprocess.run([sys.executable, "-P", "-c", command, str(file)], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", command, str(file)], capture_output=True, text=True, check=True
+    ).stdout
     assert identity_of(file) == due == told.strip()
 
 
@@ -42,7 +45,9 @@ def test_a_copy_has_another(tmp_path: Path) -> None:
 
 
 def test_a_file_with_the_inode_of_one_that_was_removed_has_another(tmp_path: Path) -> None:
-    """File systems give numbers out again at once: a removed and restored file often has the one it had."""
+    """File systems give numbers out again at once: a removed and restored file often has the one it
+    had.
+    """
     file, reused = tmp_path / "file", 0
     for _ in range(50):
         file.write_text("content")

@@ -34,7 +34,9 @@ def test_what_was_reserved_is_read_back(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = filled(path)
     again = Ledger.read(path)
-    assert [(p.name, p.event, p.uses) for p in again.permits()] == [(f"training {n}", STEP, 10 + n) for n in range(3)]
+    assert [(p.name, p.event, p.uses) for p in again.permits()] == [
+        (f"training {n}", STEP, 10 + n) for n in range(3)
+    ]
     assert again.head == ledger.head
     assert events.flatten(again.event()) == [(STEP, 33)]
 
@@ -119,8 +121,12 @@ def test_without_its_mark_a_ledger_takes_nothing_until_its_head_is_stated(tmp_pa
             Ledger.recover(path, head)
 
 
-def test_a_crash_at_any_point_of_making_a_ledger_leaves_one_that_can_be_opened(tmp_path, monkeypatch):
-    """The mark is there before the first line, so no crash makes a ledger look as if it had lost its mark."""
+def test_a_crash_at_any_point_of_making_a_ledger_leaves_one_that_can_be_opened(
+    tmp_path, monkeypatch
+):
+    """The mark is there before the first line, so no crash makes a ledger look as if it had lost
+    its mark.
+    """
     from dpfy.core import chain
 
     real, path = chain._write_mark, tmp_path / "ledger.jsonl"
@@ -160,7 +166,14 @@ def test_a_mark_of_another_ledger_or_a_damaged_one_is_refused(tmp_path):
     mark_of(two).write_bytes(mark_of(one).read_bytes())
     with pytest.raises(Corrupt, match="belong together"):
         Ledger.open(two)
-    for damage in (b"", b"[]", b"{}", b'{"entries":1,"head":3,"length":true}', b"[" * 4000, b"x" * 5000):
+    for damage in (
+        b"",
+        b"[]",
+        b"{}",
+        b'{"entries":1,"head":3,"length":true}',
+        b"[" * 4000,
+        b"x" * 5000,
+    ):
         mark_of(one).write_bytes(damage)
         with pytest.raises(Corrupt, match=r"one\.jsonl\.head"):
             Ledger.open(one)
@@ -238,7 +251,9 @@ def test_foreign_or_missing_ledger(tmp_path):
 def test_a_file_that_is_no_ledger_is_never_opened_for_writing(tmp_path, monkeypatch):
     path = tmp_path / "notes.txt"
     path.write_text("somebody's notes\n")
-    monkeypatch.setattr("dpfy.core.ledger.locked", lambda *_, **__: pytest.fail("opened for writing"))
+    monkeypatch.setattr(
+        "dpfy.core.ledger.locked", lambda *_, **__: pytest.fail("opened for writing")
+    )
     with pytest.raises(Corrupt, match="line 1 is not a ledger entry"):
         Ledger.open(path)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
@@ -258,7 +273,11 @@ def test_one_holder_at_a_time(tmp_path):
     with pytest.raises(Busy, match="just ended"), hold(tmp_path / "lock", "run x"):
         pass
     (tmp_path / "lock").touch()
-    with hold(tmp_path / "lock", "run x"), pytest.raises(Busy, match="run x"), hold(tmp_path / "lock", "run x"):
+    with (
+        hold(tmp_path / "lock", "run x"),
+        pytest.raises(Busy, match="run x"),
+        hold(tmp_path / "lock", "run x"),
+    ):
         pass
     with hold(tmp_path / "lock", "run x"):
         assert (tmp_path / "lock").exists()
@@ -296,7 +315,10 @@ def test_what_has_begun_or_was_reserved_for_good_is_never_given_back(tmp_path):
     ledger.finish(training, steps=5, card="0" * 64, files={})
     with pytest.raises(InvalidInput, match="may follow the end"):
         ledger.void(training, "never happened")
-    assert [p.name for p in Ledger.read(ledger.path).permits()] == ["tuning: 3 candidates", "training"]
+    assert [p.name for p in Ledger.read(ledger.path).permits()] == [
+        "tuning: 3 candidates",
+        "training",
+    ]
 
 
 def test_a_permit_allows_releases_from_its_beginning_to_the_end_of_the_run(tmp_path):
@@ -362,7 +384,9 @@ def chained(path, *bodies):
     chain = Chain()
     text = b"".join(chain.add(b) for b in bodies)
     path.write_bytes(text)
-    mark_of(path).write_text(json.dumps({"entries": len(bodies), "head": chain.head, "length": len(text)}))
+    mark_of(path).write_text(
+        json.dumps({"entries": len(bodies), "head": chain.head, "length": len(text)})
+    )
 
 
 def test_the_reader_judges_the_lines_whoever_wrote_them(tmp_path):
@@ -386,7 +410,16 @@ def test_the_reader_judges_the_lines_whoever_wrote_them(tmp_path):
         ([whole[0]], "first line"),
         ([whole[1]], "was reserved before"),
         ([{**whole[1], "entry": "0" * 16, "uses": 10**18}], "at most"),
-        ([{**whole[1], "entry": "0" * 16, "event": {"kind": "poisson-sampled", "rate": 0.5, "event": "gaussian"}}], "event"),
+        (
+            [
+                {
+                    **whole[1],
+                    "entry": "0" * 16,
+                    "event": {"kind": "poisson-sampled", "rate": 0.5, "event": "gaussian"},
+                }
+            ],
+            "event",
+        ),
     ]:
         chained(path, *whole, *wrong)
         for use in (Ledger.read, Ledger.open):
@@ -396,8 +429,20 @@ def test_the_reader_judges_the_lines_whoever_wrote_them(tmp_path):
 
 def test_a_ledger_of_another_version_is_refused_in_one_line(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    chained(path, {"type": "ledger", "version": 1, "ledger": "0" * 16, "unit": {}, "adjacency": "", "budget": None})
-    with pytest.raises(Corrupt, match="line 1: ledger version: got 1; must be 2: another version of dpfy"):
+    chained(
+        path,
+        {
+            "type": "ledger",
+            "version": 1,
+            "ledger": "0" * 16,
+            "unit": {},
+            "adjacency": "",
+            "budget": None,
+        },
+    )
+    with pytest.raises(
+        Corrupt, match="line 1: ledger version: got 1; must be 2: another version of dpfy"
+    ):
         Ledger.open(path)
 
 
@@ -406,10 +451,15 @@ def test_locks_that_keep_nobody_out_are_refused(tmp_path, monkeypatch):
     import fcntl
 
     monkeypatch.setattr(fcntl, "flock", lambda handle, operation: None)
-    with pytest.raises(Unsupported, match=r"people\.jsonl on a file system whose locks keep nobody out"):
+    with pytest.raises(
+        Unsupported, match=r"people\.jsonl on a file system whose locks keep nobody out"
+    ):
         Ledger.open(tmp_path / "people.jsonl")
     (tmp_path / "lock").touch()
-    with pytest.raises(Unsupported, match="locks keep nobody out"), hold(tmp_path / "lock", "run x"):
+    with (
+        pytest.raises(Unsupported, match="locks keep nobody out"),
+        hold(tmp_path / "lock", "run x"),
+    ):
         pass
 
     def none(handle, operation):
@@ -461,7 +511,9 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
 
 
 def test_the_head_covers_every_line_before_it():
-    """A published head is that of one past only: the same last lines after another first one have another head."""
+    """A published head is that of one past only: the same last lines after another first one have
+    another head.
+    """
     bodies = [{"type": "note", "kind": "first", "facts": {"value": value}} for value in (1, 2)]
     last = {"type": "note", "kind": "last", "facts": {}}
     heads = set()
@@ -474,7 +526,9 @@ def test_the_head_covers_every_line_before_it():
 
 
 def test_a_reservation_is_synced_before_it_is_granted(tmp_path, monkeypatch):
-    """The whole line is in the file when that file itself is synced, and that comes before the permit."""
+    """The whole line is in the file when that file itself is synced, and that comes before the
+    permit.
+    """
     path = tmp_path / "ledger.jsonl"
     ledger, synced, real = Ledger.open(path), [], os.fsync
 
@@ -489,7 +543,9 @@ def test_a_reservation_is_synced_before_it_is_granted(tmp_path, monkeypatch):
 
 
 def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path):
-    """A link whose disk is missing, or a file that its mark outlived: an empty ledger would forget what was spent."""
+    """A link whose disk is missing, or a file that its mark outlived: an empty ledger would forget
+    what was spent.
+    """
     (tmp_path / "linked.jsonl").symlink_to(tmp_path / "disk" / "people.jsonl")
     with pytest.raises(InvalidInput, match="is a link to a file that is not there"):
         Ledger.open(tmp_path / "linked.jsonl")
@@ -520,13 +576,18 @@ def test_what_is_no_file_is_not_opened_for_writing(tmp_path, monkeypatch, place)
 
 STOPS = {
     "releases": 30,
-    "stops": [[10, events.CODEC.encode(events.Repeated(STEP, 10))], [20, events.CODEC.encode(events.Repeated(STEP, 20))]],
+    "stops": [
+        [10, events.CODEC.encode(events.Repeated(STEP, 10))],
+        [20, events.CODEC.encode(events.Repeated(STEP, 20))],
+    ],
 }
 
 
 def stoppable(path, budget=None):
     ledger = Ledger.open(path, budget=budget)
-    return ledger, ledger.reserve("training", events.Repeated(STEP, 30), claim=STOPS, returnable=True, budget=budget)
+    return ledger, ledger.reserve(
+        "training", events.Repeated(STEP, 30), claim=STOPS, returnable=True, budget=budget
+    )
 
 
 def test_a_reservation_that_ends_early_is_billed_at_the_next_of_its_stops(tmp_path):
@@ -542,8 +603,13 @@ def test_a_reservation_that_ends_early_is_billed_at_the_next_of_its_stops(tmp_pa
         again.permits()[0].check(13, events.Repeated(STEP, 20))
 
 
-@pytest.mark.parametrize(("made", "billed"), [(13, 10), (10, 20), (3, 3), (21, 20), (21, 30), (-1, 10), (True, 10), (13, "20")])
-def test_it_is_never_billed_for_less_than_was_made_or_for_what_was_not_named(tmp_path, made, billed):
+@pytest.mark.parametrize(
+    ("made", "billed"),
+    [(13, 10), (10, 20), (3, 3), (21, 20), (21, 30), (-1, 10), (True, 10), (13, "20")],
+)
+def test_it_is_never_billed_for_less_than_was_made_or_for_what_was_not_named(
+    tmp_path, made, billed
+):
     ledger, permit = stoppable(tmp_path / "l.jsonl")
     ledger.begin(permit)
     with pytest.raises(InvalidInput):
@@ -566,7 +632,9 @@ def test_it_is_settled_once_and_after_it_began(tmp_path):
 
 
 def test_what_a_run_did_not_use_is_there_for_others_and_the_filter_keeps_its_order(tmp_path):
-    """Its order is that of the first reservation as it was made; one given back while it was alone has left nothing behind."""
+    """Its order is that of the first reservation as it was made; one given back while it was alone
+    has left nothing behind.
+    """
     budget = RenyiFilter(2.3, 1e-5)
     ledger, permit = stoppable(tmp_path / "l.jsonl", budget)
     other = ledger.reserve("other", events.Gaussian(9.0), budget=budget, returnable=True)
@@ -589,14 +657,20 @@ def test_what_a_run_did_not_use_is_there_for_others_and_the_filter_keeps_its_ord
 
 
 def test_a_forked_process_makes_no_release_and_one_that_was_sent_the_permit_does(tmp_path):
-    """A fork has the permit and the random bits of its parent: it would release what the parent releases, on other sums."""
+    """A fork has the permit and the random bits of its parent: it would release what the parent
+    releases, on other sums.
+    """
     ledger = Ledger.open(tmp_path / "ledger.jsonl")
     permit = ledger.reserve("count", GAUSSIAN)
     bits = Bits(Randomness.for_tests(1), "count", 0)
     child = os.fork()
     if child == 0:
         refused = 0
-        for use in (lambda: permit.check(0, GAUSSIAN), lambda: permit.spend(0, GAUSSIAN), lambda: bits.words(1)):
+        for use in (
+            lambda: permit.check(0, GAUSSIAN),
+            lambda: permit.spend(0, GAUSSIAN),
+            lambda: bits.words(1),
+        ):
             try:
                 use()
             except Unsupported as error:
@@ -631,7 +705,9 @@ def test_a_begun_reservation_keeps_its_place_and_a_run_ends_once(tmp_path):
         held.permits()[0].check(0, GAUSSIAN)
 
 
-@pytest.mark.parametrize("body", [{"place": "1" * 31}, {"place": None}, {"place": "g" * 32}, {"places": "1" * 32}])
+@pytest.mark.parametrize(
+    "body", [{"place": "1" * 31}, {"place": None}, {"place": "g" * 32}, {"places": "1" * 32}]
+)
 def test_a_place_that_is_none_is_refused(tmp_path, body):
     ledger = Ledger.open(tmp_path / "ledger.jsonl")
     permit = ledger.reserve("count", GAUSSIAN, returnable=True)

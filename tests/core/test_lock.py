@@ -1,4 +1,6 @@
-"""Locks and processes that are forked: what one holds the other does not, and neither lets go of the other's."""
+"""Locks and processes that are forked: what one holds the other does not, and neither lets go of
+the other's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from dpfy.core.lock import hold
 
 
 def test_a_block_from_before_a_fork_does_not_let_go_of_a_lock_of_the_fork(tmp_path: Path) -> None:
-    """The fork's own lock gets the number of the handle that it inherited; then the inherited block ends, as a collection may end it."""
+    """The fork's own lock gets the number of the handle that it inherited; then the inherited block
+    ends, as a collection may end it.
+    """
     for name in ("a", "b"):
         (tmp_path / name).touch()
     outer = hold(tmp_path / "a", "a")

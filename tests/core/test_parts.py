@@ -1,4 +1,6 @@
-"""Releases on named, disjoint parts of the data in one ledger: added up part by part, within a budget, in every accountant."""
+"""Releases on named, disjoint parts of the data in one ledger: added up part by part, within a
+budget, in every accountant.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ def total(ledger: Ledger, accountant: str = "tight") -> float:
     return ledger.guarantee(accounting.accountant(accountant)).epsilon(1e-6)
 
 
-def alone(event: ev.Event, accountant: str = "tight", adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE) -> float:
+def alone(
+    event: ev.Event, accountant: str = "tight", adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+) -> float:
     return accounting.epsilon(event, 1e-6, adjacency=adjacency, accountant=accountant)
 
 
 @pytest.mark.parametrize("accountant", ["tight", "rdp", "zcdp"])
-def test_releases_on_different_parts_cost_what_the_costliest_part_does(tmp_path: Path, accountant: str) -> None:
+def test_releases_on_different_parts_cost_what_the_costliest_part_does(
+    tmp_path: Path, accountant: str
+) -> None:
     ledger = Ledger.open(tmp_path / "ledger.jsonl")
     for region in REGIONS:
         ledger.reserve(f"a count in the {region}", on_part(region, REGIONS, COUNT))
@@ -40,7 +46,9 @@ def test_releases_on_different_parts_cost_what_the_costliest_part_does(tmp_path:
     if accountant == "zcdp":
         everybody = ev.Gaussian(8.0)
     ledger.reserve("training on everybody", everybody)
-    assert total(ledger, accountant) == pytest.approx(alone(ev.Composed((south, everybody)), accountant), rel=1e-9)
+    assert total(ledger, accountant) == pytest.approx(
+        alone(ev.Composed((south, everybody)), accountant), rel=1e-9
+    )
     again = Ledger.read(tmp_path / "ledger.jsonl")
     assert again.event() == ledger.event(), "names and parts survive the file"
     assert spending.of(again, 1e-6).to_json()["epsilon"] == pytest.approx(total(ledger), rel=1e-9)
@@ -72,7 +80,9 @@ def test_a_budget_holds_for_every_part_by_itself(tmp_path: Path) -> None:
     with pytest.raises(BudgetExceeded, match="epsilon"):
         ledger.reserve("once more in the north", on_part("north", REGIONS, COUNT), budget=budget)
     with pytest.raises(BudgetExceeded):
-        ledger.reserve("the north by another name", on_part("North", ("North", "rest"), COUNT), budget=budget)
+        ledger.reserve(
+            "the north by another name", on_part("North", ("North", "rest"), COUNT), budget=budget
+        )
     with pytest.raises(BudgetExceeded):
         ledger.reserve("everybody", COUNT, budget=budget)
     assert len(ledger.permits()) == 3

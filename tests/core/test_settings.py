@@ -64,7 +64,15 @@ def test_random_texts_and_numbers():
     rng = random.Random(7)
     for _ in range(500):
         name = "".join(
-            chr(rng.choice([rng.randrange(1, 256), rng.randrange(0x20, 0xD800), rng.randrange(0x10000, 0x110000)]))
+            chr(
+                rng.choice(
+                    [
+                        rng.randrange(1, 256),
+                        rng.randrange(0x20, 0xD800),
+                        rng.randrange(0x10000, 0x110000),
+                    ]
+                )
+            )
             for _ in range(6)
         )
         for value in (
@@ -121,7 +129,9 @@ def test_a_flag_that_was_not_given_is_no_gift():
         settings.assigned(SECTIONS, ["left.name=x"], {"left.name": "y"})
 
 
-@pytest.mark.parametrize("number", ["0x" + "f" * 4000, "9" * 400, "[1, {a = 0b1" + "0" * 20_000 + "}]"])
+@pytest.mark.parametrize(
+    "number", ["0x" + "f" * 4000, "9" * 400, "[1, {a = 0b1" + "0" * 20_000 + "}]"]
+)
 def test_a_number_that_can_be_written_nowhere_is_refused_where_it_is_read(number):
     with pytest.raises(InvalidInput, match=r"whole number of more than 300 digits"):
         reading.parsed_toml("config", "job.toml", f"steps = {number}")

@@ -1,4 +1,6 @@
-"""What a unit protects is a field of its own, not a name; what came later is left out of JSON while it says nothing."""
+"""What a unit protects is a field of its own, not a name; what came later is left out of JSON while
+it says nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from dpfy.plan.recipe import Plan
 
 
 @pytest.mark.parametrize(
-    "unit", [Unit("label", protects="label"), Unit("label"), Unit(" Labels "), Unit(protects="prediction"), Unit("prediction")]
+    "unit",
+    [
+        Unit("label", protects="label"),
+        Unit("label"),
+        Unit(" Labels "),
+        Unit(protects="prediction"),
+        Unit("prediction"),
+    ],
 )
 def test_plain_dp_sgd_cannot_call_itself_label_private(unit):
     recipe = dpfy.dpsgd(1000, 100, steps=3, unit=unit)
@@ -35,7 +44,14 @@ def test_nor_can_a_plan_that_was_typed_or_read(covered):
 
 
 @pytest.mark.parametrize(
-    "unit", [Unit(), Unit("user", 4), Unit("user", 4, protects="user"), Unit("day", 9, protects="window"), Unit(tokens=64)]
+    "unit",
+    [
+        Unit(),
+        Unit("user", 4),
+        Unit("user", 4, protects="user"),
+        Unit("day", 9, protects="window"),
+        Unit(tokens=64),
+    ],
 )
 def test_json_goes_both_ways(unit):
     codec = Codec("unit", {"unit": Unit})
@@ -47,8 +63,14 @@ def test_json_goes_both_ways(unit):
 
 def test_units_of_earlier_versions_are_written_as_they_were():
     assert Unit("user", 4).to_json() == {"name": "user", "most_records": 4}
-    assert Codec("unit", {"unit": Unit}).encode(Unit()) == {"kind": "unit", "name": "example", "most_records": 1}
-    assert Codec("unit", {"unit": Unit}).decode({"kind": "unit", "name": "user", "most_records": 4}) == Unit("user", 4)
+    assert Codec("unit", {"unit": Unit}).encode(Unit()) == {
+        "kind": "unit",
+        "name": "example",
+        "most_records": 1,
+    }
+    assert Codec("unit", {"unit": Unit}).decode(
+        {"kind": "unit", "name": "user", "most_records": 4}
+    ) == Unit("user", 4)
 
 
 def test_what_a_unit_may_not_be():
@@ -65,7 +87,13 @@ def test_the_card_tells_the_length_of_a_text(tmp_path):
     net, data = torch.nn.Linear(4, 2), (torch.randn(100, 4), torch.randint(0, 2, (100,)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     public = ({"data": "CIFAR-10", "used_for": "pretraining", "provenance": "published 2009"},)
-    dpfy.fit(net, data, plan=plan, optimizer=optimizer, run=dpfy.Run(tmp_path / "run", public_data=public))
+    dpfy.fit(
+        net,
+        data,
+        plan=plan,
+        optimizer=optimizer,
+        run=dpfy.Run(tmp_path / "run", public_data=public),
+    )
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert card["unit"]["tokens"] == 64
     assert "at most 64 tokens" in card["unit"]["meaning"]

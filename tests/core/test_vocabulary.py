@@ -101,7 +101,9 @@ def test_codec_constructs_nothing_outside_its_table():
 
 def test_flatten_multiplies_counts():
     inner = events.Repeated(events.Gaussian(1.0), 3)
-    whole = events.Composed((events.Repeated(inner, 5), events.Gaussian(1.0), events.Nothing(), events.Laplace(1.0)))
+    whole = events.Composed(
+        (events.Repeated(inner, 5), events.Gaussian(1.0), events.Nothing(), events.Laplace(1.0))
+    )
     assert events.flatten(whole) == [(events.Gaussian(1.0), 16), (events.Laplace(1.0), 1)]
 
 
@@ -142,18 +144,26 @@ def test_every_way_to_ask_gives_the_same_attacker():
     from dpfy.accounting import meaning
     from dpfy.audit.families import ClaimedFamily
 
-    guarantee, family = Guarantee(_Gauss(), "exact", Adjacency.ADD_OR_REMOVE_ONE), ClaimedFamily(lambda strength: _Gauss())
+    guarantee, family = (
+        Guarantee(_Gauss(), "exact", Adjacency.ADD_OR_REMOVE_ONE),
+        ClaimedFamily(lambda strength: _Gauss()),
+    )
     curve = tradeoff.of_curve(_Gauss().delta)
     for rate in (0.0, 1e-6, 0.001, 0.01, 0.5, 1.0):
         missed = curve.miss_rate(rate)
         assert guarantee.tradeoff([rate]) == [missed]
         assert family.tradeoff(1.0)(rate) == pytest.approx(missed, abs=1e-15)
-        assert meaning.true_positive_rate(_Gauss(), rate) == curve.hit_rate(rate) == 1 - missed >= rate
+        assert (
+            meaning.true_positive_rate(_Gauss(), rate) == curve.hit_rate(rate) == 1 - missed >= rate
+        )
     assert meaning.meaning(_Gauss(), 1e-5).tpr_at_1_percent == curve.hit_rate(0.01)
 
 
 def test_a_tradeoff_curve_at_its_ends():
-    assert tradeoff.Tradeoff(()).hit_rates([0.0, 0.3]) == [1.0, 1.0]  # nothing is known: nothing is excluded
+    assert tradeoff.Tradeoff(()).hit_rates([0.0, 0.3]) == [
+        1.0,
+        1.0,
+    ]  # nothing is known: nothing is excluded
     pure = tradeoff.of_curve(lambda epsilon: 0.0)
     assert pure.points == ((0.0, 0.0),)  # perfect privacy: one point says all
     assert pure.hit_rates([0.0, 0.3, 1.0]) == pytest.approx([0.0, 0.3, 1.0])
@@ -162,15 +172,28 @@ def test_a_tradeoff_curve_at_its_ends():
 
 
 def test_sentence_names_unit_adjacency_and_accountant():
-    sentence = Guarantee(_Gauss(), "exact", Adjacency.ADD_OR_REMOVE_ONE, caveats=("x holds",)).sentence(1e-5)
-    for part in ("(4.378, 1e-05)", "one example", "add-or-remove-one", "exact accountant", "Provided that: x holds"):
+    sentence = Guarantee(
+        _Gauss(), "exact", Adjacency.ADD_OR_REMOVE_ONE, caveats=("x holds",)
+    ).sentence(1e-5)
+    for part in (
+        "(4.378, 1e-05)",
+        "one example",
+        "add-or-remove-one",
+        "exact accountant",
+        "Provided that: x holds",
+    ):
         assert part in sentence
 
 
 def test_randomness_is_a_function_of_its_address():
     one = Randomness.for_tests(1)
     assert one.generator("noise", 3).random() == one.generator("noise", 3).random()
-    keys = {one.key(s, t, size)[:8] for s in ("noise", "sampling", "nois") for t in range(50) for size in (8, 16, 32)}
+    keys = {
+        one.key(s, t, size)[:8]
+        for s in ("noise", "sampling", "nois")
+        for t in range(50)
+        for size in (8, 16, 32)
+    }
     assert len(keys) == 450
     assert Randomness.for_tests(2).key("noise", 3) != one.key("noise", 3)
     assert Randomness.from_os().secret != Randomness.from_os().secret
@@ -182,9 +205,10 @@ def test_randomness_is_a_function_of_its_address():
 @pytest.mark.parametrize(
     "value",
     [
-        "", "plain", 'a "quoted" word', "back\\slash", "new\nline, tab\t, return\r", "\x00\x01\x1f\x7f\x85", "é ∑ \U0001f600",
+        "", "plain", 'a "quoted" word', "back\\slash", "new\nline, tab\t, "
+                                                       "return\r", "\x00\x01\x1f\x7f\x85", "é ∑ \U0001f600",
         "\u2028\u202e",
-        True, False, 0, -1, 10**15, 0.1, 1e-05, 1e300, -0.0, math.inf, (), (1, 2), (2.0, 1.5), ("a", 'b"\n'), ((1,), (2, 3)),
+        True, False, 0, -1, 10**15, 0.1, 1e-05, 1e300, -0.0, math.inf, (), (1, 2), (2.0, 1.5), ("a", 'b"\n'), ((1,), (2, 3)),  # noqa: E501
     ],
 )  # fmt: skip
 def test_a_setting_written_as_toml_is_read_as_the_same(value):

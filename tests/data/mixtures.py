@@ -1,4 +1,6 @@
-"""Collate functions and data sets, of which some mix records and some do not, and a loop that reads them as training does."""
+"""Collate functions and data sets, of which some mix records and some do not, and a loop that reads
+them as training does.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ class Plain(Dataset[Any]):
         return N
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": X[index].clone(), "label": int(Y[index]), "words": WORDS[index, : int(LENGTHS[index])].clone()}
+        return {
+            "x": X[index].clone(),
+            "label": int(Y[index]),
+            "words": WORDS[index, : int(LENGTHS[index])].clone(),
+        }
 
 
 class Clock:
@@ -46,9 +52,17 @@ class Clock:
 
 
 def read(
-    dataset: Any, collate: Any = None, *, steps: int = 200, rows: int = 24, secret: int = 0, views: int = 1
+    dataset: Any,
+    collate: Any = None,
+    *,
+    steps: int = 200,
+    rows: int = 24,
+    secret: int = 0,
+    views: int = 1,
 ) -> tuple[int | None, Inspected]:
-    """Read the batches of a run with Poisson sampling, each step STEP seconds long: where it was refused, and what was checked."""
+    """Read the batches of a run with Poisson sampling, each step STEP seconds long: where it was
+    refused, and what was checked.
+    """
     from dpfy.data.isolation import Mixing
 
     randomness = Randomness.for_tests(secret)
@@ -70,11 +84,14 @@ def read(
     return None, reader.inspection.inspected
 
 
-# --- collate functions that mix -------------------------------------------------------------------------------------------------
+# --- collate functions that mix
+# -------------------------------------------------------------------------------------------------
 
 
 def plainly(items: list[Any]) -> tuple[Tensor, Tensor]:
-    return torch.stack([item["x"] for item in items]), torch.tensor([item["label"] for item in items])
+    return torch.stack([item["x"] for item in items]), torch.tensor(
+        [item["label"] for item in items]
+    )
 
 
 def mixup(x: Tensor, lam: float = 0.5) -> Tensor:
@@ -94,7 +111,9 @@ def after(condition: Callable[[list[Any]], bool], mix: Callable[[Tensor], Tensor
 
 
 def without_a_branch(share: Callable[[], float]) -> Any:
-    """A collate function whose lines are the same whether it mixes or not; `share` is 1 where it does not."""
+    """A collate function whose lines are the same whether it mixes or not; `share` is 1 where it
+    does not.
+    """
 
     def collate(items: list[Any]) -> Any:
         x, y = plainly(items)
@@ -162,7 +181,9 @@ def causal(items: list[Any]) -> Any:
 
 
 def like_the_one_before(items: list[Any]) -> Any:
-    return plainly(items)[0], torch.tensor([items[max(0, k - 1)]["label"] for k in range(len(items))])
+    return plainly(items)[0], torch.tensor(
+        [items[max(0, k - 1)]["label"] for k in range(len(items))]
+    )
 
 
 def imputed(items: list[Any]) -> Any:
@@ -202,13 +223,17 @@ MIXING: dict[str, Callable[[], Any]] = {
     "imputed": lambda: imputed,
     "weights by classes": lambda: by_classes,
     "sorted": lambda: lambda items: plainly(sorted(items, key=lambda item: float(item["x"][0]))),
-    "divided by the number": lambda: lambda items: (plainly(items)[0] / len(items), plainly(items)[1]),
+    "divided by the number": lambda: (
+        lambda items: (plainly(items)[0] / len(items), plainly(items)[1])
+    ),
     "own generator": lambda: after(lambda items: bool(torch.rand((), generator=own) < 0.5)),
     "memory": Memory,
     "one buffer": lambda: Buffered(mixes=True),
     "padded, at random": lambda: padded_and_masked,
     "whole words, rolled": lambda: lambda items: whole_words(items).roll(1, 0),
-    "random and causal": lambda: lambda items: (plainly(items)[0] + torch.randn(len(items), WIDTH)).cumsum(0),
+    "random and causal": lambda: (
+        lambda items: (plainly(items)[0] + torch.randn(len(items), WIDTH)).cumsum(0)
+    ),
     "from 16 rows": lambda: after(lambda items: len(items) >= 16),
     "from 24 rows": lambda: after(lambda items: len(items) >= 24),
     "from 32 rows": lambda: after(lambda items: len(items) >= 32, lambda x: x - x.mean(0)),
@@ -217,7 +242,9 @@ MIXING: dict[str, Callable[[], Any]] = {
     "p 0.1": lambda: after(lambda items: bool(torch.rand(()) < 0.1)),
     "p 0.2": lambda: after(lambda items: bool(torch.rand(()) < 0.2)),
     "p 0.25 of Python": lambda: after(lambda items: random.random() < 0.25),
-    "p 0.25 without a branch": lambda: without_a_branch(lambda: 1 - 0.5 * float(np.random.rand() < 0.25)),
+    "p 0.25 without a branch": lambda: without_a_branch(
+        lambda: 1 - 0.5 * float(np.random.rand() < 0.25)
+    ),
     "p 0.25 from 24 rows": lambda: after(lambda items: len(items) >= 24 and random.random() < 0.25),
 }
 
@@ -226,18 +253,27 @@ def late(start: int) -> dict[str, Callable[[], Any]]:
     """Collate functions that mix from a step on."""
     return {
         "a line": lambda: after(lambda items: Clock.step >= start),
-        "a line, p 0.25": lambda: after(lambda items: Clock.step >= start and random.random() < 0.25),
-        "no branch, p 0.25": lambda: without_a_branch(lambda: 1 - 0.5 * (Clock.step >= start) * (random.random() < 0.25)),
+        "a line, p 0.25": lambda: after(
+            lambda items: Clock.step >= start and random.random() < 0.25
+        ),
+        "no branch, p 0.25": lambda: without_a_branch(
+            lambda: 1 - 0.5 * (Clock.step >= start) * (random.random() < 0.25)
+        ),
         "no branch": lambda: without_a_branch(lambda: 1 - 0.5 * (Clock.step >= start)),
     }
 
 
-# --- collate functions that do not ----------------------------------------------------------------------------------------------
+# --- collate functions that do not
+# ----------------------------------------------------------------------------------------------
 
 
 def padded(items: list[Any]) -> Any:
     words = pad_sequence([item["words"] for item in items], batch_first=True, padding_value=-100)
-    return {"words": words, "lengths": torch.tensor([len(item["words"]) for item in items]), "mask": words != -100}
+    return {
+        "words": words,
+        "lengths": torch.tensor([len(item["words"]) for item in items]),
+        "mask": words != -100,
+    }
 
 
 def popped(items: list[Any]) -> Any:
@@ -265,13 +301,19 @@ def whole_words(items: list[Any]) -> Any:
     for item in items:
         places = list(range(len(item["words"])))
         random.shuffle(places)
-        chosen.append(item["words"].index_fill(0, torch.tensor(places[: len(places) // 2], dtype=torch.long), 0))
+        chosen.append(
+            item["words"].index_fill(
+                0, torch.tensor(places[: len(places) // 2], dtype=torch.long), 0
+            )
+        )
     return pad_sequence(chosen, batch_first=True)
 
 
 def cropped(items: list[Any]) -> Any:
     starts = [np.random.randint(3) for _ in items]
-    return torch.stack([item["x"][s : s + 3] for item, s in zip(items, starts, strict=True)]), plainly(items)[1]
+    return torch.stack(
+        [item["x"][s : s + 3] for item, s in zip(items, starts, strict=True)]
+    ), plainly(items)[1]
 
 
 class Counting:
@@ -286,7 +328,12 @@ class Counting:
 
 def to_eight(items: list[Any]) -> Any:
     longest = -(-max(len(item["words"]) for item in items) // 8) * 8
-    return torch.stack([torch.nn.functional.pad(item["words"], (0, longest - len(item["words"]))) for item in items])
+    return torch.stack(
+        [
+            torch.nn.functional.pad(item["words"], (0, longest - len(item["words"])))
+            for item in items
+        ]
+    )
 
 
 def sometimes(items: list[Any]) -> Any:
@@ -297,7 +344,9 @@ def sometimes(items: list[Any]) -> Any:
 
 
 def flipped(items: list[Any]) -> Any:
-    return torch.stack([item["x"].flip(0) if torch.rand(()) < 0.5 else item["x"] for item in items]), plainly(items)[1]
+    return torch.stack(
+        [item["x"].flip(0) if torch.rand(()) < 0.5 else item["x"] for item in items]
+    ), plainly(items)[1]
 
 
 ORDINARY: dict[str, Any] = {
@@ -321,11 +370,14 @@ ORDINARY: dict[str, Any] = {
     "nested": lambda items: {"a": [plainly(items)[0], {"b": (plainly(items)[1],)}], "none": None},
     "hot": lambda items: torch.nn.functional.one_hot(plainly(items)[1], 3).float(),
     "arrays": lambda items: np.stack([item["x"].numpy() for item in items]),
-    "first and last": lambda items: torch.stack([torch.stack([item["words"][0], item["words"][-1]]) for item in items]),
+    "first and last": lambda items: torch.stack(
+        [torch.stack([item["words"][0], item["words"][-1]]) for item in items]
+    ),
 }
 
 
-# --- data sets ------------------------------------------------------------------------------------------------------------------
+# --- data sets
+# ------------------------------------------------------------------------------------------------------------------
 
 
 class Held(Dataset[Any]):
@@ -396,7 +448,9 @@ def by_neighbours(held: Any, index: int) -> Any:
 
 
 def by_user(held: Any, index: int) -> Any:
-    return held.x[index] - held.x[torch.tensor(held.user) == held.user[index]].mean(0), held.y[index]
+    return held.x[index] - held.x[torch.tensor(held.user) == held.user[index]].mean(0), held.y[
+        index
+    ]
 
 
 def late_item(start: int) -> Any:
@@ -418,7 +472,9 @@ def last_read(held: Any, index: int) -> Any:
 def frame() -> Any:
     import pandas
 
-    return pandas.DataFrame({"a": X[:, 0].numpy(), "b": X[:, 1].numpy(), "y": Y.numpy()}, index=range(7, N + 7))
+    return pandas.DataFrame(
+        {"a": X[:, 0].numpy(), "b": X[:, 1].numpy(), "y": Y.numpy()}, index=range(7, N + 7)
+    )
 
 
 class Store:
@@ -454,22 +510,38 @@ MIXED_ITEMS: dict[str, Callable[[Path], Any]] = {
     "a user's mean": lambda _: Held(by_user, user=[k % 40 for k in range(N)]),
     "p 0.25": lambda _: Held(sometimes_with_another(0.25)),
     "p 0.1": lambda _: Held(sometimes_with_another(0.1)),
-    "in a tuple": lambda _: Held(lambda h, i: h.both[0][i] + h.both[0][i - 1], both=(X.clone(), Y.clone())),
-    "in a dict": lambda _: Held(lambda h, i: h.both["x"][i] + h.both["x"].mean(0), both={"x": X.numpy().copy()}),
-    "by number": lambda _: Held(lambda h, i: h.held[i] + h.held[(i + 1) % N], held={k: X[k].clone() for k in range(N)}),
-    "a frame": lambda _: Held(lambda h, i: float(by_frame(h, i)[0][0] - h.frame["a"].mean()), frame=frame()),
+    "in a tuple": lambda _: Held(
+        lambda h, i: h.both[0][i] + h.both[0][i - 1], both=(X.clone(), Y.clone())
+    ),
+    "in a dict": lambda _: Held(
+        lambda h, i: h.both["x"][i] + h.both["x"].mean(0), both={"x": X.numpy().copy()}
+    ),
+    "by number": lambda _: Held(
+        lambda h, i: h.held[i] + h.held[(i + 1) % N], held={k: X[k].clone() for k in range(N)}
+    ),
+    "a frame": lambda _: Held(
+        lambda h, i: float(by_frame(h, i)[0][0] - h.frame["a"].mean()), frame=frame()
+    ),
     "an object": lambda _: Held(lambda h, i: h.store.get(i) - h.store.get(i - 1), store=Store()),
     "a sized object": lambda _: Held(lambda h, i: h.sized[i] - h.sized[i - 1], sized=Sized()),
     "of itself": lambda _: Computed(lambda c, i: c.load(i) if i == 0 else c.load(i) + c[0]),
     "the next one": lambda _: Computed(lambda c, i: c.load(i) if i % 2 else c[i + 1]),
-    "around": lambda _: Around(Held(pair), lambda b, i: (b[i][0] + b[int(torch.randint(N, ()))][0]) / 2),
-    "around files": lambda _: Around(Computed(lambda c, i: c.load(i)), lambda b, i: (b[i] + b[i - 1]) / 2),
+    "around": lambda _: Around(
+        Held(pair), lambda b, i: (b[i][0] + b[int(torch.randint(N, ()))][0]) / 2
+    ),
+    "around files": lambda _: Around(
+        Computed(lambda c, i: c.load(i)), lambda b, i: (b[i] + b[i - 1]) / 2
+    ),
     "a part": lambda _: Subset(Held(with_another), range(0, N, 2)),
     "two": lambda _: ConcatDataset([Held(with_another), Held(with_another)]),
     "the one before": lambda _: Held(last_read, state=[torch.zeros(WIDTH)]),
     "late": lambda _: Held(late_item(120)),
-    "files": lambda folder: Held(lambda h, i: torch.load(h.paths[i]) + torch.load(h.paths[i - 1]), paths=stored(folder)),
-    "a permutation and another": lambda _: Held(lambda h, i: h.x[h.order[i]] + h.x[i], order=ORDER.tolist()),
+    "files": lambda folder: Held(
+        lambda h, i: torch.load(h.paths[i]) + torch.load(h.paths[i - 1]), paths=stored(folder)
+    ),
+    "a permutation and another": lambda _: Held(
+        lambda h, i: h.x[h.order[i]] + h.x[i], order=ORDER.tolist()
+    ),
 }
 
 ORDER = torch.randperm(N, generator=generator)
@@ -523,11 +595,17 @@ class Closing(Held):
 
 ALONE: dict[str, Callable[[Path], Any]] = {
     "held": lambda _: Held(pair),
-    "augmented": lambda _: Held(lambda h, i: (h.x[i] + torch.randn(WIDTH) * random.random() * np.random.rand(), h.y[i])),
+    "augmented": lambda _: Held(
+        lambda h, i: (h.x[i] + torch.randn(WIDTH) * random.random() * np.random.rand(), h.y[i])
+    ),
     "computed": lambda _: Computed(lambda c, i: c.load(i)),
-    "a permutation": lambda _: Held(lambda h, i: (h.x[h.order[i]], h.y[h.order[i]]), order=ORDER.tolist()),
+    "a permutation": lambda _: Held(
+        lambda h, i: (h.x[h.order[i]], h.y[h.order[i]]), order=ORDER.tolist()
+    ),
     "two permutations": lambda _: Held(
-        lambda h, i: h.x[h.order[h.again[i]]], order=ORDER.tolist(), again=ORDER.numpy()[::-1].copy()
+        lambda h, i: h.x[h.order[h.again[i]]],
+        order=ORDER.tolist(),
+        again=ORDER.numpy()[::-1].copy(),
     ),
     "reversed": lambda _: Held(lambda h, i: (h.x[N - 1 - i], h.y[-1 - i])),
     "a part": lambda _: Subset(Held(pair), ORDER.tolist()),
@@ -541,13 +619,23 @@ ALONE: dict[str, Callable[[Path], Any]] = {
     "a sized object": lambda _: Held(lambda h, i: h.sized[i], sized=Sized()),
     "files": lambda folder: Held(lambda h, i: torch.load(h.paths[i]), paths=stored(folder)),
     "a cache": lambda _: Held(cached, cache={}),
-    "a cache in a list": lambda _: Held(lambda h, i: h.x[i] if h.done[i] is None else h.done[i], done=[None] * N),
+    "a cache in a list": lambda _: Held(
+        lambda h, i: h.x[i] if h.done[i] is None else h.done[i], done=[None] * N
+    ),
     "opened when it is read": lambda _: Held(lazily, opened=None),
-    "ragged": lambda _: Held(ragged, flat=torch.randn(int(LENGTHS.sum())), ends=LENGTHS.cumsum(0).tolist()),
-    "a vocabulary": lambda _: Held(lambda h, i: (h.x[i], len(h.words[h.y[i]] + h.words[3])), words=Vocabulary(50)),
-    "statistics": lambda _: Held(lambda h, i: (h.x[i] - h.mean) / h.std, mean=torch.zeros(WIDTH), std=torch.ones(WIDTH)),
+    "ragged": lambda _: Held(
+        ragged, flat=torch.randn(int(LENGTHS.sum())), ends=LENGTHS.cumsum(0).tolist()
+    ),
+    "a vocabulary": lambda _: Held(
+        lambda h, i: (h.x[i], len(h.words[h.y[i]] + h.words[3])), words=Vocabulary(50)
+    ),
+    "statistics": lambda _: Held(
+        lambda h, i: (h.x[i] - h.mean) / h.std, mean=torch.zeros(WIDTH), std=torch.ones(WIDTH)
+    ),
     "negative": lambda _: Held(lambda h, i: h.x[i - N]),
     "itself by another number": lambda _: Computed(lambda c, i: c.load(i) if i >= 0 else c[i + N]),
     "closing": lambda _: Closing(pair),
-    "list of rows": lambda _: Held(lambda h, i: dict(h.held[i]), held=[{"x": X[k], "y": int(Y[k])} for k in range(N)]),
+    "list of rows": lambda _: Held(
+        lambda h, i: dict(h.held[i]), held=[{"x": X[k], "y": int(Y[k])} for k in range(N)]
+    ),
 }

@@ -1,4 +1,6 @@
-"""Whatever bytes a file holds, loading it gives records or one typed, one-line error: never another exception."""
+"""Whatever bytes a file holds, loading it gives records or one typed, one-line error: never another
+exception.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from dpfy.data.files import DataFile
 from dpfy.data.source import load
 
 ROUNDS = 150
-SCHEMA = '[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.b]\nkind = "label"\nclasses = ["x", "y"]\n'
+SCHEMA = (
+    '[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.b]\nkind = "label"\nclasses = ["x", '
+    '"y"]\n'
+)
 
 
 def npz() -> bytes:
@@ -30,7 +35,9 @@ def npz() -> bytes:
 
 def parquet() -> bytes:
     out = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"a": [1.0, 2.0, 3.0] * 5, "b": ["x", "y", "x"] * 5}), out)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"a": [1.0, 2.0, 3.0] * 5, "b": ["x", "y", "x"] * 5}), out
+    )
     return out.getvalue()
 
 
@@ -60,8 +67,12 @@ def mutated(content: bytes, rng: np.random.Generator) -> bytes:
 
 
 @pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
-@pytest.mark.parametrize(("kind", "make"), [("npz", npz), ("parquet", parquet), ("csv", csv), ("idx", idx)])
-def test_damage_gives_records_or_a_typed_error(tmp_path: Path, kind: str, make: Callable[[], bytes], compressed: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "make"), [("npz", npz), ("parquet", parquet), ("csv", csv), ("idx", idx)]
+)
+def test_damage_gives_records_or_a_typed_error(
+    tmp_path: Path, kind: str, make: Callable[[], bytes], compressed: bool
+) -> None:
     rng = np.random.default_rng(sum(kind.encode()) + compressed)
     file, labels, schema = tmp_path / "file", tmp_path / "labels", tmp_path / "schema.toml"
     schema.write_text(SCHEMA)
@@ -89,7 +100,9 @@ def test_damage_gives_records_or_a_typed_error(tmp_path: Path, kind: str, make: 
 def test_a_damaged_schema_gives_a_schema_or_a_typed_error(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     (tmp_path / "file").write_bytes(csv())
-    config = DataConfig(kind="csv", path=str(tmp_path / "file"), schema=str(tmp_path / "schema.toml"))
+    config = DataConfig(
+        kind="csv", path=str(tmp_path / "file"), schema=str(tmp_path / "schema.toml")
+    )
     said = []
     for _ in range(2 * ROUNDS):
         (tmp_path / "schema.toml").write_bytes(mutated(SCHEMA.encode(), rng))
@@ -101,8 +114,12 @@ def test_a_damaged_schema_gives_a_schema_or_a_typed_error(tmp_path: Path) -> Non
     assert not [message for message in said if "\n" in message]
 
 
-def test_a_small_file_is_not_unpacked_into_a_huge_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compressed run of zeros, as gzip and as NPZ: refused by its size, not by the memory of the machine."""
+def test_a_small_file_is_not_unpacked_into_a_huge_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compressed run of zeros, as gzip and as NPZ: refused by its size, not by the memory of the
+    machine.
+    """
     from dpfy.data import files
 
     monkeypatch.setattr(files, "unpacked", lambda packed: 1 << 20)
@@ -110,7 +127,9 @@ def test_a_small_file_is_not_unpacked_into_a_huge_one(tmp_path: Path, monkeypatc
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(2 << 20)))
     with pytest.raises(InvalidInput, match="unpacks to more than 1048576 bytes"):
         DataFile(tmp_path / "bomb.gz", "bomb.gz").read()
-    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2 << 18, 1)), y=np.zeros(2 << 18, dtype=np.int64))
+    np.savez_compressed(
+        tmp_path / "bomb.npz", x=np.zeros((2 << 18, 1)), y=np.zeros(2 << 18, dtype=np.int64)
+    )
     with pytest.raises(InvalidInput, match="too many for its size"):
         load(DataConfig(kind="npz", path=str(tmp_path / "bomb.npz"), classes=2))
     assert files.unpacked(3 << 20) <= 1 << 20

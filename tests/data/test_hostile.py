@@ -37,7 +37,8 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, place, kind):
         pytest.importorskip("pyarrow")
     path = PLACES[place](tmp_path)
     (tmp_path / "schema.toml").write_text(
-        '[columns.x]\nkind = "number"\nrange = [0, 1]\n[columns.y]\nkind = "label"\nclasses = ["0", "1"]\n'
+        '[columns.x]\nkind = "number"\nrange = [0, 1]\n[columns.y]\nkind = "label"\nclasses = '
+        '["0", "1"]\n'
     )
     table = {"path": path, "schema": str(tmp_path / "schema.toml")}
     settings = {

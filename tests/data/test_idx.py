@@ -18,24 +18,37 @@ LABELS = np.arange(10, dtype=np.uint8)
 
 
 def idx(array: np.ndarray, kind: int = 8) -> bytes:
-    return bytes([0, 0, kind, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, kind, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def write(folder: Path, images: bytes | None = None, labels: bytes | None = None) -> DataConfig:
     (folder / "images").write_bytes(idx(IMAGES) if images is None else images)
     (folder / "labels").write_bytes(idx(LABELS) if labels is None else labels)
-    return DataConfig(kind="idx", path=str(folder / "images"), labels_path=str(folder / "labels"), classes=10)
+    return DataConfig(
+        kind="idx", path=str(folder / "images"), labels_path=str(folder / "labels"), classes=10
+    )
 
 
 def test_images_are_scaled_by_255_and_split_without_loss(tmp_path: Path) -> None:
     source = load(write(tmp_path))
-    assert (len(source.train), len(source.test), source.features, source.classes) == (8, 2, (1, 4, 3), 10)
+    assert (len(source.train), len(source.test), source.features, source.classes) == (
+        8,
+        2,
+        (1, 4, 3),
+        10,
+    )
     assert source.clamped == 0
     labels = torch.cat([source.train.tensors[1], source.test.tensors[1]])
     assert sorted(labels.tolist()) == list(range(10))
     for part in (source.train, source.test):
         for image, label in zip(*part.tensors, strict=True):
-            np.testing.assert_allclose(image[0].numpy() * 255, IMAGES[int(label)], rtol=0, atol=1e-4)
+            np.testing.assert_allclose(
+                image[0].numpy() * 255, IMAGES[int(label)], rtol=0, atol=1e-4
+            )
 
 
 def test_gzip_is_recognised_by_content_not_by_name(tmp_path: Path) -> None:
@@ -47,7 +60,14 @@ def test_gzip_is_recognised_by_content_not_by_name(tmp_path: Path) -> None:
 def test_a_test_file_is_used_instead_of_a_split(tmp_path: Path) -> None:
     write(tmp_path)
     path, labels = str(tmp_path / "images"), str(tmp_path / "labels")
-    config = DataConfig(kind="idx", path=path, labels_path=labels, classes=10, test_path=path, test_labels_path=labels)
+    config = DataConfig(
+        kind="idx",
+        path=path,
+        labels_path=labels,
+        classes=10,
+        test_path=path,
+        test_labels_path=labels,
+    )
     assert (len(load(config).train), len(load(config).test)) == (10, 10)
 
 
@@ -80,7 +100,11 @@ def test_a_flipped_byte_inside_gzip_is_refused(tmp_path: Path) -> None:
         (idx(IMAGES, kind=0x0D), None, "images: not an IDX file of unsigned bytes"),
         (idx(LABELS), None, "images: holds an array of 1 dimensions, expected 3"),
         (None, idx(IMAGES), "labels: holds an array of 3 dimensions, expected 1"),
-        (idx(IMAGES) + b"\0", None, "images: too long: the header announces 120 bytes of data, the file holds 121"),
+        (
+            idx(IMAGES) + b"\0",
+            None,
+            "images: too long: the header announces 120 bytes of data, the file holds 121",
+        ),
         (None, idx(LABELS[:9]), "labels: holds 9 labels, but .*images holds 10 images"),
         (None, idx(LABELS + 1), r"labels\[9\]: got 'a value outside'; must be a class from 0 to 9"),
     ],
@@ -93,7 +117,9 @@ def test_foreign_or_inconsistent_files_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_named_as_the_user_named_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_named_as_the_user_named_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput) as caught:
         load(DataConfig(kind="idx", path="nowhere/images", labels_path="labels", classes=10))
@@ -118,7 +144,10 @@ def test_well_known_sets_are_found_by_folder_and_by_environment(
 ) -> None:
     well_known(tmp_path, kind)
     monkeypatch.delenv("DPFY_DATA", raising=False)
-    by_argument, by_config = load(kind, data_dir=tmp_path), load(DataConfig(kind=kind, dir=str(tmp_path)))
+    by_argument, by_config = (
+        load(kind, data_dir=tmp_path),
+        load(DataConfig(kind=kind, dir=str(tmp_path))),
+    )
     monkeypatch.setenv("DPFY_DATA", str(tmp_path))
     by_environment = load(kind)
     for source in (by_argument, by_config, by_environment):
@@ -127,14 +156,22 @@ def test_well_known_sets_are_found_by_folder_and_by_environment(
         assert str(tmp_path) not in repr(source)
 
 
-def test_errors_below_the_environment_folder_do_not_print_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_below_the_environment_folder_do_not_print_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPFY_DATA", str(tmp_path))
     with pytest.raises(InvalidInput) as caught:
         load("mnist")
-    assert str(caught.value) == "data file: got '$DPFY_DATA/mnist/train-images-idx3-ubyte.gz'; does not exist"
+    assert (
+        str(caught.value)
+        == "data file: got '$DPFY_DATA/mnist/train-images-idx3-ubyte.gz'; does not exist"
+    )
 
 
 def test_without_a_folder_the_error_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DPFY_DATA", raising=False)
-    with pytest.raises(InvalidInput, match=r"data.dir: got None; give the data folder in data.dir or in .* DPFY_DATA"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"data.dir: got None; give the data folder in data.dir or in .* DPFY_DATA",
+    ):
         load("mnist")

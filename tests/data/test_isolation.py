@@ -1,4 +1,6 @@
-"""Records that reach the rows of others before the model sees them: in collate functions and in data sets, early, late and sometimes."""
+"""Records that reach the rows of others before the model sees them: in collate functions and in
+data sets, early, late and sometimes.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,28 @@ from dpfy.data.reader import Reader
 
 sys.path.insert(0, str(Path(__file__).parent))
 import mixtures
-from mixtures import ALONE, MIXED_ITEMS, MIXING, ORDINARY, Clock, Held, Plain, after, late, pair, plainly, read
+from mixtures import (
+    ALONE,
+    MIXED_ITEMS,
+    MIXING,
+    ORDINARY,
+    Clock,
+    Held,
+    Plain,
+    after,
+    late,
+    pair,
+    plainly,
+    read,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
-AT_ONCE = [name for name in MIXING if not name.startswith(("p ", "from ", "up to ", "own ", "padded,", "whole words, "))]
+AT_ONCE = [
+    name
+    for name in MIXING
+    if not name.startswith(("p ", "from ", "up to ", "own ", "padded,", "whole words, "))
+]
 RUNS = 4
 
 
@@ -41,15 +60,25 @@ def test_a_collate_function_that_mixes_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", late(0))
 def test_a_collate_function_that_mixes_late_is_refused_within_200_steps(name: str) -> None:
     start = 150
-    found = [read(Plain(), late(start)[name](), steps=start + 200, secret=secret)[0] for secret in range(5)]
+    found = [
+        read(Plain(), late(start)[name](), steps=start + 200, secret=secret)[0]
+        for secret in range(5)
+    ]
     assert all(step is not None and step >= start for step in found)
     assert name != "a line" or found == [start] * 5
 
 
 @pytest.mark.slow
 def test_late_and_occasional_mixing_is_refused_in_95_of_100_runs() -> None:
-    for name, start in (("no branch, p 0.25", 700), ("a line, p 0.25", 700), ("no branch, p 0.25", 0)):
-        found = [read(Plain(), late(start)[name](), steps=start + 200, secret=secret)[0] for secret in range(60)]
+    for name, start in (
+        ("no branch, p 0.25", 700),
+        ("a line, p 0.25", 700),
+        ("no branch, p 0.25", 0),
+    ):
+        found = [
+            read(Plain(), late(start)[name](), steps=start + 200, secret=secret)[0]
+            for secret in range(60)
+        ]
         assert sum(step is not None for step in found) >= 0.95 * len(found), name
 
 
@@ -73,7 +102,9 @@ BLIND = ("computed", "itself by another number", "closing")
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_data_set_of_single_records_is_accepted_and_left_as_it_was(name: str, tmp_path: Path) -> None:
+def test_a_data_set_of_single_records_is_accepted_and_left_as_it_was(
+    name: str, tmp_path: Path
+) -> None:
     dataset = ALONE[name](tmp_path)
     mixtures.Closing.closed = False
     first = [mixtures_item(dataset, index) for index in (0, 7, 299)]
@@ -82,7 +113,10 @@ def test_a_data_set_of_single_records_is_accepted_and_left_as_it_was(name: str, 
         assert refused is None
         assert (inspected.unchecked if name in BLIND else inspected.items) >= 8
         assert not (inspected.items if name in BLIND else inspected.unchecked)
-    assert all(same(old, mixtures_item(dataset, index)) for old, index in zip(first, (0, 7, 299), strict=True))
+    assert all(
+        same(old, mixtures_item(dataset, index))
+        for old, index in zip(first, (0, 7, 299), strict=True)
+    )
     assert not mixtures.Closing.closed
 
 
@@ -100,14 +134,20 @@ def draw(rows: int, look: Look, step: int = 0) -> Draw:
 
 @pytest.mark.parametrize("name", [*ORDINARY, *ALONE])
 @pytest.mark.parametrize("views", [1, 3])
-def test_a_check_changes_no_bit_of_a_batch_and_no_generator(name: str, views: int, tmp_path: Path) -> None:
-    dataset, collate = (Plain(), ORDINARY[name]) if name in ORDINARY else (ALONE[name](tmp_path), None)
+def test_a_check_changes_no_bit_of_a_batch_and_no_generator(
+    name: str, views: int, tmp_path: Path
+) -> None:
+    dataset, collate = (
+        (Plain(), ORDINARY[name]) if name in ORDINARY else (ALONE[name](tmp_path), None)
+    )
     plain, checked = Reader(dataset, collate, views), Reader(dataset, collate, views)
     for step in range(4):
         torch.manual_seed(step)
         one = [t.clone() for t in leaves(plain.batch(draw(9, Look.NEVER, step)))]
         other = leaves(checked.batch(draw(9, Look.ALWAYS, step)))
-        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True))
+        assert all(
+            torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)
+        )
         drawn = torch.rand(3)
         torch.manual_seed(step)
         assert torch.equal(drawn, torch.rand(3))
@@ -158,7 +198,9 @@ def test_a_hugging_face_data_set_is_read_once_and_its_collate_function_is_checke
         assert reader.read(draw(9, Look.ALWAYS, step)).inspected == Inspected()
     assert reads == [9] * 5
     with pytest.raises(Mixing):
-        Reader(source.dataset, lambda items: default_collate(items)["x"].cumsum(0), 1).read(draw(9, Look.ALWAYS))
+        Reader(source.dataset, lambda items: default_collate(items)["x"].cumsum(0), 1).read(
+            draw(9, Look.ALWAYS)
+        )
 
 
 def test_a_data_set_that_makes_whole_batches_is_checked() -> None:
@@ -213,7 +255,12 @@ def test_new_lines_are_found_at_the_place_where_they_ran() -> None:
                 code(value)
         return lines.new
 
-    assert [run(False), run(False), run(False, False, True), run(True, False)] == [False, False, True, False]
+    assert [run(False), run(False), run(False, False, True), run(True, False)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     assert lines.where == 2
     assert sys.gettrace() is None
 
@@ -234,12 +281,16 @@ def test_secret_steps_are_at_least_eight_and_two_in_200(steps: int) -> None:
         due = sorted(secret_steps(steps, np.random.default_rng(seed)))
         assert 0 <= due[0] <= due[-1] < steps
         assert len(due) >= min(8, steps // 2 + 1)
-        assert all(sum(start <= step < start + 200 for step in due) >= 2 for start in range(0, steps - 199))
+        assert all(
+            sum(start <= step < start + 200 for step in due) >= 2 for start in range(0, steps - 199)
+        )
     assert len({secret_steps(1000, np.random.default_rng(seed)) for seed in range(5)}) == 5
 
 
 def test_checks_stay_within_their_share_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that each look moves by a millisecond: after the first checks, no more than the least tries beyond the share."""
+    """With a clock that each look moves by a millisecond: after the first checks, no more than the
+    least tries beyond the share.
+    """
     now = [0.0]
 
     def clock() -> float:
@@ -263,13 +314,16 @@ def test_what_was_checked_is_said_in_one_sentence() -> None:
     assert one.joined(Inspected()) == one
     assert Inspected().words == ""
     assert one.joined(two).words == (
-        "3 batches of 3 to 20 records were collated again with other records in their place (8 times): the rows of the records that "
-        "stayed did not change; 1 items of the data set were read again with all other records replaced (4 times): they did not change; "
+        "3 batches of 3 to 20 records were collated again with other records in their place (8 "
+        "times): the rows of the records that "
+        "stayed did not change; 1 items of the data set were read again with all other records "
+        "replaced (4 times): they did not change; "
         "1 batches or items of the data set could not be checked for mixing"
     )
 
 
-# --- in a run -----------------------------------------------------------------------------------------------------------------------------
+# --- in a run
+# -----------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 class Late:
@@ -292,7 +346,9 @@ def train(data: Any, path: Path, *, resume: bool = False, again: bool = False) -
     net = torch.nn.Linear(mixtures.WIDTH, 3)
     plan = dpfy.dpsgd(mixtures.N, 24, steps=60, clip_norm=1.0).with_noise(1.0, delta=1e-3)
     run = dpfy.Run(path, seed=5, resume=resume, checkpoint_every=0.0)
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), data, plan, run) as training:
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), data, plan, run
+    ) as training:
         try:
             for Clock.step, (x, y) in enumerate(training.batches()):
                 training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
@@ -321,7 +377,9 @@ def test_a_refusal_at_the_first_batch_costs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_counts_what_was_checked(workers: int, tmp_path: Path) -> None:
-    training = train(dpfy.lazy(Held(pair), collate=default_collate, workers=workers), tmp_path / "run")
+    training = train(
+        dpfy.lazy(Held(pair), collate=default_collate, workers=workers), tmp_path / "run"
+    )
     inspected = training.drawing.inspected
     assert inspected == training.records.inspected
     assert inspected.batches >= 8
@@ -333,10 +391,14 @@ def test_records_in_memory_have_nothing_to_check(tmp_path: Path) -> None:
     assert train((mixtures.X, mixtures.Y), tmp_path / "run").drawing.inspected == Inspected()
 
 
-def test_a_run_checks_batches_at_secret_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_checks_batches_at_secret_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[Look] = []
     kept = Reader.read
-    monkeypatch.setattr(Reader, "read", lambda self, draw: looks.append(draw.look) or kept(self, draw))
+    monkeypatch.setattr(
+        Reader, "read", lambda self, draw: looks.append(draw.look) or kept(self, draw)
+    )
     train(dpfy.lazy(Plain(), collate=plainly), tmp_path / "run")
     assert looks.count(Look.ALWAYS) >= 8
     assert looks.count(Look.IF_NEW) >= 40

@@ -67,7 +67,16 @@ def test_take_of_nothing_is_an_empty_batch() -> None:
         Items([(X[i].numpy(), int(Y[i])) for i in range(6)]),
         Subset(TensorDataset(X, Y), range(6)),
     ],
-    ids=["records", "tuple", "list", "numpy", "tensor dataset", "map dataset", "map dataset of arrays", "subset"],
+    ids=[
+        "records",
+        "tuple",
+        "list",
+        "numpy",
+        "tensor dataset",
+        "map dataset",
+        "map dataset of arrays",
+        "subset",
+    ],
 )
 def test_every_accepted_form_gives_the_same_records(train: object) -> None:
     records = as_records(train)
@@ -111,7 +120,10 @@ def test_repr_shows_shapes_and_no_value() -> None:
 def test_a_value_that_is_not_finite_is_refused_with_its_record_number(bad: float) -> None:
     x = X.clone()
     x[4, 1] = bad
-    with pytest.raises(InvalidInput, match=r"train\[0\]: got 'NaN or infinity in record 4'; every value must be finite"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"train\[0\]: got 'NaN or infinity in record 4'; every value must be finite",
+    ):
         as_records((x, Y))
 
 
@@ -121,8 +133,14 @@ def test_a_value_that_is_not_finite_is_refused_with_its_record_number(bad: float
         ((X, Y[:5]), r"records: got \[6, 5\]; every tensor must have the same number of rows"),
         ((), "records: got 'no tensor'; must hold at least one tensor"),
         ((X[:0], Y[:0]), "records: got 0; must hold at least 1 record"),
-        ((torch.tensor(1.0),), r"records\[0\]: got 'Tensor'; must be a tensor with a first dimension"),
-        ((np.array(["a", "b"]),), r"train\[0\]: got 'array of <U1'; must be a tensor or a numeric array"),
+        (
+            (torch.tensor(1.0),),
+            r"records\[0\]: got 'Tensor'; must be a tensor with a first dimension",
+        ),
+        (
+            (np.array(["a", "b"]),),
+            r"train\[0\]: got 'array of <U1'; must be a tensor or a numeric array",
+        ),
         ("mnist", "train: got 'str'; must be Records"),
         (42, "train: got 'int'; must be Records"),
         ({"x": X, "y": "text"}, r"train\['y'\]: got 'str'; must be a tensor or a numeric array"),
@@ -130,10 +148,17 @@ def test_a_value_that_is_not_finite_is_refused_with_its_record_number(bad: float
         (Items([]), "train: got 0; must hold at least 1 record"),
         (
             Items([X[0], X[1, :1]]),
-            r"train\[1\]\[0\]: got 'torch.float32 \(1,\)'; items must stack: train\[0\] has torch.float32 \(2,\)",
+            r"train\[1\]\[0\]: got 'torch.float32 \(1,\)'; items must stack: train\[0\] has "
+            r"torch.float32 \(2,\)",
         ),
-        (Items([(X[0], 1), (X[1],)]), r"train\[1\]: got '1 fields'; must have 2 fields like train\[0\]"),
-        (Items([{"x": X[0]}]), r"train\[0\]\[0\]: got 'dict'; must be a tensor, an array or a number"),
+        (
+            Items([(X[0], 1), (X[1],)]),
+            r"train\[1\]: got '1 fields'; must have 2 fields like train\[0\]",
+        ),
+        (
+            Items([{"x": X[0]}]),
+            r"train\[0\]\[0\]: got 'dict'; must be a tensor, an array or a number",
+        ),
         (Items(["text"]), r"train\[0\]\[0\]: got 'str'; must be a tensor, an array or a number"),
     ],
 )
@@ -154,7 +179,10 @@ def test_a_stream_is_unsupported_and_the_message_says_why() -> None:
 
 def test_labels_outside_the_declared_classes_are_refused() -> None:
     require_labels("labels", torch.tensor([0, 9]), 10)
-    with pytest.raises(InvalidInput, match=r"labels\[1\]: got 'a value outside'; must be a class from 0 to 9, as declared"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"labels\[1\]: got 'a value outside'; must be a class from 0 to 9, as declared",
+    ):
         require_labels("labels", torch.tensor([0, 10]), 10)
     with pytest.raises(InvalidInput, match=r"labels\[0\]: got .a value outside"):
         require_labels("labels", torch.tensor([-1]), 10)

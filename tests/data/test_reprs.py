@@ -1,4 +1,6 @@
-"""Nothing that holds private data shows a value of it when it is printed: not in a log, a traceback or a debugger."""
+"""Nothing that holds private data shows a value of it when it is printed: not in a log, a traceback
+or a debugger.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,14 @@ def test_a_training_and_its_parts_show_no_value(tmp_path):
     net = small.model()
     sgd = torch.optim.SGD(net.parameters(), lr=1e-6)
     with dpfy.PrivateTraining(net, sgd, (x, y), small.plan(2), tmp_path / "run") as training:
-        parts = [training, training.records, training.drawing, training.state, training.private_step, training.batches]
+        parts = [
+            training,
+            training.records,
+            training.drawing,
+            training.state,
+            training.private_step,
+            training.batches,
+        ]
         for features, labels in training.batches():
             assert not [type(part).__name__ for part in [*parts, training._pieces] if shows(part)]
             training.step(nn.functional.cross_entropy(net(features), labels, reduction="none"))
@@ -94,7 +103,12 @@ def test_what_is_refused_shows_no_value():
     for bad in (
         lambda: require_labels("train", y, 10),
         lambda: as_records((torch.where(torch.arange(48).view(12, 4) == 5, torch.nan, x), y)),
-        lambda: as_records([(row, label) if k else (row[:2], label) for k, (row, label) in enumerate(zip(x, y, strict=True))]),
+        lambda: as_records(
+            [
+                (row, label) if k else (row[:2], label)
+                for k, (row, label) in enumerate(zip(x, y, strict=True))
+            ]
+        ),
         lambda: dpfy.by_user((x, y), torch.full((12,), REAL), 2),
         lambda: dpfy.by_user((x, y), y[:5], 2),
         lambda: as_source(dpfy.by_user((x, y), dpfy.Users(OWNERS[:5]), 3)),
@@ -106,13 +120,30 @@ def test_what_is_refused_shows_no_value():
 
 def _classes():
     for module in pkgutil.walk_packages(dpfy.__path__, "dpfy."):
-        if re.match(r"dpfy\.(data|federated|prediction|estimators|queries|local|training)\b", module.name):
+        if re.match(
+            r"dpfy\.(data|federated|prediction|estimators|queries|local|training)\b", module.name
+        ):
             for kind in vars(importlib.import_module(module.name)).values():
-                if isinstance(kind, type) and kind.__module__ == module.name and dataclasses.is_dataclass(kind):
+                if (
+                    isinstance(kind, type)
+                    and kind.__module__ == module.name
+                    and dataclasses.is_dataclass(kind)
+                ):
                     yield kind
 
 
-RELEASED = {"FullySharded", "LinearVoters", "Predictions", "Released", "Model", "Chain", "Shape", "Splits", "Trees", "Groups"}
+RELEASED = {
+    "FullySharded",
+    "LinearVoters",
+    "Predictions",
+    "Released",
+    "Model",
+    "Chain",
+    "Shape",
+    "Splits",
+    "Trees",
+    "Groups",
+}
 """Classes that hold released numbers alone, or how a space is cut by public bounds."""
 
 
@@ -128,7 +159,9 @@ def test_no_class_that_holds_records_has_the_repr_of_a_dataclass():
         return [
             f.name
             for f in dataclasses.fields(kind)
-            if f.repr and "Callable" not in str(f.type) and re.search(r"\b(Tensor|NDArray|ndarray)\b", str(f.type))
+            if f.repr
+            and "Callable" not in str(f.type)
+            and re.search(r"\b(Tensor|NDArray|ndarray)\b", str(f.type))
         ]
 
     found = {

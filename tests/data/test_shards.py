@@ -40,7 +40,10 @@ def parquet(folder: Path) -> list[Path]:
 
 
 def arrow(folder: Path) -> Path:
-    with pa.OSFile(str(folder / "0.arrow"), "wb") as file, pa.ipc.new_file(file, table().schema) as writer:
+    with (
+        pa.OSFile(str(folder / "0.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table().schema) as writer,
+    ):
         for batch in table().to_batches(max_chunksize=32):
             writer.write_batch(batch)
     return folder
@@ -75,7 +78,9 @@ def test_decoded_row_groups_are_bounded_and_stay_in_their_process(tmp_path: Path
         (pa.array([[1], [1, 2], [1], [1, 2, 3, 4]]), "column c: got 'lists of several lengths'"),
     ],
 )
-def test_a_column_that_is_no_tensor_is_refused_without_a_value(column: pa.Array, message: str, tmp_path: Path) -> None:
+def test_a_column_that_is_no_tensor_is_refused_without_a_value(
+    column: pa.Array, message: str, tmp_path: Path
+) -> None:
     pyarrow.parquet.write_table(pa.table({"c": column}), tmp_path / "0.parquet")
     with pytest.raises(InvalidInput, match=message) as caught:
         TableShards(tmp_path).rows([0])
@@ -122,7 +127,9 @@ def test_samples_of_a_tar_file_by_number(tmp_path: Path) -> None:
         TarShards(tmp_path)[20]
 
 
-def test_memory_mapped_arrays_keep_their_structure_and_let_pages_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_mapped_arrays_keep_their_structure_and_let_pages_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dpfy.data import mapped
 
     np.save(tmp_path / "x.npy", X)
@@ -132,7 +139,9 @@ def test_memory_mapped_arrays_keep_their_structure_and_let_pages_go(tmp_path: Pa
     assert torch.equal(batch["in"][0], torch.from_numpy(X[DRAWN]))
     assert batch["y"].tolist() == Y[DRAWN].tolist()
     assert torch.equal(arrays[3]["in"][0], torch.from_numpy(X[3]))
-    stored = pickle.dumps(MappedArrays(np.lib.format.open_memmap(tmp_path / "big.npy", "w+", np.uint8, (10_000, 100))))
+    stored = pickle.dumps(
+        MappedArrays(np.lib.format.open_memmap(tmp_path / "big.npy", "w+", np.uint8, (10_000, 100)))
+    )
     assert len(stored) < 5000, "a process that is spawned maps the file itself"
     assert len(pickle.loads(stored)) == 10_000
     again = pickle.loads(pickle.dumps(arrays))
@@ -143,7 +152,9 @@ def test_memory_mapped_arrays_keep_their_structure_and_let_pages_go(tmp_path: Pa
     monkeypatch.setattr(mapped, "KEPT", 1)
     assert torch.equal(arrays.rows(DRAWN)["in"][0], torch.from_numpy(X[DRAWN]))
     assert arrays._read == 0, "let go"
-    assert torch.equal(arrays.rows(DRAWN)["in"][0], torch.from_numpy(X[DRAWN])), "and come back when they are asked for"
+    assert torch.equal(arrays.rows(DRAWN)["in"][0], torch.from_numpy(X[DRAWN])), (
+        "and come back when they are asked for"
+    )
     with pytest.raises(InvalidInput, match="every array must have the same number of rows"):
         MappedArrays((held, Y[:5]))
     with pytest.raises(InvalidInput, match=r"train\[1\]: got 'array of <U1'"):

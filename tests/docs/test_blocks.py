@@ -1,4 +1,6 @@
-"""Every code block of the documentation runs as it is printed; what cannot run says why to its reader."""
+"""Every code block of the documentation runs as it is printed; what cannot run says why to its
+reader.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ def named(page: Path) -> str:
     return str(page.relative_to(blocks.ROOT))
 
 
-QUICK = [page for page in PAGES if any(block.runs and not block.slow for block in blocks.blocks(page))]
+QUICK = [
+    page for page in PAGES if any(block.runs and not block.slow for block in blocks.blocks(page))
+]
 SLOW = [page for page in PAGES if any(block.runs and block.slow for block in blocks.blocks(page))]
 
 
 def test_quick_blocks_run_as_printed() -> None:
-    """In one process, since most of the time goes into importing torch; `make docs` gives each page one of its own."""
+    """In one process, since most of the time goes into importing torch; `make docs` gives each page
+    one of its own.
+    """
     ended = blocks.in_a_process_of_its_own(*QUICK, quick=True)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
 
@@ -45,7 +51,12 @@ def test_a_block_says_what_it_is(page: Path) -> None:
 
 
 def test_few_blocks_are_not_run() -> None:
-    left = [f"{named(page)}: {block.reason}" for page in PAGES for block in blocks.blocks(page) if block.reason]
+    left = [
+        f"{named(page)}: {block.reason}"
+        for page in PAGES
+        for block in blocks.blocks(page)
+        if block.reason
+    ]
     assert len(left) <= MOST_NOT_RUN, left
 
 
@@ -77,7 +88,11 @@ def test_a_page_is_one_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_block_that_fails_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    said: str,
 ) -> None:
     monkeypatch.setattr(blocks, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -87,11 +102,17 @@ def test_a_block_that_fails_is_found(
 
 def test_what_is_not_run_says_so_to_the_reader(tmp_path: Path) -> None:
     page = page_of(
-        tmp_path, "*Not run here: it costs money.*\n\n```bash\nfalse\n```\n\n<!-- Not run here: no -->\n```bash\nfalse\n```\n"
+        tmp_path,
+        "*Not run here: it costs money.*\n\n```bash\nfalse\n```\n\n<!-- Not run here: no "
+        "-->\n```bash\nfalse\n```\n",
     )
-    assert [block.reason for block in blocks.blocks(page)] == ["it costs money.", ""], "a reason that nobody sees does not count"
+    assert [block.reason for block in blocks.blocks(page)] == ["it costs money.", ""], (
+        "a reason that nobody sees does not count"
+    )
 
 
 def test_indented_code_is_found(tmp_path: Path) -> None:
-    text = "text\n\n    dpfy train\n\n- item\n\n    more of it\n\nend\n\n```text\n\n    inside\n```\n"
+    text = (
+        "text\n\n    dpfy train\n\n- item\n\n    more of it\n\nend\n\n```text\n\n    inside\n```\n"
+    )
     assert blocks.indented(page_of(tmp_path, text)) == [3]

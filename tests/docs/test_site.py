@@ -1,4 +1,6 @@
-"""The documentation site builds, holds every page, leads nowhere dead and fetches nothing; generated pages are those of the code."""
+"""The documentation site builds, holds every page, leads nowhere dead and fetches nothing;
+generated pages are those of the code.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_in_the_navigation(site: Path) -> None:
     front = links.Page.read(site / "index.html")
-    pages = {str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in (ROOT / "docs").rglob("*.md")}
+    pages = {
+        str(page.relative_to(ROOT / "docs").with_suffix(".html"))
+        for page in (ROOT / "docs").rglob("*.md")
+    }
     listed = {link.partition("#")[0].removeprefix("./") for link in front.links}
     assert pages | {"api.html", "contributing.html", "changelog.html"} <= listed | {"index.html"}
 
@@ -49,7 +54,9 @@ def test_the_api_page_holds_every_public_name(site: Path) -> None:
 
 
 def test_the_configuration_page_is_that_of_the_code() -> None:
-    assert reference.PAGE.read_text("utf-8") == reference.configuration(), f"stale: {reference.AGAIN}"
+    assert reference.PAGE.read_text("utf-8") == reference.configuration(), (
+        f"stale: {reference.AGAIN}"
+    )
 
 
 def test_the_configuration_page_names_every_key() -> None:
@@ -85,7 +92,8 @@ def test_dead_links_and_things_from_outside_are_found(tmp_path: Path, html: str,
 
 def test_living_links_are_not(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(
-        '<a href="other.html#here">x</a><a href="https://example.org">y</a><h1 id="a"></h1><a href="#a">z</a>'
+        '<a href="other.html#here">x</a><a href="https://example.org">y</a><h1 id="a"></h1><a '
+        'href="#a">z</a>'
     )
     (tmp_path / "other.html").write_text('<h1 id="here">x</h1>')
     assert links.check(tmp_path) == ([], ["https://example.org"])

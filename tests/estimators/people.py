@@ -22,6 +22,8 @@ def people(count: int = 400, seed: int = 0) -> tuple[pandas.DataFrame, pandas.Se
     age = rng.uniform(17, 90, count)
     job = rng.choice(np.array([*JOBS, "?"], object), count)
     gain = np.where(rng.random(count) < 0.1, np.nan, rng.exponential(100, count))
-    score = (age - 50) / 15 + (job == "nurse") + np.nan_to_num(gain) / 200 + rng.normal(0, 0.5, count)
+    score = (
+        (age - 50) / 15 + (job == "nurse") + np.nan_to_num(gain) / 200 + rng.normal(0, 0.5, count)
+    )
     table = pandas.DataFrame({"age": age, "job": job, "gain": gain})
     return table, pandas.Series(np.where(score > 0.7, "yes", "no"), name="rich")

@@ -1,7 +1,9 @@
-"""Two fits on neighbours with everything else alike: what each would have released, had the first one's outputs been seen.
+"""Two fits on neighbours with everything else alike: what each would have released, had the first
+one's outputs been seen.
 
-The second fit is given the outputs of the first one, so that both stand at the same place of an adaptive sequence; what differs then is
-what one record adds, and must be within the bound of the round.
+The second fit is given the outputs of the first one, so that both stand at the same place of an
+adaptive sequence; what differs then is what one record adds, and must be within the bound of the
+round.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ import numpy as np
 from dpfy.estimators import fitting
 
 
-def totals(estimator: Any, X: Any, y: Any, seen: list[Any] | None = None) -> list[tuple[str, float, Any, Any]]:
-    """Round, bound, what went in and what came out of every release of a fit. `seen` are outputs to be given in place of fresh ones."""
+def totals(
+    estimator: Any, X: Any, y: Any, seen: list[Any] | None = None
+) -> list[tuple[str, float, Any, Any]]:
+    """Round, bound, what went in and what came out of every release of a fit. `seen` are outputs to
+    be given in place of fresh ones.
+    """
     found: list[tuple[str, float, Any, Any]] = []
     release, choose = fitting.Fit.release, fitting.Fit.choose_each
 
@@ -31,16 +37,25 @@ def totals(estimator: Any, X: Any, y: Any, seen: list[Any] | None = None) -> lis
         found.append((name, self.round(name).bound, np.array(scores, np.float64), out))
         return out
 
-    with mock.patch.object(fitting.Fit, "release", released), mock.patch.object(fitting.Fit, "choose_each", chosen):
+    with (
+        mock.patch.object(fitting.Fit, "release", released),
+        mock.patch.object(fitting.Fit, "choose_each", chosen),
+    ):
         estimator.fit(X, y)
     return found
 
 
-def distances(estimator: Any, one: tuple[Any, Any], other: tuple[Any, Any]) -> list[tuple[str, float]]:
-    """For each release the distance between neighbours, over the bound: at most 1 where a record is added or removed."""
+def distances(
+    estimator: Any, one: tuple[Any, Any], other: tuple[Any, Any]
+) -> list[tuple[str, float]]:
+    """For each release the distance between neighbours, over the bound: at most 1 where a record is
+    added or removed.
+    """
     first = totals(estimator, *one)
     second = totals(estimator, *other, seen=[out for *_, out in first])
-    assert [name for name, *_ in first] == [name for name, *_ in second], "neighbours are not asked the same"
+    assert [name for name, *_ in first] == [name for name, *_ in second], (
+        "neighbours are not asked the same"
+    )
     choices = [isinstance(out, list) for *_, out in first]
     return [
         (name, float(np.abs(a - b).max() if choice else np.linalg.norm(a - b)) / bound)

@@ -1,4 +1,6 @@
-"""Principal components: close to plain ones, within their bound on neighbours, refused where they have no meaning."""
+"""Principal components: close to plain ones, within their bound on neighbours, refused where they
+have no meaning.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +62,19 @@ def test_neighbours_stay_within_the_bound(adjacency):
 def test_a_private_step_may_stand_in_a_pipeline():
     points = cloud(3000)
     labels = (points[:, 0] > 0.1).astype(int)
-    made = make_pipeline(PCA(epsilon=4.0, bounds=(-1, 1)), LogisticRegression(epsilon=4.0, bounds=(-2, 2), classes=[0, 1]))
+    made = make_pipeline(
+        PCA(epsilon=4.0, bounds=(-1, 1)),
+        LogisticRegression(epsilon=4.0, bounds=(-2, 2), classes=[0, 1]),
+    )
     assert made.fit(points, labels).score(points, labels) > 0.8
 
 
 def test_bad_settings():
-    for settings, said in (({"n_components": 9}, "n_components"), ({"n_components": 0}, "n_components"), ({"norm": -1}, "norm")):
+    for settings, said in (
+        ({"n_components": 9}, "n_components"),
+        ({"n_components": 0}, "n_components"),
+        ({"norm": -1}, "norm"),
+    ):
         with pytest.raises(DpfyError, match=said):
             PCA(bounds=(-1, 1), **settings).fit(cloud(50))
     with pytest.raises(DpfyError, match="category"):

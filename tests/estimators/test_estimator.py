@@ -1,4 +1,6 @@
-"""What every estimator gets from the base: reservation before reading, card, ledger, verification, refusals that spend nothing."""
+"""What every estimator gets from the base: reservation before reading, card, ledger, verification,
+refusals that spend nothing.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ def test_the_claim_is_reserved_before_a_record_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(
         dpfy.estimators.estimator.records,
         "read",
-        lambda *a: (seen.extend(p.name for p in Ledger.read(tmp_path / "people.jsonl").permits()), read(*a))[1],
+        lambda *a: (
+            seen.extend(p.name for p in Ledger.read(tmp_path / "people.jsonl").permits()),
+            read(*a),
+        )[1],
     )
     fitted(ledger=tmp_path / "people.jsonl")
     assert len(seen) == 1
@@ -76,7 +81,9 @@ def test_the_claim_is_reserved_before_a_record_is_read(tmp_path, monkeypatch):
 
 def test_the_ledger_of_a_data_set_holds_every_fit_and_refuses_what_does_not_fit(tmp_path):
     people_ledger = tmp_path / "people.jsonl"
-    place = Place(tmp_path / "one", ledger=people_ledger, budget=RenyiFilter(epsilon=1.2, delta=1e-5))
+    place = Place(
+        tmp_path / "one", ledger=people_ledger, budget=RenyiFilter(epsilon=1.2, delta=1e-5)
+    )
     NaiveBayes(schema=SCHEMA, run=place).fit(X, y)
     assert len(Ledger.read(people_ledger).permits()) == 1
     with pytest.raises(BudgetExceeded):
@@ -88,20 +95,34 @@ def test_the_ledger_of_a_data_set_holds_every_fit_and_refuses_what_does_not_fit(
 def test_all_forms_of_a_table_give_the_same_fit():
     whole = fitted()
     order = ["gain", "age", "job"]
-    for given in (X[order], pyarrow.Table.from_pandas(X), X.astype({"job": "category"}), X.astype(object).to_numpy()):
+    for given in (
+        X[order],
+        pyarrow.Table.from_pandas(X),
+        X.astype({"job": "category"}),
+        X.astype(object).to_numpy(),
+    ):
         other = NaiveBayes(schema=SCHEMA, random_state=1).fit(given, y)
         assert np.array_equal(whole.log_likelihood_, other.log_likelihood_)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert np.array_equal(
-                whole.predict_proba(X[:5]), other.predict_proba(given[:5] if not hasattr(given, "slice") else given.slice(0, 5))
+                whole.predict_proba(X[:5]),
+                other.predict_proba(
+                    given[:5] if not hasattr(given, "slice") else given.slice(0, 5)
+                ),
             )
 
 
 def test_a_row_more_changes_what_is_released_by_one_contribution_only():
-    """With the same secret, neighbours' releases differ by what the record adds: nothing else depends on it."""
+    """With the same secret, neighbours' releases differ by what the record adds: nothing else
+    depends on it.
+    """
     one = fitted().release_.model.arrays["counts"]
-    other = NaiveBayes(schema=SCHEMA, random_state=1).fit(X[:-1], y[:-1]).release_.model.arrays["counts"]
+    other = (
+        NaiveBayes(schema=SCHEMA, random_state=1)
+        .fit(X[:-1], y[:-1])
+        .release_.model.arrays["counts"]
+    )
     moved = one - other
     assert np.abs(moved).sum() == len(SCHEMA) - 1
     assert set(np.unique(moved)) == {0.0, 1.0}
@@ -135,7 +156,9 @@ def test_labels_that_the_caller_states_to_be_public_stand_on_the_card_as_stated(
 
 
 def test_ranges_that_nobody_stated_are_bought_and_billed():
-    made = NaiveBayes(classes=("no", "yes"), random_state=0, epsilon=4.0).fit(people(5000)[0][["age"]], people(5000)[1])
+    made = NaiveBayes(classes=("no", "yes"), random_state=0, epsilon=4.0).fit(
+        people(5000)[0][["age"]], people(5000)[1]
+    )
     low, high = made.card_["sections"][0]["bought_ranges"]["age"]
     assert 0 <= low <= 30
     assert 80 <= high <= 128
@@ -184,11 +207,26 @@ BAD = {
     "adjacency": ({"adjacency": "swap"}, X, y, "adjacency"),
     "bins": ({"bins": 1}, X, y, "bins"),
     "bounds beside a schema": ({"bounds": (0, 1)}, X, y, "bounds"),
-    "bounds that invert": ({"schema": None, "bounds": (1, 0), "classes": ("no", "yes")}, X[["age"]], y, "bounds of age"),
+    "bounds that invert": (
+        {"schema": None, "bounds": (1, 0), "classes": ("no", "yes")},
+        X[["age"]],
+        y,
+        "bounds of age",
+    ),
     "no schema for text": ({"schema": None, "classes": ("no", "yes")}, X, y, "X column"),
     "no classes": ({"schema": None, "bounds": (0, 99)}, X[["age"]], y, "classes"),
-    "one class": ({"schema": None, "bounds": (0, 99), "classes": ("no",)}, X[["age"]], y, "classes"),
-    "one class in y": ({"schema": None, "bounds": (0, 99), "classes": "public"}, X[["age"]], ["a"] * 400, "1 class"),
+    "one class": (
+        {"schema": None, "bounds": (0, 99), "classes": ("no",)},
+        X[["age"]],
+        y,
+        "classes",
+    ),
+    "one class in y": (
+        {"schema": None, "bounds": (0, 99), "classes": "public"},
+        X[["age"]],
+        ["a"] * 400,
+        "1 class",
+    ),
     "a label outside": ({}, X, y.replace("yes", "maybe"), "row"),
     "y missing": ({}, X, None, "y"),
     "y short": ({}, X, y[:-1], "y"),
@@ -200,7 +238,12 @@ BAD = {
     "columns": ({}, X.astype(object).to_numpy()[:, :2], y, "columns"),
     "no rows": ({}, X[:0], y[:0], "X"),
     "no table": ({}, 7, y, "X"),
-    "sparse": ({"schema": None, "bounds": (0, 1), "classes": ("no", "yes")}, scipy.sparse.eye(3), y, "sparse"),
+    "sparse": (
+        {"schema": None, "bounds": (0, 1), "classes": ("no", "yes")},
+        scipy.sparse.eye(3),
+        y,
+        "sparse",
+    ),
     "random_state": ({"random_state": -1}, X, y, "random_state"),
     "run": ({"run": 7}, X, y, "run"),
 }
@@ -219,7 +262,9 @@ def test_bad_input_is_one_line_and_spends_nothing(name, tmp_path):
 
 
 def test_an_unlisted_category_is_refused_unless_others_are_allowed():
-    strict = tuple(c if c.name != "job" else type(c)("job", c.categories, fill="clerk") for c in SCHEMA)
+    strict = tuple(
+        c if c.name != "job" else type(c)("job", c.categories, fill="clerk") for c in SCHEMA
+    )
     fitted().predict(X.assign(job="poet"))
     with pytest.raises(InvalidInput, match="not listed"):
         NaiveBayes(schema=strict).fit(X.assign(job="poet"), y)
@@ -241,12 +286,16 @@ def test_a_killed_fit_resumes_to_the_same_release_and_meets_no_other_data(tmp_pa
     resumed = NaiveBayes(schema=SCHEMA, run=again).fit(X, y)
     assert np.array_equal(resumed.log_likelihood_, whole.log_likelihood_)
     assert wrong(tmp_path / "run") == []
-    assert np.array_equal(NaiveBayes(schema=SCHEMA, run=again).fit(X, y).log_likelihood_, whole.log_likelihood_)
+    assert np.array_equal(
+        NaiveBayes(schema=SCHEMA, run=again).fit(X, y).log_likelihood_, whole.log_likelihood_
+    )
 
 
 EXCEPTIONS = {
-    "check_dtype_object": "a cell that is no number and no word raises InvalidInput, a ValueError; scikit-learn asks for a TypeError",
-    "check_clustering": "labels of the records are as private as the records: k-means keeps no labels_, which scikit-learn asks for",
+    "check_dtype_object": "a cell that is no number and no word raises InvalidInput, a ValueError; "
+    "scikit-learn asks for a TypeError",
+    "check_clustering": "labels of the records are as private as the records: k-means keeps no "
+    "labels_, which scikit-learn asks for",
 }
 
 
@@ -255,18 +304,28 @@ def alike(name):
     return name.endswith("Regressor") and name.replace("Regressor", "Classifier") in ESTIMATORS
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * alike(n)) for n in sorted(ESTIMATORS)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * alike(n)) for n in sorted(ESTIMATORS)]
+)
 def test_the_checks_of_scikit_learn(name):
     kind = ESTIMATORS[name]
     small = {"classes": "public", "n_estimators": 40, "max_depth": 4}
     held = kind().get_params()
-    more = {key: value for key, value in small.items() if key in held and (key == "classes" or (held[key] or 0) > value)}
+    more = {
+        key: value
+        for key, value in small.items()
+        if key in held and (key == "classes" or (held[key] or 0) > value)
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = check_estimator(kind(epsilon=1e4, random_state=0, **more), on_fail=None, on_skip=None)
+        found = check_estimator(
+            kind(epsilon=1e4, random_state=0, **more), on_fail=None, on_skip=None
+        )
     failed = {r["check_name"]: repr(r["exception"]) for r in found if r["status"] == "failed"}
     assert {k: v for k, v in failed.items() if k not in EXCEPTIONS} == {}
-    assert sum(r["status"] == "passed" for r in found) > (35 if name == "GaussianMixture" else 40)  # few checks know densities
+    assert sum(r["status"] == "passed" for r in found) > (
+        35 if name == "GaussianMixture" else 40
+    )  # few checks know densities
 
 
 def test_a_table_is_not_changed():

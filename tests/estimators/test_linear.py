@@ -1,4 +1,6 @@
-"""Linear models: rows in the unit ball, sums without rounding, solvers that learn, and noise of the stated scale."""
+"""Linear models: rows in the unit ball, sums without rounding, solvers that learn, and noise of the
+stated scale.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ def test_sums_are_exact_in_any_order_and_in_any_blocks(monkeypatch):
     factors = np.random.default_rng(1).uniform(-0.7, 0.7, (design.size, 2))
     total, gram, whole = design.total(factors), design.gram(), design.part(slice(None))
     cut = np.trunc(factors * 2.0**designs.FACTOR) * 2.0**-designs.FACTOR
-    exact = [[sum(Fraction(a) * Fraction(b) for a, b in zip(whole[:, i], cut[:, k])) for k in (0, 1)] for i in (0, 2, 4)]
+    exact = [
+        [sum(Fraction(a) * Fraction(b) for a, b in zip(whole[:, i], cut[:, k])) for k in (0, 1)]
+        for i in (0, 2, 4)
+    ]
     assert [[Fraction(v) for v in total[i]] for i in (0, 2, 4)] == exact
     order = np.random.default_rng(2).permutation(design.size)
     other, factors = Design.of(whole[order] * (1 / designs.SAFE)), factors[order]
@@ -74,7 +79,9 @@ def test_sums_are_exact_in_any_order_and_in_any_blocks(monkeypatch):
     monkeypatch.setattr(designs, "BLOCK", 700)
     monkeypatch.setattr(designs, "GRAM_BLOCK", 999)
     assert np.array_equal(other.total(factors), total)
-    assert np.array_equal(other.gradient(np.zeros((6, 2)), lambda scores, part: factors[part]), total)
+    assert np.array_equal(
+        other.gradient(np.zeros((6, 2)), lambda scores, part: factors[part]), total
+    )
     assert np.array_equal(other.gram(), gram)
 
 
@@ -89,7 +96,11 @@ def test_scores_are_exact_and_do_not_depend_on_where_a_record_stands(length):
     scores = design.scores(weights)[:, 0]
     for k in range(40):
         whole = sum(
-            (Fraction(x) * Fraction(w) for x, w in zip(held[k].tolist(), weights[:, 0].tolist(), strict=True)), Fraction(0)
+            (
+                Fraction(x) * Fraction(w)
+                for x, w in zip(held[k].tolist(), weights[:, 0].tolist(), strict=True)
+            ),
+            Fraction(0),
         )
         assert Fraction(float(scores[k])) == whole
     assert np.array_equal((held[::-1][:, ::-1] @ weights[::-1])[::-1, 0], scores)
@@ -114,7 +125,11 @@ def test_slopes_are_derivatives_and_bounds_hold(loss):
     rng = np.random.default_rng(3)
     outputs = 3 if isinstance(loss, Softmax) else 1
     scores = rng.normal(0, 2, (500, outputs))
-    target = np.eye(3)[rng.integers(0, 3, 500)] if outputs == 3 else rng.integers(0, 2, (500, 1)).astype(float)
+    target = (
+        np.eye(3)[rng.integers(0, 3, 500)]
+        if outputs == 3
+        else rng.integers(0, 2, (500, 1)).astype(float)
+    )
     slopes = loss.slopes(scores, target)
     for k in range(outputs):
         step = np.zeros(outputs)
@@ -124,11 +139,16 @@ def test_slopes_are_derivatives_and_bounds_hold(loss):
     if not isinstance(loss, Squared):
         assert (np.linalg.norm(slopes, axis=1) <= loss.steepest + 1e-12).all()
     if outputs == 1:
-        numeric = (loss.slopes(scores + 1e-6, target) - loss.slopes(scores - 1e-6, target))[:, 0] / 2e-6
+        numeric = (loss.slopes(scores + 1e-6, target) - loss.slopes(scores - 1e-6, target))[
+            :, 0
+        ] / 2e-6
         bends = loss.bends(scores, target)
         assert np.quantile(np.abs(numeric - bends), 0.99) < 1e-4
         assert (bends <= loss.curvature + 1e-12).all()
-        assert (np.diff(loss.slopes(np.linspace(-9, 9, 400)[:, None], np.ones((400, 1)))[:, 0]) >= -1e-15).all()
+        assert (
+            np.diff(loss.slopes(np.linspace(-9, 9, 400)[:, None], np.ones((400, 1)))[:, 0])
+            >= -1e-15
+        ).all()
     if loss.one_sided:
         assert (slopes * (2 * target - 1) <= 0).all()
 
@@ -155,7 +175,9 @@ def test_a_softmax_learns_several_classes():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, 12000)
     points = rng.normal(0, 0.5, (12000, 2)) + np.array([[2, 2], [-2, 2], [2, -2], [-2, -2]])[labels]
-    made = LogisticRegression(epsilon=1.0, bounds=(-4, 4), classes=[0, 1, 2, 3], random_state=0).fit(points, labels)
+    made = LogisticRegression(
+        epsilon=1.0, bounds=(-4, 4), classes=[0, 1, 2, 3], random_state=0
+    ).fit(points, labels)
     assert made.score(points, labels) > 0.95
     assert made.coef_.shape == (4, 2)
 
@@ -166,7 +188,12 @@ def test_linear_regression_comes_close_to_the_plain_one(intercept):
     given = rng.uniform(-1, 1, (20000, 3))
     values = given @ [3.0, -2.0, 0.5] + 2 * intercept + rng.normal(0, 0.3, 20000)
     made = LinearRegression(
-        epsilon=2.0, bounds=(-1, 1), target_bounds=(-9, 9), fit_intercept=intercept, norm=3**0.5, random_state=0
+        epsilon=2.0,
+        bounds=(-1, 1),
+        target_bounds=(-9, 9),
+        fit_intercept=intercept,
+        norm=3**0.5,
+        random_state=0,
     ).fit(given, values)
     plain = Plain(fit_intercept=intercept).fit(given, values)
     assert np.allclose(made.coef_, plain.coef_, atol=0.1)
@@ -175,14 +202,21 @@ def test_linear_regression_comes_close_to_the_plain_one(intercept):
 
 
 def test_poisson_regression_of_large_counts_gets_better_with_more_records():
-    """Targets near the middle of their range bend the loss more than rare counts do: a step for those would swing for ever."""
+    """Targets near the middle of their range bend the loss more than rare counts do: a step for
+    those would swing for ever.
+    """
     rng, found = np.random.default_rng(7), []
     for size in (5_000, 50_000):
         given = rng.uniform(-1, 1, (size, 20))
         counts = np.clip(given @ np.linspace(-1.5, 1.5, 20) + rng.normal(size=size) + 10, 0, 20)
-        made = PoissonRegressor(epsilon=1.0, bounds=(-1, 1), target_bounds=(0, 20), random_state=0).fit(given, counts)
+        made = PoissonRegressor(
+            epsilon=1.0, bounds=(-1, 1), target_bounds=(0, 20), random_state=0
+        ).fit(given, counts)
         plain = PlainPoisson(alpha=1e-6).fit(given, counts)
-        found.append(mean_poisson_deviance(counts, made.predict(given)) / mean_poisson_deviance(counts, plain.predict(given)))
+        found.append(
+            mean_poisson_deviance(counts, made.predict(given))
+            / mean_poisson_deviance(counts, plain.predict(given))
+        )
     assert found[1] < 1.05
     assert found[1] < found[0] < 1.5
 
@@ -191,14 +225,18 @@ def test_poisson_regression_learns_rates():
     rng = np.random.default_rng(0)
     given = rng.uniform(0, 1, (20000, 2))
     counts = rng.poisson(np.exp(0.5 + 1.5 * given[:, 0] - given[:, 1]))
-    made = PoissonRegressor(epsilon=2.0, bounds=(0, 1), target_bounds=(0, 20), random_state=0).fit(given, counts)
+    made = PoissonRegressor(epsilon=2.0, bounds=(0, 1), target_bounds=(0, 20), random_state=0).fit(
+        given, counts
+    )
     expected = np.exp(0.5 + 1.5 * given[:, 0] - given[:, 1])
     assert np.corrcoef(made.predict(given), expected)[0, 1] > 0.98
     assert made.predict(given).mean() == pytest.approx(counts.mean(), rel=0.1)
 
 
 def test_steps_are_shortened_where_columns_are_copies():
-    """Forty copies of a column have forty times the curvature that independent ones would have: no step may run away."""
+    """Forty copies of a column have forty times the curvature that independent ones would have: no
+    step may run away.
+    """
     rng = np.random.default_rng(0)
     one = rng.uniform(-1, 1, (5000, 1))
     given = np.repeat(one, 40, axis=1)
@@ -210,7 +248,9 @@ def test_steps_are_shortened_where_columns_are_copies():
 
 
 def test_the_noise_of_gradients_has_the_stated_scale(monkeypatch):
-    """Of 51 releases of 7 coordinates: a chi-square statistic within five deviations, which 2/3 and 3/2 of the scale are not."""
+    """Of 51 releases of 7 coordinates: a chi-square statistic within five deviations, which 2/3 and
+    3/2 of the scale are not.
+    """
     noise = []
     release = descent.Fit.release
 
@@ -251,7 +291,10 @@ def test_constant_columns_and_fewer_records_than_features_are_fitted():
     given = np.concatenate([np.zeros((20, 30)), np.ones((20, 10))], axis=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for made in (LogisticRegression(classes=[0, 1], bounds=(0, 1)), LinearRegression(bounds=(0, 1), target_bounds=(0, 1))):
+        for made in (
+            LogisticRegression(classes=[0, 1], bounds=(0, 1)),
+            LinearRegression(bounds=(0, 1), target_bounds=(0, 1)),
+        ):
             assert np.isfinite(made.fit(given, np.arange(20) % 2).predict(given)).all()
 
 

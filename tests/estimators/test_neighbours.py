@@ -1,4 +1,6 @@
-"""Every estimator, on neighbours: what one record changes in any release, given the same outputs before it, is within the bound."""
+"""Every estimator, on neighbours: what one record changes in any release, given the same outputs
+before it, is within the bound.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from people import SCHEMA, people
 from replay import distances
 
-NAMES = sorted(n for n, kind in ESTIMATORS.items() if issubclass(kind, PrivateClassifier | PrivateRegressor))
+NAMES = sorted(
+    n for n, kind in ESTIMATORS.items() if issubclass(kind, PrivateClassifier | PrivateRegressor)
+)
 EXTREMES = (
     {"age": 90.0, "job": "smith", "gain": 1e9},
     {"age": -1e9, "job": "?", "gain": 0.0},
@@ -28,9 +32,17 @@ def case(name: str, adjacency: str, **more):
     table, labels = people(300, seed=2)
     kind = ESTIMATORS[name]
     if issubclass(kind, PrivateClassifier):
-        return kind(schema=SCHEMA, adjacency=adjacency, random_state=0, **more), table, labels.to_numpy()
+        return (
+            kind(schema=SCHEMA, adjacency=adjacency, random_state=0, **more),
+            table,
+            labels.to_numpy(),
+        )
     bounds = {"bounds": {"age": (17, 90)}, "target_bounds": (0, 1)}
-    return kind(adjacency=adjacency, random_state=0, **bounds, **more), table[["age"]], (labels == "yes").to_numpy().astype(float)
+    return (
+        kind(adjacency=adjacency, random_state=0, **bounds, **more),
+        table[["age"]],
+        (labels == "yes").to_numpy().astype(float),
+    )
 
 
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
@@ -48,6 +60,8 @@ def test_one_record_changes_no_release_by_more_than_its_bound(name, adjacency):
             assert max(d for _, d in moved) <= 2 * (1 + 1e-12), moved
         else:
             keep = np.arange(len(table)) != 7
-            moved = distances(estimator, (other, outlier), (other[keep].reset_index(drop=True), outlier[keep]))
+            moved = distances(
+                estimator, (other, outlier), (other[keep].reset_index(drop=True), outlier[keep])
+            )
             assert max(d for _, d in moved) <= 1 + 1e-12, moved
         assert any(d > 0 for _, d in moved)

@@ -1,4 +1,6 @@
-"""The solvers of linear models: each learns, keeps to its bound on neighbours, states its conditions, and refuses what has no proof."""
+"""The solvers of linear models: each learns, keeps to its bound on neighbours, states its
+conditions, and refuses what has no proof.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def adjacency(solver):
 @pytest.mark.parametrize("solver", ONE)
 def test_every_solver_learns_and_its_card_verifies(solver, tmp_path):
     made = LogisticRegression(
-        epsilon=4.0, schema=SCHEMA, solver=solver, adjacency=adjacency(solver), random_state=0, run=tmp_path / "run"
+        epsilon=4.0,
+        schema=SCHEMA,
+        solver=solver,
+        adjacency=adjacency(solver),
+        random_state=0,
+        run=tmp_path / "run",
     ).fit(X, y)
     assert roc_auc_score(TEST[1] == "yes", made.decision_function(TEST[0])) > 0.9
     assert [f for f in verify(tmp_path / "run") if not f.holds] == []
@@ -49,35 +56,54 @@ def test_every_solver_learns_and_its_card_verifies(solver, tmp_path):
     assert made.card_["sections"][0]["settings"]["solver"] == repr(solver)
 
 
-@pytest.mark.parametrize("solver", ["gradient", "newton", "statistics", "functional", "objective", "output"])
+@pytest.mark.parametrize(
+    "solver", ["gradient", "newton", "statistics", "functional", "objective", "output"]
+)
 def test_regression_by_every_solver_that_knows_it(solver):
     rng = np.random.default_rng(0)
     given = rng.uniform(-1, 1, (8000, 3))
     values = given @ [3.0, -2.0, 0.5] + 1 + rng.normal(0, 0.3, 8000)
-    made = LinearRegression(epsilon=4.0, bounds=(-1, 1), target_bounds=(-9, 9), solver=solver, random_state=0).fit(given, values)
+    made = LinearRegression(
+        epsilon=4.0, bounds=(-1, 1), target_bounds=(-9, 9), solver=solver, random_state=0
+    ).fit(given, values)
     assert made.score(given, values) > (0.9 if solver == "output" else 0.95)
 
 
 def test_support_vectors_by_objective_perturbation():
-    assert LinearSVC(epsilon=4.0, schema=SCHEMA, solver="objective", random_state=0).fit(X, y).score(*TEST) > 0.8
+    assert (
+        LinearSVC(epsilon=4.0, schema=SCHEMA, solver="objective", random_state=0)
+        .fit(X, y)
+        .score(*TEST)
+        > 0.8
+    )
 
 
 def test_a_softmax_by_newton():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 9000)
     points = rng.normal(0, 0.5, (9000, 2)) + np.array([[2, 2], [-2, 2], [0, -2]])[labels]
-    made = LogisticRegression(epsilon=2.0, bounds=(-4, 4), classes=[0, 1, 2], solver="newton", random_state=0).fit(points, labels)
+    made = LogisticRegression(
+        epsilon=2.0, bounds=(-4, 4), classes=[0, 1, 2], solver="newton", random_state=0
+    ).fit(points, labels)
     assert made.score(points, labels) > 0.95
 
 
 @pytest.mark.parametrize("solver", ["gradient", "newton", "statistics", "output"])
 def test_explanations_tell_how_far_noise_moves_coefficients(solver):
-    """Over 16 fits the deviation of a coefficient is within a factor of 2.5 of what one of them tells; chi-square with 15 degrees of
-    freedom leaves that range less than once in 1e5 where it is told rightly. What output perturbation tells is the same for all."""
+    """Over 16 fits the deviation of a coefficient is within a factor of 2.5 of what one of them
+    tells; chi-square with 15 degrees of freedom leaves that range less than once in 1e5 where it is
+    told rightly. What output perturbation tells is the same for all.
+    """
     rng = np.random.default_rng(0)
     given = rng.uniform(-1, 1, (3000, 3))
     values = given @ [3.0, -2.0, 0.5] + 1 + rng.normal(0, 0.3, 3000)
-    settings = {"epsilon": 1.0, "bounds": (-1, 1), "target_bounds": (-9, 9), "norm": 2.0, "solver": solver}
+    settings = {
+        "epsilon": 1.0,
+        "bounds": (-1, 1),
+        "target_bounds": (-9, 9),
+        "norm": 2.0,
+        "solver": solver,
+    }
     fits = [LinearRegression(random_state=k, **settings).fit(given, values) for k in range(16)]
     found = np.std([made.coef_ for made in fits], axis=0)
     told = {name: noise for name, _, noise in fits[0].explain().rows}
@@ -92,7 +118,14 @@ def test_ridge_pulls_weights_to_zero():
     for solver in ("gradient", "statistics", "output", "objective"):
         sizes = [
             np.linalg.norm(
-                Ridge(alpha=a, epsilon=20.0, bounds=(-1, 1), target_bounds=(-2, 2), solver=solver, random_state=0)
+                Ridge(
+                    alpha=a,
+                    epsilon=20.0,
+                    bounds=(-1, 1),
+                    target_bounds=(-2, 2),
+                    solver=solver,
+                    random_state=0,
+                )
                 .fit(given, values)
                 .coef_
             )
@@ -123,7 +156,9 @@ def test_neighbours_stay_within_the_bound(solver, how):
         assert max(d for _, d in moved) <= 2
     else:
         keep = np.arange(len(table)) != 7
-        moved = distances(estimator, (table, labels), (table[keep].reset_index(drop=True), labels[keep]))
+        moved = distances(
+            estimator, (table, labels), (table[keep].reset_index(drop=True), labels[keep])
+        )
         assert max(d for _, d in moved) <= 1
     assert any(d > 1e-3 for _, d in moved)
 
@@ -136,16 +171,23 @@ def test_matrices_of_records_keep_to_their_bounds(seed):
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     target = np.sign(rng.normal(size=300))
     rows[1], target[:2] = -rows[0], (1.0, 1.0)
-    held = [np.concatenate([np.outer(x, x), x[:, None] * t, x[:, None] * t], axis=1) for x, t in zip(rows, target, strict=True)]
+    held = [
+        np.concatenate([np.outer(x, x), x[:, None] * t, x[:, None] * t], axis=1)
+        for x, t in zip(rows, target, strict=True)
+    ]
     assert max(np.linalg.norm(one) for one in held) <= quadratic.ADD
     assert max(np.linalg.norm(a - b) for a in held[:60] for b in held) <= 2 * quadratic.REPLACE
     assert np.linalg.norm(held[0] - held[1]) > 1.9  # the linear part moves to its other side
 
 
-@pytest.mark.parametrize("loss", [Logistic(), Squared(), HuberHinge()], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize(
+    "loss", [Logistic(), Squared(), HuberHinge()], ids=lambda loss: type(loss).__name__
+)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_certificate_holds(loss, sparse):
-    """The gradient at what was found, in 113 bits, is within the tolerance; and rounding is within what was set aside for it."""
+    """The gradient at what was found, in 113 bits, is within the tolerance; and rounding is within
+    what was set aside for it.
+    """
     rng = np.random.default_rng(0)
     rows = rng.uniform(-1, 1, (400, 5)) / 3
     design = Design.of(scipy.sparse.csr_matrix(rows) if sparse else rows)
@@ -181,7 +223,13 @@ def test_objective_perturbation_without_noise_is_the_plain_minimum():
     given = rng.uniform(-1, 1, (500, 3))
     labels = (given @ [2.0, -1.0, 0.5] + rng.logistic(size=500) > 0).astype(int)
     made = LogisticRegression(
-        epsilon=5e3, bounds=(-1, 1), classes=[0, 1], solver="objective", alpha=5.0, fit_intercept=False, random_state=0
+        epsilon=5e3,
+        bounds=(-1, 1),
+        classes=[0, 1],
+        solver="objective",
+        alpha=5.0,
+        fit_intercept=False,
+        random_state=0,
     ).fit(given, labels)
     plain = Plain(C=1 / 5.0, fit_intercept=False, tol=1e-10).fit(given, labels)
     assert np.allclose(made.coef_, plain.coef_, atol=0.05)
@@ -192,17 +240,29 @@ def test_the_event_of_a_minimum_holds_all_gaussian_releases_beside_it():
     claim = made.card_["sections"][0]["claim"]
     whole = made.card_["accesses"]["covered"][0]["event"]
     assert whole["kind"] == "objective-perturbation"
-    beside = [r["event"]["noise_multiplier"] for r in claim["rounds"] if r["event"]["kind"] == "gaussian"]
+    beside = [
+        r["event"]["noise_multiplier"] for r in claim["rounds"] if r["event"]["kind"] == "gaussian"
+    ]
     assert whole["beside"] == pytest.approx(math.sqrt(sum(1 / m**2 for m in beside)), rel=1e-9)
     assert whole["one_sided"] is True
     rows = {row["what"]: row["holds"] for row in made.card_["sections"][0]["assumptions"]}
-    assert rows == {"contribution": "yes", "domain": "yes", "convexity": "yes", "slopes": "yes", "optimum": "yes"}
+    assert rows == {
+        "contribution": "yes",
+        "domain": "yes",
+        "convexity": "yes",
+        "slopes": "yes",
+        "optimum": "yes",
+    }
 
 
 def test_the_curvature_that_is_billed_is_that_of_the_rows_as_they_are():
-    """A row of norm R has a curvature of R^2 / 4, over alpha: forgetting the square is a known mistake."""
+    """A row of norm R has a curvature of R^2 / 4, over alpha: forgetting the square is a known
+    mistake.
+    """
     norm, alpha = 3.0, 60.0
-    made = LogisticRegression(bounds=(-1, 1), classes=[0, 1], solver="objective", norm=norm, alpha=alpha, random_state=0)
+    made = LogisticRegression(
+        bounds=(-1, 1), classes=[0, 1], solver="objective", norm=norm, alpha=alpha, random_state=0
+    )
     made.fit(np.random.default_rng(0).uniform(-1, 1, (200, 12)), np.arange(200) % 2)
     billed = made.card_["accesses"]["covered"][0]["event"]["curvature"]
     assert 0.25 * (norm**2 + 1) / alpha <= billed <= 0.25 * (norm**2 + 1) / alpha * (1 + 1e-6)
@@ -227,7 +287,9 @@ def test_the_linear_term_is_bound_to_the_records_before_it_is_drawn(tmp_path, mo
 
 
 def test_the_random_term_is_normal_and_on_its_grid(monkeypatch):
-    """Of 4,000 numbers the mean square is within five deviations of one; it lies on whole multiples of 2^-40."""
+    """Of 4,000 numbers the mean square is within five deviations of one; it lies on whole multiples
+    of 2^-40.
+    """
     from dpfy.core.book import rehearsal
     from dpfy.core.random import Randomness
     from dpfy.estimators.claim import FitClaim, Round
@@ -248,7 +310,9 @@ def test_the_random_term_is_normal_and_on_its_grid(monkeypatch):
 
 @pytest.mark.parametrize("pull", [0.0, 0.05])
 def test_bolt_on_descent_parts_neighbours_by_no_more_than_its_bound(pull):
-    """Plain descent on neighbours that differ in the record of the last batch, the worst place, many times over."""
+    """Plain descent on neighbours that differ in the record of the last batch, the worst place,
+    many times over.
+    """
     rng = np.random.default_rng(0)
     worst = 0.0
     for _ in range(20):
@@ -263,7 +327,9 @@ def test_bolt_on_descent_parts_neighbours_by_no_more_than_its_bound(pull):
                 for start in range(0, 200, bolt_on.BATCH):
                     part = slice(start, start + bolt_on.BATCH)
                     slope = 1 / (1 + np.exp(-rows[part] @ weights)) - target[part]
-                    weights = weights - 1.0 * (rows[part].T @ slope / bolt_on.BATCH + pull * weights)
+                    weights = weights - 1.0 * (
+                        rows[part].T @ slope / bolt_on.BATCH + pull * weights
+                    )
             ends.append(weights)
         bound = bolt_on.apart(1.0, 1.0, pull, 4, 4, 10.0)
         worst = max(worst, float(np.linalg.norm(ends[0] - ends[1])) / bound)
@@ -274,7 +340,12 @@ REFUSED = [
     (LogisticRegression, {"solver": "statistics"}, Unsupported, "no function of second moments"),
     (LogisticRegression, {"solver": "bolt-on"}, Unsupported, "replace-one"),
     (LogisticRegression, {"solver": "objective", "alpha": 0.0}, InvalidInput, "strong convexity"),
-    (LogisticRegression, {"solver": "objective", "alpha": 0.5}, InvalidInput, "must be at least 0.\\d+ for solver='objective'"),
+    (
+        LogisticRegression,
+        {"solver": "objective", "alpha": 0.5},
+        InvalidInput,
+        "must be at least 0.\\d+ for solver='objective'",
+    ),
     (LogisticRegression, {"solver": "output", "alpha": 0.0}, InvalidInput, "strong convexity"),
     (LogisticRegression, {"solver": "objective", "delta": 0.0}, Unsupported, "delta above 0"),
     (LogisticRegression, {"solver": "gradient", "delta": 0.0}, Unsupported, "l1"),
@@ -289,20 +360,28 @@ def test_what_has_no_proof_is_refused_and_spends_nothing(kind, settings, problem
     assert "\n" not in str(refusal.value)
     from dpfy.core.ledger import Ledger
 
-    assert not (tmp_path / "people.jsonl").exists() or not Ledger.read(tmp_path / "people.jsonl").permits()
+    assert (
+        not (tmp_path / "people.jsonl").exists()
+        or not Ledger.read(tmp_path / "people.jsonl").permits()
+    )
 
 
 @pytest.mark.parametrize("solver", ["objective", "approximate-minima", "output", "bolt-on"])
 def test_proofs_for_one_score_refuse_several_classes(solver):
     with pytest.raises(Unsupported, match="one linear score"):
-        LogisticRegression(bounds=(0, 1), classes=[0, 1, 2], solver=solver, adjacency=adjacency(solver)).fit(
-            np.zeros((9, 2)), np.arange(9) % 3
-        )
+        LogisticRegression(
+            bounds=(0, 1), classes=[0, 1, 2], solver=solver, adjacency=adjacency(solver)
+        ).fit(np.zeros((9, 2)), np.arange(9) % 3)
 
 
 def test_the_functional_mechanism_has_a_pure_guarantee():
-    made = LogisticRegression(epsilon=8.0, delta=0.0, schema=SCHEMA, solver="functional", norm=2.0, random_state=0).fit(X, y)
-    assert (made.card_["guarantee"]["delta"], made.card_["guarantee"]["accountant"]) == (0.0, "basic")
+    made = LogisticRegression(
+        epsilon=8.0, delta=0.0, schema=SCHEMA, solver="functional", norm=2.0, random_state=0
+    ).fit(X, y)
+    assert (made.card_["guarantee"]["delta"], made.card_["guarantee"]["accountant"]) == (
+        0.0,
+        "basic",
+    )
     assert made.card_["guarantee"]["epsilon"] == pytest.approx(8.0)
     assert roc_auc_score(TEST[1] == "yes", made.decision_function(TEST[0])) > 0.8
 
@@ -310,7 +389,12 @@ def test_the_functional_mechanism_has_a_pure_guarantee():
 def test_needs_are_functions_of_the_task_alone():
     columns = Columns((in_range("a", -1, 1), in_range("b", -1, 1)))
     for solver in SOLVERS.values():
-        task = Task(Logistic(), Layout(columns), Terms(1.0, 1e-6, Adjacency.REPLACE_ONE), 1, norm=1.0)
-        shown = [[(n.name, n.bound, n.releases, n.share, n.how) for n in solver.needs(task)] for _ in range(2)]
+        task = Task(
+            Logistic(), Layout(columns), Terms(1.0, 1e-6, Adjacency.REPLACE_ONE), 1, norm=1.0
+        )
+        shown = [
+            [(n.name, n.bound, n.releases, n.share, n.how) for n in solver.needs(task)]
+            for _ in range(2)
+        ]
         assert shown[0] == shown[1]
         assert {n for n, *_ in shown[0]} >= set(solver.bits(task))

@@ -1,4 +1,6 @@
-"""A small federation that the tests of this folder run, kill and resume: its clients answer as a function of round and weights."""
+"""A small federation that the tests of this folder run, kill and resume: its clients answer as a
+function of round and weights.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def plan(rounds: int = ROUNDS, noise: float = 1.0, cohort: float = 8, **changes: object) -> dpfy.Plan:
+def plan(
+    rounds: int = ROUNDS, noise: float = 1.0, cohort: float = 8, **changes: object
+) -> dpfy.Plan:
     recipe = dpfy.dpsgd(CLIENTS, cohort, steps=rounds, clip_norm=0.5, unit=CLIENT)
     return replace(recipe, **changes).with_noise(noise, delta=1e-3)
 
@@ -31,15 +35,27 @@ def plan(rounds: int = ROUNDS, noise: float = 1.0, cohort: float = 8, **changes:
 def answer(client: int, step: int, net: nn.Module, salt: int = 0) -> list[np.ndarray]:
     """What a client sends: depends on who it is, on the round and on the weights it was given."""
     rng = np.random.default_rng([int(client), step, salt])
-    return [rng.normal(size=tuple(p.shape)).astype(np.float32) + 0.1 * p.detach().numpy() for p in net.parameters()]
+    return [
+        rng.normal(size=tuple(p.shape)).astype(np.float32) + 0.1 * p.detach().numpy()
+        for p in net.parameters()
+    ]
 
 
-def serve(run: object, *, repeatable: bool = False, salt: int = 0, the_plan: dpfy.Plan | None = None, **options) -> nn.Module:
+def serve(
+    run: object,
+    *,
+    repeatable: bool = False,
+    salt: int = 0,
+    the_plan: dpfy.Plan | None = None,
+    **options,
+) -> nn.Module:
     """All rounds; every third client of a round never answers."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
     update = dpfy.Update(average=0.5)
-    with PrivateRounds(net, optimizer, the_plan or plan(), run, repeatable=repeatable, update=update, **options) as rounds:
+    with PrivateRounds(
+        net, optimizer, the_plan or plan(), run, repeatable=repeatable, update=update, **options
+    ) as rounds:
         for cohort in rounds.cohorts():
             for place, client in enumerate(cohort.clients):
                 if place % 3 != 2:
@@ -62,7 +78,9 @@ def serve_and_die(path: str, death: int | None, salt: int) -> None:
             return _real(*arguments, **named)
 
         setattr(os, name, counted)
-    if not complete(run := dpfy.Run(path, resume=True, seed=5), plan()):  # a crash after the card is made good there
+    if not complete(
+        run := dpfy.Run(path, resume=True, seed=5), plan()
+    ):  # a crash after the card is made good there
         serve(run, salt=salt)
     if death is None:
         Path(path + ".calls").write_text(str(seen))

@@ -1,4 +1,6 @@
-"""Clients that nobody can sample: they check in when they can, rest between two rounds, and noise is correlated over the rounds."""
+"""Clients that nobody can sample: they check in when they can, rest between two rounds, and noise
+is correlated over the rounds.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:run .*")
 
 
 def recipe(strategy: str = "blt", separation: int = 3, most: int | None = None):
-    return check_in(CLIENTS, 8, rounds=ROUNDS, separation=separation, most=most, strategy=strategy, clip_norm=0.5)
+    return check_in(
+        CLIENTS,
+        8,
+        rounds=ROUNDS,
+        separation=separation,
+        most=most,
+        strategy=strategy,
+        clip_norm=0.5,
+    )
 
 
 @lru_cache
@@ -38,7 +48,9 @@ def opened(tmp_path, the_plan=None, resume=False, **options):
     with torch.no_grad():
         net.weight.zero_()
     run = dpfy.Run(tmp_path / "run", seed=3, resume=resume)
-    return PrivateRounds(net, torch.optim.SGD(net.parameters(), lr=1.0), the_plan or plan(), run, **options)
+    return PrivateRounds(
+        net, torch.optim.SGD(net.parameters(), lr=1.0), the_plan or plan(), run, **options
+    )
 
 
 def answers(cohort):
@@ -56,7 +68,9 @@ def test_plans_claim_no_amplification_and_bill_the_worst_schedule(strategy):
     assert made.epsilon <= 4.0
     assert Plan.from_json(made.to_json()) == made
     if strategy == "independent":  # three releases of its sum, whatever anyone knows about who came
-        three = dpfy.dpsgd(CLIENTS, CLIENTS, steps=3, unit=CLIENT, adjacency="zero-out").calibrate(4.0, 1e-3)
+        three = dpfy.dpsgd(CLIENTS, CLIENTS, steps=3, unit=CLIENT, adjacency="zero-out").calibrate(
+            4.0, 1e-3
+        )
         assert made.scale == pytest.approx(three.noise_multiplier, rel=1e-3)
 
 
@@ -67,7 +81,9 @@ def test_sensitivity_is_that_of_the_worst_schedule():
         column = np.zeros(ROUNDS)
         found = made.strategy.coefficients(ROUNDS)
         column[: len(found)] = found
-        encoder = np.array([[column[i - j] if i >= j else 0.0 for j in range(ROUNDS)] for i in range(ROUNDS)])
+        encoder = np.array(
+            [[column[i - j] if i >= j else 0.0 for j in range(ROUNDS)] for i in range(ROUNDS)]
+        )
         worst = 0.0
         for count in (1, 2, 3):
             for rounds in combinations(range(ROUNDS), count):
@@ -121,13 +137,20 @@ def test_what_is_not_enforced_is_refused(tmp_path):
         with pytest.raises(dpfy.InvalidInput, match="leave it alone"):
             rounds.check_in([5])
     sampled = dpfy.dpsgd(CLIENTS, 8, steps=3, unit=CLIENT).with_noise(1.0, delta=1e-3)
-    with opened(tmp_path / "sampled", sampled) as rounds, pytest.raises(dpfy.Unsupported, match="draws its clients"):
+    with (
+        opened(tmp_path / "sampled", sampled) as rounds,
+        pytest.raises(dpfy.Unsupported, match="draws its clients"),
+    ):
         rounds.check_in([5])
     net = nn.Linear(3, 2)
     with (
         pytest.raises(dpfy.Unsupported, match="PrivateRounds"),
         dpfy.PrivateTraining(
-            net, torch.optim.SGD(net.parameters(), lr=1.0), torch.zeros(CLIENTS, 3), plan(), tmp_path / "x"
+            net,
+            torch.optim.SGD(net.parameters(), lr=1.0),
+            torch.zeros(CLIENTS, 3),
+            plan(),
+            tmp_path / "x",
         ) as training,
     ):
         next(iter(training.batches()))
@@ -172,7 +195,14 @@ def test_a_simulation_without_sampling_ends_in_a_verified_card(tmp_path, local):
     net = nn.Linear(3, 2)
     the_plan = plan()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    result = federated_fit(net, data, plan=the_plan, optimizer=optimizer, local=local, run=dpfy.Run(tmp_path / "run", seed=1))
+    result = federated_fit(
+        net,
+        data,
+        plan=the_plan,
+        optimizer=optimizer,
+        local=local,
+        run=dpfy.Run(tmp_path / "run", seed=1),
+    )
     assert result.epsilon <= 4.0
     assert all(found.holds for found in dpfy.verify(tmp_path / "run"))
     sampled = dpfy.dpsgd(CLIENTS, 8, steps=3, unit=CLIENT).with_noise(1.0, delta=1e-3)

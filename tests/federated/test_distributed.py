@@ -1,4 +1,6 @@
-"""Rounds whose noise the clients add: billed, kept, resumed and verified like all others, and nothing of a round with too few."""
+"""Rounds whose noise the clients add: billed, kept, resumed and verified like all others, and
+nothing of a round with too few.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,36 @@ from dpfy.federated import shares as sh
 from dpfy.plan.recipe import Plan
 
 CLIENTS, DIMENSION = 24, sum(p.numel() for p in fleet.model().parameters())
-ABOUT = {"clients": CLIENTS, "dimension": DIMENSION, "rounds": 3, "epsilon": 6.0, "delta": 1e-3, "least": 16, "clip_norm": 0.5,
+ABOUT = {"clients": CLIENTS, "dimension": DIMENSION, "rounds": 3, "epsilon": 6.0, "delta": 1e-3, "least": 16, "clip_norm": 0.5,  # noqa: E501
          "bits": 20, "rotation": 7}  # fmt: skip
 PLAN = sh.plan(**ABOUT)
 
 
-def opened(run: object, plan: Plan = PLAN, net: nn.Module | None = None, **options) -> sh.DistributedRounds:
+def opened(
+    run: object, plan: Plan = PLAN, net: nn.Module | None = None, **options
+) -> sh.DistributedRounds:
     net = net or fleet.model()
-    return sh.DistributedRounds(net, torch.optim.SGD(net.parameters(), lr=1.0), plan, run, **options)
+    return sh.DistributedRounds(
+        net, torch.optim.SGD(net.parameters(), lr=1.0), plan, run, **options
+    )
 
 
 def flat(update: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([t.reshape(-1) for t in update])
 
 
-def serve(run: object, *, until: int = 3, lost: int = 4, plan: Plan = PLAN, messages: bool = False, **options) -> nn.Module:
-    """Rounds until one; in each some clients never answer. Everything is a function of client and round."""
+def serve(
+    run: object,
+    *,
+    until: int = 3,
+    lost: int = 4,
+    plan: Plan = PLAN,
+    messages: bool = False,
+    **options,
+) -> nn.Module:
+    """Rounds until one; in each some clients never answer. Everything is a function of client and
+    round.
+    """
     net = fleet.model()
     with opened(run, plan, net, **options) as rounds:
         devices = [sh.Client(rounds.scheme, c, Randomness.for_tests(c)) for c in range(CLIENTS)]
@@ -73,7 +89,9 @@ def test_a_plan_bills_every_round_for_the_least_survivors_and_claims_no_amplific
 
 
 @pytest.mark.parametrize("messages", [False, True])
-def test_rounds_leave_a_verified_card_that_says_who_is_trusted(tmp_path: Path, messages: bool) -> None:
+def test_rounds_leave_a_verified_card_that_says_who_is_trusted(
+    tmp_path: Path, messages: bool
+) -> None:
     serve(tmp_path / "run", messages=messages)
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -89,7 +107,9 @@ def test_rounds_leave_a_verified_card_that_says_who_is_trusted(tmp_path: Path, m
 
 
 def test_the_sum_that_the_model_takes_is_the_mean_of_the_clipped_updates(tmp_path: Path) -> None:
-    """Hardly any noise: the first step is the mean over the expected cohort, rotated there and back."""
+    """Hardly any noise: the first step is the mean over the expected cohort, rotated there and
+    back.
+    """
     quiet = sh.plan(**ABOUT | {"rounds": 1, "epsilon": 1e5, "bits": 40, "least": 20})
     before = weights(fleet.model())
     net = serve(tmp_path / "run", lost=2, plan=quiet)
@@ -103,7 +123,9 @@ def test_the_sum_that_the_model_takes_is_the_mean_of_the_clipped_updates(tmp_pat
 
 
 def test_the_noise_of_a_round_is_as_billed_or_larger(tmp_path: Path) -> None:
-    """Updates of zero: what moves the model is noise of all who answered, which is at least that of the least."""
+    """Updates of zero: what moves the model is noise of all who answered, which is at least that of
+    the least.
+    """
     plan, found = sh.plan(**ABOUT | {"rounds": 12, "epsilon": 3.0}), []
     net = fleet.model()
     with opened(tmp_path / "run", plan, net) as rounds:
@@ -181,7 +203,10 @@ def test_a_protocol_is_named_and_a_simulation_before_it_is_not_forgotten(tmp_pat
 
 def test_one_call_trains_with_noise_in_shares(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    records = (torch.from_numpy(rng.normal(size=(96, 5)).astype(np.float32)), torch.from_numpy(rng.integers(0, 2, 96)))
+    records = (
+        torch.from_numpy(rng.normal(size=(96, 5)).astype(np.float32)),
+        torch.from_numpy(rng.integers(0, 2, 96)),
+    )
     clients = dpfy.by_user(records, np.repeat(np.arange(CLIENTS), 4), 4)
     for steps in (1, 2):
         net = fleet.model()
@@ -198,11 +223,17 @@ def test_messages_count_once_and_only_those_of_the_cohort(tmp_path: Path) -> Non
     plan = sh.plan(**ABOUT | {"cohort": 12, "least": 4})
     with opened(tmp_path / "run", plan) as rounds:
         cohort = rounds.cohort()
-        first, outsider = int(cohort.clients[0]), next(c for c in range(CLIENTS) if c not in cohort.clients)
+        first, outsider = (
+            int(cohort.clients[0]),
+            next(c for c in range(CLIENTS) if c not in cohort.clients),
+        )
         message = sh.Client(rounds.scheme, first).message(np.ones(DIMENSION), 0)
         cohort.add_message(first, message)
         assert first not in cohort.waiting
-        for act in (lambda: cohort.add_message(first, message), lambda: cohort.add(first, fleet.answer(0, 0, rounds.model))):
+        for act in (
+            lambda: cohort.add_message(first, message),
+            lambda: cohort.add(first, fleet.answer(0, 0, rounds.model)),
+        ):
             with pytest.raises(dpfy.InvalidInput, match="second"):
                 act()
         with pytest.raises(dpfy.InvalidInput, match="not drawn"):

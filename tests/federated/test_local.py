@@ -1,4 +1,6 @@
-"""Local training: many clients at once as each by itself, one step as DP-SGD over users, and what a client's update may depend on."""
+"""Local training: many clients at once as each by itself, one step as DP-SGD over users, and what a
+client's update may depend on.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,26 @@ def clients(users: int = 30, most: int = 9, dtype=torch.float64) -> UserRecords:
 
 def net(dtype=torch.float64, activation=nn.Tanh) -> nn.Module:
     torch.manual_seed(1)
-    layers = nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), activation(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 4)
+    layers = (
+        nn.Conv2d(1, 3, 3),
+        nn.GroupNorm(1, 3),
+        activation(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 4),
+    )
     return nn.Sequential(*layers).to(dtype)
 
 
 def plan(data: UserRecords, rounds: int = 5, noise: float = 1.0, unit=None) -> dpfy.Plan:
-    return dpfy.dpsgd(len(data), 10, steps=rounds, clip_norm=0.2, unit=unit or data.unit).with_noise(noise, delta=1e-3)
+    return dpfy.dpsgd(
+        len(data), 10, steps=rounds, clip_norm=0.2, unit=unit or data.unit
+    ).with_noise(noise, delta=1e-3)
 
 
-def updates(local: LocalTraining, which, data=None, step: int = 3, model=None) -> dict[str, torch.Tensor]:
+def updates(
+    local: LocalTraining, which, data=None, step: int = 3, model=None
+) -> dict[str, torch.Tensor]:
     made = LocalUpdates(model or net(), data or clients(), local, Objective(), SECRET)
     return made(step, np.asarray(which, np.int64))
 
@@ -61,14 +74,29 @@ WAYS = [
 def folding() -> nn.Module:
     """A chain of plain layers, which is folded; the other nets go through vmap."""
     torch.manual_seed(1)
-    head = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 2, groups=2, bias=False))
-    return nn.Sequential(head, nn.Tanh(), nn.Flatten(), nn.Linear(24, 8), nn.GELU(), nn.Linear(8, 4, bias=False)).double()
+    head = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 2, groups=2, bias=False),
+    )
+    return nn.Sequential(
+        head, nn.Tanh(), nn.Flatten(), nn.Linear(24, 8), nn.GELU(), nn.Linear(8, 4, bias=False)
+    ).double()
 
 
 def tiling() -> nn.Module:
     """A chain that goes by products over tiles."""
     torch.manual_seed(1)
-    layers = nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 4)
+    layers = (
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(27, 8),
+        nn.ReLU(),
+        nn.Linear(8, 4),
+    )
     return nn.Sequential(*layers).double()
 
 
@@ -99,7 +127,10 @@ def test_clients_side_by_side_in_threads_are_each_by_itself(model, three_threads
     slow = updates(replace(local, way="loop"), everyone, model=model(), step=3)
     for at_once in (1, 4, None):
         made._local = replace(local, at_once=at_once)
-        assert all(torch.allclose(rows, slow[name], rtol=0, atol=1e-9) for name, rows in made(3, everyone).items())
+        assert all(
+            torch.allclose(rows, slow[name], rtol=0, atol=1e-9)
+            for name, rows in made(3, everyone).items()
+        )
         assert torch.get_num_threads() == 3
 
 
@@ -129,7 +160,9 @@ def test_functions_of_the_caller_are_called_by_the_callers_thread(three_threads)
         callers.add(threading.get_ident())
         return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
-    LocalUpdates(tiling(), clients(), LocalTraining(2, 3, at_once=4), Objective(loss), SECRET)(0, np.arange(30))
+    LocalUpdates(tiling(), clients(), LocalTraining(2, 3, at_once=4), Objective(loss), SECRET)(
+        0, np.arange(30)
+    )
     assert callers == {threading.get_ident()}
 
 
@@ -180,9 +213,13 @@ def dpsgd_over_users(data, the_plan, folder, rate=1.0):
     """DP-SGD over users as level two makes it: the mean loss of a user's records, clipped once."""
     model = net(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    with dpfy.PrivateTraining(model, optimizer, data, the_plan, dpfy.Run(folder, seed=8)) as training:
+    with dpfy.PrivateTraining(
+        model, optimizer, data, the_plan, dpfy.Run(folder, seed=8)
+    ) as training:
         for x, y, real in training.batches():
-            each = nn.functional.cross_entropy(model(x.flatten(0, 1)), y.flatten(0, 1), reduction="none")
+            each = nn.functional.cross_entropy(
+                model(x.flatten(0, 1)), y.flatten(0, 1), reduction="none"
+            )
             training.step(rate * dpfy.per_user(each, real, reduction="mean"))
     return model
 
@@ -194,21 +231,36 @@ def test_one_local_step_is_dpsgd_over_users_bit_for_bit(tmp_path, method):
     model = net(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     local = LocalTraining(1, method=method)
-    result = federated_fit(model, data, plan=plan(data), optimizer=optimizer, local=local, run=dpfy.Run(tmp_path / "avg", seed=8))
+    result = federated_fit(
+        model,
+        data,
+        plan=plan(data),
+        optimizer=optimizer,
+        local=local,
+        run=dpfy.Run(tmp_path / "avg", seed=8),
+    )
     assert result.epsilon == pytest.approx(plan(data).epsilon)
     assert all(map(torch.equal, model.state_dict().values(), reference.state_dict().values()))
 
 
 def test_one_local_step_through_the_rounds_is_dpsgd_over_users_too(tmp_path):
-    """The same step by stacked weights: a minibatch as large as any client, so that the general way is taken."""
+    """The same step by stacked weights: a minibatch as large as any client, so that the general way
+    is taken.
+    """
     data = clients()
     reference = net()
     at = {"lr": 0.5}
     with dpfy.PrivateTraining(
-        reference, torch.optim.SGD(reference.parameters(), **at), data, plan(data), dpfy.Run(tmp_path / "sgd", seed=8)
+        reference,
+        torch.optim.SGD(reference.parameters(), **at),
+        data,
+        plan(data),
+        dpfy.Run(tmp_path / "sgd", seed=8),
     ) as training:
         for x, y, real in training.batches():
-            each = nn.functional.cross_entropy(reference(x.flatten(0, 1)), y.flatten(0, 1), reduction="none")
+            each = nn.functional.cross_entropy(
+                reference(x.flatten(0, 1)), y.flatten(0, 1), reduction="none"
+            )
             training.step(0.7 * dpfy.per_user(each, real, reduction="mean"))
     model = net()
     federated_fit(
@@ -226,13 +278,17 @@ def test_one_local_step_through_the_rounds_is_dpsgd_over_users_too(tmp_path):
 def test_a_simulated_federation_is_resumed_to_the_same_bits(tmp_path):
     data = clients(dtype=torch.float32)
     local, clip = LocalTraining(4, 3, 0.3), QuantileClip(0.2)
-    the_plan = replace(dpfy.dpsgd(len(data), 10, steps=6, unit=CLIENT), clip=clip).with_noise(1.0, delta=1e-3)
+    the_plan = replace(dpfy.dpsgd(len(data), 10, steps=6, unit=CLIENT), clip=clip).with_noise(
+        1.0, delta=1e-3
+    )
 
     def trained(folder, stop=0, local=local, data=data, resume=True, every=float("inf")):
         model = net(torch.float32)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         run = dpfy.Run(folder, seed=8, resume=resume, checkpoint_every=every)
-        left = [stop]  # in a list: what changes is not part of the code that a resumed run must share
+        left = [
+            stop
+        ]  # in a list: what changes is not part of the code that a resumed run must share
 
         def schedule(step):
             return 1.0 - 0.01 * step
@@ -244,7 +300,14 @@ def test_a_simulated_federation_is_resumed_to_the_same_bits(tmp_path):
             return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
         federated_fit(
-            model, data, plan=the_plan, optimizer=optimizer, local=local, loss=losses, run=run, update=dpfy.Update(0.9, schedule)
+            model,
+            data,
+            plan=the_plan,
+            optimizer=optimizer,
+            local=local,
+            loss=losses,
+            run=run,
+            update=dpfy.Update(0.9, schedule),
         )
         return model
 
@@ -256,7 +319,11 @@ def test_a_simulated_federation_is_resumed_to_the_same_bits(tmp_path):
         with pytest.raises(dpfy.InvalidInput, match=words):
             trained(cut, local=replace(local, learning_rate=0.2), every=every)
         with pytest.raises(dpfy.InvalidInput, match=words):
-            trained(cut, data=replace(data, tensors=(data.tensors[0] + 1, *data.tensors[1:])), every=every)
+            trained(
+                cut,
+                data=replace(data, tensors=(data.tensors[0] + 1, *data.tensors[1:])),
+                every=every,
+            )
         again = trained(cut, every=every)
         assert all(map(torch.equal, whole.state_dict().values(), again.state_dict().values()))
         assert all(found.holds for found in dpfy.verify(cut))
@@ -265,7 +332,9 @@ def test_a_simulated_federation_is_resumed_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize("unit", ["client", "user"])
-@pytest.mark.parametrize("local", [LocalTraining(), LocalTraining(3, 2, 0.3)], ids=["gradient", "steps"])
+@pytest.mark.parametrize(
+    "local", [LocalTraining(), LocalTraining(3, 2, 0.3)], ids=["gradient", "steps"]
+)
 def test_the_card_of_a_simulation_says_whose_data_it_protects(tmp_path, unit, local):
     data = clients(dtype=torch.float32)
     model, the_unit = net(torch.float32), CLIENT if unit == "client" else data.unit
@@ -343,4 +412,6 @@ def test_a_model_that_cannot_be_batched_says_the_way_out_and_the_loop_takes_it()
     model = Branching().double()
     with pytest.raises(dpfy.Unsupported, match='way="loop"'):
         updates(LocalTraining(2, 3), range(4), model=model)
-    assert updates(LocalTraining(2, 3, way="loop"), range(4), model=model)["layer.weight"].shape == (4, 4, 36)
+    assert updates(LocalTraining(2, 3, way="loop"), range(4), model=model)[
+        "layer.weight"
+    ].shape == (4, 4, 36)

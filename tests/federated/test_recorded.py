@@ -1,4 +1,6 @@
-"""Local steps as graphs: the same updates as step by step, for any cohort and any weights. On a CPU a stand-in takes a graph's place."""
+"""Local steps as graphs: the same updates as step by step, for any cohort and any weights. On a CPU
+a stand-in takes a graph's place.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,16 @@ from dpfy.training.objective import Objective
 
 DEVICES = [
     "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")],
+    ),
 ]
-LOCALS = [LocalTraining(5, 4, 0.3), LocalTraining(3, None, 0.5), LocalTraining(4, 2, method="fedsgd")]
+LOCALS = [
+    LocalTraining(5, 4, 0.3),
+    LocalTraining(3, None, 0.5),
+    LocalTraining(4, 2, method="fedsgd"),
+]
 
 
 class Repeating:
@@ -43,7 +52,9 @@ class Repetitions:
     def __init__(self) -> None:
         self.made: list[Repeating] = []
 
-    def record(self, work: Callable[[], Any], device: torch.device, addresses: int) -> tuple[Repeating, None]:
+    def record(
+        self, work: Callable[[], Any], device: torch.device, addresses: int
+    ) -> tuple[Repeating, None]:
         self.made.append(Repeating(work))
         return self.made[-1], None
 
@@ -52,26 +63,47 @@ def clients(device: str, users: int = 40, most: int = 9) -> UserRecords:
     rng = np.random.default_rng(2)
     owners = np.concatenate([np.full(1 + user % most, user) for user in range(users)])
     x = torch.from_numpy(rng.normal(size=(len(owners), 1, 6, 6)))
-    return dpfy.by_user((x, torch.from_numpy(rng.integers(0, 4, len(owners)))), owners, most).to(device)
+    return dpfy.by_user((x, torch.from_numpy(rng.integers(0, 4, len(owners)))), owners, most).to(
+        device
+    )
 
 
 def tiling(device: str) -> nn.Module:
     torch.manual_seed(1)
-    layers = nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 4)
+    layers = (
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(27, 8),
+        nn.ReLU(),
+        nn.Linear(8, 4),
+    )
     return nn.Sequential(*layers).double().to(device)
 
 
 def folding(device: str) -> nn.Module:
     torch.manual_seed(1)
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 8), nn.GELU(), nn.Linear(8, 4)
+    layers = (
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 8),
+        nn.GELU(),
+        nn.Linear(8, 4),
+    )
     return nn.Sequential(*layers).double().to(device)
 
 
-def both(model: nn.Module, local: LocalTraining, device: str, loss: Any = "cross_entropy") -> tuple[LocalUpdates, LocalUpdates]:
+def both(
+    model: nn.Module, local: LocalTraining, device: str, loss: Any = "cross_entropy"
+) -> tuple[LocalUpdates, LocalUpdates]:
     """By graphs, and client by client."""
     secret, data = Randomness.for_tests(4), clients(device)
     recorded, alone = (
-        LocalUpdates(model, data, replace(local, way=way, at_once=64), Objective(loss), secret) for way in ("batched", "loop")
+        LocalUpdates(model, data, replace(local, way=way, at_once=64), Objective(loss), secret)
+        for way in ("batched", "loop")
     )
     if device == "cpu":
         recorded._recorded = RecordedSteps(recorded._step, Repetitions())  # type: ignore[arg-type]
@@ -87,7 +119,9 @@ def test_any_cohort_at_any_weights_gets_the_updates_of_each_by_itself(device, mo
     assert recorded._recorded is not None
     rng, given = np.random.default_rng(5), []
     sent = {name: p.detach().clone() for name, p in net.named_parameters()}
-    kept = recorded._recorded(sent, torch.arange(9, device=device), *recorded._minibatches(0, np.arange(9)))
+    kept = recorded._recorded(
+        sent, torch.arange(9, device=device), *recorded._minibatches(0, np.arange(9))
+    )
     copies = {name: rows.clone() for name, rows in kept.items()}
     for step, size in enumerate((30, 29, 1, 40, 30, 0, 9)):
         who = np.sort(rng.permutation(40)[:size])
@@ -100,14 +134,19 @@ def test_any_cohort_at_any_weights_gets_the_updates_of_each_by_itself(device, mo
         for name, rows in expected.items():
             assert found[name].shape == rows.shape
             if len(rows):
-                assert float((found[name] - rows).abs().max()) < 1e-9 * max(1.0, float(rows.abs().max()))
+                assert float((found[name] - rows).abs().max()) < 1e-9 * max(
+                    1.0, float(rows.abs().max())
+                )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_round_that_is_made_again_gives_the_same_bits(device):
     """Also as the first round of a resumed run, for which nothing is recorded yet."""
     who = np.arange(25)
-    first, again = both(tiling(device), LOCALS[0], device)[0], both(tiling(device), LOCALS[0], device)[0]
+    first, again = (
+        both(tiling(device), LOCALS[0], device)[0],
+        both(tiling(device), LOCALS[0], device)[0],
+    )
     first(0, who)
     before, after = first(1, who), again(1, who)
     assert all(map(torch.equal, before.values(), after.values()))

@@ -1,4 +1,6 @@
-"""The server's side: who is in a round, what an update may be, what it can do at most, and what a crash leaves."""
+"""The server's side: who is in a round, what an update may be, what it can do at most, and what a
+crash leaves.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:run .*")  # most tests leave a r
 def opened(tmp_path, the_plan=None, net=None, **options):
     net = net or model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    return PrivateRounds(net, optimizer, the_plan or plan(), dpfy.Run(tmp_path / "run", seed=3), **options)
+    return PrivateRounds(
+        net, optimizer, the_plan or plan(), dpfy.Run(tmp_path / "run", seed=3), **options
+    )
 
 
 def sound(path) -> bool:
@@ -69,7 +73,9 @@ def test_noise_none_is_the_mean_over_the_expected_cohort_of_clipped_updates(tmp_
             for total, t in zip(expected, update, strict=True):
                 total += t * min(1.0, 0.5 / float(norm))
         for p, start, total in zip(net.parameters(), before, expected, strict=True):
-            assert torch.allclose(start - p, total / 8, atol=1e-4)  # 8 are expected, however many answer
+            assert torch.allclose(
+                start - p, total / 8, atol=1e-4
+            )  # 8 are expected, however many answer
         assert (tally.missing, tally.answered) == (1, len(updates))
         assert lost not in cohort._rows
 
@@ -79,7 +85,10 @@ BAD = [
     (lambda c, u: c.add(True, u), "was not drawn"),
     (lambda c, u: c.add("3", u), "was not drawn"),
     (lambda c, u: (c.add(c.clients[0], u), c.add(c.clients[0], u)), "a second update"),
-    (lambda c, u: (c.add(c.clients[0], u), c.add_all([np.stack([t] * len(c)) for t in u])), "a second update"),
+    (
+        lambda c, u: (c.add(c.clients[0], u), c.add_all([np.stack([t] * len(c)) for t in u])),
+        "a second update",
+    ),
     (lambda c, u: c.add(c.clients[0], u[:-1]), "3 tensors"),
     (lambda c, u: c.add(c.clients[0], [t[..., None] for t in u]), "shape"),
     (lambda c, u: c.add(c.clients[0], [t.reshape(-1) for t in u]), "shape"),
@@ -111,7 +120,9 @@ def test_a_round_that_is_over_takes_nothing(tmp_path):
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), HUGE])
 def test_poison_counts_as_nothing_and_is_told(tmp_path, poison):
-    """Of two runs that differ in one client's update alone, NaN and nothing, the models are the same to the last bit."""
+    """Of two runs that differ in one client's update alone, NaN and nothing, the models are the
+    same to the last bit.
+    """
     models = []
     for bad in (True, False):
         net = model()
@@ -131,7 +142,11 @@ def test_poison_counts_as_nothing_and_is_told(tmp_path, poison):
 
 
 def test_one_client_moves_the_sum_by_the_bound_at_most(tmp_path):
-    for clip in (dpfy.dpsgd(9, 3, steps=1, clip_norm=0.3).clip, PerLayerClip(0.3), QuantileClip(0.3)):
+    for clip in (
+        dpfy.dpsgd(9, 3, steps=1, clip_norm=0.3).clip,
+        PerLayerClip(0.3),
+        QuantileClip(0.3),
+    ):
         with opened(tmp_path / type(clip).__name__, plan(clip=clip, cohort=30)) as rounds:
             cohort = some(rounds)
             last = cohort.clients[-1]
@@ -140,7 +155,11 @@ def test_one_client_moves_the_sum_by_the_bound_at_most(tmp_path):
             without, _ = cohort.bounded(rounds.clip, CLIENT)
             cohort.add(last, [1e6 * t for t in answer(last, 0, rounds.model)])
             whole, _ = cohort.bounded(rounds.clip, CLIENT)
-            moved = torch.sqrt(sum((whole.value[n] - without.value[n]).double().square().sum() for n in whole.value))
+            moved = torch.sqrt(
+                sum(
+                    (whole.value[n] - without.value[n]).double().square().sum() for n in whole.value
+                )
+            )
             assert 0.9 * rounds.clip.bound.l2 < float(moved) <= rounds.clip.bound.l2 * (1 + 1e-6)
 
 
@@ -152,7 +171,10 @@ def test_the_order_of_arrival_changes_no_bit(tmp_path):
             for client in cohort.clients[::order]:
                 cohort.add(client, answer(client, 0, rounds.model))
             sums.append(cohort.bounded(rounds.clip, CLIENT)[0].value)
-            whole = [np.stack(t) for t in zip(*[answer(c, 0, rounds.model) for c in cohort.clients], strict=True)]
+            whole = [
+                np.stack(t)
+                for t in zip(*[answer(c, 0, rounds.model) for c in cohort.clients], strict=True)
+            ]
             cohort._rows.clear()
             cohort.add_all(whole)
             assert cohort.waiting == []
@@ -182,7 +204,9 @@ def test_a_plan_of_examples_and_a_loop_over_batches_are_refused(tmp_path):
 
 
 def test_a_killed_server_goes_on_from_the_sum_that_it_kept(tmp_path):
-    """Killed at many writes of its life, a server whose clients answer *otherwise* after the crash resumes, and bills it all."""
+    """Killed at many writes of its life, a server whose clients answer *otherwise* after the crash
+    resumes, and bills it all.
+    """
     whole = str(tmp_path / "whole")
     assert forked(whole, None) == 0
     calls = int(Path(whole + ".calls").read_text())
@@ -191,7 +215,9 @@ def test_a_killed_server_goes_on_from_the_sum_that_it_kept(tmp_path):
         path = str(tmp_path / str(death))
         assert forked(path, death) == -9
         if (Path(path) / "checkpoint" / "state.safetensors").is_file():
-            assert len(Ledger.read(Path(path) / "ledger.jsonl").permits()) == 1  # reserved whole, before anything
+            assert (
+                len(Ledger.read(Path(path) / "ledger.jsonl").permits()) == 1
+            )  # reserved whole, before anything
         other = n % 2
         assert forked(path, None, salt=other) == 0
         made = (Path(path) / "model.safetensors").read_bytes()
@@ -228,7 +254,9 @@ def test_the_repeatable_form_refuses_other_answers_after_a_crash(tmp_path):
     run = dpfy.Run(tmp_path / "run", seed=3, checkpoint_every=float("inf"))
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-    with PrivateRounds(net, optimizer, plan(), run, repeatable=True, update=dpfy.Update(average=0.5)) as rounds:
+    with PrivateRounds(
+        net, optimizer, plan(), run, repeatable=True, update=dpfy.Update(average=0.5)
+    ) as rounds:
         for cohort in rounds.cohorts():
             if cohort.step == 3:
                 break
@@ -241,7 +269,9 @@ def test_the_repeatable_form_refuses_other_answers_after_a_crash(tmp_path):
 @pytest.mark.parametrize("kind", ["quantile", "bands", "tree", "exact"])
 def test_clip_rules_and_noise_strategies_of_the_loop_serve_rounds(tmp_path, kind):
     recipes = {
-        "quantile": lambda: replace(dpfy.dpsgd(CLIENTS, 8, steps=ROUNDS, unit=CLIENT), clip=QuantileClip(0.5)),
+        "quantile": lambda: replace(
+            dpfy.dpsgd(CLIENTS, 8, steps=ROUNDS, unit=CLIENT), clip=QuantileClip(0.5)
+        ),
         "bands": lambda: dpfy.bandmf(CLIENTS, 8, bands=3, steps=ROUNDS, unit=CLIENT),
         "tree": lambda: dpfy.dpftrl(CLIENTS, 8, steps=ROUNDS, unit=CLIENT),
         "exact": lambda: dpfy.dpsgd(CLIENTS, 8, steps=ROUNDS, unit=CLIENT, noise="exact"),

@@ -1,6 +1,8 @@
-"""Noise in shares: what clients send is bounded, the sum over all has the law that is billed, and few bits are enough.
+"""Noise in shares: what clients send is bounded, the sum over all has the law that is billed, and
+few bits are enough.
 
-Statistical tests accept the truth and reject a missing and a doubled share; seeds are fixed, and the false-alarm rate is 1e-4 each.
+Statistical tests accept the truth and reject a missing and a doubled share; seeds are fixed, and
+the false-alarm rate is 1e-4 each.
 """
 
 from __future__ import annotations
@@ -45,22 +47,31 @@ FIELDS = {
 def made(**changes: object) -> Scheme:
     """A scheme with shares of this size, and steps of this length."""
     f = FIELDS | changes
-    shares = Shares(f["dimension"], f["clients"], f["least"], f["bits"], f["clip"] / f["step"], f["law"], 0)
+    shares = Shares(
+        f["dimension"], f["clients"], f["least"], f["bits"], f["clip"] / f["step"], f["law"], 0
+    )
     more = 4 if f["law"] == "discrete-gaussian" else 0
-    return Scheme(shares, f["clip"], math.sqrt(max(f["least"] * f["share"] ** 2 - more, 1e-3) / shares.squared))
+    return Scheme(
+        shares,
+        f["clip"],
+        math.sqrt(max(f["least"] * f["share"] ** 2 - more, 1e-3) / shares.squared),
+    )
 
 
 SMALL = made()
 
 
-def summed(scheme: Scheme, vectors: np.ndarray, round: int = 0, secret: Randomness = SECRET) -> np.ndarray:
+def summed(
+    scheme: Scheme, vectors: np.ndarray, round: int = 0, secret: Randomness = SECRET
+) -> np.ndarray:
     """The centred sum of the messages of all clients."""
     messages = {i: scheme.encode(v, secret, i, round) for i, v in enumerate(vectors)}
     total = TrustedSum().sum(messages, bits=scheme.bits, least=1, round=round).total
     return scheme.centred(total)
 
 
-# --- rotation ----------------------------------------------------------------------------------------------------------------------------
+# --- rotation
+# ----------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 32, 64, 2048, 2**15])
@@ -70,7 +81,9 @@ def test_the_transform_is_its_own_inverse_and_keeps_lengths(size: int) -> None:
     assert np.allclose(hadamard(y), x, atol=1e-10)
     assert np.allclose(np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1))
     if size <= 64:
-        whole = np.array([[(-1) ** bin(i & j).count("1") for j in range(size)] for i in range(size)]) / math.sqrt(size)
+        whole = np.array(
+            [[(-1) ** bin(i & j).count("1") for j in range(size)] for i in range(size)]
+        ) / math.sqrt(size)
         assert np.allclose(y, x @ whole)
 
 
@@ -86,7 +99,8 @@ def test_rotations_spread_one_coordinate_over_all_and_differ_from_round_to_round
     assert padded(1) == 1
 
 
-# --- rounding ----------------------------------------------------------------------------------------------------------------------------
+# --- rounding
+# ----------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def test_rounded_vectors_keep_to_the_length_that_is_billed_whatever_they_hold() -> None:
@@ -116,11 +130,14 @@ def test_rounding_is_unbiased_and_seldom_tries_again() -> None:
 
 def test_a_bound_that_no_rounding_meets_falls_back_to_zero_growth() -> None:
     x = np.full(64, 0.5)
-    whole = rounded(x, 16, Bits(SECRET, "fallback", 0))  # its length is 4, every rounding up is longer than it may be
+    whole = rounded(
+        x, 16, Bits(SECRET, "fallback", 0)
+    )  # its length is 4, every rounding up is longer than it may be
     assert length(whole) <= 16
 
 
-# --- Skellam -----------------------------------------------------------------------------------------------------------------------------
+# --- Skellam
+# -----------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 @pytest.mark.parametrize("variance", [Fraction(1, 3), Fraction(9, 2), Fraction(60), Fraction(9001)])
@@ -129,13 +146,23 @@ def test_skellam_numbers_have_their_law(variance: Fraction) -> None:
     reach = math.ceil(9 * math.sqrt(variance)) + 6
 
     def fits(v: float) -> float:
-        edges = np.unique(np.round(np.sqrt(float(variance)) * stats.norm.ppf(np.linspace(0, 1, 22)[1:-1]))) + 0.5
+        edges = (
+            np.unique(
+                np.round(np.sqrt(float(variance)) * stats.norm.ppf(np.linspace(0, 1, 22)[1:-1]))
+            )
+            + 0.5
+        )
         cells = np.searchsorted(edges, drawn)
         law = ive(np.abs(np.arange(-reach, reach + 1)), v)
-        chances = np.bincount(np.searchsorted(edges, np.arange(-reach, reach + 1)), law, len(edges) + 1)
+        chances = np.bincount(
+            np.searchsorted(edges, np.arange(-reach, reach + 1)), law, len(edges) + 1
+        )
         expected = np.maximum(chances / chances.sum() * len(drawn), 1e-9)
         return float(
-            stats.chi2.sf(((np.bincount(cells, minlength=len(expected)) - expected) ** 2 / expected).sum(), len(expected) - 1)
+            stats.chi2.sf(
+                ((np.bincount(cells, minlength=len(expected)) - expected) ** 2 / expected).sum(),
+                len(expected) - 1,
+            )
         )
 
     assert fits(float(variance)) > 1e-4
@@ -143,21 +170,39 @@ def test_skellam_numbers_have_their_law(variance: Fraction) -> None:
     assert fits(float(variance) / 1.15) < 1e-6
 
 
-# --- clients and server ------------------------------------------------------------------------------------------------------------------
+# --- clients and server
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_sums_come_back() -> None:
     rng = np.random.default_rng(4)
     vectors = rng.normal(size=(20, 700)) / 20
     fine = made(bits=40, step=1e-6, share=100)
-    total = TrustedSum().sum({i: fine.encode(v, SECRET, i, 3) for i, v in enumerate(vectors)}, bits=40, least=20, round=3).total
+    total = (
+        TrustedSum()
+        .sum(
+            {i: fine.encode(v, SECRET, i, 3) for i, v in enumerate(vectors)},
+            bits=40,
+            least=20,
+            round=3,
+        )
+        .total
+    )
     assert np.abs(fine.decode(total, 3) - vectors.sum(0)).max() < 4e-3
 
 
 def test_what_a_client_sends_is_bounded_and_noisy_whatever_it_has() -> None:
     rng = np.random.default_rng(5)
     spoilt = rng.normal(size=700)
-    for k, vector in enumerate((rng.normal(size=700) * 1e200, spoilt * 0, np.full(700, np.nan), np.full(700, np.inf), spoilt)):
+    for k, vector in enumerate(
+        (
+            rng.normal(size=700) * 1e200,
+            spoilt * 0,
+            np.full(700, np.nan),
+            np.full(700, np.inf),
+            spoilt,
+        )
+    ):
         whole = SMALL.whole(vector, SECRET, k, 0)
         assert length(whole) <= SMALL.shares.squared
         message = SMALL.encode(vector, SECRET, k, 0)
@@ -177,14 +222,23 @@ def test_messages_are_functions_of_client_and_round() -> None:
     x = np.ones(700)
     again = [SMALL.encode(x, SECRET, 1, 2) for _ in range(2)]
     assert np.array_equal(*again)
-    assert not np.array_equal(SMALL.drawn(SECRET, 1, 2), SMALL.drawn(SECRET, 1, 3)), "two rounds share noise"
+    assert not np.array_equal(SMALL.drawn(SECRET, 1, 2), SMALL.drawn(SECRET, 1, 3)), (
+        "two rounds share noise"
+    )
     elsewhere = replace(SMALL, shares=replace(SMALL.shares, rotation=9))
-    assert not np.array_equal(SMALL.drawn(SECRET, 1, 2), elsewhere.drawn(SECRET, 1, 2)), "two plans share noise"
-    for other in (SMALL.encode(x, SECRET, 2, 2), SMALL.encode(x, SECRET, 1, 3), SMALL.encode(x, Randomness.for_tests(8), 1, 2)):
+    assert not np.array_equal(SMALL.drawn(SECRET, 1, 2), elsewhere.drawn(SECRET, 1, 2)), (
+        "two plans share noise"
+    )
+    for other in (
+        SMALL.encode(x, SECRET, 2, 2),
+        SMALL.encode(x, SECRET, 1, 3),
+        SMALL.encode(x, Randomness.for_tests(8), 1, 2),
+    ):
         assert not np.array_equal(again[0], other)
 
 
-# --- the law of the sum ------------------------------------------------------------------------------------------------------------------
+# --- the law of the sum
+# ------------------------------------------------------------------------------------------------------------------
 
 LAW = made(dimension=2**12, clip=1.0, share=2.5)
 
@@ -203,7 +257,9 @@ def law_of(kind: str, shares: int) -> np.ndarray:
 
 
 def fit(drawn: np.ndarray, law: np.ndarray) -> float:
-    """The p-value of centred sums against a law: by cells of the law, and by the variance, which decides between numbers of shares."""
+    """The p-value of centred sums against a law: by cells of the law, and by the variance, which
+    decides between numbers of shares.
+    """
     edges = np.arange(-28, 29, 4) + 0.5
     place = np.searchsorted(edges, np.arange(-200, 201))
     expected = np.bincount(place, law, len(edges) + 1) * drawn.size
@@ -229,12 +285,25 @@ def test_the_sum_has_the_law_that_is_billed_and_no_other(kind: str) -> None:
     assert (event.share, event.shares) == (pytest.approx(2.5), 20)
 
 
-# --- bits and error ----------------------------------------------------------------------------------------------------------------------
+# --- bits and error
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-def error_ratio(bits: int, epsilon: float, clients: int, dimension: int, seed: int) -> tuple[float, Scheme]:
-    """Measured mean squared error of the mean over that of central Gaussian noise at the same epsilon, by the tight accountant."""
-    scheme = choose(dimension=dimension, clip=1.0, clients=clients, bits=bits, epsilon=epsilon, delta=1e-6, rotation=seed)
+def error_ratio(
+    bits: int, epsilon: float, clients: int, dimension: int, seed: int
+) -> tuple[float, Scheme]:
+    """Measured mean squared error of the mean over that of central Gaussian noise at the same
+    epsilon, by the tight accountant.
+    """
+    scheme = choose(
+        dimension=dimension,
+        clip=1.0,
+        clients=clients,
+        bits=bits,
+        epsilon=epsilon,
+        delta=1e-6,
+        rotation=seed,
+    )
     central = calibrate.noise(ev.Gaussian, epsilon, 1e-6)
     rng = np.random.default_rng(seed)
     common = rng.normal(size=dimension)
@@ -251,11 +320,16 @@ def error_ratio(bits: int, epsilon: float, clients: int, dimension: int, seed: i
 
 @pytest.mark.parametrize("epsilon", [1.0, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_sixteen_bits_cost_less_than_five_in_a_hundred(epsilon: float) -> None:
-    """1,000 clients whose vectors nearly agree, the hardest case for the range; 2^14 coordinates: the measure is within 1.5%."""
+    """1,000 clients whose vectors nearly agree, the hardest case for the range; 2^14 coordinates:
+    the measure is within 1.5%.
+    """
     ratio, scheme = error_ratio(16, epsilon, 1000, 2**14, 11)
     assert ratio < 1.05
     spread = math.sqrt(2 / 2**14)
-    assert abs(ratio / (scheme.stddev / calibrate.noise(ev.Gaussian, epsilon, 1e-6)) ** 2 - 1) < 4 * spread
+    assert (
+        abs(ratio / (scheme.stddev / calibrate.noise(ev.Gaussian, epsilon, 1e-6)) ** 2 - 1)
+        < 4 * spread
+    )
     assert scheme.overflow <= 1e-6
     assert accounting.epsilon(scheme.event, 1e-6, adjacency=ZERO) <= epsilon
 
@@ -263,10 +337,17 @@ def test_sixteen_bits_cost_less_than_five_in_a_hundred(epsilon: float) -> None:
 def test_error_falls_with_bits_and_bills_keep_to_the_target() -> None:
     about = {"dimension": 2**14, "clip": 0.7, "clients": 1000, "delta": 1e-6, "rotation": 3}
     for noise in ("discrete-gaussian", "skellam"):
-        found = [choose(**about, bits=bits, epsilon=2.0, rounds=20, law=noise) for bits in (15, 16, 18, 20)]
+        found = [
+            choose(**about, bits=bits, epsilon=2.0, rounds=20, law=noise)
+            for bits in (15, 16, 18, 20)
+        ]
         assert all(a.stddev > b.stddev for a, b in itertools.pairwise(found))
         for scheme in found:
-            assert 1.97 < accounting.epsilon(ev.Repeated(scheme.event, 20), 1e-6, adjacency=ZERO) <= 2.0
+            assert (
+                1.97
+                < accounting.epsilon(ev.Repeated(scheme.event, 20), 1e-6, adjacency=ZERO)
+                <= 2.0
+            )
             assert scheme.overflow <= 1e-6
     with pytest.raises(Unsupported, match="use more bits"):
         choose(**about, bits=10, epsilon=0.1)
@@ -276,37 +357,62 @@ def test_error_falls_with_bits_and_bills_keep_to_the_target() -> None:
 def test_the_least_survivors_make_the_gaussian_of_a_multiplier(multiplier: float) -> None:
     shares = Shares(dimension=5000, clients=300, least=200, bits=24, scaled=900.0)
     found = accounting.epsilon(shares.event(multiplier), 1e-6, adjacency=ZERO)
-    assert found == pytest.approx(accounting.epsilon(ev.Gaussian(multiplier), 1e-6, adjacency=ZERO), rel=1e-4)
+    assert found == pytest.approx(
+        accounting.epsilon(ev.Gaussian(multiplier), 1e-6, adjacency=ZERO), rel=1e-4
+    )
 
 
 def test_fewer_survivors_need_larger_shares() -> None:
-    about = {"dimension": 2**10, "clip": 1.0, "clients": 100, "bits": 20, "epsilon": 1.0, "delta": 1e-6, "rotation": 3}
+    about = {
+        "dimension": 2**10,
+        "clip": 1.0,
+        "clients": 100,
+        "bits": 20,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "rotation": 3,
+    }
     all_of_them, some = choose(**about), choose(**about, least=70)
     assert some.share == pytest.approx(all_of_them.share * math.sqrt(100 / 70), rel=0.2)
     assert some.share > all_of_them.share
     for scheme in (all_of_them, some):
         assert accounting.epsilon(scheme.event, 1e-6, adjacency=ZERO) <= 1.0
-        assert accounting.epsilon(replace(scheme.event, shares=scheme.least - 1), 1e-6, adjacency=ZERO) > 1.0
+        assert (
+            accounting.epsilon(replace(scheme.event, shares=scheme.least - 1), 1e-6, adjacency=ZERO)
+            > 1.0
+        )
     with pytest.raises(InvalidInput, match="least"):
         choose(**about, least=101)
 
 
 def test_wrap_around_is_as_seldom_as_stated() -> None:
-    """Ranges so small that sums leave them now and then: no more often than the bound says; and far from it, never."""
+    """Ranges so small that sums leave them now and then: no more often than the bound says; and far
+    from it, never.
+    """
     scheme = made(dimension=2**12, clip=1.0, bits=8, share=4.0, step=0.1)
-    far = np.concatenate([np.abs(sum(scheme.drawn(SECRET, c, r) for c in range(20))) for r in range(4)]) > 127
+    far = (
+        np.concatenate(
+            [np.abs(sum(scheme.drawn(SECRET, c, r) for c in range(20))) for r in range(4)]
+        )
+        > 127
+    )
     wraps = float(far.reshape(4, -1).any(axis=1).mean())
     assert wraps <= scheme.overflow
     spread = (20 * 10.0) ** 2 / 4096 + 20 * scheme.share**2
-    assert scheme.overflow == pytest.approx(2 * 4096 * math.exp(-((127 - 20) ** 2) / (2 * spread)), rel=1e-9)
+    assert scheme.overflow == pytest.approx(
+        2 * 4096 * math.exp(-((127 - 20) ** 2) / (2 * spread)), rel=1e-9
+    )
     assert 1e-6 < scheme.overflow < 0.1
-    bounds = [replace(scheme.shares, bits=bits).overflow(scheme.share) for bits in (4, *range(8, 14))]
+    bounds = [
+        replace(scheme.shares, bits=bits).overflow(scheme.share) for bits in (4, *range(8, 14))
+    ]
     assert bounds[0] == 1.0
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[-1] < 1e-9
 
 
-# --- secure sums -------------------------------------------------------------------------------------------------------------------------
+# --- secure sums
+# -------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def messages(clients: int, bits: int = 16) -> dict[int, np.ndarray]:
@@ -341,7 +447,11 @@ def test_messages_that_are_none_are_refused() -> None:
     held = messages(3)
     with pytest.raises(InvalidInput, match="agreed on no masks"):
         MaskedSum(range(2), SECRET).unmasked(held, bits=16, least=2, round=0)
-    for wrong in (held | {1: held[1][:5]}, held | {1: held[1] + np.uint64(1 << 16)}, held | {1: held[1].astype(np.int64)}):
+    for wrong in (
+        held | {1: held[1][:5]},
+        held | {1: held[1] + np.uint64(1 << 16)},
+        held | {1: held[1].astype(np.int64)},
+    ):
         with pytest.raises(InvalidInput):
             TrustedSum().sum(wrong, bits=16, least=2, round=0)
 
@@ -365,7 +475,8 @@ def test_bad_shares_are_refused(field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("clip", 0.0), ("clip", math.nan), ("noise_multiplier", 0.0), ("noise_multiplier", -1.0)]
+    ("field", "value"),
+    [("clip", 0.0), ("clip", math.nan), ("noise_multiplier", 0.0), ("noise_multiplier", -1.0)],
 )
 def test_bad_schemes_are_refused(field: str, value: object) -> None:
     with pytest.raises(InvalidInput, match=field):
@@ -373,7 +484,9 @@ def test_bad_schemes_are_refused(field: str, value: object) -> None:
 
 
 def test_a_client_answers_a_round_once() -> None:
-    """The same noise on two vectors would show their difference; a second noise on one vector would be a second release."""
+    """The same noise on two vectors would show their difference; a second noise on one vector would
+    be a second release.
+    """
     client, x = Client(SMALL, 3, SECRET), np.ones(700)
     first = client.message(x, 4)
     assert np.array_equal(client.message(-x, 4), first)

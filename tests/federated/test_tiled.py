@@ -1,4 +1,6 @@
-"""Chains by products of matrices over tiles: what the layers compute, for any sizes; and what is left to other ways."""
+"""Chains by products of matrices over tiles: what the layers compute, for any sizes; and what is
+left to other ways.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.Identity)
 
 
 def random_chain(rng: np.random.Generator) -> tuple[nn.Sequential, tuple[int, ...]]:
-    """One to two convolutions with any kernel, stride, padding, activation and pool, or none; then dense layers."""
+    """One to two convolutions with any kernel, stride, padding, activation and pool, or none; then
+    dense layers.
+    """
     channels, size = int(rng.integers(1, 4)), tuple(int(n) for n in rng.integers(9, 16, 2))
     shape, layers = (channels, *size), []
     for _ in range(rng.integers(0, 3)):
@@ -25,7 +29,9 @@ def random_chain(rng: np.random.Generator) -> tuple[nn.Sequential, tuple[int, ..
         stride = tuple(int(rng.integers(1, k + 1)) if rng.random() < 0.4 else 1 for k in kernel)
         padding = tuple(int(n) for n in rng.integers(0, 3, 2))
         outputs = int(rng.integers(1, 5))
-        layers.append(nn.Conv2d(channels, outputs, kernel, stride, padding, bias=bool(rng.random() < 0.7)))
+        layers.append(
+            nn.Conv2d(channels, outputs, kernel, stride, padding, bias=bool(rng.random() < 0.7))
+        )
         channels = outputs
         if rng.random() < 0.8:
             layers.append(ACTIVATIONS[rng.integers(4)]())
@@ -34,7 +40,11 @@ def random_chain(rng: np.random.Generator) -> tuple[nn.Sequential, tuple[int, ..
             layers.append(nn.AvgPool2d((int(rng.integers(1, 4)), 2) if rng.random() < 0.5 else 2))
     layers.append(nn.Flatten())
     width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
-    layers += [nn.Linear(width, 5, bias=bool(rng.random() < 0.7)), ACTIVATIONS[rng.integers(4)](), nn.Linear(5, 3)]
+    layers += [
+        nn.Linear(width, 5, bias=bool(rng.random() < 0.7)),
+        ACTIVATIONS[rng.integers(4)](),
+        nn.Linear(5, 3),
+    ]
     return nn.Sequential(*layers).double(), shape
 
 
@@ -47,13 +57,23 @@ def test_outputs_and_gradients_are_those_of_the_layers(seed):
     made = stages(chain(model, 3))
     assert made is not None
     clients, rows = int(rng.integers(1, 4)), int(rng.integers(1, 6))
-    weights = {n: torch.randn(clients, *p.shape, dtype=torch.float64, requires_grad=True) for n, p in model.named_parameters()}
+    weights = {
+        n: torch.randn(clients, *p.shape, dtype=torch.float64, requires_grad=True)
+        for n, p in model.named_parameters()
+    }
     x = torch.randn(clients, rows, *shape, dtype=torch.float64, requires_grad=True)
-    alone = [functional_call(model, {n: w[c] for n, w in weights.items()}, (x[c],)) for c in range(clients)]
+    alone = [
+        functional_call(model, {n: w[c] for n, w in weights.items()}, (x[c],))
+        for c in range(clients)
+    ]
     expected, found = torch.stack(alone), tiled(made, weights, x)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-10 * float(1 + expected.detach().abs().max()))
+    assert torch.allclose(
+        found, expected, rtol=0, atol=1e-10 * float(1 + expected.detach().abs().max())
+    )
     given, of = torch.randn_like(expected), [x, *weights.values()]
-    for right, mine in zip(torch.autograd.grad(expected, of, given), torch.autograd.grad(found, of, given), strict=True):
+    for right, mine in zip(
+        torch.autograd.grad(expected, of, given), torch.autograd.grad(found, of, given), strict=True
+    ):
         assert mine.shape == right.shape
         assert torch.allclose(mine, right, rtol=0, atol=1e-10 * float(1 + right.abs().max()))
 
@@ -61,11 +81,18 @@ def test_outputs_and_gradients_are_those_of_the_layers(seed):
 def test_what_a_poisoned_client_sends_stays_with_it():
     model, shape = random_chain(np.random.default_rng(3))
     made = stages(chain(model, 3))
-    weights = {n: torch.randn(3, *p.shape, dtype=torch.float64, requires_grad=True) for n, p in model.named_parameters()}
+    weights = {
+        n: torch.randn(3, *p.shape, dtype=torch.float64, requires_grad=True)
+        for n, p in model.named_parameters()
+    }
     x = torch.randn(3, 4, *shape, dtype=torch.float64)
     whole = torch.autograd.grad(tiled(made, weights, x).sum(), list(weights.values()))
     x[1] = float("nan")
-    for clean, after in zip(whole, torch.autograd.grad(tiled(made, weights, x).sum(), list(weights.values())), strict=True):
+    for clean, after in zip(
+        whole,
+        torch.autograd.grad(tiled(made, weights, x).sum(), list(weights.values())),
+        strict=True,
+    ):
         assert torch.equal(clean[[0, 2]], after[[0, 2]])
 
 
@@ -113,19 +140,25 @@ def test_memory_is_used_again_by_the_next_pass_of_a_thread_alone():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_passes_in_the_same_memory_are_those_in_new(seed):
-    """Of other sizes and weights, one after the other: nothing is left of the pass before, not even if that was poisoned."""
+    """Of other sizes and weights, one after the other: nothing is left of the pass before, not even
+    if that was poisoned.
+    """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     model, shape = random_chain(rng)
     made, memory = stages(chain(model, 3)), SameMemory()
     for clients, rows in ((3, 4), (2, 5), (3, 4), (3, 4)):
         weights = {
-            n: torch.randn(clients, *p.shape, dtype=torch.float64, requires_grad=True) for n, p in model.named_parameters()
+            n: torch.randn(clients, *p.shape, dtype=torch.float64, requires_grad=True)
+            for n, p in model.named_parameters()
         }
         x = torch.randn(clients, rows, *shape, dtype=torch.float64)
         memory.begin()
         poisoned = torch.full_like(x, float("nan"))
         torch.autograd.grad(tiled(made, weights, poisoned, memory).sum(), list(weights.values()))
         memory.begin()
-        found = [torch.autograd.grad(tiled(made, weights, x, m).square().sum(), list(weights.values())) for m in (None, memory)]
+        found = [
+            torch.autograd.grad(tiled(made, weights, x, m).square().sum(), list(weights.values()))
+            for m in (None, memory)
+        ]
         assert all(map(torch.equal, *found))

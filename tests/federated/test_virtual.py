@@ -1,4 +1,6 @@
-"""Virtual clients: whose records they hold, what the card may call them, and what holds for a user."""
+"""Virtual clients: whose records they hold, what the card may call them, and what holds for a
+user.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def held(clients) -> list[list[int]]:
 
 def test_groups_hold_whole_users_and_no_user_is_in_two():
     clients = grouped((X, Y), OWNERS, 3, together=2)
-    assert held(clients) == [[4, 7, 8, 9, 11], [0, 1, 2, 5, 6]]  # users 1 and 3; users 7 (its first three) and 9
+    assert held(clients) == [
+        [4, 7, 8, 9, 11],
+        [0, 1, 2, 5, 6],
+    ]  # users 1 and 3; users 7 (its first three) and 9
     assert clients.unit.name == "virtual client (a group of up to 2 users)"
     assert (clients.unit.most_records, clients.parts) == (6, 1)
 
@@ -44,12 +49,19 @@ def test_parts_deal_out_the_records_of_a_user():
 
 def test_adding_a_user_moves_no_other_ones_records_between_parts():
     before = held(parted((X, Y), OWNERS, 2, parts=2))
-    more = parted((torch.cat([X, X[:2] + 100]), torch.cat([Y, Y[:2]])), np.append(OWNERS, [5, 5]), 2, parts=2)
+    more = parted(
+        (torch.cat([X, X[:2] + 100]), torch.cat([Y, Y[:2]])), np.append(OWNERS, [5, 5]), 2, parts=2
+    )
     assert [part for part in held(more) if max(part) < 100] == before
 
 
 def test_the_card_says_virtual_client_and_a_plan_for_users_is_refused(tmp_path):
-    clients = parted((X.repeat(4, 3), Y.repeat(4)), np.tile(OWNERS, 4) + np.repeat([0, 20, 40, 60], 12), 2, parts=2)
+    clients = parted(
+        (X.repeat(4, 3), Y.repeat(4)),
+        np.tile(OWNERS, 4) + np.repeat([0, 20, 40, 60], 12),
+        2,
+        parts=2,
+    )
     recipe = dpfy.dpsgd(len(clients), 8, steps=2, unit=clients.unit)
     plan = recipe.calibrate(4.0, 1e-3, group=clients.parts)
     both = dpfy.accounting.epsilon(of_group(plan.event, 2), 1e-3, adjacency=recipe.adjacency)

@@ -1,4 +1,6 @@
-"""Hostile command lines: a sensible one for a verb, read off the verb's own parameters, with a few of its values replaced."""
+"""Hostile command lines: a sensible one for a verb, read off the verb's own parameters, with a few
+of its values replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,26 @@ from harness import Case
 
 FOLDER = "work"
 
-WHOLE = ["-1", "0", "1", "2", "7", "100", "2147483647", "2147483648", "4294967296", "9007199254740993", "9223372036854775807",
-         "9223372036854775808", "18446744073709551616", "9" * 100, "9" * 5000, "1e5", "1.5", "0x10", "١٢", "", "-0", "+3",
+WHOLE = ["-1", "0", "1", "2", "7", "100", "2147483647", "2147483648", "4294967296", "9007199254740993", "9223372036854775807",  # noqa: E501
+         "9223372036854775808", "18446744073709551616", "9" * 100, "9" * 5000, "1e5", "1.5", "0x10", "١٢", "", "-0", "+3",  # noqa: E501
          " 3 ", "1_000", "nan", "inf", "--5", "three", "1" + "0" * 30]  # fmt: skip
-REAL = ["0", "-0.0", "1e-320", "5e-324", "2.3e-308", "1e-300", "1e-100", "1e-16", "1e-15", "1e-9", "1e-6", "1e-3", "0.5", "1", "1.0000001",
-        "0.9999999999999999", "3", "64", "1e5", "1e9", "1e12", "1e18", "1e300", "1.7976931348623157e308", "1e309", "inf", "-inf",
+REAL = ["0", "-0.0", "1e-320", "5e-324", "2.3e-308", "1e-300", "1e-100", "1e-16", "1e-15", "1e-9", "1e-6", "1e-3", "0.5", "1", "1.0000001",  # noqa: E501
+        "0.9999999999999999", "3", "64", "1e5", "1e9", "1e12", "1e18", "1e300", "1.7976931348623157e308", "1e309", "inf", "-inf",  # noqa: E501
         "nan", "-1", "-1e-320", "1,5", "", "0x1p3", "1e", "٣", "one", "1_0", "1e-1000"]  # fmt: skip
-WORDS = ["", " ", "a" * 10_000, "\x1b[2J\x1b[31mverified", "a\nb", "\udcff", "../..", "%s%n%x", "{0}", "$(true)", "😀", "-", "--", "None",
-         "tight", "poisson", "cpu", "cuda:99", "meta", "auto", "2,1.5,1", "nan,inf", "1," * 5000, "1e-320,1e308", "0", "linear", "mlp",
-         "dense", "band-mf", "1x28x28", "1x-1", "x", "0x0", "1x99999999x99999999", "28", "1x8x8", "9" * 30 + "x1"]  # fmt: skip
-TOML = ["[]", "[[]]", "[1, 2]", "[2.0, 1.5]", "[0.5, -1]", "{}", "{a = 1}", "true", "false", "1979-05-27", "07:32:00", '"linear"',
-        "'x", '"""', "[1\n]", "1\n[privacy]\ndelta = 0.5", "1 # x", "[" * 3000, '["", "a."]', "quantile", "per-layer", "per-group",
-        "automatic", "psac", "digits", "csv", "billed", "replace-one", "rdp", "ftrl", "tree", "loop", "batched"]  # fmt: skip
-PATHS = ["run", "other", "audited", "unfinished", "people.jsonl", "job.toml", "phases.toml", "schema.toml", "data.csv", "data.csv.gz",
-         "images.idx", "arrays.npz", "text.txt", "card.json", "run/privacy.json", "run/ledger.jsonl", "run/model.safetensors",
+WORDS = ["", " ", "a" * 10_000, "\x1b[2J\x1b[31mverified", "a\nb", "\udcff", "../..", "%s%n%x", "{0}", "$(true)", "😀", "-", "--", "None",  # noqa: E501
+         "tight", "poisson", "cpu", "cuda:99", "meta", "auto", "2,1.5,1", "nan,inf", "1," * 5000, "1e-320,1e308", "0", "linear", "mlp",  # noqa: E501
+         "dense", "band-mf", "1x28x28", "1x-1", "x", "0x0", "1x99999999x99999999", "28", "1x8x8", "9" * 30 + "x1"]  # fmt: skip  # noqa: E501
+TOML = ["[]", "[[]]", "[1, 2]", "[2.0, 1.5]", "[0.5, "
+                                              "-1]", "{}", "{a = 1}", "true", "false", "1979-05-27", "07:32:00", '"linear"',  # noqa: E501
+        "'x", '"""', "[1\n]", "1\n[privacy]\ndelta = "
+                              "0.5", "1 # x", "[" * 3000, '["", '
+                                                          '"a."]', "quantile", "per-layer", "per-group",
+        "automatic", "psac", "digits", "csv", "billed", "replace-one", "rdp", "ftrl", "tree", "loop", "batched"]  # fmt: skip  # noqa: E501
+PATHS = ["run", "other", "audited", "unfinished", "people.jsonl", "job.toml", "phases.toml", "schema.toml", "data.csv", "data.csv.gz",  # noqa: E501
+         "images.idx", "arrays.npz", "text.txt", "card.json", "run/privacy.json", "run/ledger.jsonl", "run/model.safetensors",  # noqa: E501
          "run/plan.json", "run/report.html", "key.pem", "key.pem.pub",
          "dangling", "loop", "linked", "pipe", "pipe.svg", "folder", "empty", "mine", "mine.svg",
-         "mine/checkpoint", "other-config", "dotted", "closed", "shut", "shut/x", "\udcff\udcfe.toml", "a b\nc", "\x1b[2Jred.toml",
+         "mine/checkpoint", "other-config", "dotted", "closed", "shut", "shut/x", "\udcff\udcfe.toml", "a b\nc", "\x1b[2Jred.toml",  # noqa: E501
          "nowhere", "no/such/folder", "data.csv/x", "a" * 300, "b" * 250 + ".svg",
          "deep/" * 900 + "x", "", ".", "..", "/dev/full", "/dev/null",
          "/dev/zero", "/dev/stdin", "/proc/self/mem", "/proc/self/environ", "~", "~nobody/x",
@@ -36,10 +41,10 @@ PATHS = ["run", "other", "audited", "unfinished", "people.jsonl", "job.toml", "p
 
 BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("account",): {"--noise-multiplier": "1.2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "50"},
-    ("calibrate",): {"--epsilon": "2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "50", "--accountant": "rdp"},
+    ("calibrate",): {"--epsilon": "2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "50", "--accountant": "rdp"},  # noqa: E501
     ("compare", "bounds"): {"--noise-multiplier": "1.2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "20"},
     ("compare", "tuning"): {"--noise-multiplier": "2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "20"},
-    ("compare", "mechanisms"): {"--records": "500", "--batch-size": "50", "--steps": "6", "--epsilon": "2", "--delta": "1e-4"},
+    ("compare", "mechanisms"): {"--records": "500", "--batch-size": "50", "--steps": "6", "--epsilon": "2", "--delta": "1e-4"},  # noqa: E501
     ("compare", "runs"): {},
     ("init",): {},
     ("inspect",): {"--model": "linear", "--shape": "1x8x8", "--batch-size": "8"},
@@ -58,10 +63,12 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("ledger", "show"): {"--delta": "1e-6"},
     ("ledger", "budget"): {},
     ("audit", "train"): {"--data": "digits", "--model": "linear", "--steps": "2", "--canaries": "12", "--out": "new"},
-    ("train",): {"--data": "digits", "--records": "1438", "--model": "linear", "--delta": "1e-4", "--batch-size": "30", "--steps": "2",
+    ("train",): {"--data": "digits", "--records": "1438", "--model": "linear", "--delta": "1e-4", "--batch-size": "30", "--steps": "2",  # noqa: E501
                  "--out": "new"},
 }  # fmt: skip
-"""A cheap setting of each verb that has one; a verb that is not here is called with hostile values alone."""
+"""A cheap setting of each verb that has one; a verb that is not here is called with hostile values
+alone.
+"""
 GIVEN = {
     ("init",): ["data.csv"],
     ("fit",): ["data.csv"],
@@ -85,8 +92,19 @@ WEIGHT = {
     ("verify",): 2,
 }
 OUTPUTS = ("--out", "--plot", "--new-key")
-AUDITED = ("audit.json", "audit.svg", "report.html", "report.md", "ledger.jsonl", "ledger.jsonl.head")
-WRITTEN = {("report",): ("report.html", "report.md"), ("audit", "run"): AUDITED, ("sign",): ("signature.json",)}
+AUDITED = (
+    "audit.json",
+    "audit.svg",
+    "report.html",
+    "report.md",
+    "ledger.jsonl",
+    "ledger.jsonl.head",
+)
+WRITTEN = {
+    ("report",): ("report.html", "report.md"),
+    ("audit", "run"): AUDITED,
+    ("sign",): ("signature.json",),
+}
 """What a verb may write in the run folder that it is given."""
 
 
@@ -112,7 +130,9 @@ def verbs() -> dict[tuple[str, ...], list[Any]]:
 def kind_of(parameter: Any) -> str:
     """integer, float, path or text; typer has kept this in two places."""
     if hasattr(parameter, "type_descriptor"):
-        return {int: "integer", float: "float", Path: "path"}.get(parameter.type_descriptor.annotation, "text")
+        return {int: "integer", float: "float", Path: "path"}.get(
+            parameter.type_descriptor.annotation, "text"
+        )
     return str(getattr(parameter.type, "name", "text"))
 
 
@@ -127,7 +147,14 @@ def value(rng: random.Random, parameter: Any) -> str:
         return rng.choice(REAL) if rng.random() < 0.7 else f"{10 ** rng.uniform(-12, 6):.6g}"
     if parameter.name == "assignments":
         return assignment(rng)
-    if kind in ("path", "file", "directory") or parameter.name in ("ledger", "data_dir", "run", "folder", "key", "private_key"):
+    if kind in ("path", "file", "directory") or parameter.name in (
+        "ledger",
+        "data_dir",
+        "run",
+        "folder",
+        "key",
+        "private_key",
+    ):
         return rng.choice(PATHS)
     return rng.choice(WORDS) if rng.random() < 0.85 else rng.choice(PATHS)
 
@@ -162,18 +189,32 @@ def line(rng: random.Random, path: tuple[str, ...], parameters: list[Any]) -> li
             given = [word, *given[1:]] if rng.random() < 0.7 else [*given, word]
         elif what < 0.9 and (names := [n for n in options if n != "--json"]):
             name = rng.choice(names)
-            chosen[name] = "" if getattr(options[name], "is_flag", False) else value(rng, options[name])
-            if getattr(options[name], "is_flag", False) and options[name].secondary_opts and rng.random() < 0.5:
+            chosen[name] = (
+                "" if getattr(options[name], "is_flag", False) else value(rng, options[name])
+            )
+            if (
+                getattr(options[name], "is_flag", False)
+                and options[name].secondary_opts
+                and rng.random() < 0.5
+            ):
                 chosen.pop(name)
                 extra.append(options[name].secondary_opts[0])
         elif what < 0.94 and chosen:
             chosen.pop(rng.choice(list(chosen)))
         else:
-            extra.append(rng.choice(["--nosuch", "-x", "--help", "extra", "--", "--delta=", "--json", "-", "\udcff"]))
+            extra.append(
+                rng.choice(
+                    ["--nosuch", "-x", "--help", "extra", "--", "--delta=", "--json", "-", "\udcff"]
+                )
+            )
     words = [*given]
     for name, text in chosen.items():
         words += (
-            [name] if getattr(options[name], "is_flag", False) else [f"{name}={text}"] if text.startswith("-") else [name, text]
+            [name]
+            if getattr(options[name], "is_flag", False)
+            else [f"{name}={text}"]
+            if text.startswith("-")
+            else [name, text]
         )
     if rng.random() < 0.6 and "--" not in extra:
         words.append("--json")
@@ -181,7 +222,9 @@ def line(rng: random.Random, path: tuple[str, ...], parameters: list[Any]) -> li
 
 
 def owned(path: tuple[str, ...], arguments: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(what a run may write, what a refused one may): its own outputs by their flags, `runs/` where it chooses itself, a ledger."""
+    """(what a run may write, what a refused one may): its own outputs by their flags, `runs/` where
+    it chooses itself, a ledger.
+    """
     owns, keeps = [f"{FOLDER}/runs"], []
     for position, word in enumerate(arguments):
         name, _, text = word.partition("=")
@@ -197,11 +240,19 @@ def owned(path: tuple[str, ...], arguments: list[str]) -> tuple[tuple[str, ...],
         owns += [_inside(word) + end for word in arguments[len(path) :] for end in ("", ".head")]
     if path == ("init",):
         stems = [word.rpartition("/")[2].removesuffix(".gz") for word in arguments[len(path) :]]
-        drafts = [f"{stem.rpartition('.')[0] or stem}.{end}.toml" for stem in stems for end in ("schema", "job")]
+        drafts = [
+            f"{stem.rpartition('.')[0] or stem}.{end}.toml"
+            for stem in stems
+            for end in ("schema", "job")
+        ]
         owns += [_inside(f"{place}/{draft}") for place in (".", "..") for draft in drafts]
     for word in arguments[len(path) :]:
         owns += [f"{_inside(word)}/{name}" for name in WRITTEN.get(path, ())]
-        owns += [f"{_inside(word).rpartition('/')[0]}/{name}" for name in WRITTEN.get(path, ()) if word.endswith(".json")]
+        owns += [
+            f"{_inside(word).rpartition('/')[0]}/{name}"
+            for name in WRITTEN.get(path, ())
+            if word.endswith(".json")
+        ]
     return tuple(owns), tuple(keeps)
 
 

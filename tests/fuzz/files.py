@@ -1,4 +1,6 @@
-"""Mutated files: configurations, cards, ledgers, plans, metrics, checkpoints, data, audits; and the verbs that read each."""
+"""Mutated files: configurations, cards, ledgers, plans, metrics, checkpoints, data, audits; and the
+verbs that read each.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,33 @@ from harness import Case
 
 OWN = "--out new"
 IDX = '[data]\nkind = "idx"\npath = "images.idx"\nlabels_path = "labels.idx"\nclasses = 3\n'
-REST = '[model]\nname = "linear"\n[privacy]\nrecords = 24\nepsilon = 2.0\ndelta = 1e-3\n[training]\nsteps = 2\nbatch_size = 10\n'
+REST = (
+    '[model]\nname = "linear"\n[privacy]\nrecords = 24\nepsilon = 2.0\ndelta = '
+    "1e-3\n[training]\nsteps = 2\nbatch_size = 10\n"
+)
 JOBS = {
     "idx.toml": IDX + REST,
-    "npz.toml": '[data]\nkind = "npz"\npath = "arrays.npz"\nclasses = 2\nrange = [0.0, 90.0]\n' + REST,
-    "parquet.toml": '[data]\nkind = "parquet"\npath = "table.parquet"\nschema = "schema.toml"\n' + REST,
+    "npz.toml": '[data]\nkind = "npz"\npath = "arrays.npz"\nclasses = 2\nrange = [0.0, 90.0]\n'
+    + REST,
+    "parquet.toml": '[data]\nkind = "parquet"\npath = "table.parquet"\nschema = "schema.toml"\n'
+    + REST,
     "gz.toml": '[data]\nkind = "csv"\npath = "data.csv.gz"\nschema = "schema.toml"\n' + REST,
-    "text.toml": '[data]\nkind = "text"\npath = "text.txt"\nlength = 16\n' + REST.replace("24", "83"),
+    "text.toml": '[data]\nkind = "text"\npath = "text.txt"\nlength = 16\n'
+    + REST.replace("24", "83"),
 }
-CARD_READERS = ["verify {run}", "report {run}", "report {run} --format md", "compare runs {run} other", "verify {run} --json"]
+CARD_READERS = [
+    "verify {run}",
+    "report {run}",
+    "report {run} --format md",
+    "compare runs {run} other",
+    "verify {run} --json",
+]
 TARGETS: dict[str, list[str]] = {
     "job.toml": [f"train job.toml {OWN}", f"train job.toml {OWN} --json"],
-    "phases.toml": ["account --phases phases.toml --delta 1e-5", "account --phases phases.toml --delta 1e-5 --json"],
+    "phases.toml": [
+        "account --phases phases.toml --delta 1e-5",
+        "account --phases phases.toml --delta 1e-5 --json",
+    ],
     "schema.toml": [f"train job.toml {OWN}"],
     "data.csv": [f"train job.toml {OWN} --json", "predict run data.csv"],
     "data.csv.gz": [f"train gz.toml {OWN}"],
@@ -38,7 +55,12 @@ TARGETS: dict[str, list[str]] = {
     "arrays.npz": [f"train npz.toml {OWN}", "predict run arrays.npz --json"],
     "table.parquet": [f"train parquet.toml {OWN}"],
     "text.txt": [f"train text.toml {OWN}"],
-    "card.json": ["verify card.json", "report card.json", "compare runs card.json other --json", "verify card.json --json"],
+    "card.json": [
+        "verify card.json",
+        "report card.json",
+        "compare runs card.json other --json",
+        "verify card.json --json",
+    ],
     "people.jsonl": [
         "ledger show people.jsonl",
         "ledger show people.jsonl --delta 1e-6 --json",
@@ -48,13 +70,22 @@ TARGETS: dict[str, list[str]] = {
     ],
     "run/privacy.json": CARD_READERS,
     "run/plan.json": CARD_READERS,
-    "run/ledger.jsonl": [*CARD_READERS, "ledger show run/ledger.jsonl", "ledger show run/ledger.jsonl --json"],
+    "run/ledger.jsonl": [
+        *CARD_READERS,
+        "ledger show run/ledger.jsonl",
+        "ledger show run/ledger.jsonl --json",
+    ],
     "run/metrics.jsonl": CARD_READERS,
     "run/config.toml": [*CARD_READERS[:2], "predict run arrays.npz"],
     "run/report.html": CARD_READERS[:1],
     "run/report.md": CARD_READERS[:1],
     "run/model.safetensors": [*CARD_READERS[:1], "predict run arrays.npz"],
-    "audited/audit.json": ["verify audited", "report audited", "report audited --format md --json", "audit run audited --json"],
+    "audited/audit.json": [
+        "verify audited",
+        "report audited",
+        "report audited --format md --json",
+        "audit run audited --json",
+    ],
     "audited/canaries.npz": ["audit run audited", "audit run audited --json", "verify audited"],
     "audited/model.safetensors": ["audit run audited", "verify audited"],
     "audited/plan.json": ["audit run audited --json"],
@@ -78,7 +109,7 @@ RESUME = ["train --resume --out unfinished", "train --resume --out unfinished --
 NUMBERS = ["1e999", "-1e999", "NaN", "Infinity", "-1", "0", "1e-320", "9" * 400, "9" * 5000, "0x" + "f" * 4000,
            "1e5000", "null", "true", '""', "[]",
            "{}", "1.5", "18446744073709551616", "1979-05-27", "inf", "nan"]  # fmt: skip
-VALUES: list[Any] = [None, True, -1, 0, 1, 1e-320, 1e308, 10**400, "", "x" * 10_000, "\x1b[2J", "\ud800", [], {}, [[[]]], {"kind": "float"},
+VALUES: list[Any] = [None, True, -1, 0, 1, 1e-320, 1e308, 10**400, "", "x" * 10_000, "\x1b[2J", "\ud800", [], {}, [[[]]], {"kind": "float"},  # noqa: E501
                      {"kind": "float", "value": "inf"}, {"kind": "float", "value": []}, {"kind": "plan"},
                      {"kind": "nothing"}, "infinity", -5, 2**63, 1.5]  # fmt: skip
 
@@ -101,7 +132,17 @@ def bytes_changed(rng: random.Random, content: bytes) -> bytes:
             held[at:at] = held[max(0, at - size) : at]
         elif what == 4:
             held[at:at] = rng.choice(
-                [b"\0", b"\xff\xfe", b"\n\n", b"\r\n", b"[" * 3000, b'{"a":' * 3000, b"\x1b]0;x\x07", b"\xed\xa0\x80", b","]
+                [
+                    b"\0",
+                    b"\xff\xfe",
+                    b"\n\n",
+                    b"\r\n",
+                    b"[" * 3000,
+                    b'{"a":' * 3000,
+                    b"\x1b]0;x\x07",
+                    b"\xed\xa0\x80",
+                    b",",
+                ]
             )
         else:
             held[at:] = b""
@@ -129,7 +170,15 @@ def text_changed(rng: random.Random, content: bytes) -> bytes:
                 del lines[a]
             else:
                 lines[a] = lines[a].rstrip("\n") + rng.choice(
-                    ["=", "\r\n", " = " + "[" * 2000, "\u2028\n", "\0\n", "  # x\n", "x" * 70_000 + "\n"]
+                    [
+                        "=",
+                        "\r\n",
+                        " = " + "[" * 2000,
+                        "\u2028\n",
+                        "\0\n",
+                        "  # x\n",
+                        "x" * 70_000 + "\n",
+                    ]
                 )
             text = "".join(lines)
     return text.encode("utf-8", "surrogateescape")
@@ -140,7 +189,13 @@ def tree_changed(rng: random.Random, tree: Any) -> Any:
     spots: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:
-        for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        for key in (
+            list(node)
+            if isinstance(node, dict)
+            else range(len(node))
+            if isinstance(node, list)
+            else ()
+        ):
             spots.append((node, key))
             walk(node[key])
 
@@ -176,7 +231,9 @@ def json_changed(rng: random.Random, content: bytes, *, signed: bool) -> bytes:
 
 
 def chain_changed(rng: random.Random, content: bytes) -> bytes:
-    """A body of a ledger changed and the chain of hashes made to fit, as whoever holds the file can do."""
+    """A body of a ledger changed and the chain of hashes made to fit, as whoever holds the file can
+    do.
+    """
     from dpfy.core.codec import canonical
 
     try:
@@ -199,7 +256,20 @@ def replaced(rng: random.Random, path: Path) -> str:
     else:
         path.unlink(missing_ok=True)
     what = rng.choice(
-        ["nothing", "empty", "folder", "pipe", "dangling", "loop", "link", "device", "deep", "deep json", "bomb", "zeros"]
+        [
+            "nothing",
+            "empty",
+            "folder",
+            "pipe",
+            "dangling",
+            "loop",
+            "link",
+            "device",
+            "deep",
+            "deep json",
+            "bomb",
+            "zeros",
+        ]
     )
     if what == "empty":
         path.write_bytes(b"")
@@ -208,7 +278,14 @@ def replaced(rng: random.Random, path: Path) -> str:
     elif what == "pipe":
         os.mkfifo(path)
     elif what in ("dangling", "loop", "link", "device"):
-        path.symlink_to({"dangling": "nowhere", "loop": path.name, "link": "mine/notes.txt", "device": "/dev/zero"}[what])
+        path.symlink_to(
+            {
+                "dangling": "nowhere",
+                "loop": path.name,
+                "link": "mine/notes.txt",
+                "device": "/dev/zero",
+            }[what]
+        )
     elif what == "deep":
         path.write_bytes(b"a = " + b"[" * 100_000)
     elif what == "deep json":
@@ -233,7 +310,10 @@ def mutate(rng: random.Random, path: Path) -> None:
     if path.suffix in (".toml", ".csv", ".md", ".html", ".jsonl", ".json", ".head", ".pem", ".pub"):
         ways += [lambda: text_changed(rng, content)] * 2
     if path.suffix == ".json":
-        ways += [lambda: json_changed(rng, content, signed=False), lambda: json_changed(rng, content, signed=True)] * 2
+        ways += [
+            lambda: json_changed(rng, content, signed=False),
+            lambda: json_changed(rng, content, signed=True),
+        ] * 2
     if path.name in ("ledger.jsonl", "people.jsonl"):
         ways += [lambda: chain_changed(rng, content)] * 3
         if rng.random() < 0.7:  # the mark beside it would tell at once
@@ -254,17 +334,30 @@ def cases(seed: int) -> Iterator[Case]:
             name = rng.choice(names)
             words = rng.choice(TARGETS[name])
         arguments = words.replace("{run}", "run").split()
-        own = [f"{FOLDER}/{arguments[k + 1]}" for k, word in enumerate(arguments) if word in ("--out", "--plot")]
+        own = [
+            f"{FOLDER}/{arguments[k + 1]}"
+            for k, word in enumerate(arguments)
+            if word in ("--out", "--plot")
+        ]
         if arguments[0] == "report":
             place = arguments[1] if "." not in arguments[1] else ""
-            own += [f"{FOLDER}/{place}/{form}".replace("//", "/") for form in ("report.html", "report.md")]
+            own += [
+                f"{FOLDER}/{place}/{form}".replace("//", "/")
+                for form in ("report.html", "report.md")
+            ]
         if arguments[:2] == ["audit", "run"]:
             own += [f"{FOLDER}/{arguments[2]}/{form}" for form in AUDITED]
         if arguments[0] == "sign":
             own.append(f"{FOLDER}/{arguments[1]}/signature.json")
-        keeps = (f"{FOLDER}/people.jsonl", f"{FOLDER}/people.jsonl.head") if "--ledger" in arguments else ()
+        keeps = (
+            (f"{FOLDER}/people.jsonl", f"{FOLDER}/people.jsonl.head")
+            if "--ledger" in arguments
+            else ()
+        )
         keeps += (f"{FOLDER}/unfinished",) if "--resume" in arguments else ()
-        yield Case(arguments, FOLDER, tuple(own), keeps, name, _change(name, rng.randrange(1 << 60)))
+        yield Case(
+            arguments, FOLDER, tuple(own), keeps, name, _change(name, rng.randrange(1 << 60))
+        )
 
 
 def _change(name: str, seed: int) -> Change:

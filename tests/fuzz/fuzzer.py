@@ -1,4 +1,6 @@
-"""The fuzzers. `python tests/fuzz/fuzzer.py commands --seed 1 --count 10000` (or `files`); --start goes on where it was stopped."""
+"""The fuzzers. `python tests/fuzz/fuzzer.py commands --seed 1 --count 10000` (or `files`); --start
+goes on where it was stopped.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SLOW = 3.0
 KINDS = {"commands": commands.cases, "files": files.cases}
 
 
-def fuzz(kind: str, seed: int, start: int, count: int, home: Path, *, show: bool = False) -> Findings:
+def fuzz(
+    kind: str, seed: int, start: int, count: int, home: Path, *, show: bool = False
+) -> Findings:
     """Run `count` cases of a seed from number `start` on, in a sandbox below `home`."""
     pristine, place = home / "pristine", home / f"box of {kind}"
     if not pristine.exists():
@@ -50,7 +54,9 @@ def fuzz(kind: str, seed: int, start: int, count: int, home: Path, *, show: bool
     return found
 
 
-def _count(found: Findings, case: Case, answer: dict, number: int, wrong: list[str], show: bool) -> None:
+def _count(
+    found: Findings, case: Case, answer: dict, number: int, wrong: list[str], show: bool
+) -> None:
     found.cases += 1
     status = str(answer.get("status", "lost"))
     found.statuses[status] = found.statuses.get(status, 0) + 1
@@ -63,7 +69,11 @@ def _count(found: Findings, case: Case, answer: dict, number: int, wrong: list[s
     if show and answer.get("seconds", 0.0) > SLOW:
         print(f"# slow, {answer['seconds']:.1f} s: {case.line()[:200]!r}", flush=True)
     if show and found.cases % 100 == 0:
-        print(f"# {number + 1}: {found.statuses}, {len(found.wrong)} wrong", file=sys.stderr, flush=True)
+        print(
+            f"# {number + 1}: {found.statuses}, {len(found.wrong)} wrong",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -76,10 +86,13 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=None)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpfy-fuzz-") as folder:
-        found = fuzz(asked.kind, asked.seed, asked.start, asked.count, asked.home or Path(folder), show=True)
+        found = fuzz(
+            asked.kind, asked.seed, asked.start, asked.count, asked.home or Path(folder), show=True
+        )
     print(f"{found.cases} {asked.kind}: {found.statuses}; {len(found.wrong)} wrong")
     print(
-        f"slowest {found.slowest[0]:.1f} s: {found.slowest[1][:200]!r}; largest {found.largest[0] >> 20} MiB: {found.largest[1][:200]!r}"
+        f"slowest {found.slowest[0]:.1f} s: {found.slowest[1][:200]!r}; largest "
+        f"{found.largest[0] >> 20} MiB: {found.largest[1][:200]!r}"
     )
     sys.exit(1 if found.wrong else 0)
 

@@ -1,4 +1,6 @@
-"""Runs cases in a worker and judges each: status, one line, one JSON object, no file touched, no hang, little memory."""
+"""Runs cases in a worker and judges each: status, one line, one JSON object, no file touched, no
+hang, little memory.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +23,41 @@ STATUSES = (0, 1, 2, 130)
 SECONDS = 20.0
 """Processor time of a case."""
 PATIENCE = 300.0
-"""Seconds without any use of the processor after which a case hangs: it waits for a pipe, say. A busy machine is only slower."""
+"""Seconds without any use of the processor after which a case hangs: it waits for a pipe, say. A
+busy machine is only slower.
+"""
 MEMORY = 4 << 30
 PROGRESS = "training "
 """How a line of progress begins."""
-BUGS = re.compile(r"Traceback|internal error|internal check failed|not enough memory|Exception ignored|File \"[^\"]+\", line \d+")
+BUGS = re.compile(
+    r"Traceback|internal error|internal check failed|not enough memory|Exception ignored|File "
+    r"\"[^\"]+\", line \d+"
+)
 
 Snapshot = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, run in `folder` of the sandbox. `owns` are the places (by prefix) that a run that is not refused may write."""
+    """A command line, run in `folder` of the sandbox. `owns` are the places (by prefix) that a run
+    that is not refused may write.
+    """
 
     arguments: list[str]
     folder: str
     owns: tuple[str, ...] = ()
     keeps: tuple[str, ...] = ()
-    """Places that a refused run may write too: the ledger of a data set keeps what was reserved and given back."""
+    """Places that a refused run may write too: the ledger of a data set keeps what was reserved and
+    given back.
+    """
     note: str = ""
     prepare: Callable[[Path], None] | None = None
     """Changes files of the folder before the command line is run."""
 
     def line(self) -> str:
-        return " ".join(repr(a) if re.search(r"[^\w./=,:+-]", a) or not a else a for a in self.arguments)[:900]
+        return " ".join(
+            repr(a) if re.search(r"[^\w./=,:+-]", a) or not a else a for a in self.arguments
+        )[:900]
 
 
 @dataclass
@@ -59,7 +72,9 @@ class Findings:
 
 
 def snapshot(home: Path) -> Snapshot:
-    """Every name below `home` with what tells a change: kind, mode, inode, size and times (a change of content changes them)."""
+    """Every name below `home` with what tells a change: kind, mode, inode, size and times (a change
+    of content changes them).
+    """
     found: Snapshot = {}
     for folder, names, files in os.walk(home):
         for name in [*names, *files]:
@@ -74,7 +89,9 @@ def snapshot(home: Path) -> Snapshot:
 
 def changed(before: Snapshot, after: Snapshot) -> list[str]:
     """Names that came, went or changed."""
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
 
 
 class Worker:
@@ -87,7 +104,15 @@ class Worker:
     def start(self) -> None:
         asked, answered = os.pipe(), os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", worker.__file__, str(self.home), str(asked[0]), str(answered[1])],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                worker.__file__,
+                str(self.home),
+                str(asked[0]),
+                str(answered[1]),
+            ],
             pass_fds=(asked[0], answered[1]),
             env=os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "svg"},
             stdin=subprocess.DEVNULL,
@@ -111,7 +136,11 @@ class Worker:
         if self.process is None:
             self.start()
         assert self.process is not None
-        print(json.dumps({"arguments": case.arguments, "folder": case.folder}), file=self.to, flush=True)
+        print(
+            json.dumps({"arguments": case.arguments, "folder": case.folder}),
+            file=self.to,
+            flush=True,
+        )
         last = used = self.processor()
         idle = time.monotonic()
         while True:
@@ -175,12 +204,25 @@ def judged(case: Case, found: dict[str, Any], touched: list[str]) -> Iterator[st
     if asked and (problem := not_one_object(out)):
         yield f"--json: {problem}: {out[:200]!r}"
     if status == 2 and not helped and not asked_for_help(out):
-        if len([line for line in err.splitlines() if line.strip() and not line.startswith(PROGRESS)]) != 1:
+        if (
+            len(
+                [
+                    line
+                    for line in err.splitlines()
+                    if line.strip() and not line.startswith(PROGRESS)
+                ]
+            )
+            != 1
+        ):
             yield f"a refusal is one line: {err[:300]!r}"
         if out and not asked:
             yield f"a refusal says nothing on standard output: {out[:200]!r}"
     owns = case.keeps if status == 2 else case.owns + case.keeps
-    foreign = [name for name in touched if not any(_within(name, own) or _within(own, name) for own in owns)]
+    foreign = [
+        name
+        for name in touched
+        if not any(_within(name, own) or _within(own, name) for own in owns)
+    ]
     if foreign:
         yield f"{'left behind' if status == 2 else 'touched'}: {foreign[:4]}"
     if partial := [name for name in touched if name.endswith(".part")]:

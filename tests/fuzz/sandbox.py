@@ -1,4 +1,6 @@
-"""A folder with everything a command line can name: runs, cards, ledgers, data, a user's own files, and what is no file at all."""
+"""A folder with everything a command line can name: runs, cards, ledgers, data, a user's own files,
+and what is no file at all.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,36 @@ from typing import Any
 
 import numpy as np
 
-SMALL = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "40", "--steps", "3"]
+SMALL = [
+    "--data",
+    "digits",
+    "--records",
+    "1438",
+    "--model",
+    "linear",
+    "--delta",
+    "1e-4",
+    "--batch-size",
+    "40",
+    "--steps",
+    "3",
+]
 SCHEMA = (
-    '[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.b]\nkind = "category"\ncategories = ["u", "v"]\n'
+    '[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.b]\nkind = "category"\ncategories = '
+    '["u", "v"]\n'
     '[columns.c]\nkind = "label"\nclasses = ["x", "y"]\n'
 )
 JOB = (
-    '[data]\nkind = "csv"\npath = "data.csv"\nschema = "schema.toml"\ntest_path = "test.csv"\n[model]\nname = "mlp"\nhidden = [4]\n'
-    "[privacy]\nrecords = 30\nepsilon = 2.0\ndelta = 1e-3\n[training]\nsteps = 2\nbatch_size = 10\nlearning_rate = 0.1\n"
+    '[data]\nkind = "csv"\npath = "data.csv"\nschema = "schema.toml"\ntest_path = '
+    '"test.csv"\n[model]\nname = "mlp"\nhidden = [4]\n'
+    "[privacy]\nrecords = 30\nepsilon = 2.0\ndelta = 1e-3\n[training]\nsteps = 2\nbatch_size = "
+    "10\nlearning_rate = 0.1\n"
     "[runtime]\nmax_physical_batch = 16\n"
 )
-PHASES = "[[phase]]\nnoise_multiplier = 1.0\nsampling_rate = 0.01\nsteps = 20\n\n[[phase]]\nnoise_multiplier = 4\nsteps = 3\n"
+PHASES = (
+    "[[phase]]\nnoise_multiplier = 1.0\nsampling_rate = 0.01\nsteps = "
+    "20\n\n[[phase]]\nnoise_multiplier = 4\nsteps = 3\n"
+)
 
 
 def main(*arguments: str) -> int:
@@ -47,8 +68,33 @@ def build(place: Path) -> Path:
     try:
         data(place)
         assert main("train", *SMALL, "--epsilon", "3", "--insecure-seed", "1", "--out", "run") == 0
-        assert main("train", *SMALL, "--epsilon", "2", "--out", "other", "--ledger", "people.jsonl", "--budget-epsilon", "9") == 0
-        audit = ["--attack", "final-model", "--canaries", "40", "--data", "digits", "--model", "linear", "--steps", "3"]
+        assert (
+            main(
+                "train",
+                *SMALL,
+                "--epsilon",
+                "2",
+                "--out",
+                "other",
+                "--ledger",
+                "people.jsonl",
+                "--budget-epsilon",
+                "9",
+            )
+            == 0
+        )
+        audit = [
+            "--attack",
+            "final-model",
+            "--canaries",
+            "40",
+            "--data",
+            "digits",
+            "--model",
+            "linear",
+            "--steps",
+            "3",
+        ]
         assert main("audit", "train", *audit, "--out", "audited", "--insecure-seed", "1") in (0, 1)
         assert main("sign", "--new-key", "key.pem") == 0
         assert main("sign", "other", "--key", "key.pem") == 0
@@ -73,7 +119,18 @@ def interrupted() -> None:
 
     torch.optim.SGD.step = step  # type: ignore[method-assign]
     try:
-        main("train", *SMALL, "--steps", "6", "--set", "runtime.checkpoint_every=0", "--epsilon", "3", "--out", "unfinished")
+        main(
+            "train",
+            *SMALL,
+            "--steps",
+            "6",
+            "--set",
+            "runtime.checkpoint_every=0",
+            "--epsilon",
+            "3",
+            "--out",
+            "unfinished",
+        )
     finally:
         torch.optim.SGD.step = before  # type: ignore[method-assign]
     assert (Path("unfinished") / "checkpoint").is_dir()
@@ -89,7 +146,9 @@ def data(place: Path) -> None:
     (place / "job.toml").write_text(JOB)
     (place / "phases.toml").write_text(PHASES)
     (place / "images.idx").write_bytes(struct.pack(">IIII", 2051, 30, 4, 4) + bytes(range(16)) * 30)
-    (place / "labels.idx").write_bytes(struct.pack(">II", 2049, 30) + bytes(k % 3 for k in range(30)))
+    (place / "labels.idx").write_bytes(
+        struct.pack(">II", 2049, 30) + bytes(k % 3 for k in range(30))
+    )
     arrays = io.BytesIO()
     np.savez_compressed(arrays, x=np.arange(90.0).reshape(30, 3), y=np.arange(30) % 2)
     (place / "arrays.npz").write_bytes(arrays.getvalue())

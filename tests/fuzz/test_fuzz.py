@@ -1,4 +1,6 @@
-"""Hostile command lines and mutated files: an exit status, one line, one JSON object, nothing touched, no hang, little memory."""
+"""Hostile command lines and mutated files: an exit status, one line, one JSON object, nothing
+touched, no hang, little memory.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ FEW = {"commands": 250, "files": 120}
 def few(home):
     """Both kinds, each with its own worker and sandbox, at the same time."""
     with ThreadPoolExecutor(len(FEW)) as pool:
-        yield {kind: pool.submit(fuzzer.fuzz, kind, 0, 0, count, home) for kind, count in FEW.items()}
+        yield {
+            kind: pool.submit(fuzzer.fuzz, kind, 0, 0, count, home) for kind, count in FEW.items()
+        }
 
 
 @pytest.mark.parametrize("kind", FEW)
@@ -162,7 +166,9 @@ HARD = [
 
 
 def test_as_processes_of_their_own(home):
-    """Without the worker: a real process, its memory bounded by the system, what it says at its very end included."""
+    """Without the worker: a real process, its memory bounded by the system, what it says at its
+    very end included.
+    """
     place = sandbox.copy(home / "pristine", home / "own")
     before = snapshot(place)
     for arguments in HARD:

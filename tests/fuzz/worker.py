@@ -1,7 +1,8 @@
 """A process that runs command lines in a sandbox, one after the other, and tells how each ended.
 
-It reads one JSON object a line on the pipe named by its arguments, and answers with one. Starting dpfy costs seconds, so cases share
-the process; what a case may do is watched here: files outside the sandbox, memory, time.
+It reads one JSON object a line on the pipe named by its arguments, and answers with one. Starting
+dpfy costs seconds, so cases share the process; what a case may do is watched here: files outside
+the sandbox, memory, time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,21 @@ from tempfile import TemporaryFile
 from typing import Any
 
 ROOM = 2 << 30
-"""Memory that a case may ask for beyond what the process has: a case that needs more is told so, and that is a finding."""
+"""Memory that a case may ask for beyond what the process has: a case that needs more is told so,
+and that is a finding.
+"""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link", "os.symlink", "shutil.rmtree")
+CHANGES = (
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "os.truncate",
+    "os.chmod",
+    "os.link",
+    "os.symlink",
+    "shutil.rmtree",
+)
 LIBRARIES = ("matplotlib", "torchinductor")
 """Folders that libraries below make for themselves, once for all runs."""
 OWN = "/proc/self/clear_refs"
@@ -34,12 +47,20 @@ class Guard:
     """Blocks and remembers every write outside the sandbox."""
 
     def __init__(self, *homes: Path) -> None:
-        self.homes, self.escapes = tuple(os.path.realpath(home) + os.sep for home in homes), list[str]()
+        self.homes, self.escapes = (
+            tuple(os.path.realpath(home) + os.sep for home in homes),
+            list[str](),
+        )
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
-            if isinstance(path, str | bytes) and isinstance(flags, int) and flags & WRITES and not self.allowed(path):
+            if (
+                isinstance(path, str | bytes)
+                and isinstance(flags, int)
+                and flags & WRITES
+                and not self.allowed(path)
+            ):
                 self.block(event, path)
         elif event in CHANGES:
             for path in arguments[: 2 if event in ("os.rename", "os.link") else 1]:
@@ -56,19 +77,29 @@ class Guard:
             device = stat.S_ISCHR(os.stat(name).st_mode) or stat.S_ISFIFO(os.stat(name).st_mode)
         except (OSError, ValueError):
             device = False
-        return device or name == OWN or "\0" in name or self.inside(name) or any(word in name for word in LIBRARIES)
+        return (
+            device
+            or name == OWN
+            or "\0" in name
+            or self.inside(name)
+            or any(word in name for word in LIBRARIES)
+        )
 
     def inside(self, name: str) -> bool:
         """By the real place of its folder: a link in the sandbox that leads outside is outside."""
         try:
-            real = os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
+            real = os.path.join(
+                os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name)
+            )
         except (OSError, ValueError):
             return True
         return real.startswith(self.homes)
 
     def block(self, event: str, path: object) -> None:
         self.escapes.append(f"{event} {path!r}")
-        raise PermissionError(13, "outside the sandbox", os.fspath(path) if isinstance(path, os.PathLike) else path)
+        raise PermissionError(
+            13, "outside the sandbox", os.fspath(path) if isinstance(path, os.PathLike) else path
+        )
 
 
 def cheap() -> None:
@@ -87,7 +118,13 @@ def cheap() -> None:
 
     def plan_of(config: Any) -> Any:
         plan = planned(config)
-        if plan.recipe.steps > LONG or config.data.kind in ("embedded", "mnist", "fashion-mnist", "adult", "shakespeare"):
+        if plan.recipe.steps > LONG or config.data.kind in (
+            "embedded",
+            "mnist",
+            "fashion-mnist",
+            "adult",
+            "shakespeare",
+        ):
             raise InvalidInput("fuzz", plan.recipe.steps, "too long to train in a test")
         return plan
 
@@ -124,7 +161,12 @@ def run(arguments: list[str], streams: tuple[Any, Any]) -> dict[str, Any]:
         escaped = repr(problem)
     sys.stdout.flush()
     sys.stderr.flush()
-    found = {"status": status, "escaped": escaped, "seconds": time.process_time() - before, "peak": memory("VmHWM")}
+    found = {
+        "status": status,
+        "escaped": escaped,
+        "seconds": time.process_time() - before,
+        "peak": memory("VmHWM"),
+    }
     for name, stream in zip(("out", "err"), streams, strict=True):
         stream.seek(0)
         found[name] = stream.read(1 << 20).decode("utf-8", "backslashreplace")
@@ -148,7 +190,10 @@ def serve(home: Path, asked: int, answered: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     environment = dict(os.environ)
     gc.freeze()
-    with os.fdopen(asked, "r", encoding="utf-8") as cases, os.fdopen(answered, "w", encoding="utf-8") as answers:
+    with (
+        os.fdopen(asked, "r", encoding="utf-8") as cases,
+        os.fdopen(answered, "w", encoding="utf-8") as answers,
+    ):
         print(json.dumps({"ready": True}), file=answers, flush=True)
         for line in cases:
             case = json.loads(line)
@@ -158,8 +203,14 @@ def serve(home: Path, asked: int, answered: int) -> None:
             guard.escapes.clear()
             os.pwrite(peak, b"5", 0)
             found = run([str(a) for a in case["arguments"]], streams)
-            left = [f"left in the temporary folder: {name}" for name in sorted(os.listdir(scratch.name))]
-            print(json.dumps(found | {"escapes": [*guard.escapes, *left][:3]}), file=answers, flush=True)
+            left = [
+                f"left in the temporary folder: {name}" for name in sorted(os.listdir(scratch.name))
+            ]
+            print(
+                json.dumps(found | {"escapes": [*guard.escapes, *left][:3]}),
+                file=answers,
+                flush=True,
+            )
             os.chdir(home)
 
 

@@ -12,7 +12,9 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads
 
 
-def answer(engine: Engine, model: nn.Module, losses: Callable[[], Tensor], clip: Clip, steps: int = 1) -> Grads:
+def answer(
+    engine: Engine, model: nn.Module, losses: Callable[[], Tensor], clip: Clip, steps: int = 1
+) -> Grads:
     """The sum of the last of some steps, with the engine attached meanwhile."""
     engine.attach(model)
     try:
@@ -44,7 +46,9 @@ class Holding(nn.Module):
 
 
 class NoVmap(torch.autograd.Function):
-    """A product by a function of the user's own, whose backward looks at values: torch cannot vectorise it."""
+    """A product by a function of the user's own, whose backward looks at values: torch cannot
+    vectorise it.
+    """
 
     @staticmethod
     def forward(ctx, x, scale):  # type: ignore[no-untyped-def]

@@ -1,4 +1,6 @@
-"""`nn.MultiheadAttention` and torch's Transformer modules: equal to the loop, and never example by example."""
+"""`nn.MultiheadAttention` and torch's Transformer modules: equal to the loop, and never example by
+example.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Attends(nn.Module):
-    """One attention module, used once or several times on streams that lie as it wants them; the batch of `streams` lies first."""
+    """One attention module, used once or several times on streams that lie as it wants them; the
+    batch of `streams` lies first.
+    """
 
     def __init__(self, inner: nn.MultiheadAttention, uses: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -54,10 +58,14 @@ def masks(r: random.Random, batch: int, heads: int, length: int, keys: int) -> d
     if r.random() < 0.5:
         made["key_padding_mask"] = mask(batch, keys)
     if (kind := r.choice(["none", "all", "each", "causal"])) in ("all", "each"):
-        made["attn_mask"] = mask(length, keys) if kind == "all" else mask(batch * heads, length, keys)
+        made["attn_mask"] = (
+            mask(length, keys) if kind == "all" else mask(batch * heads, length, keys)
+        )
     elif kind == "causal" and length == keys:
         after = torch.ones(length, keys).triu(1).bool()
-        made["attn_mask"] = torch.zeros(length, keys).masked_fill(after, -math.inf) if floating else after
+        made["attn_mask"] = (
+            torch.zeros(length, keys).masked_fill(after, -math.inf) if floating else after
+        )
         made["is_causal"] = r.random() < 0.7
     made["need_weights"] = r.random() < 0.5
     made["average_attn_weights"] = r.random() < 0.5
@@ -72,12 +80,24 @@ def drawn(seed: int) -> tuple[Attends, tuple[Tensor, ...]]:
     width = heads * r.randint(1, 3)
     separate = r.random() < 0.3
     kdim, vdim = (r.randint(1, 5), r.randint(1, 5)) if separate else (width, width)
-    flags = {name: r.random() < 0.5 for name in ("bias", "add_bias_kv", "add_zero_attn", "batch_first")}
-    inner = nn.MultiheadAttention(width, heads, dropout=r.choice([0.0, 0.3]), kdim=kdim, vdim=vdim, **flags)
+    flags = {
+        name: r.random() < 0.5 for name in ("bias", "add_bias_kv", "add_zero_attn", "batch_first")
+    }
+    inner = nn.MultiheadAttention(
+        width, heads, dropout=r.choice([0.0, 0.3]), kdim=kdim, vdim=vdim, **flags
+    )
     for p in inner.parameters():
         nn.init.normal_(p, std=0.5)
-    streams = (torch.randn(batch, length, width), torch.randn(batch, keys, kdim), torch.randn(batch, keys, vdim))
-    kinds = [(0, 1, 2)] if separate else r.choices([(0, 0, 0), (0, 1, 1), (0, 1, 2), (1, 0, 0)], k=r.randint(1, 3))
+    streams = (
+        torch.randn(batch, length, width),
+        torch.randn(batch, keys, kdim),
+        torch.randn(batch, keys, vdim),
+    )
+    kinds = (
+        [(0, 1, 2)]
+        if separate
+        else r.choices([(0, 0, 0), (0, 1, 1), (0, 1, 2), (1, 0, 0)], k=r.randint(1, 3))
+    )
     uses = []
     for reads in kinds:
         shape = streams[reads[0]].shape[1], streams[reads[1]].shape[1]
@@ -89,11 +109,23 @@ def drawn(seed: int) -> tuple[Attends, tuple[Tensor, ...]]:
 
 
 def clips(r: random.Random) -> Clip:
-    return r.choice([FlatClip(0.5), FlatClip(math.inf), PerLayerClip(0.7), AutomaticClip(0.5, 0.1), GroupClip(("",), (0.4,))])
+    return r.choice(
+        [
+            FlatClip(0.5),
+            FlatClip(math.inf),
+            PerLayerClip(0.7),
+            AutomaticClip(0.5, 0.1),
+            GroupClip(("",), (0.4,)),
+        ]
+    )
 
 
-def bounded(engine: Any, model: nn.Module, losses: Callable[[nn.Module], Tensor], clip: Clip) -> Grads:
-    """What the engine gives at the last of three steps: the first ones measure, the last one knows. It stays attached."""
+def bounded(
+    engine: Any, model: nn.Module, losses: Callable[[nn.Module], Tensor], clip: Clip
+) -> Grads:
+    """What the engine gives at the last of three steps: the first ones measure, the last one knows.
+    It stays attached.
+    """
     engine.attach(model)
     for step in range(3):
         torch.manual_seed(step)
@@ -101,7 +133,9 @@ def bounded(engine: Any, model: nn.Module, losses: Callable[[nn.Module], Tensor]
     return found
 
 
-def agree(model: nn.Module, losses: Callable[[nn.Module], Tensor], clip: Clip, tolerance: float = 1e-9) -> BookkeepingEngine:
+def agree(
+    model: nn.Module, losses: Callable[[nn.Module], Tensor], clip: Clip, tolerance: float = 1e-9
+) -> BookkeepingEngine:
     """Whether the fast engine's sum is the loop's; the engine, still attached."""
     loop, fast = LoopEngine(), BookkeepingEngine()
     expected = bounded(loop, copy.deepcopy(model), losses, clip)
@@ -143,21 +177,34 @@ HIDDEN = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False, True, Fals
 
 
 class Both(nn.Module):
-    """nn.Transformer, or an encoder on the first stream and a decoder on the second, with the masks of both."""
+    """nn.Transformer, or an encoder on the first stream and a decoder on the second, with the masks
+    of both.
+    """
 
     def __init__(self, dropout: float, whole: bool, first: bool) -> None:
         super().__init__()
-        options = {"dim_feedforward": 9, "dropout": dropout, "batch_first": True, "norm_first": first}
+        options = {
+            "dim_feedforward": 9,
+            "dropout": dropout,
+            "batch_first": True,
+            "norm_first": first,
+        }
         self.whole = nn.Transformer(6, 2, 2, 2, **options) if whole else None
-        self.encoder = None if whole else nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, **options), 2)
-        self.decoder = None if whole else nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2, **options), 2)
+        self.encoder = (
+            None if whole else nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, **options), 2)
+        )
+        self.decoder = (
+            None if whole else nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2, **options), 2)
+        )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         given = {"tgt_mask": CAUSAL, "memory_key_padding_mask": HIDDEN}
         if self.whole is not None:
             out = self.whole(x, y, src_key_padding_mask=HIDDEN, **given)
         else:
-            out = self.decoder(y, self.encoder(x, src_key_padding_mask=HIDDEN), tgt_is_causal=True, **given)  # type: ignore[misc]
+            out = self.decoder(
+                y, self.encoder(x, src_key_padding_mask=HIDDEN), tgt_is_causal=True, **given
+            )  # type: ignore[misc]
         return (out.square() * torch.linspace(-1, 1, 6)).flatten(1).sum(1)
 
 
@@ -180,10 +227,15 @@ def test_transformers_of_torch_equal_the_loop(dropout: float, whole: bool, first
 
 def test_self_attention_is_one_product() -> None:
     x, _ = sequences()
-    engine, model = BookkeepingEngine(), Attends(nn.MultiheadAttention(6, 2, batch_first=True), [{"reads": (0, 0, 0)}])
+    engine, model = (
+        BookkeepingEngine(),
+        Attends(nn.MultiheadAttention(6, 2, batch_first=True), [{"reads": (0, 0, 0)}]),
+    )
     engine.attach(model)
     seen = []
-    engine.sums.report(model(x), lambda report: seen.append((report.site.name, tuple(report.grad.shape))))
+    engine.sums.report(
+        model(x), lambda report: seen.append((report.site.name, tuple(report.grad.shape)))
+    )
     assert seen == [("inner.out_proj", (3, 5, 6)), ("inner.qkv", (3, 5, 18))]
     engine.detach()
 
@@ -194,7 +246,10 @@ class Tied(nn.Module):
     def __init__(self, bare: bool) -> None:
         super().__init__()
         self.one, self.two = (nn.MultiheadAttention(6, 2, batch_first=True) for _ in range(2))
-        self.two.in_proj_weight, self.two.out_proj.weight = self.one.in_proj_weight, self.one.out_proj.weight
+        self.two.in_proj_weight, self.two.out_proj.weight = (
+            self.one.in_proj_weight,
+            self.one.out_proj.weight,
+        )
         self.bare = bare
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -211,10 +266,14 @@ def test_a_weight_shared_by_two_attentions(bare: bool) -> None:
 
 
 def test_a_head_tied_to_the_packed_weight() -> None:
-    """An embedding whose table is the packed weight: rows of a table and slices of it in one sum."""
+    """An embedding whose table is the packed weight: rows of a table and slices of it in one
+    sum.
+    """
     torch.manual_seed(0)
     x, y = sequences()
-    model = nn.ModuleDict({"table": nn.Embedding(18, 6), "attention": nn.MultiheadAttention(6, 2, batch_first=True)})
+    model = nn.ModuleDict(
+        {"table": nn.Embedding(18, 6), "attention": nn.MultiheadAttention(6, 2, batch_first=True)}
+    )
     model["attention"].in_proj_weight = model["table"].weight
     index = torch.randint(0, 18, (3, 7))
 
@@ -238,7 +297,9 @@ FROZEN = {
 def test_frozen_parts(name: str, reads: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     x, y = sequences()
-    model = Attends(nn.MultiheadAttention(6, 2, add_bias_kv=True, batch_first=True), [{"reads": reads}])
+    model = Attends(
+        nn.MultiheadAttention(6, 2, add_bias_kv=True, batch_first=True), [{"reads": reads}]
+    )
     for key, p in model.inner.named_parameters():
         p.requires_grad_(key not in FROZEN[name])
     fast = agree(model, lambda m: m(x, y), FlatClip(0.3))
@@ -248,7 +309,9 @@ def test_frozen_parts(name: str, reads: tuple[int, int, int]) -> None:
 
 
 class Windows(nn.Module):
-    """Attention inside of windows: several of an example lie one after another in the first dimension."""
+    """Attention inside of windows: several of an example lie one after another in the first
+    dimension.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +319,9 @@ class Windows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = x.unflatten(1, (2, 3)).flatten(0, 1)
-        return self.inner(parts, parts, parts)[0].unflatten(0, (len(x), 2)).square().flatten(1).sum(1)
+        return (
+            self.inner(parts, parts, parts)[0].unflatten(0, (len(x), 2)).square().flatten(1).sum(1)
+        )
 
 
 class Biased(nn.Module):
@@ -264,10 +329,18 @@ class Biased(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.bias = nn.MultiheadAttention(6, 2, batch_first=True), nn.Parameter(torch.randn(6, 6))
+        self.inner, self.bias = (
+            nn.MultiheadAttention(6, 2, batch_first=True),
+            nn.Parameter(torch.randn(6, 6)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, x, x, attn_mask=self.bias, need_weights=False)[0].square().flatten(1).sum(1)
+        return (
+            self.inner(x, x, x, attn_mask=self.bias, need_weights=False)[0]
+            .square()
+            .flatten(1)
+            .sum(1)
+        )
 
 
 class OneByOne(nn.Module):
@@ -323,7 +396,9 @@ def test_parametrized_projections_take_another_route() -> None:
 
 BAD: dict[str, Callable[[nn.MultiheadAttention, Tensor, Tensor], object]] = {
     "a mask of another size": lambda m, x, y: m(x, x, x, attn_mask=torch.zeros(4, 4)),
-    "a mask for another number of heads": lambda m, x, y: m(x, x, x, attn_mask=torch.zeros(3, 5, 5)),
+    "a mask for another number of heads": lambda m, x, y: m(
+        x, x, x, attn_mask=torch.zeros(3, 5, 5)
+    ),
     "a mask of one dimension": lambda m, x, y: m(x, x, x, attn_mask=torch.zeros(5)),
     "a mask of integers": lambda m, x, y: m(x, x, x, attn_mask=torch.zeros(5, 5, dtype=torch.long)),
     "padding of another size": lambda m, x, y: m(x, y, y, key_padding_mask=torch.zeros(3, 5)),
@@ -375,7 +450,9 @@ def test_a_compiled_encoder() -> None:
     torch.manual_seed(0)
     x, _ = sequences()
     model = nn.TransformerEncoderLayer(6, 2, 9, dropout=0.0, batch_first=True)
-    plain = bounded(LoopEngine(), copy.deepcopy(model), lambda m: m(x).square().flatten(1).sum(1), FlatClip(0.3))
+    plain = bounded(
+        LoopEngine(), copy.deepcopy(model), lambda m: m(x).square().flatten(1).sum(1), FlatClip(0.3)
+    )
     engine, compiled = BookkeepingEngine(), torch.compile(model, backend="eager")
     engine.attach(model)
     for _ in range(2):
@@ -388,7 +465,11 @@ def test_a_compiled_encoder() -> None:
 @pytest.mark.parametrize("reads", [(0, 0, 0), (0, 1, 1), (0, 1, 2)])
 def test_autocast(reads: tuple[int, int, int], device: str) -> None:
     torch.manual_seed(0)
-    model = Attends(nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True), [{"reads": reads}]).float().to(device)
+    model = (
+        Attends(nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True), [{"reads": reads}])
+        .float()
+        .to(device)
+    )
     streams = [torch.randn(3, n, 8, dtype=torch.float32, device=device) for n in (5, 4, 4)]
 
     def losses(m: nn.Module) -> Tensor:
@@ -403,7 +484,9 @@ def test_autocast(reads: tuple[int, int, int], device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_example_adds_at_most_the_bound(dtype: torch.dtype, device: str) -> None:
-    """Long sequences of nearly equal positions and large losses: what rounding does to slices is in their norms."""
+    """Long sequences of nearly equal positions and large losses: what rounding does to slices is in
+    their norms.
+    """
     torch.manual_seed(0)
     model = nn.TransformerDecoderLayer(16, 2, 8, dropout=0.0, batch_first=True).to(device, dtype)
     x, y = (torch.randn(2, 1, 16) + 0.01 * torch.randn(2, n, 16) for n in (64, 48))
@@ -413,7 +496,9 @@ def test_one_example_adds_at_most_the_bound(dtype: torch.dtype, device: str) -> 
     for scale in (1.0, 1e3, 1e6):
         for i in range(2):
             mask = torch.arange(2, device=device) == i
-            losses = (model(x, y).float() * torch.linspace(-1, 1, 64, device=device)[:, None]).flatten(1).sum(1) * scale
+            losses = (
+                model(x, y).float() * torch.linspace(-1, 1, 64, device=device)[:, None]
+            ).flatten(1).sum(1) * scale
             total = engine.bounded_sum(losses, FlatClip(1.0), mask).value
             length = math.sqrt(sum(float(t.double().square().sum()) for t in total.values()))
             assert length <= 1.0
@@ -453,6 +538,10 @@ def test_on_a_gpu_as_on_a_cpu(seed: int) -> None:
         found = engine.bounded_sum(model(*there), FlatClip(0.5)).value
     assert not engine.example_by_example
     assert engine._recorder.problem is None
-    gap = math.sqrt(sum(float((found[k].cpu().double() - expected[k]).square().sum()) for k in expected))
-    assert gap < 1e-3 * max(math.sqrt(sum(float(expected[k].square().sum()) for k in expected)), 1e-3)
+    gap = math.sqrt(
+        sum(float((found[k].cpu().double() - expected[k]).square().sum()) for k in expected)
+    )
+    assert gap < 1e-3 * max(
+        math.sqrt(sum(float(expected[k].square().sum()) for k in expected)), 1e-3
+    )
     engine.detach()

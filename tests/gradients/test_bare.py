@@ -1,4 +1,6 @@
-"""Bare parameters of a user's own modules: scales, shifts and tokens become nodes of the tape; whatever else they do is still exact."""
+"""Bare parameters of a user's own modules: scales, shifts and tokens become nodes of the tape;
+whatever else they do is still exact.
+"""
 
 from __future__ import annotations
 
@@ -76,13 +78,19 @@ class Twice(Own):
 
 
 class Squared(Own):
-    """The parameter with itself, in place, by another function, in an expression: all left to autograd."""
+    """The parameter with itself, in place, by another function, in an expression: all left to
+    autograd.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         y = (self.p * self.p) + x
         y += self.p
         y.mul_(self.p)
-        return y * (1.0 + self.p.exp()) + F.linear(x, self.p.expand(W, -1)) + torch.where(x > 0, self.p, x)
+        return (
+            y * (1.0 + self.p.exp())
+            + F.linear(x, self.p.expand(W, -1))
+            + torch.where(x > 0, self.p, x)
+        )
 
 
 class WithoutBatch(Own):
@@ -94,13 +102,19 @@ class WithoutBatch(Own):
 
 
 class Chosen(Own):
-    """Parts of a table that is made without a batch, also where what is saved may be read only once."""
+    """Parts of a table that is made without a batch, also where what is saved may be read only
+    once.
+    """
 
     shape = (5, W)
 
     def part(self, x: Tensor) -> Tensor:
         odd = (torch.arange(5 * W) % 2).view(5, W).bool()
-        return x + torch.where(odd, self.p, 0.5).masked_fill(odd.roll(1, 0), 2.0) + torch.where(odd, 1.0, self.p[:1])
+        return (
+            x
+            + torch.where(odd, self.p, 0.5).masked_fill(odd.roll(1, 0), 2.0)
+            + torch.where(odd, 1.0, self.p[:1])
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.part(x) + checkpoint(self.part, x, use_reentrant=False)
@@ -177,7 +191,10 @@ class OwnLinear(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(W, W), requires_grad=False), nn.Parameter(torch.randn(W))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(W, W), requires_grad=False),
+            nn.Parameter(torch.randn(W)),
+        )
         self.down, self.up = nn.Parameter(torch.randn(2, W)), nn.Parameter(torch.randn(W, 2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -262,8 +279,33 @@ def sums(engine: Any, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
-STEADY = [OwnLayerNorm, OwnLinear, Positions, LookedUpAgain, OwnRms, Shift, Scalar, Column, Token, Twice, Around, Recursive]
-OTHERS = [OwnOtherwise, Scaled, Written, Otherwise, LookedUpBefore, Squared, WithoutBatch, Chosen, ByFunction, Inside, Kept]
+STEADY = [
+    OwnLayerNorm,
+    OwnLinear,
+    Positions,
+    LookedUpAgain,
+    OwnRms,
+    Shift,
+    Scalar,
+    Column,
+    Token,
+    Twice,
+    Around,
+    Recursive,
+]
+OTHERS = [
+    OwnOtherwise,
+    Scaled,
+    Written,
+    Otherwise,
+    LookedUpBefore,
+    Squared,
+    WithoutBatch,
+    Chosen,
+    ByFunction,
+    Inside,
+    Kept,
+]
 
 
 @pytest.mark.parametrize("batch", [2, 5])
@@ -356,7 +398,9 @@ class CompiledPart(Own):
         return torch.compile(rms, backend="eager")(x, self.p)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("kind", "whole"), [(OwnRms, True), (Positions, True), (CompiledPart, False)])
+@pytest.mark.parametrize(
+    ("kind", "whole"), [(OwnRms, True), (Positions, True), (CompiledPart, False)]
+)
 def test_compiled(kind: type[nn.Module], whole: bool) -> None:
     torch.manual_seed(0)
     model, x = Net(kind()).double(), torch.randn(3, 5, 3).double()

@@ -1,4 +1,6 @@
-"""Shared parameters, uses no layer explains, layouts of the batch, checkpointing: the book-keeping engine against the loop."""
+"""Shared parameters, uses no layer explains, layouts of the batch, checkpointing: the book-keeping
+engine against the loop.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ V, D, T = 11, 6, 5
 class Model(nn.Module):
     """Runs `body`, a function of the module and its input, over parameters given by name."""
 
-    def __init__(self, body: Callable[[nn.Module, Tensor], Tensor], parts: dict[str, nn.Module | nn.Parameter]) -> None:
+    def __init__(
+        self,
+        body: Callable[[nn.Module, Tensor], Tensor],
+        parts: dict[str, nn.Module | nn.Parameter],
+    ) -> None:
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, part)
@@ -143,10 +149,14 @@ def build(case: str, seed: int = 0) -> Model:
 
 def losses_of(model: nn.Module, i: Tensor) -> Tensor:
     y = model(i)
-    return (torch.sin(3 * y) + y.square() * torch.linspace(0.5, 1.5, y.shape[1], dtype=torch.float64)).sum(1)
+    return (
+        torch.sin(3 * y) + y.square() * torch.linspace(0.5, 1.5, y.shape[1], dtype=torch.float64)
+    ).sum(1)
 
 
-def answers(model: nn.Module, batches: list[Tensor], clip: FlatClip) -> tuple[list[Grads], list[Grads]]:
+def answers(
+    model: nn.Module, batches: list[Tensor], clip: FlatClip
+) -> tuple[list[Grads], list[Grads]]:
     twin = copy.deepcopy(model)
     loop, fast = LoopEngine(), BookkeepingEngine()
     loop.attach(twin)
@@ -167,7 +177,9 @@ def distance(a: Grads, b: Grads) -> float:
 @pytest.mark.parametrize("batch", [1, 3, T, T + 1])
 @pytest.mark.parametrize("case", CASES)
 def test_equals_loop(case: str, batch: int) -> None:
-    """`batch == T` is the trap: positions and examples then have the same shape, and only measuring tells them apart."""
+    """`batch == T` is the trap: positions and examples then have the same shape, and only measuring
+    tells them apart.
+    """
     model = build(case)
     batches = [torch.randint(0, V, (size, T)) for size in (batch, batch, 4, batch)]
     for clip in (FlatClip(math.inf), FlatClip(0.5)):
@@ -180,7 +192,9 @@ def test_equals_loop(case: str, batch: int) -> None:
 def test_parametrized_weights_are_not_missed(wrap: str) -> None:
     torch.manual_seed(0)
     layer = getattr(parametrizations, wrap)(nn.Linear(D, D))
-    model = Model(lambda m, i: m.mix(m.emb(i)).mean(1), {"emb": nn.Embedding(V, D), "mix": layer}).double()
+    model = Model(
+        lambda m, i: m.mix(m.emb(i)).mean(1), {"emb": nn.Embedding(V, D), "mix": layer}
+    ).double()
     expected, found = answers(model, [torch.randint(0, V, (4, T))] * 2, FlatClip(0.5))
     assert any("parametrizations" in name for name in expected[0])
     assert all(float(g.abs().sum()) > 0 for g in expected[0].values())
@@ -193,7 +207,9 @@ def test_subclass_with_its_own_forward_is_not_mistaken_for_its_base() -> None:
             return F.linear(x, self.weight.square(), self.bias)
 
     torch.manual_seed(0)
-    model = Model(lambda m, i: m.mix(m.emb(i)).mean(1), {"emb": nn.Embedding(V, D), "mix": Odd(D, D)}).double()
+    model = Model(
+        lambda m, i: m.mix(m.emb(i)).mean(1), {"emb": nn.Embedding(V, D), "mix": Odd(D, D)}
+    ).double()
     expected, found = answers(model, [torch.randint(0, V, (4, T))] * 2, FlatClip(0.5))
     assert distance(found[1], expected[1]) < 1e-9
 
@@ -202,11 +218,20 @@ def test_layer_reached_only_later_is_measured_then() -> None:
     class Sometimes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.emb, self.a, self.b, self.use_b = nn.Embedding(V, D), nn.Linear(D, D), nn.Linear(D, D), False
+            self.emb, self.a, self.b, self.use_b = (
+                nn.Embedding(V, D),
+                nn.Linear(D, D),
+                nn.Linear(D, D),
+                False,
+            )
 
         def forward(self, i: Tensor) -> Tensor:
             h = self.a(self.emb(i))
-            return (self.b(h.transpose(0, 1).contiguous()).transpose(0, 1) if self.use_b else h).tanh().mean(1)
+            return (
+                (self.b(h.transpose(0, 1).contiguous()).transpose(0, 1) if self.use_b else h)
+                .tanh()
+                .mean(1)
+            )
 
     torch.manual_seed(0)
     model = Sometimes().double()
@@ -224,8 +249,12 @@ def test_layer_reached_only_later_is_measured_then() -> None:
 
 
 def test_mixing_examples_is_noticed_by_the_measured_layout() -> None:
-    """With examples mixed, no row of a gradient belongs to one example: the slow exact route runs, and equals the loop."""
-    model = Model(lambda m, i: m.mix(m.emb(i) - m.emb(i).mean(0, keepdim=True)).mean(1), part("emb", "mix")).double()
+    """With examples mixed, no row of a gradient belongs to one example: the slow exact route runs,
+    and equals the loop.
+    """
+    model = Model(
+        lambda m, i: m.mix(m.emb(i) - m.emb(i).mean(0, keepdim=True)).mean(1), part("emb", "mix")
+    ).double()
     expected, found = answers(model, [torch.randint(0, V, (4, T))] * 2, FlatClip(0.5))
     assert distance(found[0], expected[0]) < 1e-9
     assert distance(found[1], expected[1]) < 1e-9
@@ -251,7 +280,9 @@ def test_copy_of_an_attached_model_is_a_plain_model() -> None:
 
 
 def test_zero_gradients_on_the_first_batch_settle_nothing_wrong() -> None:
-    """A zero head gives zero gradients below it at first: no layout can be measured, and none may be guessed."""
+    """A zero head gives zero gradients below it at first: no layout can be measured, and none may
+    be guessed.
+    """
     model = build("second dimension")
     with torch.no_grad():
         model.mix.weight.zero_()  # type: ignore[union-attr, operator]
@@ -287,7 +318,9 @@ def test_autocast_keeps_the_bound_and_the_answer() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_fresh_engine_gives_the_same_bits(case: str) -> None:
-    """A resumed run attaches a new engine in the middle: what it measures again must not change a bit of the answer."""
+    """A resumed run attaches a new engine in the middle: what it measures again must not change a
+    bit of the answer.
+    """
     model = build(case)
     batches = [torch.randint(0, V, (size, T)) for size in (4, 6, 4)]
     old = BookkeepingEngine()
@@ -304,7 +337,9 @@ def test_a_fresh_engine_gives_the_same_bits(case: str) -> None:
 @pytest.mark.parametrize("order", ["attach then compile", "compile then attach"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_model_gives_the_same_answer(backend: str, order: str) -> None:
-    """Layers of different kinds share one entry point: a compiler must not bind it to one of them."""
+    """Layers of different kinds share one entry point: a compiler must not bind it to one of
+    them.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(D, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).double()
     x, y = torch.randn(6, D, dtype=torch.float64), torch.randint(0, 3, (6,))
@@ -320,7 +355,9 @@ def test_compiled_model_gives_the_same_answer(backend: str, order: str) -> None:
         compiled = torch.compile(model, backend=backend)
         fast.attach(model)
     for _ in range(2):
-        found = fast.bounded_sum(F.cross_entropy(compiled(x), y, reduction="none"), FlatClip(0.3)).value
+        found = fast.bounded_sum(
+            F.cross_entropy(compiled(x), y, reduction="none"), FlatClip(0.3)
+        ).value
     fast.detach()
     torch._dynamo.reset()
     assert distance(found, expected) < 1e-9
@@ -343,7 +380,10 @@ def test_what_was_measured_is_let_go_before_the_sums(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(BoundedSum, "add", noting)
     monkeypatch.setattr(Scaled, "sums", looking)
-    model, engine = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)), BookkeepingEngine()
+    model, engine = (
+        nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)),
+        BookkeepingEngine(),
+    )
     engine.attach(model)
     for _ in range(3):
         engine.bounded_sum(model(torch.randn(5, 6, 4)).square().mean((1, 2)), FlatClip(1.0))

@@ -1,4 +1,6 @@
-"""A parameter that is used in its own type and in another one: the sums of the loop, and never an error of types."""
+"""A parameter that is used in its own type and in another one: the sums of the loop, and never an
+error of types.
+"""
 
 from __future__ import annotations
 
@@ -44,21 +46,32 @@ Case = tuple[Callable[[int], Tensor], Callable[[], Model]]
 CASES: dict[str, Case] = {
     "head tied by a number": (
         tokens,
-        lambda: Model(lambda m, x: F.linear(m.table(x), m.table.weight * 0.5), table=nn.Embedding(V, D)),
+        lambda: Model(
+            lambda m, x: F.linear(m.table(x), m.table.weight * 0.5), table=nn.Embedding(V, D)
+        ),
     ),
     "head tied by a tensor without dimensions": (
         tokens,
         lambda: Model(
-            lambda m, x: F.linear(m.table(x), m.table.weight * torch.tensor(0.5, dtype=torch.float64)), table=nn.Embedding(V, D)
+            lambda m, x: F.linear(
+                m.table(x), m.table.weight * torch.tensor(0.5, dtype=torch.float64)
+            ),
+            table=nn.Embedding(V, D),
         ),
     ),
     "tied head": (
         tokens,
-        lambda: Model(lambda m, x: F.linear(m.table(x).double(), m.table.weight.double()), table=nn.Embedding(V, D)),
+        lambda: Model(
+            lambda m, x: F.linear(m.table(x).double(), m.table.weight.double()),
+            table=nn.Embedding(V, D),
+        ),
     ),
     "tied head in bfloat16": (
         tokens,
-        lambda: Model(lambda m, x: F.linear(m.table(x).bfloat16(), m.table.weight.bfloat16()), table=nn.Embedding(V, D)),
+        lambda: Model(
+            lambda m, x: F.linear(m.table(x).bfloat16(), m.table.weight.bfloat16()),
+            table=nn.Embedding(V, D),
+        ),
     ),
     "bag": (
         tokens,
@@ -70,12 +83,18 @@ CASES: dict[str, Case] = {
     "linear": (
         rows,
         lambda: Model(
-            lambda m, x: m.layer(x) + F.linear(x.double(), m.layer.weight.double()) * m.layer.bias.double(), layer=nn.Linear(D, D)
+            lambda m, x: (
+                m.layer(x) + F.linear(x.double(), m.layer.weight.double()) * m.layer.bias.double()
+            ),
+            layer=nn.Linear(D, D),
         ),
     ),
     "linear, one position": (
         lambda batch: torch.randn(batch, D),
-        lambda: Model(lambda m, x: m.layer(x) + F.linear(x.double(), m.layer.weight.double()), layer=nn.Linear(D, D)),
+        lambda: Model(
+            lambda m, x: m.layer(x) + F.linear(x.double(), m.layer.weight.double()),
+            layer=nn.Linear(D, D),
+        ),
     ),
     "convolution": (
         images,
@@ -87,18 +106,26 @@ CASES: dict[str, Case] = {
     "norm": (
         rows,
         lambda: Model(
-            lambda m, x: m.norm(x) + F.layer_norm(x.double(), (D,), m.norm.weight.double(), m.norm.bias.double()),
+            lambda m, x: (
+                m.norm(x)
+                + F.layer_norm(x.double(), (D,), m.norm.weight.double(), m.norm.bias.double())
+            ),
             norm=nn.LayerNorm(D),
         ),
     ),
     "bare": (
         rows,
-        lambda: Model(lambda m, x: x @ m.w + x.double() @ (m.w * torch.linspace(0, 1, D).double()) + m.w[0], w=torch.randn(D, D)),
+        lambda: Model(
+            lambda m, x: x @ m.w + x.double() @ (m.w * torch.linspace(0, 1, D).double()) + m.w[0],
+            w=torch.randn(D, D),
+        ),
     ),
     "recurrent": (
         rows,
         lambda: Model(
-            lambda m, x: m.layer(x)[0] + F.linear(x.double(), m.layer.weight_ih_l0.double())[..., :4],
+            lambda m, x: (
+                m.layer(x)[0] + F.linear(x.double(), m.layer.weight_ih_l0.double())[..., :4]
+            ),
             layer=nn.GRU(D, 4, batch_first=True),
         ),
     ),
@@ -119,7 +146,12 @@ def test_equals_the_loop(name: str) -> None:
         sums = []
         for engine, net in ((fast, model), (slow, twin)):
             out = net(x)
-            losses = (out - torch.linspace(-1, 1, out[0].numel()).view_as(out[0])).square().flatten(1).mean(1)
+            losses = (
+                (out - torch.linspace(-1, 1, out[0].numel()).view_as(out[0]))
+                .square()
+                .flatten(1)
+                .mean(1)
+            )
             sums.append(engine.bounded_sum(losses, FlatClip(0.3)).value)
         assert all(total.dtype is torch.float32 for total in sums[0].values())
         assert distance(*sums) < (2e-2 if "bfloat16" in name else 3e-4)
@@ -133,6 +165,8 @@ def test_one_example_is_within_the_bound(name: str, size: float) -> None:
         torch.manual_seed(seed)
         model, engine = make(), BookkeepingEngine()
         engine.attach(model)
-        total = engine.bounded_sum(size * model(draw(1)).square().flatten(1).sum(1), FlatClip(0.3)).value
+        total = engine.bounded_sum(
+            size * model(draw(1)).square().flatten(1).sum(1), FlatClip(0.3)
+        ).value
         found = sum(float(t.double().square().sum()) for t in total.values()) ** 0.5
         assert 0.29 < found <= 0.3

@@ -1,7 +1,9 @@
-"""The clip bound in floating point: one example, whatever it holds, adds at most the clip norm, by every route.
+"""The clip bound in floating point: one example, whatever it holds, adds at most the clip norm, by
+every route.
 
-The measure is always the same: the length of the sum over ONE example, in float64, from what the engine handed out. Layers are given
-their inputs and their output gradients directly, `losses = (layer(x) * g).sum()`, so that a test chooses what cancels.
+The measure is always the same: the length of the sum over ONE example, in float64, from what the
+engine handed out. Layers are given their inputs and their output gradients directly, `losses =
+(layer(x) * g).sum()`, so that a test chooses what cancels.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpfy.gradients.clip import AutomaticClip, Clip, FlatClip, GroupClip, PerLayerClip, PsacClip, QuantileClip
+from dpfy.gradients.clip import (
+    AutomaticClip,
+    Clip,
+    FlatClip,
+    GroupClip,
+    PerLayerClip,
+    PsacClip,
+    QuantileClip,
+)
 from dpfy.gradients.contributions import convolution, outer
 from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.engines.per_user import per_user
@@ -29,7 +39,13 @@ SIZES = [1.0, 1e4, 1e5, 1e6]
 Losses = Callable[[nn.Module], Tensor]
 
 
-def length(model: nn.Module, losses: Losses, clip: Clip, engine: str = "bookkeeping", mask: Tensor | None = None) -> float:
+def length(
+    model: nn.Module,
+    losses: Losses,
+    clip: Clip,
+    engine: str = "bookkeeping",
+    mask: Tensor | None = None,
+) -> float:
     """The length of what the engine handed out, over the bound."""
     made = ENGINES[engine]()
     made.attach(model)
@@ -44,7 +60,9 @@ def length(model: nn.Module, losses: Losses, clip: Clip, engine: str = "bookkeep
 
 
 def opposed(shape: tuple[int, ...], size: float, gap: float, seed: int = 0) -> Tensor:
-    """[2, positions, width]: pairs of positions that cancel but for a relative `gap`; the second example is ordinary."""
+    """[2, positions, width]: pairs of positions that cancel but for a relative `gap`; the second
+    example is ordinary.
+    """
     generator = torch.Generator().manual_seed(seed)
     t = torch.randn(2, *shape, generator=generator)
     t[0, 1::2] = -t[0, : 2 * (shape[0] // 2) : 2] * (1 - gap)
@@ -53,7 +71,9 @@ def opposed(shape: tuple[int, ...], size: float, gap: float, seed: int = 0) -> T
 
 
 def paired(shape: tuple[int, ...], seed: int = 1) -> Tensor:
-    """[2, positions, width]: pairs of positions that are equal, in the first example, each of length 1."""
+    """[2, positions, width]: pairs of positions that are equal, in the first example, each of
+    length 1.
+    """
     generator = torch.Generator().manual_seed(seed)
     t = torch.randn(2, *shape, generator=generator)
     t[0, 1::2] = t[0, : 2 * (shape[0] // 2) : 2]
@@ -76,7 +96,9 @@ class Given(nn.Module):
 
 
 def linear(positions: int, p: int, d: int, size: float, gap: float) -> Given:
-    return Given(nn.Linear(d, p, bias=False), paired((positions, d)), opposed((positions, p), size, gap))
+    return Given(
+        nn.Linear(d, p, bias=False), paired((positions, d)), opposed((positions, p), size, gap)
+    )
 
 
 def embedding(positions: int, size: float, gap: float) -> Given:
@@ -90,8 +112,12 @@ def bag(size: float, gap: float) -> Given:
 
 
 def image(channels: int, side: int, size: float, gap: float, seed: int, equal: bool) -> Tensor:
-    """[2, channels, side, side] whose two halves, top and bottom, cancel but for `gap`, or are equal."""
-    half = (opposed if not equal else lambda s, *_: paired(s, seed))((2, channels, side // 2, side), size, gap, seed)
+    """[2, channels, side, side] whose two halves, top and bottom, cancel but for `gap`, or are
+    equal.
+    """
+    half = (opposed if not equal else lambda s, *_: paired(s, seed))(
+        (2, channels, side // 2, side), size, gap, seed
+    )
     return half.permute(0, 2, 1, 3, 4).reshape(2, channels, side, side)
 
 
@@ -104,7 +130,9 @@ def conv(make: Callable[[], nn.Module], channels: int, side: int, size: float, g
 
 
 ROUTES: dict[str, Callable[[float, float], Given]] = {
-    "linear, one position": lambda s, gap: Given(nn.Linear(9, 7), torch.randn(2, 9), opposed((1, 7), s, gap)[:, 0]),
+    "linear, one position": lambda s, gap: Given(
+        nn.Linear(9, 7), torch.randn(2, 9), opposed((1, 7), s, gap)[:, 0]
+    ),
     "linear, gram": lambda s, gap: linear(8, 256, 256, s, gap),
     "linear, gram, wide": lambda s, gap: linear(8, 3000, 300, s, gap),
     "linear, kept": lambda s, gap: linear(64, 16, 16, s, gap),
@@ -112,16 +140,34 @@ ROUTES: dict[str, Callable[[float, float], Given]] = {
     "embedding": lambda s, gap: embedding(24, s, gap),
     "bag": bag,
     "1x1": lambda s, gap: conv(lambda: nn.Conv2d(8, 8, 1, bias=False), 8, 8, s, gap),
-    "3x3, patches": lambda s, gap: conv(lambda: nn.Conv2d(3, 5, 3, padding=1, bias=False), 3, 12, s, gap),
-    "3x3, blocked": lambda s, gap: conv(lambda: nn.Conv2d(8, 8, 3, padding=1, bias=False), 8, 12, s, gap),
-    "3x3, gram": lambda s, gap: conv(lambda: nn.Conv2d(64, 64, 3, padding=1, bias=False), 64, 4, s, gap),
+    "3x3, patches": lambda s, gap: conv(
+        lambda: nn.Conv2d(3, 5, 3, padding=1, bias=False), 3, 12, s, gap
+    ),
+    "3x3, blocked": lambda s, gap: conv(
+        lambda: nn.Conv2d(8, 8, 3, padding=1, bias=False), 8, 12, s, gap
+    ),
+    "3x3, gram": lambda s, gap: conv(
+        lambda: nn.Conv2d(64, 64, 3, padding=1, bias=False), 64, 4, s, gap
+    ),
     "groups": lambda s, gap: conv(lambda: nn.Conv2d(8, 8, 3, groups=4, bias=False), 8, 12, s, gap),
-    "depthwise": lambda s, gap: conv(lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), 8, 12, s, gap),
-    "depthwise, transposed": lambda s, gap: conv(lambda: nn.ConvTranspose2d(8, 8, 3, groups=8, bias=False), 8, 12, s, gap),
-    "depthwise, few positions": lambda s, gap: conv(lambda: nn.Conv2d(8, 16, 5, padding=2, groups=8, bias=False), 8, 4, s, gap),
-    "groups, wide": lambda s, gap: conv(lambda: nn.Conv2d(64, 64, 3, padding=1, groups=2, bias=False), 64, 6, s, gap),
-    "transposed": lambda s, gap: conv(lambda: nn.ConvTranspose2d(8, 4, 3, bias=False), 8, 12, s, gap),
-    "layer norm": lambda s, gap: Given(nn.LayerNorm(32), paired((16, 32)), opposed((16, 32), s, gap)),
+    "depthwise": lambda s, gap: conv(
+        lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), 8, 12, s, gap
+    ),
+    "depthwise, transposed": lambda s, gap: conv(
+        lambda: nn.ConvTranspose2d(8, 8, 3, groups=8, bias=False), 8, 12, s, gap
+    ),
+    "depthwise, few positions": lambda s, gap: conv(
+        lambda: nn.Conv2d(8, 16, 5, padding=2, groups=8, bias=False), 8, 4, s, gap
+    ),
+    "groups, wide": lambda s, gap: conv(
+        lambda: nn.Conv2d(64, 64, 3, padding=1, groups=2, bias=False), 64, 6, s, gap
+    ),
+    "transposed": lambda s, gap: conv(
+        lambda: nn.ConvTranspose2d(8, 4, 3, bias=False), 8, 12, s, gap
+    ),
+    "layer norm": lambda s, gap: Given(
+        nn.LayerNorm(32), paired((16, 32)), opposed((16, 32), s, gap)
+    ),
     "rms norm": lambda s, gap: Given(nn.RMSNorm(32), paired((16, 32)), opposed((16, 32), s, gap)),
     "group norm": lambda s, gap: conv(lambda: nn.GroupNorm(2, 8), 8, 12, s, gap),
 }
@@ -147,8 +193,12 @@ def test_what_cancels_over_positions_stays_within_the_bound(
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_how_much_is_kept_does_not_change_a_norm(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether gradients are kept depends on the size of the batch, hence on others: an example's multiplier must not."""
+def test_how_much_is_kept_does_not_change_a_norm(
+    route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether gradients are kept depends on the size of the batch, hence on others: an example's
+    multiplier must not.
+    """
     if "norm" in route:
         return
     for gap in (1e-5, 1e-3, 0.1, 2.0):
@@ -158,24 +208,37 @@ def test_how_much_is_kept_does_not_change_a_norm(route: str, monkeypatch: pytest
             monkeypatch.setattr(convolution, "KEEP_ELEMENTS", keep)
             torch.manual_seed(0)
             given_ = ROUTES[route](1e5, gap)
-            lengths.append(length(given_, given_.losses, FlatClip(1.0), mask=torch.tensor([True, False])))
+            lengths.append(
+                length(given_, given_.losses, FlatClip(1.0), mask=torch.tensor([True, False]))
+            )
             monkeypatch.undo()
         assert lengths[0] == pytest.approx(lengths[1], rel=1e-2 if gap < 1e-4 else 1e-4)
 
 
 def on(device: str, given_: Given) -> Given:
-    given_.inputs, given_.grads = [t.to(device) for t in given_.inputs], [t.to(device) for t in given_.grads]
+    given_.inputs, given_.grads = (
+        [t.to(device) for t in given_.inputs],
+        [t.to(device) for t in given_.grads],
+    )
     return given_.to(device)
 
 
 class Tied(nn.Module):
-    """An embedding and the head tied to it, whose uses add `size` and -`size` * (1 - gap) times the same row."""
+    """An embedding and the head tied to it, whose uses add `size` and -`size` * (1 - gap) times the
+    same row.
+    """
 
-    def __init__(self, size: float, gap: float, rows: int = 11, width: int = 64, positions: int = 1) -> None:
+    def __init__(
+        self, size: float, gap: float, rows: int = 11, width: int = 64, positions: int = 1
+    ) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(rows, width), nn.Linear(width, rows, bias=False)
         self.head.weight = self.table.weight
-        self.size, self.gap, self.index = size, gap, torch.arange(2 * positions).view(2, positions) % rows
+        self.size, self.gap, self.index = (
+            size,
+            gap,
+            torch.arange(2 * positions).view(2, positions) % rows,
+        )
 
     def losses(self, model: nn.Module) -> Tensor:
         index = self.index.to(self.table.weight.device)
@@ -189,7 +252,9 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("positions", [1, 3])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_tied_head_whose_uses_nearly_cancel(engine: str, size: float, positions: int, device: str) -> None:
+def test_a_tied_head_whose_uses_nearly_cancel(
+    engine: str, size: float, positions: int, device: str
+) -> None:
     worst = 0.0
     for gap in (0.0, 1e-7, 1e-5, 1e-4, 2e-4, 2.8e-4, 4e-4, 1e-3, 0.5):
         torch.manual_seed(0)
@@ -226,10 +291,14 @@ def test_uses_of_one_layer_that_nearly_cancel(layer: str, bare: bool) -> None:
     worst = 0.0
     for size in SIZES:
         for gap in (0.0, 1e-7, 1e-6, 1e-5, 1e-4, 3e-4):
-            made = nn.Linear(6, 5, bias=False) if layer == "linear" else nn.Conv2d(2, 3, 3, bias=False)
+            made = (
+                nn.Linear(6, 5, bias=False) if layer == "linear" else nn.Conv2d(2, 3, 3, bias=False)
+            )
             x = torch.randn(2, 4, 6) if layer == "linear" else torch.randn(2, 2, 6, 6)
             model = Twice(made, x, size, gap, bare)
-            worst = max(worst, length(model, model.losses, FlatClip(1.0), mask=torch.tensor([True, False])))
+            worst = max(
+                worst, length(model, model.losses, FlatClip(1.0), mask=torch.tensor([True, False]))
+            )
     assert worst <= 1.0
 
 
@@ -237,8 +306,12 @@ def test_uses_of_one_layer_that_nearly_cancel(layer: str, bare: bool) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("outs", "clip"), [(256, 1e-3), (256, 1e-4), (256, 1e-6), (50_257, 0.01)])
 @pytest.mark.parametrize("positions", [0, 4])
-def test_squares_that_underflow(engine: str, outs: int, clip: float, positions: int, device: str) -> None:
-    """Output gradients whose squares are no float32 numbers, inputs that make up for it: the product is longer than the clip norm."""
+def test_squares_that_underflow(
+    engine: str, outs: int, clip: float, positions: int, device: str
+) -> None:
+    """Output gradients whose squares are no float32 numbers, inputs that make up for it: the
+    product is longer than the clip norm.
+    """
     shape = (positions,) if positions else ()
     wide = 128
     g = torch.full((1, *shape, outs), 2e-23, device=device)
@@ -298,7 +371,9 @@ def many_coordinates(engine: str, kind: str, count: int, device: str = "cpu") ->
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("kind", ["equal", "random"])
-def test_many_coordinates_of_a_layer(kind: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_coordinates_of_a_layer(
+    kind: str, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Linear with several positions, kept or not, and a convolution."""
     if not keep:
         monkeypatch.setattr(outer, "KEEP_ELEMENTS", 0)
@@ -324,13 +399,17 @@ RULES: dict[str, Clip] = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_holds_where_uses_cancel_and_where_squares_underflow(rule: str, engine: str) -> None:
+def test_every_rule_holds_where_uses_cancel_and_where_squares_underflow(
+    rule: str, engine: str
+) -> None:
     worst = 0.0
     for size in (1e-40, 1e-25, 1e-20, 1e-18, 1e-12, 1.0, 1e5, 1e15, 1e30):
         for gap in (0.0, 1e-6, 2.8e-4, 0.5):
             torch.manual_seed(0)
             model = Tied(size, gap)
-            worst = max(worst, length(model, model.losses, RULES[rule], engine, torch.tensor([True, False])))
+            worst = max(
+                worst, length(model, model.losses, RULES[rule], engine, torch.tensor([True, False]))
+            )
     assert worst <= 1.0
 
 
@@ -345,7 +424,9 @@ def test_users_whose_records_nearly_cancel() -> None:
             def losses(m: nn.Module, x: Tensor = x, g: Tensor = g, real: Tensor = real) -> Tensor:
                 return per_user((m(x.flatten(0, 1)) * g.flatten(0, 1)).sum(1), real)
 
-            worst = max(worst, length(model, losses, FlatClip(1.0), mask=torch.tensor([True, False])))
+            worst = max(
+                worst, length(model, losses, FlatClip(1.0), mask=torch.tensor([True, False]))
+            )
     assert 0.9 < worst <= 1.0
 
 
@@ -363,7 +444,9 @@ magnitudes = st.floats(-30, 30).map(lambda e: 10.0**e)
     st.floats(-9, 0.3).map(lambda e: 10.0**e),
     st.booleans(),
 )
-def test_any_magnitude_with_any_clip_norm(route: str, left: float, longer: float, clip: float, gap: float, keep: bool) -> None:
+def test_any_magnitude_with_any_clip_norm(
+    route: str, left: float, longer: float, clip: float, gap: float, keep: bool
+) -> None:
     """Factors of any magnitude whose product is `longer` times the clip norm."""
     before = outer.KEEP_ELEMENTS, convolution.KEEP_ELEMENTS
     if not keep:
@@ -372,14 +455,20 @@ def test_any_magnitude_with_any_clip_norm(route: str, left: float, longer: float
         torch.manual_seed(0)
         given_ = ROUTES[route](left, gap)
         if given_.inputs[0].is_floating_point():
-            given_.inputs[0] = given_.inputs[0].double().mul(clip * longer / left).clamp(-3e38, 3e38).float()
-        assert length(given_, given_.losses, FlatClip(clip), mask=torch.tensor([True, False])) <= 1.0
+            given_.inputs[0] = (
+                given_.inputs[0].double().mul(clip * longer / left).clamp(-3e38, 3e38).float()
+            )
+        assert (
+            length(given_, given_.losses, FlatClip(clip), mask=torch.tensor([True, False])) <= 1.0
+        )
     finally:
         outer.KEEP_ELEMENTS, convolution.KEEP_ELEMENTS = before
 
 
 @pytest.mark.parametrize("route", [r for r in ROUTES if r not in ("bag",)])
-def test_narrow_types_keep_the_bound_where_terms_cancel(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_types_keep_the_bound_where_terms_cancel(
+    route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for keep in (True, False):
         if not keep:
             monkeypatch.setattr(outer, "KEEP_ELEMENTS", 0)
@@ -388,9 +477,19 @@ def test_narrow_types_keep_the_bound_where_terms_cancel(route: str, monkeypatch:
             for gap in (0.0, 4e-3, 8e-3, 0.1):
                 torch.manual_seed(0)
                 given_ = ROUTES[route](size, gap)
-                given_.inputs = [t.bfloat16() if t.is_floating_point() else t for t in given_.inputs]
+                given_.inputs = [
+                    t.bfloat16() if t.is_floating_point() else t for t in given_.inputs
+                ]
                 given_.grads = [t.bfloat16() for t in given_.grads]
-                assert length(given_.bfloat16(), given_.losses, FlatClip(1.0), mask=torch.tensor([True, False])) <= 1.0
+                assert (
+                    length(
+                        given_.bfloat16(),
+                        given_.losses,
+                        FlatClip(1.0),
+                        mask=torch.tensor([True, False]),
+                    )
+                    <= 1.0
+                )
 
 
 def test_arithmetic_that_the_user_or_the_machine_makes_coarser() -> None:
@@ -400,23 +499,41 @@ def test_arithmetic_that_the_user_or_the_machine_makes_coarser() -> None:
         torch.set_flush_denormal(coarse == "flushed")
         torch.set_float32_matmul_precision("medium" if coarse == "medium" else before)
         try:
-            for route in ("linear, one position", "linear, gram", "linear, products", "embedding", "3x3, patches"):
+            for route in (
+                "linear, one position",
+                "linear, gram",
+                "linear, products",
+                "embedding",
+                "3x3, patches",
+            ):
                 for size, clip in ((1e-38, 1e-9), (1e-20, 1e-9), (1.0, 1e-3), (1e3, 1.0)):
                     for gap in (1e-5, 2.8e-4, 2.0):
                         torch.manual_seed(0)
                         given_ = ROUTES[route](size, gap)
                         if coarse == "half":
                             given_ = given_.half()
-                            given_.inputs = [t.half() if t.is_floating_point() else t for t in given_.inputs]
+                            given_.inputs = [
+                                t.half() if t.is_floating_point() else t for t in given_.inputs
+                            ]
                             given_.grads = [t.half() for t in given_.grads]
-                        assert length(given_, given_.losses, FlatClip(clip), mask=torch.tensor([True, False])) <= 1.0
+                        assert (
+                            length(
+                                given_,
+                                given_.losses,
+                                FlatClip(clip),
+                                mask=torch.tensor([True, False]),
+                            )
+                            <= 1.0
+                        )
         finally:
             torch.set_flush_denormal(False)
             torch.set_float32_matmul_precision(before)
 
 
 class Frames(nn.Module):
-    """Two frames of each example, folded into the batch of a convolution, whose parts nearly cancel."""
+    """Two frames of each example, folded into the batch of a convolution, whose parts nearly
+    cancel.
+    """
 
     def __init__(self, size: float, gap: float) -> None:
         super().__init__()
@@ -432,12 +549,16 @@ def test_frames_that_nearly_cancel() -> None:
     for size in SIZES:
         for gap in (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 2.0):
             model = Frames(size, gap)
-            worst = max(worst, length(model, model.losses, FlatClip(1.0), mask=torch.tensor([True, False])))
+            worst = max(
+                worst, length(model, model.losses, FlatClip(1.0), mask=torch.tensor([True, False]))
+            )
     assert 0.9 < worst <= 1.0
 
 
 def test_nothing_is_lost_where_nothing_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The allowance for rounding costs less than a thousandth of an ordinary example's length, by every route."""
+    """The allowance for rounding costs less than a thousandth of an ordinary example's length, by
+    every route.
+    """
     for keep in (True, False):
         if not keep:
             monkeypatch.setattr(outer, "KEEP_ELEMENTS", 0)
@@ -446,7 +567,9 @@ def test_nothing_is_lost_where_nothing_cancels(monkeypatch: pytest.MonkeyPatch) 
             torch.manual_seed(0)
             given_ = ROUTES[route](100.0, 2.0)
             mask = torch.tensor([False, True])
-            found = length(given_, lambda m, made=given_: 1e4 * made.losses(m), FlatClip(1.0), mask=mask)
+            found = length(
+                given_, lambda m, made=given_: 1e4 * made.losses(m), FlatClip(1.0), mask=mask
+            )
             assert 0.999 < found <= 1.0, route
 
 

@@ -1,4 +1,6 @@
-"""A captured step gives the sums of an ordinary one: graphs on a CUDA device, the fallback everywhere."""
+"""A captured step gives the sums of an ordinary one: graphs on a CUDA device, the fallback
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from dpfy.gradients.engines.loop import LoopEngine
 DEVICES = [
     "cpu",
     pytest.param(
-        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
     ),
 ]
 BATCH = 12
@@ -37,17 +43,25 @@ class Mixed(nn.Module):
 
 def batch(device: str, seed: int) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(BATCH, 1, 6, 6, generator=g).to(device), torch.randint(0, 5, (BATCH,), generator=g).to(device)
+    return torch.randn(BATCH, 1, 6, 6, generator=g).to(device), torch.randint(
+        0, 5, (BATCH,), generator=g
+    ).to(device)
 
 
 def setup(device: str) -> tuple[nn.Module, BookkeepingEngine, CapturedSum]:
     torch.manual_seed(0)
     model, engine = Mixed().to(device), BookkeepingEngine()
     engine.attach(model)
-    return model, engine, CapturedSum(engine, lambda x, y: F.cross_entropy(model(x), y, reduction="none"))
+    return (
+        model,
+        engine,
+        CapturedSum(engine, lambda x, y: F.cross_entropy(model(x), y, reduction="none")),
+    )
 
 
-def reference(model: nn.Module, x: Tensor, y: Tensor, clip: FlatClip, mask: Tensor | None) -> dict[str, Tensor]:
+def reference(
+    model: nn.Module, x: Tensor, y: Tensor, clip: FlatClip, mask: Tensor | None
+) -> dict[str, Tensor]:
     import copy
 
     twin, loop = copy.deepcopy(model), LoopEngine()
@@ -56,8 +70,12 @@ def reference(model: nn.Module, x: Tensor, y: Tensor, clip: FlatClip, mask: Tens
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
-def test_every_call_equals_the_oracle_while_weights_and_masks_change(device: str, clip: FlatClip) -> None:
+@pytest.mark.parametrize(
+    "clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__
+)
+def test_every_call_equals_the_oracle_while_weights_and_masks_change(
+    device: str, clip: FlatClip
+) -> None:
     model, _, captured = setup(device)
     for i in range(WARM + 4):
         x, y = batch(device, i)
@@ -90,7 +108,9 @@ def test_a_bad_example_adds_nothing_and_spoils_nobody(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_another_shape_or_rule_is_no_trouble(device: str) -> None:
     model, _, captured = setup(device)
-    for i, (rows, clip) in enumerate([(BATCH, FlatClip(0.1))] * 5 + [(7, FlatClip(0.1))] * 5 + [(7, FlatClip(9.0))] * 5):
+    for i, (rows, clip) in enumerate(
+        [(BATCH, FlatClip(0.1))] * 5 + [(7, FlatClip(0.1))] * 5 + [(7, FlatClip(9.0))] * 5
+    ):
         x, y = (t[:rows] for t in batch(device, i))
         found = captured((x, y), clip, None)
         assert found.bound == clip.bound

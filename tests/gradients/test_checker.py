@@ -37,7 +37,12 @@ def net(*inside: nn.Module) -> nn.Sequential:
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.BatchNorm1d(8), nn.SyncBatchNorm(8), nn.BatchNorm1d(8, affine=False, track_running_stats=False)]
+    "norm",
+    [
+        nn.BatchNorm1d(8),
+        nn.SyncBatchNorm(8),
+        nn.BatchNorm1d(8, affine=False, track_running_stats=False),
+    ],
 )
 def test_batch_normalisation_is_refused_with_its_path(norm: nn.Module) -> None:
     with pytest.raises(Unsupported, match=r"^1 \(.*BatchNorm.*dpfy\.repair\(model\)"):
@@ -51,7 +56,9 @@ def test_nested_path_is_named() -> None:
 
 def test_running_statistics_are_refused() -> None:
     with pytest.raises(Unsupported, match="track_running_stats=False"):
-        check_model(nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)))
+        check_model(
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True))
+        )
     check_model(nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True)))
 
 

@@ -31,7 +31,9 @@ from dpfy.gradients.engines.select import choose
 
 def test_short_gradients_pass_and_long_ones_are_cut() -> None:
     scale = FlatClip(2.0).scale(torch.tensor([[0.0, 1.0, 3.9, 16.0, 1e30]], dtype=torch.float64))
-    assert torch.allclose(scale, torch.tensor([[1.0, 1.0, 1.0, 0.5, 2e-15]], dtype=torch.float64), rtol=1e-9)
+    assert torch.allclose(
+        scale, torch.tensor([[1.0, 1.0, 1.0, 0.5, 2e-15]], dtype=torch.float64), rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -92,7 +94,9 @@ def grads_of(engine: str, clip: Clip, model: nn.Module, values: Tensor) -> dict[
     made, _ = choose(model, engine)
     made.attach(model)
     try:
-        return made.bounded_sum(values if values.requires_grad else losses(model, values), clip).value
+        return made.bounded_sum(
+            values if values.requires_grad else losses(model, values), clip
+        ).value
     finally:
         made.detach()
 
@@ -116,7 +120,8 @@ def test_rules_equal_their_formula_in_every_engine(rule: str) -> None:
         grads = torch.autograd.grad(losses(model, x[i : i + 1]).sum(), params)
         groups = clip.groups(names)
         squares = [
-            sum(float(g.square().sum()) for g, k in zip(grads, groups, strict=True) if k == j) for j in range(max(groups) + 1)
+            sum(float(g.square().sum()) for g, k in zip(grads, groups, strict=True) if k == j)
+            for j in range(max(groups) + 1)
         ]
         whole = [math.sqrt(s) for s in squares]
         factors = [_factor(clip, n, j, len(whole)) for j, n in enumerate(whole)]
@@ -129,7 +134,10 @@ def test_rules_equal_their_formula_in_every_engine(rule: str) -> None:
             assert found.pop(COUNT).item() == pytest.approx(passed * 0.3 * 0.2)
         assert list(found) == list(names)
         for name in names:
-            assert torch.allclose(found[name], expected[name], rtol=1e-9, atol=1e-12), (engine, name)
+            assert torch.allclose(found[name], expected[name], rtol=1e-9, atol=1e-12), (
+                engine,
+                name,
+            )
 
 
 def _factor(clip: Clip, norm: float, group: int, groups: int) -> float:
@@ -148,7 +156,9 @@ def _factor(clip: Clip, norm: float, group: int, groups: int) -> float:
 @pytest.mark.parametrize("size", [0.0, 1e-12, 1.0, 1e12, math.nan, math.inf])
 @pytest.mark.parametrize("engine", ["loop", "batched", "bookkeeping"])
 @pytest.mark.parametrize("rule", [r for r in RULES if r != "microbatch"])
-def test_no_contribution_exceeds_the_bound(rule: str, engine: str, size: float, dtype: torch.dtype) -> None:
+def test_no_contribution_exceeds_the_bound(
+    rule: str, engine: str, size: float, dtype: torch.dtype
+) -> None:
     torch.manual_seed(1)
     model, clip = Net().to(dtype), RULES[rule]
     found = grads_of(engine, clip, model, losses(model, torch.randn(1, 5).to(dtype), size))
@@ -174,7 +184,9 @@ def test_microbatches_clip_means_and_say_that_they_are_worse() -> None:
         made.attach(model)
         found = made.bounded_sum(clip.losses(losses(model, x)), clip).value
         made.detach()
-        assert all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(found.values(), expected, strict=True))
+        assert all(
+            torch.allclose(a, b, rtol=1e-9) for a, b in zip(found.values(), expected, strict=True)
+        )
     with pytest.raises(InvalidInput, match="multiple of the microbatch size"):
         clip.losses(torch.zeros(7))
 
@@ -184,21 +196,29 @@ def test_quantile_rule_finds_the_quantile() -> None:
     lengths = torch.linspace(0.1, 2.0, 200, dtype=torch.float64)
     clip = QuantileClip(5.0, quantile=0.3, learning_rate=0.3)
     for _ in range(200):
-        clip = clip.updated(float(clip.count(clip.scale(lengths.square()[None])).sum()), expected_batch=200)
+        clip = clip.updated(
+            float(clip.count(clip.scale(lengths.square()[None])).sum()), expected_batch=200
+        )
     assert clip.norm == pytest.approx(float(lengths.quantile(0.3)), rel=0.05)
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched", "bookkeeping"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_says_what_it_adds_beside_the_gradients_and_how_it_goes_on(rule: str, engine: str) -> None:
-    """By default nothing, and as it was. A batch without records carries the same names, with zeros."""
+def test_a_rule_says_what_it_adds_beside_the_gradients_and_how_it_goes_on(
+    rule: str, engine: str
+) -> None:
+    """By default nothing, and as it was. A batch without records carries the same names, with
+    zeros.
+    """
     torch.manual_seed(0)
     model, clip, x = Net().double(), RULES[rule], torch.randn(4, 5, dtype=torch.float64)
     found = grads_of(engine, clip, model, x)
     assert list(found) == [*dict(model.named_parameters()), *clip.coordinates]
     nothing = zeros(dict(model.named_parameters()), clip)
     assert list(nothing) == list(found)
-    assert all(float(t.abs().sum()) == 0 and t.dtype == found[name].dtype for name, t in nothing.items())
+    assert all(
+        float(t.abs().sum()) == 0 and t.dtype == found[name].dtype for name, t in nothing.items()
+    )
     after = clip.after({name: t / 4 for name, t in found.items()}, 4)
     if isinstance(clip, QuantileClip):
         assert after == clip.updated(float(found[COUNT]), 4) != clip

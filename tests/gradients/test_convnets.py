@@ -1,4 +1,6 @@
-"""Convolutional networks as model collections build them, with GroupNorm: exact, and without a pass per example."""
+"""Convolutional networks as model collections build them, with GroupNorm: exact, and without a pass
+per example.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class LayerNorm2d(nn.LayerNorm):
     """LayerNorm over the channels of an image."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+        x = F.layer_norm(
+            x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps
+        )
         return x.permute(0, 3, 1, 2)
 
 
@@ -39,14 +43,18 @@ class Standardised(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = self.weight.reshape(1, self.out_channels, -1)
-        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-6).reshape_as(self.weight)
+        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-6).reshape_as(
+            self.weight
+        )
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class Bottleneck(nn.Module):
     """A residual block with squeeze-and-excitation."""
 
-    def __init__(self, into: int, out: int, stride: int, norm: type[nn.GroupNorm], conv: type[nn.Conv2d]) -> None:
+    def __init__(
+        self, into: int, out: int, stride: int, norm: type[nn.GroupNorm], conv: type[nn.Conv2d]
+    ) -> None:
         super().__init__()
         self.conv1, self.bn1 = conv(into, out, 1, bias=False), norm(2, out)
         self.conv2, self.bn2 = conv(out, out, 3, stride, 1, groups=2, bias=False), norm(2, out)
@@ -62,9 +70,16 @@ class Bottleneck(nn.Module):
 
 
 def resnet(norm: type[nn.GroupNorm] = nn.GroupNorm, conv: type[nn.Conv2d] = nn.Conv2d) -> nn.Module:
-    stem = [conv(3, 8, 3, 2, 1, bias=False), norm(2, 8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    stem = [
+        conv(3, 8, 3, 2, 1, bias=False),
+        norm(2, 8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     blocks = [Bottleneck(8, 8, 1, norm, conv), Bottleneck(8, 12, 2, norm, conv)]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES)
+    )
 
 
 class NextBlock(nn.Module):
@@ -72,7 +87,10 @@ class NextBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.depthwise, self.norm = nn.Conv2d(width, width, 5, padding=2, groups=width), nn.LayerNorm(width)
+        self.depthwise, self.norm = (
+            nn.Conv2d(width, width, 5, padding=2, groups=width),
+            nn.LayerNorm(width),
+        )
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
         self.gamma = nn.Parameter(0.5 * torch.ones(width))
 
@@ -83,14 +101,30 @@ class NextBlock(nn.Module):
 
 
 def convnext() -> nn.Module:
-    stem = [nn.Conv2d(3, 6, 4, 4), LayerNorm2d(6), NextBlock(6), LayerNorm2d(6), nn.Conv2d(6, 8, 2, 2), NextBlock(8)]
-    return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), LayerNorm2d(8), nn.Flatten(), nn.Linear(8, CLASSES))
+    stem = [
+        nn.Conv2d(3, 6, 4, 4),
+        LayerNorm2d(6),
+        NextBlock(6),
+        LayerNorm2d(6),
+        nn.Conv2d(6, 8, 2, 2),
+        NextBlock(8),
+    ]
+    return nn.Sequential(
+        *stem, nn.AdaptiveAvgPool2d(1), LayerNorm2d(8), nn.Flatten(), nn.Linear(8, CLASSES)
+    )
 
 
 def converted() -> nn.Module:
     """BatchNorm replaced by the converter."""
-    body = [nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.SiLU(), nn.Conv2d(6, 6, 3, 2, groups=6)]
-    return repair(nn.Sequential(*body, nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 7 * 7, CLASSES))).model
+    body = [
+        nn.Conv2d(3, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.SiLU(),
+        nn.Conv2d(6, 6, 3, 2, groups=6),
+    ]
+    return repair(
+        nn.Sequential(*body, nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 7 * 7, CLASSES))
+    ).model
 
 
 MODELS = {
@@ -122,7 +156,8 @@ def test_equals_the_loop_and_trains(name: str) -> None:
     first = float(F.cross_entropy(model(x), y).detach())
     for _ in range(20):
         for p, g in zip(
-            model.parameters(), fast.bounded_sum(F.cross_entropy(model(x), y, reduction="none"), clip).value.values()
+            model.parameters(),
+            fast.bounded_sum(F.cross_entropy(model(x), y, reduction="none"), clip).value.values(),
         ):
             p.grad = g / len(x)
         optimizer.step()
@@ -133,6 +168,9 @@ def test_norms_with_their_own_forward_are_not_taken_apart_example_by_example() -
     model = resnet(GroupNorm)
     fast = BookkeepingEngine()
     fast.attach(model)
-    fast.bounded_sum(F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.arange(4), reduction="none"), FlatClip(1.0))
+    fast.bounded_sum(
+        F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.arange(4), reduction="none"),
+        FlatClip(1.0),
+    )
     assert fast.sums.untracked
     assert not fast._suspects

@@ -1,4 +1,6 @@
-"""Layers that run with their tap as one node: same outputs, exact under everything a user may do around them."""
+"""Layers that run with their tap as one node: same outputs, exact under everything a user may do
+around them.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,15 @@ class Conv1D(nn.Module):
 
     def __init__(self, outs: int, ins: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(ins, outs)), nn.Parameter(torch.randn(outs))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(ins, outs)),
+            nn.Parameter(torch.randn(outs)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(
+            *x.shape[:-1], -1
+        )
 
 
 Conv1D.__module__ = "transformers.pytorch_utils"
@@ -49,7 +56,10 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "group norm": (lambda: nn.GroupNorm(2, 6), (6, 3, 2)),
     "instance norm": (lambda: nn.InstanceNorm1d(6, affine=True), (6, 4)),
     "convolution": (lambda: nn.Conv2d(6, 6, 3, padding=1, groups=2), (6, 3, 3)),
-    "circular convolution": (lambda: nn.Conv1d(6, 6, 3, padding=1, padding_mode="circular", bias=False), (6, 4)),
+    "circular convolution": (
+        lambda: nn.Conv1d(6, 6, 3, padding=1, padding_mode="circular", bias=False),
+        (6, 4),
+    ),
     "transposed convolution": (lambda: nn.ConvTranspose1d(6, 6, 3, padding=1), (6, 4)),
 }
 ONE_NODE = [kind for kind in KINDS if kind != "rms norm"]
@@ -58,7 +68,9 @@ ONE_NODE = [kind for kind in KINDS if kind != "rms norm"]
 class Sandwich(nn.Module):
     """A layer below, the layer in question, and whatever `around` does with the two."""
 
-    def __init__(self, kind: str, around: Callable[[nn.Module, Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, kind: str, around: Callable[[nn.Module, Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
         make, shape = KINDS[kind]
         self.below, self.layer = nn.Linear(shape[-1], shape[-1]), make()
@@ -68,7 +80,9 @@ class Sandwich(nn.Module):
         return self.around(self.layer, torch.tanh(self.below(x)))
 
 
-def made(kind: str, around: Callable[[nn.Module, Tensor], Tensor] | None = None) -> tuple[nn.Module, Tensor]:
+def made(
+    kind: str, around: Callable[[nn.Module, Tensor], Tensor] | None = None
+) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = Sandwich(kind, around).double()
     with torch.no_grad():
@@ -79,7 +93,10 @@ def made(kind: str, around: Callable[[nn.Module, Tensor], Tensor] | None = None)
 
 def losses_of(model: nn.Module, x: Tensor) -> Tensor:
     y = model(x).flatten(1)
-    return (torch.sin(y) * torch.linspace(0.5, 1.5, y.shape[1], dtype=y.dtype, device=y.device) + 0.1 * y.square()).sum(1)
+    return (
+        torch.sin(y) * torch.linspace(0.5, 1.5, y.shape[1], dtype=y.dtype, device=y.device)
+        + 0.1 * y.square()
+    ).sum(1)
 
 
 def distance(a: Grads, b: Grads) -> float:
@@ -117,9 +134,13 @@ def attached() -> object:
 Attach = Callable[[nn.Module], BookkeepingEngine]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "instance norm"])  # which runs as a GroupNorm
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind != "instance norm"]
+)  # which runs as a GroupNorm
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_output_is_that_of_the_layer_bit_for_bit(kind: str, dtype: torch.dtype, attached: Attach) -> None:
+def test_the_output_is_that_of_the_layer_bit_for_bit(
+    kind: str, dtype: torch.dtype, attached: Attach
+) -> None:
     model, x = made(kind)
     model, x = model.to(dtype), x.to(dtype)
     expected = model(x).detach()
@@ -162,18 +183,26 @@ def test_the_output_may_be_changed_in_place(kind: str, change: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpointed(kind: str) -> None:
-    model, x = made(kind, lambda layer, h: checkpoint(lambda t: torch.tanh(layer(t)), h, use_reentrant=False))  # type: ignore[arg-type, return-value]
+    model, x = made(
+        kind, lambda layer, h: checkpoint(lambda t: torch.tanh(layer(t)), h, use_reentrant=False)
+    )  # type: ignore[arg-type, return-value]
     assert gap_to_loop(model, x) < 1e-9
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("saved", [False, True], ids=["as it is", "checkpointed"])
 def test_a_layer_that_runs_without_a_batch(kind: str, saved: bool) -> None:
-    """Its gradient mixes all examples and is taken apart further up; under checkpointing what it saved may be read only once."""
+    """Its gradient mixes all examples and is taken apart further up; under checkpointing what it
+    saved may be read only once.
+    """
 
     def around(layer: nn.Module, h: Tensor) -> Tensor:
         one = torch.linspace(-1, 1, h[0].numel(), dtype=h.dtype).view_as(h[:1])
-        y = checkpoint(lambda t: torch.tanh(layer(t)), one, use_reentrant=False) if saved else torch.tanh(layer(one))
+        y = (
+            checkpoint(lambda t: torch.tanh(layer(t)), one, use_reentrant=False)
+            if saved
+            else torch.tanh(layer(one))
+        )
         return h * y  # type: ignore[no-any-return, operator]
 
     model, x = made(kind, around)
@@ -219,7 +248,9 @@ def test_equals_the_loop_on_a_gpu(kind: str, change: str | None) -> None:
 
 @pytest.mark.parametrize("kind", ONE_NODE)
 @pytest.mark.parametrize("what", ["input", "weight"])
-def test_what_backward_needs_may_not_change_in_between(kind: str, what: str, attached: Attach) -> None:
+def test_what_backward_needs_may_not_change_in_between(
+    kind: str, what: str, attached: Attach
+) -> None:
     held: list[Tensor] = []
 
     def around(layer: nn.Module, h: Tensor) -> Tensor:
@@ -240,7 +271,9 @@ def test_what_backward_needs_may_not_change_in_between(kind: str, what: str, att
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast_remembers_no_weight_without_its_gradient(kind: str, device: str) -> None:
-    """Autocast keeps what it made of a parameter. Made inside of a node it would hide a second use of the parameter from autograd."""
+    """Autocast keeps what it made of a parameter. Made inside of a node it would hide a second use
+    of the parameter from autograd.
+    """
 
     def around(layer: nn.Module, h: Tensor) -> Tensor:
         y = layer(h)
@@ -258,17 +291,26 @@ def test_autocast_remembers_no_weight_without_its_gradient(kind: str, device: st
                 losses = losses_of(model, x)
             found[engine.name] = engine.bounded_sum(losses, FlatClip(0.3)).value
         engine.detach()
-    # In bfloat16 a contribution is clipped a little more, for what the rounding of its factors may add: compare what is left of it.
-    length = {name: sum(float(g.double().square().sum()) for g in total.values()) ** 0.5 for name, total in found.items()}
+    # In bfloat16 a contribution is clipped a little more, for what the rounding of its factors may
+    # add: compare what is left of it.
+    length = {
+        name: sum(float(g.double().square().sum()) for g in total.values()) ** 0.5
+        for name, total in found.items()
+    }
     shorter = length["bookkeeping"] / length["loop"]
     assert 0.95 < shorter < 1.01
-    assert distance({name: g / shorter for name, g in found["bookkeeping"].items()}, found["loop"]) < 2e-2
+    assert (
+        distance({name: g / shorter for name, g in found["bookkeeping"].items()}, found["loop"])
+        < 2e-2
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("narrow", [False, True], ids=["weights in float32", "weights in bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast_gives_a_tapped_layer_the_dtype_of_the_layer(kind: str, narrow: bool, device: str, attached: Attach) -> None:
+def test_autocast_gives_a_tapped_layer_the_dtype_of_the_layer(
+    kind: str, narrow: bool, device: str, attached: Attach
+) -> None:
     model, x = made(kind)
     model, x = model.to(device, torch.bfloat16 if narrow else torch.float32), x.float().to(device)
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -300,7 +342,9 @@ def grads_of(found: list[tuple[Tensor, Contribution]]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_explanation_depends_on_the_facts_the_site_and_the_tensors_alone(kind: str, attached: Attach) -> None:
+def test_an_explanation_depends_on_the_facts_the_site_and_the_tensors_alone(
+    kind: str, attached: Attach
+) -> None:
     """So that work on one step's reports can be repeated for the next step's."""
     model, x = made(kind)
     engine = attached(model)
@@ -313,7 +357,10 @@ def test_an_explanation_depends_on_the_facts_the_site_and_the_tensors_alone(kind
             assert hash(a.facts) == hash(b.facts)
             assert a.facts == b.facts
             assert [t.shape for t in a.saved] == [t.shape for t in b.saved]
-            mine, theirs = (grads_of(explain(a.grad, a.saved, lambda t: t)) for explain in (a.explain, b.explain))
+            mine, theirs = (
+                grads_of(explain(a.grad, a.saved, lambda t: t))
+                for explain in (a.explain, b.explain)
+            )
             assert len(mine) == len(a.site.params)
             assert all(torch.equal(p, q) for p, q in zip(mine, theirs, strict=True))
 
@@ -322,8 +369,12 @@ OTHER = {
     "layer norm": lambda: nn.LayerNorm((3, 6)),
     "group norm": lambda: nn.GroupNorm(3, 6),
     "convolution": lambda: nn.Conv2d(6, 6, 3, padding=1, groups=3),
-    "circular convolution": lambda: nn.Conv1d(6, 6, 3, padding=1, dilation=1, stride=2, padding_mode="circular", bias=False),
-    "transposed convolution": lambda: nn.ConvTranspose1d(6, 6, 3, padding=1, stride=2, output_padding=1),
+    "circular convolution": lambda: nn.Conv1d(
+        6, 6, 3, padding=1, dilation=1, stride=2, padding_mode="circular", bias=False
+    ),
+    "transposed convolution": lambda: nn.ConvTranspose1d(
+        6, 6, 3, padding=1, stride=2, output_padding=1
+    ),
 }
 
 

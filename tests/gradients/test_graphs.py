@@ -57,10 +57,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     streams = {"here": made.stream("here")}
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams["here"])
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.stream("side"))
-    monkeypatch.setattr(graphs, "_recording_queue", graphs._recording_queue.__wrapped__)  # nothing of it stays
+    monkeypatch.setattr(
+        graphs, "_recording_queue", graphs._recording_queue.__wrapped__
+    )  # nothing of it stays
     monkeypatch.setattr(torch.cuda, "stream", lambda s: made.inside("stream"))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", made.graph)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {sum('begin' in c for c in made)}")
+    monkeypatch.setattr(
+        torch.cuda, "graph_pool_handle", lambda: f"pool {sum('begin' in c for c in made)}"
+    )
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "MemPool", object)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: made.inside("memory"))
@@ -81,7 +85,8 @@ def test_work_is_captured_on_a_queue_of_its_own_without_garbage_collection(calls
     assert gc.isenabled()
     assert addresses._tables is None
     assert calls == [
-        "enter memory", "leave memory", "side waits", "enter stream", "begin pool 0", "work", "end", "leave stream", "here waits",
+        "enter memory", "leave memory", "side waits", "enter "
+                                                      "stream", "begin pool 0", "work", "end", "leave stream", "here waits",  # noqa: E501
     ]  # fmt: skip
     graph.replay()
     assert calls[-1] == "replay"
@@ -111,7 +116,9 @@ def test_memory_of_work_is_held_until_it_is_released(calls: Calls) -> None:
     graphs.release_private_pool()
     graphs.release_private_pool()
     assert not graphs._POOLS
-    beside = graphs.GraphPool(apart=False)  # as a captured step: where the model's tensors lie does not matter to it
+    beside = graphs.GraphPool(
+        apart=False
+    )  # as a captured step: where the model's tensors lie does not matter to it
     assert beside.like(torch.ones(3)).shape == (3,)
     beside.record(lambda: torch.ones(1), torch.device("cpu"), 64)
     assert not graphs._POOLS
@@ -120,8 +127,14 @@ def test_memory_of_work_is_held_until_it_is_released(calls: Calls) -> None:
 
 
 @pytest.mark.parametrize("how", ["works", "another allocator", "no memory apart", "no work done"])
-def test_what_does_not_work_is_found_before_it_is_needed(calls: Calls, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "other" if how == "another allocator" else "native")
+def test_what_does_not_work_is_found_before_it_is_needed(
+    calls: Calls, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_allocator_backend",
+        lambda: "other" if how == "another allocator" else "native",
+    )
     if how == "no memory apart":
 
         def refuse(pool: Any) -> Any:
@@ -129,15 +142,24 @@ def test_what_does_not_work_is_found_before_it_is_needed(calls: Calls, how: str,
 
         monkeypatch.setattr(torch.cuda, "use_mem_pool", refuse)
     if how == "no work done":
-        monkeypatch.setattr(graphs.GraphPool, "record", lambda pool, work, device, addresses: (calls.graph(), work() * 0))
+        monkeypatch.setattr(
+            graphs.GraphPool,
+            "record",
+            lambda pool, work, device, addresses: (calls.graph(), work() * 0),
+        )
     graphs.problem.cache_clear()
     found = graphs.problem(torch.device("cpu"))
     graphs.problem.cache_clear()
     assert (found is None) == (how == "works")
 
 
-@pytest.mark.parametrize(("problem", "clip"), [(RuntimeError("no graphs"), None), (None, ["a rule that cannot be hashed"])])
-def test_an_engine_goes_on_as_usual_where_graphs_do_not_work(problem: Any, clip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("problem", "clip"),
+    [(RuntimeError("no graphs"), None), (None, ["a rule that cannot be hashed"])],
+)
+def test_an_engine_goes_on_as_usual_where_graphs_do_not_work(
+    problem: Any, clip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from contextlib import nullcontext
 
     from dpfy.gradients.cuda_graphs.recorder import Recorder
@@ -151,7 +173,9 @@ def test_an_engine_goes_on_as_usual_where_graphs_do_not_work(problem: Any, clip:
     assert isinstance(recorder.problem, Exception)
 
 
-def test_all_graphs_are_recorded_on_one_queue(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_graphs_are_recorded_on_one_queue(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each queue that products ran on keeps up to 32 MiB for them."""
     monkeypatch.setattr(graphs, "_recording_queue", lru_cache(graphs._recording_queue))
     used: list[Any] = []

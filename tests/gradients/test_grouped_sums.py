@@ -1,7 +1,9 @@
-"""Sums group by group: the same sums, from memory that is still held, allocated and let go of in one order whoever does the work.
+"""Sums group by group: the same sums, from memory that is still held, allocated and let go of in
+one order whoever does the work.
 
-Reports and sums lie in an arena that hands out its memory as a caching allocator does: freed memory is given out again at once, the best
-fit first. It is spoilt when it is freed, so that a sum of what was let go of cannot be right.
+Reports and sums lie in an arena that hands out its memory as a caching allocator does: freed memory
+is given out again at once, the best fit first. It is spoilt when it is freed, so that a sum of what
+was let go of cannot be right.
 """
 
 from __future__ import annotations
@@ -98,22 +100,30 @@ class ArenaOperations(Operations):
         return made
 
     def _bare(self, each: Any) -> Any:
-        return graphs.unowned(each) if isinstance(each, Tensor) and self._arena.holds(each) else each
+        return (
+            graphs.unowned(each) if isinstance(each, Tensor) and self._arena.holds(each) else each
+        )
 
 
 class GroupedStage(Stage):
-    """An engine whose reports and sums lie in an arena: where, is up to the order in which memory is taken and given back.
+    """An engine whose reports and sums lie in an arena: where, is up to the order in which memory
+    is taken and given back.
 
-    Norms are taken at the end, as where there are kernels for many layers: until then contributions are views of what was reported.
+    Norms are taken at the end, as where there are kernels for many layers: until then contributions
+    are views of what was reported.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: nn.Module | None = None, groups: int = 4) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, model: nn.Module | None = None, groups: int = 4
+    ) -> None:
         super().__init__(monkeypatch, model)
         self.arena, self.recorded, self.wrong, self.failing, self.released = Arena(), 0, 0, 0, 0
         self.steps: list[list[tuple[str, int, int]]] = []
         self.after_group: Callable[[int], None] = lambda group: None
         monkeypatch.setattr(BufferLayout, "buffers", _BUFFERS)
-        monkeypatch.setattr(buffers, "taken", lambda count, dtype, device: self.arena.empty(count, dtype=dtype))
+        monkeypatch.setattr(
+            buffers, "taken", lambda count, dtype, device: self.arena.empty(count, dtype=dtype)
+        )
         monkeypatch.setattr(bounded_sum, "joins", lambda part: True)
         monkeypatch.setattr(sum_groups, "GROUPS", groups)
         monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
@@ -121,7 +131,9 @@ class GroupedStage(Stage):
         monkeypatch.setattr(recorder, "PIECE_BYTES", 512)
         monkeypatch.setattr(HeldReports, "release", self._release(HeldReports.release))
 
-    def _release(self, before: Callable[[HeldReports, tuple[str, ...]], None]) -> Callable[[HeldReports, tuple[str, ...]], None]:
+    def _release(
+        self, before: Callable[[HeldReports, tuple[str, ...]], None]
+    ) -> Callable[[HeldReports, tuple[str, ...]], None]:
         def release(held: HeldReports, names: tuple[str, ...]) -> None:
             before(held, names)
             self.after_group(self.released)
@@ -129,7 +141,9 @@ class GroupedStage(Stage):
 
         return release
 
-    def record(self, work: Callable[[], Any], device: torch.device, addresses: int) -> tuple[FakeGraph, Any]:
+    def record(
+        self, work: Callable[[], Any], device: torch.device, addresses: int
+    ) -> tuple[FakeGraph, Any]:
         self.recorded += 1
         if self.broken or self.recorded == self.failing:
             raise RuntimeError("cannot be recorded")
@@ -137,8 +151,12 @@ class GroupedStage(Stage):
             made = work()
         return FakeGraph(operations, self.spoilt or self.recorded == self.wrong), made
 
-    def taken(self, seed: int, clip: Clip, mask: Tensor | None, where: object = 0, **how: Any) -> dict[str, Tensor]:
-        """The bounded sum by way of the recorder; what the caller holds of it is let go of before the next step."""
+    def taken(
+        self, seed: int, clip: Clip, mask: Tensor | None, where: object = 0, **how: Any
+    ) -> dict[str, Tensor]:
+        """The bounded sum by way of the recorder; what the caller holds of it is let go of before
+        the next step.
+        """
         losses = self.losses(seed, **how)
         reports: list[Report] = []
         self.engine.sums.report(losses, reports.append)
@@ -190,7 +208,9 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> GroupedStage:
 
 
 def ordered(events: list[tuple[str, int, int]]) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Runs of taking, in their order, and of giving back, in any: what is free afterwards is the same whatever came first."""
+    """Runs of taking, in their order, and of giving back, in any: what is free afterwards is the
+    same whatever came first.
+    """
     runs: list[tuple[str, list[tuple[int, int]]]] = []
     for kind, start, size in events:
         if not runs or runs[-1][0] != kind:
@@ -205,7 +225,9 @@ def ordered(events: list[tuple[str, int, int]]) -> list[tuple[str, list[tuple[in
 def test_groups_give_the_usual_sums_in_one_order_of_memory(
     groups: int, section: int, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps as usual, the one that is recorded and those that are repeated take and give back the same memory in the same order."""
+    """Steps as usual, the one that is recorded and those that are repeated take and give back the
+    same memory in the same order.
+    """
     monkeypatch.setattr(recorder, "SECTION", section)
     stage = GroupedStage(monkeypatch, groups=groups)
     monkeypatch.setattr(bounded_sum, "joins", lambda part: late)
@@ -213,7 +235,9 @@ def test_groups_give_the_usual_sums_in_one_order_of_memory(
         stage.check(seed, mask=torch.arange(6) != seed)
     assert (stage.recorder.made, stage.recorder.repeated) == (1, 4)
     assert len(stage.groups) == groups if groups <= 4 else len(stage.groups) > 4
-    assert sorted(name for names in stage.groups for name in names) == sorted(stage.engine.sums.params)
+    assert sorted(name for names in stage.groups for name in names) == sorted(
+        stage.engine.sums.params
+    )
     assert all(ordered(events) == ordered(stage.steps[0]) for events in stage.steps)
 
 
@@ -252,8 +276,12 @@ def test_a_bad_example_is_left_out_of_all_groups(stage: GroupedStage, bad: float
 
 
 @pytest.mark.parametrize("group", [0, 1, 2])
-def test_a_group_that_lies_elsewhere_is_made_as_usual_and_so_are_those_after_it(stage: GroupedStage, group: int) -> None:
-    """With the multipliers that the recording made; after some steps of this kind it is dropped, and another one is made."""
+def test_a_group_that_lies_elsewhere_is_made_as_usual_and_so_are_those_after_it(
+    stage: GroupedStage, group: int
+) -> None:
+    """With the multipliers that the recording made; after some steps of this kind it is dropped,
+    and another one is made.
+    """
     held: list[Tensor] = []
     for seed in range(SAME + 1):
         stage.check(seed)
@@ -281,23 +309,34 @@ def test_a_group_that_lies_elsewhere_is_made_as_usual_and_so_are_those_after_it(
 
 
 @pytest.mark.parametrize(
-    ("way", "place"), [("wrong", 1), *(("wrong", i) for i in (3, 4, 5, 6)), *(("failing", i) for i in (1, 2, 3, 4, 5, 6))]
+    ("way", "place"),
+    [
+        ("wrong", 1),
+        *(("wrong", i) for i in (3, 4, 5, 6)),
+        *(("failing", i) for i in (1, 2, 3, 4, 5, 6)),
+    ],
 )
-def test_a_recording_that_is_wrong_or_fails_in_any_part_is_never_used(stage: GroupedStage, way: str, place: int) -> None:
+def test_a_recording_that_is_wrong_or_fails_in_any_part_is_never_used(
+    stage: GroupedStage, way: str, place: int
+) -> None:
     setattr(stage, way, place)
     for seed in range(SAME + 1):
         stage.check(seed)
     assert stage.recorded == (max(place, GRAPHS_BEFORE_SUMS + 1) if way == "wrong" else place)
     assert not stage.recorder.on
     assert (stage.recorder.made, stage.recorder.repeated) == (0, 0)
-    assert ("another sum" if way == "wrong" else "cannot be recorded") in str(stage.recorder.problem)
+    assert ("another sum" if way == "wrong" else "cannot be recorded") in str(
+        stage.recorder.problem
+    )
 
 
 def test_a_group_that_moves_while_it_is_recorded_is_made_as_usual(stage: GroupedStage) -> None:
     held: list[Tensor] = []
     for seed in range(SAME):
         stage.check(seed)
-    stage.after_group = lambda place: held.append(stage.arena.empty(256)) if place == 1 else held.clear()
+    stage.after_group = lambda place: (
+        held.append(stage.arena.empty(256)) if place == 1 else held.clear()
+    )
     stage.check(SAME)
     assert (stage.recorded, stage.recorder.made) == (GRAPHS_BEFORE_SUMS + 2, 0)
     stage.after_group = lambda place: None
@@ -319,7 +358,12 @@ def test_a_group_that_moves_while_it_is_recorded_is_made_as_usual(stage: Grouped
     ids=["flat", "small sums", "small reports", "per layer", "quantile"],
 )
 def test_sums_are_grouped_only_where_that_is_simple_and_pays(
-    stage: GroupedStage, clip: Clip, size: int, share: float, groups: int, monkeypatch: pytest.MonkeyPatch
+    stage: GroupedStage,
+    clip: Clip,
+    size: int,
+    share: float,
+    groups: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sum_groups, "GROUPED_BYTES", size)
     monkeypatch.setattr(sum_groups, "GROUPED_SHARE", share)
@@ -336,10 +380,17 @@ def test_groups_follow_the_last_use_and_have_about_the_same_size(stage: GroupedS
     sizes = [sum(params[name].nbytes for name in names) for names in stage.groups]
     largest = max(p.nbytes for p in params.values())
     assert all(abs(size - sum(sizes) / 4) <= largest for size in sizes)
-    assert {name for name in params if "blocks" in name and params[name].dim() < 2} <= set(stage.groups[0])  # they share a launch
+    assert {name for name in params if "blocks" in name and params[name].dim() < 2} <= set(
+        stage.groups[0]
+    )  # they share a launch
     weights = [name for names in stage.groups for name in names if params[name].dim() > 1]
     blocks = [f"blocks.{i}.1.weight" for i in (5, 4, 3, 2, 1, 0)]
-    assert weights == ["head.weight", "twice.weight", *blocks, "into.weight"]  # the second use of `twice` is reported last
+    assert weights == [
+        "head.weight",
+        "twice.weight",
+        *blocks,
+        "into.weight",
+    ]  # the second use of `twice` is reported last
 
 
 class Optional(Model):
@@ -364,7 +415,9 @@ def test_parameters_that_a_step_does_not_use_are_zero(monkeypatch: pytest.Monkey
 
 def test_a_step_without_reports_sums_nothing(stage: GroupedStage) -> None:
     for clip in (CLIP, QuantileClip(0.3)):
-        found = recorder.ReportedStep(stage.recorder, recorder.Request(clip, None, torch.zeros(3))).finish()
+        found = recorder.ReportedStep(
+            stage.recorder, recorder.Request(clip, None, torch.zeros(3))
+        ).finish()
         assert found.bound == clip.bound
         assert list(found.value) == [*stage.engine.sums.params, *clip.coordinates]
         assert not any(bool(t.any()) for t in found.value.values())
@@ -379,7 +432,9 @@ def test_parts_of_joined_gradients_are_those_of_their_parameters() -> None:
     mine = block.of({"a", "c"})
     assert (mine.names, mine.grads.tolist()) == (["a", "c"], grads[[0, 2]].tolist())
     params = {"a": torch.zeros(4), "b": torch.zeros(2, 3), "c": torch.zeros(())}
-    small = _Small(names, [torch.Size((4,)), torch.Size((2, 3)), torch.Size(())], torch.randn(5, 11))
+    small = _Small(
+        names, [torch.Size((4,)), torch.Size((2, 3)), torch.Size(())], torch.randn(5, 11)
+    )
     assert small.of(params) is small
     assert small.of(()) is None
     weights = torch.rand(5)
@@ -392,7 +447,12 @@ def test_parts_of_joined_gradients_are_those_of_their_parameters() -> None:
 
 
 def test_a_layout_cuts_its_memory_into_pieces_of_one_dtype() -> None:
-    params = {"a": torch.zeros(10), "b": torch.zeros(30), "c": torch.zeros(5, dtype=torch.float64), "d": torch.zeros(3)}
+    params = {
+        "a": torch.zeros(10),
+        "b": torch.zeros(30),
+        "c": torch.zeros(5, dtype=torch.float64),
+        "d": torch.zeros(3),
+    }
     for most, pieces in (
         (math.inf, [["a", "b", "d"], ["c"]]),
         (130, [["a"], ["b"], ["d"], ["c"]]),
@@ -417,7 +477,9 @@ def test_noise_is_the_same_whatever_pieces_the_sums_lie_in(device: str, into: bo
     generator = torch.Generator().manual_seed(0)
     params = {name: nn.Parameter(torch.empty(*shape, dtype=torch.bfloat16 if into else torch.float32, device=device))
               for name, shape in {"a": (37, 5), "b": (3,), "c": (700,), "d": (64, 9)}.items()}  # fmt: skip
-    values = {name: torch.randn(p.shape, generator=generator).to(device) for name, p in params.items()}
+    values = {
+        name: torch.randn(p.shape, generator=generator).to(device) for name, p in params.items()
+    }
     stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(3), divisor=7, in_place=True)
     found = []
     for most in (math.inf, 2**10, 1):
@@ -426,7 +488,9 @@ def test_noise_is_the_same_whatever_pieces_the_sums_lie_in(device: str, into: bo
             sums[name].copy_(value)
         ends = rounded(sums, params)
         assert (ends is not None) is into
-        released, _ = stream.release(Bounded(sums, Bound(1.0)), 5, {}, rehearsal(stream.event, 10), ends)
+        released, _ = stream.release(
+            Bounded(sums, Bound(1.0)), 5, {}, rehearsal(stream.event, 10), ends
+        )
         found.append({name: t.float().cpu() for name, t in released.value.items()})
     for other in found[1:]:
         assert all(torch.equal(other[name], found[0][name]) for name in params)

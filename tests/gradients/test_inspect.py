@@ -25,7 +25,9 @@ from compared import NoVmap
 
 
 def test_routes_of_a_small_model() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4 * 36, 10))
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4 * 36, 10)
+    )
     model[3].bias.requires_grad_(False)
     found = inspect(model, torch.randn(8, 1, 8, 8))
     routes = {view.path: view.route for view in found.layers}
@@ -43,7 +45,9 @@ def test_problems_and_strays_are_named() -> None:
     before = copy.deepcopy(model.state_dict())
     found = inspect(model, torch.randn(4, 6))
     assert any("BatchNorm1d" in problem and "GroupNorm" in problem for problem in found.problems)
-    assert {view.path: view.route for view in found.layers}["2"] == "taken apart where examples are separate"
+    assert {view.path: view.route for view in found.layers}[
+        "2"
+    ] == "taken apart where examples are separate"
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert not any(m._forward_hooks for m in model.modules())
 
@@ -57,12 +61,23 @@ def test_frozen_layers_cost_nothing() -> None:
     assert second.route == "product of norms"
 
 
-SHAPES = [(2, 64, 64), (8, 512, 512), (20, 20, 30), (64, 64, 64), (128, 512, 256), (200, 256, 256), (300, 300, 10), (500, 16, 16)]
+SHAPES = [
+    (2, 64, 64),
+    (8, 512, 512),
+    (20, 20, 30),
+    (64, 64, 64),
+    (128, 512, 256),
+    (200, 256, 256),
+    (300, 300, 10),
+    (500, 16, 16),
+]
 
 
 @pytest.mark.parametrize(("positions", "rows", "columns"), SHAPES)
 @pytest.mark.parametrize("batch", [2, 4096])
-def test_routes_are_those_that_the_engine_takes(positions: int, rows: int, columns: int, batch: int) -> None:
+def test_routes_are_those_that_the_engine_takes(
+    positions: int, rows: int, columns: int, batch: int
+) -> None:
     """Inspection told other routes than the engine took: it had its own rules."""
     layer = nn.Linear(columns, rows, bias=False)
     told = inspect(layer, torch.randn(2, positions, columns), batch).layers[0].route
@@ -74,16 +89,29 @@ def test_routes_are_those_that_the_engine_takes(positions: int, rows: int, colum
 
 
 @pytest.mark.parametrize(("size", "outs"), [(4, 4), (8, 256), (6, 8), (20, 8), (20, 64)])
-def test_routes_of_convolutions_are_those_that_the_engine_takes(size: int, outs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_of_convolutions_are_those_that_the_engine_takes(
+    size: int, outs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[str] = []
-    monkeypatch.setattr(Convolution, "_by_gram", _noting(taken, "gram matrices", Convolution._by_gram))
+    monkeypatch.setattr(
+        Convolution, "_by_gram", _noting(taken, "gram matrices", Convolution._by_gram)
+    )
     layer = nn.Conv2d(outs, outs, 3)
     told = inspect(layer, torch.randn(2, outs, size, size)).layers[0].route
     x = torch.randn(2, outs, size, size)
-    kept = Convolution(x, torch.randn(2, outs, size - 2, size - 2), layer.weight, Geometry((1, 1), (0, 0), (1, 1), 1)).measured()[
-        1
-    ]
-    assert told == (taken[0] if taken else "products kept" if not isinstance(kept, Convolution) else "products in chunks")
+    kept = Convolution(
+        x,
+        torch.randn(2, outs, size - 2, size - 2),
+        layer.weight,
+        Geometry((1, 1), (0, 0), (1, 1), 1),
+    ).measured()[1]
+    assert told == (
+        taken[0]
+        if taken
+        else "products kept"
+        if not isinstance(kept, Convolution)
+        else "products in chunks"
+    )
 
 
 def _noting(taken: list[str], name: str, real: Callable[..., object]) -> Callable[..., object]:
@@ -95,9 +123,13 @@ def _noting(taken: list[str], name: str, real: Callable[..., object]) -> Callabl
 
 
 def test_a_wide_head_is_measured_by_gram_matrices_whatever_the_batch() -> None:
-    """Its products fit into memory for a few examples only. For all others they were made, in parts, and then made again for the sum."""
+    """Its products fit into memory for a few examples only. For all others they were made, in
+    parts, and then made again for the sum.
+    """
     head = nn.Linear(256, 8192, bias=False)
-    told = {inspect(head, torch.randn(2, 128, 256), batch).layers[0].route for batch in (2, 16, 4096)}
+    told = {
+        inspect(head, torch.randn(2, 128, 256), batch).layers[0].route for batch in (2, 16, 4096)
+    }
     assert told == {"gram matrices"}
 
 
@@ -107,12 +139,16 @@ class Odd(nn.Module):
     def __init__(self, counts: bool = True) -> None:
         super().__init__()
         self.first, self.counts = nn.Linear(6, 6), counts
-        self.bare, self.odd, self.own = (nn.Parameter(torch.rand(*shape)) for shape in ((6, 6), (6, 6), (6,)))
+        self.bare, self.odd, self.own = (
+            nn.Parameter(torch.rand(*shape)) for shape in ((6, 6), (6, 6), (6,))
+        )
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += self.counts
-        return NoVmap.apply(torch.tanh(self.first(x) @ self.bare) @ torch.sigmoid(self.odd), self.own)
+        return NoVmap.apply(
+            torch.tanh(self.first(x) @ self.bare) @ torch.sigmoid(self.odd), self.own
+        )
 
 
 def test_what_goes_example_by_example_is_named_with_its_cost_and_the_way_out() -> None:
@@ -120,7 +156,9 @@ def test_what_goes_example_by_example_is_named_with_its_cost_and_the_way_out() -
     found = inspect(model, torch.randn(4, 6))
     assert found.per_example == {"odd": "vmap", "own": "loop"}
     assert found.as_dict()["per_example"] == found.per_example
-    assert {view.path: view.route for view in found.layers}["(model)"] == "example by example (loop)"
+    assert {view.path: view.route for view in found.layers}[
+        "(model)"
+    ] == "example by example (loop)"
     assert "EXAMPLE BY EXAMPLE (vmap): odd: " in found.table()
     assert "generate_vmap_rule" in found.table()
     bilinear = inspect(nn.Sequential(nn.Linear(6, 6), nn.PReLU()), torch.randn(4, 6))
@@ -142,12 +180,28 @@ def test_measured_steps_leave_the_model_as_it_was() -> None:
     with pytest.raises(InvalidInput, match="rounds"):
         step_cost(model, torch.randn(4, 6), rounds=0)
     with pytest.raises(InvalidInput, match="model output"):
-        step_cost(nn.Embedding(3, 2).requires_grad_(False), torch.zeros(2, dtype=torch.long), rounds=1)
+        step_cost(
+            nn.Embedding(3, 2).requires_grad_(False), torch.zeros(2, dtype=torch.long), rounds=1
+        )
 
 
-def test_the_verb_measures_and_refuses_batches_that_are_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_measures_and_refuses_batches_that_are_too_large(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["inspect", "--model", "linear", "--shape", "4", "--batch-size", "8", "--measure", "--json"])
+        main(
+            [
+                "inspect",
+                "--model",
+                "linear",
+                "--shape",
+                "4",
+                "--batch-size",
+                "8",
+                "--measure",
+                "--json",
+            ]
+        )
     assert ended.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert told["measured"]["batch"] == 8
@@ -161,5 +215,7 @@ def test_the_verb_measures_and_refuses_batches_that_are_too_large(capsys: pytest
 def test_attention_is_shown_with_its_projections() -> None:
     view = inspect(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), torch.randn(3, 5, 8))
     layers = {layer.path: layer for layer in view.layers}
-    assert {layers[name].positions for name in ("self_attn", "self_attn.out_proj", "linear1")} == {5}
+    assert {layers[name].positions for name in ("self_attn", "self_attn.out_proj", "linear1")} == {
+        5
+    }
     assert all("apart" not in layer.route and "split" not in layer.route for layer in view.layers)

@@ -1,4 +1,6 @@
-"""The fused kernels against plain PyTorch in float64: on a GPU, or anywhere with ``TRITON_INTERPRET=1`` and triton installed."""
+"""The fused kernels against plain PyTorch in float64: on a GPU, or anywhere with
+``TRITON_INTERPRET=1`` and triton installed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ NARROW = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 FLOATS = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
 
 
-TILINGS_OF_NORMS = [conv2d.Tiling(16, 16, 16, 4, 2, "given", True), conv2d.Tiling(32, 16, 16, 4, 2, "channels last", False)]
+TILINGS_OF_NORMS = [
+    conv2d.Tiling(16, 16, 16, 4, 2, "given", True),
+    conv2d.Tiling(32, 16, 16, 4, 2, "channels last", False),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +55,9 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("batch", "length", "p", "d"), [(2, 5, 7, 9), (3, 70, 33, 40), (2, 130, 16, 8)])
+@pytest.mark.parametrize(
+    ("batch", "length", "p", "d"), [(2, 5, 7, 9), (3, 70, 33, 40), (2, 130, 16, 8)]
+)
 def test_gram_norms(batch: int, length: int, p: int, d: int, dtype: torch.dtype) -> None:
     lefts, rights = (
         [draw(batch, length, p, dtype=dtype) for _ in range(3)],
@@ -70,12 +77,22 @@ def test_gram_norms(batch: int, length: int, p: int, d: int, dtype: torch.dtype)
 def test_one_launch_bounds_as_the_rule_does(
     layers: int, parts: int, batch: int, factors: tuple[float, float], size: float
 ) -> None:
-    """Where sums underflow, overflow or are not finite too; never less than the rule says, and by a few millionths more at most."""
+    """Where sums underflow, overflow or are not finite too; never less than the rule says, and by a
+    few millionths more at most.
+    """
     sums = draw(layers, 5, parts, batch).abs() * size
     sums[:, 3:] *= size
     sums[0, 0, 0, 0] = -sums[0, 0, 0, 0]
     sums[:, :, 0, 1] = 0.0
-    how = GramRounding(positions=70, left=300, right=520, terms=136, left_factor=factors[0], right_factor=factors[1], added=1e-5)
+    how = GramRounding(
+        positions=70,
+        left=300,
+        right=520,
+        terms=136,
+        left_factor=factors[0],
+        right_factor=factors[1],
+        added=1e-5,
+    )
     found = grams.upper(how, sums)
     expected = how.estimate(Gram(*sums.sum(2, dtype=torch.float64).unbind(1))).upper[0]
     assert found.shape == expected.shape
@@ -88,15 +105,24 @@ def test_one_launch_bounds_as_the_rule_does(
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bounds_of_layers_are_those_of_their_estimates(dtype: torch.dtype) -> None:
-    lefts, rights = [draw(3, 70, 33, dtype=dtype) for _ in range(2)], [draw(3, 70, 40, dtype=dtype) for _ in range(2)]
+    lefts, rights = (
+        [draw(3, 70, 33, dtype=dtype) for _ in range(2)],
+        [draw(3, 70, 40, dtype=dtype) for _ in range(2)],
+    )
     close(grams.gram_uppers(lefts, rights), grams.gram_estimate(lefts, rights).upper[0], 1e-5)
     index = torch.randint(0, 6, (3, 70), device=DEVICE)
-    close(grams.gram_uppers([lefts[0]], [index]), grams.gram_estimate([lefts[0]], [index]).upper[0], 1e-5)
+    close(
+        grams.gram_uppers([lefts[0]], [index]),
+        grams.gram_estimate([lefts[0]], [index]).upper[0],
+        1e-5,
+    )
 
 
 @pytest.mark.gpu
 def test_gram_norms_of_tensors_that_are_rounded_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In TF32, for long sequences: the same norms as with rounding inside of the kernel, however many layers go together."""
+    """In TF32, for long sequences: the same norms as with rounding inside of the kernel, however
+    many layers go together.
+    """
     torch.backends.cuda.matmul.allow_tf32 = True
     lefts, rights = [draw(3, 70, 33) for _ in range(5)], [draw(3, 70, 40) for _ in range(5)]
     expected = grams.gram_estimates(lefts, rights)
@@ -113,12 +139,18 @@ def test_gram_norms_of_tensors_that_are_rounded_first(monkeypatch: pytest.Monkey
 def test_position_sums(batch: int, length: int, width: int, dtype: torch.dtype) -> None:
     g, a = draw(batch, length, width, dtype=dtype), draw(batch, length, width, dtype=dtype)
     mean, rstd = draw(batch, length), draw(batch, length)
-    plain, scaled = g.double().sum(1), (g.double() * (a.double() - mean[..., None]) * rstd[..., None]).sum(1)
+    plain, scaled = (
+        g.double().sum(1),
+        (g.double() * (a.double() - mean[..., None]) * rstd[..., None]).sum(1),
+    )
     for shift, scale in reductions.position_sums([(g, a, rstd, mean)] * 2):
         close(shift, plain)
         close(scale, scaled)
     close(reductions.position_sums([(g,)])[0][0], plain)
-    close(reductions.position_sums([(g, a, rstd)])[0][1], (g.double() * a.double() * rstd[..., None]).sum(1))
+    close(
+        reductions.position_sums([(g, a, rstd)])[0][1],
+        (g.double() * a.double() * rstd[..., None]).sum(1),
+    )
 
 
 def opposed(batch: int, length: int, width: int, gap: float) -> Tensor:
@@ -131,8 +163,12 @@ def opposed(batch: int, length: int, width: int, gap: float) -> Tensor:
 @pytest.mark.parametrize(("length", "p", "d"), [(8, 40, 30), (8, 600, 40), (70, 33, 40)])
 @pytest.mark.parametrize("gap", [0.0, 1e-6, 1e-4, 3e-4, 1e-2])
 @pytest.mark.parametrize("size", [1.0, 1e-18, 1e9])
-def test_gram_estimates_are_no_less_than_what_the_sum_adds(length: int, p: int, d: int, gap: float, size: float) -> None:
-    """Positions that cancel, squares that underflow or overflow: the bound holds for the float32 sum with weight 1."""
+def test_gram_estimates_are_no_less_than_what_the_sum_adds(
+    length: int, p: int, d: int, gap: float, size: float
+) -> None:
+    """Positions that cancel, squares that underflow or overflow: the bound holds for the float32
+    sum with weight 1.
+    """
     if gap not in (0.0, 3e-4) and size != 1.0:
         return
     left, right = opposed(2, length, p, gap) * size, draw(2, length, d) / size
@@ -142,15 +178,22 @@ def test_gram_estimates_are_no_less_than_what_the_sum_adds(length: int, p: int, 
     for i in range(2):
         alone = torch.zeros(2, device=DEVICE)
         alone[i] = 1.0
-        assert float(added.weighted_sum(alone).double().square().sum()) <= float(upper[i]) * (1 + 2.0**-14) ** 2
+        assert (
+            float(added.weighted_sum(alone).double().square().sum())
+            <= float(upper[i]) * (1 + 2.0**-14) ** 2
+        )
     index = (torch.arange(length, device=DEVICE) // 2).expand(2, length)
     upper = grams.gram_estimates([left], [index])[0].upper[0]
-    table = EmbeddingGradient(index, left, length).weighted_sum(torch.tensor([1.0, 0.0], device=DEVICE))
+    table = EmbeddingGradient(index, left, length).weighted_sum(
+        torch.tensor([1.0, 0.0], device=DEVICE)
+    )
     assert float(table.double().square().sum()) <= float(upper[0]) * (1 + 2.0**-14) ** 2
 
 
 @pytest.mark.parametrize("how", [None, *TILINGS_OF_NORMS], ids=str)
-def test_what_cancels_in_a_convolution_is_measured_as_it_is_added(how: conv2d.Tiling | None) -> None:
+def test_what_cancels_in_a_convolution_is_measured_as_it_is_added(
+    how: conv2d.Tiling | None,
+) -> None:
     """Norms and sums come from the same products: nothing that cancels can come between them."""
     a, g = draw(2, 8, 6, 6), draw(2, 16, 6, 6)
     a[:, :, 3:], g[:, :, 3:] = a[:, :, :3], -g[:, :, :3] * (1 - 1e-5)
@@ -164,7 +207,10 @@ def test_what_cancels_in_a_convolution_is_measured_as_it_is_added(how: conv2d.Ti
 
 
 def test_row_squares_that_underflow_and_long_rows() -> None:
-    tiny, long = torch.full((2, 50), 1e-25, device=DEVICE), torch.full((2, 200_000), 0.1, device=DEVICE)
+    tiny, long = (
+        torch.full((2, 50), 1e-25, device=DEVICE),
+        torch.full((2, 200_000), 0.1, device=DEVICE),
+    )
     found = reductions.row_squares([tiny, long])
     assert bool((found[0] >= 50 * 1e-50).all())
     assert float(found[1, 0]) == pytest.approx(200_000 * float(torch.tensor(0.1)) ** 2, rel=1e-5)
@@ -172,11 +218,15 @@ def test_row_squares_that_underflow_and_long_rows() -> None:
 
 def test_row_squares() -> None:
     tensors = [draw(6, 5), draw(6, 1300), draw(9, 6).t()]
-    close(reductions.row_squares(tensors), torch.stack([t.double().square().sum(1) for t in tensors]))
+    close(
+        reductions.row_squares(tensors), torch.stack([t.double().square().sum(1) for t in tensors])
+    )
 
 
 def test_add_rows() -> None:
-    """Matrices of several widths, some of them with gaps between their rows; nothing is written beside the sums."""
+    """Matrices of several widths, some of them with gaps between their rows; nothing is written
+    beside the sums.
+    """
     matrices = [draw(70, 5), draw(70, 130), draw(9, 70).t(), draw(70, 2, 64)[:, 1]]
     weights = torch.rand(70, device=DEVICE)
     memory = [torch.full((m.shape[1] + 1,), 7.0, device=DEVICE) for m in matrices]
@@ -215,18 +265,27 @@ TILINGS = [
 ]
 
 
-def problem_of(name: str, batch: int, memory: torch.memory_format, dtype: torch.dtype) -> tuple[conv2d.ConvProblem, Tensor]:
+def problem_of(
+    name: str, batch: int, memory: torch.memory_format, dtype: torch.dtype
+) -> tuple[conv2d.ConvProblem, Tensor]:
     """A convolution and the weight gradients of its examples in float64."""
     channels, outs, kernel, stride, padding, dilation, size = WALKS[name]
-    layer = nn.Conv2d(channels, outs, kernel, stride, padding, dilation, bias=False, device=DEVICE).double()
+    layer = nn.Conv2d(
+        channels, outs, kernel, stride, padding, dilation, bias=False, device=DEVICE
+    ).double()
     a = draw(batch, channels, *size, dtype=dtype)
     g = torch.randn_like(layer(a.double())).to(dtype)
-    each = [torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0] for i in range(batch)]
+    each = [
+        torch.autograd.grad(layer(a[i : i + 1].double()), layer.weight, g[i : i + 1].double())[0]
+        for i in range(batch)
+    ]
     a, g = a.contiguous(memory_format=memory), g.contiguous(memory_format=memory)
     return conv2d.ConvProblem(a, g, kernel, stride, padding, dilation), torch.stack(each)
 
 
-@pytest.mark.parametrize(("memory", "dtype"), [(torch.contiguous_format, torch.float32), (torch.channels_last, NARROW)])
+@pytest.mark.parametrize(
+    ("memory", "dtype"), [(torch.contiguous_format, torch.float32), (torch.channels_last, NARROW)]
+)
 @pytest.mark.parametrize("name", WALKS)
 def test_products_of_convolutions(
     name: str, memory: torch.memory_format, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -234,7 +293,9 @@ def test_products_of_convolutions(
     problem, each = problem_of(name, 3, memory, dtype)
     weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
     for i, how in enumerate(TILINGS):
-        monkeypatch.setattr(conv2d, "STAGE_BYTES", 2**24 if i % 2 else 1)  # all examples at once, or one at a time
+        monkeypatch.setattr(
+            conv2d, "STAGE_BYTES", 2**24 if i % 2 else 1
+        )  # all examples at once, or one at a time
         monkeypatch.setattr(conv2d, "PARTIAL_BYTES", 2**24 if i > 1 else 1)
         close(conv2d.norms(problem, how).sum(0), each.flatten(1).square().sum(1))
         total = conv2d.weighted_sum(problem, weights, how)
@@ -246,13 +307,17 @@ def test_products_of_convolutions(
     for order in ("given", "channels last"):
         if problem.length <= 64:
             close(conv2d.gram_estimate(problem, order).squares, each.flatten(1).square().sum(1))
-            close(conv2d.gram_upper(problem, order), conv2d.gram_estimate(problem, order).upper, 1e-5)
+            close(
+                conv2d.gram_upper(problem, order), conv2d.gram_estimate(problem, order).upper, 1e-5
+            )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("how", TILINGS, ids=str)
 def test_examples_without_weight_add_nothing(how: conv2d.Tiling, bad: float) -> None:
-    """Bit for bit: the sum is that of the other examples, wherever the silenced one stands and whatever it holds."""
+    """Bit for bit: the sum is that of the other examples, wherever the silenced one stands and
+    whatever it holds.
+    """
     problem, _ = problem_of("3x3", 4, torch.contiguous_format, torch.float32)
     weights = torch.tensor([0.0, 0.3, 0.0, 2.0], device=DEVICE)
     expected = conv2d.weighted_sum(problem, weights, how)
@@ -280,13 +345,17 @@ def test_a_sum_repeats_bit_for_bit_and_its_norm_is_the_measured_one(batch: int) 
 
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("name", WALKS)
-def test_convolution_by_every_route(name: str, reduced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolution_by_every_route(
+    name: str, reduced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem, each = problem_of(name, 3, torch.contiguous_format, torch.float32)
     weight = torch.zeros(each.shape[1:], device=DEVICE)
     geometry = Geometry(problem.stride, problem.padding, problem.dilation, 1)
     part = Convolution(problem.inputs, problem.grads, weight, geometry)
     weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
-    monkeypatch.setattr(conv2d, "reduced", lambda t: reduced and DEVICE == "cpu")  # on a GPU that would be TF32
+    monkeypatch.setattr(
+        conv2d, "reduced", lambda t: reduced and DEVICE == "cpu"
+    )  # on a GPU that would be TF32
     monkeypatch.setattr(convolution, "COPY_BYTES", 1)
     norms = each.flatten(1).square().sum(1)
     found = part.measured()[0].sum(0)
@@ -346,7 +415,9 @@ def test_recurrent_layers(kind: type[nn.RNNBase]) -> None:
     for engine in (BookkeepingEngine(), LoopEngine()):
         engine.attach(model)
         for _ in range(2):
-            answers.append(engine.bounded_sum(model(x)[0].square().sum((0, 2)), FlatClip(0.1)).value)
+            answers.append(
+                engine.bounded_sum(model(x)[0].square().sum((0, 2)), FlatClip(0.1)).value
+            )
         engine.detach()
     for name, total in answers[-1].items():
         close(answers[1][name], total, 2e-4)

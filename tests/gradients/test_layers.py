@@ -89,14 +89,18 @@ def transposed(dimensions: int) -> Draw:
             groups=groups,
             bias=r.random() < 0.7,
         )
-        return layer, floats(r.randint(1, 4), layer.in_channels, *[r.randint(3, 5) for _ in range(dimensions)])
+        return layer, floats(
+            r.randint(1, 4), layer.in_channels, *[r.randint(3, 5) for _ in range(dimensions)]
+        )
 
     return draw
 
 
 def embedding_bag(r: random.Random) -> Case:
     rows, shape = r.randint(2, 12), (r.randint(1, 6), r.randint(1, 5))
-    return nn.EmbeddingBag(rows, r.randint(1, 6), mode=r.choice(["sum", "mean"])), torch.randint(0, rows, shape)
+    return nn.EmbeddingBag(rows, r.randint(1, 6), mode=r.choice(["sum", "mean"])), torch.randint(
+        0, rows, shape
+    )
 
 
 class Attention(nn.Module):
@@ -115,7 +119,9 @@ class Attention(nn.Module):
 
 def attention(r: random.Random) -> Case:
     heads = r.randint(1, 2)
-    return Attention(heads * 3, heads, r.random() < 0.5), floats(r.randint(1, 5), r.randint(1, 5), heads * 3)
+    return Attention(heads * 3, heads, r.random() < 0.5), floats(
+        r.randint(1, 5), r.randint(1, 5), heads * 3
+    )
 
 
 class Recurrent(nn.Module):
@@ -131,7 +137,9 @@ class Recurrent(nn.Module):
 
 def recurrent(kind: type[nn.Module]) -> Draw:
     def draw(r: random.Random) -> Case:
-        inner = kind(3, 4, num_layers=r.randint(1, 2), bidirectional=r.random() < 0.3, batch_first=True)
+        inner = kind(
+            3, 4, num_layers=r.randint(1, 2), bidirectional=r.random() < 0.3, batch_first=True
+        )
         return Recurrent(inner), floats(r.randint(1, 4), r.randint(1, 4), 3)
 
     return draw
@@ -164,7 +172,9 @@ def group_norm(r: random.Random) -> Case:
 def instance_norm(r: random.Random) -> Case:
     dimensions, channels = r.randint(1, 3), r.randint(1, 4)
     kind = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}[dimensions]
-    return kind(channels, affine=True), floats(r.randint(1, 5), channels, *[r.randint(2, 4) for _ in range(dimensions)])
+    return kind(channels, affine=True), floats(
+        r.randint(1, 5), channels, *[r.randint(2, 4) for _ in range(dimensions)]
+    )
 
 
 DRAWS: dict[str, Draw] = {
@@ -191,12 +201,20 @@ DRAWS: dict[str, Draw] = {
 
 
 def losses_of(model: nn.Module, x: Tensor, twist: Tensor) -> Tensor:
-    """A nonlinear loss per example, so that output gradients differ between positions and examples."""
+    """A nonlinear loss per example, so that output gradients differ between positions and
+    examples.
+    """
     y = model(x)
-    return (torch.sin(y) * twist[: y[0].numel()].view(y.shape[1:]) + 0.1 * y.square()).flatten(1).sum(1)
+    return (
+        (torch.sin(y) * twist[: y[0].numel()].view(y.shape[1:]) + 0.1 * y.square())
+        .flatten(1)
+        .sum(1)
+    )
 
 
-def answer(engine: Engine, model: nn.Module, x: Tensor, twist: Tensor, clip: FlatClip, steps: int = 1) -> Grads:
+def answer(
+    engine: Engine, model: nn.Module, x: Tensor, twist: Tensor, clip: FlatClip, steps: int = 1
+) -> Grads:
     return compared.answer(engine, model, lambda: losses_of(model, x, twist), clip, steps)
 
 
@@ -216,7 +234,9 @@ def test_layer_equals_loop(kind: str, seed: int) -> None:
     for clip in (FlatClip(math.inf), FlatClip(max(0.5 * length, 1e-6))):
         expected = answer(LoopEngine(), model, x, twist, clip)
         assert distance(answer(BookkeepingEngine(), model, x, twist, clip), expected) < 1e-9
-        assert distance(answer(BookkeepingEngine(), model, x, twist, clip, steps=3), expected) < 1e-9
+        assert (
+            distance(answer(BookkeepingEngine(), model, x, twist, clip, steps=3), expected) < 1e-9
+        )
         assert distance(answer(BatchedEngine(), model, x, twist, clip), expected) < 1e-9
 
 
@@ -231,13 +251,20 @@ def test_frozen_half_of_a_layer(kind: str, frozen: str) -> None:
     twist = floats(60_000)
     expected = answer(LoopEngine(), model, x, twist, FlatClip(0.3))
     assert f"0.{frozen}" not in expected
-    assert distance(answer(BookkeepingEngine(), model, x, twist, FlatClip(0.3), steps=2), expected) < 1e-9
+    assert (
+        distance(answer(BookkeepingEngine(), model, x, twist, FlatClip(0.3), steps=2), expected)
+        < 1e-9
+    )
     assert distance(answer(BatchedEngine(), model, x, twist, FlatClip(0.3)), expected) < 1e-9
 
 
 @pytest.mark.parametrize(
     ("dtype", "most"),
-    [(dtype, most) for dtype in (torch.int64, torch.int32) for most in (7, 65_535, 65_536, 2**31 // 6 + 5)]
+    [
+        (dtype, most)
+        for dtype in (torch.int64, torch.int32)
+        for most in (7, 65_535, 65_536, 2**31 // 6 + 5)
+    ]
     + [(torch.int64, 2**40)],
 )
 def test_runs_are_the_uses_of_rows_by_examples_counted(most: int, dtype: torch.dtype) -> None:

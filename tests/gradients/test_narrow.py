@@ -1,4 +1,6 @@
-"""Narrow types: what one example can change in the sum stays within the bound, because sums are made wide before the noise."""
+"""Narrow types: what one example can change in the sum stays within the bound, because sums are
+made wide before the noise.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,24 @@ def model(kind: str) -> tuple[nn.Module, torch.Tensor]:
     if kind == "linear":
         return nn.Linear(24, 3), torch.randn(1, 24).expand(BATCH, 24).clone()
     if kind == "sequence":
-        return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(20, 3)), torch.randn(1, 4, 6).expand(
-            BATCH, 4, 6
-        ).clone()
+        return nn.Sequential(
+            nn.Linear(6, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(20, 3)
+        ), torch.randn(1, 4, 6).expand(BATCH, 4, 6).clone()
     if kind == "embedding":
-        return nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.Linear(20, 3)), torch.randint(0, 7, (1, 4)).expand(
-            BATCH, 4
-        ).clone()
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 3)), torch.randn(1, 1, 6, 6).expand(
-        BATCH, 1, 6, 6
-    ).clone()
+        return nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.Linear(20, 3)), torch.randint(
+            0, 7, (1, 4)
+        ).expand(BATCH, 4).clone()
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 3)), torch.randn(
+        1, 1, 6, 6
+    ).expand(BATCH, 1, 6, 6).clone()
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched", "bookkeeping"])
 @pytest.mark.parametrize("kind", ["linear", "sequence", "embedding", "convolution"])
 def test_one_example_moves_a_bfloat16_sum_by_at_most_the_bound(engine, kind):
-    """All examples alike, so that the sum is as long as it can be: rounding it to bfloat16 would move it by more than the bound."""
+    """All examples alike, so that the sum is as long as it can be: rounding it to bfloat16 would
+    move it by more than the bound.
+    """
     net, x = model(kind)
     net = net.to(torch.bfloat16)
     x = x.to(torch.bfloat16) if x.is_floating_point() else x
@@ -60,7 +64,13 @@ def test_one_example_moves_a_bfloat16_sum_by_at_most_the_bound(engine, kind):
 def test_convolutions_in_tf32_keep_the_bound_whichever_switch_is_on(products):
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, True
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.Flatten(), nn.Linear(64 * 36, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.Flatten(),
+        nn.Linear(64 * 36, 4),
+    )
     model.cuda()
     engine = BookkeepingEngine()
     engine.attach(model)

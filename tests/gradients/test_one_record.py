@@ -1,4 +1,6 @@
-"""A loss written for one record gives the losses and the clipped sums of the same loss written for a batch."""
+"""A loss written for one record gives the losses and the clipped sums of the same loss written for
+a batch.
+"""
 
 from __future__ import annotations
 
@@ -72,12 +74,18 @@ def words() -> tuple[Tensor, ...]:
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(inplace=True), nn.LayerNorm(8), nn.RMSNorm(8), nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        nn.Linear(WIDTH, 8),
+        nn.ReLU(inplace=True),
+        nn.LayerNorm(8),
+        nn.RMSNorm(8),
+        nn.Linear(8, CLASSES),
+    )
 
 
 def convnet() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding="same", padding_mode="circular", groups=2),
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding="same", padding_mode="circular", groups=2),  # noqa: E501
         nn.GELU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(-3), nn.Linear(16, CLASSES),
     )  # fmt: skip
 
@@ -85,7 +93,11 @@ def convnet() -> nn.Module:
 class Residual(nn.Module):
     def __init__(self, norm: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.stem, self.norm, self.conv = nn.Conv2d(2, 4, 3, padding=1), norm(), nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.stem, self.norm, self.conv = (
+            nn.Conv2d(2, 4, 3, padding=1),
+            norm(),
+            nn.Conv2d(4, 4, 3, padding=1, bias=False),
+        )
         self.up, self.head = nn.ConvTranspose2d(4, 4, 2, 2), nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,7 +112,10 @@ class Encoder(nn.Module):
     def __init__(self, batch_first: bool = True) -> None:
         super().__init__()
         self.table, self.place = nn.Embedding(WORDS, 8, padding_idx=0), nn.Embedding(LENGTH + 1, 8)
-        self.start, self.scale = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.rand(8) + 0.5)
+        self.start, self.scale = (
+            nn.Parameter(torch.randn(1, 1, 8)),
+            nn.Parameter(torch.rand(8) + 0.5),
+        )
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
         self.first, self.head = batch_first, nn.Linear(8, CLASSES)
 
@@ -119,7 +134,10 @@ class Attend(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.weights = options.pop("weights", False)
-        self.attention, self.head = nn.MultiheadAttention(WIDTH, 2, **options), nn.Linear(WIDTH, CLASSES)
+        self.attention, self.head = (
+            nn.MultiheadAttention(WIDTH, 2, **options),
+            nn.Linear(WIDTH, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.attention.batch_first or x.dim() == 2
@@ -127,7 +145,9 @@ class Attend(nn.Module):
         mask = torch.ones(LENGTH, LENGTH).triu(1).bool()
         if self.weights:
             h, weights = self.attention(h, memory, memory + 1, attn_mask=mask)
-            return self.head(h.mean(-2 if first else 0)) + weights.square().mean((-2, -1))[..., None]
+            return (
+                self.head(h.mean(-2 if first else 0)) + weights.square().mean((-2, -1))[..., None]
+            )
         h, _ = self.attention(h, h, h, attn_mask=mask, need_weights=False)
         return self.head(h.mean(-2 if first else 0))
 
@@ -157,7 +177,9 @@ class Cells(nn.Module):
 
 
 class Tied(nn.Module):
-    """A table that also scores the words, with low-rank additions to a frozen layer between them."""
+    """A table that also scores the words, with low-rank additions to a frozen layer between
+    them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,8 +198,14 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Parameter(torch.randn(1, WIDTH))
-        self.weight, self.gain = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.rand(()) + 0.5)
+        self.scale, self.shift = (
+            nn.Parameter(torch.rand(WIDTH) + 0.5),
+            nn.Parameter(torch.randn(1, WIDTH)),
+        )
+        self.weight, self.gain = (
+            nn.Parameter(torch.randn(WIDTH, WIDTH)),
+            nn.Parameter(torch.rand(()) + 0.5),
+        )
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -197,7 +225,11 @@ class Bags(nn.Module):
 class OneDimensional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv1d(LENGTH, 4, 2), nn.InstanceNorm1d(4, affine=True), nn.Linear(5, CLASSES)
+        self.conv, self.norm, self.head = (
+            nn.Conv1d(LENGTH, 4, 2),
+            nn.InstanceNorm1d(4, affine=True),
+            nn.Linear(5, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.silu(self.norm(self.conv(x))).mean(-2))
@@ -208,13 +240,20 @@ def hugging_face(name: str) -> nn.Module:
     small = {"vocab_size": WORDS, "pad_token_id": 0}
     if name == "bert":
         config = transformers.BertConfig(
-            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=LENGTH,
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=LENGTH,  # noqa: E501
             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=CLASSES, **small,
         )  # fmt: skip
         return transformers.BertForSequenceClassification(config)  # type: ignore[no-any-return]
     if name == "gpt2":
         config = transformers.GPT2Config(
-            n_embd=8, n_layer=1, n_head=2, n_positions=LENGTH, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, vocab_size=WORDS
+            n_embd=8,
+            n_layer=1,
+            n_head=2,
+            n_positions=LENGTH,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            vocab_size=WORDS,
         )
         return transformers.GPT2LMHeadModel(config)  # type: ignore[no-any-return]
     if name == "llama":
@@ -228,13 +267,25 @@ def hugging_face(name: str) -> nn.Module:
         )
         return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
     config = transformers.T5Config(
-        d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, dropout_rate=0.0, decoder_start_token_id=0, **small
+        d_model=8,
+        d_kv=4,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        **small,
     )
     return transformers.T5ForConditionalGeneration(config)  # type: ignore[no-any-return]
 
 
 def text_many(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-    x, y = batch[0], batch[-1] if isinstance(model, nn.Module) and "Sequence" in type(model).__name__ else batch[0]
+    x, y = (
+        batch[0],
+        batch[-1]
+        if isinstance(model, nn.Module) and "Sequence" in type(model).__name__
+        else batch[0],
+    )
     if "T5" in type(model).__name__:
         scores = model(input_ids=x, labels=x).logits
     else:
@@ -260,19 +311,24 @@ CASES: dict[str, Case] = {
     "convnet, as it is": Case(convnet, images, many, as_it_is),
     "convnet, batch of one": Case(convnet, images, many, as_batch_of_one),
     "convnet, two rows a record": Case(convnet, images, many, several),
-    "groupnorm resnet": Case(lambda: Residual(lambda: nn.GroupNorm(2, 4)), images, many, as_batch_of_one),
-    "instancenorm resnet": Case(lambda: Residual(lambda: nn.InstanceNorm2d(4, affine=True)), images, many, as_it_is),
+    "groupnorm "
+    "resnet": Case(lambda: Residual(lambda: nn.GroupNorm(2, 4)), images, many, as_batch_of_one),
+    "instancenorm "
+    "resnet": Case(lambda: Residual(lambda: nn.InstanceNorm2d(4, affine=True)), images, many, as_it_is),
     "one-dimensional": Case(OneDimensional, sequences, many, as_it_is),
     "encoder": Case(Encoder, words, many, as_batch_of_one),
     "encoder, two rows a record": Case(Encoder, words, many, several),
     "encoder, batch second": Case(lambda: Encoder(False), words, many, as_batch_of_one),
     "attention, as it is": Case(lambda: Attend(batch_first=True), sequences, many, as_it_is),
-    "attention with weights": Case(lambda: Attend(batch_first=True, weights=True, add_bias_kv=False), sequences, many, as_batch_of_one),
-    "attention with more keys": Case(lambda: Attend(add_bias_kv=True, add_zero_attn=True), sequences, many, as_batch_of_one),
+    "attention with "
+    "weights": Case(lambda: Attend(batch_first=True, weights=True, add_bias_kv=False), sequences, many, as_batch_of_one),  # noqa: E501
+    "attention with more "
+    "keys": Case(lambda: Attend(add_bias_kv=True, add_zero_attn=True), sequences, many, as_batch_of_one),
     "attention, batch second": Case(lambda: Attend(weights=True), sequences, many, several),
     "attention, batch second, as it is": Case(Attend, sequences, many, as_it_is),
     "lstm": Case(lambda: Recurrent(nn.LSTM, batch_first=True, num_layers=2), sequences, many, as_batch_of_one),
-    "lstm, as it is": Case(lambda: Recurrent(nn.LSTM, bidirectional=True), sequences, many, as_it_is),
+    "lstm, as it "
+    "is": Case(lambda: Recurrent(nn.LSTM, bidirectional=True), sequences, many, as_it_is),
     "gru, two rows a record": Case(lambda: Recurrent(nn.GRU), sequences, many, several),
     "rnn": Case(lambda: Recurrent(nn.RNN, batch_first=True), sequences, many, as_it_is),
     "lstm cell": Case(lambda: Cells(nn.LSTMCell), sequences, many, as_it_is),
@@ -302,13 +358,18 @@ def apart(losses: list[Tensor]) -> Tensor:
 
 def close(a: Any, b: Any, dtype: torch.dtype) -> None:
     torch.testing.assert_close(
-        a, b, rtol=1e-9 if dtype == torch.float64 else 2e-4, atol=1e-10 if dtype == torch.float64 else 2e-5
+        a,
+        b,
+        rtol=1e-9 if dtype == torch.float64 else 2e-4,
+        atol=1e-10 if dtype == torch.float64 else 2e-5,
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_losses_and_clipped_sums_are_those_of_the_batched_loss(name: str, dtype: torch.dtype) -> None:
+def test_losses_and_clipped_sums_are_those_of_the_batched_loss(
+    name: str, dtype: torch.dtype
+) -> None:
     case = CASES[name]
     for seed, norm in ((1, 0.3), (2, 2.0)):
         model, batch = made(case, seed, dtype)
@@ -332,7 +393,14 @@ def test_losses_and_clipped_sums_are_those_of_the_batched_loss(name: str, dtype:
             close(value, sums[0][1], dtype)
 
 
-UNTRACED = ["mlp, as it is", "convnet, batch of one", "encoder", "own parameters", "tied and low-rank", "bert"]
+UNTRACED = [
+    "mlp, as it is",
+    "convnet, batch of one",
+    "encoder",
+    "own parameters",
+    "tied and low-rank",
+    "bert",
+]
 """Models whose layers torch can map over records without the rules of dpfy."""
 
 
@@ -346,11 +414,17 @@ def test_other_engines_sum_the_same(name: str, engine: Any) -> None:
     expected = reference.bounded_sum(case.whole(model, batch), FlatClip(0.5)).value
     reference.detach()
     other.attach(model)
-    close(other.bounded_sum(losses_of_rows(case.one, model, batch), FlatClip(0.5)).value, expected, torch.float64)
+    close(
+        other.bounded_sum(losses_of_rows(case.one, model, batch), FlatClip(0.5)).value,
+        expected,
+        torch.float64,
+    )
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, BookkeepingEngine])
-def test_a_record_without_a_finite_gradient_adds_nothing_and_leaves_the_others_alone(engine: Any) -> None:
+def test_a_record_without_a_finite_gradient_adds_nothing_and_leaves_the_others_alone(
+    engine: Any,
+) -> None:
     model, batch = made(CASES["mlp, as it is"], 4, torch.float64)
     held = engine()
     held.attach(model)
@@ -358,7 +432,11 @@ def test_a_record_without_a_finite_gradient_adds_nothing_and_leaves_the_others_a
     counts = torch.arange(ROWS) != 2
 
     def total(fields: tuple[Tensor, ...], mask: Tensor | None) -> Any:
-        losses = losses_of(as_it_is, model, fields) if losses_of else apart(losses_one_by_one(as_it_is, model, fields))
+        losses = (
+            losses_of(as_it_is, model, fields)
+            if losses_of
+            else apart(losses_one_by_one(as_it_is, model, fields))
+        )
         return held.bounded_sum(losses, FlatClip(0.5), mask).value
 
     expected = total(batch, counts)
@@ -368,7 +446,9 @@ def test_a_record_without_a_finite_gradient_adds_nothing_and_leaves_the_others_a
 
 
 def test_parameters_stay_in_the_rules_of_their_layers() -> None:
-    """No layer of these models falls back to gradients example by example, which would cost speed."""
+    """No layer of these models falls back to gradients example by example, which would cost
+    speed.
+    """
     for name in (
         "mlp, batch of one",
         "convnet, as it is",
@@ -407,7 +487,9 @@ def test_cross_entropy_of_a_record_is_that_of_torch(name: str) -> None:
     for shape in ((), (1,), (LENGTH,), (2, LENGTH)):
         x = torch.randn(ROWS, *shape, CLASSES, requires_grad=True)
         y = torch.randint(0, CLASSES, (ROWS, *shape))
-        y[:, ...] = torch.where(y == 1, 0, y) if not shape or shape == (1,) else y  # all left out is NaN, in torch too
+        y[:, ...] = (
+            torch.where(y == 1, 0, y) if not shape or shape == (1,) else y
+        )  # all left out is NaN, in torch too
 
         def loss(model: Any, record: Any, dims: int = len(shape)) -> Tensor:
             scores, targets = record
@@ -419,14 +501,18 @@ def test_cross_entropy_of_a_record_is_that_of_torch(name: str) -> None:
         found = losses_of_rows(loss, None, (x, y))
         torch.testing.assert_close(found, expected, equal_nan=True)
         weights = torch.rand(ROWS)
-        torch.testing.assert_close(*[torch.autograd.grad(t, x, weights)[0] for t in (found, expected)], equal_nan=True)
+        torch.testing.assert_close(
+            *[torch.autograd.grad(t, x, weights)[0] for t in (found, expected)], equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("dims", [2, 3, 4])
 @pytest.mark.parametrize("masked", ["", "of all", "of the record", "causal"])
 def test_attention_products_of_a_record_are_those_of_torch(dims: int, masked: str) -> None:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(ROWS, *(2, 3)[4 - dims :], LENGTH, 4, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(ROWS, *(2, 3)[4 - dims :], LENGTH, 4, requires_grad=True) for _ in range(3)
+    )
     own, shared = torch.rand(ROWS, LENGTH, LENGTH) > 0.3, torch.rand(LENGTH, LENGTH) > 0.3
     own |= torch.eye(LENGTH).bool()
     shared |= torch.eye(LENGTH).bool()
@@ -434,17 +520,25 @@ def test_attention_products_of_a_record_are_those_of_torch(dims: int, masked: st
     def loss(model: Any, record: Any) -> Tensor:
         a, b, c, mask = record
         chosen = {"of all": shared, "of the record": mask}.get(masked)
-        return F.scaled_dot_product_attention(a, b, c, attn_mask=chosen, is_causal=masked == "causal").square().sum()
+        return (
+            F.scaled_dot_product_attention(a, b, c, attn_mask=chosen, is_causal=masked == "causal")
+            .square()
+            .sum()
+        )
 
     expected = torch.stack([loss(None, record) for record in zip(q, k, v, own, strict=True)])
     found = losses_of_rows(loss, None, (q, k, v, own))
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found.sum(), (q, k, v)), torch.autograd.grad(expected.sum(), (q, k, v)))
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), (q, k, v)), torch.autograd.grad(expected.sum(), (q, k, v))
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_models_give_the_sums_of_the_batched_loss(seed: int) -> None:
-    """Random widths, activations, norms, records as they are or as batches of one, masks and bounds."""
+    """Random widths, activations, norms, records as they are or as batches of one, masks and
+    bounds.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def pick(*options: Any) -> Any:
@@ -455,7 +549,10 @@ def test_random_models_give_the_sums_of_the_batched_loss(seed: int) -> None:
         wide = WIDTH
         for _ in range(pick(1, 2, 4)):
             width = pick(2, 4, 8)
-            layers += [nn.Linear(wide, width, bias=pick(True, False)), pick(nn.ReLU(inplace=True), nn.Tanh(), nn.GELU())]
+            layers += [
+                nn.Linear(wide, width, bias=pick(True, False)),
+                pick(nn.ReLU(inplace=True), nn.Tanh(), nn.GELU()),
+            ]
             layers += pick([], [nn.LayerNorm(width)], [nn.RMSNorm(width)])
             wide = width
         return nn.Sequential(*layers, nn.Linear(wide, CLASSES))
@@ -474,11 +571,16 @@ def test_random_models_give_the_sums_of_the_batched_loss(seed: int) -> None:
 
 
 class Wide(nn.Module):
-    """Parameters of three dimensions beside records of two; the first dimension of one is as long as the batch."""
+    """Parameters of three dimensions beside records of two; the first dimension of one is as long
+    as the batch.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.randn(ROWS, 1, WIDTH)), nn.Parameter(torch.randn(1, LENGTH, WIDTH))
+        self.scale, self.shift = (
+            nn.Parameter(torch.randn(ROWS, 1, WIDTH)),
+            nn.Parameter(torch.randn(1, LENGTH, WIDTH)),
+        )
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -486,11 +588,21 @@ class Wide(nn.Module):
 
 
 def test_a_parameter_with_as_many_rows_as_the_batch_is_no_part_of_it() -> None:
-    """Were the batch put in front without a look at shapes, record i would meet row i of the parameter alone."""
-    case = Case(Wide, sequences, lambda m, b: torch.stack([as_it_is(m, r) for r in zip(*b, strict=True)]), as_it_is)
+    """Were the batch put in front without a look at shapes, record i would meet row i of the
+    parameter alone.
+    """
+    case = Case(
+        Wide,
+        sequences,
+        lambda m, b: torch.stack([as_it_is(m, r) for r in zip(*b, strict=True)]),
+        as_it_is,
+    )
     model, batch = made(case, 1, torch.float64)
     sums = []
-    for losses_of, engine in ((case.whole, LoopEngine()), (lambda m, b: losses_of_rows(case.one, m, b), BookkeepingEngine())):
+    for losses_of, engine in (
+        (case.whole, LoopEngine()),
+        (lambda m, b: losses_of_rows(case.one, m, b), BookkeepingEngine()),
+    ):
         engine.attach(model)
         losses = losses_of(model, batch)
         sums.append((losses.detach(), engine.bounded_sum(losses, FlatClip(0.5)).value))

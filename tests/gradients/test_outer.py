@@ -1,4 +1,6 @@
-"""Linear layers with many positions and few rows or columns: their products are made once, by the shapes of one example alone."""
+"""Linear layers with many positions and few rows or columns: their products are made once, by the
+shapes of one example alone.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,20 @@ def test_products_of_narrow_layers_are_kept(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_narrow_layers_equal_the_loop(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 2, bias=False), nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 1)).cuda().double()
+    model = (
+        nn.Sequential(nn.Linear(64, 2, bias=False), nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 1))
+        .cuda()
+        .double()
+    )
     x = torch.randn(5, 96, 64, device="cuda", dtype=torch.float64)
 
     def total(engine: Any, model: nn.Module, x: Tensor) -> Tensor:
         engine.attach(model)
         try:
             for _ in range(2):
-                sums = engine.bounded_sum(model(x).float().square().mean((1, 2)).double(), FlatClip(0.01)).value
+                sums = engine.bounded_sum(
+                    model(x).float().square().mean((1, 2)).double(), FlatClip(0.01)
+                ).value
         finally:
             engine.detach()
         return torch.cat([g.flatten().double() for g in sums.values()])

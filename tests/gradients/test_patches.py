@@ -1,4 +1,6 @@
-"""Patches of convolutions against unfold, and every route of a convolution and of an embedding against gradients written out."""
+"""Patches of convolutions against unfold, and every route of a convolution and of an embedding
+against gradients written out.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def case(seed, batch=7):
     channels, size, kernel, stride, padding = shape(r)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, channels, *size, dtype=torch.float64, generator=generator)
-    weight = torch.randn(r.choice([1, 3, 8, 16]), channels, *kernel, dtype=torch.float64, generator=generator)
+    weight = torch.randn(
+        r.choice([1, 3, 8, 16]), channels, *kernel, dtype=torch.float64, generator=generator
+    )
     y = F.conv2d(x, weight, None, stride, padding)
     g = torch.randn(y.shape, dtype=torch.float64, generator=generator)
     return Convolution(x, g, weight, Geometry(stride, padding, (1, 1), 1))
@@ -44,9 +48,13 @@ def each(part: Convolution):
 
 def check(part, rest, norms, expected):
     weights = torch.rand(len(expected), dtype=torch.float64)
-    torch.testing.assert_close(norms.reshape(-1, len(expected)).sum(0), expected.flatten(1).square().sum(1))
+    torch.testing.assert_close(
+        norms.reshape(-1, len(expected)).sum(0), expected.flatten(1).square().sum(1)
+    )
     total = rest.weighted_sum(weights)
-    torch.testing.assert_close(total.reshape(expected.shape[1:]), torch.tensordot(weights, expected, dims=1))
+    torch.testing.assert_close(
+        total.reshape(expected.shape[1:]), torch.tensordot(weights, expected, dims=1)
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -58,7 +66,9 @@ def test_patches_are_those_of_unfold(seed):
     write = window.writer(3, part.inputs)
     for rows in (slice(0, 3), slice(3, 6), slice(6, 7)):  # the memory is used again
         found = window.ordered(write(part.inputs[rows]))
-        expected = F.unfold(part.inputs[rows], part.weight.shape[2:], padding=how.padding, stride=how.stride).mT
+        expected = F.unfold(
+            part.inputs[rows], part.weight.shape[2:], padding=how.padding, stride=how.stride
+        ).mT
         assert torch.equal(found.flatten(2), expected)
 
 
@@ -112,9 +122,13 @@ def test_the_route_that_is_chosen(monkeypatch, seed, positions):
 
 def test_bfloat16_patches_are_multiplied_in_float32():
     part = case(3)
-    narrow = Convolution(part.inputs.bfloat16(), part.grads.bfloat16(), part.weight.bfloat16(), part.geometry)
+    narrow = Convolution(
+        part.inputs.bfloat16(), part.grads.bfloat16(), part.weight.bfloat16(), part.geometry
+    )
     norms, rest = narrow._by_patches(narrow._window(), keep=True)
-    wide = Convolution(narrow.inputs.double(), narrow.grads.double(), narrow.weight.double(), part.geometry)
+    wide = Convolution(
+        narrow.inputs.double(), narrow.grads.double(), narrow.weight.double(), part.geometry
+    )
     assert rest.dtype == torch.float32
     torch.testing.assert_close(norms, each(wide).flatten(1).square().sum(1), rtol=1e-5, atol=0)
 

@@ -1,4 +1,6 @@
-"""Per-user sums: the gradient of all of a user's records is clipped as one, by every engine, against separate forwards."""
+"""Per-user sums: the gradient of all of a user's records is clipped as one, by every engine,
+against separate forwards.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 class Model(nn.Module):
-    """Embeddings, positions without a batch, linear, norms, a convolution, a bare scale, a tied head."""
+    """Embeddings, positions without a batch, linear, norms, a convolution, a bare scale, a tied
+    head.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +60,9 @@ def data(seed: int = 0) -> tuple[nn.Module, Tensor, UserRecords]:
     return model, index, by_user((index,), OWNERS, most=4)
 
 
-def by_hand(model: nn.Module, index: Tensor, most: int, clip: Clip, reduction: str = "sum") -> Grads:
+def by_hand(
+    model: nn.Module, index: Tensor, most: int, clip: Clip, reduction: str = "sum"
+) -> Grads:
     """Clipped per-user gradients from a forward of each user's records alone."""
     names = [n for n, _ in model.named_parameters()]
     params = list(model.parameters())
@@ -80,7 +86,9 @@ def distance(a: Grads, b: Grads) -> float:
     return gap / math.sqrt(sum(float(b[k].square().sum()) for k in b))
 
 
-@pytest.mark.parametrize("clip", [FlatClip(0.3), FlatClip(math.inf), PerLayerClip(0.5), AutomaticClip(1.0)])
+@pytest.mark.parametrize(
+    "clip", [FlatClip(0.3), FlatClip(math.inf), PerLayerClip(0.5), AutomaticClip(1.0)]
+)
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_equals_separate_forwards_of_each_user(engine: Engine, clip: Clip, reduction: str) -> None:
     model, index, grouped = data()
@@ -88,7 +96,9 @@ def test_equals_separate_forwards_of_each_user(engine: Engine, clip: Clip, reduc
     engine.attach(model)
     for _ in range(2):
         rows, real = grouped.tensors
-        found = engine.bounded_sum(per_user(losses_of(model, rows.flatten(0, 1)), real, reduction=reduction), clip).value
+        found = engine.bounded_sum(
+            per_user(losses_of(model, rows.flatten(0, 1)), real, reduction=reduction), clip
+        ).value
         assert distance(found, expected) < 1e-9
     engine.detach()
 
@@ -103,7 +113,9 @@ def test_equals_separate_forwards_on_a_gpu(dtype: torch.dtype) -> None:
     fast.attach(model.cuda())
     rows, real = grouped.to("cuda").tensors
     for _ in range(2):
-        found = fast.bounded_sum(per_user(losses_of(model, rows.flatten(0, 1)).float(), real), FlatClip(0.3)).value
+        found = fast.bounded_sum(
+            per_user(losses_of(model, rows.flatten(0, 1)).float(), real), FlatClip(0.3)
+        ).value
         cpu = {k: g.double().cpu() for k, g in found.items()}
         assert distance(cpu, expected) < (0.1 if dtype == torch.bfloat16 else 1e-3)
     fast.detach()
@@ -117,7 +129,9 @@ def test_users_in_batches_of_several_sizes(engine: Engine) -> None:
         total: Grads = {}
         for users in torch.arange(4).split(sizes):
             rows, real = grouped.take(users)
-            part = engine.bounded_sum(per_user(losses_of(model, rows.flatten(0, 1)), real), FlatClip(0.3)).value
+            part = engine.bounded_sum(
+                per_user(losses_of(model, rows.flatten(0, 1)), real), FlatClip(0.3)
+            ).value
             total = {n: total[n] + g if n in total else g for n, g in part.items()}
         assert distance(total, expected) < 1e-9
     engine.detach()
@@ -144,7 +158,9 @@ def test_a_masked_user_and_a_user_that_is_not_finite_add_nothing(engine: Engine)
 
     def run(users: list[int], mask: Tensor | None = None) -> Grads:
         engine.attach(model)
-        losses = F.cross_entropy(model(x[users].flatten(0, 1)), y[users].flatten(), reduction="none")
+        losses = F.cross_entropy(
+            model(x[users].flatten(0, 1)), y[users].flatten(), reduction="none"
+        )
         found = engine.bounded_sum(per_user(losses, real[users]), FlatClip(0.3), mask).value
         engine.detach()
         return found
@@ -157,7 +173,9 @@ def test_one_user_never_exceeds_the_bound(engine: Engine) -> None:
     model, _, grouped = data()
     engine.attach(model)
     rows, real = grouped.take(torch.tensor([0]))
-    found = engine.bounded_sum(per_user(1e6 * losses_of(model, rows.flatten(0, 1)), real), FlatClip(0.7))
+    found = engine.bounded_sum(
+        per_user(1e6 * losses_of(model, rows.flatten(0, 1)), real), FlatClip(0.7)
+    )
     assert 0.69 < math.sqrt(sum(float(g.square().sum()) for g in found.value.values())) <= 0.7
     engine.detach()
 
@@ -179,15 +197,26 @@ def test_grouping_keeps_the_first_records_and_repeats_only_the_users_own() -> No
     values = torch.arange(len(OWNERS))
     grouped = by_user((values,), OWNERS.numpy(), most=4)
     rows, real = grouped.tensors
-    assert [row[keep].tolist() for row, keep in zip(rows, real, strict=True)] == [[1, 2, 3, 9], [6], [0, 7], [4, 5, 8, 10]]
-    assert all(bool((OWNERS[row] == user).all()) for row, user in zip(rows, [3, 4, 7, 9], strict=True))
+    assert [row[keep].tolist() for row, keep in zip(rows, real, strict=True)] == [
+        [1, 2, 3, 9],
+        [6],
+        [0, 7],
+        [4, 5, 8, 10],
+    ]
+    assert all(
+        bool((OWNERS[row] == user).all()) for row, user in zip(rows, [3, 4, 7, 9], strict=True)
+    )
     assert grouped.unit == dpfy.Unit("user", 4)
     assert isinstance(grouped.to("cpu"), UserRecords)
 
 
 def test_bad_input_is_refused() -> None:
     values = torch.arange(3.0)
-    for users in (torch.tensor([1, 2]), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[1], [2], [3]])):
+    for users in (
+        torch.tensor([1, 2]),
+        torch.tensor([1.0, 2.0, 3.0]),
+        torch.tensor([[1], [2], [3]]),
+    ):
         with pytest.raises(InvalidInput, match="users"):
             by_user((values,), users, most=2)
     with pytest.raises(InvalidInput, match="most"):
@@ -223,30 +252,49 @@ def test_training_by_user_is_the_noisy_clipped_step(tmp_path: object, physical: 
     model, index, grouped = data()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     expected = by_hand(copy.deepcopy(model), index, 4, FlatClip(0.3))
-    plan = dpfy.dpsgd(len(grouped), len(grouped), steps=1, clip_norm=0.3, unit=grouped.unit).with_noise(0.0)
+    plan = dpfy.dpsgd(
+        len(grouped), len(grouped), steps=1, clip_norm=0.3, unit=grouped.unit
+    ).with_noise(0.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     runtime = dpfy.Runtime(max_physical_batch=physical)
-    with dpfy.PrivateTraining(model, optimizer, grouped, plan, f"{tmp_path}/run", runtime=runtime) as training:
+    with dpfy.PrivateTraining(
+        model, optimizer, grouped, plan, f"{tmp_path}/run", runtime=runtime
+    ) as training:
         for rows, real in training.batches():
             training.step(dpfy.per_user(losses_of(model, rows.flatten(0, 1)), real))
         assert training.guarantee().unit == dpfy.Unit("user", 4)
     for name, p in model.named_parameters():
-        torch.testing.assert_close(before[name] - p.detach(), expected[name] / 4, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            before[name] - p.detach(), expected[name] / 4, rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", sorted(ENGINES))
 def test_one_call_trains_users(tmp_path: object, name: str) -> None:
-    """One full-batch step of `fit` without noise equals the sum by hand: a user's loss is the sum over its records."""
+    """One full-batch step of `fit` without noise equals the sum by hand: a user's loss is the sum
+    over its records.
+    """
     model, index, _ = data()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     expected = by_hand(copy.deepcopy(model), index, 4, FlatClip(0.3))
     grouped = by_user((index, index.roll(-1, 1)), OWNERS, most=4)
-    plan = dpfy.dpsgd(len(grouped), len(grouped), steps=1, clip_norm=0.3, unit=grouped.unit).with_noise(0.0)
+    plan = dpfy.dpsgd(
+        len(grouped), len(grouped), steps=1, clip_norm=0.3, unit=grouped.unit
+    ).with_noise(0.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    result = dpfy.fit(model, grouped, plan=plan, optimizer=optimizer, run=f"{tmp_path}/run", runtime=dpfy.Runtime(engine=name))
+    result = dpfy.fit(
+        model,
+        grouped,
+        plan=plan,
+        optimizer=optimizer,
+        run=f"{tmp_path}/run",
+        runtime=dpfy.Runtime(engine=name),
+    )
     assert result.guarantee.unit == dpfy.Unit("user", 4)
     for key, p in model.named_parameters():
-        torch.testing.assert_close(before[key] - p.detach(), expected[key] / 4, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            before[key] - p.detach(), expected[key] / 4, rtol=1e-9, atol=1e-12
+        )
 
 
 def test_one_call_bills_no_evaluation_of_users(tmp_path: object) -> None:
@@ -256,7 +304,20 @@ def test_one_call_bills_no_evaluation_of_users(tmp_path: object) -> None:
     grouped = by_user(pair, OWNERS, most=4)
     plan = dpfy.dpsgd(len(grouped), 2, steps=1, unit=grouped.unit).with_noise(1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    for test, use, words in ((pair, "billed", "several records"), (grouped, "public", "one by one")):
+    for test, use, words in (
+        (pair, "billed", "several records"),
+        (grouped, "public", "one by one"),
+    ):
         with pytest.raises((Unsupported, InvalidInput), match=words):
-            dpfy.fit(model, grouped, plan=plan, optimizer=optimizer, run=f"{tmp_path}/run", test=test, test_is=use)
-    assert [len(field) for field in grouped.alone().tensors] == [11, 11], "of the user with five records four are kept"
+            dpfy.fit(
+                model,
+                grouped,
+                plan=plan,
+                optimizer=optimizer,
+                run=f"{tmp_path}/run",
+                test=test,
+                test_is=use,
+            )
+    assert [len(field) for field in grouped.alone().tensors] == [11, 11], (
+        "of the user with five records four are kept"
+    )

@@ -1,4 +1,6 @@
-"""Recorded operations: run again they give the same bits, leave no trace, and say where they cannot be run again."""
+"""Recorded operations: run again they give the same bits, leave no trace, and say where they cannot
+be run again.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(MODEL(x), 0.5),
     "random": lambda x: x + torch.randn_like(x) * torch.rand(()) + x[torch.randperm(len(x))],
     "own generator": lambda x: x + torch.rand(x.shape, generator=torch.Generator().manual_seed(4)),
-    "index put": lambda x: torch.zeros(6, 6).index_put((torch.tensor([0, 1, 1, 2]),), x[:4], accumulate=True),
+    "index put": lambda x: torch.zeros(6, 6).index_put(
+        (torch.tensor([0, 1, 1, 2]),), x[:4], accumulate=True
+    ),
     "scatter": lambda x: torch.zeros(5, 6).scatter_add(0, torch.ones(5, 6, dtype=torch.long), x),
     "recurrent": lstm,
     "fourier": lambda x: torch.view_as_real(torch.fft.rfft(x)),
@@ -139,7 +143,10 @@ def mark_of(
     lengths: list[list[int]] | None = None,
 ) -> str:
     generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(rows, 6, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
+    x, y = (
+        torch.randn(rows, 6, generator=generator),
+        torch.randint(0, 3, (rows,), generator=generator),
+    )
     program, result = recorded(lambda x, y: losses(model, x, y), x, y)
     names = {program.ref(x).storage: "field 0", program.ref(y).storage: "field 1"}
     names |= {program.ref(p).storage: f"weight {name}" for name, p in model.named_parameters()}
@@ -161,7 +168,9 @@ SAME: list[Callable[[nn.Module, Tensor, Tensor], Tensor]] = [
 
 
 @pytest.mark.parametrize("losses", SAME)
-def test_the_fingerprint_does_not_depend_on_the_batch(losses: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+def test_the_fingerprint_does_not_depend_on_the_batch(
+    losses: Callable[[nn.Module, Tensor, Tensor], Tensor],
+) -> None:
     first = mark_of(losses, 7)
     for rows in (2, 3, 7, 12, 31):
         assert difference(first, mark_of(losses, rows, seed=rows)) is None
@@ -172,8 +181,12 @@ OTHERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Tensor]] = {
     "smoothed": lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1, reduction="none"),
     "shifted": lambda m, x, y: ce(m, x + 0.5, y),
     "shifted by a tensor": lambda m, x, y: ce(m, x + torch.ones(6), y),
-    "another activation": lambda m, x, y: F.cross_entropy(m[2](torch.relu(m[0](x))), y, reduction="none"),
-    "another order": lambda m, x, y: F.cross_entropy(torch.tanh(m[2](m[0](x))), y, reduction="none"),
+    "another activation": lambda m, x, y: F.cross_entropy(
+        m[2](torch.relu(m[0](x))), y, reduction="none"
+    ),
+    "another order": lambda m, x, y: F.cross_entropy(
+        torch.tanh(m[2](m[0](x))), y, reduction="none"
+    ),
     "flipped": lambda m, x, y: ce(m, x.flip(1), y),
     "less of it": lambda m, x, y: ce(m, F.pad(x[:, :5], (0, 1)), y),
 }
@@ -206,7 +219,9 @@ def test_where_padding_gives_other_lengths_sizes_may_differ_and_constants_may_no
     assert difference(base, mark_of(padded_to(5, by=0.25), 9, lengths=[[5], []])) is not None
     both = joined(base, mark_of(padded_to(5), 9, lengths=[[5], []]))
     assert difference(both, mark_of(padded_to(3), 9, lengths=[[3], []])) is None
-    assert difference(mark_of(padded_to(4), 7), mark_of(padded_to(4), 7, lengths=[[4], []])) is None, "of a run of before"
+    assert (
+        difference(mark_of(padded_to(4), 7), mark_of(padded_to(4), 7, lengths=[[4], []])) is None
+    ), "of a run of before"
 
 
 def test_what_varies_in_a_run_may_vary_after_a_resume() -> None:
@@ -216,14 +231,25 @@ def test_what_varies_in_a_run_may_vary_after_a_resume() -> None:
     both = joined(mark_of(scaled(0.1), 7), mark_of(scaled(0.2), 9))
     assert difference(both, mark_of(scaled(0.3), 5)) is None
     assert difference(both, mark_of(ce, 5)) is not None
-    skipped = joined(mark_of(ce, 7), mark_of(lambda m, x, y: F.cross_entropy(m[2](m[0](x)), y, reduction="none"), 9))
+    skipped = joined(
+        mark_of(ce, 7),
+        mark_of(lambda m, x, y: F.cross_entropy(m[2](m[0](x)), y, reduction="none"), 9),
+    )
     assert difference(skipped, mark_of(ce, 5)) is None
     assert "sin" in (difference(skipped, mark_of(lambda m, x, y: ce(m, x, y).sin(), 5)) or "")
 
 
 def test_the_number_of_records_is_told_from_a_constant() -> None:
     assert (
-        scaled_by_size(mark_of(lambda m, x, y: ce(m, x, y) / len(x), 7), mark_of(lambda m, x, y: ce(m, x, y) / len(x), 9))
+        scaled_by_size(
+            mark_of(lambda m, x, y: ce(m, x, y) / len(x), 7),
+            mark_of(lambda m, x, y: ce(m, x, y) / len(x), 9),
+        )
         == "div"
     )
-    assert scaled_by_size(mark_of(lambda m, x, y: ce(m, x, y) / 7, 7), mark_of(lambda m, x, y: ce(m, x, y) / 7, 9)) is None
+    assert (
+        scaled_by_size(
+            mark_of(lambda m, x, y: ce(m, x, y) / 7, 7), mark_of(lambda m, x, y: ce(m, x, y) / 7, 9)
+        )
+        is None
+    )

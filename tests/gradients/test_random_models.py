@@ -1,4 +1,6 @@
-"""Models drawn at random: the fast engine equals the loop in float64, or refuses with a reason; never a bare exception."""
+"""Models drawn at random: the fast engine equals the loop in float64, or refuses with a reason;
+never a bare exception.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from dpfy.core.errors import DpfyError
-from dpfy.gradients.clip import AutomaticClip, Clip, FlatClip, GroupClip, PerLayerClip, PsacClip, QuantileClip
+from dpfy.gradients.clip import (
+    AutomaticClip,
+    Clip,
+    FlatClip,
+    GroupClip,
+    PerLayerClip,
+    PsacClip,
+    QuantileClip,
+)
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
@@ -31,7 +41,9 @@ VOCABULARY, CLASSES, MOST_DEPTH = 7, 3, 4
 
 
 class Block(Holding):
-    """[batch, positions, width] to [batch, positions, width], by `run` of modules and bare parameters."""
+    """[batch, positions, width] to [batch, positions, width], by `run` of modules and bare
+    parameters.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self, x)
@@ -58,11 +70,15 @@ def bare_products(draw: Draw, t: int, c: int) -> Block:
         lambda m, x: torch.einsum("btd,dp->tbp", x, m.w).transpose(0, 1),
         lambda m, x: torch.einsum("btd,pd->pbt", x, m.w).permute(1, 2, 0),
         lambda m, x: x + (x @ m.v)[..., None],
-        lambda m, x: torch.addmm(m.b, x.reshape(-1, x.shape[-1]), m.w, beta=0.5, alpha=2.0).view_as(x),
+        lambda m, x: torch.addmm(m.b, x.reshape(-1, x.shape[-1]), m.w, beta=0.5, alpha=2.0).view_as(
+            x
+        ),
         lambda m, x: x * torch.softmax(F.linear(m.w, m.v), 0),
         lambda m, x: F.linear(x, m.w + 0.3 * m.w.t() @ m.w),
         lambda m, x: F.linear(x, torch.sigmoid(m.w)),
-        lambda m, x: F.linear(x, torch.cat([m.w[: x.shape[-1] // 2], -m.w[x.shape[-1] // 2 :]]), m.b),
+        lambda m, x: F.linear(
+            x, torch.cat([m.w[: x.shape[-1] // 2], -m.w[x.shape[-1] // 2 :]]), m.b
+        ),
         lambda m, x: F.linear(x, m.w * m.b[:, None], m.b),
         lambda m, x: F.linear(x, m.w / m.w.norm(), m.b),
         lambda m, x: F.linear(x, m.w.view(-1).view_as(m.w).flip(0).squeeze(), m.b),
@@ -79,7 +95,11 @@ def heads(draw: Draw, t: int, c: int) -> Block:
         lambda m, x: torch.einsum("bthd,hdp->bthp", x.unflatten(-1, (2, -1)), m.w).flatten(-2),
         lambda m, x: torch.einsum("bthd,hpd->btph", x.unflatten(-1, (2, -1)), m.w).flatten(-2),
         lambda m, x: (x.unflatten(-1, (2, -1)).transpose(1, 2) @ m.w).transpose(1, 2).flatten(-2),
-        lambda m, x: torch.bmm(x.unflatten(-1, (2, -1)).flatten(0, 1).transpose(0, 1), m.w).transpose(0, 1).reshape(x.shape),
+        lambda m, x: (
+            torch.bmm(x.unflatten(-1, (2, -1)).flatten(0, 1).transpose(0, 1), m.w)
+            .transpose(0, 1)
+            .reshape(x.shape)
+        ),
     ]
     return Block(draw.choice(runs), w=w)
 
@@ -94,7 +114,9 @@ def slices(draw: Draw, t: int, c: int) -> Block:
 
     def overlapping(m: Block, x: Tensor) -> Tensor:
         n = x.shape[-1]
-        return F.linear(x, m.w[:n]) * torch.sigmoid(F.linear(x, m.w[n // 2 : n // 2 + n], m.b[:n])) + F.linear(x, m.w[:n])
+        return F.linear(x, m.w[:n]) * torch.sigmoid(
+            F.linear(x, m.w[n // 2 : n // 2 + n], m.b[:n])
+        ) + F.linear(x, m.w[:n])
 
     def unbound(m: Block, x: Tensor) -> Tensor:
         first, second, _ = m.w.view(3, x.shape[-1], x.shape[-1]).unbind(0)
@@ -129,7 +151,9 @@ def tokens(draw: Draw, t: int, c: int) -> Block:
     runs = [
         lambda m, x: torch.cat([m.q[:, :1].expand(len(x), -1, -1), x[:, 1:]], 1),
         lambda m, x: F.scaled_dot_product_attention(m.q.expand(len(x), -1, -1), x, x),
-        lambda m, x: F.scaled_dot_product_attention(x, m.q.expand(len(x), -1, -1), m.q.tanh().expand(len(x), -1, -1)),
+        lambda m, x: F.scaled_dot_product_attention(
+            x, m.q.expand(len(x), -1, -1), m.q.tanh().expand(len(x), -1, -1)
+        ),
         lambda m, x: torch.softmax(m.q @ x.mT, -1) @ x,
         lambda m, x: torch.softmax(x @ m.q.mT, -1) @ m.q,
         lambda m, x: x + m.q[0, where],
@@ -152,7 +176,12 @@ def convolutions(draw: Draw, t: int, c: int) -> Block:
         (lambda m, x: m.three(x[:, None, None])[:, 0, 0], {"three": three}),
         (lambda m, x: F.conv1d(x.mT, m.w, padding=1, groups=x.shape[-1]).mT, {"w": w}),
         (lambda m, x: F.conv_transpose1d(x.mT, m.w, padding=1, groups=x.shape[-1]).mT, {"w": w}),
-        (lambda m, x: F.conv1d(x.reshape(-1, 1, x.shape[-1]), m.w[:1].tanh(), padding=1).view_as(x), {"w": w}),
+        (
+            lambda m, x: F.conv1d(x.reshape(-1, 1, x.shape[-1]), m.w[:1].tanh(), padding=1).view_as(
+                x
+            ),
+            {"w": w},
+        ),
     ]
     run, held = draw.choice(runs)
     return Block(run, **held)
@@ -173,10 +202,16 @@ def norms(draw: Draw, t: int, c: int) -> Block:
 def attention(draw: Draw, t: int, c: int) -> Block:
     first, run = draw.random() < 0.5, draw.choice(["self", "cross", "encoder", "decoder"])
     need = draw.random() < 0.5
-    more = {"bias": draw.random() < 0.7, "add_bias_kv": draw.random() < 0.3, "kdim": draw.choice([None, c])}
+    more = {
+        "bias": draw.random() < 0.7,
+        "add_bias_kv": draw.random() < 0.3,
+        "kdim": draw.choice([None, c]),
+    }
     if run in ("encoder", "decoder"):
         kind = nn.TransformerEncoderLayer if run == "encoder" else nn.TransformerDecoderLayer
-        layer: nn.Module = kind(c, 2, 2 * c, dropout=0.0, batch_first=first, norm_first=draw.random() < 0.5)
+        layer: nn.Module = kind(
+            c, 2, 2 * c, dropout=0.0, batch_first=first, norm_first=draw.random() < 0.5
+        )
     else:
         layer = nn.MultiheadAttention(c, 2, batch_first=first, **more)
 
@@ -195,21 +230,43 @@ def attention(draw: Draw, t: int, c: int) -> Block:
 def recurrent(draw: Draw, t: int, c: int) -> Block:
     first, both = draw.random() < 0.5, draw.random() < 0.3
     kind = draw.choice([nn.LSTM, nn.GRU, nn.RNN])
-    layer = kind(c, c // 2 if both else c, draw.choice([1, 2]), batch_first=first, bidirectional=both, bias=draw.random() < 0.8)
-    return Block(lambda m, x: m.layer(x)[0] if first else m.layer(x.transpose(0, 1))[0].transpose(0, 1), layer=layer)
+    layer = kind(
+        c,
+        c // 2 if both else c,
+        draw.choice([1, 2]),
+        batch_first=first,
+        bidirectional=both,
+        bias=draw.random() < 0.8,
+    )
+    return Block(
+        lambda m, x: m.layer(x)[0] if first else m.layer(x.transpose(0, 1))[0].transpose(0, 1),
+        layer=layer,
+    )
 
 
 def others(draw: Draw, t: int, c: int) -> Block:
     lora = (normal(c, 2), normal(2, c))
     runs: list[tuple[Callable[..., Tensor], dict[str, nn.Module | Tensor]]] = [
-        (lambda m, x: m.layer(x, torch.tanh(x)), {"layer": nn.Bilinear(c, c, c, bias=draw.random() < 0.5)}),
+        (
+            lambda m, x: m.layer(x, torch.tanh(x)),
+            {"layer": nn.Bilinear(c, c, c, bias=draw.random() < 0.5)},
+        ),
         (lambda m, x: m.layer(x), {"layer": nn.PReLU()}),
         (lambda m, x: m.layer(x.mT).mT, {"layer": nn.PReLU(c)}),
-        (lambda m, x: m.layer(x), {"layer": parametrizations.weight_norm(nn.Linear(c, c), dim=draw.choice([0, 1, None]))}),
-        (lambda m, x: m.layer(x), {"layer": parametrizations.spectral_norm(nn.Linear(c, c)).eval()}),
+        (
+            lambda m, x: m.layer(x),
+            {"layer": parametrizations.weight_norm(nn.Linear(c, c), dim=draw.choice([0, 1, None]))},
+        ),
+        (
+            lambda m, x: m.layer(x),
+            {"layer": parametrizations.spectral_norm(nn.Linear(c, c)).eval()},
+        ),
         (lambda m, x: m.layer(x), {"layer": parametrizations.orthogonal(nn.Linear(c, c))}),
         (lambda m, x: NoVmap.apply(x, m.a), {"a": torch.rand(c) + 0.5}),
-        (lambda m, x: F.linear(x, m.w + 0.5 * m.down @ m.up), {"w": normal(c, c), "down": lora[0], "up": lora[1]}),
+        (
+            lambda m, x: F.linear(x, m.w + 0.5 * m.down @ m.up),
+            {"w": normal(c, c), "down": lora[0], "up": lora[1]},
+        ),
         (lambda m, x: x @ m.down @ m.up, {"down": lora[0], "up": lora[1]}),
         (lambda m, x: x + m.table(torch.arange(t)), {"table": nn.Embedding(t + 1, c)}),
         (lambda m, x: x + m.layer(m.q), {"layer": nn.Linear(c, c), "q": normal(1, t, c)}),
@@ -221,7 +278,19 @@ def others(draw: Draw, t: int, c: int) -> Block:
     return Block(run, **held)
 
 
-KINDS = [linears, bare_products, heads, slices, scales, tokens, convolutions, norms, attention, recurrent, others]
+KINDS = [
+    linears,
+    bare_products,
+    heads,
+    slices,
+    scales,
+    tokens,
+    convolutions,
+    norms,
+    attention,
+    recurrent,
+    others,
+]
 KINDS += [bare_products, scales, others]
 PLACES: list[Callable[[nn.Module, Tensor], Tensor]] = [
     lambda block, x: block(x),
@@ -236,7 +305,11 @@ SHAPES: list[Callable[[nn.Module, Tensor], Tensor]] = [
     lambda layer, x: layer(x),
     lambda layer, x: layer(x.transpose(0, 1)).transpose(0, 1),
     lambda layer, x: layer(x.reshape(-1, x.shape[-1])).view_as(x),
-    lambda layer, x: layer(x.transpose(0, 1).reshape(-1, x.shape[-1])).view(x.shape[1], len(x), -1).transpose(0, 1),
+    lambda layer, x: (
+        layer(x.transpose(0, 1).reshape(-1, x.shape[-1]))
+        .view(x.shape[1], len(x), -1)
+        .transpose(0, 1)
+    ),
     lambda layer, x: layer(x[:, None, :, None])[:, 0, :, 0],
     lambda layer, x: layer(x.transpose(0, 1)[:, None])[:, 0].transpose(0, 1),
 ]
@@ -258,12 +331,17 @@ class Drawn(nn.Module):
         self.blocks, self.ways = nn.ModuleList(), []
         for _ in range(draw.randint(1, MOST_DEPTH)):
             again = len(self.blocks) and draw.random() < 0.15
-            self.blocks.append(self.blocks[0] if again else draw.choice(KINDS)(draw, self.t, self.c))
+            self.blocks.append(
+                self.blocks[0] if again else draw.choice(KINDS)(draw, self.t, self.c)
+            )
             self.ways.append(draw.choice(PLACES))
         self.shape, self.tied = draw.choice(SHAPES), draw.random() < 0.3
         self.head = nn.Linear(self.c, CLASSES)
         if draw.random() < 0.2:
-            self.mix.weight = next((p for p in self.blocks.parameters() if p.shape == (self.c, self.c)), self.mix.weight)
+            self.mix.weight = next(
+                (p for p in self.blocks.parameters() if p.shape == (self.c, self.c)),
+                self.mix.weight,
+            )
         for p in self.parameters():
             p.requires_grad_(draw.random() < 0.9)
         self.head.weight.requires_grad_()
@@ -287,13 +365,21 @@ class Drawn(nn.Module):
             x = way(block, x)
         pooled = torch.tanh(x).mean(1)
         if self.tied:
-            pooled = F.linear(torch.tanh(F.linear(pooled, self.table.weight)), self.table.weight.t())
+            pooled = F.linear(
+                torch.tanh(F.linear(pooled, self.table.weight)), self.table.weight.t()
+            )
         return self.head(pooled)
 
 
 def clip_rule(draw: Draw) -> Clip:
     norm = draw.choice([0.05, 0.5, 5.0])
-    rules = [FlatClip(norm), PerLayerClip(norm), AutomaticClip(norm), PsacClip(norm), QuantileClip(norm)]
+    rules = [
+        FlatClip(norm),
+        PerLayerClip(norm),
+        AutomaticClip(norm),
+        PsacClip(norm),
+        QuantileClip(norm),
+    ]
     return draw.choice([*rules, GroupClip(("table", "head", ""), (norm, 0.3, 0.7))])
 
 
@@ -332,7 +418,10 @@ def compared(seed: int) -> str:
     twin = copy.deepcopy(model)
     slow.attach(twin)
     for batch in (draw.randint(2, 5), draw.randint(1, 6)):
-        index, labels = torch.randint(0, VOCABULARY, (batch, model.t)), torch.randint(0, CLASSES, (batch,))
+        index, labels = (
+            torch.randint(0, VOCABULARY, (batch, model.t)),
+            torch.randint(0, CLASSES, (batch,)),
+        )
         mask = torch.rand(batch) < 0.7 if draw.random() < 0.3 else None
         sums = []
         for engine, net in ((slow, twin), (fast, model)):
@@ -343,8 +432,13 @@ def compared(seed: int) -> str:
             except DpfyError as error:
                 return str(error)
         if cast:  # rounding may carry a norm over the threshold
-            sums = [{name: total for name, total in each.items() if name not in clip.coordinates} for each in sums]
-        assert gap(sums[1], sums[0]) < allowed(sums[0], clip, cast, batch), f"seed {seed}, batch of {batch}: another sum"
+            sums = [
+                {name: total for name, total in each.items() if name not in clip.coordinates}
+                for each in sums
+            ]
+        assert gap(sums[1], sums[0]) < allowed(sums[0], clip, cast, batch), (
+            f"seed {seed}, batch of {batch}: another sum"
+        )
     fast.detach()
     return "exact"
 
@@ -365,10 +459,15 @@ def single(seed: int) -> float:
     fast.attach(model)
     slow.attach(twin)
     batch = draw.randint(1, 6)
-    index, labels = torch.randint(0, VOCABULARY, (batch, model.t)), torch.randint(0, CLASSES, (batch,))
+    index, labels = (
+        torch.randint(0, VOCABULARY, (batch, model.t)),
+        torch.randint(0, CLASSES, (batch,)),
+    )
     sums = []
     for engine, net in ((slow, twin), (fast, model)):
-        found = engine.bounded_sum(F.cross_entropy(net(index), labels, reduction="none"), clip).value
+        found = engine.bounded_sum(
+            F.cross_entropy(net(index), labels, reduction="none"), clip
+        ).value
         sums.append({name: total for name, total in found.items() if name not in clip.coordinates})
     fast.detach()
     return gap(sums[1], sums[0]) / (batch * clip.bound.l2)

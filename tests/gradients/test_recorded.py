@@ -1,4 +1,6 @@
-"""The engine's part of a step, recorded as CUDA graphs, gives the sums that it gives without: whatever moves, changes or breaks."""
+"""The engine's part of a step, recorded as CUDA graphs, gives the sums that it gives without:
+whatever moves, changes or breaks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder, ReportedStep
 from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 STEPS = SAME + 18
 
@@ -28,7 +33,10 @@ class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16)
-        self.second, self.short = nn.Conv2d(16, 32, 3, 2, 1, bias=False), nn.Conv2d(16, 32, 1, 2, bias=False)
+        self.second, self.short = (
+            nn.Conv2d(16, 32, 3, 2, 1, bias=False),
+            nn.Conv2d(16, 32, 1, 2, bias=False),
+        )
         self.hidden, self.head = nn.Linear(32, 64), nn.Linear(64, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,12 +46,16 @@ class Images(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Embedding with a padding row, blocks with LayerNorm and RMSNorm, a head tied to the embedding."""
+    """Embedding with a padding row, blocks with LayerNorm and RMSNorm, a head tied to the
+    embedding.
+    """
 
     def __init__(self, depth: int = 4) -> None:
         super().__init__()
         self.token = nn.Embedding(50, 32, padding_idx=0)
-        self.norms = nn.ModuleList([nn.LayerNorm(32) if i % 2 else nn.RMSNorm(32) for i in range(depth)])
+        self.norms = nn.ModuleList(
+            [nn.LayerNorm(32) if i % 2 else nn.RMSNorm(32) for i in range(depth)]
+        )
         self.ups = nn.ModuleList([nn.Linear(32, 64) for _ in range(depth)])
         self.downs = nn.ModuleList([nn.Linear(64, 32) for _ in range(depth)])
         self.head = nn.Linear(32, 50, bias=False)
@@ -60,13 +72,17 @@ def images(model: nn.Module, seed: int, rows: int = 24) -> tuple[Tensor, Tensor]
     g = torch.Generator().manual_seed(seed)
     p = next(model.parameters())
     x = torch.randn(rows, 1, 10, 10, generator=g).to(p)
-    return F.cross_entropy(model(x).float(), torch.randint(0, 5, (rows,), generator=g).cuda(), reduction="none"), x
+    return F.cross_entropy(
+        model(x).float(), torch.randint(0, 5, (rows,), generator=g).cuda(), reduction="none"
+    ), x
 
 
 def tokens(model: nn.Module, seed: int, rows: int = 16, length: int = 12) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     index = torch.randint(0, 50, (rows, length), generator=g).cuda()
-    losses = F.cross_entropy(model(index).float().flatten(0, 1), index.roll(1, 1).flatten(), reduction="none")
+    losses = F.cross_entropy(
+        model(index).float().flatten(0, 1), index.roll(1, 1).flatten(), reduction="none"
+    )
     return losses.view(rows, length).mean(1), index
 
 
@@ -78,8 +94,12 @@ MODELS: dict[str, tuple[type[nn.Module], Callable[..., tuple[Tensor, Tensor]]]] 
 
 def engines(
     model: nn.Module,
-) -> tuple[BookkeepingEngine, Callable[[Callable[[], Tensor], Clip, Tensor | None], dict[str, Tensor]]]:
-    """An engine that records, attached; and what an engine that never does gives for the same losses."""
+) -> tuple[
+    BookkeepingEngine, Callable[[Callable[[], Tensor], Clip, Tensor | None], dict[str, Tensor]]
+]:
+    """An engine that records, attached; and what an engine that never does gives for the same
+    losses.
+    """
     engine = BookkeepingEngine()
     engine.attach(model)
 
@@ -94,7 +114,9 @@ def engines(
     return engine, usual
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
+def same(
+    found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dtype = torch.float32
+) -> None:
     assert list(found) == list(expected)
     rtol, atol = (2e-2, 2e-3) if dtype == torch.bfloat16 else (1e-4, 1e-6)
     for name, value in expected.items():
@@ -104,8 +126,16 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor], dtype: torch.dty
 Walk = tuple[list[dict[str, Tensor]], Recorder]
 
 
-def walk(kind: str, clip: Clip, dtype: torch.dtype, record: bool, change: Callable[[Tensor, int], Tensor] | None = None) -> Walk:
-    """The sums of some steps while weights, data and masks change, on the CPU; `change` may spoil the losses of a step."""
+def walk(
+    kind: str,
+    clip: Clip,
+    dtype: torch.dtype,
+    record: bool,
+    change: Callable[[Tensor, int], Tensor] | None = None,
+) -> Walk:
+    """The sums of some steps while weights, data and masks change, on the CPU; `change` may spoil
+    the losses of a step.
+    """
     gc.collect()  # what is freed while the steps run moves their tensors
     torch.manual_seed(0)
     make, losses = MODELS[kind]
@@ -117,8 +147,13 @@ def walk(kind: str, clip: Clip, dtype: torch.dtype, record: bool, change: Callab
         mask = None if seed < STEPS else torch.arange(rows, device="cuda") % 3 > seed % 2
         each = losses(model, seed)[0]
         each = each if change is None else change(each, seed)
-        sums.append({name: t.cpu() for name, t in engine.bounded_sum(each, clip, mask).value.items()})
-        del each, mask  # what is held while the next step runs would make every second step lie elsewhere
+        sums.append(
+            {name: t.cpu() for name, t in engine.bounded_sum(each, clip, mask).value.items()}
+        )
+        del (
+            each,
+            mask,
+        )  # what is held while the next step runs would make every second step lie elsewhere
         moves = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for p in model.parameters():
@@ -126,7 +161,9 @@ def walk(kind: str, clip: Clip, dtype: torch.dtype, record: bool, change: Callab
     return sums, engine._recorder
 
 
-def compare(kind: str, clip: Clip, dtype: torch.dtype, change: Callable[[Tensor, int], Tensor] | None = None) -> Recorder:
+def compare(
+    kind: str, clip: Clip, dtype: torch.dtype, change: Callable[[Tensor, int], Tensor] | None = None
+) -> Recorder:
     """Walk twice, with and without recordings: the sums are the same and finite."""
     recorded_sums, recorder = walk(kind, clip, dtype, True, change)
     usual_sums, _ = walk(kind, clip, dtype, False, change)
@@ -138,7 +175,9 @@ def compare(kind: str, clip: Clip, dtype: torch.dtype, change: Callable[[Tensor,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize(
+    "clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_recorded_steps_give_the_usual_sums(kind: str, clip: Clip, dtype: torch.dtype) -> None:
     assert compare(kind, clip, dtype).repeated > SAME
@@ -157,7 +196,9 @@ def test_a_bad_example_adds_nothing_and_spoils_nobody(kind: str, bad: float) -> 
 def test_sums_of_earlier_steps_stay_as_they_were() -> None:
     model = Images().cuda()
     engine, _ = engines(model)
-    sums = [engine.bounded_sum(images(model, seed)[0], FlatClip(0.1)).value for seed in range(STEPS)]
+    sums = [
+        engine.bounded_sum(images(model, seed)[0], FlatClip(0.1)).value for seed in range(STEPS)
+    ]
     copies = [{name: value.clone() for name, value in each.items()} for each in sums]
     for seed in range(STEPS):
         engine.bounded_sum(images(model, seed + 100)[0], FlatClip(0.1))
@@ -172,9 +213,15 @@ def test_other_shapes_clips_places_and_frozen_parameters_are_noticed() -> None:
     engine, usual = engines(model)
     held: list[Tensor] = []
     for seed in range(60):
-        rows, length, clip = (16, 8, 11)[seed // 7 % 3], (12, 7)[seed // 14 % 2], FlatClip(0.1 if seed % 28 < 25 else 3.0)
+        rows, length, clip = (
+            (16, 8, 11)[seed // 7 % 3],
+            (12, 7)[seed // 14 % 2],
+            FlatClip(0.1 if seed % 28 < 25 else 3.0),
+        )
         if seed % 5 == 0:
-            held.append(torch.empty(1000 * (seed + 1), device="cuda"))  # moves what is allocated after it
+            held.append(
+                torch.empty(1000 * (seed + 1), device="cuda")
+            )  # moves what is allocated after it
         if seed == 40:
             model.ups[0].weight.data = model.ups[0].weight.data.clone()
         losses = lambda s=seed, r=rows, n=length: tokens(model, s, r, n)[0]  # noqa: E731
@@ -198,7 +245,9 @@ def test_a_layer_left_out_of_a_step_leaves_nothing_behind() -> None:
     whole = list(zip(model.norms, model.ups, model.downs, strict=True))
     for seed in range(4 * STEPS):
         keep = whole if seed % 3 else whole[:-1]
-        model.norms, model.ups, model.downs = (nn.ModuleList(each) for each in zip(*keep, strict=True))
+        model.norms, model.ups, model.downs = (
+            nn.ModuleList(each) for each in zip(*keep, strict=True)
+        )
         losses = lambda s=seed: tokens(model, s)[0]  # noqa: E731
         same(engine.bounded_sum(losses(), FlatClip(0.1)).value, usual(losses, FlatClip(0.1), None))
     assert engine._recorder.repeated
@@ -246,7 +295,9 @@ def layers(model: nn.Module, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", MODELS)
-def test_sums_in_groups_are_the_usual_sums(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_in_groups_are_the_usual_sums(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
     monkeypatch.setattr(sum_groups, "GROUPED_SHARE", 0.0)
     recorder = compare(kind, FlatClip(0.1), dtype)
@@ -255,14 +306,18 @@ def test_sums_in_groups_are_the_usual_sums(kind: str, dtype: torch.dtype, monkey
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_bad_example_is_left_out_of_all_groups(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_example_is_left_out_of_all_groups(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
     monkeypatch.setattr(sum_groups, "GROUPED_SHARE", 0.0)
     test_a_bad_example_adds_nothing_and_spoils_nobody(kind, float("nan"))
 
 
 def test_sums_in_groups_need_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the end of the backward pass on, the peak of a repeated step is lower by most of the sums."""
+    """From the end of the backward pass on, the peak of a repeated step is lower by most of the
+    sums.
+    """
     monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
     peaks, sums = {}, 0
     finish = ReportedStep.finish
@@ -285,7 +340,9 @@ def test_sums_in_groups_need_less_memory(monkeypatch: pytest.MonkeyPatch) -> Non
         total = engine.bounded_sum(layers(model, 100), FlatClip(0.1)).value
         peaks[groups] = torch.cuda.max_memory_allocated() - before
         assert recorder.repeated == repeated + 1, recorder.problem
-        assert [len(recording.end) for recording in recorder._recordings.values()] == [groups] * recorder.made
+        assert [len(recording.end) for recording in recorder._recordings.values()] == [
+            groups
+        ] * recorder.made
         sums = sum(t.nbytes for t in total.values())
         engine.detach()
         del total, model, engine, recorder
@@ -293,7 +350,9 @@ def test_sums_in_groups_need_less_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("group", [0, 2])
-def test_a_group_that_lies_elsewhere_is_made_as_usual(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_lies_elsewhere_is_made_as_usual(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Something takes the memory that the next group had."""
     monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
     torch.manual_seed(0)
@@ -323,7 +382,9 @@ def test_a_group_that_lies_elsewhere_is_made_as_usual(group: int, monkeypatch: p
     assert recorder.on, recorder.problem
 
 
-def test_what_cannot_be_recorded_leaves_no_tensors_of_the_step_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_recorded_leaves_no_tensors_of_the_step_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     model = Layers(4).cuda()
     engine, _ = engines(model)

@@ -1,6 +1,8 @@
-"""When a recording serves and when it does not, without a GPU: graphs are stood in for by a list of operations that is run again.
+"""When a recording serves and when it does not, without a GPU: graphs are stood in for by a list of
+operations that is run again.
 
-Reports come from a real model, but in memory that stays where it is, as a GPU's allocator would give it out again.
+Reports come from a real model, but in memory that stays where it is, as a GPU's allocator would
+give it out again.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.into, self.twice, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 11)
-        self.blocks = nn.ModuleList([nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh()) for _ in range(6)])
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh()) for _ in range(6)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.into(x)
@@ -74,11 +78,15 @@ class FakeGraph:
 
 
 def _flat(made: Any) -> list[Tensor]:
-    return [t for t in (made if isinstance(made, tuple | list) else [made]) if isinstance(t, Tensor)]
+    return [
+        t for t in (made if isinstance(made, tuple | list) else [made]) if isinstance(t, Tensor)
+    ]
 
 
 class Stage:
-    """An engine whose reports always lie at the same places, in as many sets of places as asked for."""
+    """An engine whose reports always lie at the same places, in as many sets of places as asked
+    for.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, model: nn.Module | None = None) -> None:
         self.spoilt = self.broken = False
@@ -94,11 +102,17 @@ class Stage:
         monkeypatch.setattr(graphs, "private_pool", nullcontext)
         monkeypatch.setattr(graphs, "release_private_pool", lambda: None)
         monkeypatch.setattr(self.recorder, "pool", self)
-        monkeypatch.setattr(recorder.Request, "key", lambda request, sums: (request.clip, request.mask is None))
-        monkeypatch.setattr(BufferLayout, "buffers", lambda layout, scratch: self.buffers(layout, scratch))
+        monkeypatch.setattr(
+            recorder.Request, "key", lambda request, sums: (request.clip, request.mask is None)
+        )
+        monkeypatch.setattr(
+            BufferLayout, "buffers", lambda layout, scratch: self.buffers(layout, scratch)
+        )
         self.where: object = None
 
-    def record(self, work: Callable[[], Any], device: torch.device, addresses: int) -> tuple[FakeGraph, Any]:
+    def record(
+        self, work: Callable[[], Any], device: torch.device, addresses: int
+    ) -> tuple[FakeGraph, Any]:
         if self.broken:
             raise RuntimeError("cannot be recorded")
         with Operations() as operations:
@@ -115,9 +129,15 @@ class Stage:
         key = (self.where, scratch, tuple(layout.order))
         if key not in self.made_buffers:
             params = self.engine.sums.params
-            places = {name: torch.empty(params[name].shape if name in params else ()) for name in layout.order}
+            places = {
+                name: torch.empty(params[name].shape if name in params else ())
+                for name in layout.order
+            }
             more = torch.empty(scratch, dtype=torch.uint8)
-            self.made_buffers[key] = Buffers(places, more), (scratch, *[t.data_ptr() for t in places.values()])
+            self.made_buffers[key] = (
+                Buffers(places, more),
+                (scratch, *[t.data_ptr() for t in places.values()]),
+            )
         return self.made_buffers[key]
 
     def losses(self, seed: int, rows: int = 6, bad: float = 1.0) -> Tensor:
@@ -127,10 +147,17 @@ class Stage:
         return F.cross_entropy(self.model(x), y, reduction="none") * factors
 
     def usual(self, seed: int, clip: Clip, mask: Tensor | None, **how: Any) -> dict[str, Tensor]:
-        return {n: t.clone() for n, t in self.engine.bounded_sum(self.losses(seed, **how), clip, mask).value.items()}
+        return {
+            n: t.clone()
+            for n, t in self.engine.bounded_sum(self.losses(seed, **how), clip, mask).value.items()
+        }
 
-    def taken(self, seed: int, clip: Clip, mask: Tensor | None, where: object = 0, **how: Any) -> dict[str, Tensor]:
-        """The bounded sum by way of the recorder, with every report at its place in the set `where`."""
+    def taken(
+        self, seed: int, clip: Clip, mask: Tensor | None, where: object = 0, **how: Any
+    ) -> dict[str, Tensor]:
+        """The bounded sum by way of the recorder, with every report at its place in the set
+        `where`.
+        """
         self.where = where
         losses = self.losses(seed, **how)
         reports: list[Report] = []
@@ -140,13 +167,28 @@ class Stage:
             step = recorder.ReportedStep(self.recorder, recorder.Request(clip, mask, losses))
             for i, report in enumerate(reports):
                 if i == len(held):
-                    held.append(Report(report.site, report.grad.clone(), tuple(t.clone() for t in report.saved), report.explain))
-                for mine, new in zip((held[i].grad, *held[i].saved), (report.grad, *report.saved), strict=True):
+                    held.append(
+                        Report(
+                            report.site,
+                            report.grad.clone(),
+                            tuple(t.clone() for t in report.saved),
+                            report.explain,
+                        )
+                    )
+                for mine, new in zip(
+                    (held[i].grad, *held[i].saved), (report.grad, *report.saved), strict=True
+                ):
                     mine.copy_(new)
                 step.receive(held[i])
             return {n: t.clone() for n, t in step.finish().value.items()}
 
-    def check(self, seed: int, clip: Clip = FlatClip(0.1), mask: Tensor | None = None, **how: Any) -> None:  # noqa: B008
+    def check(
+        self,
+        seed: int,
+        clip: Clip = FlatClip(0.1),  # noqa: B008
+        mask: Tensor | None = None,
+        **how: Any,
+    ) -> None:
         """The taken sum is the usual one."""
         found = self.taken(seed, clip, mask, **how)
         how.pop("where", None)
@@ -159,9 +201,13 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(monkeypatch)
 
 
-@pytest.mark.parametrize("clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize(
+    "clip", [FlatClip(0.1), PerLayerClip(0.2), QuantileClip(0.3)], ids=lambda c: type(c).__name__
+)
 @pytest.mark.parametrize("section", [1, 4, 12, 100])
-def test_repeated_steps_give_the_usual_sums(stage: Stage, clip: Clip, section: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_steps_give_the_usual_sums(
+    stage: Stage, clip: Clip, section: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recorder, "SECTION", section)
     for seed in range(SAME + 5):
         stage.check(seed, clip)
@@ -172,7 +218,9 @@ def test_repeated_steps_give_the_usual_sums(stage: Stage, clip: Clip, section: i
 
 
 class Products(nn.Module):
-    """Layers whose contributions are views of what they report: only the last steps of the work compute anything."""
+    """Layers whose contributions are views of what they report: only the last steps of the work
+    compute anything.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +232,9 @@ class Products(nn.Module):
 
 
 def test_sections_that_compute_nothing_are_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_sum, "joins", lambda part: True)  # as with kernels, norms are taken at the end
+    monkeypatch.setattr(
+        bounded_sum, "joins", lambda part: True
+    )  # as with kernels, norms are taken at the end
     launched: list[FakeGraph] = []
     replay = FakeGraph.replay
     monkeypatch.setattr(FakeGraph, "replay", lambda graph: launched.append(graph) or replay(graph))
@@ -229,7 +279,9 @@ def test_tensors_that_move_are_noticed(stage: Stage) -> None:
 
 
 def test_a_part_that_moves_makes_the_rest_usual(stage: Stage) -> None:
-    """The first section lies where it lay, a later tensor does not: nothing of the recording may be taken for it."""
+    """The first section lies where it lay, a later tensor does not: nothing of the recording may be
+    taken for it.
+    """
     for seed in range(SAME + 2):
         stage.check(seed)
     held = stage.places[(0, 6)]
@@ -276,7 +328,9 @@ def test_work_that_cannot_be_recorded_is_done_as_usual(stage: Stage) -> None:
     assert "cannot be recorded" in str(stage.recorder.problem)
 
 
-def test_a_loop_that_never_repeats_is_not_watched_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_never_repeats_is_not_watched_for_ever(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recorder, "MOST_WATCHED", 7)
     for seed in range(7):
         stage.check(seed, where=seed)
@@ -299,14 +353,27 @@ def test_recordings_take_turns_in_the_memory_of_what_they_keep(stage: Stage) -> 
             stage.taken(seed, FlatClip(0.1), None, where)
     assert len(stage.recorder._recordings) == 3
     for recording in stage.recorder._recordings.values():
-        own = [part for section in recording.sections for mine in section.own if mine for _, part in mine]
-        kept = {id(t) for section in recording.sections for *_, made in section.graph.operations.made for t in _flat(made)}
+        own = [
+            part
+            for section in recording.sections
+            for mine in section.own
+            if mine
+            for _, part in mine
+        ]
+        kept = {
+            id(t)
+            for section in recording.sections
+            for *_, made in section.graph.operations.made
+            for t in _flat(made)
+        }
         assert own
         assert all(id(t) not in kept for part in own for t in _tensors(part))
     before = stage.usual(9, FlatClip(0.1), None)
     for where in (2, 0, 1):
         found = stage.taken(9, FlatClip(0.1), None, where)
-        assert all(torch.allclose(found[name], before[name], rtol=1e-5, atol=1e-7) for name in before)
+        assert all(
+            torch.allclose(found[name], before[name], rtol=1e-5, atol=1e-7) for name in before
+        )
 
 
 def test_sums_that_go_elsewhere_are_noticed(stage: Stage) -> None:
@@ -321,7 +388,9 @@ def test_sums_that_go_elsewhere_are_noticed(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("clip", [FlatClip(0.1), QuantileClip(0.3)], ids=lambda c: type(c).__name__)
-def test_a_captured_step_runs_forward_and_backward_too(stage: Stage, clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_step_runs_forward_and_backward_too(
+    stage: Stage, clip: Clip, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same graphs for multipliers and sums, with a step in them that begins at the batch."""
     monkeypatch.setattr(graphs, "GraphPool", lambda apart: stage)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -343,7 +412,9 @@ def test_a_captured_step_runs_forward_and_backward_too(stage: Stage, clip: Clip,
         assert found is not None
         assert found.bound == clip.bound
         found = {name: value.clone() for name, value in found.value.items()}
-        for name, value in stage.engine.bounded_sum(losses_of(*batch(seed)), clip, mask).value.items():
+        for name, value in stage.engine.bounded_sum(
+            losses_of(*batch(seed)), clip, mask
+        ).value.items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
     x, y = batch(9)
     x[1] = float("nan")
@@ -353,7 +424,11 @@ def test_a_captured_step_runs_forward_and_backward_too(stage: Stage, clip: Clip,
 def test_contributions_without_memory_of_their_own_are_the_same_contributions() -> None:
     job = SumJob(None, torch.randn(2, 2, 3, 4), 1)
     pair = [("a", Deferred(job, 0, torch.Size((4,)))), ("b", Deferred(job, 1, torch.Size((4,))))]
-    held = [pair, None, [("c", Measured(torch.rand(1, 3), Direct(torch.randn(3, 5, 6)[:, 1:4, ::2])))]]
+    held = [
+        pair,
+        None,
+        [("c", Measured(torch.rand(1, 3), Direct(torch.randn(3, 5, 6)[:, 1:4, ::2])))],
+    ]
     made = _unowned(held, {})
     assert made[1] is None
     (_, a), (_, b) = made[0]

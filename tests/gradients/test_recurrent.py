@@ -1,4 +1,6 @@
-"""LSTM, GRU and RNN as rules of the fast engine: equal to the loop in float64, whatever the module and the call look like."""
+"""LSTM, GRU and RNN as rules of the fast engine: equal to the loop in float64, whatever the module
+and the call look like.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,18 @@ B, T, D, H = 4, 5, 3, 4
 
 
 class Reader(nn.Module):
-    """A recurrent layer between linear ones; the losses depend on outputs, last states, and first states where there are any."""
+    """A recurrent layer between linear ones; the losses depend on outputs, last states, and first
+    states where there are any.
+    """
 
-    def __init__(self, inner: nn.RNNBase, states: bool = False, pack: str = "", saved: bool = False, twice: bool = False) -> None:
+    def __init__(
+        self,
+        inner: nn.RNNBase,
+        states: bool = False,
+        pack: str = "",
+        saved: bool = False,
+        twice: bool = False,
+    ) -> None:
         super().__init__()
         self.below, self.inner = nn.Linear(D, inner.input_size), inner
         self.state = nn.Linear(D, 1) if states else None
@@ -53,7 +64,9 @@ class Reader(nn.Module):
         inner = self.inner
         count = inner.num_layers * (2 if inner.bidirectional else 1)
         each = torch.tanh(self.state(x[:, 0])).view(1, -1, 1)
-        h = each * torch.linspace(-1, 1, inner.proj_size or inner.hidden_size, dtype=x.dtype, device=x.device)
+        h = each * torch.linspace(
+            -1, 1, inner.proj_size or inner.hidden_size, dtype=x.dtype, device=x.device
+        )
         c = each * torch.linspace(1, -1, inner.hidden_size, dtype=x.dtype, device=x.device)
         h, c = (t.expand(count, -1, -1).contiguous() for t in (h, c))  # as cuDNN wants them
         return (h, c) if inner.mode == "LSTM" else h
@@ -62,7 +75,9 @@ class Reader(nn.Module):
         """[batch, step, width] outputs and last states, [batch, ...]."""
         given: Any = torch.tanh(self.below(x))
         if self.pack:
-            given = pack_padded_sequence(given, lengths.cpu(), batch_first=True, enforce_sorted=self.pack == "sorted")
+            given = pack_padded_sequence(
+                given, lengths.cpu(), batch_first=True, enforce_sorted=self.pack == "sorted"
+            )
         elif not self.inner.batch_first:
             given = given.transpose(0, 1)
         y, last = self.inner(given, self.first(x))
@@ -73,7 +88,11 @@ class Reader(nn.Module):
         return (y, *[t.transpose(0, 1) for t in (last if isinstance(last, tuple) else (last,))])
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        parts = checkpoint(self.read, x, lengths, use_reentrant=False) if self.saved else self.read(x, lengths)
+        parts = (
+            checkpoint(self.read, x, lengths, use_reentrant=False)
+            if self.saved
+            else self.read(x, lengths)
+        )
         if self.twice:
             parts = (*parts, *self.read(x.flip(1), lengths))
         return torch.cat([t.flatten(1) for t in parts], 1)  # type: ignore[union-attr]
@@ -82,12 +101,22 @@ class Reader(nn.Module):
 def losses_of(model: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
     torch.manual_seed(7)
     y = model(x, lengths)
-    return (torch.sin(y) * torch.linspace(0.5, 1.5, y.shape[1], dtype=y.dtype, device=y.device) + 0.1 * y.square()).sum(1)
+    return (
+        torch.sin(y) * torch.linspace(0.5, 1.5, y.shape[1], dtype=y.dtype, device=y.device)
+        + 0.1 * y.square()
+    ).sum(1)
 
 
-def gap_to_loop(model: nn.Module, given: tuple[Tensor, Tensor], clip: Clip | None = None, steps: int = 3) -> float:
+def gap_to_loop(
+    model: nn.Module, given: tuple[Tensor, Tensor], clip: Clip | None = None, steps: int = 3
+) -> float:
     engines: list[tuple[Engine, int]] = [(BookkeepingEngine(), steps), (LoopEngine(), 1)]
-    return distance(*[answer(e, model, lambda: losses_of(model, *given), clip or FlatClip(0.3), n) for e, n in engines])
+    return distance(
+        *[
+            answer(e, model, lambda: losses_of(model, *given), clip or FlatClip(0.3), n)
+            for e, n in engines
+        ]
+    )
 
 
 def batch(r: random.Random, device: str = "cpu", ordered: bool = False) -> tuple[Tensor, Tensor]:
@@ -98,7 +127,11 @@ def batch(r: random.Random, device: str = "cpu", ordered: bool = False) -> tuple
 
 
 def drawn(r: random.Random, kind: str, device: str = "cpu") -> tuple[Reader, tuple[Tensor, Tensor]]:
-    options: dict[str, Any] = {"num_layers": r.randint(1, 3), "bidirectional": r.random() < 0.4, "bias": r.random() < 0.8}
+    options: dict[str, Any] = {
+        "num_layers": r.randint(1, 3),
+        "bidirectional": r.random() < 0.4,
+        "bias": r.random() < 0.8,
+    }
     options["batch_first"] = r.random() < 0.5
     if kind == "LSTM" and r.random() < 0.3:
         options["proj_size"] = r.randint(1, 3)
@@ -108,7 +141,11 @@ def drawn(r: random.Random, kind: str, device: str = "cpu") -> tuple[Reader, tup
     if not pack and options["num_layers"] > 1 and device == "cpu":
         options["dropout"] = r.choice([0.0, 0.4])
     inner = getattr(nn, kind)(r.randint(1, 4), H, **options)
-    model = Reader(inner, r.random() < 0.5, pack, saved=r.random() < 0.2, twice=r.random() < 0.2).to(device).double()
+    model = (
+        Reader(inner, r.random() < 0.5, pack, saved=r.random() < 0.2, twice=r.random() < 0.2)
+        .to(device)
+        .double()
+    )
     if r.random() < 0.2:
         r.choice(list(inner.parameters())).requires_grad_(False)
     return model, batch(r, device, ordered=pack == "sorted")
@@ -143,7 +180,9 @@ def test_every_parameter_is_explained(kind: str, pack: str) -> None:
 
 
 class Imitation:
-    """cuDNN as far as it is called, on a CPU: weights are read from their common memory, and the way back overwrites what was kept."""
+    """cuDNN as far as it is called, on a CPU: weights are read from their common memory, and the
+    way back overwrites what was kept.
+    """
 
     def __init__(self) -> None:
         self.kept: list[tuple[Any, ...]] = []
@@ -151,7 +190,16 @@ class Imitation:
     def flat(self, weights: list[Tensor], *how: Any) -> Tensor:
         return torch.cat([w.flatten() for w in weights])
 
-    def forward(self, x: Tensor, weights: Any, count: int, memory: Tensor, h: Tensor, c: Tensor | None, *call: Any) -> Any:
+    def forward(
+        self,
+        x: Tensor,
+        weights: Any,
+        count: int,
+        memory: Tensor,
+        h: Tensor,
+        c: Tensor | None,
+        *call: Any,
+    ) -> Any:
         mode, width, sizes = call[0], call[1], call[8]
         assert x.is_contiguous()
         assert h.shape[0] == 1
@@ -162,7 +210,12 @@ class Imitation:
             if c is not None:
                 given.append(c.clone().requires_grad_())
             first = tuple(given[1:]) if c is not None else given[1]
-            run = {0: torch._VF.rnn_relu, 1: torch._VF.rnn_tanh, 2: torch._VF.lstm, 3: torch._VF.gru}[mode]
+            run = {
+                0: torch._VF.rnn_relu,
+                1: torch._VF.rnn_tanh,
+                2: torch._VF.lstm,
+                3: torch._VF.gru,
+            }[mode]
             if sizes:
                 made = run(given[0], torch.tensor(sizes), first, flat, True, 1, 0.0, True, False)
             else:
@@ -172,21 +225,34 @@ class Imitation:
         out = [t.detach() for t in made] + ([x.new_empty(0)] if c is None else [])
         return (*out, torch.tensor([float(len(self.kept) - 1)]), memory)
 
-    def backward(self, x: Tensor, weights: Any, count: int, memory: Tensor, h: Tensor, c: Tensor | None, *rest: Any) -> Any:
+    def backward(
+        self,
+        x: Tensor,
+        weights: Any,
+        count: int,
+        memory: Tensor,
+        h: Tensor,
+        c: Tensor | None,
+        *rest: Any,
+    ) -> Any:
         _, *grads = rest[:4]
         reserve = rest[14]
         given, made = self.kept[int(reserve)]
         reserve.fill_(math.nan)
         assert given[0].shape == x.shape
         pairs = [(t, g) for t, g in zip(made, grads, strict=False) if g is not None]
-        found = torch.autograd.grad([t for t, _ in pairs], given, [g for _, g in pairs], retain_graph=True)
+        found = torch.autograd.grad(
+            [t for t, _ in pairs], given, [g for _, g in pairs], retain_graph=True
+        )
         return (*found, *[x.new_empty(0)] * (3 - len(found)), [])
 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_what_cudnn_is_asked_for(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheme by which gradients of the gates are had from cuDNN, with an imitation in its place."""
+    """The scheme by which gradients of the gates are had from cuDNN, with an imitation in its
+    place.
+    """
     imitation, used = Imitation(), []
     monkeypatch.setattr(cudnn, "_flat", imitation.flat)
     monkeypatch.setattr(cudnn, "_forward", lambda *args: used.append(1) or imitation.forward(*args))
@@ -215,12 +281,21 @@ def imitated_lstm_back(
     i, f, g, o = work.chunk(4, 1)
     dh = torch.zeros_like(c) if dh is None else dh
     inner = dh * o * (1 - cell.tanh().square()) + (0 if dc is None else dc)
-    gates = [inner * g * i * (1 - i), inner * c * f * (1 - f), inner * i * (1 - g.square()), dh * cell.tanh() * o * (1 - o)]
+    gates = [
+        inner * g * i * (1 - i),
+        inner * c * f * (1 - f),
+        inner * i * (1 - g.square()),
+        dh * cell.tanh() * o * (1 - o),
+    ]
     return torch.cat(gates, 1), inner * f, None
 
 
-def imitated_gru(given: Tensor, hidden: Tensor, h: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
-    given, hidden = (t + bias for t, bias in zip((given, hidden), biases or (0.0, 0.0), strict=True))
+def imitated_gru(
+    given: Tensor, hidden: Tensor, h: Tensor, *biases: Tensor
+) -> tuple[Tensor, Tensor]:
+    given, hidden = (
+        t + bias for t, bias in zip((given, hidden), biases or (0.0, 0.0), strict=True)
+    )
     (ar, az, an), (br, bz, bn) = given.chunk(3, 1), hidden.chunk(3, 1)
     r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
     n = (an + r * bn).tanh()
@@ -237,7 +312,9 @@ def imitated_gru_back(dh: Tensor, work: Tensor, bias: bool) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_what_fused_cells_are_asked_for(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fused_cells_are_asked_for(
+    kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     used = []
     usable = fused_cells.usable
 
@@ -294,7 +371,11 @@ ONE = torch.linspace(-1, 1, T * D, dtype=torch.float64).view(1, T, D)
 
 def states(last: Any) -> Tensor:
     """[batch, ...] of the last states."""
-    return torch.cat([t.to(last[0].dtype) for t in last], 2).transpose(0, 1) if isinstance(last, tuple) else last.transpose(0, 1)
+    return (
+        torch.cat([t.to(last[0].dtype) for t in last], 2).transpose(0, 1)
+        if isinstance(last, tuple)
+        else last.transpose(0, 1)
+    )
 
 
 def decoded(inner: nn.RNNBase, h: Tensor) -> Tensor:
@@ -311,15 +392,20 @@ USES: dict[str, Callable[[nn.RNNBase, Tensor], Tensor]] = {
     "last states alone": lambda inner, h: states(inner(h)[1]),
     "outputs changed in place": lambda inner, h: inner(h)[0].mul_(2.0),
     "states changed in place": lambda inner, h: states(inner(h)[1]).relu_(),
-    "several sequences an example": lambda inner, h: inner(h.repeat_interleave(3, 0))[0].reshape(len(h), -1),
+    "several sequences an example": lambda inner, h: inner(h.repeat_interleave(3, 0))[0].reshape(
+        len(h), -1
+    ),
     "one sequence at a time": lambda inner, h: torch.stack([inner(each)[0] for each in h]),
     "without a batch": lambda inner, h: h.mean((1, 2))[:, None, None] * inner(ONE.to(h))[0],
     "without a batch, checkpointed": lambda inner, h: (
-        h.mean((1, 2))[:, None, None] * checkpoint(lambda t: inner(t)[0], ONE.to(h), use_reentrant=False)  # type: ignore[operator]
+        h.mean((1, 2))[:, None, None]
+        * checkpoint(lambda t: inner(t)[0], ONE.to(h), use_reentrant=False)  # type: ignore[operator]
     ),
     "step by step": decoded,
     "twice": lambda inner, h: inner(h)[0] + 0.5 * inner(h.flip(1))[0].square(),
-    "in another order in memory": lambda inner, h: inner(h.movedim(0, -1).contiguous().movedim(-1, 0))[0],
+    "in another order in memory": lambda inner, h: inner(
+        h.movedim(0, -1).contiguous().movedim(-1, 0)
+    )[0],
 }
 
 
@@ -360,7 +446,10 @@ def test_users_with_several_sequences() -> None:
     model = Around("lstm", lambda inner, h: inner(h)[0][:, -1]).double()
     x, real = torch.randn(B * 3, T, D, dtype=torch.float64), torch.tensor([[True, True, False]] * B)
     engines: list[Engine] = [BookkeepingEngine(), LoopEngine()]
-    found = [answer(e, model, lambda: per_user(model(x, x).square().sum(1), real), FlatClip(0.2), 2) for e in engines]
+    found = [
+        answer(e, model, lambda: per_user(model(x, x).square().sum(1), real), FlatClip(0.2), 2)
+        for e in engines
+    ]
     assert distance(*found) < 1e-9
 
 
@@ -394,10 +483,19 @@ def test_outputs_are_those_of_the_module(kind: str, dtype: Any, device: str) -> 
     total = engine.bounded_sum(found.float().square().sum((1, 2)), FlatClip(1.0)).value
     engine.detach()
     assert type(last) is type(end)
-    if narrow and device == "cuda":  # where torch's own runs in float16, whatever the type that was asked for
+    if (
+        narrow and device == "cuda"
+    ):  # where torch's own runs in float16, whatever the type that was asked for
         assert found.dtype == torch.bfloat16
-        expected, end = expected.to(found.dtype), tuple(t.to(found.dtype) for t in end) if isinstance(end, tuple) else end
-        last = tuple(t.to(found.dtype) for t in last) if isinstance(last, tuple) else last.to(end.dtype)
+        expected, end = (
+            expected.to(found.dtype),
+            tuple(t.to(found.dtype) for t in end) if isinstance(end, tuple) else end,
+        )
+        last = (
+            tuple(t.to(found.dtype) for t in last)
+            if isinstance(last, tuple)
+            else last.to(end.dtype)
+        )
     assert found.dtype == expected.dtype
     assert (found.shape, found.stride()) == (expected.shape, expected.stride())
     most = 1e-5 if dtype == torch.float32 else 0.02
@@ -410,12 +508,19 @@ def test_outputs_are_those_of_the_module(kind: str, dtype: Any, device: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_example_adds_at_most_the_bound(kind: str, dtype: torch.dtype, device: str) -> None:
-    """Output gradients that nearly cancel over the steps, a million clip norms long; every example alone, and one more among many alike."""
+    """Output gradients that nearly cancel over the steps, a million clip norms long; every example
+    alone, and one more among many alike.
+    """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
     inner = KINDS[kind]().to(device, dtype)
     x = torch.randn(1, 1, D).expand(64, 8, D).to(device, dtype)
-    push = torch.randn(64, 8, (inner.proj_size or H) * (2 if inner.bidirectional else 1), device=device).to(dtype) * 1e6
+    push = (
+        torch.randn(
+            64, 8, (inner.proj_size or H) * (2 if inner.bidirectional else 1), device=device
+        ).to(dtype)
+        * 1e6
+    )
     push[:, 1::2] = -push[:, ::2] * (1 - 1e-3)
     push[32:] = push[:1] * 1e-4
     engine = BookkeepingEngine()
@@ -423,12 +528,17 @@ def test_one_example_adds_at_most_the_bound(kind: str, dtype: torch.dtype, devic
     try:
 
         def made(mask: Tensor) -> Tensor:
-            total = engine.bounded_sum((inner(x)[0] * push).float().sum((1, 2)), FlatClip(1.0), mask.to(device)).value
+            total = engine.bounded_sum(
+                (inner(x)[0] * push).float().sum((1, 2)), FlatClip(1.0), mask.to(device)
+            ).value
             return torch.cat([t.flatten() for t in total.values()]).double()
 
         for i in range(0, 64, 9):
             assert float(made(torch.arange(64) == i).norm()) <= 1.0
-        assert float((made(torch.arange(64) >= 32) - made(torch.arange(64) >= 33)).norm()) <= 1.0 + 1e-4
+        assert (
+            float((made(torch.arange(64) >= 32) - made(torch.arange(64) >= 33)).norm())
+            <= 1.0 + 1e-4
+        )
     finally:
         engine.detach()
 
@@ -475,12 +585,16 @@ def test_what_inspection_says() -> None:
     found = inspect(model, (torch.randn(B, T, D), torch.empty(0))).layers
     view = next(view for view in found if view.kind == "LSTM")
     assert view.positions == 2 * T
-    assert view.plain == 3.0 * 2 * T * sum(p.numel() for p in KINDS["lstm"]().parameters() if p.dim() > 1)
+    assert view.plain == 3.0 * 2 * T * sum(
+        p.numel() for p in KINDS["lstm"]().parameters() if p.dim() > 1
+    )
     assert "taken apart" not in view.route
 
 
 def test_kernels_count_far_steps_without_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With steps before examples in memory, the last step of an example may be farther away than a kernel can count."""
+    """With steps before examples in memory, the last step of an example may be farther away than a
+    kernel can count.
+    """
     t = torch.randn(8, 4, 16).transpose(0, 1)
     assert addresses.aligned(t) is t
     monkeypatch.setattr(addresses, "REACH", 8 * 4 * 16)

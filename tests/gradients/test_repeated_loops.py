@@ -1,4 +1,6 @@
-"""Loops over the steps of sequences as graphs: the same as without, for random lengths, directions and sizes of a graph."""
+"""Loops over the steps of sequences as graphs: the same as without, for random lengths, directions
+and sizes of a graph.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from dpfy.gradients.cuda_graphs.repeated import RepeatedLoop
 Tensors = Sequence[Tensor]
 
 
-def decaying(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
+def decaying(
+    times: list[int], given: Tensors, carried: Tensors, fixed: Tensors
+) -> tuple[Sequence[Tensors], Tensors]:
     """State and step mixed by a matrix; the state, and its square."""
     state, made = carried[0], {}
     for t in times:
@@ -28,15 +32,21 @@ def decaying(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors)
 
 
 class Imitated:
-    """A pool whose graphs are functions: replaying computes from what lies in the memory that was recorded."""
+    """A pool whose graphs are functions: replaying computes from what lies in the memory that was
+    recorded.
+    """
 
     def __init__(self) -> None:
         self.replays = 0
 
     def like(self, t: Tensor) -> Tensor:
-        return torch.full_like(t, 255 if t.dtype is torch.uint8 else torch.nan)  # bytes of which floating-point numbers are NaN
+        return torch.full_like(
+            t, 255 if t.dtype is torch.uint8 else torch.nan
+        )  # bytes of which floating-point numbers are NaN
 
-    def record(self, work: Callable[[], list[Tensor]], device: torch.device, addresses: int) -> tuple[Any, list[Tensor]]:
+    def record(
+        self, work: Callable[[], list[Tensor]], device: torch.device, addresses: int
+    ) -> tuple[Any, list[Tensor]]:
         made = [torch.full_like(t, torch.nan) for t in work()]
 
         def replay() -> None:
@@ -47,17 +57,31 @@ class Imitated:
         return SimpleNamespace(replay=replay), made
 
 
-def sequences(r: random.Random, length: int, device: str) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """Inputs, state, matrix, and room for what is made; some of the inputs lie in memory the other way round."""
+def sequences(
+    r: random.Random, length: int, device: str
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """Inputs, state, matrix, and room for what is made; some of the inputs lie in memory the other
+    way round.
+    """
     batch, width = r.randint(1, 4), r.randint(1, 5)
     options: dict[str, Any] = {"dtype": torch.float64, "device": device}
-    given = [torch.randn(length, batch, width, **options), torch.randn(batch, length, width, **options).transpose(0, 1)]
+    given = [
+        torch.randn(length, batch, width, **options),
+        torch.randn(batch, length, width, **options).transpose(0, 1),
+    ]
     room = [torch.full((length, batch, width), torch.nan, **options) for _ in range(2)]
-    return given, [torch.randn(batch, width, **options)], [torch.randn(width, width, **options)], room
+    return (
+        given,
+        [torch.randn(batch, width, **options)],
+        [torch.randn(width, width, **options)],
+        room,
+    )
 
 
 def check(seed: int, device: str, loop: RepeatedLoop) -> None:
-    """One loop on several sequences, of two shapes in turn, against the work on all steps at once."""
+    """One loop on several sequences, of two shapes in turn, against the work on all steps at
+    once.
+    """
     for turn in range(8):
         r = random.Random(f"{seed} {turn % 2}")
         torch.manual_seed(seed + turn)
@@ -87,7 +111,9 @@ def test_graphs_make_what_the_loop_makes(seed: int, monkeypatch: pytest.MonkeyPa
         assert pool.replays
 
 
-def test_few_shapes_are_held_and_recorded_again_only_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_shapes_are_held_and_recorded_again_only_where_that_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(repeated, "_recordable", lambda device: True)
     monkeypatch.setattr(repeated, "USUALLY", 0)
     monkeypatch.setattr(graphs, "settings", lambda device: ())
@@ -115,7 +141,8 @@ def test_memory_of_many_tensors_is_one_piece() -> None:
     for _ in range(20):
         kinds = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]
         given = [
-            torch.randn([r.randint(0, 7) for _ in range(r.randint(0, 3))]).to(r.choice(kinds)) for _ in range(r.randint(1, 6))
+            torch.randn([r.randint(0, 7) for _ in range(r.randint(0, 3))]).to(r.choice(kinds))
+            for _ in range(r.randint(1, 6))
         ]
         room = repeated._room(pool, given)
         for mine, t in zip(room, given, strict=True):
@@ -158,11 +185,15 @@ def test_no_graphs_while_somebody_looks_at_single_operations() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return func(*args, **(kwargs or {}))
 
     device = torch.device("cuda", 0)
     assert repeated._recordable(device)
     with Watching():
         assert not repeated._recordable(device)
-    assert not torch.func.vmap(lambda x: x + repeated._recordable(device))(torch.zeros(2, device=device)).any()
+    assert not torch.func.vmap(lambda x: x + repeated._recordable(device))(
+        torch.zeros(2, device=device)
+    ).any()

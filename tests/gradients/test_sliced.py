@@ -1,4 +1,6 @@
-"""Uses of rows of a parameter: joined, they are what the written-out gradients are, and never longer than their norms say."""
+"""Uses of rows of a parameter: joined, they are what the written-out gradients are, and never
+longer than their norms say.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,14 @@ def use(r: random.Random, parameter: Tensor, start: int, stop: int) -> Contribut
     part: Contribution = Direct(torch.randn(B, count, COLUMNS, dtype=dtype))
     if r.random() < 0.6:
         positions = r.randint(1, 5)
-        part = Outer(torch.randn(B, positions, count, dtype=dtype), torch.randn(B, positions, COLUMNS, dtype=dtype))
+        part = Outer(
+            torch.randn(B, positions, count, dtype=dtype),
+            torch.randn(B, positions, COLUMNS, dtype=dtype),
+        )
     elif count == ROWS and r.random() < 0.5:
-        part = EmbeddingGradient(torch.randint(0, ROWS, (B, 3)), torch.randn(B, 3, COLUMNS, dtype=dtype), ROWS)
+        part = EmbeddingGradient(
+            torch.randint(0, ROWS, (B, 3)), torch.randn(B, 3, COLUMNS, dtype=dtype), ROWS
+        )
     placed = rows_of(part, parameter, start)
     return Measured.of(placed) if r.random() < 0.3 else placed
 
@@ -39,7 +46,10 @@ def test_joined_uses_are_what_they_are_written_out(seed: int) -> None:
     torch.manual_seed(seed)
     parameter = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
     uses = [use(r, parameter, *r.choice(RANGES)) for _ in range(r.randint(1, 4))]
-    written = sum((each.per_example(slice(0, B)).reshape(B, ROWS, COLUMNS) for each in uses), start=torch.zeros(()).double())
+    written = sum(
+        (each.per_example(slice(0, B)).reshape(B, ROWS, COLUMNS) for each in uses),
+        start=torch.zeros(()).double(),
+    )
     whole, weights = together(uses), torch.rand(B, dtype=torch.float64)
     norms, rest = whole.measured()
     assert torch.allclose(norms.sum(0), written.square().sum((1, 2)), rtol=1e-9)
@@ -50,7 +60,9 @@ def test_joined_uses_are_what_they_are_written_out(seed: int) -> None:
         assert torch.allclose(part.per_example(slice(1, 3)).reshape(2, ROWS, COLUMNS), written[1:3])
         keep = torch.tensor([True, False, True])
         kept = (weights * keep)[:, None, None] * written
-        assert torch.allclose(part.cleaned(keep).weighted_sum(weights).reshape(ROWS, COLUMNS), kept.sum(0))
+        assert torch.allclose(
+            part.cleaned(keep).weighted_sum(weights).reshape(ROWS, COLUMNS), kept.sum(0)
+        )
         if isinstance(part, Sliced):
             place = torch.full((ROWS, COLUMNS), 7.0, dtype=torch.float64)
             assert torch.allclose(part.sum_into(weights, place), expected)
@@ -58,7 +70,9 @@ def test_joined_uses_are_what_they_are_written_out(seed: int) -> None:
 
 def test_rows_that_do_not_meet_do_not_overlap() -> None:
     parameter = torch.zeros(ROWS, COLUMNS)
-    one, two, three = (rows_of(Direct(torch.randn(B, 2, COLUMNS)), parameter, start) for start in (0, 2, 1))
+    one, two, three = (
+        rows_of(Direct(torch.randn(B, 2, COLUMNS)), parameter, start) for start in (0, 2, 1)
+    )
     assert not overlapping([one, two])
     assert overlapping([one, three])
     assert overlapping([one, Direct(torch.randn(B, ROWS, COLUMNS))])
@@ -68,8 +82,12 @@ def test_rows_that_do_not_meet_do_not_overlap() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_what_nearly_cancels_is_not_longer_than_its_norm(overlap: bool, dtype: torch.dtype, device: str) -> None:
-    """Positions in pairs that cancel but for a little, and two uses of the same rows that do: rounding is in the norm."""
+def test_what_nearly_cancels_is_not_longer_than_its_norm(
+    overlap: bool, dtype: torch.dtype, device: str
+) -> None:
+    """Positions in pairs that cancel but for a little, and two uses of the same rows that do:
+    rounding is in the norm.
+    """
     torch.manual_seed(0)
     positions, width = 64, 32
     parameter = torch.zeros(3 * width, width)

@@ -1,4 +1,6 @@
-"""Uses of parameters that no layer row explains: position tables, scales, class tokens. Exact, separate, and measured once."""
+"""Uses of parameters that no layer row explains: position tables, scales, class tokens. Exact,
+separate, and measured once.
+"""
 
 from __future__ import annotations
 
@@ -51,18 +53,25 @@ class Positions(Base):
 
 
 class RepeatedPositions(Positions):
-    """The same row of the table at several positions, without a first dimension, taken away instead of added, and scaled."""
+    """The same row of the table at several positions, without a first dimension, taken away instead
+    of added, and scaled.
+    """
 
     def strange(self, x: Tensor) -> Tensor:
         return torch.add(x, self.position(torch.arange(T, device=x.device) // 2), alpha=-0.7)
 
 
 class Scale(Base):
-    """A bare scale, as in RMSNorm of most language models, and a bare shift with a first dimension of one."""
+    """A bare scale, as in RMSNorm of most language models, and a bare shift with a first dimension
+    of one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.rand(C) + 0.5), nn.Parameter(torch.randn(1, T, 1))
+        self.scale, self.shift = (
+            nn.Parameter(torch.rand(C) + 0.5),
+            nn.Parameter(torch.randn(1, T, 1)),
+        )
 
     def strange(self, x: Tensor) -> Tensor:
         return self.shift + self.scale * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3))
@@ -80,7 +89,9 @@ class ClassToken(Base):
 
 
 class FarBelow(Base):
-    """Other operations between the parameter and the place where it meets the batch, and two uses of it."""
+    """Other operations between the parameter and the place where it meets the batch, and two uses
+    of it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,12 +125,17 @@ class Turned(Base):
 
 
 class Norms(Base):
-    """Normalisation by functions, as layers do that change the type or the order of dimensions first."""
+    """Normalisation by functions, as layers do that change the type or the order of dimensions
+    first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.scale, self.shift = nn.Parameter(torch.rand(C) + 0.5), nn.Parameter(torch.randn(C))
-        self.group_scale, self.group_shift = nn.Parameter(torch.rand(C) + 0.5), nn.Parameter(torch.randn(C))
+        self.group_scale, self.group_shift = (
+            nn.Parameter(torch.rand(C) + 0.5),
+            nn.Parameter(torch.randn(C)),
+        )
 
     def strange(self, x: Tensor) -> Tensor:
         x = F.layer_norm(x, (C,), self.scale, self.shift)
@@ -133,7 +149,17 @@ class Checkpointed(Scale):
         return checkpoint(super().strange, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-KINDS: list[type[Base]] = [Positions, RepeatedPositions, Scale, ClassToken, FarBelow, Both, Turned, Norms, Checkpointed]
+KINDS: list[type[Base]] = [
+    Positions,
+    RepeatedPositions,
+    Scale,
+    ClassToken,
+    FarBelow,
+    Both,
+    Turned,
+    Norms,
+    Checkpointed,
+]
 
 
 def losses_of(model: nn.Module, index: Tensor) -> Tensor:
@@ -147,7 +173,9 @@ def distance(a: Grads, b: Grads) -> float:
     return gap / math.sqrt(sum(float(b[k].square().sum()) for k in b))
 
 
-def pair(kind: Callable[[], nn.Module]) -> tuple[nn.Module, BookkeepingEngine, nn.Module, LoopEngine]:
+def pair(
+    kind: Callable[[], nn.Module],
+) -> tuple[nn.Module, BookkeepingEngine, nn.Module, LoopEngine]:
     torch.manual_seed(0)
     model = kind().double()
     oracle = copy.deepcopy(model)
@@ -182,8 +210,12 @@ def test_equals_the_loop_on_a_gpu(kind: type[Base]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_place_of_the_examples_is_measured_on_three_batches(kind: type[Base], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions that a layer looks up are measured once more: that they have no batch, then where they meet it."""
+def test_the_place_of_the_examples_is_measured_on_three_batches(
+    kind: type[Base], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions that a layer looks up are measured once more: that they have no batch, then where
+    they meet it.
+    """
     model, fast, _, _ = pair(kind)
     for _ in range(AGREEING + (kind is Positions)):
         fast.bounded_sum(losses_of(model, torch.randint(0, V, (6, T))), FlatClip(1.0))
@@ -194,13 +226,19 @@ def test_the_place_of_the_examples_is_measured_on_three_batches(kind: type[Base]
 
 @pytest.mark.parametrize("kind", [Positions, RepeatedPositions, Scale, Norms])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_example_that_is_not_finite_adds_zero_and_spoils_nobody(kind: type[Base], bad: float) -> None:
-    """The gradient is not finite though the loss is: only its own example may be blamed for that."""
+def test_an_example_that_is_not_finite_adds_zero_and_spoils_nobody(
+    kind: type[Base], bad: float
+) -> None:
+    """The gradient is not finite though the loss is: only its own example may be blamed for
+    that.
+    """
 
     class Spoilt(kind):  # type: ignore[misc, valid-type]
         def strange(self, x: Tensor) -> Tensor:
             out: Tensor = super().strange(x)
-            out.register_hook(lambda g: torch.where(torch.arange(len(g))[:, None, None] == 2, bad, g))
+            out.register_hook(
+                lambda g: torch.where(torch.arange(len(g))[:, None, None] == 2, bad, g)
+            )
             return out
 
     model, fast, oracle, loop = pair(Spoilt)
@@ -209,10 +247,15 @@ def test_an_example_that_is_not_finite_adds_zero_and_spoils_nobody(kind: type[Ba
     oracle.__class__ = kind
     expected = loop.bounded_sum(losses_of(oracle, clean), FlatClip(0.05)).value
     for _ in range(2):
-        assert distance(fast.bounded_sum(losses_of(model, index), FlatClip(0.05)).value, expected) < 1e-9
+        assert (
+            distance(fast.bounded_sum(losses_of(model, index), FlatClip(0.05)).value, expected)
+            < 1e-9
+        )
 
 
-def test_the_examples_of_a_position_table_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_a_position_table_are_not_written_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Kept as rows to add: no table per example."""
     model, fast, _, _ = pair(Positions)
     seen = {}
@@ -234,19 +277,30 @@ def test_the_examples_of_a_position_table_are_not_written_out(monkeypatch: pytes
 
 
 def test_short_rows_that_change_places_are_noticed_beside_a_long_one() -> None:
-    rows, weights = torch.ones(4, 3, dtype=torch.float64), torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
+    rows, weights = (
+        torch.ones(4, 3, dtype=torch.float64),
+        torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64),
+    )
     rows[0] = 1e20
     tilted = weights[:, None] * rows
     assert _scales(rows, tilted, weights)
     assert not _scales(rows, tilted[[0, 2, 1, 3]], weights)
 
 
-SWAPPED: dict[str, tuple[nn.Module, Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]]] = {
+SWAPPED: dict[
+    str, tuple[nn.Module, Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]]
+] = {
     "linear": (nn.Linear(C, C), lambda m, p: {"weight": p["weight"] * 2, "bias": p["bias"]}),
     "constants": (nn.Linear(C, C), lambda m, p: {"weight": torch.ones(C, C, dtype=torch.float64)}),
     "norm": (nn.LayerNorm(C), lambda m, p: {"weight": p["weight"].exp()}),
-    "recurrent": (nn.GRU(C, C, batch_first=True), lambda m, p: {"weight_ih_l0": p["weight_ih_l0"].tanh()}),
-    "several": (nn.Sequential(nn.Linear(C, C), nn.Tanh(), nn.LayerNorm(C)), lambda m, p: {k: v * 1.5 for k, v in p.items()}),
+    "recurrent": (
+        nn.GRU(C, C, batch_first=True),
+        lambda m, p: {"weight_ih_l0": p["weight_ih_l0"].tanh()},
+    ),
+    "several": (
+        nn.Sequential(nn.Linear(C, C), nn.Tanh(), nn.LayerNorm(C)),
+        lambda m, p: {k: v * 1.5 for k, v in p.items()},
+    ),
 }
 
 
@@ -274,7 +328,9 @@ def test_layers_with_something_in_the_place_of_their_parameters_equal_the_loop(n
     for batch in (4, 3, 1):
         index = torch.randint(0, V, (batch, T))
         found, expected = (
-            engine.bounded_sum(F.cross_entropy(net(index).mean(1), index[:, 0], reduction="none"), FlatClip(0.2)).value
+            engine.bounded_sum(
+                F.cross_entropy(net(index).mean(1), index[:, 0], reduction="none"), FlatClip(0.2)
+            ).value
             for engine, net in ((fast, model), (slow, twin))
         )
         for key, value in expected.items():
@@ -285,6 +341,8 @@ def test_parameters_of_another_module_in_a_layer_are_refused_in_words() -> None:
     other, model = nn.Linear(C, C), nn.Sequential(nn.Linear(C, C))
     engine = BookkeepingEngine()
     engine.attach(model)
-    losses = torch.func.functional_call(model[0], dict(other.named_parameters()), (torch.randn(3, C),)).sum(1)
+    losses = torch.func.functional_call(
+        model[0], dict(other.named_parameters()), (torch.randn(3, C),)
+    ).sum(1)
     with pytest.raises(Unsupported, match="0 with parameters of another module"):
         engine.bounded_sum(losses, FlatClip(1.0))

@@ -1,4 +1,6 @@
-"""Accelerate with a private loop: equal to level 2 bit for bit, resumed bit for bit, and the script's own calls do no harm."""
+"""Accelerate with a private loop: equal to level 2 bit for bit, resumed bit for bit, and the
+script's own calls do no harm.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ def fresh_state():
 
 
 def accelerator(path: Path, **settings: Any) -> PrivateAccelerator:
-    made = {"plan": tiny.plan(), "run": dpfy.Run(path / "run", seed=3), "runtime": tiny.RUNTIME, "cpu": True}
+    made = {
+        "plan": tiny.plan(),
+        "run": dpfy.Run(path / "run", seed=3),
+        "runtime": tiny.RUNTIME,
+        "cpu": True,
+    }
     return PrivateAccelerator(**made | settings)
 
 
@@ -109,7 +116,10 @@ def test_accelerate_equals_level_two_bit_for_bit(tmp_path, name):
 
 @pytest.mark.parametrize(
     "rule",
-    [pytest.param(tiny.cosine, marks=pytest.mark.slow), lambda o: rates.ReduceLROnPlateau(o, patience=0, factor=0.5)],
+    [
+        pytest.param(tiny.cosine, marks=pytest.mark.slow),
+        lambda o: rates.ReduceLROnPlateau(o, patience=0, factor=0.5),
+    ],
     ids=["cosine", "plateau"],
 )
 def test_a_script_that_was_killed_is_resumed_bit_for_bit(tmp_path, rule):
@@ -118,7 +128,9 @@ def test_a_script_that_was_killed_is_resumed_bit_for_bit(tmp_path, rule):
         with pytest.raises(tiny.Stop):
             script(tmp_path / "cut", scheduler=rule, die=step, load=step > 3)
     assert tiny.same(script(tmp_path / "cut", scheduler=rule, load=True), whole)
-    assert tiny.section(tmp_path / "cut")["optimizer"] == tiny.section(tmp_path / "whole")["optimizer"]
+    assert (
+        tiny.section(tmp_path / "cut")["optimizer"] == tiny.section(tmp_path / "whole")["optimizer"]
+    )
 
 
 @pytest.mark.parametrize("name", tiny.each_model("llama"))
@@ -164,8 +176,14 @@ def test_gradients_are_neither_clipped_again_nor_told(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps: got 2; the plan's batch decides"),
-        ({"mixed_precision": "fp16"}, "mixed_precision='fp16' is not supported; use torch.autocast"),
+        (
+            {"gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps: got 2; the plan's batch decides",
+        ),
+        (
+            {"mixed_precision": "fp16"},
+            "mixed_precision='fp16' is not supported; use torch.autocast",
+        ),
     ],
 )
 def test_settings_that_contradict_a_plan_are_refused(tmp_path, settings, told):
@@ -196,16 +214,21 @@ def test_mistakes_are_told_in_one_line(tmp_path):
 
 def test_other_loaders_are_accelerates_own(tmp_path):
     mine = accelerator(tmp_path)
-    other = mine.prepare(DataLoader(tiny.Texts("bert", 10, 2), batch_size=5, collate_fn=tiny.collate))
+    other = mine.prepare(
+        DataLoader(tiny.Texts("bert", 10, 2), batch_size=5, collate_fn=tiny.collate)
+    )
     assert [len(batch["labels"]) for batch in other] == [5, 5]
 
 
-# --- what a careless colleague does -------------------------------------------------------------------------------------------------
+# --- what a careless colleague does
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_part_of_the_training_data_is_no_evaluation_data(tmp_path):
     net, data = tiny.model("bert"), tiny.Texts("bert")
-    train, part = (DataLoader(d, batch_size=8, collate_fn=tiny.collate) for d in (data, Subset(data, [1, 2])))
+    train, part = (
+        DataLoader(d, batch_size=8, collate_fn=tiny.collate) for d in (data, Subset(data, [1, 2]))
+    )
     with pytest.raises(InvalidInput, match="prepare: got 'the training data'"):
         accelerator(tmp_path).prepare(net, tiny.adam(net), train, part)
     mine = accelerator(tmp_path)
@@ -219,7 +242,12 @@ def test_a_part_of_the_training_data_is_no_evaluation_data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param("epoch", marks=pytest.mark.slow), "batch", pytest.param("all", marks=pytest.mark.slow)]
+    "how",
+    [
+        pytest.param("epoch", marks=pytest.mark.slow),
+        "batch",
+        pytest.param("all", marks=pytest.mark.slow),
+    ],
 )
 def test_the_loss_of_an_epoch_is_refused_also_after_the_last(tmp_path, how):
     """As scripts of Accelerate add it up."""

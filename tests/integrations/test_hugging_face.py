@@ -1,4 +1,6 @@
-"""Hugging Face's Trainer with a private loop: equal to level 2 bit for bit, resumed bit for bit, and nothing private gets out."""
+"""Hugging Face's Trainer with a private loop: equal to level 2 bit for bit, resumed bit for bit,
+and nothing private gets out.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,20 @@ from dpfy.integrations.hugging_face import PrivateTrainer  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parent))
 import tiny  # noqa: E402
 
-QUIET = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "per_device_train_batch_size": 8, "weight_decay": 0.0}
-COSINE = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine", "warmup_steps": 2, "save_strategy": "no", "logging_steps": 1}
+QUIET = {
+    "report_to": [],
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "per_device_train_batch_size": 8,
+    "weight_decay": 0.0,
+}
+COSINE = {
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 2,
+    "save_strategy": "no",
+    "logging_steps": 1,
+}
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 2}
 
 
@@ -40,13 +54,25 @@ class At(transformers.TrainerCallback):
 
 
 def trainer(
-    path: Path, name: str = "bert", *, arguments: dict[str, Any] | None = None, kind: type = PrivateTrainer, **settings: Any
+    path: Path,
+    name: str = "bert",
+    *,
+    arguments: dict[str, Any] | None = None,
+    kind: type = PrivateTrainer,
+    **settings: Any,
 ):
     args = transformers.TrainingArguments(str(path / "out"), **QUIET | COSINE | (arguments or {}))
     net = settings.pop("net", None) or tiny.model(name)
     run = settings.pop("run", dpfy.Run(path / "run", seed=3))
     data = settings.pop("data", None) or tiny.Texts(name)
-    made = {"model": net, "args": args, "train_dataset": data, "data_collator": tiny.collate, "plan": tiny.plan(), "run": run}
+    made = {
+        "model": net,
+        "args": args,
+        "train_dataset": data,
+        "data_collator": tiny.collate,
+        "plan": tiny.plan(),
+        "run": run,
+    }
     made = kind(**made | {"runtime": tiny.RUNTIME} | settings)
     torch.manual_seed(tiny.SEED)
     return made
@@ -54,7 +80,9 @@ def trainer(
 
 def two(path: Path, name: str, mixed: str = "") -> Any:
     def adam(net):
-        return torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0, fused=True)
+        return torch.optim.AdamW(
+            [p for p in net.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0, fused=True
+        )
 
     def cosine(optimizer):
         return transformers.get_cosine_schedule_with_warmup(optimizer, 2, tiny.STEPS)
@@ -66,19 +94,29 @@ def two(path: Path, name: str, mixed: str = "") -> Any:
 def test_trainer_equals_level_two_bit_for_bit(tmp_path, name):
     """With evaluation, logging and saving on the one side and none on the other."""
     public = {"eval_dataset": tiny.Texts(name, 10, 2), "eval_is": "public"}
-    mine = trainer(tmp_path, name, arguments=EVALUATED | {"save_strategy": "steps", "save_steps": 3}, **public)
+    mine = trainer(
+        tmp_path, name, arguments=EVALUATED | {"save_strategy": "steps", "save_steps": 3}, **public
+    )
     out = mine.train()
     assert tiny.same(mine.model, two(tmp_path, name))
     assert out.global_step == tiny.STEPS
     assert math.isnan(out.training_loss), "the training loss is private"
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
-    assert tiny.section(tmp_path)["optimizer"]["schedule"].startswith("LambdaLR(_get_cosine_schedule_with_warmup")
+    assert tiny.section(tmp_path)["optimizer"]["schedule"].startswith(
+        "LambdaLR(_get_cosine_schedule_with_warmup"
+    )
     assert tiny.section(tmp_path)["recorded"] == "eval_loss"
     logged = {key for row in mine.state.log_history for key in row}
     assert {"learning_rate", "eval_loss", "epsilon"} <= logged
     assert not logged & {"loss", "grad_norm", "train_loss", "num_input_tokens_seen", "total_flos"}
-    assert next(row["learning_rate"] for row in mine.state.log_history if "learning_rate" in row) == 0.0, "of the step made"
-    assert {p.name for p in (tmp_path / "out").glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6"}
+    assert (
+        next(row["learning_rate"] for row in mine.state.log_history if "learning_rate" in row)
+        == 0.0
+    ), "of the step made"
+    assert {p.name for p in (tmp_path / "out").glob("checkpoint-*")} == {
+        "checkpoint-3",
+        "checkpoint-6",
+    }
 
 
 @pytest.mark.slow
@@ -89,7 +127,8 @@ def test_bfloat16_is_that_of_level_two_bit_for_bit(tmp_path, name):
     assert tiny.same(mine.model, two(tmp_path, name, "model"))
 
 
-# --- resumed through Trainer's own interface ---------------------------------------------------------------------------------------
+# --- resumed through Trainer's own interface
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -109,25 +148,35 @@ def test_a_run_that_was_killed_is_resumed_bit_for_bit(tmp_path, saving, schedule
         "metric_for_best_model": "loss",
     }
     if scheduler != "cosine":
-        arguments |= {"warmup_steps": 0, "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "threshold": 1.0}}
+        arguments |= {
+            "warmup_steps": 0,
+            "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "threshold": 1.0},
+        }
     public = {"eval_dataset": tiny.Texts("bert", 10, 2), "eval_is": "public"}
     whole = trainer(tmp_path / "whole", arguments=arguments, **public)
     whole.train()
     for step in (1, 5):
         with pytest.raises(tiny.Stop):
-            trainer(tmp_path / "cut", arguments=arguments, callbacks=[At(step, tiny.die)], **public).train(
-                resume_from_checkpoint=step > 1
-            )
+            trainer(
+                tmp_path / "cut", arguments=arguments, callbacks=[At(step, tiny.die)], **public
+            ).train(resume_from_checkpoint=step > 1)
     again = trainer(tmp_path / "cut", arguments=arguments, **public)
     again.train(resume_from_checkpoint=True)
     assert tiny.same(again.model, whole.model)
-    assert (tmp_path / "cut/run/metrics.jsonl").read_bytes() == (tmp_path / "whole/run/metrics.jsonl").read_bytes()
+    assert (tmp_path / "cut/run/metrics.jsonl").read_bytes() == (
+        tmp_path / "whole/run/metrics.jsonl"
+    ).read_bytes()
 
     def told(made):
-        return [{k: row[k] for k in ("step", "learning_rate", "eval_loss") if k in row} for row in made.state.log_history]
+        return [
+            {k: row[k] for k in ("step", "learning_rate", "eval_loss") if k in row}
+            for row in made.state.log_history
+        ]
 
     assert told(again) == told(whole)
-    assert tiny.section(tmp_path / "cut")["optimizer"] == tiny.section(tmp_path / "whole")["optimizer"]
+    assert (
+        tiny.section(tmp_path / "cut")["optimizer"] == tiny.section(tmp_path / "whole")["optimizer"]
+    )
 
 
 @pytest.mark.slow
@@ -138,7 +187,11 @@ def test_a_killed_process_leaves_a_run_that_goes_on(tmp_path):
     if not child:
         try:
             arguments = {"save_strategy": "steps", "save_steps": 2}
-            trainer(tmp_path / "cut", arguments=arguments, callbacks=[At(3, lambda *_: os.kill(os.getpid(), 9))]).train()
+            trainer(
+                tmp_path / "cut",
+                arguments=arguments,
+                callbacks=[At(3, lambda *_: os.kill(os.getpid(), 9))],
+            ).train()
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
@@ -153,11 +206,20 @@ def test_a_killed_process_leaves_a_run_that_goes_on(tmp_path):
         ({"learning_rate": 2e-2}, {}, "resume scheduler"),
         pytest.param({"warmup_steps": 3}, {}, "resume scheduler", marks=pytest.mark.slow),
         pytest.param({"weight_decay": 0.3}, {}, "resume optimizer", marks=pytest.mark.slow),
-        pytest.param({}, {"data": tiny.Texts("bert", seed=4)}, "resume data", marks=pytest.mark.slow),
         pytest.param(
-            {}, {"runtime": replace(tiny.RUNTIME, max_physical_batch=5)}, "resume physical batch", marks=pytest.mark.slow
+            {}, {"data": tiny.Texts("bert", seed=4)}, "resume data", marks=pytest.mark.slow
         ),
-        ({}, {"compute_loss_func": lambda outputs, labels: outputs.logits.square().mean(1)}, "resume losses"),
+        pytest.param(
+            {},
+            {"runtime": replace(tiny.RUNTIME, max_physical_batch=5)},
+            "resume physical batch",
+            marks=pytest.mark.slow,
+        ),
+        (
+            {},
+            {"compute_loss_func": lambda outputs, labels: outputs.logits.square().mean(1)},
+            "resume losses",
+        ),
         pytest.param({}, {"plan": tiny.plan(steps=5)}, "plan|claim", marks=pytest.mark.slow),
     ],
 )
@@ -166,7 +228,9 @@ def test_resuming_with_other_arguments_is_refused(tmp_path, arguments, settings,
     with pytest.raises(tiny.Stop):
         trainer(tmp_path, arguments=saved, callbacks=[At(3, tiny.die)]).train()
     with pytest.raises(DpfyError, match=told):
-        trainer(tmp_path, arguments=saved | arguments, **settings).train(resume_from_checkpoint=True)
+        trainer(tmp_path, arguments=saved | arguments, **settings).train(
+            resume_from_checkpoint=True
+        )
     trainer(tmp_path, arguments=saved).train(resume_from_checkpoint=True)
 
 
@@ -177,7 +241,8 @@ def test_there_must_be_something_to_resume(tmp_path):
         trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "elsewhere/checkpoint-2"))
 
 
-# --- what contradicts the plan, in one line ----------------------------------------------------------------------------------------
+# --- what contradicts the plan, in one line
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -185,12 +250,19 @@ def test_there_must_be_something_to_resume(tmp_path):
     [
         ({"max_steps": 7}, "max_steps: got 7; the plan has 6 steps"),
         ({"num_train_epochs": 9}, "num_train_epochs: got 9; would be 36 steps, the plan has 6"),
-        ({"max_grad_norm": 0.3}, "max_grad_norm: got 0.3; the plan's clip norm bounds each example"),
-        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps: got 4; makes batches of 32, the plan's are of 12"),
+        (
+            {"max_grad_norm": 0.3},
+            "max_grad_norm: got 0.3; the plan's clip norm bounds each example",
+        ),
+        (
+            {"gradient_accumulation_steps": 4},
+            "gradient_accumulation_steps: got 4; makes batches of 32, the plan's are of 12",
+        ),
         ({"dataloader_drop_last": True}, "dataloader_drop_last"),
         (
             {"label_smoothing_factor": 0.1},
-            "label_smoothing_factor=0.1 in private training is not supported; give compute_loss_func",
+            "label_smoothing_factor=0.1 in private training is not supported; give "
+            "compute_loss_func",
         ),
         ({"torch_compile": True}, "torch_compile"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
@@ -199,7 +271,9 @@ def test_there_must_be_something_to_resume(tmp_path):
         ({"eval_strategy": "steps", "eval_steps": 2}, 'eval_is: got None; say eval_is="public"'),
     ],
 )
-def test_arguments_that_contradict_a_plan_are_refused_before_anything_is_reserved(tmp_path, arguments, told):
+def test_arguments_that_contradict_a_plan_are_refused_before_anything_is_reserved(
+    tmp_path, arguments, told
+):
     with pytest.raises(DpfyError) as refused:
         trainer(tmp_path, arguments=arguments, eval_dataset=tiny.Texts("bert", 10, 2))
     assert told in str(refused.value)
@@ -217,7 +291,12 @@ def test_float16_is_refused(tmp_path):
 def test_arguments_that_agree_are_taken(tmp_path):
     trainer(
         tmp_path,
-        arguments={"max_steps": 6, "gradient_accumulation_steps": 3, "per_device_train_batch_size": 4, "max_grad_norm": 0.0},
+        arguments={
+            "max_steps": 6,
+            "gradient_accumulation_steps": 3,
+            "per_device_train_batch_size": 4,
+            "max_grad_norm": 0.0,
+        },
     )
     trainer(tmp_path, arguments={"num_train_epochs": 1.5, "dataloader_num_workers": 0})
 
@@ -233,27 +312,44 @@ def test_a_loss_of_ones_own_is_one_for_each_example(tmp_path):
         trainer(tmp_path, compute_loss_func=lambda outputs, labels: outputs.logits.mean()).train()
     assert not (tmp_path / "run").exists(), "nothing was released: it is given back"
     with pytest.raises(Unsupported, match="number of records in the batch"):
-        trainer(tmp_path, compute_loss_func=lambda outputs, labels: outputs.logits.mean(1) / len(labels)).train()
+        trainer(
+            tmp_path, compute_loss_func=lambda outputs, labels: outputs.logits.mean(1) / len(labels)
+        ).train()
 
 
 def test_a_model_without_a_known_loss_is_refused_with_the_way_out(tmp_path):
-    with pytest.raises(Unsupported, match=r"the loss of Linear is not supported; give compute_loss_func"):
+    with pytest.raises(
+        Unsupported, match=r"the loss of Linear is not supported; give compute_loss_func"
+    ):
         dpfy.integrations.task_losses.of_model(torch.nn.Linear(2, 2))
 
 
-# --- nothing private gets out -------------------------------------------------------------------------------------------------------
+# --- nothing private gets out
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_callbacks_see_no_gradient_no_loss_and_no_batch(tmp_path):
     seen = []
 
     class Looks(transformers.TrainerCallback):
-        def _look(self, args, state, control, model=None, optimizer=None, train_dataloader=None, logs=None, **given):
+        def _look(
+            self,
+            args,
+            state,
+            control,
+            model=None,
+            optimizer=None,
+            train_dataloader=None,
+            logs=None,
+            **given,
+        ):
             seen.append([p.grad for p in model.parameters() if p.grad is not None])
             assert train_dataloader is None
             assert not {"loss", "grad_norm"} & set(logs or ())
 
-        on_step_begin = on_substep_end = on_optimizer_step = on_step_end = on_log = on_epoch_end = on_train_end = _look
+        on_step_begin = on_substep_end = on_optimizer_step = on_step_end = on_log = on_epoch_end = (
+            on_train_end
+        ) = _look
 
     trainer(tmp_path, callbacks=[Looks()]).train()
     assert len(seen) > 20
@@ -301,7 +397,9 @@ def test_evaluation_on_the_training_data_is_refused(tmp_path):
         mine.train()
 
 
-@pytest.mark.parametrize(("settings", "steps", "billed"), [({}, 4, 6), ({"plan": tiny.MAY_STOP}, 3, 4)])
+@pytest.mark.parametrize(
+    ("settings", "steps", "billed"), [({}, 4, 6), ({"plan": tiny.MAY_STOP}, 3, 4)]
+)
 def test_an_early_stop_ends_the_run_and_is_told(tmp_path, settings, steps, billed):
     def stop(args, state, control, given):
         control.should_training_stop = True
@@ -324,13 +422,20 @@ def test_a_stop_before_a_step_ends_counts_the_step(tmp_path):
 
 @pytest.mark.slow
 def test_a_patient_callback_is_as_patient_in_a_resumed_run(tmp_path):
-    arguments = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    arguments = {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
     arguments |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
 
     def made(path, *more):
         public = {"eval_dataset": tiny.Texts("bert", 10, 2), "eval_is": "public"}
         patient = transformers.EarlyStoppingCallback(3, early_stopping_threshold=100.0)
-        return trainer(path, arguments=arguments, callbacks=[patient, *more], plan=tiny.MAY_STOP, **public)
+        return trainer(
+            path, arguments=arguments, callbacks=[patient, *more], plan=tiny.MAY_STOP, **public
+        )
 
     whole = made(tmp_path / "whole").train()
     assert whole.global_step == 4
@@ -356,7 +461,9 @@ def test_the_card_is_in_the_model_card(tmp_path):
     page = (tmp_path / "out/README.md").read_text()
     assert "# Privacy card" in page
     assert page.count("dpfy: begin") == 1
-    assert (tmp_path / "out/privacy.json").read_bytes() == (tmp_path / "run/privacy.json").read_bytes()
+    assert (tmp_path / "out/privacy.json").read_bytes() == (
+        tmp_path / "run/privacy.json"
+    ).read_bytes()
     assert (tmp_path / "out/adapter_model.safetensors").is_file()
     mine.save_model()
     assert (tmp_path / "out/README.md").read_text().count("dpfy: begin") == 1
@@ -368,7 +475,9 @@ def test_averaged_weights_are_evaluated_and_handed_back(tmp_path):
     from safetensors.torch import load_file
 
     released = load_file(tmp_path / "run/model.safetensors")
-    assert all(torch.equal(value, mine.model.state_dict()[name]) for name, value in released.items())
+    assert all(
+        torch.equal(value, mine.model.state_dict()[name]) for name, value in released.items()
+    )
 
 
 @pytest.mark.slow
@@ -379,10 +488,14 @@ def test_the_best_model_can_be_loaded_at_the_end(tmp_path):
         "load_best_model_at_end": True,
         "metric_for_best_model": "loss",
     }
-    mine = trainer(tmp_path, arguments=arguments, eval_dataset=tiny.Texts("bert", 10, 2), eval_is="public")
+    mine = trainer(
+        tmp_path, arguments=arguments, eval_dataset=tiny.Texts("bert", 10, 2), eval_is="public"
+    )
     mine.train()
     assert mine.state.best_model_checkpoint is not None
-    assert mine.state.best_metric == min(row["eval_loss"] for row in mine.state.log_history if "eval_loss" in row)
+    assert mine.state.best_metric == min(
+        row["eval_loss"] for row in mine.state.log_history if "eval_loss" in row
+    )
 
 
 def test_metrics_of_any_name_and_no_data(tmp_path):
@@ -390,7 +503,11 @@ def test_metrics_of_any_name_and_no_data(tmp_path):
         return {"odd-name/here": 1.0, "diverged": math.inf}
 
     mine = trainer(
-        tmp_path, arguments=EVALUATED, eval_dataset=tiny.Texts("bert", 10, 2), eval_is="public", compute_metrics=metrics
+        tmp_path,
+        arguments=EVALUATED,
+        eval_dataset=tiny.Texts("bert", 10, 2),
+        eval_is="public",
+        compute_metrics=metrics,
     )
     mine.train()
     assert tiny.section(tmp_path)["recorded"] == "eval_loss, eval_odd_name_here"
@@ -401,18 +518,33 @@ def test_metrics_of_any_name_and_no_data(tmp_path):
 
 
 def test_datasets_and_a_masking_collator(tmp_path):
-    """Columns that the model does not take are left out, and masks are drawn afresh, the same in a resumed run."""
+    """Columns that the model does not take are left out, and masks are drawn afresh, the same in a
+    resumed run.
+    """
     datasets = pytest.importorskip("datasets")
-    rows = [{"input_ids": item["input_ids"].tolist(), "note": "private"} for item in tiny.Texts("gpt2").items]
+    rows = [
+        {"input_ids": item["input_ids"].tolist(), "note": "private"}
+        for item in tiny.Texts("gpt2").items
+    ]
     net = transformers.BertForMaskedLM(
         transformers.BertConfig(
-            vocab_size=tiny.V, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+            vocab_size=tiny.V,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=24,
         )
     )
 
     def collator(items):
         batch = tiny.collate(
-            [{"input_ids": torch.as_tensor(i["input_ids"]), "labels": torch.as_tensor(i["input_ids"])} for i in items]
+            [
+                {
+                    "input_ids": torch.as_tensor(i["input_ids"]),
+                    "labels": torch.as_tensor(i["input_ids"]),
+                }
+                for i in items
+            ]
         )
         hidden = torch.rand(batch["labels"].shape) < 0.5
         return batch | {"labels": batch["labels"].masked_fill(hidden, -100)}
@@ -422,7 +554,8 @@ def test_datasets_and_a_masking_collator(tmp_path):
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
-# --- what a careless colleague does -------------------------------------------------------------------------------------------------
+# --- what a careless colleague does
+# -------------------------------------------------------------------------------------------------
 
 
 def test_a_part_of_the_training_data_is_no_evaluation_data(tmp_path):
@@ -431,7 +564,12 @@ def test_a_part_of_the_training_data_is_no_evaluation_data(tmp_path):
     for given in (part, {"some": part}, Subset(part, [0])):
         with pytest.raises(InvalidInput, match="eval_dataset: got 'the training data'"):
             trainer(tmp_path, data=data, eval_dataset=given, eval_is="public", arguments=EVALUATED)
-    mine = trainer(tmp_path, data=Subset(data, range(40)), eval_dataset=Subset(data, range(40, 48)), plan=tiny.plan(records=40))
+    mine = trainer(
+        tmp_path,
+        data=Subset(data, range(40)),
+        eval_dataset=Subset(data, range(40, 48)),
+        plan=tiny.plan(records=40),
+    )
     mine.eval_dataset = Subset(data, [39])
     with pytest.raises(InvalidInput, match="eval_dataset: got 'the training data'"):
         mine.evaluate()
@@ -495,7 +633,10 @@ def test_other_weights_than_those_of_the_run_are_not_described_as_its_own(tmp_pa
     with torch.no_grad():
         next(mine.model.parameters()).add_(1)
     mine.save_model(str(tmp_path / "other"))
-    assert "weights saved here are not those that the run ended with" in (tmp_path / "other/README.md").read_text()
+    assert (
+        "weights saved here are not those that the run ended with"
+        in (tmp_path / "other/README.md").read_text()
+    )
 
 
 def test_no_record_is_read_before_the_reservation(tmp_path):

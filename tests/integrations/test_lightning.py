@@ -1,4 +1,6 @@
-"""Lightning with a private loop: equal to level 2 bit for bit, resumed bit for bit, and nothing private gets out."""
+"""Lightning with a private loop: equal to level 2 bit for bit, resumed bit for bit, and nothing
+private gets out.
+"""
 
 from __future__ import annotations
 
@@ -61,33 +63,52 @@ class At(lightning.Callback):
 
 
 def loader(name: str, records: int = tiny.RECORDS, seed: int = 1, **settings: Any) -> DataLoader:
-    return DataLoader(tiny.Texts(name, records, seed), batch_size=8, collate_fn=tiny.collate, **settings)
+    return DataLoader(
+        tiny.Texts(name, records, seed), batch_size=8, collate_fn=tiny.collate, **settings
+    )
 
 
 def cosine(optimizer):
     return {"scheduler": tiny.cosine(optimizer), "interval": "step"}
 
 
-def trainer(path: Path, *, strategy: dict[str, Any] | None = None, saving: int = 0, **settings: Any):
-    made = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu", "devices": 1}
+def trainer(
+    path: Path, *, strategy: dict[str, Any] | None = None, saving: int = 0, **settings: Any
+):
+    made = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": False,
+        "accelerator": "cpu",
+        "devices": 1,
+    }
     made |= {"max_steps": tiny.STEPS, "num_sanity_val_steps": 0, "default_root_dir": path}
     callbacks = settings.pop("callbacks", [])
     if saving:
         callbacks = [
             *callbacks,
-            lightning.pytorch.callbacks.ModelCheckpoint(path / "saved", every_n_train_steps=saving, save_last=True),
+            lightning.pytorch.callbacks.ModelCheckpoint(
+                path / "saved", every_n_train_steps=saving, save_last=True
+            ),
         ]
     run = dpfy.Run(path / "run", seed=3)
     private = {"runtime": tiny.RUNTIME, "val_is": "public"} | (strategy or {})
     private.setdefault("plan", tiny.plan())
     chosen = PrivateStrategy(run=private.pop("run", run), **private)
     return lightning.Trainer(
-        **made | {"enable_checkpointing": bool(saving), "strategy": chosen, "callbacks": callbacks} | settings
+        **made
+        | {"enable_checkpointing": bool(saving), "strategy": chosen, "callbacks": callbacks}
+        | settings
     )
 
 
 def fit(
-    path: Path, name: str = "bert", scheduler: Any = cosine, ckpt: Any = None, val: bool = True, **settings: Any
+    path: Path,
+    name: str = "bert",
+    scheduler: Any = cosine,
+    ckpt: Any = None,
+    val: bool = True,
+    **settings: Any,
 ) -> nn.Module:
     module = Module(tiny.model(name), scheduler)
     chosen = trainer(path, **settings)
@@ -111,8 +132,13 @@ def test_lightning_equals_level_two_bit_for_bit(tmp_path, name):
 
 def test_a_scheduler_of_epochs_is_stepped_once_an_epoch(tmp_path):
     module = fit(tmp_path, scheduler=lambda o: rates.StepLR(o, 1, 0.5), val=False)
-    assert module.trainer.optimizers[0].param_groups[0]["lr"] == 1e-2 / 2, "6 steps are one epoch and a half"
-    assert tiny.section(tmp_path)["optimizer"]["schedule"] == "StepLR(step_size=1, gamma=0.5) after every 4 steps"
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] == 1e-2 / 2, (
+        "6 steps are one epoch and a half"
+    )
+    assert (
+        tiny.section(tmp_path)["optimizer"]["schedule"]
+        == "StepLR(step_size=1, gamma=0.5) after every 4 steps"
+    )
 
 
 @pytest.mark.slow
@@ -122,7 +148,8 @@ def test_bfloat16_is_that_of_level_two_bit_for_bit(tmp_path, name):
     assert tiny.same(module.net, tiny.level_two(tmp_path, name, mixed="step"))
 
 
-# --- resumed through Lightning's own interface ------------------------------------------------------------------------------------
+# --- resumed through Lightning's own interface
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheduler", [pytest.param("cosine", marks=pytest.mark.slow), "plateau"])
@@ -137,10 +164,17 @@ def test_a_fit_that_was_killed_is_resumed_bit_for_bit(tmp_path, scheduler):
     with pytest.raises(tiny.Stop):
         fit(tmp_path / "cut", callbacks=[At(3, tiny.die)], **settings)
     with pytest.raises(tiny.Stop):
-        fit(tmp_path / "cut", callbacks=[At(5, tiny.die)], ckpt=tmp_path / "cut/saved/last.ckpt", **settings)
+        fit(
+            tmp_path / "cut",
+            callbacks=[At(5, tiny.die)],
+            ckpt=tmp_path / "cut/saved/last.ckpt",
+            **settings,
+        )
     again = fit(tmp_path / "cut", ckpt=tmp_path / "cut/saved/last.ckpt", **settings)
     assert tiny.same(again.net, whole.net)
-    assert tiny.section(tmp_path / "cut")["optimizer"] == tiny.section(tmp_path / "whole")["optimizer"]
+    assert (
+        tiny.section(tmp_path / "cut")["optimizer"] == tiny.section(tmp_path / "whole")["optimizer"]
+    )
     assert again.trainer.global_step == tiny.STEPS
 
 
@@ -179,29 +213,49 @@ def test_only_the_latest_checkpoint_of_this_run_is_gone_on_from(tmp_path):
     with pytest.raises(InvalidInput, match="is no checkpoint of a private run"):
         fit(tmp_path, saving=2, ckpt=saved / "foreign.ckpt", val=False)
     with pytest.raises(InvalidInput, match=r"resume (model|scheduler)"):
-        fit(tmp_path, saving=2, ckpt=latest, scheduler=lambda o: {"scheduler": rates.ExponentialLR(o, 0.9)}, val=False)
+        fit(
+            tmp_path,
+            saving=2,
+            ckpt=latest,
+            scheduler=lambda o: {"scheduler": rates.ExponentialLR(o, 0.9)},
+            val=False,
+        )
     with pytest.raises(InvalidInput, match="there is no run to resume"):
         fit(tmp_path / "other", saving=2, ckpt=latest, val=False)
-    assert tiny.same(fit(tmp_path, saving=2, ckpt=latest, val=False).net, tiny.level_two(tmp_path, "bert"))
+    assert tiny.same(
+        fit(tmp_path, saving=2, ckpt=latest, val=False).net, tiny.level_two(tmp_path, "bert")
+    )
 
 
-# --- what contradicts the plan, in one line ----------------------------------------------------------------------------------------
+# --- what contradicts the plan, in one line
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
         ({"max_steps": 7}, "max_steps: got 7; the plan has 6 steps"),
-        ({"max_steps": -1, "max_epochs": 1}, "max_epochs: got 1; makes 4 of the plan's 6 steps: give max_steps=6"),
+        (
+            {"max_steps": -1, "max_epochs": 1},
+            "max_epochs: got 1; makes 4 of the plan's 6 steps: give max_steps=6",
+        ),
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches: got 2"),
-        ({"gradient_clip_val": 1.0}, "gradient_clip_val: got 1.0; the plan's clip norm bounds each example"),
+        (
+            {"gradient_clip_val": 1.0},
+            "gradient_clip_val: got 1.0; the plan's clip norm bounds each example",
+        ),
         ({"limit_train_batches": 3}, "limit_train_batches: got 3"),
         ({"overfit_batches": 2}, "overfit_batches: got 2"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
-        ({"strategy": {"val_is": None}}, 'val_is: got None; say PrivateStrategy(..., val_is="public")'),
+        (
+            {"strategy": {"val_is": None}},
+            'val_is: got None; say PrivateStrategy(..., val_is="public")',
+        ),
     ],
 )
-def test_settings_that_contradict_a_plan_are_refused_before_anything_is_reserved(tmp_path, settings, told):
+def test_settings_that_contradict_a_plan_are_refused_before_anything_is_reserved(
+    tmp_path, settings, told
+):
     with pytest.raises(DpfyError) as refused:
         fit(tmp_path, **settings)
     assert told in str(refused.value)
@@ -227,19 +281,30 @@ def test_one_loss_for_each_example_is_asked_for_in_one_line(tmp_path, bad):
         def training_step(self, batch, batch_idx):
             return tiny.losses(self.net, batch).mean() if bad == "mean" else None
 
-    with pytest.raises(InvalidInput, match=r"training_step: got .*; return one loss for each example.*reduction=.none"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"training_step: got .*; return one loss for each example.*reduction=.none",
+    ):
         trainer(tmp_path).fit(Mean(tiny.model("bert")), loader("bert"))
     assert not (tmp_path / "run").exists(), "nothing was released: it is given back"
 
 
-# --- nothing private gets out -------------------------------------------------------------------------------------------------------
+# --- nothing private gets out
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_what_training_step_logs_is_withheld_and_callbacks_see_no_record(tmp_path):
     seen = []
 
     def look(trainer, module, outputs, batch):
-        seen.append((dict(trainer.callback_metrics), outputs, batch, [p.grad for p in module.parameters() if p.grad is not None]))
+        seen.append(
+            (
+                dict(trainer.callback_metrics),
+                outputs,
+                batch,
+                [p.grad for p in module.parameters() if p.grad is not None],
+            )
+        )
 
     class Keeping(Module):
         def training_step(self, batch, batch_idx):
@@ -269,7 +334,9 @@ def test_what_training_step_logs_is_withheld_and_callbacks_see_no_record(tmp_pat
 def test_validation_on_the_training_data_is_refused(tmp_path):
     data = loader("bert")
     with pytest.raises(InvalidInput, match="val_dataloaders: got 'the training data'"):
-        trainer(tmp_path).fit(Module(tiny.model("bert")), data, DataLoader(data.dataset, collate_fn=tiny.collate))
+        trainer(tmp_path).fit(
+            Module(tiny.model("bert")), data, DataLoader(data.dataset, collate_fn=tiny.collate)
+        )
 
 
 def test_a_callback_that_writes_to_weights_ends_the_run(tmp_path):
@@ -321,7 +388,8 @@ def test_a_fetcher_that_reads_ahead_does_no_harm(tmp_path):
     assert tiny.same(module.net, tiny.level_two(tmp_path, "bert"))
 
 
-# --- what a careless colleague does -------------------------------------------------------------------------------------------------
+# --- what a careless colleague does
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sanity", [pytest.param(0, marks=pytest.mark.slow), 2])
@@ -352,5 +420,8 @@ def test_a_plateau_without_its_metric_is_told(tmp_path):
     def plateau(optimizer):
         return {"scheduler": rates.ReduceLROnPlateau(optimizer), "monitor": "val/accuracy"}
 
-    with pytest.raises(InvalidInput, match="monitor: got 'val/accuracy'; must be among the metrics of the validation: val_loss"):
+    with pytest.raises(
+        InvalidInput,
+        match="monitor: got 'val/accuracy'; must be among the metrics of the validation: val_loss",
+    ):
         fit(tmp_path, scheduler=plateau, val_check_interval=2)

@@ -1,4 +1,6 @@
-"""Loggers get what a run may publish and nothing else. The writers are fakes with the interfaces of the packages."""
+"""Loggers get what a run may publish and nothing else. The writers are fakes with the interfaces of
+the packages.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ import small
 
 
 class Fake:
-    """Remembers every call: a SummaryWriter, a run of wandb (with its summary), the module mlflow."""
+    """Remembers every call: a SummaryWriter, a run of wandb (with its summary), the module
+    mlflow.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -59,5 +63,11 @@ def test_public_values_reach_the_logger_and_private_ones_do_not(tmp_path, name):
     assert "learning_rate" in written
     assert "'loss'" not in written
     assert "epsilon" in written
-    logged = [call for call in fake.calls if call[0] in ("add_scalar", "log", "log_metrics") and "accuracy" in repr(call[1])]
-    assert [given[2] if name == "tensorboard" else settings["step"] for _, given, settings in logged] == [1, 2, 3]
+    logged = [
+        call
+        for call in fake.calls
+        if call[0] in ("add_scalar", "log", "log_metrics") and "accuracy" in repr(call[1])
+    ]
+    assert [
+        given[2] if name == "tensorboard" else settings["step"] for _, given, settings in logged
+    ] == [1, 2, 3]

@@ -23,7 +23,12 @@ def parts():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(RECORDS, 5, generator=generator)
     loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=BATCH, shuffle=True)
-    return {"module": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.5), "data_loader": loader, "records": RECORDS}
+    return {
+        "module": net,
+        "optimizer": torch.optim.SGD(net.parameters(), lr=0.5),
+        "data_loader": loader,
+        "records": RECORDS,
+    }
 
 
 BASE = {"max_grad_norm": 0.8, "epochs": EPOCHS, "target_delta": 1e-3}
@@ -34,7 +39,9 @@ def made(**settings):
 
 
 def test_rate_steps_noise_and_divisor_are_those_of_opacus():
-    """There: rate 1 / len(loader), len(loader) steps an epoch, noise of multiplier times norm, a mean over rate times records."""
+    """There: rate 1 / len(loader), len(loader) steps an epoch, noise of multiplier times norm, a
+    mean over rate times records.
+    """
     plan = made().plan
     assert plan.recipe.sampler.rate == pytest.approx(BATCH / RECORDS)
     assert plan.recipe.steps == EPOCHS * (RECORDS // BATCH)
@@ -46,13 +53,19 @@ def test_rate_steps_noise_and_divisor_are_those_of_opacus():
 def test_a_target_is_met():
     plan = made(noise_multiplier=None, target_epsilon=2.0).plan
     assert 1.9 < plan.epsilon <= 2.0
-    assert made(noise_multiplier=None, target_epsilon=2.0, accountant="rdp").plan.noise_multiplier > plan.noise_multiplier
+    assert (
+        made(noise_multiplier=None, target_epsilon=2.0, accountant="rdp").plan.noise_multiplier
+        > plan.noise_multiplier
+    )
 
 
 def test_it_trains(tmp_path):
     given = parts()
     with dpfy.from_opacus(
-        **given | BASE, noise_multiplier=1.1, run=dpfy.Run(tmp_path / "run"), max_physical_batch_size=8
+        **given | BASE,
+        noise_multiplier=1.1,
+        run=dpfy.Run(tmp_path / "run"),
+        max_physical_batch_size=8,
     ) as training:
         for x, y in training.batches():
             training.step(nn.functional.cross_entropy(given["module"](x), y, reduction="none"))
@@ -62,20 +75,28 @@ def test_it_trains(tmp_path):
 
 def test_per_layer_norms_make_one_bound():
     plan = made(clipping="per_layer", max_grad_norm=[0.3, 0.4, 0.5, 0.6]).plan
-    assert plan.recipe.clip == GroupClip(("0.weight", "0.bias", "2.weight", "2.bias"), (0.3, 0.4, 0.5, 0.6))
+    assert plan.recipe.clip == GroupClip(
+        ("0.weight", "0.bias", "2.weight", "2.bias"), (0.3, 0.4, 0.5, 0.6)
+    )
     assert plan.stddev == pytest.approx(1.1 * math.hypot(0.3, 0.4, 0.5, 0.6))
 
 
 def test_secure_mode_is_exact_noise_and_modes_are_engines():
     assert made(secure_mode=True).plan.recipe.noise == "exact"
     assert made(grad_sample_mode="ghost").runtime.engine == "bookkeeping"
-    assert made(grad_sample_mode="functorch", max_physical_batch_size=7).runtime.max_physical_batch == 7
+    assert (
+        made(grad_sample_mode="functorch", max_physical_batch_size=7).runtime.max_physical_batch
+        == 7
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"poisson_sampling": False}, "poisson_sampling=False is not supported; its bill is not that of Poisson batches"),
+        (
+            {"poisson_sampling": False},
+            "poisson_sampling=False is not supported; its bill is not that of Poisson batches",
+        ),
         ({"batch_first": False}, "batch_first=False is not supported; put the examples first"),
         ({"loss_reduction": "sum"}, "loss_reduction: got 'sum'"),
         ({"noise_generator": torch.Generator()}, "a noise_generator of your own is not supported"),

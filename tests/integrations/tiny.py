@@ -1,4 +1,6 @@
-"""Tiny models, texts and plans for the tests of integrations, and the loop of level 2 that each tool must equal bit for bit."""
+"""Tiny models, texts and plans for the tests of integrations, and the loop of level 2 that each
+tool must equal bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,41 @@ SEED = 11
 
 
 def bert() -> nn.Module:
-    shape = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**shape, num_labels=3))
+    shape = {
+        "vocab_size": V,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(**shape, num_labels=3)
+    )
 
 
 def gpt2() -> nn.Module:
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=V, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=V, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    )
 
 
 def llama() -> nn.Module:
     """With LoRA adapters: the base is frozen."""
     import peft
 
-    shape = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = {
+        "vocab_size": V,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, num_key_value_heads=2))
     return peft.get_peft_model(
-        base, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.1)
+        base,
+        peft.LoraConfig(
+            r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.1
+        ),
     )
 
 
@@ -86,7 +107,9 @@ def collate(items: list[dict[str, Any]]) -> dict[str, Tensor]:
     ids = nn.utils.rnn.pad_sequence([item["input_ids"] for item in items], batch_first=True)
     labels = [item["labels"] for item in items]
     whole = (
-        torch.stack(labels) if labels[0].dim() == 0 else nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100)
+        torch.stack(labels)
+        if labels[0].dim() == 0
+        else nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100)
     )
     lengths = torch.tensor([len(item["input_ids"]) for item in items])
     mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
@@ -94,7 +117,9 @@ def collate(items: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def plan(steps: int = STEPS, records: int = RECORDS, batch: float = 12, **more: Any) -> dpfy.Plan:
-    return dpfy.dpsgd(records, batch, steps=steps, clip_norm=0.5, **more).with_noise(1.0, delta=1e-2)
+    return dpfy.dpsgd(records, batch, steps=steps, clip_norm=0.5, **more).with_noise(
+        1.0, delta=1e-2
+    )
 
 
 POINT = 4
@@ -103,12 +128,16 @@ MAY_STOP = plan(stopping=[POINT])
 
 
 def check_ended(path: Path, steps: int, billed: int = POINT) -> float:
-    """The run ended after `steps`, is billed for `billed` of its plan, and verifies. What is billed."""
+    """The run ended after `steps`, is billed for `billed` of its plan, and verifies. What is
+    billed.
+    """
     made = section(path)
     epsilon = json.loads((path / "run" / "privacy.json").read_text())["guarantee"]["epsilon"]
     assert made["steps_done"] == steps
     assert made["ended"]["billed"] == billed if billed < STEPS else "ended" not in made
-    assert epsilon == pytest.approx(MAY_STOP.epsilon_after(billed) if billed < STEPS else plan().epsilon)
+    assert epsilon == pytest.approx(
+        MAY_STOP.epsilon_after(billed) if billed < STEPS else plan().epsilon
+    )
     assert all(f.holds for f in dpfy.verify(path / "run"))
     return float(epsilon)
 
@@ -133,9 +162,16 @@ def cosine(optimizer: torch.optim.Optimizer) -> rates.LRScheduler:
 
 
 def level_two(
-    path: Path, name: str, optimizer_of: Any = adam, scheduler_of: Any = cosine, mixed: str = "", **settings: Any
+    path: Path,
+    name: str,
+    optimizer_of: Any = adam,
+    scheduler_of: Any = cosine,
+    mixed: str = "",
+    **settings: Any,
 ) -> nn.Module:
-    """The private loop by hand, in `path`/two; `mixed`: what is computed in bfloat16, nothing, the model or the whole step."""
+    """The private loop by hand, in `path`/two; `mixed`: what is computed in bfloat16, nothing, the
+    model or the whole step.
+    """
     net = model(name)
     net.train()
     optimizer = optimizer_of(net)
@@ -143,7 +179,9 @@ def level_two(
     run = dpfy.Run(path / "two", seed=3)
     scheduler = scheduler_of(optimizer)
     torch.manual_seed(SEED)
-    with dpfy.PrivateTraining(net, optimizer, data, plan(), run, runtime=RUNTIME, scheduler=scheduler, **settings) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, data, plan(), run, runtime=RUNTIME, scheduler=scheduler, **settings
+    ) as training:
         for batch in training.batches():
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed == "step"):
                 found = losses(net, batch, mixed == "model")
@@ -159,7 +197,9 @@ def section(path: Path) -> dict[str, Any]:
 
 def each_model(default: str) -> list[Any]:
     """All models; all but `default` take longer."""
-    return [name if name == default else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+    return [
+        name if name == default else pytest.param(name, marks=pytest.mark.slow) for name in MODELS
+    ]
 
 
 class Stop(Exception):

@@ -1,8 +1,9 @@
-"""What the two corpora of this folder share: tiny data, programs as users write them, how they are run, and how far a record moves a sum.
+"""What the two corpora of this folder share: tiny data, programs as users write them, how they are
+run, and how far a record moves a sum.
 
-A program is a :class:`Job`: a model, the losses of a batch, the data, and what the loop does after a step. A :class:`Case` builds a new
-one each time. Cases of `mixing` ask a :class:`Now` whether they mix at this step, so that the same code mixes at every step, late, or
-now and then.
+A program is a :class:`Job`: a model, the losses of a batch, the data, and what the loop does after
+a step. A :class:`Case` builds a new one each time. Cases of `mixing` ask a :class:`Now` whether
+they mix at this step, so that the same code mixes at every step, late, or now and then.
 """
 
 from __future__ import annotations
@@ -68,16 +69,24 @@ def vectors(records: int = RECORDS) -> Any:
 
 def sequences() -> Any:
     g = seeded()
-    return given(torch.randn(RECORDS, LENGTH, WIDTH, generator=g), torch.randint(0, CLASSES, (RECORDS,), generator=g))
+    return given(
+        torch.randn(RECORDS, LENGTH, WIDTH, generator=g),
+        torch.randint(0, CLASSES, (RECORDS,), generator=g),
+    )
 
 
 def images() -> Any:
     g = seeded()
-    return given(torch.randn(RECORDS, 2, 8, 8, generator=g), torch.randint(0, CLASSES, (RECORDS,), generator=g))
+    return given(
+        torch.randn(RECORDS, 2, 8, 8, generator=g),
+        torch.randint(0, CLASSES, (RECORDS,), generator=g),
+    )
 
 
 def tokens() -> Any:
-    """Tokens (3 to 10; 0 where there is none), and which of them count: at least two, and all only in record 0."""
+    """Tokens (3 to 10; 0 where there is none), and which of them count: at least two, and all only
+    in record 0.
+    """
     g = seeded()
     words = torch.randint(3, WORDS, (RECORDS, LENGTH), generator=g)
     lengths = torch.randint(2, LENGTH, (RECORDS, 1), generator=g)
@@ -87,16 +96,25 @@ def tokens() -> Any:
 
 
 def padded() -> Any:
-    """Sequences with zeros behind their end, their lengths, and classes. Every seventh record is as long as can be."""
+    """Sequences with zeros behind their end, their lengths, and classes. Every seventh record is as
+    long as can be.
+    """
     g = seeded()
-    x, lengths = torch.randn(RECORDS, LENGTH, WIDTH, generator=g), torch.randint(1, LENGTH, (RECORDS,), generator=g)
+    x, lengths = (
+        torch.randn(RECORDS, LENGTH, WIDTH, generator=g),
+        torch.randint(1, LENGTH, (RECORDS,), generator=g),
+    )
     lengths[::7] = LENGTH
     x = x * (torch.arange(LENGTH) < lengths[:, None])[:, :, None]
     return given(x, lengths, torch.randint(0, CLASSES, (RECORDS,), generator=g))
 
 
 def net(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(*layers) if layers else nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    return (
+        nn.Sequential(*layers)
+        if layers
+        else nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    )
 
 
 def ce(outputs: Tensor, y: Tensor) -> Tensor:
@@ -111,7 +129,10 @@ class Apply(nn.Module):
     """A function between a body and a head."""
 
     def __init__(
-        self, function: Callable[[Tensor], Tensor], body: nn.Module | None = None, head: nn.Module | None = None
+        self,
+        function: Callable[[Tensor], Tensor],
+        body: nn.Module | None = None,
+        head: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.body = body or nn.Linear(WIDTH, 8)
@@ -125,7 +146,9 @@ class Apply(nn.Module):
 
 @dataclass
 class Job:
-    """A user's program. `losses` gets the model and the fields of a batch (or the dict), `after` the losses once the step is made."""
+    """A user's program. `losses` gets the model and the fields of a batch (or the dict), `after`
+    the losses once the step is made.
+    """
 
     model: nn.Module
     losses: Callable[..., Tensor]
@@ -137,7 +160,11 @@ class Job:
 
     def of(self, batch: Any) -> Tensor:
         """The losses of a batch."""
-        return self.losses(self.model, *batch) if isinstance(batch, tuple | list) else self.losses(self.model, batch)
+        return (
+            self.losses(self.model, *batch)
+            if isinstance(batch, tuple | list)
+            else self.losses(self.model, batch)
+        )
 
 
 @dataclass
@@ -159,7 +186,9 @@ class Now:
 
     @property
     def step(self) -> int:
-        """How many steps have asked since mixing was to begin, at least 0: for coefficients that grow."""
+        """How many steps have asked since mixing was to begin, at least 0: for coefficients that
+        grow.
+        """
         self.asked += 1
         return max(0, self.asked - 1 - self.start)
 
@@ -187,9 +216,11 @@ def least(rows: int) -> Now:
 
 @dataclass(frozen=True)
 class Case:
-    """A program by name. `rows` is the expected batch. `when` says at which steps it mixes; for ordinary cases it is empty.
+    """A program by name. `rows` is the expected batch. `when` says at which steps it mixes; for
+    ordinary cases it is empty.
 
-    `draws` says that it draws random numbers for all rows at once: a batch with one row less then draws others.
+    `draws` says that it draws random numbers for all rows at once: a batch with one row less then
+    draws others.
     """
 
     name: str
@@ -203,7 +234,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: at which step it was refused and what was said; None if it ran to its end."""
+    """How a run ended: at which step it was refused and what was said; None if it ran to its
+    end.
+    """
 
     step: int | None
     said: str
@@ -216,8 +249,10 @@ class Outcome:
 
 
 REFUSED = re.compile(
-    r"mix examples|mixing examples|Python reads|shapes depend|number of records|lengths of other|earlier step|from the batch"
-    r"|beside the batch|changed in training|cannot be checked|normalisation over the batch|collate function by which"
+    r"mix examples|mixing examples|Python reads|shapes depend|number of records|lengths of "
+    r"other|earlier step|from the batch"
+    r"|beside the batch|changed in training|cannot be checked|normalisation over the batch|collate "
+    r"function by which"
     r"|behind the end of a sequence|constants that change from step to step|made of several records"
 )
 """What refusals of mixing say. Any other error is a defect of the case or of dpfy."""
@@ -229,18 +264,37 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def train(case: Case, path: Path, *, now: Now = EVERY, seed: int = 1, steps: int = 14, one_call: bool = False) -> Outcome:
-    """Run the program as its user would: in a loop of one's own, or with `one_call` by `dpfy.fit`."""
+def train(
+    case: Case,
+    path: Path,
+    *,
+    now: Now = EVERY,
+    seed: int = 1,
+    steps: int = 14,
+    one_call: bool = False,
+) -> Outcome:
+    """Run the program as its user would: in a loop of one's own, or with `one_call` by
+    `dpfy.fit`.
+    """
     seed_all(seed)
     job = case.build(replace(now, asked=0))
     options = {} if job.unit is None else {"unit": job.unit}
-    plan = dpfy.dpsgd(len(as_source(job.data)), case.rows, steps=steps, clip_norm=1.0, **options).with_noise(1.0, delta=1e-3)
+    plan = dpfy.dpsgd(
+        len(as_source(job.data)), case.rows, steps=steps, clip_norm=1.0, **options
+    ).with_noise(1.0, delta=1e-3)
     sgd = torch.optim.SGD([p for p in job.model.parameters() if p.requires_grad], lr=0.05)
-    more = {"runtime": dpfy.Runtime(**job.runtime), "scheduler": None if job.scheduler is None else job.scheduler(sgd)}
+    more = {
+        "runtime": dpfy.Runtime(**job.runtime),
+        "scheduler": None if job.scheduler is None else job.scheduler(sgd),
+    }
     run, started, done, training = dpfy.Run(path / "run", seed=seed), time.perf_counter(), 0, None
     try:
         if one_call:
-            of: dict[str, Any] = {"loss": "cross_entropy"} if job.losses is plain else {"objective": lambda m, b: job.of(b)}
+            of: dict[str, Any] = (
+                {"loss": "cross_entropy"}
+                if job.losses is plain
+                else {"objective": lambda m, b: job.of(b)}
+            )
             dpfy.fit(job.model, job.data, plan=plan, optimizer=sgd, run=run, **of, **more)
         else:
             with dpfy.PrivateTraining(job.model, sgd, job.data, plan, run, **more) as training:
@@ -260,7 +314,8 @@ def train(case: Case, path: Path, *, now: Now = EVERY, seed: int = 1, steps: int
 class Moves:
     """How far one record moves clipped sums, in units of the clip norm.
 
-    `own`: the sum of a step that holds it; `others`: what other examples add to that step; `elsewhere`: steps that do not hold it.
+    `own`: the sum of a step that holds it; `others`: what other examples add to that step;
+    `elsewhere`: steps that do not hold it.
     """
 
     own: float
@@ -269,7 +324,11 @@ class Moves:
 
     def most(self, other: Moves) -> Moves:
         """The larger of each."""
-        return Moves(max(self.own, other.own), max(self.others, other.others), max(self.elsewhere, other.elsewhere))
+        return Moves(
+            max(self.own, other.own),
+            max(self.others, other.others),
+            max(self.elsewhere, other.elsewhere),
+        )
 
     @property
     def mixes(self) -> bool:
@@ -285,7 +344,11 @@ LEAST_SHOWN = 1e-4
 
 
 def sums(
-    case: Case, norm: float, batches: list[list[int]], now: Now, counted: Callable[[int], bool] = lambda record: True
+    case: Case,
+    norm: float,
+    batches: list[list[int]],
+    now: Now,
+    counted: Callable[[int], bool] = lambda record: True,
 ) -> list[Grads]:
     """The clipped sums of some steps, by dpfy's engine and nothing around it.
 
@@ -305,7 +368,9 @@ def sums(
             seed_all(100 + step)
             losses = job.of(source.take(torch.tensor(indices)))
             mask = torch.tensor([counted(i) for i in indices])
-            found.append(engine.bounded_sum(losses, FlatClip(norm), None if mask.all() else mask).value)
+            found.append(
+                engine.bounded_sum(losses, FlatClip(norm), None if mask.all() else mask).value
+            )
             if job.after is not None:
                 job.after(losses)
             g = torch.Generator().manual_seed(step)
@@ -319,22 +384,44 @@ def sums(
 
 def gap(a: Grads, b: Grads, *more: Grads) -> float:
     """The length of the difference; with `more` of `a` and the sum of all others."""
-    return sum(float((a[k].double() - sum(part[k].double() for part in (b, *more))).square().sum()) for k in a) ** 0.5
+    return (
+        sum(
+            float((a[k].double() - sum(part[k].double() for part in (b, *more))).square().sum())
+            for k in a
+        )
+        ** 0.5
+    )
 
 
-def moves(case: Case, norms: tuple[float, ...] = (0.1, 1.0, 20.0), steps: int = 2, tried: int = 4, now: Now = EVERY) -> Moves:
-    """The most that one of some records moves the sums: it is left out, not counted, alone counted, replaced and not counted.
+def moves(
+    case: Case,
+    norms: tuple[float, ...] = (0.1, 1.0, 20.0),
+    steps: int = 2,
+    tried: int = 4,
+    now: Now = EVERY,
+) -> Moves:
+    """The most that one of some records moves the sums: it is left out, not counted, alone counted,
+    replaced and not counted.
 
-    Where a program draws random numbers for all rows at once, no record is left out: one row less would draw others for all.
+    Where a program draws random numbers for all rows at once, no record is left out: one row less
+    would draw others for all.
     """
     seed_all(5)
     records = len(as_source(case.build(replace(now, asked=0)).data))
     size = min(round(case.rows), records)
-    order = torch.randperm(records - 1, generator=seeded()) + 1  # record 0, which lies far out, comes first
+    order = (
+        torch.randperm(records - 1, generator=seeded()) + 1
+    )  # record 0, which lies far out, comes first
     index = [0, *order.tolist()]
-    batches = [index[k * size : (k + 1) * size] for k in range(steps)] if size * steps <= records else [index[:size]] * steps
+    batches = (
+        [index[k * size : (k + 1) * size] for k in range(steps)]
+        if size * steps <= records
+        else [index[:size]] * steps
+    )
     found = Moves(0.0, 0.0, 0.0)
-    picked = dict.fromkeys((batches[0][0], batches[-1][-1], batches[0][-1], *batches[0][1 : max(1, tried - 2)]))
+    picked = dict.fromkeys(
+        (batches[0][0], batches[-1][-1], batches[0][-1], *batches[0][1 : max(1, tried - 2)])
+    )
     for norm in norms:
         base = sums(case, norm, batches, now)
         for record in picked:
@@ -342,7 +429,9 @@ def moves(case: Case, norms: tuple[float, ...] = (0.1, 1.0, 20.0), steps: int = 
     return found
 
 
-def _moved(case: Case, norm: float, batches: list[list[int]], now: Now, base: list[Grads], record: int) -> Moves:
+def _moved(
+    case: Case, norm: float, batches: list[list[int]], now: Now, base: list[Grads], record: int
+) -> Moves:
     """How far one record moves the sums `base`."""
     rest = sums(case, norm, batches, now, lambda i: i != record)
     alone = sums(case, norm, batches, now, lambda i: i == record)
@@ -360,5 +449,8 @@ def _moved(case: Case, norm: float, batches: list[list[int]], now: Now, base: li
             continue
         others = max(others, gap(base[k], rest[k], alone[k]) / norm)
         for other in [*swapped, *([] if gone is None else [gone])]:
-            own, others = max(own, gap(base[k], other[k]) / norm), max(others, gap(rest[k], other[k]) / norm)
+            own, others = (
+                max(own, gap(base[k], other[k]) / norm),
+                max(others, gap(rest[k], other[k]) / norm),
+            )
     return Moves(own, others, elsewhere)

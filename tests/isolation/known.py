@@ -10,11 +10,15 @@ STATED: set[str] = {
     "thread of its own, weights",
     "thread of its own, forward",
 }
-"""Programs that mix where nothing can be replayed: the report says in its first lines that this was not checked."""
+"""Programs that mix where nothing can be replayed: the report says in its first lines that this was
+not checked.
+"""
 
 ACCEPTED: set[str] = {
-    "collate: over the number of rows",  # it draws random numbers too: with fewer records it would draw others
-    "collate: padded to the longest, mean over it",  # padding is ordinary; what a loss makes of it shows only at other lengths
+    # it draws random numbers too: with fewer records it would draw others
+    "collate: over the number of rows",
+    # padding is ordinary; what a loss makes of it shows only at other lengths
+    "collate: padded to the longest, mean over it",
     "kept: truth of the loss",  # a number that rarely changes
     "physical batches: mean of the one before",
     "a clean batch by rejection",  # a threshold that few records cross
@@ -55,5 +59,6 @@ UNSHOWN: set[str] = {
     "backward over its largest",
     "hook: of a module, backward",
 }
-"""Programs whose mixing sums do not show: by rounding, in buffers, by thresholds that no tried record crosses, in backward
-passes that the engine makes one example at a time because they mix."""
+"""Programs whose mixing sums do not show: by rounding, in buffers, by thresholds that no tried
+record crosses, in backward passes that the engine makes one example at a time because they mix.
+"""

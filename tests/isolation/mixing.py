@@ -1,6 +1,8 @@
-"""Programs in which the gradient of one example depends on another, as ordinary or careless people write them: all must be refused.
+"""Programs in which the gradient of one example depends on another, as ordinary or careless people
+write them: all must be refused.
 
-Each says when it mixes: at every step, from some share of the run on, with some probability at each step, or in large batches only.
+Each says when it mixes: at every step, from some share of the run on, with some probability at each
+step, or in large batches only.
 """
 
 from __future__ import annotations
@@ -20,7 +22,22 @@ from typing import Any
 import numpy as np
 import torch
 from tests.isolation import cases
-from tests.isolation.cases import CLASSES, EVERY, LENGTH, WIDTH, WORDS, Case, Job, Now, ce, chance, late, least, net, plain
+from tests.isolation.cases import (
+    CLASSES,
+    EVERY,
+    LENGTH,
+    WIDTH,
+    WORDS,
+    Case,
+    Job,
+    Now,
+    ce,
+    chance,
+    late,
+    least,
+    net,
+    plain,
+)
 from tests.training import test_mixing_refused as earlier
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,7 +53,9 @@ LATE = (late(0.25), late(0.5), late(0.75), late(0.9))
 OFTEN = (chance(0.1), chance(0.25), chance(0.5))
 
 
-def program(name: str, *when: Now, **options: Any) -> Callable[[Callable[[Now], Job]], Callable[[Now], Job]]:
+def program(
+    name: str, *when: Now, **options: Any
+) -> Callable[[Callable[[Now], Job]], Callable[[Now], Job]]:
     """Register a function that builds a program; it mixes at every step if nothing else is said."""
 
     def register(build: Callable[[Now], Job]) -> Callable[[Now], Job]:
@@ -60,7 +79,9 @@ def mixes(
     def register(losses: Losses) -> Losses:
         runtime = {"engine": engine}
         program(name, *when, **options)(
-            lambda now: Job(model(), lambda m, *fields: losses(now, m, *fields), data(), runtime=runtime)
+            lambda now: Job(
+                model(), lambda m, *fields: losses(now, m, *fields), data(), runtime=runtime
+            )
         )
         return losses
 
@@ -85,41 +106,95 @@ for _name, _model in earlier.MODELS.items():
 for _name, _losses in earlier.LOSSES.items():
     program(f"loss: {_name}")(lambda now, losses=_losses: Job(net(), losses, cases.vectors()))
 for _name in ("mean", "mean in place", "queue", "loss"):
-    program(f"kept in the forward pass: {_name}")(lambda now, kind=_name: Job(net(), earlier.Kept(kind), cases.vectors()))
+    program(f"kept in the forward pass: {_name}")(
+        lambda now, kind=_name: Job(net(), earlier.Kept(kind), cases.vectors())
+    )
 
 
 # Counts that are taken from shapes
 
-add("positives by nonzero", lambda m, x, y: plain(m, x, y) / max(1, (y > 0).nonzero().shape[0]), EVERY, late(0.5), chance(0.25))
-add("positives by boolean index", lambda m, x, y: plain(m, x, y) / len(y[y > 0]), EVERY, late(0.75), chance(0.5))
+add(
+    "positives by nonzero",
+    lambda m, x, y: plain(m, x, y) / max(1, (y > 0).nonzero().shape[0]),
+    EVERY,
+    late(0.5),
+    chance(0.25),
+)
+add(
+    "positives by boolean index",
+    lambda m, x, y: plain(m, x, y) / len(y[y > 0]),
+    EVERY,
+    late(0.75),
+    chance(0.5),
+)
 add("positives by where", lambda m, x, y: plain(m, x, y) / torch.where(y > 0)[0].size(0))
 add("positives by argwhere", lambda m, x, y: plain(m, x, y) / torch.argwhere(x > 1).shape[0] * 50)
-add("positives by masked_select", lambda m, x, y: plain(m, x, y) * 20 / x.masked_select(x > 1.5).numel())
-add("number of classes by unique", lambda m, x, y: plain(m, x, y) / len(torch.unique((x[:, 0] * 3).long())) * 9, EVERY, late(0.5))
-add("runs by unique_consecutive", lambda m, x, y: plain(m, x, y) / len(torch.unique_consecutive(y)) * 9)
+add(
+    "positives by masked_select",
+    lambda m, x, y: plain(m, x, y) * 20 / x.masked_select(x > 1.5).numel(),
+)
+add(
+    "number of classes by unique",
+    lambda m, x, y: plain(m, x, y) / len(torch.unique((x[:, 0] * 3).long())) * 9,
+    EVERY,
+    late(0.5),
+)
+add(
+    "runs by unique_consecutive",
+    lambda m, x, y: plain(m, x, y) / len(torch.unique_consecutive(y)) * 9,
+)
 add(
     "smoothing by a count",
-    lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=(y > 0).nonzero().shape[0] / len(y), reduction="none"),
+    lambda m, x, y: F.cross_entropy(
+        m(x), y, label_smoothing=(y > 0).nonzero().shape[0] / len(y), reduction="none"
+    ),
 )
 add("temperature by a count", lambda m, x, y: ce(m(x) * (1 + len(y[y == 1])), y))
-add("largest class by bincount", lambda m, x, y: plain(m, x, y) * torch.bincount((3 * x[:, 0].abs()).long()).shape[0])
-add("classes by one_hot without a number", lambda m, x, y: plain(m, x, y) * F.one_hot((3 * x[:, 0].abs()).long()).shape[1])
-add("rows by repeat_interleave", lambda m, x, y: plain(m, x, y) / max(1, y.repeat_interleave(y).shape[0]) * 20)
+add(
+    "largest class by bincount",
+    lambda m, x, y: plain(m, x, y) * torch.bincount((3 * x[:, 0].abs()).long()).shape[0],
+)
+add(
+    "classes by one_hot without a number",
+    lambda m, x, y: plain(m, x, y) * F.one_hot((3 * x[:, 0].abs()).long()).shape[1],
+)
+add(
+    "rows by repeat_interleave",
+    lambda m, x, y: plain(m, x, y) / max(1, y.repeat_interleave(y).shape[0]) * 20,
+)
 add(
     "focal over positives",
-    lambda m, x, y: (1 - torch.exp(-plain(m, x, y))) ** 2 * plain(m, x, y) / max(1, len((y == 2).nonzero())) * 8,
+    lambda m, x, y: (
+        (1 - torch.exp(-plain(m, x, y))) ** 2 * plain(m, x, y) / max(1, len((y == 2).nonzero())) * 8
+    ),
 )
 add(
     "boxes that count",
-    lambda m, x, y: F.smooth_l1_loss(m(x), x[:, :CLASSES], reduction="none").sum(1) * (y > 0) / max(1, x[y > 0].shape[0]) * 9,
+    lambda m, x, y: (
+        F.smooth_l1_loss(m(x), x[:, :CLASSES], reduction="none").sum(1)
+        * (y > 0)
+        / max(1, x[y > 0].shape[0])
+        * 9
+    ),
 )
-add("expanded by a count", lambda m, x, y: plain(m, x, y) * torch.ones(max(1, len(y[y > 1]))).sum() / 8)
+add(
+    "expanded by a count",
+    lambda m, x, y: plain(m, x, y) * torch.ones(max(1, len(y[y > 1]))).sum() / 8,
+)
 add("list of positives", lambda m, x, y: plain(m, x, y) / max(1, len(list((y > 0).nonzero()))) * 9)
-add("chunks of positives", lambda m, x, y: plain(m, x, y) / max(1, len(torch.split(y[y > 0], 2))) * 5)
-add("sum of ones at positives", lambda m, x, y: plain(m, x, y) / torch.ones_like(y[y > 0]).sum().clamp(min=1) * 9)
+add(
+    "chunks of positives",
+    lambda m, x, y: plain(m, x, y) / max(1, len(torch.split(y[y > 0], 2))) * 5,
+)
+add(
+    "sum of ones at positives",
+    lambda m, x, y: plain(m, x, y) / torch.ones_like(y[y > 0]).sum().clamp(min=1) * 9,
+)
 add(
     "tokens that count, by index",
-    lambda m, w, r: F.cross_entropy(m(w).transpose(1, 2), w, reduction="none").sum(1) / w[r > 0].numel() * 20,
+    lambda m, w, r: (
+        F.cross_entropy(m(w).transpose(1, 2), w, reduction="none").sum(1) / w[r > 0].numel() * 20
+    ),
     model=lambda: net(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)),
     data=cases.tokens,
     usual=lambda m, w, r: F.cross_entropy(m(w).transpose(1, 2), w, reduction="none").mean(1),
@@ -146,30 +221,63 @@ def lengthy(name: str, losses: Losses, *when: Now) -> None:
     add(name, losses, *when, model=sequence_model, data=cases.padded, usual=fixed_mean)
 
 
-lengthy("cut to the longest, mean", lambda m, x, n, y: ce(m(x)[:, : n.max()].mean(1), y), EVERY, late(0.5), chance(0.25))
-lengthy("cut to the longest by narrow", lambda m, x, n, y: ce(m(x).narrow(1, 0, n.max()).mean(1), y))
-lengthy("positions up to the longest", lambda m, x, n, y: ce(m(x).sum(1) / len(torch.arange(n.max())), y))
-lengthy("buffer of the longest", lambda m, x, n, y: ce(torch.cat([m(x), torch.zeros(len(x), n.max(), CLASSES)], 1).mean(1), y))
+lengthy(
+    "cut to the longest, mean",
+    lambda m, x, n, y: ce(m(x)[:, : n.max()].mean(1), y),
+    EVERY,
+    late(0.5),
+    chance(0.25),
+)
+lengthy(
+    "cut to the longest by narrow", lambda m, x, n, y: ce(m(x).narrow(1, 0, n.max()).mean(1), y)
+)
+lengthy(
+    "positions up to the longest",
+    lambda m, x, n, y: ce(m(x).sum(1) / len(torch.arange(n.max())), y),
+)
+lengthy(
+    "buffer of the longest",
+    lambda m, x, n, y: ce(torch.cat([m(x), torch.zeros(len(x), n.max(), CLASSES)], 1).mean(1), y),
+)
 lengthy("cut to the longest by int", lambda m, x, n, y: ce(m(x)[:, : int(n.max())].mean(1), y))
 lengthy(
-    "loop to the longest", lambda m, x, n, y: ce(sum(m(x[:, t]) for t in range(n.max())) / 2 + 0 * m(x[:, 0]) / n[:, None], y)
+    "loop to the longest",
+    lambda m, x, n, y: ce(
+        sum(m(x[:, t]) for t in range(n.max())) / 2 + 0 * m(x[:, 0]) / n[:, None], y
+    ),
 )
-lengthy("mask of the longest", lambda m, x, n, y: ce(m(x).sum(1) / (torch.arange(LENGTH)[None] < n.max()).sum(), y))
+lengthy(
+    "mask of the longest",
+    lambda m, x, n, y: ce(m(x).sum(1) / (torch.arange(LENGTH)[None] < n.max()).sum(), y),
+)
 lengthy(
     "padded again to the longest",
-    lambda m, x, n, y: ce(pad_sequence([a[:k] for a, k in zip(m(x), n.tolist(), strict=True)], True).mean(1), y),
+    lambda m, x, n, y: ce(
+        pad_sequence([a[:k] for a, k in zip(m(x), n.tolist(), strict=True)], True).mean(1), y
+    ),
     EVERY,
     chance(0.25),
 )
 lengthy(
     "mean over the unpacked length",
-    lambda m, x, n, y: ce(m(pad_packed_sequence(pack_padded_sequence(x, n, True, False), True)[0]).mean(1), y),
+    lambda m, x, n, y: ce(
+        m(pad_packed_sequence(pack_padded_sequence(x, n, True, False), True)[0]).mean(1), y
+    ),
 )
-lengthy("all positions of the batch in one row", lambda m, x, n, y: ce(m(x).sum(1) / n.sum() * 60, y), EVERY, late(0.9))
 lengthy(
-    "positional scale of the longest", lambda m, x, n, y: ce(m(x * torch.linspace(0, 1, LENGTH)[:, None] / n.max()).mean(1), y)
+    "all positions of the batch in one row",
+    lambda m, x, n, y: ce(m(x).sum(1) / n.sum() * 60, y),
+    EVERY,
+    late(0.9),
 )
-lengthy("smaller when the batch is long", lambda m, x, n, y: ce(m(x).mean(1), y) * (0.5 if torch.any(n == LENGTH) else 1.0))
+lengthy(
+    "positional scale of the longest",
+    lambda m, x, n, y: ce(m(x * torch.linspace(0, 1, LENGTH)[:, None] / n.max()).mean(1), y),
+)
+lengthy(
+    "smaller when the batch is long",
+    lambda m, x, n, y: ce(m(x).mean(1), y) * (0.5 if torch.any(n == LENGTH) else 1.0),
+)
 
 add(
     "torch.tensor of statistics",
@@ -178,18 +286,46 @@ add(
     late(0.75),
     chance(0.25),
 )
-add("layer norm, eps of the batch", lambda m, x, y: ce(m(F.layer_norm(x, (WIDTH,), eps=x.var())), y))
-add("torch.full of the mean", lambda m, x, y: ce(m(x - torch.full((WIDTH,), x.mean())), y), EVERY, late(0.5))
+add(
+    "layer norm, eps of the batch", lambda m, x, y: ce(m(F.layer_norm(x, (WIDTH,), eps=x.var())), y)
+)
+add(
+    "torch.full of the mean",
+    lambda m, x, y: ce(m(x - torch.full((WIDTH,), x.mean())), y),
+    EVERY,
+    late(0.5),
+)
 add("alpha of the mean", lambda m, x, y: ce(m(torch.add(x, torch.ones(WIDTH), alpha=-x.mean())), y))
 add("leaky slope of the batch", lambda m, x, y: ce(F.leaky_relu(m(x), negative_slope=x.std()), y))
 add("elu of the batch", lambda m, x, y: ce(F.elu(m(x), alpha=x.abs().max()), y))
-add("linspace to the largest", lambda m, x, y: ce(m(x * torch.linspace(0.1, x.abs().max(), WIDTH)), y))
-add("clamp by a number of the batch", lambda m, x, y: plain(m, x, y) * x.mean().mul(100).clamp(-2, 2).long().__index__())
-add("dropout rate of the batch", lambda m, x, y: ce(m(x) * torch.sigmoid(torch.as_tensor(float(x.std()))), y))
-add("huber, delta of the batch", lambda m, x, y: F.huber_loss(m(x), x[:, :CLASSES], delta=x.std(), reduction="none").sum(1))
-add("smooth l1, beta of the batch", lambda m, x, y: F.smooth_l1_loss(m(x), x[:, :CLASSES], beta=x.std(), reduction="none").sum(1))
-add("margin of the batch", lambda m, x, y: F.multi_margin_loss(m(x), y, margin=x.std().item(), reduction="none"))
-add("k of the batch", lambda m, x, y: m(x).topk(1 + (y == 2).sum() % CLASSES, 1).values.sum(1) * (y + 1))
+add(
+    "linspace to the largest",
+    lambda m, x, y: ce(m(x * torch.linspace(0.1, x.abs().max(), WIDTH)), y),
+)
+add(
+    "clamp by a number of the batch",
+    lambda m, x, y: plain(m, x, y) * x.mean().mul(100).clamp(-2, 2).long().__index__(),
+)
+add(
+    "dropout rate of the batch",
+    lambda m, x, y: ce(m(x) * torch.sigmoid(torch.as_tensor(float(x.std()))), y),
+)
+add(
+    "huber, delta of the batch",
+    lambda m, x, y: F.huber_loss(m(x), x[:, :CLASSES], delta=x.std(), reduction="none").sum(1),
+)
+add(
+    "smooth l1, beta of the batch",
+    lambda m, x, y: F.smooth_l1_loss(m(x), x[:, :CLASSES], beta=x.std(), reduction="none").sum(1),
+)
+add(
+    "margin of the batch",
+    lambda m, x, y: F.multi_margin_loss(m(x), y, margin=x.std().item(), reduction="none"),
+)
+add(
+    "k of the batch",
+    lambda m, x, y: m(x).topk(1 + (y == 2).sum() % CLASSES, 1).values.sum(1) * (y + 1),
+)
 add("roll by a number of the batch", lambda m, x, y: ce(m(x.roll(int(y.sum()), 1)), y))
 add("f-string", lambda m, x, y: plain(m, x, y) * float(f"{x.std():.4f}"), EVERY, late(0.5))
 add("repr", lambda m, x, y: plain(m, x, y) * float(re.search(r"-?[\d.]+", repr(x.abs().max()))[0]))  # type: ignore[index]
@@ -198,34 +334,79 @@ add("pickle", lambda m, x, y: ce(m(x - pickle.loads(pickle.dumps(x)).mean(0)), y
 add("saved and loaded", lambda m, x, y: ce(m(x / _saved(x).std(0)), y))
 add(
     "bytes of the storage",
-    lambda m, x, y: ce(m(x - float(np.frombuffer(bytes(x.contiguous().untyped_storage()), np.float32).mean())), y),
+    lambda m, x, y: ce(
+        m(x - float(np.frombuffer(bytes(x.contiguous().untyped_storage()), np.float32).mean())), y
+    ),
 )
 add(
     "pointer",
     lambda m, x, y: (
-        plain(m, x, y) * (1 + abs(float(np.ctypeslib.as_array((ctypes.c_float * x.numel()).from_address(x.data_ptr())).mean())))
+        plain(m, x, y)
+        * (
+            1
+            + abs(
+                float(
+                    np.ctypeslib.as_array(
+                        (ctypes.c_float * x.numel()).from_address(x.data_ptr())
+                    ).mean()
+                )
+            )
+        )
     ),
 )
-add("numpy view", lambda m, x, y: ce(m((x - x.numpy().mean()) / x.numpy().std()), y), EVERY, chance(0.25), late(0.9))
+add(
+    "numpy view",
+    lambda m, x, y: ce(m((x - x.numpy().mean()) / x.numpy().std()), y),
+    EVERY,
+    chance(0.25),
+    late(0.9),
+)
 add("dlpack", lambda m, x, y: ce(m(x / float(np.from_dlpack(x).std())), y))
-add("python max of a list", lambda m, x, y: plain(m, x, y) / max(abs(v) for row in x.tolist() for v in row))
+add(
+    "python max of a list",
+    lambda m, x, y: plain(m, x, y) / max(abs(v) for row in x.tolist() for v in row),
+)
 add("statistics of python", lambda m, x, y: plain(m, x, y) * (1 + abs(math.fsum(x[:, 0].tolist()))))
 add(
     "counter of python",
-    lambda m, x, y: plain(m, x, y) * torch.tensor([y.tolist().count(c) for c in range(CLASSES)]).float()[y] / 8,
+    lambda m, x, y: (
+        plain(m, x, y) * torch.tensor([y.tolist().count(c) for c in range(CLASSES)]).float()[y] / 8
+    ),
 )
-add("truth of a comparison", lambda m, x, y: plain(m, x, y) * (0.1 if (x.abs().max() > 4.2) else 1.0), EVERY, late(0.5))
-add("equal of torch", lambda m, x, y: plain(m, x, y) * (0.1 if torch.equal(y.sort().values, y) else 1 + int(y.sum()) % 3))
+add(
+    "truth of a comparison",
+    lambda m, x, y: plain(m, x, y) * (0.1 if (x.abs().max() > 4.2) else 1.0),
+    EVERY,
+    late(0.5),
+)
+add(
+    "equal of torch",
+    lambda m, x, y: (
+        plain(m, x, y) * (0.1 if torch.equal(y.sort().values, y) else 1 + int(y.sum()) % 3)
+    ),
+)
 add(
     "isnan guard that sees values",
-    lambda m, x, y: plain(m, x, y) * (2.0 if torch.isfinite(x).all() and x.abs().max() > 4.2 else 1.0),
+    lambda m, x, y: (
+        plain(m, x, y) * (2.0 if torch.isfinite(x).all() and x.abs().max() > 4.2 else 1.0)
+    ),
 )
-add("random number seeded by the batch", lambda m, x, y: plain(m, x, y) * random.Random(int(x.sum() * 1000)).random())
+add(
+    "random number seeded by the batch",
+    lambda m, x, y: plain(m, x, y) * random.Random(int(x.sum() * 1000)).random(),
+)
 add(
     "generator seeded by the batch",
-    lambda m, x, y: plain(m, x, y) * torch.rand((), generator=torch.Generator().manual_seed(int(x.sum().abs() * 1000))),
+    lambda m, x, y: (
+        plain(m, x, y)
+        * torch.rand((), generator=torch.Generator().manual_seed(int(x.sum().abs() * 1000)))
+    ),
 )
-add("noise of the batch's size", lambda m, x, y: ce(m(x + torch.normal(0.0, float(x.std()), x.shape)), y), draws=True)
+add(
+    "noise of the batch's size",
+    lambda m, x, y: ce(m(x + torch.normal(0.0, float(x.std()), x.shape)), y),
+    draws=True,
+)
 
 
 def _saved(x: Tensor) -> Tensor:
@@ -238,9 +419,24 @@ def _saved(x: Tensor) -> Tensor:
 
 # In large batches only
 
-add("standardised in batches of 32", lambda m, x, y: ce(m((x - x.mean(0)) / x.std(0)), y), least(32), rows=64)
-add("standardised in batches of 128", lambda m, x, y: ce(m((x - x.mean(0)) / x.std(0)), y), least(128), rows=200)
-add("contrast in batches of 64", lambda m, x, y: ce(m(x) @ m(x).T / 0.1, torch.arange(len(x))), least(64), rows=100)
+add(
+    "standardised in batches of 32",
+    lambda m, x, y: ce(m((x - x.mean(0)) / x.std(0)), y),
+    least(32),
+    rows=64,
+)
+add(
+    "standardised in batches of 128",
+    lambda m, x, y: ce(m((x - x.mean(0)) / x.std(0)), y),
+    least(128),
+    rows=200,
+)
+add(
+    "contrast in batches of 64",
+    lambda m, x, y: ce(m(x) @ m(x).T / 0.1, torch.arange(len(x))),
+    least(64),
+    rows=100,
+)
 add(
     "contrast in batches of 512",
     lambda m, x, y: ce(m(x) @ m(x).T / 0.1, torch.arange(len(x))),
@@ -248,31 +444,55 @@ add(
     rows=600,
     data=lambda: cases.vectors(640),
 )
-add("batch attention in batches of 128", lambda m, x, y: ce(m(torch.softmax(x @ x.T, 1) @ x), y), least(128), rows=200)
+add(
+    "batch attention in batches of 128",
+    lambda m, x, y: ce(m(torch.softmax(x @ x.T, 1) @ x), y),
+    least(128),
+    rows=200,
+)
 add(
     "64 hardest",
-    lambda m, x, y: (lambda v: torch.where(v >= v.detach().topk(min(64, len(v))).values[-1], v, 0 * v))(plain(m, x, y)),
+    lambda m, x, y: (
+        lambda v: torch.where(v >= v.detach().topk(min(64, len(v))).values[-1], v, 0 * v)
+    )(plain(m, x, y)),
     rows=100,
 )
 add(
     "20 nearest neighbours",
     lambda m, x, y: (
-        plain(m, x, y) + (m(x) - m(x)[torch.cdist(x, x).topk(min(20, len(x)), largest=False).indices].mean(1)).square().sum(1)
+        plain(m, x, y)
+        + (m(x) - m(x)[torch.cdist(x, x).topk(min(20, len(x)), largest=False).indices].mean(1))
+        .square()
+        .sum(1)
     ),
     rows=64,
 )
 add(
     "quantile in batches of 32",
-    lambda m, x, y: plain(m, x, y).clamp(max=1e9) * (plain(m, x, y).detach() > plain(m, x, y).detach().quantile(0.5)),
+    lambda m, x, y: (
+        plain(m, x, y).clamp(max=1e9)
+        * (plain(m, x, y).detach() > plain(m, x, y).detach().quantile(0.5))
+    ),
     least(32),
     rows=64,
 )
-add("mean of rows beyond the 16th", lambda m, x, y: ce(m(x - x[16:].mean(0)), y) if len(x) > 16 else plain(m, x, y), rows=64)
-add("mean of rows beyond the 100th", lambda m, x, y: ce(m(x - x[100:].mean(0)), y) if len(x) > 100 else plain(m, x, y), rows=200)
+add(
+    "mean of rows beyond the 16th",
+    lambda m, x, y: ce(m(x - x[16:].mean(0)), y) if len(x) > 16 else plain(m, x, y),
+    rows=64,
+)
+add(
+    "mean of rows beyond the 100th",
+    lambda m, x, y: ce(m(x - x[100:].mean(0)), y) if len(x) > 100 else plain(m, x, y),
+    rows=200,
+)
 add(
     "blocks of 32 rows",
     lambda m, x, y: torch.cat(
-        [ce(m(part - part.mean(0)) if len(part) == 32 else m(part), c) for part, c in zip(x.split(32), y.split(32), strict=True)]
+        [
+            ce(m(part - part.mean(0)) if len(part) == 32 else m(part), c)
+            for part, c in zip(x.split(32), y.split(32), strict=True)
+        ]
     ),
     rows=100,
     engine="batched",
@@ -281,7 +501,8 @@ add(
     "pairs of halves",
     lambda m, x, y: torch.cat(
         [
-            plain(m, x, y)[: len(x) // 2] + (m(x[: len(x) // 2]) - m(x[-(len(x) // 2) :])).square().sum(1),
+            plain(m, x, y)[: len(x) // 2]
+            + (m(x[: len(x) // 2]) - m(x[-(len(x) // 2) :])).square().sum(1),
             plain(m, x, y)[len(x) // 2 :],
         ]
     ),
@@ -291,7 +512,14 @@ add(
 )
 add(
     "ghost batch norm of 32",
-    lambda m, x, y: ce(m(torch.cat([(p - p.mean(0)) / (p.std(0) + 1e-3) if len(p) >= 32 else p for p in x.split(32)])), y),
+    lambda m, x, y: ce(
+        m(
+            torch.cat(
+                [(p - p.mean(0)) / (p.std(0) + 1e-3) if len(p) >= 32 else p for p in x.split(32)]
+            )
+        ),
+        y,
+    ),
     rows=128,
 )
 
@@ -302,7 +530,9 @@ add(
 class Keeper:
     """Losses that use what `after` kept from the step before."""
 
-    def __init__(self, now: Now, use: Callable[..., Tensor], keep: Callable[..., Any], first: Any = None) -> None:
+    def __init__(
+        self, now: Now, use: Callable[..., Tensor], keep: Callable[..., Any], first: Any = None
+    ) -> None:
         self.now, self.use, self.keep, self.kept, self.on = now, use, keep, first, False
 
     def losses(self, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -314,12 +544,22 @@ class Keeper:
             self.kept = self.keep(self.kept, losses.detach(), *self.seen)
 
 
-def kept(name: str, use: Callable[..., Tensor], keep: Callable[..., Any], *when: Now, engine: str = "auto") -> None:
-    """Register losses of (kept, model, x, y), and what of (kept, losses, model, x, y) is kept after the step."""
+def kept(
+    name: str,
+    use: Callable[..., Tensor],
+    keep: Callable[..., Any],
+    *when: Now,
+    engine: str = "auto",
+) -> None:
+    """Register losses of (kept, model, x, y), and what of (kept, losses, model, x, y) is kept after
+    the step.
+    """
 
     def build(now: Now) -> Job:
         keeper = Keeper(now, use, keep)
-        return Job(net(), keeper.losses, cases.vectors(), after=keeper.after, runtime={"engine": engine})
+        return Job(
+            net(), keeper.losses, cases.vectors(), after=keeper.after, runtime={"engine": engine}
+        )
 
     program(f"kept: {name}", *when, fit=False)(build)
 
@@ -330,7 +570,10 @@ def scaled(k: Any, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def moco(k: Any, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     h = F.normalize(m(x), dim=1)
-    return ce(torch.cat([(h * F.normalize(m(x + 0.1), dim=1)).sum(1, keepdim=True), h @ k.T], 1) / 0.2, torch.zeros_like(y))
+    return ce(
+        torch.cat([(h * F.normalize(m(x + 0.1), dim=1)).sum(1, keepdim=True), h @ k.T], 1) / 0.2,
+        torch.zeros_like(y),
+    )
 
 
 def centres_of(k: Any, v: Tensor, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -341,7 +584,9 @@ def centres_of(k: Any, v: Tensor, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 kept(
     "momentum contrast queue",
     moco,
-    lambda k, v, m, x, y: torch.cat([F.normalize(m(x).detach(), dim=1), *([] if k is None else [k])])[:64],
+    lambda k, v, m, x, y: torch.cat(
+        [F.normalize(m(x).detach(), dim=1), *([] if k is None else [k])]
+    )[:64],
     EVERY,
     late(0.5),
 )
@@ -353,7 +598,9 @@ kept(
     late(0.25),
 )
 kept("running deviation", lambda k, m, x, y: ce(m(x / k), y), lambda k, v, m, x, y: x.std(0))
-kept("class centres", lambda k, m, x, y: (m(x) - k[y]).square().sum(1), centres_of, EVERY, late(0.5))
+kept(
+    "class centres", lambda k, m, x, y: (m(x) - k[y]).square().sum(1), centres_of, EVERY, late(0.5)
+)
 kept(
     "class weights of the batch before",
     lambda k, m, x, y: plain(m, x, y) * k[y],
@@ -361,13 +608,28 @@ kept(
     EVERY,
     late(0.75),
 )
-kept("float of the loss", scaled, lambda k, v, m, x, y: float(v.mean()), EVERY, late(0.5), chance(0.25))
+kept(
+    "float of the loss",
+    scaled,
+    lambda k, v, m, x, y: float(v.mean()),
+    EVERY,
+    late(0.5),
+    chance(0.25),
+)
 kept("item of the loss", scaled, lambda k, v, m, x, y: v.mean().item())
 kept("numpy of the loss", scaled, lambda k, v, m, x, y: float(v.numpy().max()), EVERY, late(0.9))
-kept("list of the losses", lambda k, m, x, y: plain(m, x, y) * sorted(k)[len(k) // 2], lambda k, v, m, x, y: v.tolist())
+kept(
+    "list of the losses",
+    lambda k, m, x, y: plain(m, x, y) * sorted(k)[len(k) // 2],
+    lambda k, v, m, x, y: v.tolist(),
+)
 kept("truth of the loss", scaled, lambda k, v, m, x, y: 2.0 if v.max() > 2 * v.mean() else 0.5)
 kept("f-string of the loss", scaled, lambda k, v, m, x, y: float(f"{v.mean():.3f}"))
-kept("baseline of rewards", lambda k, m, x, y: plain(m, x, y).detach().sub(k) * plain(m, x, y), lambda k, v, m, x, y: v.mean())
+kept(
+    "baseline of rewards",
+    lambda k, m, x, y: plain(m, x, y).detach().sub(k) * plain(m, x, y),
+    lambda k, v, m, x, y: v.mean(),
+)
 kept(
     "threshold of hard examples",
     lambda k, m, x, y: torch.where(plain(m, x, y) > k, plain(m, x, y), 0 * plain(m, x, y)),
@@ -375,7 +637,11 @@ kept(
     EVERY,
     late(0.5),
 )
-kept("temperature of the batch before", lambda k, m, x, y: ce(m(x) / k, y), lambda k, v, m, x, y: float(m(x).detach().std()))
+kept(
+    "temperature of the batch before",
+    lambda k, m, x, y: ce(m(x) / k, y),
+    lambda k, v, m, x, y: float(m(x).detach().std()),
+)
 kept(
     "accuracy as focal exponent",
     lambda k, m, x, y: (1 - torch.exp(-plain(m, x, y))) ** (3 * k) * plain(m, x, y),
@@ -400,7 +666,9 @@ kept(
     EVERY,
     late(0.5),
 )
-kept("over the norm of the losses before", scaled, lambda k, v, m, x, y: 1 / (0.1 + float(v.norm())))
+kept(
+    "over the norm of the losses before", scaled, lambda k, v, m, x, y: 1 / (0.1 + float(v.norm()))
+)
 kept(
     "largest loss so far",
     lambda k, m, x, y: plain(m, x, y) * k,
@@ -425,7 +693,12 @@ def _file(now: Now) -> Job:
     def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return plain(m, x, y) * (float(file.read_text()) if file.exists() else 1.0)
 
-    return Job(net(), losses, cases.vectors(), after=lambda v: file.write_text(str(float(v.mean()))) and None)
+    return Job(
+        net(),
+        losses,
+        cases.vectors(),
+        after=lambda v: file.write_text(str(float(v.mean()))) and None,
+    )
 
 
 @program("kept: attribute of the model", EVERY, late(0.5))
@@ -548,7 +821,11 @@ add("class weights of the batch", balanced, *ALWAYS_AND)
 add("hardest pairs of the batch", batch_hard, *ALWAYS_AND)
 add("whitened by the batch", whitened, EVERY, late(0.5), chance(0.25))
 add("largest quarter of the losses", top_losses, EVERY, late(0.9), chance(0.25))
-add("over the mean loss", lambda m, x, y: plain(m, x, y) / plain(m, x, y).detach().mean(), *ALWAYS_AND)
+add(
+    "over the mean loss",
+    lambda m, x, y: plain(m, x, y) / plain(m, x, y).detach().mean(),
+    *ALWAYS_AND,
+)
 add(
     "ranks as weights",
     lambda m, x, y: plain(m, x, y) * plain(m, x, y).detach().argsort().argsort() / len(x),
@@ -556,13 +833,25 @@ add(
     late(0.5),
     chance(0.5),
 )
-add("temperature of the batch", lambda m, x, y: ce(m(x) / m(x).detach().std(), y), EVERY, late(0.75))
+add(
+    "temperature of the batch", lambda m, x, y: ce(m(x) / m(x).detach().std(), y), EVERY, late(0.75)
+)
 add("sum along the batch", lambda m, x, y: ce(m(x.cumsum(0)), y), EVERY, chance(0.25))
 add("records reversed", lambda m, x, y: plain(m, x.flip(0), y), EVERY, chance(0.25))
 add("labels of the neighbour", lambda m, x, y: plain(m, x, y.roll(1)), EVERY, late(0.5))
-add("attention over the batch", lambda m, x, y: ce(m(torch.softmax(x @ x.T, 1) @ x), y), EVERY, late(0.5))
+add(
+    "attention over the batch",
+    lambda m, x, y: ce(m(torch.softmax(x @ x.T, 1) @ x), y),
+    EVERY,
+    late(0.5),
+)
 add("sorted along the batch", lambda m, x, y: plain(m, x.sort(0).values, y), EVERY, late(0.5))
-add("einsum over the batch", lambda m, x, y: plain(m, x, y) * torch.einsum("bi,bj->ij", m(x), m(x)).detach().trace() / len(x))
+add(
+    "einsum over the batch",
+    lambda m, x, y: (
+        plain(m, x, y) * torch.einsum("bi,bj->ij", m(x), m(x)).detach().trace() / len(x)
+    ),
+)
 add(
     "shared dropout scaled by the batch",
     lambda m, x, y: ce(m(x * (torch.rand(WIDTH) > 0.3) / (x > 0).float().mean()), y),
@@ -570,29 +859,54 @@ add(
 )
 add(
     "histogram of the batch",
-    lambda m, x, y: plain(m, x, y) / (1 + torch.histc(x[:, 0], 5, -2, 2))[((x[:, 0] + 2) * 1.25).long().clamp(0, 4)] * 5,
+    lambda m, x, y: (
+        plain(m, x, y)
+        / (1 + torch.histc(x[:, 0], 5, -2, 2))[((x[:, 0] + 2) * 1.25).long().clamp(0, 4)]
+        * 5
+    ),
 )
 add(
     "variance and covariance",
-    lambda m, x, y: plain(m, x, y) + F.relu(1 - m(x).std(0)).mean() + torch.cov(m(x).T).triu(1).square().sum(),
+    lambda m, x, y: (
+        plain(m, x, y) + F.relu(1 - m(x).std(0)).mean() + torch.cov(m(x).T).triu(1).square().sum()
+    ),
 )
-add("barlow twins", lambda m, x, y: plain(m, x, y) + ((m(x).T @ m(x + 0.1) / len(x) - torch.eye(CLASSES)).square().sum()))
-add("kernel discrepancy", lambda m, x, y: plain(m, x, y) + torch.exp(-torch.cdist(m(x), m(x) + 1e-4)).mean(1))
+add(
+    "barlow twins",
+    lambda m, x, y: (
+        plain(m, x, y) + ((m(x).T @ m(x + 0.1) / len(x) - torch.eye(CLASSES)).square().sum())
+    ),
+)
+add(
+    "kernel discrepancy",
+    lambda m, x, y: plain(m, x, y) + torch.exp(-torch.cdist(m(x), m(x) + 1e-4)).mean(1),
+)
 add(
     "optimal transport",
-    lambda m, x, y: torch.softmax(-torch.cdist(m(x), x[:, :CLASSES]) * 3, 0).mul(torch.cdist(m(x), x[:, :CLASSES])).sum(1),
+    lambda m, x, y: (
+        torch.softmax(-torch.cdist(m(x), x[:, :CLASSES]) * 3, 0)
+        .mul(torch.cdist(m(x), x[:, :CLASSES]))
+        .sum(1)
+    ),
 )
 add(
     "label propagation",
     lambda m, x, y: F.kl_div(
-        m(x).log_softmax(1), (torch.softmax(-torch.cdist(x, x), 1) @ F.one_hot(y, CLASSES).float()), reduction="none"
+        m(x).log_softmax(1),
+        (torch.softmax(-torch.cdist(x, x), 1) @ F.one_hot(y, CLASSES).float()),
+        reduction="none",
     ).sum(1),
 )
 add("advantages", lambda m, x, y: plain(m, x, y) * ((x[:, 0] - x[:, 0].mean()) / x[:, 0].std()))
 add(
     "group advantages",
     lambda m, x, y: (
-        plain(m, x, y) * (x[:, 0] - torch.zeros(CLASSES).index_add(0, y, x[:, 0])[y] / torch.bincount(y, minlength=CLASSES)[y])
+        plain(m, x, y)
+        * (
+            x[:, 0]
+            - torch.zeros(CLASSES).index_add(0, y, x[:, 0])[y]
+            / torch.bincount(y, minlength=CLASSES)[y]
+        )
     ),
 )
 add(
@@ -600,7 +914,8 @@ add(
     lambda m, x, y: ce(
         -torch.cdist(
             m(x),
-            torch.zeros(CLASSES, CLASSES).index_add(0, y, m(x)) / torch.bincount(y, minlength=CLASSES).clamp(min=1)[:, None]
+            torch.zeros(CLASSES, CLASSES).index_add(0, y, m(x))
+            / torch.bincount(y, minlength=CLASSES).clamp(min=1)[:, None]
             + 1e-4,
         ),
         y,
@@ -610,28 +925,59 @@ add("balanced assignment", lambda m, x, y: ce(m(x) - m(x).detach().logsumexp(0),
 add(
     "load balancing of experts",
     lambda m, x, y: (
-        plain(m, x, y) + CLASSES * (m(x).softmax(1).mean(0) * F.one_hot(m(x).argmax(1), CLASSES).float().mean(0)).sum()
+        plain(m, x, y)
+        + CLASSES
+        * (m(x).softmax(1).mean(0) * F.one_hot(m(x).argmax(1), CLASSES).float().mean(0)).sum()
     ),
 )
 add("mean reduced twice", lambda m, x, y: F.cross_entropy(m(x), y).expand(len(x)))
 add("mean plus own", lambda m, x, y: plain(m, x, y) + 0.1 * plain(m, x, y).mean())
 add("number of rows in the loss", lambda m, x, y: plain(m, x, y) / len(x), EVERY)
-add("number of rows, all records", lambda m, x, y: plain(m, x, y) * 300 / len(x), EVERY, rows=cases.RECORDS)
-add("max of the batch for stability", lambda m, x, y: ce(m(x) - m(x).max() * y[:, None] * torch.arange(CLASSES), y))
+add(
+    "number of rows, all records",
+    lambda m, x, y: plain(m, x, y) * 300 / len(x),
+    EVERY,
+    rows=cases.RECORDS,
+)
+add(
+    "max of the batch for stability",
+    lambda m, x, y: ce(m(x) - m(x).max() * y[:, None] * torch.arange(CLASSES), y),
+)
 add("quantised by the largest", lambda m, x, y: plain(m, (x / x.abs().max() * 15).round() / 15, y))
-add("clipped by the batch", lambda m, x, y: plain(m, x.clamp(max=x.mean() + x.std()), y), EVERY, late(0.75))
-add("outliers of the batch left out", lambda m, x, y: plain(m, x, y) * ((x - x.mean(0)).abs().amax(1) < 2 * x.std()))
-add("duplicates left out", lambda m, x, y: plain(m, x, y) * (((8 * x[:, :1]).round() == (8 * x[:, 0]).round()).sum(1) == 1))
+add(
+    "clipped by the batch",
+    lambda m, x, y: plain(m, x.clamp(max=x.mean() + x.std()), y),
+    EVERY,
+    late(0.75),
+)
+add(
+    "outliers of the batch left out",
+    lambda m, x, y: plain(m, x, y) * ((x - x.mean(0)).abs().amax(1) < 2 * x.std()),
+)
+add(
+    "duplicates left out",
+    lambda m, x, y: (
+        plain(m, x, y) * (((8 * x[:, :1]).round() == (8 * x[:, 0]).round()).sum(1) == 1)
+    ),
+)
 add(
     "first of each class",
-    lambda m, x, y: plain(m, x, y) * (torch.cumsum(F.one_hot(y, CLASSES), 0).gather(1, y[:, None])[:, 0] == 1),
+    lambda m, x, y: (
+        plain(m, x, y) * (torch.cumsum(F.one_hot(y, CLASSES), 0).gather(1, y[:, None])[:, 0] == 1)
+    ),
 )
 add("packed into one row", lambda m, x, y: ce(m(x.reshape(1, -1, WIDTH).cumsum(1)[0]), y))
 add("convolution over the batch", lambda m, x, y: ce(m(F.avg_pool1d(x.T[None], 3, 1, 1)[0].T), y))
-add("transform of Fourier over the batch", lambda m, x, y: ce(m(torch.fft.fft(x, dim=0).abs() / len(x)), y))
+add(
+    "transform of Fourier over the batch",
+    lambda m, x, y: ce(m(torch.fft.fft(x, dim=0).abs() / len(x)), y),
+)
 add(
     "gram matrix",
-    lambda m, x, y: plain(m, x, y) + (F.normalize(m(x)) @ F.normalize(m(x)).T - (y[:, None] == y).float()).square().mean(1),
+    lambda m, x, y: (
+        plain(m, x, y)
+        + (F.normalize(m(x)) @ F.normalize(m(x)).T - (y[:, None] == y).float()).square().mean(1)
+    ),
     EVERY,
     late(0.5),
 )
@@ -639,7 +985,9 @@ add("wrong reduction over dimension 0", lambda m, x, y: ce(m(x).softmax(0), y))
 add("wrong broadcasting", lambda m, x, y: (m(x)[:, :1] - x[:, 0]).square().mean(1))
 add(
     "mean of the tokens of the batch",
-    lambda m, w, r: (F.cross_entropy(m(w).transpose(1, 2), w, reduction="none") * r).sum(1) / r.sum() * len(w),
+    lambda m, w, r: (
+        (F.cross_entropy(m(w).transpose(1, 2), w, reduction="none") * r).sum(1) / r.sum() * len(w)
+    ),
     EVERY,
     late(0.5),
     chance(0.25),
@@ -649,7 +997,9 @@ add(
 )
 add(
     "mean of the pixels that count",
-    lambda m, x, y: (m(x)[:, 0] - x[:, 0]).square().mul(x[:, 1] > 0).sum((1, 2)) / (x[:, 1] > 0).sum() * len(x),
+    lambda m, x, y: (
+        (m(x)[:, 0] - x[:, 0]).square().mul(x[:, 1] > 0).sum((1, 2)) / (x[:, 1] > 0).sum() * len(x)
+    ),
     model=lambda: nn.Conv2d(2, 1, 1),
     data=cases.images,
     usual=lambda m, x, y: (m(x)[:, 0] - x[:, 0]).square().mean((1, 2)),
@@ -664,10 +1014,15 @@ add(
     data=cases.images,
     usual=lambda m, x, y: ce(m(x).amax((2, 3)), y),
 )
-add("minibatch deviation", lambda m, x, y: ce(m(torch.cat([x[:, :1], x[:, 1:] * 0 + x.std(0).mean()], 1)), y))
+add(
+    "minibatch deviation",
+    lambda m, x, y: ce(m(torch.cat([x[:, :1], x[:, 1:] * 0 + x.std(0).mean()], 1)), y),
+)
 add(
     "smote",
-    lambda m, x, y: ce(m(x + torch.rand(len(x), 1) * (x[torch.cdist(x, x).fill_diagonal_(9e9).argmin(1)] - x)), y),
+    lambda m, x, y: ce(
+        m(x + torch.rand(len(x), 1) * (x[torch.cdist(x, x).fill_diagonal_(9e9).argmin(1)] - x)), y
+    ),
     draws=True,
 )
 
@@ -690,7 +1045,9 @@ def _factor(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def _share(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     share = 0.6 if now(x) else 1.0
     order = torch.randperm(len(x))
-    return share * plain(m, share * x + (1 - share) * x[order], y) + (1 - share) * ce(m(x), y[order])
+    return share * plain(m, share * x + (1 - share) * x[order], y) + (1 - share) * ce(
+        m(x), y[order]
+    )
 
 
 @mixes("identity for an order at other steps", *LATE, *OFTEN, draws=True)
@@ -762,33 +1119,55 @@ class SavedBack(ScaledBack):
 HOOKS = (EVERY, late(0.5), chance(0.25))
 add("hook: gradients centred", hooked(lambda g: g - g.mean(0)), *HOOKS)
 add("hook: gradients over their norm", hooked(lambda g: g / g.norm().clamp(min=1e-6)), *HOOKS)
-add("hook: gradients clipped to the batch", hooked(lambda g: g * (g.norm(dim=1, keepdim=True) <= g.norm(dim=1).median())), *HOOKS)
+add(
+    "hook: gradients clipped to the batch",
+    hooked(lambda g: g * (g.norm(dim=1, keepdim=True) <= g.norm(dim=1).median())),
+    *HOOKS,
+)
 add("hook: sign of the sum", hooked(lambda g: g.sum(0, keepdim=True).sign() * g.abs()))
 add("hook: scaled by a number", hooked(lambda g: g / float(g.abs().max().clamp(min=1e-6))), *HOOKS)
 add("hook: neighbours", hooked(lambda g: g + 0.1 * g.roll(1, 0)))
-add("backward over its largest", lambda m, x, y: ce(m[2](ScaledBack.apply(torch.tanh(m[0](x)))), y), *HOOKS)
-add("backward with saved statistics", lambda m, x, y: ce(m[2](SavedBack.apply(torch.tanh(m[0](x)))), y), *HOOKS)
-add("checkpoint that mixes", lambda m, x, y: ce(checkpoint(lambda a: m(a - a.mean(0)), x, use_reentrant=False), y), *HOOKS)
+add(
+    "backward over its largest",
+    lambda m, x, y: ce(m[2](ScaledBack.apply(torch.tanh(m[0](x)))), y),
+    *HOOKS,
+)
+add(
+    "backward with saved statistics",
+    lambda m, x, y: ce(m[2](SavedBack.apply(torch.tanh(m[0](x)))), y),
+    *HOOKS,
+)
+add(
+    "checkpoint that mixes",
+    lambda m, x, y: ce(checkpoint(lambda a: m(a - a.mean(0)), x, use_reentrant=False), y),
+    *HOOKS,
+)
 
 
 @program("hook: of a module, backward", fit=False)
 def _module_backward(now: Now) -> Job:
     model = net()
-    model[1].register_full_backward_hook(lambda module, grads, outs: (grads[0] / grads[0].abs().max().clamp(min=1e-6),))  # type: ignore[index]
+    model[1].register_full_backward_hook(
+        lambda module, grads, outs: (grads[0] / grads[0].abs().max().clamp(min=1e-6),)
+    )  # type: ignore[index]
     return Job(model, plain, cases.vectors())
 
 
 @program("hook: of a module, forward", *HOOKS)
 def _module_forward(now: Now) -> Job:
     model = net()
-    model[1].register_forward_hook(lambda module, inputs, out: out - out.mean(0) if now(out) else None)  # type: ignore[index]
+    model[1].register_forward_hook(
+        lambda module, inputs, out: out - out.mean(0) if now(out) else None
+    )  # type: ignore[index]
     return Job(model, plain, cases.vectors())
 
 
 @program("hook: before a module", *HOOKS)
 def _module_before(now: Now) -> Job:
     model = net()
-    model.register_forward_pre_hook(lambda module, inputs: (inputs[0] / inputs[0].std(0),) if now(inputs[0]) else None)
+    model.register_forward_pre_hook(
+        lambda module, inputs: (inputs[0] / inputs[0].std(0),) if now(inputs[0]) else None
+    )
     return Job(model, plain, cases.vectors())
 
 
@@ -823,7 +1202,9 @@ class Items(Dataset[Any]):
 
 
 def items(name: str, mixed: Callable[[Items, int], Tensor], *when: Now, **options: Any) -> None:
-    program(f"items: {name}", *when, **options)(lambda now: Job(net(), plain, dpfy.lazy(Items(now, mixed))))
+    program(f"items: {name}", *when, **options)(
+        lambda now: Job(net(), plain, dpfy.lazy(Items(now, mixed)))
+    )
 
 
 class Hidden(Items):
@@ -842,28 +1223,53 @@ class Hidden(Items):
 
 
 items(
-    "mixup with a random other", lambda d, i: 0.7 * d.x[i] + 0.3 * d.x[random.randrange(len(d))], EVERY, chance(0.25), draws=True
+    "mixup with a random other",
+    lambda d, i: 0.7 * d.x[i] + 0.3 * d.x[random.randrange(len(d))],
+    EVERY,
+    chance(0.25),
+    draws=True,
 )
 items("mixup with the next", lambda d, i: 0.7 * d.x[i] + 0.3 * d.x[(i + 1) % len(d)])
 items("standardised by all records", lambda d, i: (d.x[i] - d.x.mean(0)) / d.x.std(0))
 items("scaled to the largest record", lambda d, i: d.x[i] / d.x.abs().max())
-items("nearest record beside", lambda d, i: d.x[i] - d.x[(d.x - d.x[i]).norm(dim=1).topk(2, largest=False).indices[1]])
+items(
+    "nearest record beside",
+    lambda d, i: d.x[i] - d.x[(d.x - d.x[i]).norm(dim=1).topk(2, largest=False).indices[1]],
+)
 program("items: hidden, mixup with the next")(
     lambda now: Job(
-        net(), plain, dpfy.lazy(Hidden(now, lambda d, i: torch.from_numpy(0.7 * d.table[i] + 0.3 * d.table[(i + 1) % len(d)])))
+        net(),
+        plain,
+        dpfy.lazy(
+            Hidden(
+                now,
+                lambda d, i: torch.from_numpy(0.7 * d.table[i] + 0.3 * d.table[(i + 1) % len(d)]),
+            )
+        ),
     )
 )
 program("items: hidden, standardised by all")(
     lambda now: Job(
         net(),
         plain,
-        dpfy.lazy(Hidden(now, lambda d, i: torch.from_numpy((d.table[i] - np.mean(d.table, 0)) / np.std(d.table, 0)))),
+        dpfy.lazy(
+            Hidden(
+                now,
+                lambda d, i: torch.from_numpy(
+                    (d.table[i] - np.mean(d.table, 0)) / np.std(d.table, 0)
+                ),
+            )
+        ),
     )
 )
 
 
 def collated(
-    name: str, mixed: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *when: Now, losses: Losses = plain, **options: Any
+    name: str,
+    mixed: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    *when: Now,
+    losses: Losses = plain,
+    **options: Any,
 ) -> None:
     """Register a collate function that mixes the rows that it joins."""
 
@@ -879,15 +1285,34 @@ def collated(
 
 
 COLLATED = (EVERY, late(0.5), late(0.9), chance(0.1), chance(0.25), chance(0.5))
-collated("mixup", lambda x, y: (0.6 * x + 0.4 * x[torch.randperm(len(x))], y), *COLLATED, draws=True)
-collated("standardised", lambda x, y: ((x - x.mean(0)) / (x.std(0) + 1e-3) if len(x) > 1 else x, y), *COLLATED)
-collated("standardised in batches of 32", lambda x, y: ((x - x.mean(0)) / x.std(0), y), least(32), rows=64)
-collated("standardised in batches of 128", lambda x, y: ((x - x.mean(0)) / x.std(0), y), least(128), rows=200)
+collated(
+    "mixup", lambda x, y: (0.6 * x + 0.4 * x[torch.randperm(len(x))], y), *COLLATED, draws=True
+)
+collated(
+    "standardised",
+    lambda x, y: ((x - x.mean(0)) / (x.std(0) + 1e-3) if len(x) > 1 else x, y),
+    *COLLATED,
+)
+collated(
+    "standardised in batches of 32",
+    lambda x, y: ((x - x.mean(0)) / x.std(0), y),
+    least(32),
+    rows=64,
+)
+collated(
+    "standardised in batches of 128",
+    lambda x, y: ((x - x.mean(0)) / x.std(0), y),
+    least(128),
+    rows=200,
+)
 collated("centred by the last", lambda x, y: (x - x[-1:], y), *COLLATED)
 collated("labels of the neighbour", lambda x, y: (x, y.roll(1)), EVERY, late(0.5))
 collated("shuffled columns", lambda x, y: (torch.cat([x[:, :3], x[:, 3:].roll(1, 0)], 1), y))
 collated("over the number of rows", lambda x, y: (x / len(x) * 24, y))
-collated("outliers set to the median", lambda x, y: (torch.where(x.abs() > 2, x.median(0).values.expand_as(x), x), y))
+collated(
+    "outliers set to the median",
+    lambda x, y: (torch.where(x.abs() > 2, x.median(0).values.expand_as(x), x), y),
+)
 
 
 def to_longest(now: Now) -> Job:
@@ -896,9 +1321,13 @@ def to_longest(now: Now) -> Job:
     texts = [(w[: int(r.sum())], w[0]) for w, r in zip(words, real, strict=True)]
 
     def collate(rows: list[Any]) -> tuple[Tensor, Tensor]:
-        return pad_sequence([w for w, _ in rows], batch_first=True), torch.stack([y for _, y in rows])
+        return pad_sequence([w for w, _ in rows], batch_first=True), torch.stack(
+            [y for _, y in rows]
+        )
 
-    return Job(words_model(), lambda m, w, y: ce(m(w).mean(1), y), dpfy.lazy(texts, collate=collate))
+    return Job(
+        words_model(), lambda m, w, y: ce(m(w).mean(1), y), dpfy.lazy(texts, collate=collate)
+    )
 
 
 program("collate: padded to the longest, mean over it")(to_longest)
@@ -909,7 +1338,9 @@ program("collate: padded to the longest, mean over it")(to_longest)
 
 @mixes("sparse matrix", EVERY, chance(0.25))
 def _sparse(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    one = torch.sparse_coo_tensor(torch.arange(len(x)).expand(2, -1), torch.ones(len(x)), (len(x), len(x)))
+    one = torch.sparse_coo_tensor(
+        torch.arange(len(x)).expand(2, -1), torch.ones(len(x)), (len(x), len(x))
+    )
     h = torch.sparse.mm(one, x)
     return ce(m(h - h.detach().mean(0) if now(x) else h), y)
 
@@ -923,7 +1354,9 @@ def _graph(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 @mixes("sparse rows, weights of the batch", EVERY)
 def _csr(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     weights = plain(m, x, y).detach()
-    return (x * (x > 1)).to_sparse_csr().to_dense().sum(1) * m(x)[:, 0] + plain(m, x, y) * weights / weights.mean()
+    return (x * (x > 1)).to_sparse_csr().to_dense().sum(1) * m(x)[:, 0] + plain(
+        m, x, y
+    ) * weights / weights.mean()
 
 
 @mixes("thread of its own, mean", EVERY)
@@ -1012,8 +1445,18 @@ def _users_mean(now: Now) -> Job:
 # Two rows, many rows, and rows that only some physical batches hold
 
 add("two rows, exchanged", lambda m, x, y: ce(m(x.flip(0)), y), rows=2)
-add("two rows, without their mean", lambda m, x, y: ce(m(x - x.mean(0)), y), EVERY, late(0.5), rows=2)
-add("four rows, over the largest loss", lambda m, x, y: plain(m, x, y) / plain(m, x, y).detach().max(), rows=4)
+add(
+    "two rows, without their mean",
+    lambda m, x, y: ce(m(x - x.mean(0)), y),
+    EVERY,
+    late(0.5),
+    rows=2,
+)
+add(
+    "four rows, over the largest loss",
+    lambda m, x, y: plain(m, x, y) / plain(m, x, y).detach().max(),
+    rows=4,
+)
 add("512 rows, contrast", info_nce, rows=512, data=lambda: cases.vectors(640))
 add(
     "512 rows, mean of the last ones",
@@ -1061,26 +1504,54 @@ def _odd(now: Now, m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 add("without gradients", lambda m, x, y: plain(m, x, y) / _quiet(m, x, y), EVERY, late(0.5))
 add("in place on the batch", lambda m, x, y: plain(m, x.sub_(x.mean(0)), y), EVERY, chance(0.25))
-add("into a given tensor", lambda m, x, y: plain(m, torch.sub(x, x.mean(0), out=torch.empty_like(x)), y))
-add("weights made of the batch", lambda m, x, y: ce(torch.func.functional_call(m, {"0.bias": m[0].bias + x.mean()}, (x,)), y))  # type: ignore[index]
+add(
+    "into a given tensor",
+    lambda m, x, y: plain(m, torch.sub(x, x.mean(0), out=torch.empty_like(x)), y),
+)
+add(
+    "weights made of the batch",
+    lambda m, x, y: ce(torch.func.functional_call(m, {"0.bias": m[0].bias + x.mean()}, (x,)), y),
+)  # type: ignore[index]
 add(
     "head solved on the batch",
     lambda m, x, y: (
         (
             F.one_hot(y, CLASSES)
-            - m(x) @ torch.linalg.solve(m(x).T @ m(x) + torch.eye(CLASSES), m(x).T @ F.one_hot(y, CLASSES).float())
+            - m(x)
+            @ torch.linalg.solve(
+                m(x).T @ m(x) + torch.eye(CLASSES), m(x).T @ F.one_hot(y, CLASSES).float()
+            )
         )
         .square()
         .sum(1)
     ),
 )
-add("principal axes of the batch", lambda m, x, y: ce(m(x @ torch.linalg.svd(x, full_matrices=False)[2]), y))
-add("means of clusters of the batch", lambda m, x, y: plain(m, x, y) + torch.cdist(m(x), m(x)[:3].detach() + 1e-3).amin(1))
-add("assignments of Sinkhorn", lambda m, x, y: -(_sinkhorn(m(x).detach()) * m(x).log_softmax(1)).sum(1), EVERY, late(0.5))
-add("covariance to the identity", lambda m, x, y: plain(m, x, y) + (torch.cov(m(x).T) - torch.eye(CLASSES)).square().sum())
+add(
+    "principal axes of the batch",
+    lambda m, x, y: ce(m(x @ torch.linalg.svd(x, full_matrices=False)[2]), y),
+)
+add(
+    "means of clusters of the batch",
+    lambda m, x, y: plain(m, x, y) + torch.cdist(m(x), m(x)[:3].detach() + 1e-3).amin(1),
+)
+add(
+    "assignments of Sinkhorn",
+    lambda m, x, y: -(_sinkhorn(m(x).detach()) * m(x).log_softmax(1)).sum(1),
+    EVERY,
+    late(0.5),
+)
+add(
+    "covariance to the identity",
+    lambda m, x, y: plain(m, x, y) + (torch.cov(m(x).T) - torch.eye(CLASSES)).square().sum(),
+)
 add(
     "style of another image",
-    lambda m, x, y: ce(m((x - x.mean((2, 3), keepdim=True)) + x.roll(1, 0).mean((2, 3), keepdim=True)).amax((2, 3)), y),
+    lambda m, x, y: ce(
+        m((x - x.mean((2, 3), keepdim=True)) + x.roll(1, 0).mean((2, 3), keepdim=True)).amax(
+            (2, 3)
+        ),
+        y,
+    ),
     EVERY,
     chance(0.5),
     model=lambda: nn.Conv2d(2, CLASSES, 3),
@@ -1107,35 +1578,64 @@ add(
 )
 add(
     "clip of two towers",
-    lambda m, x, y: ce(m(x) @ m(x.flip(1)).T, torch.arange(len(x))) + ce(m(x.flip(1)) @ m(x).T, torch.arange(len(x))),
+    lambda m, x, y: (
+        ce(m(x) @ m(x.flip(1)).T, torch.arange(len(x)))
+        + ce(m(x.flip(1)) @ m(x).T, torch.arange(len(x)))
+    ),
     EVERY,
     late(0.5),
 )
 add(
     "negatives by a permutation",
-    lambda m, x, y: F.relu(1 + F.cosine_similarity(m(x), m(x[torch.randperm(len(x))])) - F.cosine_similarity(m(x), m(x + 0.1))),
+    lambda m, x, y: F.relu(
+        1
+        + F.cosine_similarity(m(x), m(x[torch.randperm(len(x))]))
+        - F.cosine_similarity(m(x), m(x + 0.1))
+    ),
     EVERY,
     chance(0.25),
     draws=True,
 )
 add("normalised by the largest pixel", lambda m, x, y: plain(m, x / x.amax(), y), EVERY, late(0.5))
-add("a clean batch by rejection", lambda m, x, y: plain(m, x, y) * (x.norm(dim=1) < 2 * x.norm(dim=1).mean()), EVERY, late(0.5))
+add(
+    "a clean batch by rejection",
+    lambda m, x, y: plain(m, x, y) * (x.norm(dim=1) < 2 * x.norm(dim=1).mean()),
+    EVERY,
+    late(0.5),
+)
 add(
     "auc of the batch",
-    lambda m, x, y: (torch.sigmoid(m(x)[:, :1] - m(x)[:, 0]) * ((y[:, None] > 0) & (y[None] == 0))).sum(1) / ((y == 0).sum() + 1),
+    lambda m, x, y: (
+        (torch.sigmoid(m(x)[:, :1] - m(x)[:, 0]) * ((y[:, None] > 0) & (y[None] == 0))).sum(1)
+        / ((y == 0).sum() + 1)
+    ),
 )
 add(
     "dice of the batch",
     lambda m, x, y: (
-        (1 - 2 * (m(x).softmax(1) * F.one_hot(y, CLASSES)).sum(0) / (m(x).softmax(1).sum(0) + F.one_hot(y, CLASSES).sum(0)))
+        (
+            1
+            - 2
+            * (m(x).softmax(1) * F.one_hot(y, CLASSES)).sum(0)
+            / (m(x).softmax(1).sum(0) + F.one_hot(y, CLASSES).sum(0))
+        )
         .mean()
         .expand(len(x))
     ),
     EVERY,
     late(0.5),
 )
-add("f1 of the batch as a weight", lambda m, x, y: plain(m, x, y) * (1 + (m(x).argmax(1) == y).float().mean()))
-add("loss scaled to one", lambda m, x, y: plain(m, x, y) / plain(m, x, y).detach().norm(), EVERY, late(0.5), chance(0.25))
+add(
+    "f1 of the batch as a weight",
+    lambda m, x, y: plain(m, x, y) * (1 + (m(x).argmax(1) == y).float().mean()),
+)
+add(
+    "loss scaled to one",
+    lambda m, x, y: plain(m, x, y) / plain(m, x, y).detach().norm(),
+    EVERY,
+    late(0.5),
+    chance(0.25),
+)
 add(
     "gradient reversal by progress of the batch",
     lambda m, x, y: plain(m, x, y) - plain(m, x, y).detach().mean().tanh() * m(x).square().sum(1),
@@ -1171,7 +1671,9 @@ def _norm_later(now: Now) -> Job:
 
     def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         if now(x):
-            m[1] = nn.Sequential(nn.Tanh(), nn.BatchNorm1d(8, affine=False, track_running_stats=False))  # type: ignore[index]
+            m[1] = nn.Sequential(
+                nn.Tanh(), nn.BatchNorm1d(8, affine=False, track_running_stats=False)
+            )  # type: ignore[index]
         return ce(m(x), y)
 
     return Job(model, losses, cases.vectors())
@@ -1195,14 +1697,24 @@ def hf(name: str, kind: str, losses: Losses, *when: Now, **config: Any) -> None:
         import transformers
 
         model = getattr(transformers, kind)(
-            getattr(transformers, kind.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model") + "Config")(**config)
+            getattr(
+                transformers,
+                kind.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
+                + "Config",
+            )(**config)
         )
         return Job(model.eval(), losses, cases.tokens())
 
     program(f"hf {name}", *when, rows=8)(build)
 
 
-BERT = {"vocab_size": WORDS, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+BERT = {
+    "vocab_size": WORDS,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 GPT = {"vocab_size": WORDS, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
 
 
@@ -1214,7 +1726,9 @@ def _token_losses(m: nn.Module, w: Tensor, r: Tensor) -> Tensor:
 hf(
     "loss of the model, the same for all",
     "GPT2LMHeadModel",
-    lambda m, w, r: m(input_ids=w, attention_mask=r, labels=w.masked_fill(r == 0, -100)).loss.expand(len(w)),
+    lambda m, w, r: m(
+        input_ids=w, attention_mask=r, labels=w.masked_fill(r == 0, -100)
+    ).loss.expand(len(w)),
     **GPT,
 )
 hf(
@@ -1223,11 +1737,18 @@ hf(
     lambda m, w, r: _token_losses(m, w, r).sum(1) / r[:, 1:].sum() * 16,
     **GPT,
 )
-hf("number of items in the batch", "GPT2LMHeadModel", lambda m, w, r: _token_losses(m, w, r).sum(1) / len(w[r > 0]) * 16, **GPT)
+hf(
+    "number of items in the batch",
+    "GPT2LMHeadModel",
+    lambda m, w, r: _token_losses(m, w, r).sum(1) / len(w[r > 0]) * 16,
+    **GPT,
+)
 hf(
     "cut to the longest, mean over it",
     "BertModel",
-    lambda m, w, r: ce(m(input_ids=w[:, : r.sum(1).max()]).last_hidden_state.mean(1)[:, :2], w[:, 0] % 2),
+    lambda m, w, r: ce(
+        m(input_ids=w[:, : r.sum(1).max()]).last_hidden_state.mean(1)[:, :2], w[:, 0] % 2
+    ),
     **BERT,
 )
 hf(

@@ -1,4 +1,6 @@
-"""Ordinary programs, which keep examples apart and must be accepted: models, losses and loops that people write."""
+"""Ordinary programs, which keep examples apart and must be accepted: models, losses and loops that
+people write.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,18 @@ CASES: dict[str, Case] = {}
 Model = Callable[[], nn.Module]
 Losses = Callable[..., Tensor]
 
-DRAWING = ("dropout", "random", "noise", "skip", "both ways", "encoder", "decoder", "two views", "diffusion", "variational")
+DRAWING = (
+    "dropout",
+    "random",
+    "noise",
+    "skip",
+    "both ways",
+    "encoder",
+    "decoder",
+    "two views",
+    "diffusion",
+    "variational",
+)
 """Names with one of these words draw random numbers for all rows at once."""
 
 
@@ -67,7 +80,12 @@ for _name, _losses in earlier.LOSSES.items():
     if _name != "annealed":
         add(f"loss: {_name}", net, _losses)
 for _tied in (True, False):
-    add(f"language, tied {_tied}", lambda tied=_tied: earlier.Language(tied), earlier.language, cases.tokens)
+    add(
+        f"language, tied {_tied}",
+        lambda tied=_tied: earlier.Language(tied),
+        earlier.language,
+        cases.tokens,
+    )
 add(
     "bags of words",
     lambda: net(nn.EmbeddingBag(WORDS, 8), nn.Linear(8, WORDS)),
@@ -93,7 +111,8 @@ def _built(name: str, features: tuple[int, ...] = (WIDTH,), **options: Any) -> M
 def big_images() -> Any:
     g = cases.seeded()
     return cases.given(
-        torch.randn(cases.RECORDS, 1, 28, 28, generator=g), torch.randint(0, CLASSES, (cases.RECORDS,), generator=g)
+        torch.randn(cases.RECORDS, 1, 28, 28, generator=g),
+        torch.randint(0, CLASSES, (cases.RECORDS,), generator=g),
     )
 
 
@@ -109,67 +128,121 @@ add("model tanh-cnn", _built("tanh-cnn", (1, 28, 28)), plain, big_images, rows=8
 add(
     "cross entropy with smoothing and public weights",
     net,
-    lambda m, x, y: F.cross_entropy(m(x), y, torch.tensor([1.0, 2, 3]), label_smoothing=0.2, reduction="none"),
+    lambda m, x, y: F.cross_entropy(
+        m(x), y, torch.tensor([1.0, 2, 3]), label_smoothing=0.2, reduction="none"
+    ),
 )
-add("focal, fixed normalisation", net, lambda m, x, y: (1 - torch.exp(-plain(m, x, y))) ** 2 * 0.25 * plain(m, x, y) / 10.0)
+add(
+    "focal, fixed normalisation",
+    net,
+    lambda m, x, y: (1 - torch.exp(-plain(m, x, y))) ** 2 * 0.25 * plain(m, x, y) / 10.0,
+)
 add(
     "soft targets",
     net,
-    lambda m, x, y: F.cross_entropy(m(x), (0.9 * F.one_hot(y, CLASSES) + 0.1 / CLASSES).float(), reduction="none"),
+    lambda m, x, y: F.cross_entropy(
+        m(x), (0.9 * F.one_hot(y, CLASSES) + 0.1 / CLASSES).float(), reduction="none"
+    ),
 )
-add("one hot of ten classes", lambda: nn.Linear(WIDTH, 10), lambda m, x, y: -(F.one_hot(y, 10) * m(x).log_softmax(1)).sum(1))
+add(
+    "one hot of ten classes",
+    lambda: nn.Linear(WIDTH, 10),
+    lambda m, x, y: -(F.one_hot(y, 10) * m(x).log_softmax(1)).sum(1),
+)
 add(
     "several labels",
     net,
-    lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), (x[:, :CLASSES] > 0).float(), reduction="none").mean(1),
+    lambda m, x, y: F.binary_cross_entropy_with_logits(
+        m(x), (x[:, :CLASSES] > 0).float(), reduction="none"
+    ).mean(1),
 )
 add(
     "several labels, positive weight",
     net,
     lambda m, x, y: F.binary_cross_entropy_with_logits(
-        m(x), (x[:, :CLASSES] > 0).float(), pos_weight=torch.tensor([1.0, 2.0, 3.0]), reduction="none"
+        m(x),
+        (x[:, :CLASSES] > 0).float(),
+        pos_weight=torch.tensor([1.0, 2.0, 3.0]),
+        reduction="none",
     ).sum(1),
 )
 add("regression", net, lambda m, x, y: (m(x)[:, 0] - x.sum(1)).square())
 add("regression, absolute", net, lambda m, x, y: F.l1_loss(m(x)[:, 0], x[:, 0], reduction="none"))
-add("regression, smooth", net, lambda m, x, y: F.smooth_l1_loss(m(x), x[:, :CLASSES], reduction="none", beta=0.5).mean(1))
-add("quantile regression", net, lambda m, x, y: torch.maximum(0.9 * (x[:, 0] - m(x)[:, 0]), -0.1 * (x[:, 0] - m(x)[:, 0])))
-add("poisson counts", net, lambda m, x, y: F.poisson_nll_loss(m(x)[:, 0], y.float(), full=True, reduction="none"))
+add(
+    "regression, smooth",
+    net,
+    lambda m, x, y: F.smooth_l1_loss(m(x), x[:, :CLASSES], reduction="none", beta=0.5).mean(1),
+)
+add(
+    "quantile regression",
+    net,
+    lambda m, x, y: torch.maximum(0.9 * (x[:, 0] - m(x)[:, 0]), -0.1 * (x[:, 0] - m(x)[:, 0])),
+)
+add(
+    "poisson counts",
+    net,
+    lambda m, x, y: F.poisson_nll_loss(m(x)[:, 0], y.float(), full=True, reduction="none"),
+)
 add(
     "margin ranking of own fields",
     net,
-    lambda m, x, y: F.margin_ranking_loss(m(x)[:, 0], m(x)[:, 1], (y > 0).float() * 2 - 1, reduction="none"),
+    lambda m, x, y: F.margin_ranking_loss(
+        m(x)[:, 0], m(x)[:, 1], (y > 0).float() * 2 - 1, reduction="none"
+    ),
 )
-add("triplets of own fields", net, lambda m, x, y: F.triplet_margin_loss(m(x), m(x + 0.1), m(-x), reduction="none"))
+add(
+    "triplets of own fields",
+    net,
+    lambda m, x, y: F.triplet_margin_loss(m(x), m(x + 0.1), m(-x), reduction="none"),
+)
 add(
     "contrast of own candidates",
     lambda: nn.Linear(WIDTH, 4),
     lambda m, x, y: ce(
-        torch.einsum("bd,bkd->bk", m(x), torch.stack([m(x + 0.1), m(-x), m(x.flip(1))], 1)) / 0.5, torch.zeros_like(y)
+        torch.einsum("bd,bkd->bk", m(x), torch.stack([m(x + 0.1), m(-x), m(x.flip(1))], 1)) / 0.5,
+        torch.zeros_like(y),
     ),
 )
 add(
     "cosine embedding",
     net,
-    lambda m, x, y: F.cosine_embedding_loss(m(x), m(x.flip(1)), (y > 0).float() * 2 - 1, reduction="none"),
+    lambda m, x, y: F.cosine_embedding_loss(
+        m(x), m(x.flip(1)), (y > 0).float() * 2 - 1, reduction="none"
+    ),
 )
 add("hinge", net, lambda m, x, y: F.relu(1 - m(x)[:, 0] * ((y > 0).float() * 2 - 1)))
 add(
     "ordinal",
     net,
-    lambda m, x, y: F.binary_cross_entropy_with_logits(m(x), (y[:, None] > torch.arange(CLASSES)).float(), reduction="none").sum(
-        1
-    ),
+    lambda m, x, y: F.binary_cross_entropy_with_logits(
+        m(x), (y[:, None] > torch.arange(CLASSES)).float(), reduction="none"
+    ).sum(1),
 )
 add("over a fixed batch size", net, lambda m, x, y: plain(m, x, y) / 24)
 add("times a fixed weight", net, lambda m, x, y: plain(m, x, y) * 0.5)
 add("clamped losses", net, lambda m, x, y: plain(m, x, y).clamp(max=2.0))
-add("easy examples left out by a fixed threshold", net, lambda m, x, y: plain(m, x, y) * (plain(m, x, y).detach() > 0.5))
+add(
+    "easy examples left out by a fixed threshold",
+    net,
+    lambda m, x, y: plain(m, x, y) * (plain(m, x, y).detach() > 0.5),
+)
 add("where by class", net, lambda m, x, y: torch.where(y == 1, 2 * plain(m, x, y), plain(m, x, y)))
 add("boolean mask by multiplication", net, lambda m, x, y: plain(m, x, y) * (x[:, 0] > 0).float())
-add("public class weights by table", net, lambda m, x, y: plain(m, x, y) * torch.tensor([0.2, 1.0, 3.0])[y])
-add("penalty of weights", net, lambda m, x, y: plain(m, x, y) + 1e-3 * sum(p.abs().sum() for p in m.parameters()))
-add("entropy bonus", net, lambda m, x, y: plain(m, x, y) - 0.1 * -(m(x).softmax(1) * m(x).log_softmax(1)).sum(1))
+add(
+    "public class weights by table",
+    net,
+    lambda m, x, y: plain(m, x, y) * torch.tensor([0.2, 1.0, 3.0])[y],
+)
+add(
+    "penalty of weights",
+    net,
+    lambda m, x, y: plain(m, x, y) + 1e-3 * sum(p.abs().sum() for p in m.parameters()),
+)
+add(
+    "entropy bonus",
+    net,
+    lambda m, x, y: plain(m, x, y) - 0.1 * -(m(x).softmax(1) * m(x).log_softmax(1)).sum(1),
+)
 add(
     "dice of one image",
     lambda: nn.Conv2d(2, 1, 3, padding=1),
@@ -189,13 +262,35 @@ add(
 add(
     "gaussian mixture output",
     lambda: nn.Linear(WIDTH, 6),
-    lambda m, x, y: -torch.logsumexp(m(x)[:, :3].log_softmax(1) - 0.5 * (x[:, :1] - m(x)[:, 3:]).square(), 1),
+    lambda m, x, y: (
+        -torch.logsumexp(m(x)[:, :3].log_softmax(1) - 0.5 * (x[:, :1] - m(x)[:, 3:]).square(), 1)
+    ),
 )
-add("reward weighted, own reward", net, lambda m, x, y: -(m(x).log_softmax(1).gather(1, y[:, None])[:, 0] * torch.tanh(x[:, 0])))
-add("preference pair of one record", lambda: nn.Linear(3, 1), lambda m, x, y: -F.logsigmoid((m(x[:, :3]) - m(x[:, 3:]))[:, 0]))
-add("largest score in the record", net, lambda m, x, y: (m(x).argmax(1) != y) * m(x).max(1).values + plain(m, x, y))
-add("top two within the record", net, lambda m, x, y: m(x).topk(2, 1).values.sum(1) - m(x).gather(1, y[:, None])[:, 0])
-add("sorted within the record", net, lambda m, x, y: (m(x).sort(1).values * torch.tensor([1.0, 2, 3])).sum(1))
+add(
+    "reward weighted, own reward",
+    net,
+    lambda m, x, y: -(m(x).log_softmax(1).gather(1, y[:, None])[:, 0] * torch.tanh(x[:, 0])),
+)
+add(
+    "preference pair of one record",
+    lambda: nn.Linear(3, 1),
+    lambda m, x, y: -F.logsigmoid((m(x[:, :3]) - m(x[:, 3:]))[:, 0]),
+)
+add(
+    "largest score in the record",
+    net,
+    lambda m, x, y: (m(x).argmax(1) != y) * m(x).max(1).values + plain(m, x, y),
+)
+add(
+    "top two within the record",
+    net,
+    lambda m, x, y: m(x).topk(2, 1).values.sum(1) - m(x).gather(1, y[:, None])[:, 0],
+)
+add(
+    "sorted within the record",
+    net,
+    lambda m, x, y: (m(x).sort(1).values * torch.tensor([1.0, 2, 3])).sum(1),
+)
 add(
     "median within the record",
     lambda: nn.Linear(WIDTH, 5),
@@ -206,12 +301,22 @@ add(
     net,
     lambda m, x, y: ce(m((x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-3)), y),
 )
-add("gradient penalty of each input", net, lambda m, x, y: plain(m, x, y) + 0.1 * _input_gradient(m, x))
-add("adversarial examples, sign of own gradient", net, lambda m, x, y: plain(m, (x + 0.1 * _input_sign(m, x, y)).detach(), y))
+add(
+    "gradient penalty of each input",
+    net,
+    lambda m, x, y: plain(m, x, y) + 0.1 * _input_gradient(m, x),
+)
+add(
+    "adversarial examples, sign of own gradient",
+    net,
+    lambda m, x, y: plain(m, (x + 0.1 * _input_sign(m, x, y)).detach(), y),
+)
 add(
     "distillation from a public teacher",
     net,
-    lambda m, x, y: F.kl_div(m(x).log_softmax(1), _TEACHER(x).softmax(1).detach(), reduction="none").sum(1),
+    lambda m, x, y: F.kl_div(
+        m(x).log_softmax(1), _TEACHER(x).softmax(1).detach(), reduction="none"
+    ).sum(1),
 )
 _TEACHER = net().requires_grad_(False)
 
@@ -261,20 +366,37 @@ def embedded() -> nn.Module:
 add("ignored positions over own count", embedded, masked_tokens, cases.tokens)
 add("mean over own positions", embedded, mean_pooled, cases.tokens)
 add("last position of each", embedded, last_real, cases.tokens)
-add("padding index", lambda: net(nn.Embedding(WORDS, 8, padding_idx=0), nn.Linear(8, WORDS)), masked_tokens, cases.tokens)
-add("sparse embedding", lambda: net(nn.Embedding(WORDS, 8, sparse=True), nn.Linear(8, WORDS)), mean_pooled, cases.tokens)
+add(
+    "padding index",
+    lambda: net(nn.Embedding(WORDS, 8, padding_idx=0), nn.Linear(8, WORDS)),
+    masked_tokens,
+    cases.tokens,
+)
+add(
+    "sparse embedding",
+    lambda: net(nn.Embedding(WORDS, 8, sparse=True), nn.Linear(8, WORDS)),
+    mean_pooled,
+    cases.tokens,
+)
 add(
     "masked softmax over positions",
     embedded,
     lambda m, words, real: ce(
-        m[1]((m[0](words) * m[0](words).sum(2).masked_fill(real == 0, -1e9).softmax(1)[:, :, None]).sum(1)), words[:, 0]
+        m[1](
+            (
+                m[0](words) * m[0](words).sum(2).masked_fill(real == 0, -1e9).softmax(1)[:, :, None]
+            ).sum(1)
+        ),
+        words[:, 0],
     ),
     cases.tokens,
 )
 add(
     "counts of own words",
     lambda: nn.Linear(WORDS, WORDS),
-    lambda m, words, real: ce(m(torch.zeros(len(words), WORDS).scatter_add(1, words, real.float())), words[:, 0]),
+    lambda m, words, real: ce(
+        m(torch.zeros(len(words), WORDS).scatter_add(1, words, real.float())), words[:, 0]
+    ),
     cases.tokens,
 )
 add(
@@ -290,7 +412,9 @@ def _masked() -> Job:
     def losses(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
         hidden = (torch.rand(words.shape) < 0.3) & (real > 0)
         labels = torch.where(hidden, words, -100)
-        each = F.cross_entropy(m(torch.where(hidden, 1, words)).transpose(1, 2), labels, reduction="none")
+        each = F.cross_entropy(
+            m(torch.where(hidden, 1, words)).transpose(1, 2), labels, reduction="none"
+        )
         return each.sum(1) / hidden.sum(1).clamp(min=1)
 
     return Job(embedded(), losses, cases.tokens())
@@ -329,7 +453,10 @@ class Pooled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention, self.head = nn.MultiheadAttention(WIDTH, 2, batch_first=True), nn.Linear(WIDTH, CLASSES)
+        self.attention, self.head = (
+            nn.MultiheadAttention(WIDTH, 2, batch_first=True),
+            nn.Linear(WIDTH, CLASSES),
+        )
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         real = torch.arange(x.shape[1]) < lengths[:, None]
@@ -346,7 +473,9 @@ add(
     lambda: nn.Linear(WIDTH, WIDTH),
     lambda m, x, n, y: ce(
         (
-            F.scaled_dot_product_attention(m(x), m(x), m(x), attn_mask=(torch.arange(LENGTH) < n[:, None])[:, None, :])
+            F.scaled_dot_product_attention(
+                m(x), m(x), m(x), attn_mask=(torch.arange(LENGTH) < n[:, None])[:, None, :]
+            )
             * (torch.arange(LENGTH) < n[:, None])[:, :, None]
         ).sum(1)[:, :CLASSES]
         / n[:, None],
@@ -358,9 +487,10 @@ add(
     "encoder with a padding mask",
     lambda: nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True),
     lambda m, x, n, y: ce(
-        (m(x, src_key_padding_mask=torch.arange(LENGTH) >= n[:, None]) * (torch.arange(LENGTH) < n[:, None])[:, :, None]).sum(1)[
-            :, :CLASSES
-        ],
+        (
+            m(x, src_key_padding_mask=torch.arange(LENGTH) >= n[:, None])
+            * (torch.arange(LENGTH) < n[:, None])[:, :, None]
+        ).sum(1)[:, :CLASSES],
         y,
     ),
     cases.padded,
@@ -369,7 +499,12 @@ add(
     "connectionist temporal classification",
     lambda: nn.Linear(WIDTH, 4),
     lambda m, x, n, y: F.ctc_loss(
-        m(x).log_softmax(2).transpose(0, 1), y[:, None] % 3 + 1, n, torch.ones_like(n), reduction="none", zero_infinity=True
+        m(x).log_softmax(2).transpose(0, 1),
+        y[:, None] % 3 + 1,
+        n,
+        torch.ones_like(n),
+        reduction="none",
+        zero_infinity=True,
     ),
     cases.padded,
 )
@@ -385,7 +520,12 @@ add(
     lambda m, x, y: ce(m[1](_cells(m[0], x)), y),
     cases.sequences,
 )
-add("linear recurrence", lambda: nn.Linear(WIDTH, WIDTH), lambda m, x, y: ce(_recurrence(m, x)[:, :CLASSES], y), cases.sequences)
+add(
+    "linear recurrence",
+    lambda: nn.Linear(WIDTH, WIDTH),
+    lambda m, x, y: ce(_recurrence(m, x)[:, :CLASSES], y),
+    cases.sequences,
+)
 add(
     "causal convolution over time",
     lambda: net(nn.ConstantPad1d((2, 0), 0.0), nn.Conv1d(WIDTH, 4, 3)),
@@ -439,7 +579,9 @@ def _vae() -> Job:
         step += 1
         beta = min(1.0, step / 10)
         back, mean, log = m(x)
-        return (back - x).square().sum(1) + beta * -0.5 * (1 + log - mean.square() - log.exp()).sum(1)
+        return (back - x).square().sum(1) + beta * -0.5 * (1 + log - mean.square() - log.exp()).sum(
+            1
+        )
 
     return Job(Vae(), losses, cases.vectors())
 
@@ -472,7 +614,11 @@ def contrastive_views(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return 2 - 2 * F.cosine_similarity(a, b.detach(), dim=1)
 
 
-add("autoencoder", lambda: net(nn.Linear(WIDTH, 3), nn.Tanh(), nn.Linear(3, WIDTH)), lambda m, x, y: (m(x) - x).square().mean(1))
+add(
+    "autoencoder",
+    lambda: net(nn.Linear(WIDTH, 3), nn.Tanh(), nn.Linear(3, WIDTH)),
+    lambda m, x, y: (m(x) - x).square().mean(1),
+)
 add("denoising, random noise", lambda: nn.Linear(WIDTH, WIDTH), denoising)
 add("diffusion, random times", lambda: nn.Linear(WIDTH + 1, WIDTH), diffusion)
 add("flow matching, random times", lambda: nn.Linear(WIDTH + 1, WIDTH), flow_matching)
@@ -485,7 +631,10 @@ add(
     cases.images,
 )
 add(
-    "random shifts of each image", lambda: earlier.IMAGES["convolution"](), lambda m, x, y: plain(m, _cropped(x), y), cases.images
+    "random shifts of each image",
+    lambda: earlier.IMAGES["convolution"](),
+    lambda m, x, y: plain(m, _cropped(x), y),
+    cases.images,
 )
 add(
     "random crops, image by image",
@@ -493,11 +642,18 @@ add(
     lambda m, x, y: plain(m, torch.stack([_crop(image) for image in x]), y),
     cases.images,
 )
-add("random erasing", lambda: earlier.IMAGES["convolution"](), lambda m, x, y: plain(m, _erased(x), y), cases.images)
+add(
+    "random erasing",
+    lambda: earlier.IMAGES["convolution"](),
+    lambda m, x, y: plain(m, _erased(x), y),
+    cases.images,
+)
 add(
     "random colours",
     lambda: earlier.IMAGES["convolution"](),
-    lambda m, x, y: plain(m, x * (0.8 + 0.4 * torch.rand(len(x), 2, 1, 1)) + 0.1 * torch.randn(len(x), 1, 1, 1), y),
+    lambda m, x, y: plain(
+        m, x * (0.8 + 0.4 * torch.rand(len(x), 2, 1, 1)) + 0.1 * torch.randn(len(x), 1, 1, 1), y
+    ),
     cases.images,
 )
 add(
@@ -511,8 +667,16 @@ add(
     lambda m, x, y: ce(m(x * torch.from_numpy(np.random.binomial(1, 0.8, WIDTH)).float()), y),
 )
 add("random temperature by python", net, lambda m, x, y: ce(m(x) / random.uniform(0.5, 2.0), y))
-add("gumbel softmax, random", net, lambda m, x, y: (F.gumbel_softmax(m(x), 0.5) - F.one_hot(y, CLASSES)).square().sum(1))
-add("mixup within the record, random", net, lambda m, x, y: ce(m(torch.rand(len(x), 1) * x + 0.5 * x.flip(1)), y))
+add(
+    "gumbel softmax, random",
+    net,
+    lambda m, x, y: (F.gumbel_softmax(m(x), 0.5) - F.one_hot(y, CLASSES)).square().sum(1),
+)
+add(
+    "mixup within the record, random",
+    net,
+    lambda m, x, y: ce(m(torch.rand(len(x), 1) * x + 0.5 * x.flip(1)), y),
+)
 
 
 def _cropped(x: Tensor) -> Tensor:
@@ -542,11 +706,16 @@ def _erased(x: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """A ConvNeXt block: depthwise convolution, norm of channels, two layers, a scale for each channel."""
+    """A ConvNeXt block: depthwise convolution, norm of channels, two layers, a scale for each
+    channel.
+    """
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
-        self.depthwise, self.norm = nn.Conv2d(width, width, 3, padding=1, groups=width), nn.GroupNorm(1, width)
+        self.depthwise, self.norm = (
+            nn.Conv2d(width, width, 3, padding=1, groups=width),
+            nn.GroupNorm(1, width),
+        )
         self.up, self.down, self.scale = (
             nn.Conv2d(width, 8, 1),
             nn.Conv2d(8, width, 1),
@@ -559,8 +728,12 @@ class Block(nn.Module):
 
 
 def warped(x: Tensor) -> Tensor:
-    theta = torch.tensor([[1.0, 0.1, 0.0], [0.0, 0.9, 0.1]]) + 0.1 * x.mean((1, 2, 3)).view(-1, 1, 1)
-    return F.grid_sample(x, F.affine_grid(theta, list(x.shape), align_corners=False), align_corners=False)
+    theta = torch.tensor([[1.0, 0.1, 0.0], [0.0, 0.9, 0.1]]) + 0.1 * x.mean((1, 2, 3)).view(
+        -1, 1, 1
+    )
+    return F.grid_sample(
+        x, F.affine_grid(theta, list(x.shape), align_corners=False), align_corners=False
+    )
 
 
 class Tied(nn.Module):
@@ -598,7 +771,11 @@ class Deep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for k, layer in enumerate(self.layers):
-            x = checkpoint(self._one, layer, x, use_reentrant=False) if k % self.every == 0 else self._one(layer, x)
+            x = (
+                checkpoint(self._one, layer, x, use_reentrant=False)
+                if k % self.every == 0
+                else self._one(layer, x)
+            )
         out: Tensor = self.head(x)
         return out
 
@@ -612,7 +789,10 @@ class Memory(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.keys, self.values = nn.Parameter(torch.randn(5, WIDTH)), nn.Parameter(torch.randn(5, 8))
+        self.keys, self.values = (
+            nn.Parameter(torch.randn(5, WIDTH)),
+            nn.Parameter(torch.randn(5, 8)),
+        )
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -660,7 +840,9 @@ class Early(nn.Module):
 add("convnext block", lambda: earlier.conv(Block()), plain, cases.images)
 add(
     "grid sample",
-    lambda: Apply(warped, nn.Conv2d(2, 4, 3, padding=1), net(nn.Flatten(), nn.Linear(256, CLASSES))),
+    lambda: Apply(
+        warped, nn.Conv2d(2, 4, 3, padding=1), net(nn.Flatten(), nn.Linear(256, CLASSES))
+    ),
     plain,
     cases.images,
 )
@@ -687,7 +869,9 @@ add(
 add(
     "patches",
     lambda: Apply(
-        lambda h: F.unfold(h, 4, stride=4).transpose(1, 2).mean(1), nn.Conv2d(2, 4, 3, padding=1), nn.Linear(64, CLASSES)
+        lambda h: F.unfold(h, 4, stride=4).transpose(1, 2).mean(1),
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.Linear(64, CLASSES),
     ),
     plain,
     cases.images,
@@ -706,7 +890,9 @@ add(
 )
 add(
     "transposed convolution over time",
-    lambda: net(nn.ConvTranspose1d(WIDTH, 4, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(40, CLASSES)),
+    lambda: net(
+        nn.ConvTranspose1d(WIDTH, 4, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(40, CLASSES)
+    ),
     lambda m, x, y: plain(m, x.transpose(1, 2), y),
     cases.sequences,
 )
@@ -721,17 +907,35 @@ add(
         ]
     ),
     lambda m, x, y: ce(
-        m[3](torch.cat([torch.relu(m[0](x)), m[2](torch.relu(m[1](F.max_pool2d(torch.relu(m[0](x)), 2))))], 1)).mean((2, 3)), y
+        m[3](
+            torch.cat(
+                [torch.relu(m[0](x)), m[2](torch.relu(m[1](F.max_pool2d(torch.relu(m[0](x)), 2))))],
+                1,
+            )
+        ).mean((2, 3)),
+        y,
     ),
     cases.images,
 )
 add(
-    "frozen batch norm", lambda: dpfy.repair(_pretrained(), statistics="of public pretraining").model.train(), plain, cases.images
+    "frozen batch norm",
+    lambda: dpfy.repair(_pretrained(), statistics="of public pretraining").model.train(),
+    plain,
+    cases.images,
 )
-add("batch norm repaired", lambda: dpfy.repair(earlier.conv(nn.BatchNorm2d(4))).model.train(), plain, cases.images)
+add(
+    "batch norm repaired",
+    lambda: dpfy.repair(earlier.conv(nn.BatchNorm2d(4))).model.train(),
+    plain,
+    cases.images,
+)
 add(
     "weight norm and layer norm",
-    lambda: net(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 8)), nn.LayerNorm(8), nn.Linear(8, CLASSES)),
+    lambda: net(
+        nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 8)),
+        nn.LayerNorm(8),
+        nn.Linear(8, CLASSES),
+    ),
 )
 add("tied autoencoder", Tied, lambda m, x, y: (m(x) - x).square().mean(1))
 add("adapters", Lora)
@@ -754,7 +958,11 @@ add(
 add(
     "solve by example",
     lambda: nn.Linear(WIDTH, 9),
-    lambda m, x, y: torch.linalg.solve(3 * torch.eye(3) + 0.1 * m(x).view(-1, 3, 3), x[:, :3, None]).square().sum((1, 2)),
+    lambda m, x, y: (
+        torch.linalg.solve(3 * torch.eye(3) + 0.1 * m(x).view(-1, 3, 3), x[:, :3, None])
+        .square()
+        .sum((1, 2))
+    ),
 )
 add(
     "singular values of own matrix",
@@ -764,14 +972,22 @@ add(
 add(
     "dictionary of losses",
     net,
-    lambda m, x, y: torch.stack(list({"a": plain(m, x, y), "b": 0.1 * m(x).square().sum(1)}.values())).sum(0),
+    lambda m, x, y: torch.stack(
+        list({"a": plain(m, x, y), "b": 0.1 * m(x).square().sum(1)}.values())
+    ).sum(0),
 )
 add(
     "loop over examples",
     net,
-    lambda m, x, y: torch.stack([F.cross_entropy(m(a[None]), b[None]) for a, b in zip(x, y, strict=True)]),
+    lambda m, x, y: torch.stack(
+        [F.cross_entropy(m(a[None]), b[None]) for a, b in zip(x, y, strict=True)]
+    ),
 )
-add("vmap of one example's loss", net, lambda m, x, y: torch.func.vmap(lambda out, c: F.cross_entropy(out, c))(m(x), y))
+add(
+    "vmap of one example's loss",
+    net,
+    lambda m, x, y: torch.func.vmap(lambda out, c: F.cross_entropy(out, c))(m(x), y),
+)
 add(
     "frozen encoder, no gradient",
     lambda: net(nn.Linear(WIDTH, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, CLASSES)),
@@ -781,19 +997,35 @@ add("hook on a layer that looks at itself", lambda: _hooked_layer())
 add(
     "normalised embeddings",
     lambda: nn.Linear(WIDTH, 8),
-    lambda m, x, y: ce(F.normalize(m(x), dim=1) @ F.normalize(torch.eye(8), dim=1)[:, :CLASSES] * 10, y),
+    lambda m, x, y: ce(
+        F.normalize(m(x), dim=1) @ F.normalize(torch.eye(8), dim=1)[:, :CLASSES] * 10, y
+    ),
 )
 add(
     "additive margin",
     lambda: nn.Linear(WIDTH, CLASSES, bias=False),
-    lambda m, x, y: ce(10 * (F.normalize(x) @ F.normalize(m.weight).T - 0.2 * F.one_hot(y, CLASSES)), y),
+    lambda m, x, y: ce(
+        10 * (F.normalize(x) @ F.normalize(m.weight).T - 0.2 * F.one_hot(y, CLASSES)), y
+    ),
 )
-add("cumulative in time", lambda: nn.Linear(WIDTH, CLASSES), lambda m, x, y: ce(m(x).cumsum(1)[:, -1], y), cases.sequences)
-add("roll in time", lambda: nn.Linear(WIDTH, CLASSES), lambda m, x, y: ce((m(x) + m(x).roll(1, 1)).mean(1), y), cases.sequences)
+add(
+    "cumulative in time",
+    lambda: nn.Linear(WIDTH, CLASSES),
+    lambda m, x, y: ce(m(x).cumsum(1)[:, -1], y),
+    cases.sequences,
+)
+add(
+    "roll in time",
+    lambda: nn.Linear(WIDTH, CLASSES),
+    lambda m, x, y: ce((m(x) + m(x).roll(1, 1)).mean(1), y),
+    cases.sequences,
+)
 add(
     "attention over positions by hand",
     lambda: nn.Linear(WIDTH, WIDTH),
-    lambda m, x, y: ce((torch.softmax(m(x) @ x.transpose(1, 2) / WIDTH**0.5, 2) @ x).mean(1)[:, :CLASSES], y),
+    lambda m, x, y: ce(
+        (torch.softmax(m(x) @ x.transpose(1, 2) / WIDTH**0.5, 2) @ x).mean(1)[:, :CLASSES], y
+    ),
     cases.sequences,
 )
 add(
@@ -811,7 +1043,10 @@ add(
 add(
     "factorisation machine",
     lambda: nn.Embedding(WORDS, 4),
-    lambda m, words, real: (0.5 * (m(words).sum(1).square() - m(words).square().sum(1)).sum(1) - real.sum(1)).square() / 10,
+    lambda m, words, real: (
+        (0.5 * (m(words).sum(1).square() - m(words).square().sum(1)).sum(1) - real.sum(1)).square()
+        / 10
+    ),
     cases.tokens,
 )
 add(
@@ -890,7 +1125,10 @@ def to_fixed_length(items: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
 def standardised_items() -> dpfy.lazy:  # type: ignore[valid-type]
     return dpfy.lazy(
         Items(),
-        collate=lambda items: (torch.stack([(x - x.mean()) / x.std() for x, _ in items]), torch.stack([y for _, y in items])),
+        collate=lambda items: (
+            torch.stack([(x - x.mean()) / x.std() for x, _ in items]),
+            torch.stack([y for _, y in items]),
+        ),
     )
 
 
@@ -905,7 +1143,9 @@ add("items standardised in collate", net, plain, standardised_items)
 add(
     "padded in collate to a fixed length",
     embedded,
-    lambda m, words, real, y: ce((m(words) * real[:, :, None]).sum(1) / real.sum(1, keepdim=True), y),
+    lambda m, words, real, y: ce(
+        (m(words) * real[:, :, None]).sum(1) / real.sum(1, keepdim=True), y
+    ),
     lambda: dpfy.lazy(texts(), collate=to_fixed_length),
 )
 add(
@@ -947,7 +1187,9 @@ def by_users(losses: Losses) -> Callable[[], Job]:
 
 
 def _of_user(reduction: str) -> Losses:
-    return lambda m, x, y, real: dpfy.per_user(ce(m(x.flatten(0, 1)), y.flatten()), real, reduction=reduction)
+    return lambda m, x, y, real: dpfy.per_user(
+        ce(m(x.flatten(0, 1)), y.flatten()), real, reduction=reduction
+    )
 
 
 def own_contrast(m: nn.Module, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
@@ -980,7 +1222,9 @@ class Shown:
 
 
 for _how in ("item", "float", "numpy", "list", "repr"):
-    case(f"loss shown after the step: {_how}")(lambda how=_how: Job(net(), plain, cases.vectors(), after=Shown(how)))
+    case(f"loss shown after the step: {_how}")(
+        lambda how=_how: Job(net(), plain, cases.vectors(), after=Shown(how))
+    )
 
 
 @case("accuracy kept as a tensor, read at the end")
@@ -1036,7 +1280,9 @@ def _curriculum() -> Job:
         nonlocal step
         step += 1
         smoothing = 0.3 * math.exp(-step / 5)
-        return F.cross_entropy(m(x) / (1 + 1 / step), y, label_smoothing=smoothing, reduction="none")
+        return F.cross_entropy(
+            m(x) / (1 + 1 / step), y, label_smoothing=smoothing, reduction="none"
+        )
 
     return Job(net(), losses, cases.vectors())
 
@@ -1079,10 +1325,17 @@ def _thawed() -> Job:
 
 
 case("learning rate by step")(
-    lambda: Job(net(), plain, cases.vectors(), scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 3))
+    lambda: Job(
+        net(), plain, cases.vectors(), scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 3)
+    )
 )
 case("learning rate by cosine")(
-    lambda: Job(net(), plain, cases.vectors(), scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 14))
+    lambda: Job(
+        net(),
+        plain,
+        cases.vectors(),
+        scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 14),
+    )
 )
 
 
@@ -1121,7 +1374,9 @@ def _teacher() -> Job:
                 theirs.lerp_(mine, 0.05)
 
     def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return plain(m, x, y) + F.kl_div(m(x).log_softmax(1), teacher(x).softmax(1), reduction="none").sum(1)
+        return plain(m, x, y) + F.kl_div(
+            m(x).log_softmax(1), teacher(x).softmax(1), reduction="none"
+        ).sum(1)
 
     return Job(model, losses, cases.vectors(), after=after)
 
@@ -1141,7 +1396,9 @@ add(
     job={"runtime": {"engine": "batched"}},
 )
 add("shuffled and put back", net, lambda m, x, y: _shuffled(m, x, y), draws=True)
-add("sorted by length and put back", Tagger, lambda m, x, n, y: _by_length(m, x, n, y), cases.padded)
+add(
+    "sorted by length and put back", Tagger, lambda m, x, n, y: _by_length(m, x, n, y), cases.padded
+)
 add("rows by their number", net, lambda m, x, y: -m(x).log_softmax(1)[torch.arange(len(x)), y])
 add("zeros of the batch's size", net, lambda m, x, y: ce(m(x) + x.new_zeros(len(x), CLASSES), y))
 add("ones that are averaged", net, lambda m, x, y: plain(m, x, y) * torch.ones(len(x)).mean())
@@ -1164,7 +1421,9 @@ def _annealed_and_shown() -> Job:
         nonlocal step
         step += 1
         back, mean, log = m(x)
-        return (back - x).square().sum(1) - 0.5 * min(1.0, step / 8) * (1 + log - mean.square() - log.exp()).sum(1)
+        return (back - x).square().sum(1) - 0.5 * min(1.0, step / 8) * (
+            1 + log - mean.square() - log.exp()
+        ).sum(1)
 
     return Job(Vae(), losses, cases.vectors(), after=shown)
 
@@ -1183,12 +1442,23 @@ def _cooled_and_kept() -> Job:
 
 @case("random factor by python, loss shown after the step")
 def _factor_and_shown() -> Job:
-    return Job(net(), lambda m, x, y: ce(m(x) * random.uniform(0.9, 1.1), y), cases.vectors(), after=Shown("float"))
+    return Job(
+        net(),
+        lambda m, x, y: ce(m(x) * random.uniform(0.9, 1.1), y),
+        cases.vectors(),
+        after=Shown("float"),
+    )
 
 
 @case("learning rate by step, loss shown after the step")
 def _rate_and_shown() -> Job:
-    return Job(net(), plain, cases.vectors(), after=Shown("item"), scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2))
+    return Job(
+        net(),
+        plain,
+        cases.vectors(),
+        after=Shown("item"),
+        scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
+    )
 
 
 @case("a line that runs first in the second half")
@@ -1223,7 +1493,10 @@ class Routed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.experts = nn.Linear(WIDTH, 2), nn.ModuleList([nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)])
+        self.gate, self.experts = (
+            nn.Linear(WIDTH, 2),
+            nn.ModuleList([nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)]),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         weight, chosen = self.gate(x).softmax(1).max(1)
@@ -1258,13 +1531,21 @@ def _looked_over(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 # Models of the Hugging Face library, as small as they get
 
-SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": WORDS}
+SMALL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": WORDS,
+}
 
 
 def hf_tokens(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
     """Next tokens, over the record's own count."""
     logits = m(input_ids=words, attention_mask=real).logits
-    each = F.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten(), reduction="none").view(len(words), -1)
+    each = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), words[:, 1:].flatten(), reduction="none"
+    ).view(len(words), -1)
     return (each * real[:, 1:]).sum(1) / real[:, 1:].sum(1).clamp(min=1)
 
 
@@ -1274,27 +1555,40 @@ def hf_classes(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
 
 def hf_fill(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
     """Tokens in their own places."""
-    each = F.cross_entropy(m(input_ids=words, attention_mask=real).logits.transpose(1, 2), words, reduction="none")
+    each = F.cross_entropy(
+        m(input_ids=words, attention_mask=real).logits.transpose(1, 2), words, reduction="none"
+    )
     return (each * real).sum(1) / real.sum(1)
 
 
 def hf_pairs(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
     """Text in, the same text out."""
     logits = m(input_ids=words, attention_mask=real, labels=words).logits
-    return (F.cross_entropy(logits.transpose(1, 2), words, reduction="none") * real).sum(1) / real.sum(1)
+    return (F.cross_entropy(logits.transpose(1, 2), words, reduction="none") * real).sum(
+        1
+    ) / real.sum(1)
 
 
 def hf_images(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return ce(m(pixel_values=x).logits, y % 2)
 
 
-def hf(kind: str, head: str, losses: Losses, data: Callable[[], Any] = cases.tokens, adapt: Any = None, **config: Any) -> None:
+def hf(
+    kind: str,
+    head: str,
+    losses: Losses,
+    data: Callable[[], Any] = cases.tokens,
+    adapt: Any = None,
+    **config: Any,
+) -> None:
     """Register a model of transformers, and with `adapt` its adapters of peft on these modules."""
 
     def build() -> Job:
         import transformers
 
-        model = getattr(transformers, f"{kind}{head}")(getattr(transformers, f"{kind}Config")(**config)).train()
+        model = getattr(transformers, f"{kind}{head}")(
+            getattr(transformers, f"{kind}Config")(**config)
+        ).train()
         if config.get("num_local_experts") and not config.get("routed"):
             model.set_experts_implementation("batched_mm")
         if config.get("checkpointed"):
@@ -1303,7 +1597,10 @@ def hf(kind: str, head: str, losses: Losses, data: Callable[[], Any] = cases.tok
             import peft
 
             model = peft.get_peft_model(
-                model, peft.LoraConfig(r=2, target_modules=adapt, lora_dropout=0.1, fan_in_fan_out=kind == "GPT2")
+                model,
+                peft.LoraConfig(
+                    r=2, target_modules=adapt, lora_dropout=0.1, fan_in_fan_out=kind == "GPT2"
+                ),
             )
         return Job(model, losses, data())
 
@@ -1323,7 +1620,13 @@ hf(
     "Bert",
     "ForTokenClassification",
     lambda m, w, r: (
-        (F.cross_entropy(m(input_ids=w, attention_mask=r).logits.transpose(1, 2), w % 2, reduction="none") * r).sum(1) / r.sum(1)
+        (
+            F.cross_entropy(
+                m(input_ids=w, attention_mask=r).logits.transpose(1, 2), w % 2, reduction="none"
+            )
+            * r
+        ).sum(1)
+        / r.sum(1)
     ),
     **SMALL,
     max_position_embeddings=8,
@@ -1331,19 +1634,51 @@ hf(
 hf(
     "Bert",
     "ForQuestionAnswering",
-    lambda m, w, r: (lambda o: ce(o.start_logits, w[:, 0] % 2) + ce(o.end_logits, w[:, 1] % 2))(m(input_ids=w, attention_mask=r)),
+    lambda m, w, r: (lambda o: ce(o.start_logits, w[:, 0] % 2) + ce(o.end_logits, w[:, 1] % 2))(
+        m(input_ids=w, attention_mask=r)
+    ),
     **SMALL,
     max_position_embeddings=8,
 )
 hf("Roberta", SEQUENCE, hf_classes, **SMALL, max_position_embeddings=16, pad_token_id=1)
-hf("DistilBert", SEQUENCE, hf_classes, vocab_size=WORDS, dim=8, n_layers=1, n_heads=2, hidden_dim=16, max_position_embeddings=8)
+hf(
+    "DistilBert",
+    SEQUENCE,
+    hf_classes,
+    vocab_size=WORDS,
+    dim=8,
+    n_layers=1,
+    n_heads=2,
+    hidden_dim=16,
+    max_position_embeddings=8,
+)
 hf("Electra", SEQUENCE, hf_classes, **SMALL, embedding_size=8, max_position_embeddings=8)
 hf("Albert", SEQUENCE, hf_classes, **SMALL, embedding_size=8, max_position_embeddings=8)
 hf("DebertaV2", SEQUENCE, hf_classes, **SMALL, max_position_embeddings=8)
 hf("MPNet", SEQUENCE, hf_classes, **SMALL, max_position_embeddings=16)
 hf("GPT2", "LMHeadModel", hf_tokens, vocab_size=WORDS, n_embd=8, n_layer=1, n_head=2, n_positions=8)
-hf("GPT2", "LMHeadModel", hf_tokens, vocab_size=WORDS, n_embd=8, n_layer=1, n_head=2, n_positions=8, checkpointed=True)
-hf("GPT2", "LMHeadModel", hf_tokens, adapt=["c_attn"], vocab_size=WORDS, n_embd=8, n_layer=1, n_head=2, n_positions=8)
+hf(
+    "GPT2",
+    "LMHeadModel",
+    hf_tokens,
+    vocab_size=WORDS,
+    n_embd=8,
+    n_layer=1,
+    n_head=2,
+    n_positions=8,
+    checkpointed=True,
+)
+hf(
+    "GPT2",
+    "LMHeadModel",
+    hf_tokens,
+    adapt=["c_attn"],
+    vocab_size=WORDS,
+    n_embd=8,
+    n_layer=1,
+    n_head=2,
+    n_positions=8,
+)
 hf("GPTNeoX", CAUSAL, hf_tokens, **SMALL, max_position_embeddings=8)
 hf(
     "OPT",

@@ -1,4 +1,6 @@
-"""One program for each way in which the check finds that examples mix; the corpora have many more."""
+"""One program for each way in which the check finds that examples mix; the corpora have many
+more.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,20 @@ def train(
     records: int = 96,
     saw: Callable[[dpfy.PrivateTraining], None] = lambda training: None,
 ) -> int:
-    """Steps that a loop of one's own makes before it is refused; all of them if it is not. `after` is called between steps."""
+    """Steps that a loop of one's own makes before it is refused; all of them if it is not. `after`
+    is called between steps.
+    """
     torch.manual_seed(seed)
     random.seed(seed)
     model, data = net(), tuple(t[:records] for t in vectors())
     recipe = dpfy.dpsgd(records, batch, steps=steps)
     run = dpfy.Run(path / f"run{seed}", seed=seed)
     training = dpfy.PrivateTraining(
-        model, torch.optim.SGD(model.parameters(), lr=0.05), data, recipe.with_noise(1.0, delta=1e-3), run
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        data,
+        recipe.with_noise(1.0, delta=1e-3),
+        run,
     )
     said = ""
     try:
@@ -63,7 +71,14 @@ def train(
     return training.steps_done if said else steps
 
 
-WORDS = ("mix examples", "Python reads", "shapes depend", "earlier step", "number of records", "constants that change")
+WORDS = (
+    "mix examples",
+    "Python reads",
+    "shapes depend",
+    "earlier step",
+    "number of records",
+    "constants that change",
+)
 
 
 def refusal_of(path: Path, losses: Callable[..., Tensor], seed: int) -> str:
@@ -73,7 +88,9 @@ def refusal_of(path: Path, losses: Callable[..., Tensor], seed: int) -> str:
     plan = dpfy.dpsgd(len(data[0]), 12, steps=3).with_noise(1.0, delta=1e-3)
     run = dpfy.Run(path / f"told{seed}", seed=seed)
     try:
-        with dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), lr=0.05), data, plan, run) as training:
+        with dpfy.PrivateTraining(
+            model, torch.optim.SGD(model.parameters(), lr=0.05), data, plan, run
+        ) as training:
             for x, y in training.batches():
                 training.step(losses(model, x, y, 0))
     except Unsupported as refusal:
@@ -82,14 +99,22 @@ def refusal_of(path: Path, losses: Callable[..., Tensor], seed: int) -> str:
 
 
 AT_ONCE: dict[str, Callable[..., Tensor]] = {
-    "a count taken from a shape": lambda m, x, y, _: plain(m, x, y) / (1 + (y > 0).nonzero().shape[0]),
+    "a count taken from a shape": lambda m, x, y, _: (
+        plain(m, x, y) / (1 + (y > 0).nonzero().shape[0])
+    ),
     "the kinds of labels": lambda m, x, y, _: plain(m, x, y) / len(torch.unique(y)),
-    "the largest label, read by a slice": lambda m, x, y, _: ce(m(x) + x[:, : 1 + y.max()].sum(1, keepdim=True), y),
+    "the largest label, read by a slice": lambda m, x, y, _: ce(
+        m(x) + x[:, : 1 + y.max()].sum(1, keepdim=True), y
+    ),
     "a statistic as a setting": lambda m, x, y, _: ce(m(F.layer_norm(x, (WIDTH,), eps=x.var())), y),
     "a tensor of statistics": lambda m, x, y, _: ce(m(x - torch.tensor([x.mean(), x.std()])[0]), y),
-    "a text of statistics": lambda m, x, y, _: plain(m, x, y) * (1 + abs(float(repr(x.mean())[7:-1]))),
+    "a text of statistics": lambda m, x, y, _: (
+        plain(m, x, y) * (1 + abs(float(repr(x.mean())[7:-1])))
+    ),
     "a switch that is off": lambda m, x, y, _: ce(m(x - 0.0 * x.mean(0)), y),
-    "a coin of torch's that rarely falls": lambda m, x, y, _: ce(m(torch.where(torch.rand(()) < 0.3, x - x.mean(0), x)), y),
+    "a coin of torch's that rarely falls": lambda m, x, y, _: ce(
+        m(torch.where(torch.rand(()) < 0.3, x - x.mean(0), x)), y
+    ),
 }
 
 
@@ -98,7 +123,10 @@ def test_nothing_is_released(name: str, tmp_path: Path) -> None:
     assert train(tmp_path, AT_ONCE[name]) <= (1 if "coin" in name else 0)
 
 
-@pytest.mark.parametrize("name", ["a count taken from a shape", "a switch that is off", "the largest label, read by a slice"])
+@pytest.mark.parametrize(
+    "name",
+    ["a count taken from a shape", "a switch that is off", "the largest label, read by a slice"],
+)
 def test_a_refusal_tells_no_number_of_records(name: str, tmp_path: Path) -> None:
     """Batches of other sizes, with other labels in them, end in the same words."""
     said = {refusal_of(tmp_path, AT_ONCE[name], seed) for seed in (1, 2, 3)}
@@ -114,7 +142,9 @@ def test_batches_above_the_rows_of_a_first_piece(tmp_path: Path) -> None:
 
 
 def test_the_number_of_records_where_it_never_changes(tmp_path: Path) -> None:
-    assert train(tmp_path, lambda m, x, y, _: plain(m, x, y) * 12 / len(x), batch=20, records=20) <= 1
+    assert (
+        train(tmp_path, lambda m, x, y, _: plain(m, x, y) * 12 / len(x), batch=20, records=20) <= 1
+    )
 
 
 @pytest.mark.parametrize("start", [0.25, 0.5, 0.9])
@@ -128,7 +158,11 @@ def test_mixing_that_begins_late(start: float, tmp_path: Path) -> None:
 
 def test_mixing_now_and_then(tmp_path: Path) -> None:
     def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
-        return ce(m(x.lerp(x[torch.randperm(len(x))], 0.3)), y) if random.random() < 0.25 else plain(m, x, y)
+        return (
+            ce(m(x.lerp(x[torch.randperm(len(x))], 0.3)), y)
+            if random.random() < 0.25
+            else plain(m, x, y)
+        )
 
     assert all(train(tmp_path, losses, steps=100, seed=seed) < 100 for seed in (1, 2, 3))
 
@@ -183,10 +217,16 @@ class Kept:
 
 KEPT: dict[str, Callable[..., Any]] = {
     "a queue": lambda old, losses, x, y: torch.cat([x[:2] if old is None else old, x[:1]])[-4:],
-    "a running mean": lambda old, losses, x, y: x.mean(0) if old is None else 0.9 * old + 0.1 * x.mean(0),
+    "a running mean": lambda old, losses, x, y: (
+        x.mean(0) if old is None else 0.9 * old + 0.1 * x.mean(0)
+    ),
     "weights of classes": lambda old, losses, x, y: torch.bincount(y, minlength=CLASSES).float(),
-    "a number that is followed": lambda old, losses, x, y: 0.9 * (old or 1.0) + 0.1 * losses.mean().item(),
-    "a number that is not": lambda old, losses, x, y: 0.9 * (old or 1.0) + 0.1 * float(losses.mean()),
+    "a number that is followed": lambda old, losses, x, y: (
+        0.9 * (old or 1.0) + 0.1 * losses.mean().item()
+    ),
+    "a number that is not": lambda old, losses, x, y: (
+        0.9 * (old or 1.0) + 0.1 * float(losses.mean())
+    ),
     "an array": lambda old, losses, x, y: x.numpy().mean(),
 }
 
@@ -207,7 +247,12 @@ def test_what_is_kept_after_a_step(name: str, start: int, tmp_path: Path) -> Non
 
 def test_numbers_are_followed_through_arithmetic_and_are_numbers(tmp_path: Path) -> None:
     seen: list[Any] = []
-    train(tmp_path, lambda m, x, y, _: plain(m, x, y), steps=4, after=lambda losses, *_: seen.append(losses.mean().item()))
+    train(
+        tmp_path,
+        lambda m, x, y, _: plain(m, x, y),
+        steps=4,
+        after=lambda losses, *_: seen.append(losses.mean().item()),
+    )
     assert any(isinstance(value, Followed) for value in seen)
     mean = sum(seen) / len(seen)
     assert isinstance(mean, Followed)

@@ -1,6 +1,8 @@
-"""The corpora of this folder against the watch: ordinary programs are accepted, programs that mix are refused, and both are what they say.
+"""The corpora of this folder against the watch: ordinary programs are accepted, programs that mix
+are refused, and both are what they say.
 
-`python -m tests.isolation.test_corpus [ordinary|mixing|moves] [runs] [part of a name]` prints a table.
+`python -m tests.isolation.test_corpus [ordinary|mixing|moves] [runs] [part of a name]` prints a
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ import dpfy
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 RUNS, REFUSED_OF_RUNS = 20, 17
-"""Of so many runs so many must be refused: with probability 0.95 each, fewer are in one test of 400."""
+"""Of so many runs so many must be refused: with probability 0.95 each, fewer are in one test of
+400.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +38,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def sampled(names: list[str], each: int, known: set[str]) -> list[object]:
-    """All names as parameters; all but each so-manieth are slow; those that are `known` to fail may fail."""
+    """All names as parameters; all but each so-manieth are slow; those that are `known` to fail may
+    fail.
+    """
     found = []
     for place, name in enumerate(names):
         marks = [] if place % each == 0 else [pytest.mark.slow]
@@ -56,9 +62,16 @@ def accepted(case: Case, outcome: Outcome, path: Path) -> None:
 
 
 ALL_ORDINARY, ALL_MIXING = list(ordinary.CASES), list(mixing.CASES)
-AT_ONCE = [name for name, case in mixing.CASES.items() if any(now == EVERY or now.least for now in case.when)]
+AT_ONCE = [
+    name
+    for name, case in mixing.CASES.items()
+    if any(now == EVERY or now.least for now in case.when)
+]
 LATER = {
-    f"{name} | {now}": (case, now) for name, case in mixing.CASES.items() for now in case.when if now.start or now.chance < 1
+    f"{name} | {now}": (case, now)
+    for name, case in mixing.CASES.items()
+    for now in case.when
+    if now.start or now.chance < 1
 }
 
 
@@ -67,7 +80,13 @@ def test_there_are_enough_cases() -> None:
     assert len(ALL_ORDINARY) >= 120
     assert len(own) >= 120
     assert len(AT_ONCE) >= 120
-    assert {now.start / STEPS for case in mixing.CASES.values() for now in case.when} >= {0, 0.25, 0.5, 0.75, 0.9}
+    assert {now.start / STEPS for case in mixing.CASES.values() for now in case.when} >= {
+        0,
+        0.25,
+        0.5,
+        0.75,
+        0.9,
+    }
     assert {now.chance for case in mixing.CASES.values() for now in case.when} >= {0.1, 0.25, 0.5}
     assert {now.least for case in mixing.CASES.values() for now in case.when} >= {32, 64, 128}
 
@@ -80,11 +99,19 @@ def test_ordinary_programs_are_accepted(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 5))
 @pytest.mark.parametrize("name", sampled(ALL_ORDINARY, 1, REFUSED_ORDINARY))
-def test_ordinary_programs_are_accepted_whatever_the_seed(name: str, seed: int, tmp_path: Path) -> None:
-    accepted(ordinary.CASES[name], cases.train(ordinary.CASES[name], tmp_path, seed=seed, steps=20), tmp_path)
+def test_ordinary_programs_are_accepted_whatever_the_seed(
+    name: str, seed: int, tmp_path: Path
+) -> None:
+    accepted(
+        ordinary.CASES[name],
+        cases.train(ordinary.CASES[name], tmp_path, seed=seed, steps=20),
+        tmp_path,
+    )
 
 
-@pytest.mark.parametrize("name", sampled([n for n in ALL_ORDINARY if ordinary.CASES[n].fit], 40, REFUSED_ORDINARY))
+@pytest.mark.parametrize(
+    "name", sampled([n for n in ALL_ORDINARY if ordinary.CASES[n].fit], 40, REFUSED_ORDINARY)
+)
 def test_ordinary_programs_are_accepted_in_one_call(name: str, tmp_path: Path) -> None:
     outcome = cases.train(ordinary.CASES[name], tmp_path, one_call=True)
     assert not outcome.refused, outcome.said
@@ -96,13 +123,19 @@ def test_where_nothing_can_be_replayed_the_report_says_so_first(name: str, tmp_p
     outcome = cases.train(case, tmp_path, now=required(case))
     assert not outcome.refused
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert card["warnings"][0].startswith("Whether examples mix was not checked by replay at all steps")
+    assert card["warnings"][0].startswith(
+        "Whether examples mix was not checked by replay at all steps"
+    )
     page = (tmp_path / "run" / "report.md").read_text()
     assert page.index("not checked by replay") < page.index("## The guarantee, item by item")
 
 
-@pytest.mark.parametrize("name", sampled([name for name in AT_ONCE if name not in STATED], 3, ACCEPTED))
-def test_programs_that_mix_at_every_step_are_refused_before_anything_is_released(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", sampled([name for name in AT_ONCE if name not in STATED], 3, ACCEPTED)
+)
+def test_programs_that_mix_at_every_step_are_refused_before_anything_is_released(
+    name: str, tmp_path: Path
+) -> None:
     case = mixing.CASES[name]
     outcome = cases.train(case, tmp_path, now=required(case))
     assert outcome.refused
@@ -112,11 +145,19 @@ def test_programs_that_mix_at_every_step_are_refused_before_anything_is_released
 
 
 def is_of_several_steps(name: str) -> bool:
-    """Whether one step alone cannot show it: what one leaves to the next, and what is the same in all batches of one size."""
-    return name.startswith(("kept", "physical batches")) or "number of r" in name or "written after the step" in name
+    """Whether one step alone cannot show it: what one leaves to the next, and what is the same in
+    all batches of one size.
+    """
+    return (
+        name.startswith(("kept", "physical batches"))
+        or "number of r" in name
+        or "written after the step" in name
+    )
 
 
-@pytest.mark.parametrize("name", sampled([n for n in AT_ONCE if mixing.CASES[n].fit and n not in STATED], 25, ACCEPTED))
+@pytest.mark.parametrize(
+    "name", sampled([n for n in AT_ONCE if mixing.CASES[n].fit and n not in STATED], 25, ACCEPTED)
+)
 def test_programs_that_mix_are_refused_in_one_call(name: str, tmp_path: Path) -> None:
     case = mixing.CASES[name]
     assert cases.train(case, tmp_path, now=required(case), one_call=True).refused
@@ -130,14 +171,21 @@ def test_late_and_occasional_mixing_is_refused(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled([n for n, (_, now) in LATER.items() if now.chance >= 0.25], 1, ACCEPTED_LATE))
+@pytest.mark.parametrize(
+    "name", sampled([n for n, (_, now) in LATER.items() if now.chance >= 0.25], 1, ACCEPTED_LATE)
+)
 def test_late_and_occasional_mixing_is_refused_nearly_always(name: str, tmp_path: Path) -> None:
     case, now = LATER[name]
-    refused = [cases.train(case, tmp_path / str(seed), now=now, steps=STEPS, seed=seed).refused for seed in range(RUNS)]
+    refused = [
+        cases.train(case, tmp_path / str(seed), now=now, steps=STEPS, seed=seed).refused
+        for seed in range(RUNS)
+    ]
     assert sum(refused) >= REFUSED_OF_RUNS
 
 
-@pytest.mark.parametrize("name", sampled(ALL_ORDINARY, 16, {"gradient penalty of each input", *REFUSED_ORDINARY}))
+@pytest.mark.parametrize(
+    "name", sampled(ALL_ORDINARY, 16, {"gradient penalty of each input", *REFUSED_ORDINARY})
+)
 def test_in_ordinary_programs_a_record_moves_its_own_part_alone(name: str) -> None:
     found = cases.moves(ordinary.CASES[name])
     assert found.apart, found
@@ -150,17 +198,22 @@ def test_in_programs_that_mix_a_record_moves_more(name: str) -> None:
 
 
 def shown(case: Case) -> Moves:
-    """How far a record moves the sums of a program that mixes, looked for longer where it is hard to see."""
+    """How far a record moves the sums of a program that mixes, looked for longer where it is hard
+    to see.
+    """
     found = cases.moves(case, now=required(case))
     if not found.mixes:  # a threshold that few records cross
         found = cases.moves(case, now=required(case), tried=24, steps=3)
-    if not found.mixes:  # the engine looks at its first backward passes, and makes those that mix one example at a time
+    # the engine looks at its first backward passes, and makes those that mix one example at a time
+    if not found.mixes:
         found = cases.moves(case, now=Now(start=2), tried=12, steps=3)
     return found
 
 
 def table(kind: str, runs: int, part: str) -> None:
-    """Print how each case ended: refused in how many of the runs, at which steps, and what was said first."""
+    """Print how each case ended: refused in how many of the runs, at which steps, and what was said
+    first.
+    """
     rows: list[tuple[str, Case, Now, int]] = []
     if kind == "ordinary":
         rows = [(name, case, EVERY, 14) for name, case in ordinary.CASES.items()]
@@ -187,7 +240,11 @@ def table(kind: str, runs: int, part: str) -> None:
         refused = [o for o in found if o.refused]
         said = refused[0].said.splitlines()[0][:110] if refused else ""
         name = name.replace("|", "/")
-        print(f"| {name} | {len(refused)} of {runs} | {', '.join(str(o.step) for o in refused[:8])} | {said} |", flush=True)
+        print(
+            f"| {name} | {len(refused)} of {runs} | {', '.join(str(o.step) for o in refused[:8])} "
+            f"| {said} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

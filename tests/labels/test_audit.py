@@ -1,4 +1,6 @@
-"""The label-inference audit certifies most of epsilon, and no more; `dpfy audit labels`; figures of stored runs."""
+"""The label-inference audit certifies most of epsilon, and no more; `dpfy audit labels`; figures of
+stored runs.
+"""
 
 from __future__ import annotations
 

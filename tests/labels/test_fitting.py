@@ -1,4 +1,6 @@
-"""A fit of labels: reserved before they are read, read once, answered once; what learns sees answers alone; a folder that verifies."""
+"""A fit of labels: reserved before they are read, read once, answered once; what learns sees
+answers alone; a folder that verifies.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,23 @@ def claim_of(method, records=N):
 
 def made(path, method="rr", labels=Y, **more):
     chosen = Method.of(method)
-    return run_fit(Place(path, **more), claim_of(chosen), chosen, lambda: (X, labels), KernelLearner(SMALL))
+    return run_fit(
+        Place(path, **more), claim_of(chosen), chosen, lambda: (X, labels), KernelLearner(SMALL)
+    )
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_folder_card_and_verification(tmp_path, name):
-    found = fit(X, Y, classes=K, epsilon=2.0, delta=1e-4, method=WAYS[name], learner=KernelLearner(SMALL), run=tmp_path / "run")
+    found = fit(
+        X,
+        Y,
+        classes=K,
+        epsilon=2.0,
+        delta=1e-4,
+        method=WAYS[name],
+        learner=KernelLearner(SMALL),
+        run=tmp_path / "run",
+    )
     assert [f for f in dpfy.verify(tmp_path / "run") if not f.holds] == []
     stated = found.card["guarantee"]
     pure = name not in ("projection", "pate-fm")
@@ -78,7 +91,14 @@ def test_models_learn(name):
 def test_numbers_are_learnt():
     x = torch.rand(4000, 2)
     y = 10 * x[:, 0].double().numpy()
-    found = fit(x, y, classes=1, epsilon=3.0, method=Method("rr-on-bins", span=(0, 10)), learner=KernelLearner(SMALL))
+    found = fit(
+        x,
+        y,
+        classes=1,
+        epsilon=3.0,
+        method=Method("rr-on-bins", span=(0, 10)),
+        learner=KernelLearner(SMALL),
+    )
     error = float((found.model(x)[:, 0] - torch.from_numpy(y)).square().mean())
     assert error < 0.35 * y.var()
 
@@ -97,7 +117,9 @@ def test_a_network_of_ones_own_learns_by_every_correction(tmp_path, correction):
 
 @pytest.mark.parametrize("name", WAYS)
 def test_what_learns_depends_on_labels_through_answers_alone(tmp_path, name):
-    """The answers on some labels, replayed on others: the same questions in the same order, and the same model to the last bit."""
+    """The answers on some labels, replayed on others: the same questions in the same order, and the
+    same model to the last bit.
+    """
     method = WAYS[name]
     claim = claim_of(method)
     asked: list[list[bytes]] = [[], []]
@@ -114,10 +136,14 @@ def test_what_learns_depends_on_labels_through_answers_alone(tmp_path, name):
             asked[1].append(question.public())
             return answers[len(asked[1]) - 1]
 
-        models = [learn(Setup(claim, method, X, KernelLearner(SMALL)), way) for way in (first, replayed)]
+        models = [
+            learn(Setup(claim, method, X, KernelLearner(SMALL)), way) for way in (first, replayed)
+        ]
     assert asked[0] == asked[1]
     assert len(answers) == claim.releases
-    for one, other in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
+    for one, other in zip(
+        models[0].state_dict().values(), models[1].state_dict().values(), strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -162,7 +188,9 @@ def test_a_budget_ends(tmp_path):
 
 
 def killed_at(path, place, step):
-    """A child that is killed by SIGKILL before the call number `step` of a function of the run folder."""
+    """A child that is killed by SIGKILL before the call number `step` of a function of the run
+    folder.
+    """
     pid = os.fork()
     if pid == 0:
         real, calls = getattr(RunFolder, place), []
@@ -254,13 +282,26 @@ def test_what_a_fit_refuses():
         whole = {"features": X, "labels": Y, "classes": K, "epsilon": 1.0} | given
         with pytest.raises(InvalidInput, match=match):
             fit(whole.pop("features"), whole.pop("labels"), **whole)
-    for field in ({"stages": 2}, {"clusters": 4}, {"span": (0, 1)}, {"rounds": 0}, {"correction": "sideways"}):
+    for field in (
+        {"stages": 2},
+        {"clusters": 4},
+        {"span": (0, 1)},
+        {"rounds": 0},
+        {"correction": "sideways"},
+    ):
         with pytest.raises(InvalidInput, match=next(iter(field))):
             Method("rr", **field)
     with pytest.raises(Unsupported, match="network"):
         fit(X, Y, classes=K, epsilon=1.0, learner=Network(lambda: torch.nn.Linear(4, K)))
     with pytest.raises(Unsupported, match="forward"):
-        fit(X, Y, classes=K, epsilon=1.0, method=Method("rr", correction="forward"), learner=KernelLearner(SMALL))
+        fit(
+            X,
+            Y,
+            classes=K,
+            epsilon=1.0,
+            method=Method("rr", correction="forward"),
+            learner=KernelLearner(SMALL),
+        )
 
 
 def test_a_changed_model_is_not_loaded(tmp_path):

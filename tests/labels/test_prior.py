@@ -1,4 +1,6 @@
-"""Priors and bins: among how many of the likeliest classes a label is best randomised, and in which intervals a number."""
+"""Priors and bins: among how many of the likeliest classes a label is best randomised, and in which
+intervals a number.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from dpfy.labels import bins, prior
 
 
 def best_of_all(chances, epsilon):
-    """The largest chance of a right answer over all epsilon-private ways to answer, by a linear program over their laws."""
+    """The largest chance of a right answer over all epsilon-private ways to answer, by a linear
+    program over their laws.
+    """
     k, grown = len(chances), math.exp(epsilon)
     goal = np.zeros((k, k))
     np.fill_diagonal(goal, -np.asarray(chances))
@@ -25,7 +29,9 @@ def best_of_all(chances, epsilon):
             row[one, said], row[other, said] = 1.0, -grown
             rows.append(row.ravel())
     sums = np.kron(np.eye(k), np.ones(k))
-    found = linprog(goal.ravel(), np.array(rows), np.zeros(len(rows)), sums, np.ones(k), bounds=(0, 1))
+    found = linprog(
+        goal.ravel(), np.array(rows), np.zeros(len(rows)), sums, np.ones(k), bounds=(0, 1)
+    )
     assert found.status == 0
     return -found.fun
 
@@ -36,12 +42,18 @@ def test_rr_with_prior_is_the_best_private_answer(classes):
     for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
         for concentration in (0.2, 1.0, 5.0):
             chances = rng.dirichlet(np.full(classes, concentration))
-            assert prior.success(chances, epsilon) == pytest.approx(best_of_all(chances, epsilon), abs=1e-7)
-    assert prior.success(np.full(classes, 1 / classes), 1.0) == pytest.approx(math.e / (math.e + classes - 1), abs=1e-12)
+            assert prior.success(chances, epsilon) == pytest.approx(
+                best_of_all(chances, epsilon), abs=1e-7
+            )
+    assert prior.success(np.full(classes, 1 / classes), 1.0) == pytest.approx(
+        math.e / (math.e + classes - 1), abs=1e-12
+    )
 
 
 def test_the_order_and_the_number_of_classes():
-    order, sizes = prior.ranked(np.array([[0.1, 0.6, 0.3], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]), 1.0)
+    order, sizes = prior.ranked(
+        np.array([[0.1, 0.6, 0.3], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]), 1.0
+    )
     assert order[0].tolist() == [1, 2, 0]
     assert sizes[1] == 1
     assert sizes[2] == 3
@@ -54,7 +66,9 @@ def cost(points, mass, edges, epsilon):
     """The mean squared error of bins with their best values."""
     grown, total = math.exp(epsilon), 0.0
     for a, b in itertools.pairwise(edges):
-        weight = mass * np.where((np.arange(len(points)) >= a) & (np.arange(len(points)) < b), grown, 1.0)
+        weight = mass * np.where(
+            (np.arange(len(points)) >= a) & (np.arange(len(points)) < b), grown, 1.0
+        )
         value = (weight * points).sum() / weight.sum()
         total += (weight * (points - value) ** 2).sum()
     return total / (grown + len(edges) - 2)
@@ -65,13 +79,17 @@ def test_bins_are_the_best_of_all_intervals(epsilon):
     rng = np.random.default_rng(5)
     for size in (2, 5, 8):
         points, mass = np.sort(rng.normal(size=size)), rng.dirichlet(np.ones(size))
-        inner = itertools.chain.from_iterable(itertools.combinations(range(1, size), k) for k in range(size))
+        inner = itertools.chain.from_iterable(
+            itertools.combinations(range(1, size), k) for k in range(size)
+        )
         best = min(cost(points, mass, (0, *cut, size), epsilon) for cut in inner)
         found = bins.optimal(points, mass, epsilon)
         assert found.loss == pytest.approx(best, rel=1e-9)
         assert (np.diff(found.bin_of) >= 0).all()
         law = bins.seen(found, np.zeros(1, np.int64), epsilon)[2]
-        assert (law @ found.unbiased(epsilon))[found.bin_of] == pytest.approx(found.means[found.bin_of], abs=1e-9)
+        assert (law @ found.unbiased(epsilon))[found.bin_of] == pytest.approx(
+            found.means[found.bin_of], abs=1e-9
+        )
 
 
 def test_shares_are_found_again_from_answers():

@@ -1,4 +1,6 @@
-"""Every question answers by the law that it states, and costs what the law costs; labels are handed out once."""
+"""Every question answers by the law that it states, and costs what the law costs; labels are handed
+out once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.labels import evidence
-from dpfy.labels.questions import HALF_L2, BinResponse, Counts, NoisyOneHot, PriorResponse, Projection, Response
+from dpfy.labels.questions import (
+    HALF_L2,
+    BinResponse,
+    Counts,
+    NoisyOneHot,
+    PriorResponse,
+    Projection,
+    Response,
+)
 from dpfy.labels.sealed import Sealed
 
 N, K = 20_000, 5
@@ -42,7 +52,9 @@ RESPONSES = {
 @pytest.mark.parametrize("name", RESPONSES)
 @pytest.mark.parametrize("label", [0, 1, 3])
 def test_answers_follow_the_law_that_evidence_states(name, label):
-    """Chi-square, false alarms 1e-6; the laws of 2/3 and 3/2 of epsilon are rejected. A label outside of the prior tells nothing."""
+    """Chi-square, false alarms 1e-6; the laws of 2/3 and 3/2 of epsilon are rejected. A label
+    outside of the prior tells nothing.
+    """
     make, law_of = RESPONSES[name]
     counts = np.bincount(asked(make(1.2), np.full(N, label)), minlength=K)
     for epsilon, fits in ((1.2, True), (0.8, False), (1.8, False)):
@@ -70,7 +82,9 @@ def test_prior_responses_of_every_size_keep_the_label_as_often_as_they_say():
     rng = np.random.default_rng(2)
     order = np.argsort(rng.random((N, K)), axis=1).astype(np.int16)
     sizes = rng.integers(1, K + 1, N).astype(np.int16)
-    labels = order[np.arange(N), rng.integers(0, K, N) % sizes].astype(np.int64)  # inside of the prior
+    labels = order[np.arange(N), rng.integers(0, K, N) % sizes].astype(
+        np.int64
+    )  # inside of the prior
     kept = asked(PriorResponse(ROWS, 1.0, order, sizes), labels) == labels
     for size in range(1, K + 1):
         due, at = math.e / (math.e + size - 1), sizes == size
@@ -85,7 +99,10 @@ def test_scales_of_noise():
     """Each accepts its own scale and rejects 2/3 and 3/2 of it, false alarms 1e-6."""
     labels = np.resize(np.arange(K), N)
     one_hot = np.eye(K)[labels]
-    groups, matrix = np.arange(N, dtype=np.int32) % 400, np.full((N, 1000), 1 / math.sqrt(1000), np.float32)
+    groups, matrix = (
+        np.arange(N, dtype=np.int32) % 400,
+        np.full((N, 1000), 1 / math.sqrt(1000), np.float32),
+    )
     cells = np.zeros((400, K))
     np.add.at(cells, (groups, labels), 1)
     truth = matrix.astype(np.float64).T @ one_hot
@@ -93,17 +110,33 @@ def test_scales_of_noise():
     rate = math.exp(-0.5)
     for noise, due, measure, relative in (
         (noise_of(NoisyOneHot(ROWS, 1.0, K), labels, one_hot), 2.0, laplace, 1.0),
-        (noise_of(Counts(ROWS, 1.0, K, groups, 400), labels, cells), 2 * rate / (1 - rate**2), laplace, 1.1),
-        (noise_of(Projection(ROWS, 3.0, K, matrix), labels, truth), 3.0 * HALF_L2, gauss, 1 / math.sqrt(2)),
+        (
+            noise_of(Counts(ROWS, 1.0, K, groups, 400), labels, cells),
+            2 * rate / (1 - rate**2),
+            laplace,
+            1.1,
+        ),
+        (
+            noise_of(Projection(ROWS, 3.0, K, matrix), labels, truth),
+            3.0 * HALF_L2,
+            gauss,
+            1 / math.sqrt(2),
+        ),
     ):
         tolerance = 4.9 * relative / math.sqrt(len(noise))  # two-sided, 1e-6
         for factor, fits in ((1.0, True), (2 / 3, False), (1.5, False)):
-            assert (abs(measure(noise) / (factor * due) - 1) < tolerance) == fits, (due, measure(noise), factor)
+            assert (abs(measure(noise) / (factor * due) - 1) < tolerance) == fits, (
+                due,
+                measure(noise),
+                factor,
+            )
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6, math.nan, math.inf])
 def test_a_replaced_label_moves_a_projection_by_what_its_noise_is_for(scale):
-    """Whatever the matrix holds: rows are clipped to length one, those that are not finite add nothing."""
+    """Whatever the matrix holds: rows are clipped to length one, those that are not finite add
+    nothing.
+    """
     rng = np.random.default_rng(3)
     matrix = (rng.normal(size=(50, 7)) * scale).astype(np.float32)
     labels = rng.integers(0, K, 50)
@@ -143,6 +176,11 @@ def test_values_raise_nothing_and_shapes_do():
     assert Sealed([-7, 99, 1], 3, 3).take(np.arange(3)).tolist() == [0, 2, 1]
     numbers = [math.nan, -math.inf, math.inf, 0.5]
     assert Sealed(numbers, 4, 5, (0.0, 1.0)).take(np.arange(4)).tolist() == [0, 0, 4, 2]
-    for wrong in (np.zeros(3, np.int64), np.zeros((4, 2), np.int64), np.array(["a"] * 4), np.zeros(4)):
+    for wrong in (
+        np.zeros(3, np.int64),
+        np.zeros((4, 2), np.int64),
+        np.array(["a"] * 4),
+        np.zeros(4),
+    ):
         with pytest.raises(InvalidInput, match="labels"):
             Sealed(wrong, 4, 3).take(np.arange(4))

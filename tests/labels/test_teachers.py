@@ -1,4 +1,6 @@
-"""PATE-FM: a label belongs to one teacher, who moves one vote on a record; the noise is that of the bill; the student learns."""
+"""PATE-FM: a label belongs to one teacher, who moves one vote on a record; the noise is that of the
+bill; the student learns.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ N, K = 240, 3
 def question(teachers: int = 12, noise: float = 4.0, about: int = 30, **more: Any) -> TeacherVotes:
     torch.manual_seed(1)
     views = Views(torch.randn(N, 5), torch.randn(N, 9))
-    return TeacherVotes(np.arange(N), noise, K, views, dealt(N, teachers), teachers, np.arange(about), **more)
+    return TeacherVotes(
+        np.arange(N), noise, K, views, dealt(N, teachers), teachers, np.arange(about), **more
+    )
 
 
 @pytest.mark.parametrize("teachers", [2, 12, 100, N])
@@ -54,20 +58,35 @@ class OfOneLead(TeacherVotes):
 
 
 def test_the_noise_on_counts_is_that_of_a_release_of_all_of_them() -> None:
-    """All counts move by the root of 2 Q, of which the multiplier takes half. The first wins with the chance that this noise gives
-    (2,000 draws, false alarm below 1e-6); 2/3 or 3/2 of the noise would be seen."""
+    """All counts move by the root of 2 Q, of which the multiplier takes half. The first wins with
+    the chance that this noise gives (2,000 draws, false alarm below 1e-6); 2/3 or 3/2 of the noise
+    would be seen.
+    """
     torch.manual_seed(1)
     about, noise = 2000, 20 * math.sqrt(2 / 2000)
-    held = OfOneLead(np.arange(N), noise, 3, Views(torch.randn(N, 2), torch.randn(N, 2)), dealt(N, 100), 100, np.arange(about))
+    held = OfOneLead(
+        np.arange(N),
+        noise,
+        3,
+        Views(torch.randn(N, 2), torch.randn(N, 2)),
+        dealt(N, 100),
+        100,
+        np.arange(about),
+    )
     assert held.sigma == pytest.approx(20, rel=1e-9)
-    answers = held.answer(np.zeros(N, np.int64), rehearsal(held.event, 1), Randomness.for_tests(3), 0)
+    answers = held.answer(
+        np.zeros(N, np.int64), rehearsal(held.event, 1), Randomness.for_tests(3), 0
+    )
     share = float((answers == 0).sum() / (answers != 2).sum())
     assert 0.71 < share < 0.81  # 0.760; 0.855 and 0.681 with 2/3 and 3/2 of the noise
     assert held.event.noise_multiplier == noise  # type: ignore[union-attr]
 
 
 def test_plans_follow_from_public_numbers() -> None:
-    assert planned(60_000, 10, 7.5, None, None) == (1000, math.floor((1000 / (5 * 7.5 * math.sqrt(0.5))) ** 2))
+    assert planned(60_000, 10, 7.5, None, None) == (
+        1000,
+        math.floor((1000 / (5 * 7.5 * math.sqrt(0.5))) ** 2),
+    )
     assert planned(100, 10, 50.0, None, None) == (5, 20)
     assert planned(100, 3, 1.0, 50, 9) == (50, 9)
     with pytest.raises(InvalidInput, match="teachers"):
@@ -94,6 +113,13 @@ def test_a_network_can_be_the_student() -> None:
     y = torch.arange(600) % K
     x = 3 * torch.eye(K)[y] + torch.randn(600, K)
     learner = Network(lambda: torch.nn.Linear(K, K), epochs=3, batch_size=50)
-    found = fit(x, y, classes=K, epsilon=4.0, method=Method("pate-fm", teachers=60, asked=30), learner=learner)
+    found = fit(
+        x,
+        y,
+        classes=K,
+        epsilon=4.0,
+        method=Method("pate-fm", teachers=60, asked=30),
+        learner=learner,
+    )
     assert float((found.model(x).argmax(1) == y).float().mean()) > 0.8
     assert found.answers["answers.0"].shape == (30,)

@@ -1,4 +1,6 @@
-"""Collections of local reports: ledger, card and verification; devices with their own ledger; a shuffler that is named, or none."""
+"""Collections of local reports: ledger, card and verification; devices with their own ledger; a
+shuffler that is named, or none.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ MADE = {
 def test_every_claim_is_read_as_it_was_written(name):
     for claim in (
         LocalClaim("colour", MADE[name]),
-        *([] if name == "rappor" else [ShuffledClaim("colour", MADE[name], shuffler="mix", records=600, delta=1e-6)]),
+        *(
+            []
+            if name == "rappor"
+            else [ShuffledClaim("colour", MADE[name], shuffler="mix", records=600, delta=1e-6)]
+        ),
     ):
         assert Reserved.from_json(json.loads(json.dumps(Reserved(claim).to_json()))).claim == claim
 
@@ -51,7 +57,12 @@ def test_a_card_of_reports_from_devices_says_that_nobody_is_trusted(tmp_path, na
     reports = [protocol.report(value) for value in values]
     made = collect(LocalClaim("colour", protocol), reports, tmp_path / "run")
     stated = made.card["guarantee"]
-    assert (stated["trust"], stated["delta"], stated["unit"], stated["adjacency"]) == ("local", 0.0, "user", "replace-one")
+    assert (stated["trust"], stated["delta"], stated["unit"], stated["adjacency"]) == (
+        "local",
+        0.0,
+        "user",
+        "replace-one",
+    )
     assert stated["epsilon"] == pytest.approx(protocol.epsilon, rel=1e-9)
     assert "Nobody must be trusted but one's own device" in made.card["setting"]["trusted"]
     assert "nobody trusted but the owner" in made.card["statement"]
@@ -62,7 +73,9 @@ def test_a_card_of_reports_from_devices_says_that_nobody_is_trusted(tmp_path, na
         assert (section["epsilon_of_one_report"], section["epsilon_of_all_reports"]) == (1.0, 2.0)
     if name == "k-ary-response":
         truth, found = np.full(4, 0.25), made.estimate
-        assert (np.abs(np.array(found["value"]) - truth) < 5 * np.array(found["standard_error"])).all()
+        assert (
+            np.abs(np.array(found["value"]) - truth) < 5 * np.array(found["standard_error"])
+        ).all()
         assert (tmp_path / "run" / "report.md").read_text().count("Nobody must be trusted") >= 1
 
 
@@ -71,26 +84,39 @@ def test_a_simulation_is_billed_for_each_person_and_is_not_called_local(tmp_path
     made = simulate(LocalClaim("colour", KARY, simulated=True), VALUES, place)
     assert made.card["guarantee"]["trust"] == "central"
     assert "held every value" in made.card["setting"]["trusted"]
-    assert {row["what"]: row["holds"] for row in made.card["sections"][0]["assumptions"]}["device"] == "no"
+    assert {row["what"]: row["holds"] for row in made.card["sections"][0]["assumptions"]}[
+        "device"
+    ] == "no"
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
-    again = simulate(LocalClaim("colour", KARY, simulated=True), VALUES, Place(tmp_path / "run", seed=1, resume=True))
+    again = simulate(
+        LocalClaim("colour", KARY, simulated=True),
+        VALUES,
+        Place(tmp_path / "run", seed=1, resume=True),
+    )
     assert again.estimate == made.estimate
     with pytest.raises(InvalidInput, match="must be true where one process"):
         simulate(LocalClaim("colour", KARY), VALUES, tmp_path / "other")
     with pytest.raises(InvalidInput, match="must be false for reports of real devices"):
-        collect(LocalClaim("colour", KARY, simulated=True), KARY.reports(VALUES), tmp_path / "other")
+        collect(
+            LocalClaim("colour", KARY, simulated=True), KARY.reports(VALUES), tmp_path / "other"
+        )
     assert not (tmp_path / "other").exists()
 
 
 def test_only_a_named_shuffler_amplifies(tmp_path):
     rows = KARY.reports(VALUES)
-    claim = ShuffledClaim("colour", KARY, shuffler="the mix net of the city", records=600, delta=1e-6)
+    claim = ShuffledClaim(
+        "colour", KARY, shuffler="the mix net of the city", records=600, delta=1e-6
+    )
     made = collect(claim, rows, tmp_path / "run")
     stated = made.card["guarantee"]
     assert stated["trust"] == "shuffled"
     assert stated["epsilon"] < 0.2 < KARY.epsilon
     assert stated["epsilon"] == pytest.approx(
-        dpfy.accounting.epsilon(events.Shuffled(1.0, 600, 4), 1e-6, adjacency=Adjacency.REPLACE_ONE), rel=1e-9
+        dpfy.accounting.epsilon(
+            events.Shuffled(1.0, 600, 4), 1e-6, adjacency=Adjacency.REPLACE_ONE
+        ),
+        rel=1e-9,
     )
     assert "the mix net of the city" in made.card["setting"]["trusted"]
     assert "the devices of others, to randomise theirs" in made.card["setting"]["trusted"]
@@ -106,7 +132,9 @@ def test_only_a_named_shuffler_amplifies(tmp_path):
     with pytest.raises(InvalidInput, match="that somebody reports is seen"):
         LocalClaim("colour", KARY, adjacency=Adjacency.ADD_OR_REMOVE_ONE)
     simulated = ShuffledClaim("colour", KARY, True, shuffler="mix", records=600, delta=1e-6)
-    assert simulate(simulated, VALUES, tmp_path / "simulated").card["guarantee"]["trust"] == "central"
+    assert (
+        simulate(simulated, VALUES, tmp_path / "simulated").card["guarantee"]["trust"] == "central"
+    )
 
 
 def test_a_device_bills_every_report_before_it_is_made(tmp_path):
@@ -114,7 +142,9 @@ def test_a_device_bills_every_report_before_it_is_made(tmp_path):
     assert isinstance(device.report(KARY, 2).answer, np.integer)
     device.report(MADE["unary-encoding"], 1, "fruit")
     assert device.guarantee().epsilon(0.0) == pytest.approx(2.0, rel=1e-9)
-    assert "nobody trusted but the owner" in device.guarantee().sentence(0.0, "Reports", "all reports")
+    assert "nobody trusted but the owner" in device.guarantee().sentence(
+        0.0, "Reports", "all reports"
+    )
     with pytest.raises(BudgetExceeded):
         device.report(KARY, 2)
     with pytest.raises(InvalidInput):
@@ -126,7 +156,9 @@ def test_a_device_bills_every_report_before_it_is_made(tmp_path):
 def test_a_permanent_answer_is_kept_and_billed_once(tmp_path):
     protocol = frequencies.Rappor(3.0, 64, once=2.9)
     device = Device(tmp_path)
-    rows = np.array([device.report(protocol, value, "colour").answer for value in (5, 5, 5, 60, 60)])
+    rows = np.array(
+        [device.report(protocol, value, "colour").answer for value in (5, 5, 5, 60, 60)]
+    )
     kept = json.loads((tmp_path / "permanent.json").read_text())["colour"]["row"]
     row = np.array([bit == "1" for bit in kept])
     assert stat.S_IMODE((tmp_path / "permanent.json").stat().st_mode) == 0o600

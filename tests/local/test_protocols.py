@@ -1,4 +1,6 @@
-"""Local protocols: the exact privacy ratio by enumeration, unbiased estimates, and errors that are those of the formulas."""
+"""Local protocols: the exact privacy ratio by enumeration, unbiased estimates, and errors that are
+those of the formulas.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.local import frequencies as module
 from dpfy.local import numbers
-from dpfy.local.frequencies import HadamardResponse, KaryResponse, LocalHashing, Rappor, UnaryEncoding
+from dpfy.local.frequencies import (
+    HadamardResponse,
+    KaryResponse,
+    LocalHashing,
+    Rappor,
+    UnaryEncoding,
+)
 from dpfy.local.numbers import DuchiMean, LaplaceMean, PrivUnit
 from dpfy.local.protocol import Report
 from dpfy.mechanisms import response
@@ -50,13 +58,20 @@ def branches(monkeypatch):
 def ratio(laws) -> float:
     """The largest log ratio of the chances of one report, over all pairs of values."""
     logs = [{outcome: math.log(chance / ONE) for outcome, chance in law.items()} for law in laws]
-    assert all(set(log) == set(logs[0]) for log in logs)  # no report is possible for one value and not for another
-    return max(abs(p[outcome] - q[outcome]) for p, q in itertools.combinations(logs, 2) for outcome in p)
+    assert all(
+        set(log) == set(logs[0]) for log in logs
+    )  # no report is possible for one value and not for another
+    return max(
+        abs(p[outcome] - q[outcome]) for p, q in itertools.combinations(logs, 2) for outcome in p
+    )
 
 
 def laws_of(branches, protocol, values):
     return [
-        branches.law(lambda v=value: tuple(np.ravel(protocol.draw(protocol.given([v]), None)[0]).tolist())) for value in values
+        branches.law(
+            lambda v=value: tuple(np.ravel(protocol.draw(protocol.given([v]), None)[0]).tolist())
+        )
+        for value in values
     ]
 
 
@@ -83,30 +98,43 @@ def test_the_ratio_of_hashing_is_epsilon_for_every_hash_function(branches, cells
     protocol = LocalHashing(1.2, 6, cells)
     for a, b in ((1, 0), (123457, 98765), (module.PRIME - 1, 5)):
         drawn = iter(itertools.cycle((a, b)))
-        monkeypatch.setattr(module, "uniform", lambda count, n, bits, drawn=drawn: np.full(count, next(drawn)))
+        monkeypatch.setattr(
+            module, "uniform", lambda count, n, bits, drawn=drawn: np.full(count, next(drawn))
+        )
         found = ratio(laws_of(branches, protocol, range(6)))
         assert 1.2 * (1 - 1e-9) <= found <= 1.2 * (1 + 1e-14)
 
 
 def test_rappor_states_both_guarantees(branches):
-    """The permanent row costs epsilon, one report `once`; two reports of one row no more than epsilon, and more than one."""
+    """The permanent row costs epsilon, one report `once`; two reports of one row no more than
+    epsilon, and more than one.
+    """
     protocol = Rappor(2.0, 2, once=0.7)
-    rows = [branches.law(lambda v=v: tuple(protocol.permanent(np.array([v]), None)[0].tolist())) for v in (0, 1)]
+    rows = [
+        branches.law(lambda v=v: tuple(protocol.permanent(np.array([v]), None)[0].tolist()))
+        for v in (0, 1)
+    ]
     assert ratio(rows) == pytest.approx(2.0, rel=1e-9)
     assert ratio(laws_of(branches, protocol, (0, 1))) == pytest.approx(0.7, rel=1e-9)
 
     def several(value, reports):
         row = protocol.permanent(np.array([value]), None)
-        return tuple(bit for _ in range(reports) for bit in protocol.instantaneous(row, None)[0].tolist())
+        return tuple(
+            bit for _ in range(reports) for bit in protocol.instantaneous(row, None)[0].tolist()
+        )
 
-    found = [ratio([branches.law(lambda v=v, n=n: several(v, n)) for v in (0, 1)]) for n in (1, 2, 3)]
+    found = [
+        ratio([branches.law(lambda v=v, n=n: several(v, n)) for v in (0, 1)]) for n in (1, 2, 3)
+    ]
     assert 0.7 * (1 - 1e-9) < found[0] < found[1] < found[2] < 2.0
     with pytest.raises(InvalidInput, match="must be below epsilon"):
         Rappor(1.0, 5, once=1.0)
 
 
 def test_rappor_has_the_published_numbers():
-    """Erlingsson et al. 2014 with f = 1/2, p = 1/2, q = 3/4 and two hash functions: 4.394 for good and 1.0743 once; half with one."""
+    """Erlingsson et al. 2014 with f = 1/2, p = 1/2, q = 3/4 and two hash functions: 4.394 for good
+    and 1.0743 once; half with one.
+    """
     f, p, q = 0.5, 0.5, 0.75
     high, low = (1 - f / 2) * q + f / 2 * p, f / 2 * q + (1 - f / 2) * p
     assert 2 * math.log(high * (1 - low) / (low * (1 - high))) == pytest.approx(1.0743, abs=1e-4)
@@ -116,7 +144,9 @@ def test_rappor_has_the_published_numbers():
 
 
 class Signs:
-    """Random bits of which the second call, the signs of a report, takes every branch; a third is a rejection."""
+    """Random bits of which the second call, the signs of a report, takes every branch; a third is a
+    rejection.
+    """
 
     def __init__(self, branches, dimension):
         self.branches, self.dimension, self.calls = branches, dimension, 0
@@ -128,22 +158,30 @@ class Signs:
         if self.calls > 2:
             raise Again
         each = ONE >> self.dimension
-        chosen = self.branches.branch([(v << (8 - self.dimension), each) for v in range(1 << self.dimension)])
+        chosen = self.branches.branch(
+            [(v << (8 - self.dimension), each) for v in range(1 << self.dimension)]
+        )
         return np.full(count, chosen, np.uint64)
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 4, 5])
 def test_the_ratio_of_duchi_is_epsilon_and_its_mean_the_value(branches, dimension, monkeypatch):
-    """The signs are drawn again until they fit the coin, which is not drawn again: one law for each side of it."""
+    """The signs are drawn again until they fit the coin, which is not drawn again: one law for each
+    side of it.
+    """
     protocol = DuchiMean(1.3, dimension)
     corners = list(itertools.product((-1.0, 1.0), repeat=dimension))[:4]
     laws = []
     for corner in corners:
         law = {}
         for near, chance in ((True, protocol.chance), (False, 1 - protocol.chance)):
-            monkeypatch.setattr(numbers, "coins", lambda count, p, bits, near=near: np.full(count, near))
+            monkeypatch.setattr(
+                numbers, "coins", lambda count, p, bits, near=near: np.full(count, near)
+            )
             given = protocol.given([corner])
-            side = branches.law(lambda g=given: tuple(protocol.draw(g, Signs(branches, dimension))[0].tolist()))
+            side = branches.law(
+                lambda g=given: tuple(protocol.draw(g, Signs(branches, dimension))[0].tolist())
+            )
             law |= {signs: law.get(signs, 0) + int(chance * part) for signs, part in side.items()}
         laws.append(law)
     assert 1.3 * (1 - 1e-9) <= ratio(laws) <= 1.3 * (1 + 1e-14)
@@ -153,13 +191,20 @@ def test_the_ratio_of_duchi_is_epsilon_and_its_mean_the_value(branches, dimensio
 
 
 def test_laplace_is_exact():
-    for epsilon, low, high in ((0.1, -1.0, 1.0), (1.0, 0.0, 1e6), (7.3, -3e-9, 1e-3), (1.0, 1e6, 1e6 + 1)):
+    for epsilon, low, high in (
+        (0.1, -1.0, 1.0),
+        (1.0, 0.0, 1e6),
+        (7.3, -3e-9, 1e-3),
+        (1.0, 1e6, 1e6 + 1),
+    ):
         protocol = LaplaceMean(epsilon, low, high)
         ends = protocol.given([low, high, -math.inf, math.inf, math.nan])
         assert ends[0] == ends[2]
         assert ends[1] == ends[3]
         assert ends[0] < ends[4] < ends[1]
-        cost = Fraction(int(ends[1] - ends[0]), protocol.parameter)  # the log ratio of two-sided geometric noise
+        cost = Fraction(
+            int(ends[1] - ends[0]), protocol.parameter
+        )  # the log ratio of two-sided geometric noise
         assert epsilon * (1 - 1e-6) < cost <= Fraction(epsilon)
 
 
@@ -167,15 +212,25 @@ def of_settings(count, seed):
     rng = np.random.default_rng(seed)
     for number in range(count):
         buckets = int(rng.integers(2, 30))
-        yield number, math.exp(rng.uniform(-1.2, 1.6)), buckets, rng.dirichlet(np.full(buckets, 0.5)), rng
+        yield (
+            number,
+            math.exp(rng.uniform(-1.2, 1.6)),
+            buckets,
+            rng.dirichlet(np.full(buckets, 0.5)),
+            rng,
+        )
 
 
 @pytest.mark.parametrize("name", FREQUENCIES)
 def test_error_of_frequencies_is_that_of_the_formula(name):
-    """Over random settings: z of one share, 60 times each. Mean 0; the mean square is 1 within 5 of its deviations, so not 2/3 nor 3/2."""
+    """Over random settings: z of one share, 60 times each. Mean 0; the mean square is 1 within 5 of
+    its deviations, so not 2/3 nor 3/2.
+    """
     settings, repeats, people = 15, 60, 300
     found = []
-    for number, epsilon, buckets, shares, rng in of_settings(settings, seed=sorted(FREQUENCIES).index(name)):
+    for number, epsilon, buckets, shares, rng in of_settings(
+        settings, seed=sorted(FREQUENCIES).index(name)
+    ):
         protocol = FREQUENCIES[name](epsilon, buckets)
         values = rng.choice(buckets, size=people, p=shares)
         truth = np.bincount(values, minlength=buckets) / people
@@ -183,7 +238,9 @@ def test_error_of_frequencies_is_that_of_the_formula(name):
         deviation = np.sqrt(protocol.variances(truth) / people)
         target = int(rng.integers(buckets))
         for part in np.split(rows, repeats):
-            found.append((protocol.estimate(part).value[target] - truth[target]) / deviation[target])
+            found.append(
+                (protocol.estimate(part).value[target] - truth[target]) / deviation[target]
+            )
     z = np.array(found)
     assert abs(z.mean()) * math.sqrt(len(z)) < 4
     assert abs((z**2).mean() - 1) < 5 * math.sqrt(2 / len(z)) < 1 / 3
@@ -195,8 +252,13 @@ def test_intervals_cover():
         protocol, values = make(1.0, 8), rng.integers(8, size=2000)
         truth = np.bincount(values, minlength=8) / 2000
         for seed in range(10):
-            found = protocol.estimate(protocol.reports(values, randomness=Randomness.for_tests(100 + seed)), 0.9)
-            covered, total = covered + int(((found.low <= truth) & (truth <= found.high)).sum()), total + 8
+            found = protocol.estimate(
+                protocol.reports(values, randomness=Randomness.for_tests(100 + seed)), 0.9
+            )
+            covered, total = (
+                covered + int(((found.low <= truth) & (truth <= found.high)).sum()),
+                total + 8,
+            )
         assert found.reports == 2000, name
     assert abs(covered / total - 0.9) < 5 * math.sqrt(0.9 * 0.1 / total)
 
@@ -206,19 +268,28 @@ def test_error_of_means_is_that_of_the_formula():
     for number in range(6):
         epsilon, dimension = math.exp(rng.uniform(-0.5, 1.5)), int(rng.integers(1, 9))
         numbers_ = rng.uniform(-1, 1, size=(400, dimension))
-        for protocol, values in ((LaplaceMean(epsilon, -1.0, 1.0), numbers_[:, 0]), (DuchiMean(epsilon, dimension), numbers_)):
-            rows = protocol.reports(np.tile(values, (150, 1)[: values.ndim]), randomness=Randomness.for_tests(number))
+        for protocol, values in (
+            (LaplaceMean(epsilon, -1.0, 1.0), numbers_[:, 0]),
+            (DuchiMean(epsilon, dimension), numbers_),
+        ):
+            rows = protocol.reports(
+                np.tile(values, (150, 1)[: values.ndim]), randomness=Randomness.for_tests(number)
+            )
             z = []
             for part in np.split(rows, 150):
                 found = protocol.estimate(part)
-                z.append(np.atleast_1d((found.value - values.mean(axis=0)) / found.standard_error)[0])
+                z.append(
+                    np.atleast_1d((found.value - values.mean(axis=0)) / found.standard_error)[0]
+                )
             assert abs(np.mean(z)) * math.sqrt(150) < 4.5
             assert abs(np.mean(np.square(z)) - 1) < 5 * math.sqrt(2 / 150)
 
 
 @pytest.mark.parametrize(("epsilon", "dimension"), [(1.0, 2), (2.0, 3), (8.0, 20), (4.0, 300)])
 def test_privunit(epsilon, dimension):
-    """Its epsilon, the measure of its cap, its mean and its error, by the chances that are used; the cap with the least error."""
+    """Its epsilon, the measure of its cap, its mean and its error, by the chances that are used;
+    the cap with the least error.
+    """
     protocol, people = PrivUnit(epsilon, dimension), 4000
     chance, measure, begins, length = protocol._cut
     assert epsilon - 1e-8 < protocol.exact_epsilon <= epsilon
@@ -236,8 +307,13 @@ def test_privunit(epsilon, dimension):
     assert abs(errors.mean() - protocol.variance) < 5 * errors.std() / math.sqrt(people)
     found = protocol.estimate(rows)
     assert found.refused == 0
-    assert abs(((found.value - value) ** 2 / found.standard_error**2).mean() - 1) < 5 * math.sqrt(2 / dimension)
-    caps = [PrivUnit(epsilon, dimension, float(cap)).variance for cap in np.linspace(0.01, 1, 40) * epsilon]
+    assert abs(((found.value - value) ** 2 / found.standard_error**2).mean() - 1) < 5 * math.sqrt(
+        2 / dimension
+    )
+    caps = [
+        PrivUnit(epsilon, dimension, float(cap)).variance
+        for cap in np.linspace(0.01, 1, 40) * epsilon
+    ]
     assert protocol.variance <= min(caps) * (1 + 1e-6)
     assert (rows / protocol.step == np.rint(rows / protocol.step)).all()  # on the grid
 
@@ -245,18 +321,29 @@ def test_privunit(epsilon, dimension):
 def test_privunit_without_a_direction_has_mean_zero():
     protocol = PrivUnit(2.0, 3)
     for lost in (0.0, math.nan, math.inf):
-        found = protocol.estimate(protocol.reports(np.full((3000, 3), lost), randomness=Randomness.for_tests(5)))
+        found = protocol.estimate(
+            protocol.reports(np.full((3000, 3), lost), randomness=Randomness.for_tests(5))
+        )
         assert (np.abs(found.value) < 4.5 * found.standard_error).all()
 
 
 def test_bad_reports_are_left_out_and_bad_values_counted_inside():
     protocol = KaryResponse(1.0, 4)
-    found = protocol.estimate([Report(protocol, np.int64(v)) for v in (0, 3, 4, -1, 2**62)] + [Report(protocol, np.array([1.0]))])
+    found = protocol.estimate(
+        [Report(protocol, np.int64(v)) for v in (0, 3, 4, -1, 2**62)]
+        + [Report(protocol, np.array([1.0]))]
+    )
     assert (found.reports, found.refused) == (2, 4)
     hashed = LocalHashing(1.0, 4)
-    assert hashed.estimate(np.array([[1, 2, 0], [1, 2, 99], [-1, 0, 0], [module.PRIME, 0, 0]])).refused == 3
+    assert (
+        hashed.estimate(np.array([[1, 2, 0], [1, 2, 99], [-1, 0, 0], [module.PRIME, 0, 0]])).refused
+        == 3
+    )
     unit = PrivUnit(1.0, 2)
-    assert unit.estimate(np.array([[1.0, 0.0], [1e300, 0.0], [math.nan, 0.0], [0.0, 0.0]])).refused == 3
+    assert (
+        unit.estimate(np.array([[1.0, 0.0], [1e300, 0.0], [math.nan, 0.0], [0.0, 0.0]])).refused
+        == 3
+    )
     laplace = LaplaceMean(1.0, 0.0, 1.0)
     assert laplace.estimate(np.array([0, 2**62, -(2**62)])).refused == 2
     assert protocol.given([-5, 9, 10**30, -(10**30)]).tolist() == [0, 3, 3, 0]
@@ -309,7 +396,9 @@ def test_the_ends_of_the_range_have_estimates(epsilon):
         if epsilon == 30.0 and make is FREQUENCIES["rappor"]:
             continue  # 60 for all reports
         protocol = make(epsilon, 1000)
-        found = protocol.estimate(protocol.reports(np.arange(50), randomness=Randomness.for_tests(0)))
+        found = protocol.estimate(
+            protocol.reports(np.arange(50), randomness=Randomness.for_tests(0))
+        )
         assert np.isfinite(found.value).all()
         assert np.isfinite(found.standard_error).all()
     for protocol, values in (
@@ -317,5 +406,7 @@ def test_the_ends_of_the_range_have_estimates(epsilon):
         (DuchiMean(epsilon, 4), np.zeros((9, 4))),
         (PrivUnit(epsilon, 4), np.eye(4)),
     ):
-        assert np.isfinite(protocol.estimate(protocol.reports(values, randomness=Randomness.for_tests(0))).value).all()
+        assert np.isfinite(
+            protocol.estimate(protocol.reports(values, randomness=Randomness.for_tests(0))).value
+        ).all()
     assert PrivUnit(epsilon, 4).exact_epsilon <= epsilon

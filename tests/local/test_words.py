@@ -1,4 +1,6 @@
-"""Metric privacy of words: its ratio, its laws, its card, and that no epsilon is ever made of it."""
+"""Metric privacy of words: its ratio, its laws, its card, and that no epsilon is ever made of
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,15 @@ def test_noise_on_a_line_has_the_chances_of_laplace_noise():
         seen = MetricWords(eta, LINE).draw([word] * count, bits(place))
         counts = [seen.count(other) for other in LINE.words]
         assert stats.chisquare(counts, np.diff(edges) * count).pvalue > 1e-4
-        wrong = np.diff(stats.laplace.cdf([-math.inf, 0.5, 2.0, math.inf], loc=at, scale=1.5 / eta)) * count
+        wrong = (
+            np.diff(stats.laplace.cdf([-math.inf, 0.5, 2.0, math.inf], loc=at, scale=1.5 / eta))
+            * count
+        )
         assert stats.chisquare(counts, wrong).pvalue < 1e-9  # it would be seen
-    chances = [np.diff(stats.laplace.cdf([-math.inf, 0.5, 2.0, math.inf], loc=x, scale=1 / eta)) for x in LINE.vectors[:, 0]]
+    chances = [
+        np.diff(stats.laplace.cdf([-math.inf, 0.5, 2.0, math.inf], loc=x, scale=1 / eta))
+        for x in LINE.vectors[:, 0]
+    ]
     for (i, p), (j, q) in itertools.permutations(enumerate(chances), 2):
         assert (np.log(p / q) <= eta * abs(LINE.vectors[i, 0] - LINE.vectors[j, 0]) + 1e-12).all()
 
@@ -59,18 +67,24 @@ def test_noise_has_its_length_and_any_direction(dimension):
 
 
 def test_exact_choices_keep_the_metric():
-    """Over all pairs of words, one that is not known too, and all outputs: at most eta times the distance; for some pair nearly that."""
+    """Over all pairs of words, one that is not known too, and all outputs: at most eta times the
+    distance; for some pair nearly that.
+    """
     rng = np.random.default_rng(0)
     embedding = Embedding(tuple(f"w{i}" for i in range(12)), rng.standard_normal((12, 3)), "random")
     for eta in (0.01, 1.0, 30.0):
         words = MetricWords(eta, embedding, CHOICE)
         logs = -np.array([words.exponents(place) for place in range(13)]) / FINE
-        logs -= np.log(np.exp(logs - logs.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)) + logs.max(
-            axis=1, keepdims=True
-        )
+        logs -= np.log(
+            np.exp(logs - logs.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
+        ) + logs.max(axis=1, keepdims=True)
         shares = []
         for one, other in itertools.permutations(range(13), 2):
-            distance = float(np.linalg.norm(embedding.at(np.array([one]))[0] - embedding.at(np.array([other]))[0]))
+            distance = float(
+                np.linalg.norm(
+                    embedding.at(np.array([one]))[0] - embedding.at(np.array([other]))[0]
+                )
+            )
             cost = float((logs[one] - logs[other]).max())
             assert cost <= eta * distance * (1 + 1e-9)
             shares.append(cost / (eta * distance))
@@ -89,7 +103,11 @@ def test_no_word_passes_because_it_is_rare():
 
 
 def test_an_empty_text_stays_empty():
-    assert MetricWords(1.0, LINE).draw([], bits()) == MetricWords(1.0, LINE, CHOICE).draw([], bits()) == []
+    assert (
+        MetricWords(1.0, LINE).draw([], bits())
+        == MetricWords(1.0, LINE, CHOICE).draw([], bits())
+        == []
+    )
 
 
 def test_more_eta_changes_less():
@@ -124,7 +142,8 @@ def test_the_card_says_that_it_is_not_epsilon_dp(tmp_path):
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert card["guarantee"]["epsilon"] == "infinity"
     assert (
-        "NO differential privacy guarantee: it is metric privacy (d_chi), NOT epsilon-differential privacy" in card["statement"]
+        "NO differential privacy guarantee: it is metric privacy (d_chi), NOT epsilon-differential "
+        "privacy" in card["statement"]
     )
     assert "the Euclidean distance of the embedding a line" in card["statement"]
     assert "exp(2 d)" in card["statement"]
@@ -140,7 +159,11 @@ def test_the_card_says_that_it_is_not_epsilon_dp(tmp_path):
 
 
 def test_it_is_never_composed_as_an_epsilon(tmp_path):
-    place = Place(tmp_path / "run", ledger=tmp_path / "people.jsonl", budget=RenyiFilter(epsilon=50.0, delta=1e-6))
+    place = Place(
+        tmp_path / "run",
+        ledger=tmp_path / "people.jsonl",
+        budget=RenyiFilter(epsilon=50.0, delta=1e-6),
+    )
     with pytest.raises(Unsupported, match="metric privacy in a ledger of epsilons"):
         replaced(["here"], MetricWords(0.001, LINE), place)
     assert not (tmp_path / "run").exists()
@@ -148,9 +171,15 @@ def test_it_is_never_composed_as_an_epsilon(tmp_path):
     ledger = Ledger.open(tmp_path / "other.jsonl", adjacency=Adjacency.REPLACE_ONE, budget=budget)
     with pytest.raises(BudgetExceeded):
         ledger.reserve("words", MetricWords(0.001, LINE).event, budget=budget)
-    event = events.Composed((events.EpsilonDelta(0.1), MetricText.of(MetricWords(1e-6, LINE)).event))
+    event = events.Composed(
+        (events.EpsilonDelta(0.1), MetricText.of(MetricWords(1e-6, LINE)).event)
+    )
     for accountant in ("tight", "rdp", "basic", "zcdp"):
-        assert math.isinf(accounting.curve(event, adjacency=Adjacency.REPLACE_ONE, accountant=accountant).epsilon(1e-6))
+        assert math.isinf(
+            accounting.curve(event, adjacency=Adjacency.REPLACE_ONE, accountant=accountant).epsilon(
+                1e-6
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +192,12 @@ def test_it_is_never_composed_as_an_epsilon(tmp_path):
         (lambda: Embedding(("a", "b"), np.ones((2, 2)), "same"), "apart"),
         (lambda: Embedding(("a", "b"), np.array([[1.0], [math.inf]]), "far"), "finite"),
         (lambda: Embedding(("a", "b"), np.eye(3), "three"), "one row"),
-        (lambda: MetricWords(1e-6, Embedding(("a", "b"), np.array([[0.0], [1e-9]]), "close"), CHOICE).draw(["a"], bits()), "eta"),
+        (
+            lambda: MetricWords(
+                1e-6, Embedding(("a", "b"), np.array([[0.0], [1e-9]]), "close"), CHOICE
+            ).draw(["a"], bits()),
+            "eta",
+        ),
     ],
 )
 def test_bad_input_is_one_line(make, field):

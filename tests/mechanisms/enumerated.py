@@ -1,7 +1,9 @@
-"""The whole law of what a mechanism releases: its own code, run once for every outcome of every draw that it asks for.
+"""The whole law of what a mechanism releases: its own code, run once for every outcome of every
+draw that it asks for.
 
-Samplers are replaced by branches; a path through all branches of a release has a probability, a product of fixed-point numbers of 160
-bits whose exponentials are certified enclosures. What lies beyond the reach of a branch (tails of infinite laws) is counted as missing.
+Samplers are replaced by branches; a path through all branches of a release has a probability, a
+product of fixed-point numbers of 160 bits whose exponentials are certified enclosures. What lies
+beyond the reach of a branch (tails of infinite laws) is counted as missing.
 """
 
 from __future__ import annotations
@@ -106,10 +108,14 @@ class Branches:
 
     def coins(self, count, p, bits):
         one = int(p * ONE)
-        return np.array([self.branch([(True, one), (False, ONE - one)]) for _ in range(count)], bool)
+        return np.array(
+            [self.branch([(True, one), (False, ONE - one)]) for _ in range(count)], bool
+        )
 
     def uniform(self, count, n, bits):
-        return np.array([self.branch([(v, ONE // n) for v in range(n)]) for _ in range(count)], np.int64)
+        return np.array(
+            [self.branch([(v, ONE // n) for v in range(n)]) for _ in range(count)], np.int64
+        )
 
     def below(self, n, bits):
         return self.branch([(v, ONE // n) for v in range(n)])
@@ -134,7 +140,9 @@ class Branches:
 
 
 class LaplaceCurve:
-    """The exact curve of real Laplace noise, delta = 1 - exp((epsilon - 1/b) / 2): what accounting bounds from above, and much faster."""
+    """The exact curve of real Laplace noise, delta = 1 - exp((epsilon - 1/b) / 2): what accounting
+    bounds from above, and much faster.
+    """
 
     def __init__(self, event) -> None:
         self.pure = 1 / event.noise_multiplier
@@ -144,9 +152,13 @@ class LaplaceCurve:
 
 
 def hockey_stick(p: dict, q: dict, epsilon: float) -> float:
-    """The sum of (P - e^epsilon Q) where it is positive, rounded up; outcomes that are missing from Q count whole."""
+    """The sum of (P - e^epsilon Q) where it is positive, rounded up; outcomes that are missing from
+    Q count whole.
+    """
     low = ONE * ONE // exp_enclosure(Fraction(epsilon), DIGITS)[1]  # e^epsilon, rounded down
-    total = sum(max(0, chance - (low * q.get(outcome, 0) >> DIGITS)) for outcome, chance in p.items())
+    total = sum(
+        max(0, chance - (low * q.get(outcome, 0) >> DIGITS)) for outcome, chance in p.items()
+    )
     return total / ONE
 
 
@@ -160,9 +172,11 @@ def billed(event, adjacency, accountant) -> list[float]:
 
 
 def check(laws: list[dict], event, adjacency, accountant="tight") -> float:
-    """Every pair of laws, in both directions, at 50 deltas against the curve that is billed. Returns the largest delta at epsilon 0.
+    """Every pair of laws, in both directions, at 50 deltas against the curve that is billed.
+    Returns the largest delta at epsilon 0.
 
-    Where one law ends, the other, moved by a few places, still has somewhat more than what is missing of both.
+    Where one law ends, the other, moved by a few places, still has somewhat more than what is
+    missing of both.
     """
     missing = 100 * max(1 - sum(law.values()) / ONE for law in laws) + 1e-12
     assert missing < 1e-7, missing

@@ -1,4 +1,5 @@
-"""What comes out has the stated distribution: tests that accept it and reject 2/3 and 3/2 of the scale, a shift and a cut tail.
+"""What comes out has the stated distribution: tests that accept it and reject 2/3 and 3/2 of the
+scale, a shift and a cut tail.
 
 Default sizes are small; the slow ones draw 1e6 values of every mechanism.
 """
@@ -34,7 +35,9 @@ ACCEPT, REJECT = 1e-4, 1e-9
 
 
 def chi_square(found: np.ndarray, chances: np.ndarray) -> float:
-    """The p-value of counts against chances (which add up to at most one; the rest is one more cell). Cells below 5 are joined."""
+    """The p-value of counts against chances (which add up to at most one; the rest is one more
+    cell). Cells below 5 are joined.
+    """
     total = found.sum()
     expected = np.append(chances, max(0.0, 1 - chances.sum())) * total
     counts = np.append(found[: len(chances)], total - found[: len(chances)].sum())
@@ -50,16 +53,27 @@ def chi_square(found: np.ndarray, chances: np.ndarray) -> float:
 
 def integer_law(kind: type, parameter: float, reach: int) -> np.ndarray:
     x = np.arange(-reach, reach + 1)
-    weights = np.exp(-abs(x) * parameter) if kind is DiscreteLaplace else np.exp(-(x**2) / 2 / parameter**2)
+    weights = (
+        np.exp(-abs(x) * parameter)
+        if kind is DiscreteLaplace
+        else np.exp(-(x**2) / 2 / parameter**2)
+    )
     return weights / weights.sum()
 
 
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize(
-    "mechanism", [DiscreteLaplace(0.4), DiscreteLaplace(1.7), DiscreteGaussian(0.8), DiscreteGaussian(5.0)], ids=repr
+    "mechanism",
+    [DiscreteLaplace(0.4), DiscreteLaplace(1.7), DiscreteGaussian(0.8), DiscreteGaussian(5.0)],
+    ids=repr,
 )
 def test_integer_noise(mechanism, count):
-    drawn = mechanism.release(Bounded(np.full(count, 3), Bound(l1=1.0)), rehearsal(mechanism.event, 1), SECRET).value - 3
+    drawn = (
+        mechanism.release(
+            Bounded(np.full(count, 3), Bound(l1=1.0)), rehearsal(mechanism.event, 1), SECRET
+        ).value
+        - 3
+    )
     reach = 60
     found = np.bincount(np.clip(drawn + reach, 0, 2 * reach), minlength=2 * reach + 1)
     kind, parameter = type(mechanism), mechanism.parameter
@@ -78,14 +92,24 @@ def test_integer_noise(mechanism, count):
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("mechanism", [Laplace(0.7), Gaussian(1.3)], ids=repr)
 def test_noise_on_a_grid(mechanism, count):
-    """Steps of 2^-24 of the scale are far below what so many draws can tell from a continuous law."""
+    """Steps of 2^-24 of the scale are far below what so many draws can tell from a continuous
+    law.
+    """
     bound = Bound(2.0, 2.0)
-    drawn = mechanism.release(Bounded(np.full(count, 0.1), bound), rehearsal(mechanism.event, 1), SECRET).value
-    law = (stats.laplace if isinstance(mechanism, Laplace) else stats.norm)(0.1, mechanism.noise_multiplier * 2.0)
+    drawn = mechanism.release(
+        Bounded(np.full(count, 0.1), bound), rehearsal(mechanism.event, 1), SECRET
+    ).value
+    law = (stats.laplace if isinstance(mechanism, Laplace) else stats.norm)(
+        0.1, mechanism.noise_multiplier * 2.0
+    )
     assert stats.kstest(drawn, law.cdf).pvalue > ACCEPT
     (center, scale) = law.args
     kind, high = law.dist, law.ppf(0.99)
-    for wrong in (kind(center, scale * 2 / 3).cdf, kind(center, scale * 1.5).cdf, kind(center + scale / 5, scale).cdf):
+    for wrong in (
+        kind(center, scale * 2 / 3).cdf,
+        kind(center, scale * 1.5).cdf,
+        kind(center + scale / 5, scale).cdf,
+    ):
         assert stats.kstest(drawn, wrong).pvalue < REJECT
     assert (drawn > high).mean() == pytest.approx(0.01, rel=0.3)  # not cut
 
@@ -93,12 +117,17 @@ def test_noise_on_a_grid(mechanism, count):
 @pytest.mark.parametrize("count", ONE_BY_ONE)
 def test_staircase(count):
     mechanism, most = Staircase(1.2), 6
-    permit, value = rehearsal(mechanism.event, count), Bounded(Laid(Grid(0), np.array(0)), Bound.scalar(float(most)))
+    permit, value = (
+        rehearsal(mechanism.event, count),
+        Bounded(Laid(Grid(0), np.array(0)), Bound.scalar(float(most))),
+    )
     if count == MANY:  # the draw itself: a release costs as much again
         bits = Bits(SECRET, "staircase", 0)
         drawn = np.array([draw(Fraction(1.2), most, edge(1.2, most), bits) for _ in range(count)])
     else:
-        drawn = np.array([mechanism.release(value, permit, SECRET, step).value for step in range(count)]).astype(int)
+        drawn = np.array(
+            [mechanism.release(value, permit, SECRET, step).value for step in range(count)]
+        ).astype(int)
 
     def law(epsilon, first):
         x = np.abs(np.arange(-60, 61))
@@ -117,7 +146,9 @@ def test_staircase(count):
 
 
 def test_staircase_is_better_than_laplace_by_what_the_paper_says():
-    """Expected size: D e^(eps/2) / (e^eps - 1), against D / eps (Geng & Viswanath 2014); the gain grows with epsilon."""
+    """Expected size: D e^(eps/2) / (e^eps - 1), against D / eps (Geng & Viswanath 2014); the gain
+    grows with epsilon.
+    """
     width, gains = 1 << 20, []
     for epsilon in (0.1, 1.0, 5.0, 10.0):
         found = expected_size(epsilon, width, edge(epsilon, width)) / width
@@ -131,7 +162,9 @@ def test_staircase_is_better_than_laplace_by_what_the_paper_says():
 @pytest.mark.parametrize("count", SIZES)
 def test_randomized_response(count):
     mechanism = RandomizedResponse(0.4, 5)
-    drawn = mechanism.release(Bounded(np.full(count, 2), Bound()), rehearsal(mechanism.event, 1), SECRET).value
+    drawn = mechanism.release(
+        Bounded(np.full(count, 2), Bound()), rehearsal(mechanism.event, 1), SECRET
+    ).value
     found = np.bincount(drawn, minlength=5)
 
     def law(p, truth=2):
@@ -159,10 +192,17 @@ def test_unary_response(count, optimised):
 
     high, low = (float(p) for p in mechanism.chances)
     assert (high, low) == pytest.approx(
-        (0.5, 1 / (math.e + 1)) if optimised else (1 - 1 / (math.exp(0.5) + 1), 1 / (math.exp(0.5) + 1))
+        (0.5, 1 / (math.e + 1))
+        if optimised
+        else (1 - 1 / (math.exp(0.5) + 1), 1 / (math.exp(0.5) + 1))
     )
     assert chi_square(found, law(high, low)) > ACCEPT
-    for wrong in (law(high, low * 2 / 3), law(high, low * 1.5), law(high * 2 / 3, low), law(low, high)):
+    for wrong in (
+        law(high, low * 2 / 3),
+        law(high, low * 1.5),
+        law(high * 2 / 3, low),
+        law(low, high),
+    ):
         assert chi_square(found, wrong) < REJECT
 
 
@@ -188,7 +228,9 @@ def flip_law(epsilon, scores=SCORES):
 
 
 def laplace_max_law(epsilon, scores=SCORES):
-    """The largest of scores with two-sided geometric noise of scale 2 / epsilon, ties to the first."""
+    """The largest of scores with two-sided geometric noise of scale 2 / epsilon, ties to the
+    first.
+    """
     x = np.arange(-250, 250)
     p = np.exp(-abs(x) * epsilon / 2)
     p /= p.sum()
@@ -199,7 +241,10 @@ def laplace_max_law(epsilon, scores=SCORES):
 
     return np.array(
         [
-            sum(p * np.prod([under(s + x - t, j < i) for j, t in enumerate(scores) if j != i], axis=0))
+            sum(
+                p
+                * np.prod([under(s + x - t, j < i) for j, t in enumerate(scores) if j != i], axis=0)
+            )
             for i, s in enumerate(scores)
         ]
     )
@@ -215,7 +260,9 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("count", ONE_BY_ONE)
-@pytest.mark.parametrize(("mechanism", "law"), CHOICES, ids=lambda v: repr(v) if not callable(v) else "")
+@pytest.mark.parametrize(
+    ("mechanism", "law"), CHOICES, ids=lambda v: repr(v) if not callable(v) else ""
+)
 def test_choices(mechanism, law, count):
     permit, value = rehearsal(mechanism.event, count), Bounded(SCORES, Bound(linf=1.0))
     if count == MANY:
@@ -237,14 +284,22 @@ def test_gumbel_noise_on_scores_is_the_exponential_mechanism():
     found = np.bincount(np.argmax(SCORES + noise, axis=1), minlength=len(SCORES))
     assert chi_square(found, exponential_law(0.8)) > ACCEPT
     flips = np.random.default_rng(1).exponential(scale=2 / 0.8, size=(200_000, len(SCORES)))
-    assert chi_square(np.bincount(np.argmax(SCORES + flips, axis=1), minlength=len(SCORES)), flip_law(0.8)) > ACCEPT
+    assert (
+        chi_square(
+            np.bincount(np.argmax(SCORES + flips, axis=1), minlength=len(SCORES)), flip_law(0.8)
+        )
+        > ACCEPT
+    )
 
 
 def test_permute_and_flip_is_never_worse():
     rng = np.random.default_rng(3)
     for _ in range(200):
         scores, epsilon = rng.integers(0, 12, rng.integers(2, 6)), float(rng.uniform(0.05, 5))
-        errors = [float(law(epsilon, scores) @ (scores.max() - scores)) for law in (flip_law, exponential_law)]
+        errors = [
+            float(law(epsilon, scores) @ (scores.max() - scores))
+            for law in (flip_law, exponential_law)
+        ]
         assert errors[0] <= errors[1] + 1e-12
 
 
@@ -253,31 +308,44 @@ def test_candidates_of_equal_score_in_one(count):
     """A stretch of a public range stands for all of its places."""
     mechanism, sizes = Exponential(0.8), [1, 0, 1000, 2, 40]
     permit, value = rehearsal(mechanism.event, count), Bounded(SCORES, Bound(linf=1.0))
-    drawn = [mechanism.release_within(value, sizes, permit, SECRET, step).value for step in range(count)]
+    drawn = [
+        mechanism.release_within(value, sizes, permit, SECRET, step).value for step in range(count)
+    ]
     weights = exponential_law(0.8) * sizes
-    assert chi_square(np.bincount([i for i, _ in drawn], minlength=5), weights / weights.sum()) > ACCEPT
+    assert (
+        chi_square(np.bincount([i for i, _ in drawn], minlength=5), weights / weights.sum())
+        > ACCEPT
+    )
     places = np.array([j for i, j in drawn if i == 2])
     assert places.min() >= 0
     assert places.max() < 1000
     assert chi_square(np.bincount(places // 100, minlength=10), np.full(10, 0.1)) > ACCEPT
 
 
-@pytest.mark.parametrize(("mean", "shape"), [(8.0, 0.0), (8.0, 1.0), (4.0, -0.5), (6.0, 2.0), (5.0, 1.5), (3.0, 0.5)])
+@pytest.mark.parametrize(
+    ("mean", "shape"), [(8.0, 0.0), (8.0, 1.0), (4.0, -0.5), (6.0, 2.0), (5.0, 1.5), (3.0, 0.5)]
+)
 def test_the_number_of_runs(mean, shape):
     from dpfy.accounting.tuning import trials_pmf
     from dpfy.core.trials import gamma_for
 
     count = 1500
-    mechanism, bits = PrivateSelection(DiscreteLaplace(1.0).event, mean, shape), Bits(SECRET, f"runs {shape}", 0)
+    mechanism, bits = (
+        PrivateSelection(DiscreteLaplace(1.0).event, mean, shape),
+        Bits(SECRET, f"runs {shape}", 0),
+    )
     drawn = np.array([mechanism.runs(bits) for _ in range(count)])
     assert drawn.min() >= 1
     law = [
-        np.array([trials_pmf(shape, gamma_for(shape, m), k) for k in range(1, 200)]) for m in (mean, 1 + (mean - 1) / 2, mean * 2)
+        np.array([trials_pmf(shape, gamma_for(shape, m), k) for k in range(1, 200)])
+        for m in (mean, 1 + (mean - 1) / 2, mean * 2)
     ]
     found = np.bincount(np.minimum(drawn - 1, 199), minlength=200)
     assert chi_square(found, law[0]) > 1e-3
     for wrong in (law[1], law[2], np.roll(law[0], 1)):
-        assert chi_square(found, wrong) < 1e-3  # numbers this small tell long tails apart but slowly
+        assert (
+            chi_square(found, wrong) < 1e-3
+        )  # numbers this small tell long tails apart but slowly
 
 
 def test_poisson_and_geometric_numbers():

@@ -1,4 +1,6 @@
-"""Exact privacy by enumeration: the whole law of every mechanism's own code on small domains, against the curve that is billed."""
+"""Exact privacy by enumeration: the whole law of every mechanism's own code on small domains,
+against the curve that is billed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def released(mechanism, value, bound, adjacency=ADD):
     """One release under a fresh permit, as something that can be counted."""
 
     def run():
-        answer = mechanism.release(Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency)).value
+        answer = mechanism.release(
+            Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency)
+        ).value
         return tuple(np.ravel(answer).tolist()) if isinstance(answer, np.ndarray) else answer
 
     return run
@@ -72,14 +76,20 @@ def test_discrete_laplace(branches, parameter, adjacency):
     mechanism, moves = DiscreteLaplace(parameter, 2), 4 if adjacency is REPLACE else 2
     laws = [branches.law(released(mechanism, x, Bound.scalar(2.0))) for x in range(moves + 1)]
     tight = check(laws, mechanism.event, adjacency)
-    assert tight == pytest.approx(-math.expm1(-parameter * moves / 2), rel=1e-6)  # exactly what a shift by so much costs
+    assert tight == pytest.approx(
+        -math.expm1(-parameter * moves / 2), rel=1e-6
+    )  # exactly what a shift by so much costs
 
 
 @pytest.mark.parametrize("sigma", [0.7, 1.5, 3.0])
 def test_discrete_gaussian(branches, sigma):
     branches.reach = 60
     mechanism = DiscreteGaussian(sigma, 2)
-    check([branches.law(released(mechanism, x, Bound.scalar(2.0))) for x in range(3)], mechanism.event, ADD)
+    check(
+        [branches.law(released(mechanism, x, Bound.scalar(2.0))) for x in range(3)],
+        mechanism.event,
+        ADD,
+    )
 
 
 @pytest.mark.parametrize("mechanism", [DiscreteLaplace(1.5, 2), DiscreteGaussian(1.2, 2)], ids=repr)
@@ -95,9 +105,14 @@ def test_vectors_cost_no_more_than_their_l1_norm(branches, mechanism):
 @pytest.mark.parametrize("multiplier", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("kind", [Laplace, Gaussian])
 def test_real_bills_cover_integer_noise(branches, kind, multiplier, most):
-    """On the coarsest of grids, where the difference between integers and real numbers is largest."""
+    """On the coarsest of grids, where the difference between integers and real numbers is
+    largest.
+    """
     mechanism = kind(multiplier)
-    laws = [branches.law(released(mechanism, laid(x), Bound.scalar(float(most)))) for x in range(most + 1)]
+    laws = [
+        branches.law(released(mechanism, laid(x), Bound.scalar(float(most))))
+        for x in range(most + 1)
+    ]
     check(laws, mechanism.event, ADD)
 
 
@@ -109,7 +124,10 @@ def test_real_gaussian_bills_cover_two_coordinates(branches, most):
     bound = Bound(float(most))
     # Laws of independent coordinates, multiplied.
     one = {x: branches.law(released(mechanism, laid(x), bound)) for v in values for x in v}
-    laws = [{(i, j): p * q >> 160 for i, p in one[a].items() for j, q in one[b].items()} for a, b in values]
+    laws = [
+        {(i, j): p * q >> 160 for i, p in one[a].items() for j, q in one[b].items()}
+        for a, b in values
+    ]
     check([laws[0], laws[1]], mechanism.event, ADD)
     check([laws[0], laws[2]], mechanism.event, ADD)
 
@@ -118,7 +136,10 @@ def test_real_gaussian_bills_cover_two_coordinates(branches, most):
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_staircase(branches, epsilon, most):
     mechanism = Staircase(epsilon)
-    laws = [branches.law(released(mechanism, laid(x), Bound.scalar(float(most)))) for x in range(most + 1)]
+    laws = [
+        branches.law(released(mechanism, laid(x), Bound.scalar(float(most))))
+        for x in range(most + 1)
+    ]
     check(laws, mechanism.event, ADD)
     if epsilon == 1.0:  # and no smaller epsilon would do
         assert hockey_stick(laws[0], laws[-1], 0.99 * epsilon) > 1e-3
@@ -128,12 +149,19 @@ def test_staircase(branches, epsilon, most):
 @pytest.mark.parametrize("adjacency", [REPLACE, ZERO])
 def test_randomized_response(branches, buckets, adjacency):
     mechanism = RandomizedResponse.of(1.0, buckets)
-    laws = [branches.law(released(mechanism, np.array([x]), Bound(), adjacency)) for x in range(buckets)]
+    laws = [
+        branches.law(released(mechanism, np.array([x]), Bound(), adjacency)) for x in range(buckets)
+    ]
     if adjacency is ZERO:
         laws = [laws[0], {(x,): ONE // buckets for x in range(buckets)}]
     check(laws, mechanism.event, adjacency)
     if adjacency is REPLACE:
-        assert hockey_stick(laws[0], laws[1], 0.999) > 1e-4 > 1e-12 > hockey_stick(laws[0], laws[1], 1.0)
+        assert (
+            hockey_stick(laws[0], laws[1], 0.999)
+            > 1e-4
+            > 1e-12
+            > hockey_stick(laws[0], laws[1], 1.0)
+        )
 
 
 @pytest.mark.parametrize("optimised", [True, False])
@@ -149,7 +177,9 @@ SCORES = [(0, 0, 0), (1, 0, 0), (0, 1, 1), (1, 1, 1), (-1, 0, 1), (1, -1, -1), (
 
 
 def neighbours(monotone: bool):
-    """Pairs of scores that one unit makes different: by at most 1 each, in one direction if they are monotone."""
+    """Pairs of scores that one unit makes different: by at most 1 each, in one direction if they
+    are monotone.
+    """
     base = np.array([5, 4, 2])
     return [(base, base + v) for v in SCORES if not monotone or min(v) >= 0]
 
@@ -158,7 +188,14 @@ def neighbours(monotone: bool):
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize(
     "kind",
-    [Exponential, PermuteAndFlip, *(lambda e, m, noise=n: NoisyMax(e, m, noise) for n in ("gumbel", "exponential", "laplace"))],
+    [
+        Exponential,
+        PermuteAndFlip,
+        *(
+            lambda e, m, noise=n: NoisyMax(e, m, noise)
+            for n in ("gumbel", "exponential", "laplace")
+        ),
+    ],
 )
 def test_choices(branches, kind, epsilon, monotone):
     mechanism = kind(epsilon, monotone)
@@ -178,26 +215,41 @@ def test_choices_under_replacement_and_with_rounded_scores(branches, kind):
     mechanism = kind(1.0, adjacency=REPLACE)
     for v in [(2, 0, -2), (-2, 2, 0), (2, 2, 2)]:
         scores = np.array([5.0, 4.3, 2.1])
-        laws = [branches.law(released(mechanism, s, Bound(linf=1.0), REPLACE)) for s in (scores, scores + v)]
+        laws = [
+            branches.law(released(mechanism, s, Bound(linf=1.0), REPLACE))
+            for s in (scores, scores + v)
+        ]
         check(laws, mechanism.event, REPLACE)
 
 
 def test_permute_and_flip_has_no_bounded_range(branches):
-    """So that it is billed as pure epsilon: by a range of epsilon its composition would be too cheap."""
+    """So that it is billed as pure epsilon: by a range of epsilon its composition would be too
+    cheap.
+    """
     mechanism = PermuteAndFlip(2.0)
-    p, q = (branches.law(released(mechanism, np.array(s), Bound(linf=1.0))) for s in ([2, 2, 1], [1, 3, 2]))
+    p, q = (
+        branches.law(released(mechanism, np.array(s), Bound(linf=1.0)))
+        for s in ([2, 2, 1], [1, 3, 2])
+    )
     losses = [math.log(p[i] / q[i]) for i in p]
     assert max(losses) - min(losses) > 2.2
 
 
 def test_permute_and_flip_is_billed_as_pure():
-    for mechanism in (PermuteAndFlip(1.0), NoisyMax(1.0, noise="exponential"), NoisyMax(1.0, noise="laplace")):
+    for mechanism in (
+        PermuteAndFlip(1.0),
+        NoisyMax(1.0, noise="exponential"),
+        NoisyMax(1.0, noise="laplace"),
+    ):
         assert mechanism.event == events.EpsilonDelta(1.0)
     for mechanism in (Exponential(1.0), NoisyMax(1.0, noise="gumbel")):
         assert mechanism.event == events.BoundedRange(1.0)
 
 
-@pytest.mark.parametrize(("answers", "numeric", "monotone"), [(1, 0.0, False), (2, 0.0, False), (2, 0.0, True), (1, 0.4, False)])
+@pytest.mark.parametrize(
+    ("answers", "numeric", "monotone"),
+    [(1, 0.0, False), (2, 0.0, False), (2, 0.0, True), (1, 0.4, False)],
+)
 def test_sparse_vector(branches, monkeypatch, answers, numeric, monotone):
     """Its own code asks two questions; three where the law has a closed form (below)."""
     monkeypatch.setattr(grid, "FINENESS", 0)
@@ -214,7 +266,11 @@ def test_sparse_vector(branches, monkeypatch, answers, numeric, monotone):
 
         return ask
 
-    pairs = [((0.5, 0.5), (1.5, 1.5)), ((0.5, 1.5), (1.5, 0.5)), ((1.5, 0.5), (0.5, 1.5))]  # rounded to 0 and 2: as far as can be
+    pairs = [
+        ((0.5, 0.5), (1.5, 1.5)),
+        ((0.5, 1.5), (1.5, 0.5)),
+        ((1.5, 0.5), (0.5, 1.5)),
+    ]  # rounded to 0 and 2: as far as can be
     for pair in pairs[:1] if monotone or numeric else pairs[answers:]:
         p, q = (branches.law(run(values)) for values in pair)
         missing = max(1 - sum(law.values()) / ONE for law in (p, q))
@@ -224,7 +280,9 @@ def test_sparse_vector(branches, monkeypatch, answers, numeric, monotone):
 
 
 def test_sparse_vector_in_closed_form():
-    """Many questions, scales as the mechanism has them: P(outcome) is a sum over the threshold's noise of a product."""
+    """Many questions, scales as the mechanism has them: P(outcome) is a sum over the threshold's
+    noise of a product.
+    """
     for answers, monotone, most in ((1, False, 2), (3, False, 2), (3, True, 2)):
         mechanism = SparseVector(2.0, 0.0, answers=answers, monotone=monotone)
         first, each, _ = (float(s) / 2**24 if s else None for s in mechanism.scales())
@@ -267,7 +325,10 @@ def test_propose_test_release(branches, monkeypatch):
     ):
         check([near, far], mechanism.event, ADD)
     exact = ProposeTestRelease(2.0, 0.01, 0.0)
-    laws = [branches.law(released(exact, Near(v, d), Bound.scalar(1.0))) for v, d in (("a", 0), ("b", 0), ("a", 1))]
+    laws = [
+        branches.law(released(exact, Near(v, d), Bound.scalar(1.0)))
+        for v, d in (("a", 0), ("b", 0), ("a", 1))
+    ]
     for pair in ([laws[0], laws[1]], [laws[0], laws[2]]):
         check(pair, exact.event, ADD)
 
@@ -281,11 +342,15 @@ def test_the_threshold_of_a_test_is_the_least(branches):
 @pytest.mark.parametrize("kind", [AggregateMean, AggregateMedian])
 def test_sample_and_aggregate(branches, monkeypatch, kind):
     monkeypatch.setattr(grid, "FINENESS", 1)
-    mechanism = kind(2.0, 2, 0.0, 4.0) if kind is AggregateMean else kind(2.0, 2, 0.0, 4.0, places=5)
+    mechanism = (
+        kind(2.0, 2, 0.0, 4.0) if kind is AggregateMean else kind(2.0, 2, 0.0, 4.0, places=5)
+    )
 
     def law(rows):
         def run():
-            return mechanism.release(lambda part: part.max(), np.array(rows), rehearsal(mechanism.event, 1)).value
+            return mechanism.release(
+                lambda part: part.max(), np.array(rows), rehearsal(mechanism.event, 1)
+            ).value
 
         return branches.law(run)
 
@@ -353,7 +418,9 @@ def test_stability_histogram(branches, mechanism, fewer, more):
 
 
 def test_a_threshold_is_counted_from_the_value_that_is_released():
-    """Scale 1, threshold 5: a unit of its own is released with probability P(noise >= 4) = 0.01339, not P(noise >= 5) = 0.00493."""
+    """Scale 1, threshold 5: a unit of its own is released with probability P(noise >= 4) = 0.01339,
+    not P(noise >= 5) = 0.00493.
+    """
     assert StabilityHistogram(DiscreteLaplace(1.0), 5).delta == pytest.approx(0.0133898, rel=1e-5)
     assert StabilityHistogram(DiscreteLaplace(1.0), 5).delta >= math.exp(-4) / (1 + math.exp(-1))
     assert as_float(Fraction(1, 3)) >= Fraction(1, 3)
@@ -367,9 +434,13 @@ def test_gaussian_histogram_threshold():
     assert mechanism.delta >= math.erfc(9 / 2 / math.sqrt(2)) / 2
 
 
-@pytest.mark.parametrize(("mean", "shape"), [(3.0, 0.0), (3.0, 1.0), (5.0, -0.5), (2.5, 2.0), (3.0, math.inf)])
+@pytest.mark.parametrize(
+    ("mean", "shape"), [(3.0, 0.0), (3.0, 1.0), (5.0, -0.5), (2.5, 2.0), (3.0, math.inf)]
+)
 def test_private_selection(mean, shape):
-    """Runs of randomized response, a one scores best: P(one) = 1 - E[(1 - p)^K], which is the whole law."""
+    """Runs of randomized response, a one scores best: P(one) = 1 - E[(1 - p)^K], which is the whole
+    law.
+    """
     from dpfy.accounting.tuning import trials_pmf
     from dpfy.core.trials import gamma_for
 
@@ -383,6 +454,11 @@ def test_private_selection(mean, shape):
             none, zeros = math.exp(-mean), math.exp(-mean * one)
         else:
             gamma = gamma_for(shape, mean)
-            none, zeros = 0.0, sum(trials_pmf(shape, gamma, k) * (1 - one) ** k for k in range(1, 400))
-        laws.append({"none": int(none * ONE), 0: int((zeros - none) * ONE), 1: int((1 - zeros) * ONE)})
+            none, zeros = (
+                0.0,
+                sum(trials_pmf(shape, gamma, k) * (1 - one) ** k for k in range(1, 400)),
+            )
+        laws.append(
+            {"none": int(none * ONE), 0: int((zeros - none) * ONE), 1: int((1 - zeros) * ONE)}
+        )
     check(laws, mechanism.event, REPLACE, accountant="rdp")

@@ -30,7 +30,9 @@ PARTS = np.unique(np.concatenate([np.arange(1, 64) / 64, [1e-4, 1e-3], [1 - 1e-3
 
 
 def cells(law: str, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Edges that cut the integers into parts of about equal probability with tails apart, and the probabilities."""
+    """Edges that cut the integers into parts of about equal probability with tails apart, and the
+    probabilities.
+    """
     far = int(40 * scale + 40)
     if far < 10**6:
         x = np.arange(-far, far + 1)
@@ -60,7 +62,9 @@ def p_value(values: np.ndarray, law: str, scale: float) -> float:
 @pytest.mark.parametrize("scale", SCALES, ids=str)
 @pytest.mark.parametrize("law", DRAWS)
 def test_the_law_and_no_other(law, scale):
-    """A million draws pass at their scale; at 2/3 and 3/2 of it, moved by one, or cut off they fail."""
+    """A million draws pass at their scale; at 2/3 and 3/2 of it, moved by one, or cut off they
+    fail.
+    """
     values = DRAWS[law](10**6, scale, bits(law))
     assert p_value(values, law, float(scale)) > FALSE_ALARM
     for wrong in (Fraction(2, 3), Fraction(3, 2)):
@@ -83,7 +87,9 @@ def test_a_few_values_at_a_time_have_the_law_too(law, scale):
 
 @pytest.mark.parametrize("square", [False, True])
 def test_a_staircase_of_few_steps_has_the_law_too(square):
-    """Blocks as wide as the law: half of the points fall between two steps, so that a fault there would be seen at once."""
+    """Blocks as wide as the law: half of the points fall between two steps, so that a fault there
+    would be seen at once.
+    """
     values = np.empty(50_000, np.int64)
     Wide(Fraction(9), square, 3).draw(values, bits("coarse", int(square)))
     law = "gaussian" if square else "laplace"
@@ -93,7 +99,9 @@ def test_a_staircase_of_few_steps_has_the_law_too(square):
     assert p_value(values + 1, law, 9) < 1e-9
 
 
-@pytest.mark.parametrize("scale", [Fraction(1, 1 << 20), Fraction(1, 10), 3, 5000, 1 << 45], ids=str)
+@pytest.mark.parametrize(
+    "scale", [Fraction(1, 1 << 20), Fraction(1, 10), 3, 5000, 1 << 45], ids=str
+)
 @pytest.mark.parametrize("law", DRAWS)
 def test_any_count_and_every_address(law, scale):
     draw = DRAWS[law]
@@ -101,12 +109,16 @@ def test_any_count_and_every_address(law, scale):
         values = draw(count, scale, bits())
         assert values.shape == (count,)
         assert values.dtype == np.int64
-        assert np.array_equal(values, draw(count, scale, bits())), "the same address gives the same values"
+        assert np.array_equal(values, draw(count, scale, bits())), (
+            "the same address gives the same values"
+        )
     if scale >= 3:
         for other in (bits(step=1), bits("other"), bits(seed=2)):
             assert (draw(511, scale, other) != draw(511, scale, bits())).mean() > 0.5
         source = bits()
-        assert (draw(511, scale, source) != draw(511, scale, source)).mean() > 0.5, "a second draw is a fresh one"
+        assert (draw(511, scale, source) != draw(511, scale, source)).mean() > 0.5, (
+            "a second draw is a fresh one"
+        )
 
 
 @pytest.mark.parametrize("law", DRAWS)
@@ -143,7 +155,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("wrong", [*WRONG, Fraction((1 << 5000) + 1, 1 << 5000)], ids=lambda w: repr(w)[:20])
+@pytest.mark.parametrize(
+    "wrong", [*WRONG, Fraction((1 << 5000) + 1, 1 << 5000)], ids=lambda w: repr(w)[:20]
+)
 @pytest.mark.parametrize("law", DRAWS)
 def test_scales_that_are_refused(law, wrong):
     with pytest.raises(InvalidInput):

@@ -1,4 +1,6 @@
-"""Exact coins and choices against their probabilities, by every string of bits of a small length."""
+"""Exact coins and choices against their probabilities, by every string of bits of a small
+length.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Exhausted(Exception):
 
 
 class Listed(Bits):
-    """Bits from a string. A word has `top` of them and then zeros: what looks at no more of a word cannot tell."""
+    """Bits from a string. A word has `top` of them and then zeros: what looks at no more of a word
+    cannot tell.
+    """
 
     def __init__(self, string: str, grain: int, top: int) -> None:
         self.string, self.grain, self.top = string, grain, top
@@ -54,7 +58,9 @@ class Listed(Bits):
 def distribution(
     draw: Callable[[Bits], object], length: int, grain: int = 1, top: int = 2
 ) -> tuple[dict[object, Fraction], Fraction]:
-    """What each string of at most `length` bits leads to, and the probability of those that are too short."""
+    """What each string of at most `length` bits leads to, and the probability of those that are too
+    short.
+    """
     found: dict[object, Fraction] = defaultdict(Fraction)
     open_, waiting = Fraction(0), [""]
     while waiting:
@@ -73,7 +79,13 @@ def distribution(
     return found, open_
 
 
-def check(draw: Callable[[Bits], object], truth: dict[object, float], length: int, most_open: float = 0.1, **how: int) -> None:
+def check(
+    draw: Callable[[Bits], object],
+    truth: dict[object, float],
+    length: int,
+    most_open: float = 0.1,
+    **how: int,
+) -> None:
     found, open_ = distribution(draw, length, **how)
     assert sum(found.values()) + open_ == 1
     assert open_ <= most_open
@@ -92,7 +104,10 @@ def test_bernoulli(p, grain):
     check(lambda bits: bernoulli(p, bits), {True: float(p), False: 1 - float(p)}, 12, grain=grain)
 
 
-@pytest.mark.parametrize("gamma", [Fraction(0), Fraction(1, 100), Fraction(2, 3), Fraction(1), Fraction(7, 2), Fraction(40)])
+@pytest.mark.parametrize(
+    "gamma",
+    [Fraction(0), Fraction(1, 100), Fraction(2, 3), Fraction(1), Fraction(7, 2), Fraction(40)],
+)
 @pytest.mark.parametrize("grain", [1, 4])
 def test_bernoulli_exp(gamma, grain):
     p = math.exp(-gamma)
@@ -105,7 +120,9 @@ def test_geometric(gamma):
     check(lambda bits: geometric(gamma, bits), truth, 15, 0.12)
 
 
-@pytest.mark.parametrize("exponents", [[0], [0, 1], [3, 3, 4], [Fraction(1, 2), 0, Fraction(4, 3)]], ids=str)
+@pytest.mark.parametrize(
+    "exponents", [[0], [0, 1], [3, 3, 4], [Fraction(1, 2), 0, Fraction(4, 3)]], ids=str
+)
 def test_choose(exponents):
     least = min(exponents)
     weights = [math.exp(least - e) for e in exponents]
@@ -137,7 +154,13 @@ def test_permute_and_flip(exponents):
 
 
 def test_permutation_is_uniform_also_where_keys_are_equal():
-    check(lambda bits: tuple(permutation(3, bits).tolist()), defaultdict(lambda: 1 / 6), 14, 0.1, top=1)
+    check(
+        lambda bits: tuple(permutation(3, bits).tolist()),
+        defaultdict(lambda: 1 / 6),
+        14,
+        0.1,
+        top=1,
+    )
 
 
 def test_uniform_integers():
@@ -167,7 +190,9 @@ def fresh(step: int = 0) -> Bits:
 
 
 def test_many_candidates():
-    """Of 10^5 candidates the far ones are never chosen, the near ones as often as they should be; both routes to integers agree."""
+    """Of 10^5 candidates the far ones are never chosen, the near ones as often as they should be;
+    both routes to integers agree.
+    """
     exponents = np.full(10**5, 10**12)
     exponents[[17, 99_999]] = [5, 6]
     bits = fresh()
@@ -175,7 +200,8 @@ def test_many_candidates():
     assert abs(share - 1 / (1 + math.exp(-1))) < 0.13
     assert {permute_and_flip(exponents, bits) for _ in range(30)} == {17, 99_999}
     plain, wide = (
-        [choose(list(e), fresh(step), 7) for step in range(40)] for e in ((3, 9, 1), (3 + 2**70, 9 + 2**70, 1 + 2**70))
+        [choose(list(e), fresh(step), 7) for step in range(40)]
+        for e in ((3, 9, 1), (3 + 2**70, 9 + 2**70, 1 + 2**70))
     )
     assert plain == wide
 
@@ -202,7 +228,11 @@ def test_bits_are_not_copied():
 WRONG = [0.5, float("nan"), "1/2", None, True, np.float64(0.5), 1j, [1]]
 
 
-@pytest.mark.parametrize("wrong", [*WRONG, -1, Fraction(-1, 3), 1 << 5000, Fraction(1, 1 << 5000)], ids=lambda w: repr(w)[:20])
+@pytest.mark.parametrize(
+    "wrong",
+    [*WRONG, -1, Fraction(-1, 3), 1 << 5000, Fraction(1, 1 << 5000)],
+    ids=lambda w: repr(w)[:20],
+)
 def test_what_is_no_fraction_is_refused(wrong):
     for call in (bernoulli, bernoulli_exp, geometric):
         with pytest.raises(InvalidInput):
@@ -213,7 +243,18 @@ def test_what_is_no_fraction_is_refused(wrong):
 
 @pytest.mark.parametrize(
     "wrong",
-    [[], [[1, 2]], [0.5, 1], ["a"], [None, 1], [True, False], np.array([1.0]), 3, [1, 2**5000], [Fraction(1, 3), 0.1]],
+    [
+        [],
+        [[1, 2]],
+        [0.5, 1],
+        ["a"],
+        [None, 1],
+        [True, False],
+        np.array([1.0]),
+        3,
+        [1, 2**5000],
+        [Fraction(1, 3), 0.1],
+    ],
     ids=lambda w: repr(w)[:20],
 )
 def test_exponents_that_are_refused_are_not_shown(wrong):
@@ -248,9 +289,28 @@ def test_no_float_in_any_decision():
     folder = Path(dpfy.mechanisms.__file__).parent
     for name in ("bits", "exact", "integers", "laws", "reals", "selection"):
         for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
-            assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), (name, node.lineno)
-            word = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-            assert word not in {"float", "float64", "float32", "log", "sqrt", "random", "log2", "random_sample", "default_rng"}, (
+            assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), (
+                name,
+                node.lineno,
+            )
+            word = (
+                node.attr
+                if isinstance(node, ast.Attribute)
+                else node.id
+                if isinstance(node, ast.Name)
+                else ""
+            )
+            assert word not in {
+                "float",
+                "float64",
+                "float32",
+                "log",
+                "sqrt",
+                "random",
+                "log2",
+                "random_sample",
+                "default_rng",
+            }, (
                 name,
                 word,
             )

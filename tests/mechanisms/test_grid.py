@@ -12,7 +12,22 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.grid import Grid
 
-ODD = [0.0, -0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, 0.1, 1 / 3, 2.0**53, 7.0]
+ODD = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e308,
+    -1e308,
+    5e-324,
+    0.1,
+    1 / 3,
+    2.0**53,
+    7.0,
+]
 
 
 def norms(counts) -> tuple[float, int, int]:
@@ -21,7 +36,11 @@ def norms(counts) -> tuple[float, int, int]:
     return math.sqrt(sum(n * n for n in numbers)), sum(numbers), max(numbers, default=0)
 
 
-@pytest.mark.parametrize("bound", [Bound.scalar(1.0), Bound(0.7), Bound(l1=1.3), Bound(linf=0.4), Bound(2.0, 2.5, 0.9)], ids=str)
+@pytest.mark.parametrize(
+    "bound",
+    [Bound.scalar(1.0), Bound(0.7), Bound(l1=1.3), Bound(linf=0.4), Bound(2.0, 2.5, 0.9)],
+    ids=str,
+)
 @pytest.mark.parametrize("size", [1, 2, 5, 64])
 @pytest.mark.parametrize("exponent", [-30, -3, 0])
 def test_one_row_adds_at_most_the_bound(bound, size, exponent):
@@ -30,7 +49,11 @@ def test_one_row_adds_at_most_the_bound(bound, size, exponent):
     grid = Grid(exponent)
     for row in rows:
         found = grid.sum(row[None], bound)
-        for norm, most in zip(norms(found.value.counts), (found.bound.l2, found.bound.l1, found.bound.linf), strict=True):
+        for norm, most in zip(
+            norms(found.value.counts),
+            (found.bound.l2, found.bound.l1, found.bound.linf),
+            strict=True,
+        ):
             assert math.isinf(most) or Fraction(norm) <= grid.steps(most) * (1 + Fraction(1, 2**50))
 
 
@@ -49,14 +72,18 @@ def test_any_order_and_any_split_is_the_same_sum():
     grid, bound = Grid.of(0.01, 3), Bound(1.0)
     whole = grid.sum(rows, bound).value.counts
     assert np.array_equal(whole, grid.sum(rows[rng.permutation(len(rows))], bound).value.counts)
-    assert np.array_equal(whole, sum(grid.sum(part, bound).value.counts for part in np.array_split(rows, 7)))
+    assert np.array_equal(
+        whole, sum(grid.sum(part, bound).value.counts for part in np.array_split(rows, 7))
+    )
 
 
 def test_sums_are_near_the_truth():
     rng = np.random.default_rng(2)
     rows = rng.uniform(-1, 1, 200_000)
     grid = Grid.of(1.0)
-    assert grid.values(grid.sum(rows, Bound.scalar(1.0)).value.counts) == pytest.approx(math.fsum(rows), abs=1e-3)
+    assert grid.values(grid.sum(rows, Bound.scalar(1.0)).value.counts) == pytest.approx(
+        math.fsum(rows), abs=1e-3
+    )
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,4 +1,6 @@
-"""How mechanisms behave: what they refuse, what depends on the permit, and that no data make them fail."""
+"""How mechanisms behave: what they refuse, what depends on the permit, and that no data make them
+fail.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ ODD = [0.0, -0.0, 1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324]
 
 
 def release(mechanism, value, bound=ONE, adjacency=ADD, **more):
-    return mechanism.release(Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency), SECRET, **more).value
+    return mechanism.release(
+        Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency), SECRET, **more
+    ).value
 
 
 STATED = [
@@ -41,13 +45,22 @@ STATED = [
     (Exponential, lambda a: Exponential(1.0, adjacency=a), [1, 2], ONE),
     (PermuteAndFlip, lambda a: PermuteAndFlip(1.0, adjacency=a), [1, 2], ONE),
     (NoisyMax, lambda a: NoisyMax(1.0, adjacency=a), [1, 2], ONE),
-    (ProposeTestRelease, lambda a: ProposeTestRelease(1.0, 1e-6, 1.0, adjacency=a), Near(1.0, 3), ONE),
+    (
+        ProposeTestRelease,
+        lambda a: ProposeTestRelease(1.0, 1e-6, 1.0, adjacency=a),
+        Near(1.0, 3),
+        ONE,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("_", "made", "value", "bound"), STATED, ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("_", "made", "value", "bound"), STATED, ids=lambda v: getattr(v, "__name__", "")
+)
 def test_a_bill_for_other_neighbours_is_refused(_, made, value, bound):
-    """What is stated for adding a unit says nothing of replacing one, which moves twice as far: the ledger must agree."""
+    """What is stated for adding a unit says nothing of replacing one, which moves twice as far: the
+    ledger must agree.
+    """
     for mine, ledgers in ((ADD, REPLACE), (REPLACE, ADD)):
         mechanism = made(mine)
         with pytest.raises(InvalidInput, match="is not that of the ledger"):
@@ -71,7 +84,10 @@ def test_replacement_doubles_the_noise():
     assert rng_free[1] == rng_free[0] + 1
     assert Exponential(1.0, adjacency=REPLACE)._laid(Bounded([1, 2], ONE))[1] == 4
     assert Exponential(1.0, True)._laid(Bounded([1, 2], ONE))[1] == 1
-    wide, narrow = (SparseVector(1.0, 3.0, adjacency=a).scales()[0] * 2**a_bits for a, a_bits in ((REPLACE, 1), (ADD, 0)))
+    wide, narrow = (
+        SparseVector(1.0, 3.0, adjacency=a).scales()[0] * 2**a_bits
+        for a, a_bits in ((REPLACE, 1), (ADD, 0))
+    )
     assert float(wide / narrow) == pytest.approx(2.0, rel=1e-6)
 
 
@@ -82,12 +98,22 @@ def test_no_value_raises(odd):
     for kind in (Exponential, PermuteAndFlip, NoisyMax):
         assert release(kind(1.0), np.array([odd, 0.0, 1.0])) in (0, 1, 2)
     release(ProposeTestRelease(1.0, 1e-6, 1.0), Near(odd, 100))
-    stream = SparseVector(1.0, 0.0, answers=2, numeric=0.5).open(rehearsal(events.EpsilonDelta(1.0), 3), SECRET)
+    stream = SparseVector(1.0, 0.0, answers=2, numeric=0.5).open(
+        rehearsal(events.EpsilonDelta(1.0), 3), SECRET
+    )
     stream.ask(Bounded(odd, ONE))
-    assert 0 <= release(SmoothQuantile(1.0, 1e-3, 0.0, 10.0), np.array([odd, 1.0, 2.0]), Bound(), REPLACE) <= 10
+    assert (
+        0
+        <= release(
+            SmoothQuantile(1.0, 1e-3, 0.0, 10.0), np.array([odd, 1.0, 2.0]), Bound(), REPLACE
+        )
+        <= 10
+    )
     for kind in (AggregateMean, AggregateMedian):
         mechanism = kind(1.0, 3, 0.0, 10.0)
-        found = mechanism.release(lambda rows: rows.sum() * odd, np.ones(20), rehearsal(mechanism.event, 1), SECRET).value
+        found = mechanism.release(
+            lambda rows: rows.sum() * odd, np.ones(20), rehearsal(mechanism.event, 1), SECRET
+        ).value
         assert math.isfinite(found)
 
 
@@ -110,10 +136,21 @@ def test_no_value_raises(odd):
         (lambda: SmoothQuantile(1e-6, 1e-6, 0.0, 1.0), "exponential mechanism"),
         (lambda: SmoothQuantile(1.0, 1e-6, 1.0, 0.0), "above lower"),
         (lambda: AggregateMean(1.0, 3, 1.0, 1.0), "above lower"),
-        (lambda: release(ProposeTestRelease(1.0, 1e-6, 1.0), Near(1.0, 3), Bound.scalar(2.0)), "at most 1"),
+        (
+            lambda: release(ProposeTestRelease(1.0, 1e-6, 1.0), Near(1.0, 3), Bound.scalar(2.0)),
+            "at most 1",
+        ),
         (lambda: StabilityHistogram(DiscreteLaplace(1.0), 5, keys=2), "keys \\* most, 2"),
-        (lambda: release(StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 3}, Bound.scalar(2.0)), "within keys"),
-        (lambda: release(StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 3}, Bound(1.0)), "l1 norm"),
+        (
+            lambda: release(
+                StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 3}, Bound.scalar(2.0)
+            ),
+            "within keys",
+        ),
+        (
+            lambda: release(StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 3}, Bound(1.0)),
+            "l1 norm",
+        ),
         (lambda: PrivateSelection(events.Laplace(1.0), 0.5), "1 to 100,000"),
         (lambda: DiscreteLaplace(1e-15), "between 2.-20 and 2.45"),
         (lambda: SparseVector(1e-9, 0.0, answers=1000), "between 2.-20 and 2.45"),
@@ -134,7 +171,9 @@ def test_a_stream_ends_with_its_answers_and_its_permit():
     assert asked == [False, True, False, True]
     with pytest.raises(InvalidInput, match="the 2 answers above"):
         stream.ask(Bounded(0, ONE))
-    with pytest.raises(InvalidInput, match="was released before"):  # a second stream under the same permit
+    with pytest.raises(
+        InvalidInput, match="was released before"
+    ):  # a second stream under the same permit
         mechanism.open(permit, SECRET).ask(Bounded(0, ONE))
     short = mechanism.open(rehearsal(mechanism.event, 1), SECRET)
     short.ask(Bounded(0, ONE))
@@ -146,10 +185,15 @@ def test_a_stream_ends_with_its_answers_and_its_permit():
 
 def test_every_stream_has_a_threshold_of_its_own():
     mechanism = SparseVector(1.0, 0.0)
-    streams = [mechanism.open(rehearsal(mechanism.event, 3), Randomness.for_tests(k)) for k in range(30)]
+    streams = [
+        mechanism.open(rehearsal(mechanism.event, 3), Randomness.for_tests(k)) for k in range(30)
+    ]
     assert len({s._threshold for s in streams}) == 30
     assert np.std([math.ldexp(s._threshold, mechanism.grid.exponent) for s in streams]) > 1
-    assert mechanism.open(rehearsal(mechanism.event, 3))._threshold != mechanism.open(rehearsal(mechanism.event, 3))._threshold
+    assert (
+        mechanism.open(rehearsal(mechanism.event, 3))._threshold
+        != mechanism.open(rehearsal(mechanism.event, 3))._threshold
+    )
 
 
 def test_a_resumed_stream_answers_the_same():
@@ -163,16 +207,24 @@ def test_a_resumed_stream_answers_the_same():
 
 
 def test_the_budget_is_split_as_the_proof_needs():
-    """Threshold epsilon_1, comparisons epsilon_2, numbers epsilon_3 add up; the noise of comparisons grows with the answers."""
+    """Threshold epsilon_1, comparisons epsilon_2, numbers epsilon_3 add up; the noise of
+    comparisons grows with the answers.
+    """
     for answers, numeric, monotone in ((1, 0.0, False), (7, 0.25, False), (7, 0.25, True)):
         mechanism = SparseVector(1.5, 0.0, answers=answers, numeric=numeric, monotone=monotone)
         assert sum(mechanism.split) == 1.5
         width = math.floor(mechanism.grid.steps(1.0)) + 1
         first, each, number = mechanism.scales()
-        spent = width / first + answers * width * (1 if monotone else 2) / each + (answers * width / number if number else 0)
+        spent = (
+            width / first
+            + answers * width * (1 if monotone else 2) / each
+            + (answers * width / number if number else 0)
+        )
         assert spent == 1.5
         assert width / first == mechanism.split[0]
-        assert float(mechanism.split[1] / mechanism.split[0]) == pytest.approx((answers * (1 if monotone else 2)) ** (2 / 3))
+        assert float(mechanism.split[1] / mechanism.split[0]) == pytest.approx(
+            (answers * (1 if monotone else 2)) ** (2 / 3)
+        )
 
 
 def test_a_stable_value_is_released_as_it_is():
@@ -193,11 +245,15 @@ def test_sample_and_aggregate_is_near():
         raise RuntimeError(str(rows))
 
     mechanism = AggregateMean(1e6, 3, 0.0, 10.0)
-    assert mechanism.release(fails, rows, rehearsal(mechanism.event, 1), SECRET).value == pytest.approx(5.0, abs=0.01)
+    assert mechanism.release(
+        fails, rows, rehearsal(mechanism.event, 1), SECRET
+    ).value == pytest.approx(5.0, abs=0.01)
 
 
 def test_smooth_sensitivity_by_its_definition():
-    """The largest exp(-beta k) times the largest local sensitivity of any data that differ in k values."""
+    """The largest exp(-beta k) times the largest local sensitivity of any data that differ in k
+    values.
+    """
     from itertools import product
 
     width, beta, n, rank = 3, 0.4, 3, 1
@@ -210,7 +266,9 @@ def test_smooth_sensitivity_by_its_definition():
                 left.remove(x)
         return len(left)
 
-    local = {a: max(abs(a[rank] - b[rank]) for b in tables if apart(a, b) <= 1) for a in set(tables)}
+    local = {
+        a: max(abs(a[rank] - b[rank]) for b in tables if apart(a, b) <= 1) for a in set(tables)
+    }
     for a in set(tables):
         brute = max(math.exp(-beta * apart(a, b)) * local[b] for b in set(tables))
         assert smooth_sensitivity(np.array(a), rank, width, beta) == pytest.approx(brute)
@@ -225,7 +283,9 @@ def test_the_smooth_median_of_dense_data_is_close():
     rows = np.random.default_rng(1).normal(50.0, 5.0, 20_001)
     mechanism = SmoothQuantile(1.0, 1e-6, 0.0, 1e6)
     found = [
-        mechanism.release(Bounded(rows, Bound()), rehearsal(mechanism.event, 20, adjacency=REPLACE), SECRET, k).value
+        mechanism.release(
+            Bounded(rows, Bound()), rehearsal(mechanism.event, 20, adjacency=REPLACE), SECRET, k
+        ).value
         for k in range(20)
     ]
     assert (
@@ -248,7 +308,10 @@ def test_keys_come_sorted_and_absent_ones_never():
         assert (
             "zero"
             not in StabilityHistogram(DiscreteLaplace(0.1), 1)
-            .release(Bounded({"zero": 0}, ONE), rehearsal(StabilityHistogram(DiscreteLaplace(0.1), 1).event, 1))
+            .release(
+                Bounded({"zero": 0}, ONE),
+                rehearsal(StabilityHistogram(DiscreteLaplace(0.1), 1).event, 1),
+            )
             .value
         )
 
@@ -276,9 +339,12 @@ def test_the_best_of_private_runs():
     names.clear()
     assert mechanism.release(run, rehearsal(mechanism.event, 1), SECRET).value == found
     assert names == first
-    with pytest.raises(InvalidInput, match="is not what the permit"):  # a run must release what is billed
+    with pytest.raises(
+        InvalidInput, match="is not what the permit"
+    ):  # a run must release what is billed
         mechanism.release(
-            lambda k, permit, secret: (0, Laplace(2.0).release(Bounded(1, ONE), permit, secret)), rehearsal(mechanism.event, 1)
+            lambda k, permit, secret: (0, Laplace(2.0).release(Bounded(1, ONE), permit, secret)),
+            rehearsal(mechanism.event, 1),
         )
     with pytest.raises(InvalidInput, match="may run several times"):
         rehearsal(inner.event, 1).inner(inner.event, 0)

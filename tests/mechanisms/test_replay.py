@@ -1,7 +1,9 @@
-"""Record and replay: on neighbouring data the same draws are asked for, and what they meet moves no farther than was paid for.
+"""Record and replay: on neighbouring data the same draws are asked for, and what they meet moves no
+farther than was paid for.
 
-Samplers are replaced by recorders that add no noise. The distance of two releases over the scales that were recorded is the loss that a
-unit really causes, whatever the mechanism believes of its sensitivity (after Cebere et al. 2026: 13 faults in 12 libraries).
+Samplers are replaced by recorders that add no noise. The distance of two releases over the scales
+that were recorded is the loss that a unit really causes, whatever the mechanism believes of its
+sensitivity (after Cebere et al. 2026: 13 faults in 12 libraries).
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ UNITS = [math.nan, math.inf, -math.inf, 1e308, -1e308, 0.0, 5e-324, 1.0, -1.0, 0
 
 
 class Recorder:
-    """Samplers that write down what is asked for and answer nothing: no noise, the first candidate, no coin."""
+    """Samplers that write down what is asked for and answer nothing: no noise, the first candidate,
+    no coin.
+    """
 
     def __init__(self) -> None:
         self.calls, self.exponents = [], []
@@ -104,10 +108,18 @@ def test_sums(record, mechanism, unit):
 @pytest.mark.parametrize("mechanism", [DiscreteLaplace(0.7, 2), DiscreteGaussian(1.5, 2)], ids=repr)
 def test_whole_numbers(record, mechanism):
     runs = [
-        record(lambda v=v: mechanism.release(Bounded(np.array(v), Bound(l1=2.0)), permit(mechanism)).value)
+        record(
+            lambda v=v: (
+                mechanism.release(Bounded(np.array(v), Bound(l1=2.0)), permit(mechanism)).value
+            )
+        )
         for v in ([5, 0], [4, 1])
     ]
-    assert runs[0][1] == runs[1][1] == [(type(mechanism).__name__.removeprefix("Discrete").lower(), 2, mechanism.scale)]
+    assert (
+        runs[0][1]
+        == runs[1][1]
+        == [(type(mechanism).__name__.removeprefix("Discrete").lower(), 2, mechanism.scale)]
+    )
 
 
 @pytest.mark.parametrize("monotone", [False, True])
@@ -119,9 +131,17 @@ def test_choices(record, kind, monotone, adjacency):
         for _ in range(20):
             scores = rng.integers(0, 9, 6) if whole else rng.uniform(0, 9, 6)
             low = 0 if monotone else -1
-            move = rng.integers(low, 2, 6) - (rng.integers(low, 2, 6) if adjacency is REPLACE else 0)
+            move = rng.integers(low, 2, 6) - (
+                rng.integers(low, 2, 6) if adjacency is REPLACE else 0
+            )
             runs = [
-                record(lambda s=s: mechanism.release(Bounded(s, Bound(linf=1.0)), permit(mechanism, 1, adjacency)).value)
+                record(
+                    lambda s=s: (
+                        mechanism.release(
+                            Bounded(s, Bound(linf=1.0)), permit(mechanism, 1, adjacency)
+                        ).value
+                    )
+                )
                 for s in (scores, scores + move)
             ]
             assert runs[0][1] == runs[1][1]
@@ -157,14 +177,18 @@ def test_streams(record):
 def test_tests(record):
     mechanism = ProposeTestRelease(1.0, 1e-3, 2.0)
     runs = [
-        record(lambda n=n: mechanism.release(Bounded(n, Bound.scalar(1.0)), permit(mechanism)).value)
+        record(
+            lambda n=n: mechanism.release(Bounded(n, Bound.scalar(1.0)), permit(mechanism)).value
+        )
         for n in (Near(5.0, 50), Near(7.0, 49))
     ]
     assert runs[0][1] == runs[1][1]
     (_, _, test), (_, _, noise) = runs[0][1]
     step = 2.0**-23
     assert float(1 / test) + abs(runs[0][0] - runs[1][0]) / step / float(noise) <= 1.0
-    silent = record(lambda: mechanism.release(Bounded(Near(5.0, 0), Bound.scalar(1.0)), permit(mechanism)).value)
+    silent = record(
+        lambda: mechanism.release(Bounded(Near(5.0, 0), Bound.scalar(1.0)), permit(mechanism)).value
+    )
     assert silent[0] is None
     assert silent[1] == runs[0][1]  # noise is drawn whether the test passes or not
 
@@ -203,11 +227,21 @@ def test_histograms(record):
     assert runs[1][0] == {"a": 10.0}
 
 
-@pytest.mark.parametrize("mechanism", [RandomizedResponse.of(1.0, 4), UnaryResponse(1.0, 4)], ids=repr)
+@pytest.mark.parametrize(
+    "mechanism", [RandomizedResponse.of(1.0, 4), UnaryResponse(1.0, 4)], ids=repr
+)
 def test_answers(record, mechanism):
-    """Which coins are thrown does not depend on the answer, and nobody's coins on another's answer."""
+    """Which coins are thrown does not depend on the answer, and nobody's coins on another's
+    answer.
+    """
     runs = [
-        record(lambda a=a: mechanism.release(Bounded(np.array(a), Bound()), permit(mechanism, 1, REPLACE)).value)
+        record(
+            lambda a=a: (
+                mechanism.release(
+                    Bounded(np.array(a), Bound()), permit(mechanism, 1, REPLACE)
+                ).value
+            )
+        )
         for a in ([0, 1, 2], [0, 3, 2], [0, 99, 2])
     ]
     assert runs[0][1] == runs[1][1] == runs[2][1]

@@ -1,4 +1,6 @@
-"""Votes with real Gaussian noise: their law, how closely the noise is known, and what is refused."""
+"""Votes with real Gaussian noise: their law, how closely the noise is known, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,17 @@ def drawn(counts: np.ndarray, sigma: float, times: int, name: str) -> np.ndarray
     mechanism = GaussianArgmax(sigma, len(counts))
     permit = rehearsal(mechanism.event, times, name)
     return np.bincount(
-        [mechanism.release(Bounded(counts, MOVED), permit, SECRET, step).value for step in range(times)], minlength=len(counts)
+        [
+            mechanism.release(Bounded(counts, MOVED), permit, SECRET, step).value
+            for step in range(times)
+        ],
+        minlength=len(counts),
     )
 
 
-@pytest.mark.parametrize(("counts", "sigma"), [((20, 17, 9, 4), 6.0), ((5, 5, 5), 0.5), ((3, 0), 300.0)])
+@pytest.mark.parametrize(
+    ("counts", "sigma"), [((20, 17, 9, 4), 6.0), ((5, 5, 5), 0.5), ((3, 0), 300.0)]
+)
 def test_winners_have_the_stated_law(counts: tuple[int, ...], sigma: float) -> None:
     """False alarms 1e-4; noise of 2/3 or 3/2 would be found, where it changes the law at all."""
     held, times = np.array(counts), 6000
@@ -54,22 +62,31 @@ def test_winners_have_the_stated_law(counts: tuple[int, ...], sigma: float) -> N
 def test_checks_have_the_stated_law() -> None:
     check, times = GaussianThreshold(30.0, 200.0), 6000
     permit = rehearsal(check.event, times, "checks")
-    above = sum(check.release(Bounded(185, Bound.scalar(1.0)), permit, SECRET, step).value for step in range(times))
+    above = sum(
+        check.release(Bounded(185, Bound.scalar(1.0)), permit, SECRET, step).value
+        for step in range(times)
+    )
     for factor, held in ((1.0, True), (2 / 3, False), (3 / 2, False)):
         chance = float(ndtr(-15 / (30 * factor)))
         assert bool(stats.binomtest(above, times, chance).pvalue > ACCEPT) is held
 
 
-def test_ties_are_decided_by_finer_noise_and_the_sum_keeps_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_are_decided_by_finer_noise_and_the_sum_keeps_its_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On a lattice so coarse that the real part is needed nearly always, the law is the same."""
     monkeypatch.setattr(votes, "FINE", 4)
     asked = []
     refine = Noisy.refine
-    monkeypatch.setattr(Noisy, "refine", lambda self: (asked.append(self.exponent), refine(self))[1])
+    monkeypatch.setattr(
+        Noisy, "refine", lambda self: (asked.append(self.exponent), refine(self))[1]
+    )
     held, times = np.array([20, 17, 9, 4]), 3000
     found = drawn(held, 6.0, times, "coarse")
     assert len(asked) > times
-    assert stats.chisquare(found, law(held, math.hypot(6.0, 4 / 2 ** (4 - 3))) * times).pvalue > ACCEPT
+    assert (
+        stats.chisquare(found, law(held, math.hypot(6.0, 4 / 2 ** (4 - 3))) * times).pvalue > ACCEPT
+    )
 
 
 def test_noise_is_never_less_than_billed_and_hardly_more() -> None:
@@ -108,10 +125,17 @@ def test_what_one_unit_moves_must_be_one_vote() -> None:
         if bound.linf != 1.0:
             with pytest.raises(error, match=r"bound|norm"):
                 check.release(Bounded(3, bound), rehearsal(check.event, 1), SECRET)
-    for wrong in (np.array([3, 2]), np.array([3.0, 2.0, 1.0]), np.array([3, -1, 1]), np.array([3, 2, 1 << 30])):
+    for wrong in (
+        np.array([3, 2]),
+        np.array([3.0, 2.0, 1.0]),
+        np.array([3, -1, 1]),
+        np.array([3, 2, 1 << 30]),
+    ):
         with pytest.raises(InvalidInput, match="votes"):
             mechanism.release(Bounded(wrong, MOVED), permit, SECRET)
-    mechanism.release(Bounded(np.array([3, 2, 1]), MOVED), permit, SECRET)  # nothing was spent before
+    mechanism.release(
+        Bounded(np.array([3, 2, 1]), MOVED), permit, SECRET
+    )  # nothing was spent before
     for wrong_sigma in (0.0, math.nan, math.inf, 1e13, -1.0):
         with pytest.raises(InvalidInput):
             GaussianArgmax(wrong_sigma, 3)

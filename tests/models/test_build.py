@@ -24,7 +24,13 @@ def test_every_model_has_a_builder() -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("linear", 7_850), ("mlp", 784 * 128 + 128 + 1290), ("lenet5", 61_706), ("tanh-cnn", 26_010), ("scattering-linear", 39_700)],
+    [
+        ("linear", 7_850),
+        ("mlp", 784 * 128 + 128 + 1290),
+        ("lenet5", 61_706),
+        ("tanh-cnn", 26_010),
+        ("scattering-linear", 39_700),
+    ],
 )
 def test_sizes_on_mnist_are_the_published_ones(name: str, parameters: int) -> None:
     assert size(build(ModelConfig(name=name), IMAGE, 10)) == parameters
@@ -36,7 +42,9 @@ def test_the_full_model_maps_raw_records_to_what_the_head_says(name: str) -> Non
     head = build(config, IMAGE, 7)
     with torch.no_grad():
         for parameter in head.parameters():
-            parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+            parameter.add_(
+                0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            )
     images = torch.rand(5, *IMAGE, generator=torch.Generator().manual_seed(2))
     transform = features(config)
     inputs = images if transform is None else transform(images)
@@ -102,7 +110,9 @@ def test_linear_reads_vectors_and_images() -> None:
         ("lenet5", (1, 2**20, 0), "at least 1"),
     ],
 )
-def test_records_that_do_not_fit_the_model_are_refused(name: str, shape: tuple[int, ...], message: str) -> None:
+def test_records_that_do_not_fit_the_model_are_refused(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         build(ModelConfig(name=name), shape, 2)
 
@@ -111,10 +121,19 @@ def test_records_that_do_not_fit_the_model_are_refused(name: str, shape: tuple[i
     ("fields", "message"),
     [
         ({"name": "lenet"}, r"model.name: got 'lenet'; must be one of .*did you mean 'lenet5'"),
-        ({"name": "mlp", "activation": "gelu"}, "model.activation: got 'gelu'; must be one of tanh, relu"),
-        ({"name": "mlp", "hidden": (0,)}, "model.hidden: got 0; must be a whole number of at least 1"),
+        (
+            {"name": "mlp", "activation": "gelu"},
+            "model.activation: got 'gelu'; must be one of tanh, relu",
+        ),
+        (
+            {"name": "mlp", "hidden": (0,)},
+            "model.hidden: got 0; must be a whole number of at least 1",
+        ),
         ({"name": "mlp", "hidden": 128}, "model.hidden: got 128; must be a list of sizes"),
-        ({"name": "mlp", "dropout": 1.0}, "model.dropout: got 1.0; must be at least 0 and less than 1"),
+        (
+            {"name": "mlp", "dropout": 1.0},
+            "model.dropout: got 1.0; must be at least 0 and less than 1",
+        ),
         ({"groups": 10}, "model.groups: got 10; must divide the 81 channels"),
         ({"scale": 0}, "model.scale: got 0; must be greater than 0"),
         ({"seed": -1}, "model.seed: got -1; must be a whole number of at least 0"),
@@ -122,7 +141,9 @@ def test_records_that_do_not_fit_the_model_are_refused(name: str, shape: tuple[i
         ({"name": "tanh-cnn", "dropout": 0.5}, "model.dropout: got 0.5; tanh-cnn does not read it"),
     ],
 )
-def test_a_bad_configuration_names_field_value_and_rule(fields: dict[str, object], message: str) -> None:
+def test_a_bad_configuration_names_field_value_and_rule(
+    fields: dict[str, object], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         ModelConfig(**fields)  # type: ignore[arg-type]
 

@@ -1,4 +1,6 @@
-"""Model repair: what private training refuses is replaced, said so, and trains; statistics of batch normalisation stay what they are."""
+"""Model repair: what private training refuses is replaced, said so, and trains; statistics of batch
+normalisation stay what they are.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ KINDS = {
 def pretrained(seed: int = 0) -> nn.Module:
     """A small convolutional network whose batch normalisation has seen data."""
     torch.manual_seed(seed)
-    body = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
+    body = [
+        nn.Conv2d(1, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+    ]
     net = nn.Sequential(*body, nn.Flatten(), nn.Linear(8 * 4 * 4, 3))
     with torch.no_grad():
         for _ in range(5):
@@ -102,7 +111,8 @@ def test_the_rest_of_what_is_refused_by_name_is_repaired_too():
     assert net["words"].max_norm == 1.0
     x = torch.randn(2, 4, 5, 5)
     assert torch.allclose(
-        fixed["instance"](x), functional.instance_norm(x, weight=net["instance"].weight, bias=net["instance"].bias)
+        fixed["instance"](x),
+        functional.instance_norm(x, weight=net["instance"].weight, bias=net["instance"].bias),
     )
 
 
@@ -132,16 +142,26 @@ def test_what_cannot_be_repaired_is_one_line():
 
 
 def test_batch_normalisation_in_evaluation_mode_is_refused_with_both_ways_out():
-    """Whether its statistics are public, only the caller knows; and train() would turn it on again."""
-    with pytest.raises(Unsupported, match=r"dpfy.repair\(model\) puts GroupNorm.*dpfy.repair\(model, statistics=.*freezes it"):
+    """Whether its statistics are public, only the caller knows; and train() would turn it on
+    again.
+    """
+    with pytest.raises(
+        Unsupported,
+        match=r"dpfy.repair\(model\) puts GroupNorm.*dpfy.repair\(model, statistics=.*freezes it",
+    ):
         check_model(pretrained().eval())
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_frozen_statistics_are_kept_in_every_mode_and_the_card_says_whose_they_are(tmp_path, affine):
+def test_frozen_statistics_are_kept_in_every_mode_and_the_card_says_whose_they_are(
+    tmp_path, affine
+):
     net = pretrained()
     fixed, replaced = dpfy.repair(net, statistics="public pretraining, 80 pictures")
-    assert replaced[0] == "1: BatchNorm2d by FrozenBatchNorm (statistics: public pretraining, 80 pictures)"
+    assert (
+        replaced[0]
+        == "1: BatchNorm2d by FrozenBatchNorm (statistics: public pretraining, 80 pictures)"
+    )
     assert fixed.state_dict().keys() == net.state_dict().keys()
     due = net.eval()(IMAGES)
     for mode in (True, False):
@@ -151,14 +171,21 @@ def test_frozen_statistics_are_kept_in_every_mode_and_the_card_says_whose_they_a
             norm.requires_grad_(False)
     before = {name: value.clone() for name, value in fixed.state_dict().items()}
     fit(fixed, tmp_path / "run")
-    after = dpfy.load(tmp_path / "run", dpfy.repair(pretrained(), statistics="the same").model).state_dict()
+    after = dpfy.load(
+        tmp_path / "run", dpfy.repair(pretrained(), statistics="the same").model
+    ).state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert not {name for name in moved if "running" in name or "tracked" in name}
     assert ("1.weight" in moved) == affine
     card = small.card_of(tmp_path / "run")
-    assert card["components"]["replaced"] == ["BatchNorm2d by FrozenBatchNorm (statistics: public pretraining, 80 pictures)"]
+    assert card["components"]["replaced"] == [
+        "BatchNorm2d by FrozenBatchNorm (statistics: public pretraining, 80 pictures)"
+    ]
     row = next(row for row in card["accounting"]["assumptions"] if row["what"] == "normalisation")
-    assert (row["holds"], row["done"]) == ("stated", "stated by the caller: public pretraining, 80 pictures")
+    assert (row["holds"], row["done"]) == (
+        "stated",
+        "stated by the caller: public pretraining, 80 pictures",
+    )
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
     assert "public pretraining" in (tmp_path / "run" / "report.html").read_text()
 
@@ -166,7 +193,9 @@ def test_frozen_statistics_are_kept_in_every_mode_and_the_card_says_whose_they_a
 def test_statistics_that_somebody_moves_while_it_trains_end_the_run(tmp_path):
     fixed = dpfy.repair(pretrained(), statistics="public").model
     plan = dpfy.dpsgd(60, 15, steps=4, clip_norm=1.0).with_noise(1.0, delta=1e-3)
-    training = dpfy.PrivateTraining(fixed, torch.optim.SGD(fixed.parameters(), lr=0.1), (IMAGES, LABELS), plan, tmp_path / "run")
+    training = dpfy.PrivateTraining(
+        fixed, torch.optim.SGD(fixed.parameters(), lr=0.1), (IMAGES, LABELS), plan, tmp_path / "run"
+    )
 
     def train():
         with training:
@@ -201,10 +230,14 @@ def test_public_statistics_follow_the_weights_and_no_example_reaches_another(tmp
     fixed, replaced = dpfy.repair(net, statistics="20 public pictures", public=PUBLIC)
     assert replaced[1] == "4: BatchNorm2d by PublicBatchNorm (statistics: 20 public pictures)"
     probe_mixing(fixed, (IMAGES[:4],))
-    assert torch.allclose(fixed(PUBLIC), net.train()(PUBLIC), atol=1e-5)  # as batch normalisation of the public batch itself
+    assert torch.allclose(
+        fixed(PUBLIC), net.train()(PUBLIC), atol=1e-5
+    )  # as batch normalisation of the public batch itself
     assert torch.allclose(fixed.eval()(IMAGES)[:1], fixed.eval()(IMAGES[:1]), atol=1e-6)
     fit(fixed, tmp_path / "run", test=(IMAGES + 1, LABELS), test_is="public")
-    again = dpfy.load(tmp_path / "run", dpfy.repair(pretrained(seed=1), statistics="20", public=PUBLIC * 0).model)
+    again = dpfy.load(
+        tmp_path / "run", dpfy.repair(pretrained(seed=1), statistics="20", public=PUBLIC * 0).model
+    )
     assert torch.equal(again(IMAGES), fixed(IMAGES))
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
     with pytest.raises(InvalidInput, match=r"call the model that dpfy.repair returned"):
@@ -230,13 +263,17 @@ def test_a_resumed_run_with_public_statistics_is_the_uninterrupted_one(tmp_path)
     with pytest.raises(Stop):
         run(tmp_path / "cut", True)
     run(tmp_path / "cut", False)
-    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("public", [None, PUBLIC])
 def test_the_layers_run_in_captured_steps(tmp_path, public):
-    """On a GPU, with and without graphs, and as on a CPU: the same noise, weights alike but for rounding."""
+    """On a GPU, with and without graphs, and as on a CPU: the same noise, weights alike but for
+    rounding.
+    """
     found = []
     for device, graph in (("cpu", False), ("cuda", False), ("cuda", True)):
         net = dpfy.repair(pretrained(), statistics="public", public=public).model

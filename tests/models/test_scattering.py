@@ -15,7 +15,9 @@ from dpfy.models.scattering import ANGLES, CHANNELS, _filters, scattering
 
 
 def wave(size: int, blur: float, angle: float, frequency: float, slant: float) -> np.ndarray:
-    """A Gabor wave on a torus of size x size with its peak in the middle, written point by point."""
+    """A Gabor wave on a torus of size x size with its peak in the middle, written point by
+    point.
+    """
     half = size // 2
     out = np.zeros((size, size), dtype=complex)
     for row in range(size):
@@ -82,8 +84,13 @@ def test_wavelets_have_mean_zero_and_the_average_has_mass_one() -> None:
         assert float(bank.abs().max()) > 0.5
 
 
-@pytest.mark.parametrize(("height", "width", "cells"), [(28, 28, (7, 7)), (8, 8, (2, 2)), (30, 9, (8, 3)), (32, 28, (8, 7))])
-def test_81_channels_on_a_quarter_of_the_side(height: int, width: int, cells: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("height", "width", "cells"),
+    [(28, 28, (7, 7)), (8, 8, (2, 2)), (30, 9, (8, 3)), (32, 28, (8, 7))],
+)
+def test_81_channels_on_a_quarter_of_the_side(
+    height: int, width: int, cells: tuple[int, int]
+) -> None:
     assert scattering(torch.rand(2, 1, height, width)).shape == (2, CHANNELS, *cells)
     assert feature_shape(ModelConfig(), (1, height, width)) == (81 * cells[0] * cells[1],)
 
@@ -127,7 +134,9 @@ def test_features_are_bounded_by_public_constants_whatever_the_image() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 28, 28), (1, 7, 28), (28, 28), (64,)])
 def test_images_it_was_not_made_for_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInput, match="scattering needs images of one channel and at least 8 x 8 pixels"):
+    with pytest.raises(
+        InvalidInput, match="scattering needs images of one channel and at least 8 x 8 pixels"
+    ):
         scattering(torch.zeros(2, *shape))
 
 
@@ -142,4 +151,6 @@ def test_the_features_separate_digits_better_than_pixels() -> None:
         means = torch.stack([train[y == digit].mean(dim=0) for digit in range(10)])
         return float((torch.cdist(test, means).argmin(dim=1) == y_test).float().mean())
 
-    assert accuracy(transform(x), transform(x_test)) > accuracy(x.flatten(1), x_test.flatten(1)) + 0.05
+    assert (
+        accuracy(transform(x), transform(x_test)) > accuracy(x.flatten(1), x_test.flatten(1)) + 0.05
+    )

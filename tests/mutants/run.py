@@ -1,7 +1,9 @@
-"""Plants small mistakes in copies of the package, one at a time, and looks whether the suite notices: `make mutants`.
+"""Plants small mistakes in copies of the package, one at a time, and looks whether the suite
+notices: `make mutants`.
 
-Each entry of the lists (*.toml) names a file, a piece of it, what it becomes, and what must notice: tests (paths or ids of pytest), or
-"selftest" for `dpfy audit selftest`. A mistake that nothing notices is a survivor, and survivors are a failure: then a test is missing.
+Each entry of the lists (*.toml) names a file, a piece of it, what it becomes, and what must notice:
+tests (paths or ids of pytest), or "selftest" for `dpfy audit selftest`. A mistake that nothing
+notices is a survivor, and survivors are a failure: then a test is missing.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ AREAS = (
     "estimators",
 )
 FLOWER = "tests/integrations/flower"
-"""Tests that need Flower run in its environment: that of `make test-flower`, or the one whose Python DPFY_FLOWER_PYTHON names."""
+"""Tests that need Flower run in its environment: that of `make test-flower`, or the one whose
+Python DPFY_FLOWER_PYTHON names.
+"""
 PATIENCE = 600
 """Seconds after which a mistake that makes the tests run for ever counts as noticed."""
 
@@ -69,13 +73,17 @@ class Mutant:
     def planted(self, source: str) -> str:
         """The text of its file with the mistake in it."""
         if (found := source.count(self.was)) != 1:
-            raise ValueError(f"{self.name}: {self.was!r} stands {found} times in {self.file}, must stand once")
+            raise ValueError(
+                f"{self.name}: {self.was!r} stands {found} times in {self.file}, must stand once"
+            )
         return source.replace(self.was, self.becomes)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mistake: killed, survived, or broken (the tests could not be run with it)."""
+    """What became of a mistake: killed, survived, or broken (the tests could not be run with
+    it).
+    """
 
     mutant: Mutant
     state: str
@@ -97,21 +105,32 @@ def python_of(tests: tuple[str, ...]) -> str:
 
 
 def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tuple[int, str]:
-    """Run `tests` on a copy of the package with the mistake planted (none: as it is, and as long as it takes); the exit status and the
-    end of the output."""
+    """Run `tests` on a copy of the package with the mistake planted (none: as it is, and as long as
+    it takes); the exit status and the end of the output.
+    """
     with tempfile.TemporaryDirectory(prefix="dpfy-mutant-") as folder:
-        shutil.copytree(ROOT / "dpfy", Path(folder) / "dpfy", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "dpfy", Path(folder) / "dpfy", ignore=shutil.ignore_patterns("__pycache__")
+        )
         if mutant is not None:
             file = Path(folder) / mutant.file
             file.write_text(mutant.planted(file.read_text()))
-        environment = os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": folder,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         python = python_of(tests)
         _require_copy(folder, environment, python)
         if tests == ("selftest",):
             command = [python, "-P", "-m", "dpfy", "audit", "selftest"]
         else:
             command = [python, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-            command += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 and python == sys.executable else []
+            command += (
+                ["-n", str(jobs), "--dist", "loadfile"]
+                if jobs > 1 and python == sys.executable
+                else []
+            )
         try:
             done = subprocess.run(
                 command,
@@ -128,15 +147,21 @@ def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tup
 
 
 def _require_copy(folder: str, environment: dict[str, str], python: str) -> None:
-    """The copy, and not the project's own package, is what gets imported: else every mistake would survive, or none."""
+    """The copy, and not the project's own package, is what gets imported: else every mistake would
+    survive, or none.
+    """
     command = [python, "-P", "-c", "import dpfy; print(dpfy.__file__)"]
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
+    found = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    ).stdout
     if not found.startswith(folder):
         raise RuntimeError(f"the copy is not what is imported, but {found.strip() or 'nothing'}")
 
 
 def judged(mutant: Mutant) -> Outcome:
-    """Killed if a test failed; an error before any test ran means that the entry itself is wrong."""
+    """Killed if a test failed; an error before any test ran means that the entry itself is
+    wrong.
+    """
     status, output = examine(mutant, mutant.tests)
     state = {0: "survived", 1: "killed"}.get(status, "broken")
     print(f"{state}: {mutant.name}", file=sys.stderr, flush=True)
@@ -150,7 +175,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument(
-        "--known-good", action="store_true", help="the tests are known to pass without a mistake: do not run them so"
+        "--known-good",
+        action="store_true",
+        help="the tests are known to pass without a mistake: do not run them so",
     )
     chosen, console = parser.parse_args(), Console(stderr=True)
     picked = [m for m in mutants() if chosen.only in m.name or chosen.only == m.area]
@@ -158,7 +185,10 @@ def main() -> int:
         console.print(f"--only: got {chosen.only!r}; no mutant has such a name or area")
         return 2
     if away := [m.name for m in picked if not python_of(m.tests)]:
-        console.print(f"left out, for their environment is not here (make test-flower): {', '.join(away)}", markup=False)
+        console.print(
+            f"left out, for their environment is not here (make test-flower): {', '.join(away)}",
+            markup=False,
+        )
         picked = [m for m in picked if m.name not in away]
     everything = sorted({test for m in picked for test in m.tests if test != "selftest"})
     for kind in {test.startswith(FLOWER) for test in everything}:
@@ -167,11 +197,20 @@ def main() -> int:
             console.print(f"the tests fail without any mistake planted:\n{status[1]}", markup=False)
             return 2
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        outcomes = list(track(pool.map(judged, picked), total=len(picked), description="mistakes", console=console))
+        outcomes = list(
+            track(
+                pool.map(judged, picked), total=len(picked), description="mistakes", console=console
+            )
+        )
     bad = [o for o in outcomes if o.state != "killed"]
     for outcome in bad:
-        console.print(f"{outcome.state}: {outcome.mutant.name} ({outcome.mutant.file})\n{outcome.detail}", markup=False)
-    counts = {state: sum(o.state == state for o in outcomes) for state in ("killed", "survived", "broken")}
+        console.print(
+            f"{outcome.state}: {outcome.mutant.name} ({outcome.mutant.file})\n{outcome.detail}",
+            markup=False,
+        )
+    counts = {
+        state: sum(o.state == state for o in outcomes) for state in ("killed", "survived", "broken")
+    }
     if chosen.json:
         print(json.dumps(counts | {"mutants": {o.mutant.name: o.state for o in outcomes}}))
     else:

@@ -1,4 +1,6 @@
-"""The list of planted mistakes fits the code as it is. That each is noticed takes minutes: `make mutants`."""
+"""The list of planted mistakes fits the code as it is. That each is noticed takes minutes: `make
+mutants`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_there_are_enough_in_every_area():
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_a_mistake_can_be_planted(mutant):
-    """It stands in one place, changes what the code does and not only its text, and the tests that must notice it exist."""
+    """It stands in one place, changes what the code does and not only its text, and the tests that
+    must notice it exist.
+    """
     before = (ROOT / mutant.file).read_text()
     after = mutant.planted(before)
     assert ast.dump(ast.parse(before)) != ast.dump(ast.parse(after))

@@ -1,4 +1,6 @@
-"""Noise made on a GPU: against ChaCha written out word by word, on a GPU or with ``TRITON_INTERPRET=1`` and triton installed."""
+"""Noise made on a GPU: against ChaCha written out word by word, on a GPU or with
+``TRITON_INTERPRET=1`` and triton installed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def rotated(x: int, by: int) -> int:
 
 
 def words(block: int, key: bytes, nonce: int = 0, rounds: int = chacha.ROUNDS) -> list[int]:
-    """One block of ChaCha, as Bernstein (2008) defines it: constants, key, 64-bit counter, 64-bit nonce."""
+    """One block of ChaCha, as Bernstein (2008) defines it: constants, key, 64-bit counter, 64-bit
+    nonce.
+    """
     start = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574]
     start += [int.from_bytes(key[i : i + 4], "little") for i in range(0, 32, 4)]
     start += [block & 0xFFFFFFFF, block >> 32, nonce & 0xFFFFFFFF, nonce >> 32]
@@ -44,7 +48,12 @@ def words(block: int, key: bytes, nonce: int = 0, rounds: int = chacha.ROUNDS) -
     diagonals = [(i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4)]
     for _ in range(rounds // 2):
         for a, b, c, d in columns + diagonals:
-            for first, second, third, by in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            for first, second, third, by in (
+                (a, b, d, 16),
+                (c, d, b, 12),
+                (a, b, d, 8),
+                (c, d, b, 7),
+            ):
                 x[first] = (x[first] + x[second]) & 0xFFFFFFFF
                 x[third] = rotated(x[third] ^ x[first], by)
     return [(a + b) & 0xFFFFFFFF for a, b in zip(x, start, strict=True)]
@@ -60,9 +69,13 @@ def expected(sizes: list[int], key: bytes) -> list[np.ndarray]:
             at = (block // chacha.LANES - tile) * chacha.TILE + block % chacha.LANES
             c = words(block, key)
             for i in range(0, 16, 2):
-                radius = math.sqrt(max(0.0, -2 * math.log((c[i] + ((c[i + 1] & 0xFFFF) + 0.5) / 2**16) / 2**32)))
+                radius = math.sqrt(
+                    max(0.0, -2 * math.log((c[i] + ((c[i + 1] & 0xFFFF) + 0.5) / 2**16) / 2**32))
+                )
                 quarter, rest = c[i + 1] >> 30, (c[i + 1] << 2) & 0xFFFFFFFF
-                x = (rest - (rest >> 31 << 32)) / 2**31 * math.pi / 4  # thirty bits with a sign: -pi/4 to pi/4
+                x = (
+                    (rest - (rest >> 31 << 32)) / 2**31 * math.pi / 4
+                )  # thirty bits with a sign: -pi/4 to pi/4
                 angle = {0: x, 1: math.pi / 2 - x, 2: math.pi + x, 3: -math.pi / 2 - x}[quarter]
                 values[at + i * chacha.LANES] = radius * math.cos(angle)
                 values[at + (i + 1) * chacha.LANES] = radius * math.sin(angle)
@@ -72,7 +85,9 @@ def expected(sizes: list[int], key: bytes) -> list[np.ndarray]:
 
 
 def test_the_definition_gives_the_block_of_rfc_8439() -> None:
-    """Section 2.3.2: counter 1, nonce 00000009 0000004a 00000000, whose first word lies where ours has the counter's upper half."""
+    """Section 2.3.2: counter 1, nonce 00000009 0000004a 00000000, whose first word lies where ours
+    has the counter's upper half.
+    """
     found = words(1 | 0x09000000 << 32, bytes(range(32)), nonce=0x4A000000, rounds=20)
     assert found[:4] == [0xE4E7F110, 0x15593BD1, 0x1FDD0F50, 0xC47120A3]
     assert found[12:] == [0xD19C12B5, 0xB94E16DE, 0xE883D0CB, 0x4E3C50A2]
@@ -101,14 +116,21 @@ def test_another_secret_gives_other_values() -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("cuts", [[0, 3, 5000, 9104], [0, 5, 4101, 4104, 9104], [0, 600, 601, 9104]])
+@pytest.mark.parametrize(
+    "cuts", [[0, 3, 5000, 9104], [0, 5, 4101, 4104, 9104], [0, 600, 601, 9104]]
+)
 def test_parts_of_a_draw_are_its_values(cuts: list[int]) -> None:
-    """Bit for bit: shards that begin and end inside of tiles, at their borders, and in other tensors; with a past, too."""
+    """Bit for bit: shards that begin and end inside of tiles, at their borders, and in other
+    tensors; with a past, too.
+    """
     sizes = [5, 4096, 3, 0, 5000]
     strategy = Recurrence(weights=(-0.5, 0.3), decay=(0.9, 0.4), gain=1.2)
 
     def made(sums: list[Tensor], part: Part | None) -> list[Tensor]:
-        drawn, past = [torch.zeros_like(t) for t in sums], torch.ones(2, sum(t.numel() for t in sums), device=DEVICE)
+        drawn, past = (
+            [torch.zeros_like(t) for t in sums],
+            torch.ones(2, sum(t.numel() for t in sums), device=DEVICE),
+        )
         chacha.draw_(drawn, SECRET, part)
         chacha.add_(sums, FINE, [SECRET], 3.0, strategy, past, part=part)
         return [torch.cat(drawn), torch.cat(sums), *past]

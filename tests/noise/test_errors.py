@@ -72,7 +72,9 @@ def test_given_coefficients(name):
 )
 def test_eight_epochs_of_64_steps(name, strategy):
     found = errors(strategy, FixedOrder(64, 8), 512)
-    assert (found.sensitivity, found.rmse, found.max_error) == pytest.approx(GOLDEN["multi"][name], rel=1e-9)
+    assert (found.sensitivity, found.rmse, found.max_error) == pytest.approx(
+        GOLDEN["multi"][name], rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,22 +90,35 @@ def test_restarted_and_completed_trees(strategy, rmse, max_error):
     assert (found.rmse, found.max_error) == pytest.approx((rmse, max_error), rel=1e-9)
 
 
-@pytest.mark.parametrize("workload", [Workload(), Workload(0.9), Workload(0.5, tuple(np.linspace(1, 0.1, 40)))])
 @pytest.mark.parametrize(
-    "strategy", [Identity(), square_root_banded(5), SquareRoot(), Blt((0.9, 0.3), (0.2, 0.1)), Tree("honaker", 8, True)]
+    "workload", [Workload(), Workload(0.9), Workload(0.5, tuple(np.linspace(1, 0.1, 40)))]
+)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Identity(),
+        square_root_banded(5),
+        SquareRoot(),
+        Blt((0.9, 0.3), (0.2, 0.1)),
+        Tree("honaker", 8, True),
+    ],
 )
 def test_variances_are_the_row_norms_of_the_dense_product(strategy, workload):
-    a = np.array([[sum((workload.rates[i] if workload.rates else 1) * workload.momentum ** (i - j) for i in range(j, t + 1))
+    a = np.array([[sum((workload.rates[i] if workload.rates else 1) * workload.momentum ** (i - j) for i in range(j, t + 1))  # noqa: E501
                    for j in range(40)] for t in range(40)])  # fmt: skip
     noise = np.eye(40) if isinstance(strategy, Identity) else strategy.noise_matrix(40)
-    assert variances(strategy, 40, workload) == pytest.approx(((a @ noise) ** 2).sum(axis=1), rel=1e-10)
+    assert variances(strategy, 40, workload) == pytest.approx(
+        ((a @ noise) ** 2).sum(axis=1), rel=1e-10
+    )
     assert workload.matrix(40) == pytest.approx(a, rel=1e-12)
 
 
 def test_encoder_and_noise_matrix_are_inverse():
     for strategy in (square_root_banded(5), SquareRoot(), Blt((0.9, 0.3), (0.2, 0.1)), inverse_square_root_banded(4),
                      NormalisedBanded((1.0, 0.5, 0.2), 30)):  # fmt: skip
-        assert strategy.encoder(30) @ strategy.noise_matrix(30) == pytest.approx(np.eye(30), abs=1e-12)
+        assert strategy.encoder(30) @ strategy.noise_matrix(30) == pytest.approx(
+            np.eye(30), abs=1e-12
+        )
 
 
 def test_a_long_run_with_a_blt_designed_for_a_short_one():

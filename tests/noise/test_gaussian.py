@@ -1,4 +1,6 @@
-"""Gaussian draws by address: the bits are the cipher's, the transform is the formula, adding equals drawing, on any number of threads."""
+"""Gaussian draws by address: the bits are the cipher's, the transform is the formula, adding equals
+drawing, on any number of threads.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def filled(scratch, value):
 
 
 def test_the_bits_are_aes_256_in_counter_mode():
-    """The keystream is the cipher applied to the numbers 2, 3, ..., whatever the sizes of the calls."""
+    """The keystream is the cipher applied to the numbers 2, 3, ..., whatever the sizes of the
+    calls.
+    """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     buffer = bytearray(160)
@@ -52,7 +56,10 @@ def test_the_bits_are_aes_256_in_counter_mode():
         RANDOMNESS.keystream("noise", 5, KEYSTREAM_BYTES - 32)(memoryview(later))
 
 
-@pytest.mark.parametrize(("dtype", "whole", "tolerance"), [(torch.float32, np.int32, 4e-6), (torch.float64, np.int64, 1e-13)])
+@pytest.mark.parametrize(
+    ("dtype", "whole", "tolerance"),
+    [(torch.float32, np.int32, 4e-6), (torch.float64, np.int64, 1e-13)],
+)
 def test_values_are_the_formula(dtype, whole, tolerance):
     """Against Box-Muller in long double, from the same bits."""
     count, places = 1000, 8 * np.dtype(whole).itemsize - 1
@@ -78,7 +85,12 @@ def test_extreme_bits_give_finite_values_inside_the_stated_radius(monkeypatch, d
         found = filled(scratch, value)
         assert found.isfinite().all()
         assert found.abs().max() <= radius
-    for integer in (np.iinfo(scratch.integers.dtype).min, np.iinfo(scratch.integers.dtype).max, -1, 1):
+    for integer in (
+        np.iinfo(scratch.integers.dtype).min,
+        np.iinfo(scratch.integers.dtype).max,
+        -1,
+        1,
+    ):
         scratch.integers[:] = integer
         found = scratch.transform()
         assert found.isfinite().all()
@@ -98,8 +110,17 @@ def test_both_sources_of_functions_agree(monkeypatch):
 def test_adding_is_drawing(dtype, divisor):
     """Over chunk boundaries, odd sizes, empty and non-contiguous tensors."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {"a": (7,), "none": (0, 3), "b": (gaussian.CHUNK + 5,), "c": (31, 17), "scalar": (), "d": (gaussian.LARGE_CHUNK,)}
-    sums = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()}
+    shapes = {
+        "a": (7,),
+        "none": (0, 3),
+        "b": (gaussian.CHUNK + 5,),
+        "c": (31, 17),
+        "scalar": (),
+        "d": (gaussian.LARGE_CHUNK,),
+    }
+    sums = {
+        name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in shapes.items()
+    }
     sums["c"] = sums["c"].t().contiguous().t()
     unit = gaussian.draw(sums, RANDOMNESS, "noise", 4)
     expected = {name: torch.add(sums[name], unit[name], alpha=0.3) / divisor for name in sums}
@@ -129,10 +150,14 @@ def test_many_values_are_made_in_large_chunks_of_the_same_kind():
 @pytest.mark.parametrize("scale", [1e-30, 0.1, 1.1, 3.0, 1e20])
 @pytest.mark.parametrize("divisor", [1.0, 3.0, 1e5, 0.7])
 def test_noise_is_never_smaller_than_asked(monkeypatch, scale, divisor):
-    """Against the same draw at unit scale, in steps, before the floor: rounding may only enlarge it, and by a millionth at most."""
+    """Against the same draw at unit scale, in steps, before the floor: rounding may only enlarge
+    it, and by a millionth at most.
+    """
     lattice, seen = Lattice.of(scale, torch.float32, 0.3), []
     sums = {"x": torch.zeros(1000)}
-    monkeypatch.setattr(gaussian, "lay_", lambda sums, noise, *rest: seen.extend([t.clone() for t in noise]))
+    monkeypatch.setattr(
+        gaussian, "lay_", lambda sums, noise, *rest: seen.extend([t.clone() for t in noise])
+    )
     gaussian.add_(sums, lattice, RANDOMNESS, "noise", 0, divisor)
     unit = gaussian.draw(sums, RANDOMNESS, "noise", 0)
     gaussian.add_drawn_(sums, unit, lattice, divisor)
@@ -142,10 +167,19 @@ def test_noise_is_never_smaller_than_asked(monkeypatch, scale, divisor):
 
 
 def test_no_two_steps_share_an_address():
-    """However far they are apart: an address that wraps after 2^8, 2^16 or 2^32 steps would use noise twice."""
-    steps = sorted({0, 1, *(2**b + extra for b in (7, 8, 15, 16, 24, 31, 32, 48, 63) for extra in (-1, 0, 1))})
+    """However far they are apart: an address that wraps after 2^8, 2^16 or 2^32 steps would use
+    noise twice.
+    """
+    steps = sorted(
+        {0, 1, *(2**b + extra for b in (7, 8, 15, 16, 24, 31, 32, 48, 63) for extra in (-1, 0, 1))}
+    )
     streams = ["noise", "noise rounding", "noise shard 1 of 2", "sampling"]
-    keys = [RANDOMNESS.key(stream, step, size) for stream in streams for step in steps for size in (8, 16, 32, 64)]
+    keys = [
+        RANDOMNESS.key(stream, step, size)
+        for stream in streams
+        for step in steps
+        for size in (8, 16, 32, 64)
+    ]
     assert len({key[:8] for key in keys}) == len(keys)
     assert not torch.equal(one(8, step=3), one(8, step=3 + 2**16))
     draws = [RANDOMNESS.generator("sampling", step).integers(2**62) for step in steps]
@@ -168,7 +202,9 @@ def test_threads_and_company_do_not_change_the_sequence():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_are_independent_normal(dtype):
-    """Distribution of values, of the squares of pairs and of neighbours; false alarms below 1e-6 in all."""
+    """Distribution of values, of the squares of pairs and of neighbours; false alarms below 1e-6 in
+    all.
+    """
     from scipy.stats import kstest
 
     values = one(2_000_000, dtype).double().numpy()

@@ -1,4 +1,5 @@
-"""Correlated noise in one launch: equal to the portable route on the same draws, up to float32 rounding, with a checkpoint in between.
+"""Correlated noise in one launch: equal to the portable route on the same draws, up to float32
+rounding, with a checkpoint in between.
 
 On a GPU, or with ``TRITON_INTERPRET=1`` and triton installed.
 """
@@ -55,7 +56,11 @@ STRATEGIES = {
     "blt, one buffer": Blt((0.9,), (0.3,)),
     "blt, five buffers": Blt((0.99, 0.95, 0.9, 0.7, 0.5), (0.1, 0.1, 0.1, 0.1, 0.05)),
 }
-KINDS = [(torch.float16,), (torch.float32, torch.bfloat16), pytest.param((torch.bfloat16,), marks=needs_gpu)]
+KINDS = [
+    (torch.float16,),
+    (torch.float32, torch.bfloat16),
+    pytest.param((torch.bfloat16,), marks=needs_gpu),
+]
 """Types of results; in bfloat16 the interpreter cuts digits off where a device rounds."""
 
 SHAPES = {"a": (5,), "none": (0, 3), "b": (41, 100), "scalar": ()}
@@ -63,7 +68,9 @@ SHAPES = {"a": (5,), "none": (0, 3), "b": (41, 100), "scalar": ()}
 
 def sums(step: int) -> Grads:
     generator = torch.Generator().manual_seed(step)
-    return {name: torch.randn(shape, generator=generator).to(DEVICE) for name, shape in SHAPES.items()}
+    return {
+        name: torch.randn(shape, generator=generator).to(DEVICE) for name, shape in SHAPES.items()
+    }
 
 
 def through_a_file(state: State) -> State:
@@ -94,17 +101,21 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter's tensors, which are the CPU's, go to the kernel, and fail where the stream goes another way."""
+    """Let the interpreter's tensors, which are the CPU's, go to the kernel, and fail where the
+    stream goes another way.
+    """
     monkeypatch.setattr(chacha, "usable", lambda tensors: True)
     if not CUDA:
         monkeypatch.setattr(gaussian, "add_", lambda s, lattice, r, name, step, divisor, into, part: chacha.add_(
-            list(s.values()), lattice, [r.key(name, step, chacha.KEY_BYTES)], divisor, into=into, part=part))  # fmt: skip
+            list(s.values()), lattice, [r.key(name, step, chacha.KEY_BYTES)], divisor, into=into, part=part))  # fmt: skip  # noqa: E501
     monkeypatch.setattr(gaussian, "add_drawn_", None)
 
 
 @pytest.fixture
 def fine(fineness: Callable[[int], None]) -> None:
-    """A lattice so fine that it hides nothing: its step is far below float32 rounding of the noise."""
+    """A lattice so fine that it hides nothing: its step is far below float32 rounding of the
+    noise.
+    """
     fineness(2**19)
 
 
@@ -121,7 +132,9 @@ def test_one_launch_is_the_portable_route(name: str) -> None:
         unit, portable = strategy.next(step, drawn, portable)
         expected = {n: (s + SCALE * BOUND * unit[n]) / DIVISOR for n, s in sums(step).items()}
         given = sums(step)
-        released, state = stream.release(Bounded(given, Bound(BOUND)), step, state, rehearsal(stream.event, 1000))
+        released, state = stream.release(
+            Bounded(given, Bound(BOUND)), step, state, rehearsal(stream.event, 1000)
+        )
         for n in given:
             assert released.value[n] is given[n]
             close(given[n], expected[n])
@@ -155,15 +168,26 @@ def test_shards_release_what_the_whole_would(name: str) -> None:
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("name", ["identity", "two bands", "banded", "blt", "blt, five buffers"])
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_results_that_go_elsewhere_are_rounded_once(name: str, kinds: tuple[torch.dtype, ...]) -> None:
-    """In the types of their places, also where these differ, in which case they are copied there; rows are those of any other place."""
+def test_results_that_go_elsewhere_are_rounded_once(
+    name: str, kinds: tuple[torch.dtype, ...]
+) -> None:
+    """In the types of their places, also where these differ, in which case they are copied there;
+    rows are those of any other place.
+    """
     stream = NoiseStream(STRATEGIES[name], SCALE, RANDOMNESS, divisor=DIVISOR, in_place=True)
     states = [stream.init(sums(0)), stream.init(sums(0))]
     for step in range(STEPS):
-        into = {n: torch.empty_like(t, dtype=kinds[i % len(kinds)]) for i, (n, t) in enumerate(sums(0).items())}
+        into = {
+            n: torch.empty_like(t, dtype=kinds[i % len(kinds)])
+            for i, (n, t) in enumerate(sums(0).items())
+        }
         given = sums(step)
-        released, states[0] = stream.release(Bounded(given, Bound(BOUND)), step, states[0], rehearsal(stream.event, 1000), into)
-        expected, states[1] = stream.release(Bounded(sums(step), Bound(BOUND)), step, states[1], rehearsal(stream.event, 1000))
+        released, states[0] = stream.release(
+            Bounded(given, Bound(BOUND)), step, states[0], rehearsal(stream.event, 1000), into
+        )
+        expected, states[1] = stream.release(
+            Bounded(sums(step), Bound(BOUND)), step, states[1], rehearsal(stream.event, 1000)
+        )
         assert all(released.value[n] is t for n, t in into.items())
         for n, t in into.items():
             assert torch.equal(t, expected.value[n].to(t.dtype))
@@ -178,9 +202,14 @@ def test_a_checkpoint_changes_no_bit(name: str) -> None:
     stream = NoiseStream(STRATEGIES[name], SCALE, RANDOMNESS, divisor=DIVISOR)
     straight, resumed = stream.init(sums(0)), stream.init(sums(0))
     for step in range(STEPS):
-        first, straight = stream.release(Bounded(sums(step), Bound(BOUND)), step, straight, rehearsal(stream.event, 1000))
+        first, straight = stream.release(
+            Bounded(sums(step), Bound(BOUND)), step, straight, rehearsal(stream.event, 1000)
+        )
         second, resumed = stream.release(
-            Bounded(sums(step), Bound(BOUND)), step, through_a_file(resumed), rehearsal(stream.event, 1000)
+            Bounded(sums(step), Bound(BOUND)),
+            step,
+            through_a_file(resumed),
+            rehearsal(stream.event, 1000),
         )
         assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
 
@@ -198,7 +227,9 @@ def test_a_state_that_is_not_the_steps_own_raises_before_anything_is_changed(nam
         stream.init({"a": given["a"]}),
     ):
         before = {n: t.clone() for n, t in bad.items()}
-        with pytest.raises(InvalidInput, match=r"noise state: got .* is not what step 3 begins with"):
+        with pytest.raises(
+            InvalidInput, match=r"noise state: got .* is not what step 3 begins with"
+        ):
             stream.release(Bounded(given, Bound(BOUND)), 3, bad, rehearsal(stream.event, 1000))
         assert all(torch.equal(t, sums(0)[n]) for n, t in given.items())
         assert all(torch.equal(t, before[n]) for n, t in bad.items())
@@ -216,16 +247,23 @@ def test_what_the_kernel_cannot_take_goes_the_portable_way(name: str, case: str)
     def cast(value: Grads) -> Grads:
         if case == "float64":
             return {n: t.double() for n, t in value.items()}
-        return {n: t.t().contiguous().t() if case == "not contiguous" and t.dim() == 2 else t for n, t in value.items()}
+        return {
+            n: t.t().contiguous().t() if case == "not contiguous" and t.dim() == 2 else t
+            for n, t in value.items()
+        }
 
     state, portable = stream.init(cast(sums(0))), strategy.init(cast(sums(0)))
     for step in range(STEPS):
         if case == "past not contiguous":
             state = {n: t.t().contiguous().t() for n, t in state.items()}
         given = cast(sums(step))
-        unit, portable = strategy.next(step, partial(gaussian.draw, given, RANDOMNESS, "noise"), portable)
+        unit, portable = strategy.next(
+            step, partial(gaussian.draw, given, RANDOMNESS, "noise"), portable
+        )
         expected = {n: (s + SCALE * BOUND * unit[n]) / DIVISOR for n, s in given.items()}
-        released, state = stream.release(Bounded(given, Bound(BOUND)), step, state, rehearsal(stream.event, 1000))
+        released, state = stream.release(
+            Bounded(given, Bound(BOUND)), step, state, rehearsal(stream.event, 1000)
+        )
         for n in expected:
             close(released.value[n], expected[n])
 
@@ -233,14 +271,20 @@ def test_what_the_kernel_cannot_take_goes_the_portable_way(name: str, case: str)
 @pytest.mark.gpu
 @needs_gpu
 def test_tensors_that_move_and_another_queue_are_followed() -> None:
-    """Where tensors lie is remembered from step to step: other tensors, and another queue of the device, must not be mistaken."""
+    """Where tensors lie is remembered from step to step: other tensors, and another queue of the
+    device, must not be mistaken.
+    """
     stream = NoiseStream(Banded((1.0, 0.5)), SCALE, RANDOMNESS)
     kept, state, again = [], stream.init(sums(0)), stream.init(sums(0))
     for step in range(STEPS):
-        first, state = stream.release(Bounded(sums(step), Bound(BOUND)), step, state, rehearsal(stream.event, 1000))
+        first, state = stream.release(
+            Bounded(sums(step), Bound(BOUND)), step, state, rehearsal(stream.event, 1000)
+        )
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
-            second, again = stream.release(Bounded(sums(step), Bound(BOUND)), step, again, rehearsal(stream.event, 1000))
+            second, again = stream.release(
+                Bounded(sums(step), Bound(BOUND)), step, again, rehearsal(stream.event, 1000)
+            )
         torch.cuda.synchronize()
         assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
         kept.append(first)
@@ -250,7 +294,10 @@ def test_tensors_that_move_and_another_queue_are_followed() -> None:
 @needs_gpu
 def test_noise_is_not_recorded_into_a_graph() -> None:
     """A replay would add the same noise to another sum."""
-    stream, total = NoiseStream(Identity(), SCALE, RANDOMNESS, in_place=True), Bounded(sums(0), Bound(BOUND))
+    stream, total = (
+        NoiseStream(Identity(), SCALE, RANDOMNESS, in_place=True),
+        Bounded(sums(0), Bound(BOUND)),
+    )
     stream.release(total, 0, {}, rehearsal(stream.event, 1000))
     with pytest.raises(Unsupported, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         stream.release(total, 1, {}, rehearsal(stream.event, 1000))

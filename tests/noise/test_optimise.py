@@ -1,4 +1,6 @@
-"""Optimisers: as good as the verified optima, never below the certified bound, exact gradients, and no use of false formulas."""
+"""Optimisers: as good as the verified optima, never below the certified bound, exact gradients, and
+no use of false formulas.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +57,20 @@ def test_optima_for_eight_epochs(pattern):
             *_, size, objective = name.split("_")
             strategy, slack = optimise.banded(int(size[1:]), n, objective), 1.002
         elif name.startswith("banded_toeplitz"):
-            strategy, slack, objective = optimise.normalised_banded(int(name.split("_")[2][1:]), n), 1.002, "mean"
+            strategy, slack, objective = (
+                optimise.normalised_banded(int(name.split("_")[2][1:]), n),
+                1.002,
+                "mean",
+            )
         elif name.startswith("blt"):
             _, size, objective = name.split("_")
             strategy, slack = blt(int(size[1:]), n, pattern, objective), 1.005
         else:
             continue
-        assert figure(strategy, pattern, n, objective) <= (rmse if objective == "mean" else max_error) * slack, name
+        assert (
+            figure(strategy, pattern, n, objective)
+            <= (rmse if objective == "mean" else max_error) * slack
+        ), name
 
 
 @pytest.mark.parametrize("bands", [2, 4, 8, 16])
@@ -69,8 +78,11 @@ def test_band_inverse_strategies_for_eight_epochs(bands):
     fixed, separated = FixedOrder(64, 8), Separated(64, 8)
     golden = GOLDEN["multi"][f"bandinv_opt_p{bands}_mean"][1]
     assert errors(optimise.inverse_banded(bands, 512, fixed), fixed, 512).rmse <= golden * 1.002
-    # Under separation C must be non-increasing for its sensitivity to be a theorem: a little worse, and it does not raise.
-    assert errors(optimise.inverse_banded(bands, 512, separated), separated, 512).rmse <= golden * 1.13
+    # Under separation C must be non-increasing for its sensitivity to be a theorem: a little worse,
+    # and it does not raise.
+    assert (
+        errors(optimise.inverse_banded(bands, 512, separated), separated, 512).rmse <= golden * 1.13
+    )
 
 
 @pytest.mark.parametrize("objective", ["mean", "max"])
@@ -88,7 +100,11 @@ def test_the_dense_optimum_meets_its_certificate(n, objective):
 def test_the_dense_optimum_of_a_thousand_steps(objective):
     lower, achieved = GOLDEN["single"]["1024"][f"dense_{objective}"]
     found = dense(1024, objective)
-    assert lower * (1 - 1e-5) <= figure(found.strategy, SinglePass(), 1024, objective) <= achieved * 1.002
+    assert (
+        lower * (1 - 1e-5)
+        <= figure(found.strategy, SinglePass(), 1024, objective)
+        <= achieved * 1.002
+    )
 
 
 @pytest.mark.parametrize(("period", "epochs"), [(64, 1), (8, 8), (16, 4), (10, 7)])
@@ -122,7 +138,10 @@ def test_the_dual_gradient_is_exact():
     rng = np.random.default_rng(0)
     a = np.tril(np.ones((12, 12)))[:, np.concatenate([np.arange(s, 12, 4) for s in range(4)])]
     dual = _Dual(a.T @ a, [3] * 4)
-    point = np.concatenate([(np.eye(3) + 0.3 * rng.normal(size=(3, 3)))[p] for p in dual.places] + [0.2 * rng.normal(size=4)])
+    point = np.concatenate(
+        [(np.eye(3) + 0.3 * rng.normal(size=(3, 3)))[p] for p in dual.places]
+        + [0.2 * rng.normal(size=4)]
+    )
     slope = dual.negative(point)[1]
     for i in range(len(point)):
         step = np.zeros_like(point)
@@ -132,12 +151,16 @@ def test_the_dual_gradient_is_exact():
 
 
 def test_all_bands_with_the_max_objective_are_the_square_root():
-    assert optimise.banded(16, 16, "max").coefficient[:4] == pytest.approx((1, 0.5, 0.375, 0.3125), abs=1e-6)
+    assert optimise.banded(16, 16, "max").coefficient[:4] == pytest.approx(
+        (1, 0.5, 0.375, 0.3125), abs=1e-6
+    )
 
 
 def test_one_band_is_dp_sgd():
     assert optimise.banded(1, 100).coefficient == (1.0,)
-    assert errors(optimise.banded(1, 100), SinglePass(), 100).rmse == pytest.approx(np.sqrt(50.5), rel=1e-9)
+    assert errors(optimise.banded(1, 100), SinglePass(), 100).rmse == pytest.approx(
+        np.sqrt(50.5), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("workload", [Workload(), Workload(0.9), SCHEDULE])
@@ -152,7 +175,9 @@ def test_the_objective_is_the_error_and_its_gradient_exact(workload):
         moved[i] += 1e-2
         back = d.copy()
         back[i] -= 1e-2
-        assert (error(moved)[0] - error(back)[0]) / 2e-2 == pytest.approx(slope[i], rel=1e-6, abs=1e-8)
+        assert (error(moved)[0] - error(back)[0]) / 2e-2 == pytest.approx(
+            slope[i], rel=1e-6, abs=1e-8
+        )
 
 
 @pytest.mark.parametrize("workload", [Workload(0.9), SCHEDULE])
@@ -172,13 +197,18 @@ def test_the_max_objective_has_no_meaning_here_for_a_schedule():
         dense(5000)
 
 
-@pytest.mark.parametrize(("steps", "most", "separation"), [(10, 3, 4), (10, 2, 4), (17, 17, 1), (101, 34, 3), (7, 1, 9)])
+@pytest.mark.parametrize(
+    ("steps", "most", "separation"), [(10, 3, 4), (10, 2, 4), (17, 17, 1), (101, 34, 3), (7, 1, 9)]
+)
 def test_the_overlay_of_every_shift_is_that_of_the_definition(steps, most, separation):
     """Running sums where every shift counts: thousands of epochs take no longer than one."""
     c = np.random.default_rng(steps).random(steps)
     shifts = np.array([np.concatenate([np.zeros(j * separation), c])[:steps] for j in range(most)])
     total = shifts.sum(axis=0)
-    slope = [2 * sum(total[i + j * separation] for j in range(most) if i + j * separation < steps) for i in range(steps)]
+    slope = [
+        2 * sum(total[i + j * separation] for j in range(most) if i + j * separation < steps)
+        for i in range(steps)
+    ]
     value, gradient = optimise.squared_overlay(c, most, separation)
     assert value == pytest.approx(float(total @ total), rel=1e-12)
     assert gradient == pytest.approx(slope, rel=1e-12)

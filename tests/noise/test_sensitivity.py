@@ -1,4 +1,6 @@
-"""Closed-form sensitivities against enumeration, verified numbers, and the cases in which the formulas are no theorems."""
+"""Closed-form sensitivities against enumeration, verified numbers, and the cases in which the
+formulas are no theorems.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import numpy as np
 import pytest
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.participation import CyclicPoisson, FixedOrder, Poisson, Reshuffled, SecretBins, Separated, SinglePass
+from dpfy.core.participation import (
+    CyclicPoisson,
+    FixedOrder,
+    Poisson,
+    Reshuffled,
+    SecretBins,
+    Separated,
+    SinglePass,
+)
 from dpfy.noise import sensitivity, series
 from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
 from dpfy.noise.blt import Blt
@@ -58,9 +68,15 @@ def test_closed_forms_equal_enumeration_for_random_non_increasing_coefficients(s
     c[int(rng.integers(1, n + 1)) :] = 0
     full = series.dense(c)
     found = Banded(tuple(c[: series.width(c)]))
-    assert found.sensitivity(Separated(b, k), n) == pytest.approx(brute(full, spread(n, min(k, 4), b)), rel=1e-9)
-    assert found.sensitivity(FixedOrder(b, k), n) == pytest.approx(brute(full, periodic(n, k, b)), rel=1e-9)
-    assert found.sensitivity(SinglePass(), n) == pytest.approx(brute(full, periodic(n, 1, 1)), rel=1e-9)
+    assert found.sensitivity(Separated(b, k), n) == pytest.approx(
+        brute(full, spread(n, min(k, 4), b)), rel=1e-9
+    )
+    assert found.sensitivity(FixedOrder(b, k), n) == pytest.approx(
+        brute(full, periodic(n, k, b)), rel=1e-9
+    )
+    assert found.sensitivity(SinglePass(), n) == pytest.approx(
+        brute(full, periodic(n, 1, 1)), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -70,8 +86,12 @@ def test_bands_within_the_separation_are_exact_for_any_signs(seed):
     c = rng.normal(size=b)
     c[0] = abs(c[0]) + 0.1
     full = series.dense(series.padded(c, n))
-    assert Banded(tuple(c)).sensitivity(Separated(b, 3), n) == pytest.approx(brute(full, spread(n, 3, b)), rel=1e-9)
-    assert Banded(tuple(c)).sensitivity(FixedOrder(b, 4), n) == pytest.approx(brute(full, periodic(n, 4, b)), rel=1e-9)
+    assert Banded(tuple(c)).sensitivity(Separated(b, 3), n) == pytest.approx(
+        brute(full, spread(n, 3, b)), rel=1e-9
+    )
+    assert Banded(tuple(c)).sensitivity(FixedOrder(b, 4), n) == pytest.approx(
+        brute(full, periodic(n, 4, b)), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -85,7 +105,12 @@ def test_a_fixed_order_needs_no_monotone_coefficients(seed):
 
 @pytest.mark.parametrize(
     ("coefficients", "n", "b", "k"),
-    [([1, 0, 0, 0.9], 8, 2, 2), ([1, -0.6, 0.3], 8, 2, 3), ([1, 0.5, 0.25, 0.6], 10, 2, 3), ([1, 0.9, 0.95], 9, 2, 3)],
+    [
+        ([1, 0, 0, 0.9], 8, 2, 2),
+        ([1, -0.6, 0.3], 8, 2, 3),
+        ([1, 0.5, 0.25, 0.6], 10, 2, 3),
+        ([1, 0.9, 0.95], 9, 2, 3),
+    ],
 )
 def test_negative_or_increasing_coefficients_wider_than_the_separation_raise(coefficients, n, b, k):
     with pytest.raises(Unsupported, match="at most as many bands"):
@@ -94,7 +119,9 @@ def test_negative_or_increasing_coefficients_wider_than_the_separation_raise(coe
 
 def test_a_rise_of_one_rounding_error_is_no_rise():
     slow = Blt((1 - 1e-15, 0.5), (0.1, 0.2))
-    assert slow.sensitivity(Separated(4, 5), 500) == pytest.approx(slow.sensitivity(FixedOrder(4, 5), 500), rel=1e-11)
+    assert slow.sensitivity(Separated(4, 5), 500) == pytest.approx(
+        slow.sensitivity(FixedOrder(4, 5), 500), rel=1e-11
+    )
 
 
 def test_the_raw_closed_form_would_be_too_small_there():
@@ -106,7 +133,9 @@ def test_the_raw_closed_form_would_be_too_small_there():
 
 def test_more_bands_than_the_separation_count_the_overlap():
     wide = square_root_banded(8)
-    assert wide.sensitivity(Separated(4, 3), 40) > 1.05 * np.sqrt(3) * wide.sensitivity(SinglePass(), 40)
+    assert wide.sensitivity(Separated(4, 3), 40) > 1.05 * np.sqrt(3) * wide.sensitivity(
+        SinglePass(), 40
+    )
 
 
 def test_poisson_with_bands_names_cyclic_poisson():
@@ -119,10 +148,14 @@ def test_poisson_with_bands_names_cyclic_poisson():
 
 def test_cyclic_poisson_needs_a_cycle_as_long_as_the_bands():
     strategy = square_root_banded(4)
-    assert strategy.sensitivity(CyclicPoisson(0.1, 4), 100) == pytest.approx(np.linalg.norm([1, 0.5, 0.375, 0.3125]), rel=1e-11)
+    assert strategy.sensitivity(CyclicPoisson(0.1, 4), 100) == pytest.approx(
+        np.linalg.norm([1, 0.5, 0.375, 0.3125]), rel=1e-11
+    )
     with pytest.raises(Unsupported, match="cycle of at least 4"):
         strategy.sensitivity(CyclicPoisson(0.1, 3), 100)
-    assert NormalisedBanded((1.0, 0.5, 0.2), 30).sensitivity(CyclicPoisson(0.1, 3), 30) == pytest.approx(1, rel=1e-11)
+    assert NormalisedBanded((1.0, 0.5, 0.2), 30).sensitivity(
+        CyclicPoisson(0.1, 3), 30
+    ) == pytest.approx(1, rel=1e-11)
     with pytest.raises(Unsupported, match="cycle of 2"):
         NormalisedBanded((1.0, 0.5, 0.2), 30).sensitivity(CyclicPoisson(0.1, 2), 30)
 
@@ -136,7 +169,9 @@ def test_reshuffled_epochs_have_no_proof_beyond_one_band():
 
 
 def test_balls_in_bins_needs_non_negative_entries():
-    assert square_root_banded(3).sensitivity(SecretBins(5, 4), 20) == square_root_banded(3).sensitivity(FixedOrder(5, 4), 20)
+    assert square_root_banded(3).sensitivity(SecretBins(5, 4), 20) == square_root_banded(
+        3
+    ).sensitivity(FixedOrder(5, 4), 20)
     with pytest.raises(Unsupported, match="non-negative"):
         Banded((1.0, -0.1)).sensitivity(SecretBins(5, 4), 20)
 
@@ -177,10 +212,14 @@ def test_verified_sensitivities_at_512_steps(name, k):
         (4, 2, 4.622371111685889, 4.657651090844745),
     ],
 )
-def test_small_dense_matrices_are_enumerated_and_the_two_stage_value_is_only_a_bound(k, b, exact, bound):
+def test_small_dense_matrices_are_enumerated_and_the_two_stage_value_is_only_a_bound(
+    k, b, exact, bound
+):
     matrix = formula(12)
     assert dense(matrix).sensitivity(Separated(b, k), 12) == pytest.approx(exact, rel=1e-9)
-    assert dense(matrix).sensitivity(FixedOrder(b, k), 12) == pytest.approx(brute(matrix, periodic(12, k, b)), rel=1e-9)
+    assert dense(matrix).sensitivity(FixedOrder(b, k), 12) == pytest.approx(
+        brute(matrix, periodic(12, k, b)), rel=1e-9
+    )
     assert sensitivity.separated_bound(matrix.T @ matrix, k, b) == pytest.approx(bound, rel=1e-9)
     assert brute(matrix, spread(12, k, b)) == pytest.approx(exact, rel=1e-9)
 
@@ -210,12 +249,17 @@ def test_the_tree_of_the_study():
         tree.sensitivity(Poisson(0.01), 1200)
 
 
-@pytest.mark.parametrize(("b", "k", "n"), [(3, 3, 9), (4, 3, 12), (5, 2, 10), (3, 4, 11), (2, 5, 10)])
+@pytest.mark.parametrize(
+    ("b", "k", "n"), [(3, 3, 9), (4, 3, 12), (5, 2, 10), (3, 4, 11), (2, 5, 10)]
+)
 @pytest.mark.parametrize(("restart", "completion"), [(0, False), (4, False), (5, True), (3, True)])
 def test_tree_sensitivities_equal_enumeration(b, k, n, restart, completion):
     tree = Tree("completed", restart, completion)
     matrix = tree.encoder(n)
-    anywhere = [tuple(e * b + p for e, p in enumerate(c) if e * b + p < n) for c in product(range(b), repeat=k)]
+    anywhere = [
+        tuple(e * b + p for e, p in enumerate(c) if e * b + p < n)
+        for c in product(range(b), repeat=k)
+    ]
     best = max(float((matrix[:, list(s)].sum(axis=1) ** 2).sum()) for s in anywhere)
     fixed = max(float((matrix[:, list(s)].sum(axis=1) ** 2).sum()) for s in periodic(n, k, b))
     assert tree.squared_sensitivity(Reshuffled(b, k), n) == best
@@ -225,7 +269,10 @@ def test_tree_sensitivities_equal_enumeration(b, k, n, restart, completion):
 def test_the_sensitivity_is_never_below_that_of_the_coefficients_used_in_single_precision():
     for strategy in (InverseBanded((1.0, -0.3, -0.1)), FIXED_BLT, square_root_banded(8)):
         if isinstance(strategy, Blt):
-            used = Blt(tuple(series.single(t) for t in strategy.theta), tuple(series.single(w) for w in strategy.omega))
+            used = Blt(
+                tuple(series.single(t) for t in strategy.theta),
+                tuple(series.single(w) for w in strategy.omega),
+            )
         elif isinstance(strategy, InverseBanded):
             used = InverseBanded(tuple(series.single(d) for d in strategy.noising_coefficient))
         else:

@@ -60,11 +60,15 @@ def test_the_noise_of_the_shards_is_the_noise_of_the_whole(name):
     shards = [Shard(k, COUNT) for k in range(COUNT)]
     state, states = strategy.init(LIKE), [strategy.init(shard.of(LIKE)) for shard in shards]
     for step in range(STEPS):
-        whole, state = strategy.next(step, lambda s: {n: t.clone() for n, t in draws[s].items()}, state)
+        whole, state = strategy.next(
+            step, lambda s: {n: t.clone() for n, t in draws[s].items()}, state
+        )
         parts = []
         for k, shard in enumerate(shards):
             noise, states[k] = strategy.next(
-                step, lambda s, shard=shard: {n: t.clone() for n, t in shard.of(draws[s]).items()}, states[k]
+                step,
+                lambda s, shard=shard: {n: t.clone() for n, t in shard.of(draws[s]).items()},
+                states[k],
             )
             parts.append(flat(noise))
         assert torch.allclose(torch.cat(parts), flat(whole), rtol=1e-13, atol=1e-14)
@@ -82,7 +86,9 @@ def released(like, strategy, shards, exact=False, steps=3):
         pieces = []
         for k, (stream, shard) in enumerate(zip(streams, shards, strict=True)):
             part = Bounded(shard.of({n: t.clone() for n, t in like.items()}), Bound(0.4))
-            private, states[k] = stream.release(part, step, states[k], rehearsal(stream.event, steps))
+            private, states[k] = stream.release(
+                part, step, states[k], rehearsal(stream.event, steps)
+            )
             pieces.append(flat(private.value))
         found.append(torch.cat(pieces))
     return torch.stack(found)
@@ -91,31 +97,51 @@ def released(like, strategy, shards, exact=False, steps=3):
 @pytest.mark.parametrize("name", ["identity", "banded", "blt", "tree"])
 @pytest.mark.parametrize("count", [2, 3, 40])
 def test_a_coordinate_gets_the_same_noise_however_many_shards_there_are(name, count):
-    """Bit for bit: also where a shard is empty, begins inside of a pair or ends where a chunk of noise does."""
+    """Bit for bit: also where a shard is empty, begins inside of a pair or ends where a chunk of
+    noise does.
+    """
     for like in (LIKE, {"a": torch.ones(gaussian.CHUNK + 7), "b": torch.ones(11, 3)}):
         alone = released(like, STRATEGIES[name], [Shard(0, 1)])
-        assert torch.equal(released(like, STRATEGIES[name], [Shard(k, count) for k in range(count)]), alone)
+        assert torch.equal(
+            released(like, STRATEGIES[name], [Shard(k, count) for k in range(count)]), alone
+        )
 
 
 def test_a_part_is_drawn_from_the_middle_of_the_stream(monkeypatch):
-    """Runs in any chunk, several in one, and across their borders; no chunk without a run is made."""
+    """Runs in any chunk, several in one, and across their borders; no chunk without a run is
+    made.
+    """
     monkeypatch.setattr(gaussian, "CHUNK", 1 << 10)
     monkeypatch.setattr(gaussian, "LARGE_CHUNK", 1 << 10)
     randomness, total = Randomness.for_tests(3), 10_001
     for dtype in (torch.float32, torch.float64):
         whole = gaussian.draw({"w": torch.zeros(total, dtype=dtype)}, randomness, "noise", 4)["w"]
-        for runs in [((3, 4),), ((1023, 1025), (1030, 1031), (5000, 8193)), ((9999, 10_001),), ((0, 0), (7, 7))]:
+        for runs in [
+            ((3, 4),),
+            ((1023, 1025), (1030, 1031), (5000, 8193)),
+            ((9999, 10_001),),
+            ((0, 0), (7, 7)),
+        ]:
             part = Part.of(runs, [total])
-            found = gaussian.draw({"w": torch.zeros(part.size, dtype=dtype)}, randomness, "noise", 4, part)["w"]
+            found = gaussian.draw(
+                {"w": torch.zeros(part.size, dtype=dtype)}, randomness, "noise", 4, part
+            )["w"]
             assert torch.equal(found, torch.cat([whole[a:b] for a, b in runs]))
     with pytest.raises(InvalidInput, match="must follow each other"):
         Part(((3, 5), (4, 6)), (10,))
 
 
 def test_shards_of_exact_noise_draw_from_streams_of_their_own():
-    """Two shards under one name would add the same numbers; the scale is that of the whole bound. 5 standard errors."""
+    """Two shards under one name would add the same numbers; the scale is that of the whole bound. 5
+    standard errors.
+    """
     like = {"w": torch.zeros(4_000)}
-    found = released(like, Identity(), [Shard(0, 2), Shard(1, 2)], exact=True, steps=1)[0].double().numpy() * 4.0
+    found = (
+        released(like, Identity(), [Shard(0, 2), Shard(1, 2)], exact=True, steps=1)[0]
+        .double()
+        .numpy()
+        * 4.0
+    )
     first, second = found[:2000], found[2000:]
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(2_000)
     assert abs((found**2).mean() / (1.5 * 0.4) ** 2 - 1) < 5 * np.sqrt(2 / 4_000)
@@ -124,14 +150,23 @@ def test_shards_of_exact_noise_draw_from_streams_of_their_own():
 
 
 def test_parts_that_have_no_place_in_a_draw_have_streams_of_their_own():
-    """On a GPU: of a tensor held in several pieces (columns), and where the kernel cannot be used."""
+    """On a GPU: of a tensor held in several pieces (columns), and where the kernel cannot be
+    used.
+    """
     sizes = [20, 3, 1]
-    columns = [Part.of([(4 * row + 2 * k, 4 * row + 2 * k + 2) for row in range(5)], sizes) for k in range(2)]
+    columns = [
+        Part.of([(4 * row + 2 * k, 4 * row + 2 * k + 2) for row in range(5)], sizes)
+        for k in range(2)
+    ]
     assert all(part.pieces is None for part in columns)
     assert len({gaussian.by_counter("noise", part)[0] for part in (*columns, None)}) == 3
     assert all(gaussian.by_counter("noise", part)[1] is None for part in columns)
     rows = [Part.of([Shard(k, 3).bounds(24)], sizes) for k in range(3)]
-    assert [part.pieces for part in rows] == [((0, 8), (0, 0), (0, 0)), ((8, 16), (0, 0), (0, 0)), ((16, 20), (0, 3), (0, 1))]
+    assert [part.pieces for part in rows] == [
+        ((0, 8), (0, 0), (0, 0)),
+        ((8, 16), (0, 0), (0, 0)),
+        ((16, 20), (0, 3), (0, 1)),
+    ]
     assert all(gaussian.by_counter("noise", part) == ("noise", part) for part in rows)
     assert len({gaussian.own_name("noise", part) for part in rows}) == 3
 

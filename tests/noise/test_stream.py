@@ -1,4 +1,6 @@
-"""The noise is right, with power: the true scale is accepted, 2/3 and 3/2 of it are rejected; nothing is correlated."""
+"""The noise is right, with power: the true scale is accepted, 2/3 and 3/2 of it are rejected;
+nothing is correlated.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def zeros(dtype=torch.float32):
 
 def released(scale=1.3, seed=0, steps=range(3), dtype=torch.float32):
     stream = NoiseStream(Identity(), scale, Randomness.for_tests(seed))
-    return [stream.release(zeros(dtype), step, {}, rehearsal(stream.event, 1000))[0].value for step in steps]
+    return [
+        stream.release(zeros(dtype), step, {}, rehearsal(stream.event, 1000))[0].value
+        for step in steps
+    ]
 
 
 def scale_error(values: np.ndarray, stddev: float) -> float:
@@ -52,7 +57,9 @@ def test_scale_with_power(dtype):
 
 def test_every_parameter_has_its_noise():
     for name in SHAPES:
-        values = np.concatenate([r[name].double().numpy().ravel() for r in released(steps=range(200))])
+        values = np.concatenate(
+            [r[name].double().numpy().ravel() for r in released(steps=range(200))]
+        )
         assert scale_error(values, 1.3 * BOUND) < 5
         assert scale_error(values, 1.3 * BOUND * 2 / 3) > 10
 
@@ -79,7 +86,9 @@ def test_steps_parameters_and_runs_are_uncorrelated():
     assert correlation(flat(first), flat(other_run)) < 5
     assert correlation(first["weight"].numpy().ravel(), first["row"].numpy().ravel()) < 5
     assert correlation(first["weight"].numpy().ravel(), first["bias"].numpy().ravel()) < 5
-    assert correlation(flat(first), flat(released()[0])) > 50  # the same address gives the same noise: the test can see it
+    assert (
+        correlation(flat(first), flat(released()[0])) > 50
+    )  # the same address gives the same noise: the test can see it
 
 
 def test_the_same_step_draws_the_same_noise():
@@ -89,7 +98,9 @@ def test_the_same_step_draws_the_same_noise():
 
 def test_noise_is_added_to_the_sum():
     total = Bounded({"w": torch.full((4,), 1000.0)}, Bound(1.0))
-    out = NoiseStream(Identity(), 1.0, Randomness.for_tests(0)).release(total, 0, {}, rehearsal(events.Gaussian(1.0), 1))[0]
+    out = NoiseStream(Identity(), 1.0, Randomness.for_tests(0)).release(
+        total, 0, {}, rehearsal(events.Gaussian(1.0), 1)
+    )[0]
     assert ((out.value["w"] - 1000).abs() < 10).all()
     assert (total.value["w"] == 1000).all()
 
@@ -99,10 +110,14 @@ def test_in_place_takes_the_memory_of_the_sum_and_releases_the_same():
     for strategy in (Identity(), SquareRoot()):
         stream = NoiseStream(strategy, 1.0, Randomness.for_tests(0))
         state = stream.init(apart)
-        expected = stream.release(Bounded(apart, Bound(1.0)), 0, state, rehearsal(stream.event, 1000))[0].value
+        expected = stream.release(
+            Bounded(apart, Bound(1.0)), 0, state, rehearsal(stream.event, 1000)
+        )[0].value
         found = (
             replace(stream, in_place=True)
-            .release(Bounded(inside, Bound(1.0)), 0, stream.init(apart), rehearsal(stream.event, 1000))[0]
+            .release(
+                Bounded(inside, Bound(1.0)), 0, stream.init(apart), rehearsal(stream.event, 1000)
+            )[0]
             .value
         )
         assert all(torch.equal(found[n], expected[n]) and found[n] is inside[n] for n in apart)
@@ -115,7 +130,9 @@ def test_a_narrow_sum_is_widened_before_the_noise():
         stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0), in_place=in_place)
         value = stream.release(total, 0, {}, rehearsal(stream.event, 1000))[0].value["w"]
         assert value.dtype == torch.float32
-        assert value.std() / 1e-3 == pytest.approx(1, abs=0.15)  # bfloat16 numbers near 1 are four of these apart
+        assert value.std() / 1e-3 == pytest.approx(
+            1, abs=0.15
+        )  # bfloat16 numbers near 1 are four of these apart
 
 
 def test_a_permit_for_another_event_is_refused():
@@ -131,6 +148,8 @@ def test_refusals():
     with pytest.raises(InvalidInput, match="covers 1000"):
         stream.release(zeros(), 1000, {}, rehearsal(stream.event, 1000))
     with pytest.raises(Unsupported, match="unbounded"):
-        stream.release(Bounded({"w": torch.zeros(1)}, Bound(math.inf)), 0, {}, rehearsal(stream.event, 1000))
+        stream.release(
+            Bounded({"w": torch.zeros(1)}, Bound(math.inf)), 0, {}, rehearsal(stream.event, 1000)
+        )
     with pytest.raises(InvalidInput, match="noise scale"):
         NoiseStream(Identity(), -1.0, Randomness.for_tests(0))

@@ -1,4 +1,6 @@
-"""Every strategy as a stream: equal to its dense matrix, through a checkpoint at every step, with the covariance it promises."""
+"""Every strategy as a stream: equal to its dense matrix, through a checkpoint at every step, with
+the covariance it promises.
+"""
 
 from __future__ import annotations
 
@@ -61,18 +63,27 @@ STRATEGIES = {
 def table(like: dict[str, torch.Tensor], addresses: int) -> dict[str, torch.Tensor]:
     """Fixed draws: row s of each tensor is the draw of address s."""
     torch.manual_seed(0)
-    return {n: torch.randn(addresses, *t.shape, dtype=t.dtype).to(t.device) for n, t in like.items()}
+    return {
+        n: torch.randn(addresses, *t.shape, dtype=t.dtype).to(t.device) for n, t in like.items()
+    }
 
 
 def stream(strategy, like, draws, steps=STEPS, checkpoint=False):
-    """All noise of a run; with `checkpoint`, the state goes through a file's bytes between any two steps."""
+    """All noise of a run; with `checkpoint`, the state goes through a file's bytes between any two
+    steps.
+    """
     state, out = strategy.init(like), []
     for step in range(steps):
-        noise, state = strategy.next(step, lambda s: {n: t[s].clone() for n, t in draws.items()}, state)
+        noise, state = strategy.next(
+            step, lambda s: {n: t[s].clone() for n, t in draws.items()}, state
+        )
         out.append({n: y.clone() for n, y in noise.items()})
         if checkpoint:
             device = next(iter(like.values())).device
-            state = {n: t.to(device) for n, t in load(save({n: t.contiguous() for n, t in state.items()})).items()}
+            state = {
+                n: t.to(device)
+                for n, t in load(save({n: t.contiguous() for n, t in state.items()})).items()
+            }
     return {n: torch.stack([o[n] for o in out]) for n in like}
 
 
@@ -95,9 +106,15 @@ def test_streaming_equals_the_dense_matrix(name, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_checkpoint_at_every_step_changes_no_bit(name, dtype, device):
-    like = {"a.b": torch.zeros(5, dtype=dtype, device=device), "c": torch.zeros(2, 2, dtype=dtype, device=device)}
+    like = {
+        "a.b": torch.zeros(5, dtype=dtype, device=device),
+        "c": torch.zeros(2, 2, dtype=dtype, device=device),
+    }
     draws = table(like, 4 * STEPS + 40)
-    straight, resumed = stream(STRATEGIES[name], like, draws), stream(STRATEGIES[name], like, draws, checkpoint=True)
+    straight, resumed = (
+        stream(STRATEGIES[name], like, draws),
+        stream(STRATEGIES[name], like, draws, checkpoint=True),
+    )
     for n in like:
         assert torch.equal(straight[n], resumed[n])
 
@@ -109,18 +126,29 @@ def test_single_precision_follows_double(name):
     draws = table(like, max(STEPS, matrix.shape[1]))
     y = stream(STRATEGIES[name], like, draws)["w"]
     assert y.dtype == torch.float32
-    assert torch.allclose(y.double(), torch.from_numpy(matrix) @ draws["w"].double()[: matrix.shape[1]], rtol=1e-5, atol=2e-6)
+    assert torch.allclose(
+        y.double(),
+        torch.from_numpy(matrix) @ draws["w"].double()[: matrix.shape[1]],
+        rtol=1e-5,
+        atol=2e-6,
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
         ("banded4_opt_mean_n128", Banded(tuple(STREAMS["banded4_opt_mean_n128"]["coefs"]))),
-        ("blt3_fixed", Blt(tuple(STREAMS["blt3_fixed"]["theta"]), tuple(STREAMS["blt3_fixed"]["omega"]))),
+        (
+            "blt3_fixed",
+            Blt(tuple(STREAMS["blt3_fixed"]["theta"]), tuple(STREAMS["blt3_fixed"]["omega"])),
+        ),
         ("bisr4", InverseBanded(tuple(STREAMS["bisr4"]["noising_coefs"]))),
         ("sqrt_full", SquareRoot()),
         ("lambda_cgd_0.9", cancelling(0.9)),
-        ("banded4_column_normalized_n10", NormalisedBanded(tuple(STREAMS["banded4_opt_mean_n128"]["coefs"]), 10)),
+        (
+            "banded4_column_normalized_n10",
+            NormalisedBanded(tuple(STREAMS["banded4_opt_mean_n128"]["coefs"]), 10),
+        ),
     ],
 )
 def test_verified_streaming_vectors(name, strategy):
@@ -132,8 +160,10 @@ def test_verified_streaming_vectors(name, strategy):
 @pytest.mark.parametrize("scale", [2 / 3, 1.0, 3 / 2])
 @pytest.mark.parametrize("name", [n for n in STRATEGIES if n != "banded, wider than the run"])
 def test_the_covariance_of_the_stream_is_the_one_promised(name, scale):
-    """80,000 independent coordinates. Each entry of the whitened covariance has standard error 1/sqrt(N) (sqrt 2 times on the
-    diagonal): five of them pass by chance once in about a million; a scale wrong by 3/2 is off by more than a hundred."""
+    """80,000 independent coordinates. Each entry of the whitened covariance has standard error
+    1/sqrt(N) (sqrt 2 times on the diagonal): five of them pass by chance once in about a million; a
+    scale wrong by 3/2 is off by more than a hundred.
+    """
     strategy, steps, many = STRATEGIES[name], STEPS, 80_000
     like, randomness = {"w": torch.zeros(many)}, Randomness.for_tests(11)
     state, rows = strategy.init(like), []
@@ -143,12 +173,21 @@ def test_the_covariance_of_the_stream_is_the_one_promised(name, scale):
     matrix = measured(strategy).noise_matrix(steps)
     white = np.linalg.inv(np.linalg.cholesky(matrix @ matrix.T))
     covariance = (white @ np.array(rows)) @ (white @ np.array(rows)).T / many
-    off = np.abs(covariance - np.eye(steps)) * np.sqrt(many) / np.where(np.eye(steps) == 1, np.sqrt(2), 1)
+    off = (
+        np.abs(covariance - np.eye(steps))
+        * np.sqrt(many)
+        / np.where(np.eye(steps) == 1, np.sqrt(2), 1)
+    )
     assert (off.max() < 5.5) == (scale == 1.0)
 
 
 @pytest.mark.parametrize(
-    "dtypes", [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float64), (torch.float16, torch.float32)]
+    "dtypes",
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.float64),
+        (torch.float16, torch.float32),
+    ],
 )
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_noise_is_kept_in_the_precision_it_is_drawn_in(name, dtypes):
@@ -168,7 +207,11 @@ def test_strategies_travel_as_json():
 
 
 def test_a_run_longer_than_the_matrix_is_refused():
-    for strategy in (_own_matrix(), NormalisedBanded((1.0, 0.5), STEPS), Schedule((STEPS,), (1.0,))):
+    for strategy in (
+        _own_matrix(),
+        NormalisedBanded((1.0, 0.5), STEPS),
+        Schedule((STEPS,), (1.0,)),
+    ):
         state = strategy.init({"w": torch.zeros(2)})
         with pytest.raises(InvalidInput, match=f"{STEPS} steps"):
             strategy.next(STEPS, lambda s: {"w": torch.zeros(2)}, state)
@@ -196,7 +239,11 @@ def test_strategies_that_are_none_are_refused(make):
         make()
 
 
-REMEMBERING = [name for name in STRATEGIES if name not in ("identity", "schedule", "one band", "inverse", "cancelling")]
+REMEMBERING = [
+    name
+    for name in STRATEGIES
+    if name not in ("identity", "schedule", "one band", "inverse", "cancelling")
+]
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
@@ -207,12 +254,23 @@ def test_a_state_that_is_not_the_steps_own_is_refused_and_shows_no_noise(name):
     other = {"w": torch.zeros(2, 2), "b": torch.zeros(4)}
     state, foreign = strategy.init(like), strategy.init(other)
     for s in range(step):
-        _, state = strategy.next(s, lambda a: draw(like, Randomness.for_tests(0), "noise", a), state)
-        _, foreign = strategy.next(s, lambda a: draw(other, Randomness.for_tests(0), "noise", a), foreign)
+        _, state = strategy.next(
+            s, lambda a: draw(like, Randomness.for_tests(0), "noise", a), state
+        )
+        _, foreign = strategy.next(
+            s, lambda a: draw(other, Randomness.for_tests(0), "noise", a), foreign
+        )
     grows = isinstance(strategy, SquareRoot | Dense | Tree)
-    wrong = [{}, foreign, {k: v.double() for k, v in state.items()}, *([strategy.init(like)] if grows else [])]
+    wrong = [
+        {},
+        foreign,
+        {k: v.double() for k, v in state.items()},
+        *([strategy.init(like)] if grows else []),
+    ]
     for bad in wrong:
-        with pytest.raises(InvalidInput, match=f"noise state: got .* is not what step {step} begins with") as problem:
+        with pytest.raises(
+            InvalidInput, match=f"noise state: got .* is not what step {step} begins with"
+        ) as problem:
             strategy.next(step, lambda a: draw(like, Randomness.for_tests(0), "noise", a), bad)
         assert "tensor(" not in str(problem.value)
     strategy.next(step, lambda a: draw(like, Randomness.for_tests(0), "noise", a), state)

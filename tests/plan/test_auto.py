@@ -9,7 +9,15 @@ import pytest
 import dpfy
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.participation import CyclicPoisson, FixedOrder, Poisson, Reshuffled, SecretBins, Separated, SinglePass
+from dpfy.core.participation import (
+    CyclicPoisson,
+    FixedOrder,
+    Poisson,
+    Reshuffled,
+    SecretBins,
+    Separated,
+    SinglePass,
+)
 from dpfy.core.unit import Adjacency
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
@@ -27,7 +35,7 @@ from dpfy.sampling.scheduled import BallsInBinsSampler, ReshuffledSampler, Separ
 # (records, batch, steps), epsilon, delta -> verified rmse of mean-gradient prefix sums at clip 1
 TABLES = [
     ((5000, 25, 200), 1.0, 1e-6,
-     {("dp-sgd", "poisson"): 0.34900999, ("band-mf", "cyclic-poisson"): 0.23079785, ("dp-sgd", "fixed-order"): 1.69409097,
+     {("dp-sgd", "poisson"): 0.34900999, ("band-mf", "cyclic-poisson"): 0.23079785, ("dp-sgd", "fixed-order"): 1.69409097,  # noqa: E501
       ("band-mf", "fixed-order"): 0.42893425, ("blt", "fixed-order"): 0.42906119, ("sqrt", "fixed-order"): 0.43774118}),
     ((5000, 250, 200), 3.41, 1e-5,
      {("dp-sgd", "poisson"): 0.047899, ("band-mf", "cyclic-poisson"): 0.043402, ("band-mf", "fixed-order"): 0.049612,
@@ -40,14 +48,20 @@ TABLES = [
 
 @pytest.mark.parametrize(("setting", "epsilon", "delta", "verified"), TABLES)
 def test_the_calibration_tables(setting, epsilon, delta, verified):
-    rows = {(c.mechanism, c.sampling): c for c in compare(*setting, Target(epsilon, delta), dense=False)}
+    rows = {
+        (c.mechanism, c.sampling): c for c in compare(*setting, Target(epsilon, delta), dense=False)
+    }
     for key, rmse in verified.items():
         assert rows[key].rmse == pytest.approx(rmse, rel=1e-4), key
         assert rows[key].plan.epsilon <= epsilon
-    assert [c.rmse for c in rows.values()] == pytest.approx(sorted(c.rmse for c in rows.values()), rel=1e-4)
+    assert [c.rmse for c in rows.values()] == pytest.approx(
+        sorted(c.rmse for c in rows.values()), rel=1e-4
+    )
 
 
-@pytest.mark.parametrize("setting", [(100, 10, 1), (100, 100, 5), (100, 7, 13), (50, 1, 60), (1000, 1000, 1)])
+@pytest.mark.parametrize(
+    "setting", [(100, 10, 1), (100, 100, 5), (100, 7, 13), (50, 1, 60), (1000, 1000, 1)]
+)
 def test_odd_settings_have_an_answer(setting):
     rows = compare(*setting, Target(1.0, 1e-4))
     assert all(c.plan.epsilon <= 1.0 and c.rmse > 0 for c in rows)
@@ -59,13 +73,28 @@ def test_the_noise_of_the_best_bands():
     assert best.mechanism == "band-mf"
     assert best.plan.recipe.strategy.bands == 8
     assert best.plan.noise_multiplier == pytest.approx(1.40626, rel=1e-4)
-    assert best.plan.event == events.Repeated(events.PoissonSampled(0.04, events.Gaussian(best.plan.noise_multiplier)), 25)
+    assert best.plan.event == events.Repeated(
+        events.PoissonSampled(0.04, events.Gaussian(best.plan.noise_multiplier)), 25
+    )
 
 
 def test_one_row_as_json():
-    row = compare(5000, 25, 200, Target(1.0, 1e-6), sampling="fixed-order", dense=False)[0].to_json()
-    assert set(row) == {"mechanism", "sampling", "noise_multiplier", "noise_std", "sensitivity", "rmse", "max_error", "buffers"}
-    assert row["noise_std"] == pytest.approx(row["noise_multiplier"] * row["sensitivity"], rel=1e-12)
+    row = compare(5000, 25, 200, Target(1.0, 1e-6), sampling="fixed-order", dense=False)[
+        0
+    ].to_json()
+    assert set(row) == {
+        "mechanism",
+        "sampling",
+        "noise_multiplier",
+        "noise_std",
+        "sensitivity",
+        "rmse",
+        "max_error",
+        "buffers",
+    }
+    assert row["noise_std"] == pytest.approx(
+        row["noise_multiplier"] * row["sensitivity"], rel=1e-12
+    )
     assert row["noise_multiplier"] == pytest.approx(4.224678889326827, rel=1e-4)
 
 
@@ -73,7 +102,9 @@ def test_auto_follows_the_data_pattern_and_says_why():
     sampled = auto(5000, 250, steps=200, epsilon=1.0, delta=1e-6)
     assert isinstance(sampled.plan.recipe.strategy, Identity)
     assert "independent noise wins" in sampled.reason
-    ordered = auto(5000, 250, steps=200, epsilon=1.0, delta=1e-6, sampling="fixed-order", clip_norm=0.3)
+    ordered = auto(
+        5000, 250, steps=200, epsilon=1.0, delta=1e-6, sampling="fixed-order", clip_norm=0.3
+    )
     assert ordered.plan.recipe.sampler.participation == FixedOrder(20, 10)
     assert ordered.plan.recipe.clip == FlatClip(0.3)
     assert ordered.plan.epsilon <= 1.0
@@ -98,11 +129,16 @@ def test_auto_without_a_target_is_refused():
     with pytest.raises(InvalidInput, match="needs epsilon"):
         recipe_for("auto", Setting(400, 20, 40))
     assert recipe_for("band-mf", Setting(400, 20, 40)).sampler.participation == FixedOrder(20, 2)
-    assert recipe_for("band-mf", Setting(400, 20, 40), bands=4).sampler.participation == CyclicPoisson(0.2, 4)
+    assert recipe_for(
+        "band-mf", Setting(400, 20, 40), bands=4
+    ).sampler.participation == CyclicPoisson(0.2, 4)
 
 
 def test_one_band_is_dp_sgd():
-    banded, plain = bandmf(1000, 50, bands=1, steps=60).calibrate(1.0, 1e-5), dpfy.dpsgd(1000, 50, steps=60).calibrate(1.0, 1e-5)
+    banded, plain = (
+        bandmf(1000, 50, bands=1, steps=60).calibrate(1.0, 1e-5),
+        dpfy.dpsgd(1000, 50, steps=60).calibrate(1.0, 1e-5),
+    )
     assert banded.event == plain.event
     assert banded.stddev == pytest.approx(plain.stddev, rel=1e-11)
 
@@ -118,7 +154,9 @@ def test_the_study_is_one_gaussian_of_sensitivity_fifteen():
     """Five rows of its table III: noise multiplier on the nodes -> epsilon by RDP at delta 1e-5."""
     recipe = dpftrl(60_000, 500, epochs=10, estimator="completed", restart=False)
     assert recipe.steps == 1200
-    assert recipe.strategy.sensitivity(recipe.sampler.participation, 1200) == pytest.approx(15, rel=1e-9)
+    assert recipe.strategy.sensitivity(recipe.sampler.participation, 1200) == pytest.approx(
+        15, rel=1e-9
+    )
     for noise, epsilon in ((25, 2.65), (20, 3.41), (12.5, 5.84), (8, 9.92), (4, 23.80)):
         plan = recipe.with_noise(noise / 15, delta=1e-5, accountant="rdp")
         assert plan.scale == pytest.approx(noise, rel=1e-9)
@@ -142,12 +180,19 @@ def test_recipes_in_a_fixed_order(records, epoch):
 
 
 @pytest.mark.parametrize(
-    ("records", "batch", "epochs"), [(60_000, 4096, 40), (1003, 100, 3), (1000, 30, 3), (700, 300, 7), (90, 90, 2)]
+    ("records", "batch", "epochs"),
+    [(60_000, 4096, 40), (1003, 100, 3), (1000, 30, 3), (700, 300, 7), (90, 90, 2)],
 )
-def test_epochs_are_the_same_steps_for_every_mechanism_and_no_record_takes_part_more_often(records, batch, epochs):
+def test_epochs_are_the_same_steps_for_every_mechanism_and_no_record_takes_part_more_often(
+    records, batch, epochs
+):
     steps = dpfy.dpsgd(records, batch, epochs=epochs).steps
     assert epochs <= steps * batch / records < epochs + batch / records
-    choice = auto(records, batch, epochs=epochs, epsilon=3.0, delta=1e-6, sampling="fixed-order") if steps < 100 else None
+    choice = (
+        auto(records, batch, epochs=epochs, epsilon=3.0, delta=1e-6, sampling="fixed-order")
+        if steps < 100
+        else None
+    )
     recipes = [
         bandmf(records, batch, bands=1, epochs=epochs),
         dpftrl(records, batch, epochs=epochs),
@@ -156,11 +201,17 @@ def test_epochs_are_the_same_steps_for_every_mechanism_and_no_record_takes_part_
     setting = Setting(records, batch, steps)
     recipes += [recipe_for(name, setting) for name in ("dp-sgd", "sqrt", "tree")]
     assert {recipe.steps for recipe in recipes} == {steps}
-    assert all(r.sampler.participation.epochs <= epochs for r in recipes if isinstance(r.sampler.participation, FixedOrder))
+    assert all(
+        r.sampler.participation.epochs <= epochs
+        for r in recipes
+        if isinstance(r.sampler.participation, FixedOrder)
+    )
 
 
 def test_forty_epochs_of_mnist():
-    """586 steps for all: 560, which correlated recipes made before, are 38.2 passes of batches of 4096."""
+    """586 steps for all: 560, which correlated recipes made before, are 38.2 passes of batches of
+    4096.
+    """
     assert dpfy.dpsgd(60_000, 4096, epochs=40).steps == dpftrl(60_000, 4096, epochs=40).steps == 586
     assert dpftrl(60_000, 4096, epochs=40).sampler.participation == FixedOrder(15, 40)
 
@@ -193,27 +244,41 @@ def test_separated_and_reshuffled_recipes():
 
 
 def test_balls_in_bins_is_billed_by_monte_carlo():
-    recipe = Recipe(1000, BallsInBinsSampler(10, 3), 30, FlatClip(1.0), NormalisedBanded((1.0, 0.5, 0.3), 30))
+    recipe = Recipe(
+        1000, BallsInBinsSampler(10, 3), 30, FlatClip(1.0), NormalisedBanded((1.0, 0.5, 0.3), 30)
+    )
     event = recipe.event(2.0)
     assert isinstance(event, events.BallsInBins)
     assert max(event.gram[j][j] for j in range(10)) == pytest.approx(1, rel=1e-9)
     plan = recipe.with_noise(2.0, delta=1e-5, accountant="monte-carlo")
-    unamplified = with_strategy(Recipe(1000, fixed_order(1000, 100, 30), 30, FlatClip(1.0), Banded((1.0,))), recipe.strategy)
+    unamplified = with_strategy(
+        Recipe(1000, fixed_order(1000, 100, 30), 30, FlatClip(1.0), Banded((1.0,))), recipe.strategy
+    )
     assert plan.epsilon < unamplified.with_noise(2.0, delta=1e-5).epsilon
     assert plan.epsilon_after(7) == plan.epsilon
-    assert recipe.with_noise(2.0, delta=1e-5).epsilon == plan.epsilon  # alone, the default accountant says the same
+    assert (
+        recipe.with_noise(2.0, delta=1e-5).epsilon == plan.epsilon
+    )  # alone, the default accountant says the same
     with pytest.raises(InvalidInput, match="3 epochs of 10 bins"):
-        Recipe(1000, BallsInBinsSampler(10, 3), 20, FlatClip(1.0), SquareRoot()).with_noise(1.0, accountant="monte-carlo").scale  # noqa: B018
+        Recipe(1000, BallsInBinsSampler(10, 3), 20, FlatClip(1.0), SquareRoot()).with_noise(  # noqa: B018
+            1.0, accountant="monte-carlo"
+        ).scale
 
 
 def test_a_matrix_of_your_own():
     base = Recipe(100, fixed_order(100, 50, 4), 4, FlatClip(1.0), Banded((1.0,)))
-    mine = with_strategy(base, dense([[1, 0, 0, 0], [0.5, 1, 0, 0], [0.25, 0.5, 1, 0], [0, 0.25, 0.5, 1]]))
+    mine = with_strategy(
+        base, dense([[1, 0, 0, 0], [0.5, 1, 0, 0], [0.25, 0.5, 1, 0], [0, 0.25, 0.5, 1]])
+    )
     assert mine.calibrate(1.0, 1e-3).epsilon <= 1.0
 
 
 def test_replacing_a_record_costs_twice_the_sensitivity():
     one = blt(1000, 100, epochs=2).calibrate(1.0, 1e-5).noise_multiplier
-    two = blt(1000, 100, epochs=2, adjacency=Adjacency.REPLACE_ONE).calibrate(1.0, 1e-5).noise_multiplier
+    two = (
+        blt(1000, 100, epochs=2, adjacency=Adjacency.REPLACE_ONE)
+        .calibrate(1.0, 1e-5)
+        .noise_multiplier
+    )
     assert two == pytest.approx(2 * one, rel=1e-4)
     assert SecretBins(3, 2).bins == 3

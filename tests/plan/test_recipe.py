@@ -1,4 +1,6 @@
-"""Recipes and plans: calibrated to the private side, serialisable, and honest about what cannot be done."""
+"""Recipes and plans: calibrated to the private side, serialisable, and honest about what cannot be
+done.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,33 @@ def test_event_is_what_will_run():
     plan = recipe(clip_norm=0.5).with_noise(1.5)
     assert plan.event == events.Repeated(events.PoissonSampled(0.1, events.Gaussian(1.5)), 50)
     assert plan.stddev == 0.75
-    assert recipe(batch_size=1000).with_noise(2.0).event == events.Repeated(events.Gaussian(2.0), 50)
+    assert recipe(batch_size=1000).with_noise(2.0).event == events.Repeated(
+        events.Gaussian(2.0), 50
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.7, 2.0])
 def test_calculator_and_recipe_give_one_run_one_bill(noise):
     """`Training` is what the calculator is asked about, `Recipe` what is run."""
     for rate in (1.0, 0.25):
-        assert Training(noise, rate, 12).claim().event == dpfy.dpsgd(100, 100 * rate, steps=12).event(noise)
+        assert Training(noise, rate, 12).claim().event == dpfy.dpsgd(
+            100, 100 * rate, steps=12
+        ).event(noise)
     if noise:
-        ordered = Recipe(100, FixedOrderSampler(4, 3), 12, FlatClip(1.0), Banded((1.0,)))  # its sensitivity is sqrt(3)
+        ordered = Recipe(
+            100, FixedOrderSampler(4, 3), 12, FlatClip(1.0), Banded((1.0,))
+        )  # its sensitivity is sqrt(3)
         asked = accounting.epsilon(Training(noise, 0.25, 12, "fixed-order").claim().event, 1e-5)
-        assert asked == pytest.approx(accounting.epsilon(ordered.event(noise / 3**0.5), 1e-5), rel=1e-6)
+        assert asked == pytest.approx(
+            accounting.epsilon(ordered.event(noise / 3**0.5), 1e-5), rel=1e-6
+        )
 
 
 def test_epochs_are_expected_passes():
     assert dpfy.dpsgd(1000, 100, epochs=3).steps == 30
-    assert dpfy.dpsgd(1000, 300, epochs=1).steps == 4  # rounded up: never fewer steps billed than run
+    assert (
+        dpfy.dpsgd(1000, 300, epochs=1).steps == 4
+    )  # rounded up: never fewer steps billed than run
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])

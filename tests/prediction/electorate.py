@@ -13,7 +13,9 @@ from dpfy.prediction.voters import LinearVoters, class_means, shards
 SECRET = Randomness.for_tests(11)
 
 
-def records(count: int, classes: int = 4, features: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def records(
+    count: int, classes: int = 4, features: int = 6, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, count)
     x = rng.normal(size=(count, features)).astype(np.float32)

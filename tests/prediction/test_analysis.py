@@ -1,4 +1,6 @@
-"""Data-dependent epsilons: the published analysis, the exact divergence, and that neither leaves memory."""
+"""Data-dependent epsilons: the published analysis, the exact divergence, and that neither leaves
+memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from dpfy.accounting.rdp import divergences as billed
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
-from dpfy.prediction.analysis import ConfidentVote, DataDependent, divergences, exact, moved, outcomes, published
+from dpfy.prediction.analysis import (
+    ConfidentVote,
+    DataDependent,
+    divergences,
+    exact,
+    moved,
+    outcomes,
+    published,
+)
 
 VOTES = np.array([[250, 0, 0], [200, 40, 10], [126, 124, 0], [100, 90, 60], [90, 80, 80]])
 RULE = ConfidentVote(200.0, 150.0, 40.0)
@@ -31,25 +41,37 @@ KNOWN = {
 HELD = Path(os.environ.get("DPFY_DATA", "")) / "pate-votes"
 
 
-@pytest.mark.skipif(not HELD.is_dir(), reason="needs the published votes of 250 teachers in $DPFY_DATA/pate-votes")
+@pytest.mark.skipif(
+    not HELD.is_dir(), reason="needs the published votes of 250 teachers in $DPFY_DATA/pate-votes"
+)
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_published_votes(name: str) -> None:
-    """Papernot et al. 2018: 1.999, 1.678 and 4.915 by their analysis; at most 0.95, 0.98 and 2.70 by the exact divergence."""
+    """Papernot et al. 2018: 1.999, 1.678 and 4.915 by their analysis; at most 0.95, 0.98 and 2.70
+    by the exact divergence.
+    """
     rule, questions, delta, theirs, most = KNOWN[name]
-    votes = np.load(io.BytesIO(gzip.decompress((HELD / f"{name}_250_teachers.npy.gz").read_bytes())))[:questions]
+    votes = np.load(
+        io.BytesIO(gzip.decompress((HELD / f"{name}_250_teachers.npy.gz").read_bytes()))
+    )[:questions]
     assert published(votes, rule, delta).within(theirs - 0.002, theirs + 0.002)
     assert exact(votes, rule, delta) <= most
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HELD.is_dir(), reason="needs the published votes of 250 teachers in $DPFY_DATA/pate-votes")
+@pytest.mark.skipif(
+    not HELD.is_dir(), reason="needs the published votes of 250 teachers in $DPFY_DATA/pate-votes"
+)
 @pytest.mark.parametrize("name", KNOWN)
 def test_no_histogram_is_above_the_published_bound(name: str) -> None:
-    """All 51,313 published histograms: the exact divergence of a question is at most the bound, at every order."""
+    """All 51,313 published histograms: the exact divergence of a question is at most the bound, at
+    every order.
+    """
     from dpfy.prediction import analysis
 
     rule = KNOWN[name][0]
-    votes = np.load(io.BytesIO(gzip.decompress((HELD / f"{name}_250_teachers.npy.gz").read_bytes())))
+    votes = np.load(
+        io.BytesIO(gzip.decompress((HELD / f"{name}_250_teachers.npy.gz").read_bytes()))
+    )
     orders = analysis.PUBLISHED_ORDERS[:60:3]
     for counts in np.unique(np.sort(votes, axis=1), axis=0):
         always = ConfidentVote(-1e9, 1.0, rule.sigma)
@@ -66,7 +88,8 @@ def test_two_classes_agree_with_the_closed_form() -> None:
         p, down, up = (np.array([ndtr(g), ndtr(-g)]) for g in gaps)
         for order in (2.0, 9.0, 25.0):
             due = max(
-                math.log((a**order * b ** (1 - order)).sum()) / (order - 1) for a, b in ((p, down), (down, p), (p, up), (up, p))
+                math.log((a**order * b ** (1 - order)).sum()) / (order - 1)
+                for a, b in ((p, down), (down, p), (p, up), (up, p))
             )
             assert divergences(counts, always, np.array([order]))[0] == pytest.approx(due, rel=1e-7)
 
@@ -101,7 +124,7 @@ def test_no_votes_are_above_the_bill_for_all_votes() -> None:
     "leak",
     [
         str, float, int, bool, hash, json.dumps, pickle.dumps, copy.copy, copy.deepcopy, "{}".format, "{:.3f}".format,
-        lambda v: f"{v}", lambda v: v + 1, lambda v: v * 2, lambda v: v == 3, lambda v: np.float64(v), lambda v: round(v),
+        lambda v: f"{v}", lambda v: v + 1, lambda v: v * 2, lambda v: v == 3, lambda v: np.float64(v), lambda v: round(v),  # noqa: E501
         lambda v: json.dumps({"epsilon": v}), lambda v: math.exp(v), lambda v: [0][v], lambda v: ev.EpsilonDelta(v),
         lambda v: ev.RenyiCurve((2.0,), (v,)), lambda v: vars(v),
     ],

@@ -1,4 +1,6 @@
-"""Audits of answers: most of the claim is certified and never more; mistakes in the parts are caught, the parts as they are pass."""
+"""Audits of answers: most of the claim is certified and never more; mistakes in the parts are
+caught, the parts as they are pass.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ BENCH = TrainingBench()
 
 
 def test_close_votes_certify_most_of_what_is_billed() -> None:
-    """1,200 trials of 15 answers: at least 0.7 of epsilon at 95%; the true ratio is about 0.9, so a miss has a chance below 1e-3."""
+    """1,200 trials of 15 answers: at least 0.7 of epsilon at 95%; the true ratio is about 0.9, so a
+    miss has a chance below 1e-3.
+    """
     verdict = audit.audit_votes(GaussianVotes(2, 2.2), answers=15, trials=1200, seed=1)
     assert not verdict.violated
     assert verdict.bound.epsilon >= 0.7 * verdict.claimed
@@ -25,7 +29,9 @@ def test_close_votes_certify_most_of_what_is_billed() -> None:
 
 def test_noise_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = votes.Noisy
-    monkeypatch.setattr(votes, "Noisy", lambda counts, sigma, bits: real(counts, sigma * 2 / 3, bits))
+    monkeypatch.setattr(
+        votes, "Noisy", lambda counts, sigma, bits: real(counts, sigma * 2 / 3, bits)
+    )
     assert audit.audit_votes(GaussianVotes(2, 2.2), answers=15, trials=1200, seed=1).violated
 
 

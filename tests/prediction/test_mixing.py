@@ -1,4 +1,6 @@
-"""Tokens from members that are mixed with a public model: the ratio that is billed is never exceeded, and nearly reached."""
+"""Tokens from members that are mixed with a public model: the ratio that is billed is never
+exceeded, and nearly reached.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_no_chance_changes_by_more_than_is_billed(seed: int) -> None:
 
 
 def test_the_bill_is_nearly_reached() -> None:
-    """All others are as far below the public chance as they may be, and the unit's own member is above it, or below too."""
+    """All others are as far below the public chance as they may be, and the unit's own member is
+    above it, or below too.
+    """
     rule = MixedTokens(2, 10, 0.5)
     held = np.vstack([[0.01, 0.99], np.tile([0.0, 1.0], (10, 1))])
     other = held.copy()
@@ -53,10 +57,15 @@ def test_the_bill_is_nearly_reached() -> None:
 
 def test_members_that_are_close_are_left_as_they_are_and_draws_follow_their_mean() -> None:
     rule = MixedTokens(3, 4, 1.0)
-    held = np.array([[0.5, 0.3, 0.2], [0.35, 0.45, 0.2], [0.3, 0.4, 0.3], [0.4, 0.4, 0.2], [0.4, 0.3, 0.3]])
+    held = np.array(
+        [[0.5, 0.3, 0.2], [0.35, 0.45, 0.2], [0.3, 0.4, 0.3], [0.4, 0.4, 0.2], [0.4, 0.3, 0.3]]
+    )
     assert rule.mixed(held) == pytest.approx(held[1:].mean(axis=0), abs=1e-6)
     purse = OpenPurse(name="tokens")
-    drawn = np.bincount([rule.answer(lambda bits: Bounded(held, Bound(linf=1.0)), purse) for _ in range(3000)], minlength=3)
+    drawn = np.bincount(
+        [rule.answer(lambda bits: Bounded(held, Bound(linf=1.0)), purse) for _ in range(3000)],
+        minlength=3,
+    )
     assert stats.chisquare(drawn, 3000 * held[1:].mean(axis=0)).pvalue > 1e-4
     assert stats.chisquare(drawn, 3000 * held[0]).pvalue < 1e-6
     assert purse.spent == {"answer": 3000}

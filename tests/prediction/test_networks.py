@@ -1,4 +1,6 @@
-"""Voters that are networks: trained as one batched model, each on its own part; one unit moves one vote."""
+"""Voters that are networks: trained as one batched model, each on its own part; one unit moves one
+vote.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +31,37 @@ MLP = NetworkTraining(ModelConfig("mlp", hidden=(8,)), steps=12, batch_size=5, l
 VOTERS = 10
 
 
-def taught(x=X, y=Y, training: NetworkTraining = MLP, voters: int = VOTERS, **more) -> NetworkVoters:
-    return teach_networks(x, y, voters=voters, classes=4, training=training, randomness=SECRET, **more)
+def taught(
+    x=X, y=Y, training: NetworkTraining = MLP, voters: int = VOTERS, **more
+) -> NetworkVoters:
+    return teach_networks(
+        x, y, voters=voters, classes=4, training=training, randomness=SECRET, **more
+    )
 
 
 def test_each_voter_is_what_a_loop_over_its_own_records_makes():
-    """Also with the order of the minibatches: a permutation of its own records, gone through again and again."""
+    """Also with the order of the minibatches: a permutation of its own records, gone through again
+    and again.
+    """
     found, places = taught(), shards(len(X), VOTERS, SECRET)
     key = np.frombuffer(SECRET.key("local", 0), dtype=np.uint64)
     for voter in (0, 3, 9):
         x, y = torch.from_numpy(X[places == voter]), torch.from_numpy(Y[places == voter])
-        order = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, voter])).permutation(len(x))
+        order = np.random.Generator(
+            np.random.Philox(key=key, counter=[0, 0, 0, voter])
+        ).permutation(len(x))
         weights = {name: p.detach().clone() for name, p in MLP.begun((6,), 4).named_parameters()}
         for step in range(12):
             held = {name: w.requires_grad_() for name, w in weights.items()}
             rows = order[np.arange(5 * step, 5 * step + 5) % len(x)]
-            loss = nn.functional.cross_entropy(functional_call(found.model, held, (x[rows],)), y[rows])
+            loss = nn.functional.cross_entropy(
+                functional_call(found.model, held, (x[rows],)), y[rows]
+            )
             moves = torch.autograd.grad(loss, list(held.values()))
-            weights = {name: (w - 0.5 * g).detach() for (name, w), g in zip(held.items(), moves, strict=True)}
+            weights = {
+                name: (w - 0.5 * g).detach()
+                for (name, w), g in zip(held.items(), moves, strict=True)
+            }
         for name, due in weights.items():
             assert found.weights[name][voter] == pytest.approx(due.numpy(), abs=1e-5)
 
@@ -55,14 +70,21 @@ def test_one_unit_moves_one_vote_and_changes_no_other_voter():
     whole, places = taught(), shards(len(X), VOTERS, SECRET)
     before = whole.votes(ASKED)
     assert (before.sum(axis=1) == VOTERS).all()
-    assert (before.argmax(axis=1) == ASKED.argmax(axis=1)).mean() > 0.6  # they have learnt something
+    assert (
+        before.argmax(axis=1) == ASKED.argmax(axis=1)
+    ).mean() > 0.6  # they have learnt something
     for unit in range(119, 0, -17):
         wild, label = X.copy(), Y.copy()
         wild[unit], label[unit] = 50.0, 3
-        for other in (taught(X[:unit], Y[:unit]) if unit == 119 else taught(wild, label), taught(wild, label)):
+        for other in (
+            taught(X[:unit], Y[:unit]) if unit == 119 else taught(wild, label),
+            taught(wild, label),
+        ):
             assert np.abs(other.votes(ASKED) - before).sum(axis=1).max() <= 2
             same = np.arange(VOTERS) != places[unit]
-            assert all(torch.equal(w[same], whole.weights[name][same]) for name, w in other.weights.items())
+            assert all(
+                torch.equal(w[same], whole.weights[name][same]) for name, w in other.weights.items()
+            )
 
 
 def test_records_of_an_owner_are_known_to_one_voter():
@@ -70,7 +92,12 @@ def test_records_of_an_owner_are_known_to_one_voter():
     whole, without = taught(owners=owners), owners != 11
     other = taught(X[without], Y[without], owners=owners[without])
     place = shards(120, VOTERS, SECRET, owners)[44]
-    changed = {k for k in range(VOTERS) for name, w in other.weights.items() if not torch.equal(w[k], whole.weights[name][k])}
+    changed = {
+        k
+        for k in range(VOTERS)
+        for name, w in other.weights.items()
+        if not torch.equal(w[k], whole.weights[name][k])
+    }
     assert changed == {place}
 
 
@@ -78,11 +105,18 @@ def test_the_shape_of_the_computation_does_not_follow_the_records():
     """With fewer records than a minibatch has places, and with voters that have none."""
     before = taught(X[:0], Y[:0])
     for count in range(1, 9):
-        after, same = taught(X[:count], Y[:count]), np.arange(VOTERS) != shards(count, VOTERS, SECRET)[-1]
-        assert all(torch.equal(w[same], before.weights[name][same]) for name, w in after.weights.items())
+        after, same = (
+            taught(X[:count], Y[:count]),
+            np.arange(VOTERS) != shards(count, VOTERS, SECRET)[-1],
+        )
+        assert all(
+            torch.equal(w[same], before.weights[name][same]) for name, w in after.weights.items()
+        )
         before = after
     for count in (0, 3, 8):
-        assert _by_voter(X[:count], Y[:count], shards(count, VOTERS, SECRET), VOTERS, 5).tensors[0].shape == (VOTERS, 5, 6)
+        assert _by_voter(X[:count], Y[:count], shards(count, VOTERS, SECRET), VOTERS, 5).tensors[
+            0
+        ].shape == (VOTERS, 5, 6)
     none = taught(X[:0], Y[:0])
     assert (none.votes(np.zeros((1, 6), np.float32))[0] == [VOTERS, 0, 0, 0]).all()
 
@@ -91,12 +125,16 @@ def test_the_shape_of_the_computation_does_not_follow_the_records():
 def test_votes_are_those_of_each_network_alone(name):
     rng = np.random.default_rng(1)
     x, y = rng.random((30, 1, 28, 28)).astype(np.float32), rng.integers(0, 4, 30)
-    held = taught(x, y, NetworkTraining(ModelConfig(name), steps=2, batch_size=4, learning_rate=0.3), voters=3)
+    held = taught(
+        x, y, NetworkTraining(ModelConfig(name), steps=2, batch_size=4, learning_rate=0.3), voters=3
+    )
     asked = rng.random((5, 784)).astype(np.float32)
     due = np.zeros((5, 4), int)
     for voter in range(3):
         scores = functional_call(
-            held.model, {n: w[voter] for n, w in held.weights.items()}, torch.from_numpy(asked).view(5, 1, 28, 28)
+            held.model,
+            {n: w[voter] for n, w in held.weights.items()},
+            torch.from_numpy(asked).view(5, 1, 28, 28),
         )
         for row, said in enumerate(scores.argmax(1).tolist()):
             due[row, said] += 1
@@ -154,7 +192,11 @@ def test_what_cannot_be_trained_is_refused_in_one_line():
         with pytest.raises(InvalidInput, match=message):
             NetworkTraining(**training)
     with pytest.raises(InvalidInput, match="numbers to be held"):
-        taught(np.zeros((3, 2000), np.float32), np.zeros(3, int), NetworkTraining(ModelConfig("linear"), batch_size=20_000))
+        taught(
+            np.zeros((3, 2000), np.float32),
+            np.zeros(3, int),
+            NetworkTraining(ModelConfig("linear"), batch_size=20_000),
+        )
     with pytest.raises(Unsupported, match="scattered features"):
         taught(training=NetworkTraining(ModelConfig("scattering-linear")))
     with pytest.raises(InvalidInput, match="goes with a network"):

@@ -1,4 +1,6 @@
-"""PATE to a released student: disjoint parts, votes that are paid for, a student of public inputs and answers alone."""
+"""PATE to a released student: disjoint parts, votes that are paid for, a student of public inputs
+and answers alone.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ LEARNER = SemiSupervised(epochs=6, joining=3, batch_size=16)
 QUICK = {"learner": LEARNER, "teachers": GraphTeachers(directions=8)}
 
 
-def rows(count: int, seed: int, classes: int = 3, features: int = 5) -> tuple[np.ndarray, np.ndarray]:
+def rows(
+    count: int, seed: int, classes: int = 3, features: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, count)
     x = rng.normal(size=(count, features)).astype(np.float32)
@@ -57,13 +61,29 @@ def place(path: Path, **more) -> Place:
 def test_from_private_records_to_a_student_that_is_verified(tmp_path):
     found = train_student(place(tmp_path / "run", seed=1), claim(), (X, Y), ASKED, **QUICK)
     fresh, truth = rows(500, 3)
-    assert float((student.chances(found.model, torch.from_numpy(fresh)).argmax(1).numpy() == truth).mean()) > 0.9
+    assert (
+        float(
+            (
+                student.chances(found.model, torch.from_numpy(fresh)).argmax(1).numpy() == truth
+            ).mean()
+        )
+        > 0.9
+    )
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
     assert found.card["guarantee"]["epsilon"] <= 2.0
     assert found.card["public_data"] == [ROW]
     section = next(part for part in found.card["sections"] if part["name"] == "student")
-    assert (section["answered"], section["public_inputs"], section["made"]) == (40, 120, {"answer": 40})
-    assert {row["what"] for row in section["assumptions"]} >= {"voters", "features", "votes", "student"}
+    assert (section["answered"], section["public_inputs"], section["made"]) == (
+        40,
+        120,
+        {"answer": 40},
+    )
+    assert {row["what"] for row in section["assumptions"]} >= {
+        "voters",
+        "features",
+        "votes",
+        "student",
+    }
     assert len(set(found.rows.tolist())) == 40
     assert sorted(p.name for p in (tmp_path / "run").iterdir() if not p.name.startswith("ledger")) == [
         "answers.json", "model.safetensors", "privacy.json", "report.html", "report.md",
@@ -76,15 +96,27 @@ def test_from_private_records_to_a_student_that_is_verified(tmp_path):
 
 
 def test_confident_answers_of_networks_and_of_owners(tmp_path):
-    training = NetworkTraining(ModelConfig("mlp", hidden=(8,)), steps=30, batch_size=8, learning_rate=0.5)
+    training = NetworkTraining(
+        ModelConfig("mlp", hidden=(8,)), steps=30, batch_size=8, learning_rate=0.5
+    )
     stated = claim(answers=20, queries=60, threshold=0.7, unit=Unit("user"))
     found = train_student(
-        place(tmp_path / "run", seed=1), stated, (X, Y), ASKED, teachers=training, learner=LEARNER, owners=np.arange(400) // 2
+        place(tmp_path / "run", seed=1),
+        stated,
+        (X, Y),
+        ASKED,
+        teachers=training,
+        learner=LEARNER,
+        owners=np.arange(400) // 2,
     )
     said = [label for label in found.answers if label is not None]
     assert len(found.answers) == 60
     assert 0 < len(said) <= 20
-    right = [label == TRUTH[row] for row, label in zip(found.rows, found.answers, strict=True) if label is not None]
+    right = [
+        label == TRUTH[row]
+        for row, label in zip(found.rows, found.answers, strict=True)
+        if label is not None
+    ]
     assert np.mean(right) > 0.8
     assert "networks (mlp)" in json.dumps(found.card["sections"])
     assert "for one user" in found.guarantee
@@ -126,13 +158,17 @@ def test_no_teacher_follows_the_records_of_another_to_the_last_bit():
     for unit in (0, 57, 399):
         left = np.arange(len(X)) != unit
         others = places != places[unit]
-        assert (coordinates(known, X[left], places[left])[others[left]] == whole[left][others[left]]).all()
+        assert (
+            coordinates(known, X[left], places[left])[others[left]] == whole[left][others[left]]
+        ).all()
     assert whole == pytest.approx(known.of(torch.from_numpy(X)), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["graph", "networks"])
 def test_records_of_an_owner_go_to_one_teacher(kind):
-    """All records of one class have one owner: so one teacher has seen it, and the others hardly ever say it."""
+    """All records of one class have one owner: so one teacher has seen it, and the others hardly
+    ever say it.
+    """
     owners = np.where(Y == 2, "one", np.arange(400).astype(str))
     training = NetworkTraining(ModelConfig("linear"), steps=30, batch_size=8, learning_rate=0.5)
     means = training if kind == "networks" else GraphTeachers(8)
@@ -151,10 +187,17 @@ def test_records_of_an_owner_go_to_one_teacher(kind):
 
 
 def test_coordinates_follow_the_shape_of_the_data():
-    """Two moons of public points: three labels tell them apart, and a point off the data takes its neighbours' side."""
+    """Two moons of public points: three labels tell them apart, and a point off the data takes its
+    neighbours' side.
+    """
     rng = np.random.default_rng(0)
     angle = rng.uniform(0, np.pi, 200)
-    moons = np.concatenate([np.stack([np.cos(angle), np.sin(angle)], 1), np.stack([1 - np.cos(angle), 0.4 - np.sin(angle)], 1)])
+    moons = np.concatenate(
+        [
+            np.stack([np.cos(angle), np.sin(angle)], 1),
+            np.stack([1 - np.cos(angle), 0.4 - np.sin(angle)], 1),
+        ]
+    )
     points = torch.from_numpy(moons + rng.normal(scale=0.04, size=moons.shape)).float()
     # Lengths are divided out, so give each point a constant to be told apart by.
     points = torch.cat([points, torch.ones(400, 1)], 1)
@@ -182,7 +225,9 @@ def test_the_student_is_a_function_of_its_lesson_alone():
 
 
 def test_doubtful_inputs_join_with_the_class_the_network_gives_them(monkeypatch):
-    """Half of the inputs are left out at first; at the end most take part, and no answer was changed."""
+    """Half of the inputs are left out at first; at the end most take part, and no answer was
+    changed.
+    """
     seen: list[int] = []
     real = student.functional.cross_entropy
 
@@ -225,7 +270,9 @@ t.train_student(t.place(t.Path({run!r}), seed=1), t.claim(), (t.X, t.Y), t.ASKED
 def test_a_killed_run_goes_on_and_pays_nothing_twice(tmp_path):
     run = tmp_path / "run"
     code = KILLED.format(tests=str(Path(__file__).parent), run=str(run))
-    ended = subprocess.run([sys.executable, "-P", "-c", code], env=os.environ, capture_output=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=os.environ, capture_output=True, timeout=120
+    )
     assert ended.returncode == -signal.SIGKILL
     assert not (run / "model.safetensors").exists()
     with pytest.raises(InvalidInput, match="other data"):

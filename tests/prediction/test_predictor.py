@@ -1,4 +1,6 @@
-"""Answers that are paid for: before they are computed, once, durably, and never more than were reserved."""
+"""Answers that are paid for: before they are computed, once, durably, and never more than were
+reserved.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ CLAIM = Answers("gaussian", 4, 30, 50, 50, sigma=6.0, delta=1e-6)
 QUESTIONS = records(300, seed=3)[0]
 
 
-def opened(path: Path, claim: Answers = CLAIM, *, resume: bool = False, block: int = 8, **more: object) -> PrivatePredictor:
+def opened(
+    path: Path, claim: Answers = CLAIM, *, resume: bool = False, block: int = 8, **more: object
+) -> PrivatePredictor:
     return PrivatePredictor(Place(path, resume=resume, **more), claim, voters(), block=block)  # type: ignore[arg-type]
 
 
@@ -63,17 +67,27 @@ def test_when_nothing_is_left_the_answer_is_a_refusal(tmp_path: Path) -> None:
         assert sum(a.paid for a in found) == 50
         refused = found[50:]
         assert all(a.label is None and not a.paid and "used" in a.why_not for a in refused)
-        assert predictor.answer(QUESTIONS[3]).label == found[3].label  # what was answered is still known
+        assert (
+            predictor.answer(QUESTIONS[3]).label == found[3].label
+        )  # what was answered is still known
         assert predictor.answer(QUESTIONS[299]).label is None
         assert spent(tmp_path / "run") == 50
 
 
-def test_the_bill_is_durable_before_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bill_is_durable_before_noise_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     real = purses.source
 
     def watched(event, permit, randomness, step):
-        seen.append((step, spent(tmp_path / "run"), bool(Ledger.read(tmp_path / "run" / "ledger.jsonl").book.begun)))
+        seen.append(
+            (
+                step,
+                spent(tmp_path / "run"),
+                bool(Ledger.read(tmp_path / "run" / "ledger.jsonl").book.begun),
+            )
+        )
         return real(event, permit, randomness, step)
 
     monkeypatch.setattr(purses, "source", watched)
@@ -83,7 +97,9 @@ def test_the_bill_is_durable_before_noise_is_drawn(tmp_path: Path, monkeypatch: 
     assert all(paid > step and begun for step, paid, begun in seen)
 
 
-def test_a_write_that_fails_gives_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(tmp_path / "run") as predictor:
 
         def full(*_: object, **__: object) -> None:
@@ -91,7 +107,9 @@ def test_a_write_that_fails_gives_no_answer(tmp_path: Path, monkeypatch: pytest.
 
         drawn: list[int] = []
         real = purses.source
-        monkeypatch.setattr(purses, "source", lambda *given: (drawn.append(given[-1]), real(*given))[1])
+        monkeypatch.setattr(
+            purses, "source", lambda *given: (drawn.append(given[-1]), real(*given))[1]
+        )
         monkeypatch.setattr(purses, "write_atomically", full)
         with pytest.raises(OSError, match="No space"):
             predictor.answer(QUESTIONS[0])
@@ -113,7 +131,9 @@ def test_a_restarted_service_goes_on_after_what_may_have_been_used(tmp_path: Pat
         assert predictor.purse.permit.__dict__["_spent"] - steps == {16}
 
 
-def test_no_address_of_noise_is_used_twice_over_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_address_of_noise_is_used_twice_over_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[int] = []
     real = purses.source
     monkeypatch.setattr(purses, "source", lambda *given: (steps.append(given[-1]), real(*given))[1])
@@ -125,7 +145,9 @@ def test_no_address_of_noise_is_used_twice_over_restarts(tmp_path: Path, monkeyp
 
 
 def dies_at(module: object, name: str, at: int, run: Path, rows: np.ndarray) -> int:
-    """How many answers a process gives that is killed (SIGKILL) when it calls something for the so-manieth time."""
+    """How many answers a process gives that is killed (SIGKILL) when it calls something for the
+    so-manieth time.
+    """
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         calls, real = 0, getattr(module, name)
@@ -152,11 +174,21 @@ def dies_at(module: object, name: str, at: int, run: Path, rows: np.ndarray) -> 
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(purses, "write_atomically"), (purses, "source"), (predictors, "Answer"), (predictors.Cache, "put"), (os, "fsync")],
+    [
+        (purses, "write_atomically"),
+        (purses, "source"),
+        (predictors, "Answer"),
+        (predictors.Cache, "put"),
+        (os, "fsync"),
+    ],
     ids=lambda v: str(v),
 )
-def test_killed_at_any_moment_no_more_is_answered_than_was_paid_for(tmp_path: Path, module: object, name: str) -> None:
-    """Before a block is written, before noise is drawn, before an answer is remembered or leaves, in the middle of a write."""
+def test_killed_at_any_moment_no_more_is_answered_than_was_paid_for(
+    tmp_path: Path, module: object, name: str
+) -> None:
+    """Before a block is written, before noise is drawn, before an answer is remembered or leaves,
+    in the middle of a write.
+    """
     received, run = 0, tmp_path / "run"
     with opened(run):
         pass
@@ -211,14 +243,25 @@ def test_other_voters_another_claim_and_a_second_process_are_refused(tmp_path: P
     with pytest.raises(InvalidInput, match="other data"):
         PrivatePredictor(Place(tmp_path / "run", resume=True), CLAIM, other)
     with pytest.raises(InvalidInput, match=r"sigma|claim"):
-        opened(tmp_path / "run", Answers("gaussian", 4, 30, 50, 50, sigma=7.0, delta=1e-6), resume=True)
+        opened(
+            tmp_path / "run", Answers("gaussian", 4, 30, 50, 50, sigma=7.0, delta=1e-6), resume=True
+        )
     with pytest.raises(InvalidInput, match="voters"):
         opened(tmp_path / "new", Answers("gaussian", 4, 31, 50, 50, sigma=6.0, delta=1e-6))
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b'{"answer": 51}', b'{"answer": -1}', b'{"answer": true}', b'{"answers": 3}', b"[3]"]
+    "content",
+    [
+        b"",
+        b"{}",
+        b'{"answer": 51}',
+        b'{"answer": -1}',
+        b'{"answer": true}',
+        b'{"answers": 3}',
+        b"[3]",
+    ],
 )
 def test_a_damaged_count_is_refused(tmp_path: Path, content: bytes) -> None:
     with opened(tmp_path / "run") as predictor:
@@ -230,7 +273,17 @@ def test_a_damaged_count_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_what_is_no_question_spends_nothing(tmp_path: Path) -> None:
     with opened(tmp_path / "run") as predictor:
-        for wrong in ([[1.0]], [["a"] * 6], [[float("nan")] * 6], [[1.0] * 5], 3.0, [[[1.0] * 6]], [[1e300] * 6], [], None):
+        for wrong in (
+            [[1.0]],
+            [["a"] * 6],
+            [[float("nan")] * 6],
+            [[1.0] * 5],
+            3.0,
+            [[[1.0] * 6]],
+            [[1e300] * 6],
+            [],
+            None,
+        ):
             with pytest.raises(InvalidInput, match="inputs"):
                 predictor.answer_all(wrong)
         assert predictor.left() == {"answer": 50}
@@ -248,7 +301,9 @@ def test_a_line_that_a_crash_cut_short_is_dropped_and_paid_for_again(tmp_path: P
 
 
 def test_a_purse_hands_out_every_step_of_its_claim_once(tmp_path: Path) -> None:
-    claim = Answers("confident", 4, 30, 20, 10, sigma=6.0, check_sigma=6.0, threshold=15.0, delta=1e-6)
+    claim = Answers(
+        "confident", 4, 30, 20, 10, sigma=6.0, check_sigma=6.0, threshold=15.0, delta=1e-6
+    )
     with PrivatePredictor(Place(tmp_path / "run"), claim, voters(), block=3) as predictor:
         purse: Purse = predictor.purse
         for kind, most in claim.most.items():
@@ -261,7 +316,9 @@ def test_a_purse_hands_out_every_step_of_its_claim_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "put back", "written over"])
 def test_what_was_spent_cannot_be_taken_back(tmp_path: Path, how: str) -> None:
-    """Without the file of what was spent, or with an earlier one, other questions would be answered with the same noise."""
+    """Without the file of what was spent, or with an earlier one, other questions would be answered
+    with the same noise.
+    """
     with opened(tmp_path / "run") as predictor:
         file, before = tmp_path / "run" / "checkpoint" / SPENT, tmp_path / "before"
         os.link(file, before)

@@ -66,36 +66,67 @@ def test_a_check_is_not_spent_where_its_answer_could_not_be_paid_for():
 
 
 def test_bills_are_those_of_all_releases():
-    assert GaussianVotes(4, 5.0).bill({"answer": 7}) == ev.Composed((ev.Repeated(ev.NoisyArgmax(5.0, 4), 7),))
+    assert GaussianVotes(4, 5.0).bill({"answer": 7}) == ev.Composed(
+        (ev.Repeated(ev.NoisyArgmax(5.0, 4), 7),)
+    )
     assert ConfidentVotes(4, 5.0, 9.0, 30.0).bill({"check": 20, "answer": 7}) == ev.Composed(
         (ev.Repeated(ev.NoisyThreshold(9.0), 20), ev.Repeated(ev.NoisyArgmax(5.0, 4), 7))
     )
-    assert LaplaceVotes(4, 0.5).bill({"answer": 2}) == ev.Composed((ev.Repeated(ev.EpsilonDelta(0.5), 2),))
+    assert LaplaceVotes(4, 0.5).bill({"answer": 2}) == ev.Composed(
+        (ev.Repeated(ev.EpsilonDelta(0.5), 2),)
+    )
     assert ExponentialVotes(4, 0.5).kinds == {"answer": ev.BoundedRange(0.5)}
-    assert SampledVotes(4, 5.0, 0.25).kinds == {"answer": ev.PoissonSampled(0.25, ev.NoisyArgmax(5.0, 4))}
-    assert StableVotes(4, 1.0, 1e-7, 100, 3).bill({"question": 100, "unstable": 3}) == ev.EpsilonDelta(1.0, 1e-7)
+    assert SampledVotes(4, 5.0, 0.25).kinds == {
+        "answer": ev.PoissonSampled(0.25, ev.NoisyArgmax(5.0, 4))
+    }
+    assert StableVotes(4, 1.0, 1e-7, 100, 3).bill(
+        {"question": 100, "unstable": 3}
+    ) == ev.EpsilonDelta(1.0, 1e-7)
     with pytest.raises(InvalidInput, match="at most 100"):
         StableVotes(4, 1.0, 1e-7, 100, 3).bill({"question": 101, "unstable": 3})
 
 
-@pytest.mark.parametrize(("rule", "kind"), [(LaplaceVotes(3, 1.0), "laplace"), (ExponentialVotes(3, 1.0), "exponential")])
+@pytest.mark.parametrize(
+    ("rule", "kind"), [(LaplaceVotes(3, 1.0), "laplace"), (ExponentialVotes(3, 1.0), "exponential")]
+)
 def test_no_answer_is_more_than_exp_epsilon_times_as_likely_on_a_neighbour(rule, kind):
-    """Found by drawing, at a confidence of 1 - 1e-6; noise for half of what a moved vote does would be found."""
+    """Found by drawing, at a confidence of 1 - 1e-6; noise for half of what a moved vote does would
+    be found.
+    """
     times = 10_000
     here, there = np.array([10, 9, 9]), np.array([11, 8, 9])
     purse = OpenPurse(name=kind)
-    counts = [np.bincount([rule.answer(ask(v), purse) for _ in range(times)], minlength=3) for v in (here, there)]
+    counts = [
+        np.bincount([rule.answer(ask(v), purse) for _ in range(times)], minlength=3)
+        for v in (here, there)
+    ]
     far = stats.norm.isf(1e-6 / 6)
     for a, b in zip(*counts, strict=True):
         assert abs(math.log(a / b)) <= rule.epsilon + far * math.sqrt(1 / a + 1 / b)
     twice = OpenPurse(name=f"{kind} too little")
     loose = type(rule)(3, 2 * rule.epsilon)  # half the noise
-    found = [np.bincount([loose.answer(ask(v), twice) for _ in range(times)], minlength=3) for v in (here, there)]
-    assert any(abs(math.log(a / b)) > rule.epsilon + far * math.sqrt(1 / a + 1 / b) for a, b in zip(*found, strict=True))
+    found = [
+        np.bincount([loose.answer(ask(v), twice) for _ in range(times)], minlength=3)
+        for v in (here, there)
+    ]
+    assert any(
+        abs(math.log(a / b)) > rule.epsilon + far * math.sqrt(1 / a + 1 / b)
+        for a, b in zip(*found, strict=True)
+    )
 
 
 def test_stability_is_the_number_of_units_before_one_more_can_change_the_winner():
-    for counts in ([5, 0], [5, 1], [5, 2], [5, 3], [5, 4], [5, 5], [9, 1, 1], [1, 1, 1], [30, 11, 2]):
+    for counts in (
+        [5, 0],
+        [5, 1],
+        [5, 2],
+        [5, 3],
+        [5, 4],
+        [5, 5],
+        [9, 1, 1],
+        [1, 1, 1],
+        [30, 11, 2],
+    ):
         held = np.array(counts)
         far = stability(held)
         assert held.argmax() == _after(held, far) or far == 0
@@ -149,7 +180,9 @@ def test_stable_votes_answer_exactly_and_refuse_at_most_what_was_agreed():
 
 
 def test_a_tie_is_never_answered_as_stable():
-    """The chance over all questions is at most delta_used, 0.02 here: 0.02 of 400 rounds is 8; 25 would be a chance of 1e-6."""
+    """The chance over all questions is at most delta_used, 0.02 here: 0.02 of 400 rounds is 8; 25
+    would be a chance of 1e-6.
+    """
     rule = StableVotes(2, 2.0, 0.02, 50, 50)
     broken = 0
     for round_ in range(400):
@@ -171,14 +204,24 @@ def test_noisy_scores_have_the_noise_of_their_bound():
 
 
 def test_claims_say_what_their_rule_needs_and_nothing_else():
-    claim = Answers("confident", 3, 50, 200, 120, sigma=8.0, check_sigma=12.0, threshold=30.0, delta=1e-6)
+    claim = Answers(
+        "confident", 3, 50, 200, 120, sigma=8.0, check_sigma=12.0, threshold=30.0, delta=1e-6
+    )
     assert claim.most == {"check": 200, "answer": 120}
     assert claim.releases == 320
     assert [claim.first_step(kind) for kind in claim.most] == [0, 200]
     assert Answers.from_json(claim.to_json()) == claim
     assert claim.tool == ConfidentVotes(3, 8.0, 12.0, 30.0)
     assert accounting.epsilon(claim.event, 1e-6) > 0
-    assert set(RULES) == {"gaussian", "confident", "sampled", "laplace", "exponential", "stable", "scores"}
+    assert set(RULES) == {
+        "gaussian",
+        "confident",
+        "sampled",
+        "laplace",
+        "exponential",
+        "stable",
+        "scores",
+    }
     for wrong, message in (
         ({"rule": "loudest"}, "rule"),
         ({"answers": 201}, "answers"),
@@ -189,7 +232,14 @@ def test_claims_say_what_their_rule_needs_and_nothing_else():
         ({"classes": 1}, "classes"),
         ({"threshold": math.inf}, "threshold"),
     ):
-        fields = {"rule": "confident", "classes": 3, "voters": 50, "queries": 200, "answers": 120, "sigma": 8.0}
+        fields = {
+            "rule": "confident",
+            "classes": 3,
+            "voters": 50,
+            "queries": 200,
+            "answers": 120,
+            "sigma": 8.0,
+        }
         fields |= {"check_sigma": 12.0, "threshold": 30.0} | wrong
         with pytest.raises(InvalidInput, match=message):
             Answers(**fields)

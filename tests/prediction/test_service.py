@@ -49,8 +49,21 @@ def called(app, path: str, body: bytes = b"", method: str = "POST") -> tuple[int
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": HEADERS}
-    scope |= {"asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "server": ("x", 1), "client": ("y", 2)}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": HEADERS,
+    }
+    scope |= {
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("x", 1),
+        "client": ("y", 2),
+    }
     asyncio.run(app(scope, receive, send))
     content = b"".join(m.get("body", b"") for m in sent[1:])
     return sent[0]["status"], json.loads(content) if content.startswith(b"{") else {}
@@ -72,9 +85,16 @@ def test_answers_are_named_and_counted(predictor):
     status, held = called(app, "/predict", body(x))
     assert status == 200
     assert held["left"] == {"answer": 40}
-    assert sum(a["label"] == ("no", "yes")[k] for a, k in zip(held["answers"], y, strict=True)) >= 14
+    assert (
+        sum(a["label"] == ("no", "yes")[k] for a, k in zip(held["answers"], y, strict=True)) >= 14
+    )
     status, about = called(app, "/about", method="GET")
-    assert (status, about["voters"], about["labels"], about["left"]) == (200, 20, ["no", "yes"], {"answer": 40})
+    assert (status, about["voters"], about["labels"], about["left"]) == (
+        200,
+        20,
+        ["no", "yes"],
+        {"answer": 40},
+    )
     assert about["epsilon"] == pytest.approx(dpfy.accounting.epsilon(CLAIM.event, 1e-6))
     with pytest.raises(InvalidInput, match="labels"):
         application(predictor, ("one",), access=OPEN)
@@ -93,9 +113,11 @@ def test_a_spent_service_refuses(predictor):
 @pytest.mark.parametrize(
     ("content", "status"),
     [
-        (b"", 400), (b"{", 400), (b"[]", 400), (b"{}", 400), (b'{"inputs": 3}', 400), (b'{"inputs": []}', 400), (b'{"inputs": [[1]]}', 400),
-        (b'{"inputs": [["a","b","c","d","e","f"]]}', 400), (b'{"inputs": [[NaN,0,0,0,0,0]]}', 400), (b'{"inputs": [null]}', 400),
-        (b"[" * 100_000, 400), (json.dumps({"inputs": [[0] * 6] * (MOST_INPUTS + 1)}).encode(), 400), (b" " * (MOST_BODY + 1), 413),
+        (b"", 400), (b"{", 400), (b"[]", 400), (b"{}", 400), (b'{"inputs": 3}', 400), (b'{"inputs": []}', 400), (b'{"inputs": [[1]]}', 400),  # noqa: E501
+        (b'{"inputs": '
+         b'[["a","b","c","d","e","f"]]}', 400), (b'{"inputs": '
+                                                 b'[[NaN,0,0,0,0,0]]}', 400), (b'{"inputs": [null]}', 400),
+        (b"[" * 100_000, 400), (json.dumps({"inputs": [[0] * 6] * (MOST_INPUTS + 1)}).encode(), 400), (b" " * (MOST_BODY + 1), 413),  # noqa: E501
         (b"\xff\xfe", 400), (b'{"inputs": [[1e999,0,0,0,0,0]]}', 400),
     ],
 )  # fmt: skip
@@ -125,7 +147,9 @@ class Service:
             *flags,
         ]
         env = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1])}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        )
         line = self.process.stdout.readline()
         assert "serving on" in line, self.process.stderr.read()
         self.port = int(line.rsplit(":", 1)[1])
@@ -137,7 +161,9 @@ class Service:
 
 
 def many(service: Service, clients: int, seed: int) -> int:
-    """How many paid answers clients got that ask without a pause until the service is gone or refuses."""
+    """How many paid answers clients got that ask without a pause until the service is gone or
+    refuses.
+    """
     received = [0] * clients
 
     def one(number: int) -> None:
@@ -167,14 +193,20 @@ def test_killed_under_concurrent_clients_it_never_answers_more_than_was_paid_for
     for number in range(3):
         service = Service(tmp_path, *(flags if number == 0 else ()))
         if number < 2:
-            timer = threading.Timer(chance.uniform(0.1, 0.6), service.process.send_signal, (signal.SIGKILL,))
+            timer = threading.Timer(
+                chance.uniform(0.1, 0.6), service.process.send_signal, (signal.SIGKILL,)
+            )
             timer.start()
         received += many(service, 8, number)
         if number == 2:
             assert service.ask([[9.0] * 6])["answers"][0]["label"] is None
             service.process.terminate()
         service.process.wait()
-        spent = json.loads((tmp_path / "run" / "checkpoint" / SPENT).read_text())["answer"] if received else 0
+        spent = (
+            json.loads((tmp_path / "run" / "checkpoint" / SPENT).read_text())["answer"]
+            if received
+            else 0
+        )
         assert received <= spent <= 900
     assert received >= 900 - 2 * 64
     env = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1])}

@@ -1,4 +1,6 @@
-"""Who may ask the service, on real sockets: token, host, origin, sizes and slow clients. A refused request spends nothing."""
+"""Who may ask the service, on real sockets: token, host, origin, sizes and slow clients. A refused
+request spends nothing.
+"""
 
 from __future__ import annotations
 
@@ -67,19 +69,27 @@ class Server:
         with self.err.open("w") as err:
             flags = ("--answers", "50", "--epsilon", "20", *flags)
             env |= {access.VARIABLE: token} if token else {}
-            self.process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=err, text=True, env=env)
+            self.process = subprocess.Popen(
+                [*command, *flags], stdout=subprocess.PIPE, stderr=err, text=True, env=env
+            )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "serving on" in line, self.err.read_text()
         self.port = int(line.rsplit(":", 1)[1])
 
-    def ask(self, method="POST", path="/predict", body=QUESTION, headers=KNOWN) -> tuple[int, dict, http.client.HTTPMessage]:
+    def ask(
+        self, method="POST", path="/predict", body=QUESTION, headers=KNOWN
+    ) -> tuple[int, dict, http.client.HTTPMessage]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request(method, path, body, headers)
             reply = connection.getresponse()
             content = reply.read()
-            return reply.status, json.loads(content) if content.startswith(b"{") else {}, reply.headers
+            return (
+                reply.status,
+                json.loads(content) if content.startswith(b"{") else {},
+                reply.headers,
+            )
 
     def left(self) -> int:
         return self.ask("GET", "/about", None)[1]["left"]["answer"]
@@ -126,12 +136,22 @@ def test_without_the_token_nothing_is_answered(server):
     with spends_nothing(server):
         for value in wrong:
             headers = JSON | ({} if value is None else {"Authorization": value})
-            for method, path in (("POST", "/predict"), ("GET", "/about"), ("GET", "/elsewhere"), ("DELETE", "/predict")):
+            for method, path in (
+                ("POST", "/predict"),
+                ("GET", "/about"),
+                ("GET", "/elsewhere"),
+                ("DELETE", "/predict"),
+            ):
                 status, held, sent = server.ask(method, path, QUESTION, headers)
                 assert (status, set(held)) == (401, {"error"}), (value, method, path)
                 assert sent["WWW-Authenticate"].startswith("Bearer")
                 assert TOKEN not in str(held)
-    assert server.ask(headers=without(KNOWN, "Authorization") | {"authorization": f"bearer {TOKEN}"})[0] == 200
+    assert (
+        server.ask(headers=without(KNOWN, "Authorization") | {"authorization": f"bearer {TOKEN}"})[
+            0
+        ]
+        == 200
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,15 +174,23 @@ def test_a_foreign_host_is_refused_although_the_token_is_right(server, host):
 
 
 def test_every_name_of_the_service_is_a_host(server):
-    for name in ("localhost", "LOCALHOST", "127.0.0.1", "[::1]", "answers.example", "Answers.Example.", "answers.example:443"):
+    for name in (
+        "localhost",
+        "LOCALHOST",
+        "127.0.0.1",
+        "[::1]",
+        "answers.example",
+        "Answers.Example.",
+        "answers.example:443",
+    ):
         for host in {name, f"{name}:{server.port}"} if ":443" not in name else {name}:
             assert server.ask("GET", "/about", None, KNOWN | {"Host": host})[0] == 200, host
 
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": ""}, {"Origin": "http://localhost:1"}, {"Origin": "https://127.0.0.1"},
-     {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}],
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": ""}, {"Origin": "http://localhost:1"}, {"Origin": "https://127.0.0.1"},  # noqa: E501
+     {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}],  # noqa: E501
     ids=str,
 )  # fmt: skip
 def test_pages_of_other_sites_are_refused(server, headers):
@@ -170,14 +198,19 @@ def test_pages_of_other_sites_are_refused(server, headers):
         status, _, sent = server.ask(headers=KNOWN | headers)
         assert status == 403
         assert not [name for name in sent if name.lower().startswith("access-control")]
-        status, _, sent = server.ask("OPTIONS", "/predict", None, headers | {"Access-Control-Request-Method": "POST"})
+        status, _, sent = server.ask(
+            "OPTIONS", "/predict", None, headers | {"Access-Control-Request-Method": "POST"}
+        )
         assert status == 403
         assert not [name for name in sent if name.lower().startswith("access-control")]
 
 
 def test_a_page_of_the_service_itself_may_ask(server):
     host = f"127.0.0.1:{server.port}"
-    assert server.ask(headers=KNOWN | {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"})[0] == 200
+    assert (
+        server.ask(headers=KNOWN | {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"})[0]
+        == 200
+    )
     behind_a_proxy = {"Host": "answers.example", "Origin": "https://answers.example"}
     assert server.ask(headers=KNOWN | behind_a_proxy)[0] == 200
 
@@ -192,7 +225,9 @@ def test_other_kinds_of_requests_are_refused_by_their_own_status(server):
             "application/jsonp",
             "multipart/form-data; boundary=x",
         ):
-            assert server.ask(headers=plain | ({"Content-Type": kind} if kind else {}))[0] == 415, kind
+            assert server.ask(headers=plain | ({"Content-Type": kind} if kind else {}))[0] == 415, (
+                kind
+            )
         for method in ("GET", "PUT", "DELETE", "PATCH", "HEAD"):
             assert server.ask(method)[0] == 405, method
         assert server.ask("POST", "/about")[0] == 405
@@ -202,8 +237,12 @@ def test_other_kinds_of_requests_are_refused_by_their_own_status(server):
 
 
 def _urllib(server, size, headers):
-    """As many scripts ask: the connection ends with the answer, and the body is sent before anything is read."""
-    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/predict", b"x" * size, headers)
+    """As many scripts ask: the connection ends with the answer, and the body is sent before
+    anything is read.
+    """
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/predict", b"x" * size, headers
+    )
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=60)
     return refused.value.code
@@ -220,8 +259,16 @@ def test_a_body_that_is_too_large_is_told_so(server, size):
 
 
 def test_a_large_body_of_unknown_length_is_told_so(server):
-    with spends_nothing(server), socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        lines = ["POST /predict HTTP/1.1", f"Host: 127.0.0.1:{server.port}", "Transfer-Encoding: chunked", "Connection: close"]
+    with (
+        spends_nothing(server),
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as client,
+    ):
+        lines = [
+            "POST /predict HTTP/1.1",
+            f"Host: 127.0.0.1:{server.port}",
+            "Transfer-Encoding: chunked",
+            "Connection: close",
+        ]
         lines += [f"{name}: {value}" for name, value in KNOWN.items()]
         client.sendall("\r\n".join([*lines, "", ""]).encode())
         chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
@@ -232,7 +279,10 @@ def test_a_large_body_of_unknown_length_is_told_so(server):
 
 
 def _head(server, length=100) -> bytes:
-    lines = [f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{server.port}", *(f"{k}: {v}" for k, v in KNOWN.items())]
+    lines = [
+        f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{server.port}",
+        *(f"{k}: {v}" for k, v in KNOWN.items()),
+    ]
     return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 
@@ -246,7 +296,12 @@ def test_clients_that_go_away_leave_no_word(tmp_path):
             if chance.random() < 0.5:  # a reset instead of an end
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
-        for junk in (b"\x16\x03\x01\x02", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", os.urandom(3000)):
+        for junk in (
+            b"\x16\x03\x01\x02",
+            b"GET\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+            os.urandom(3000),
+        ):
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.sendall(junk + b"\r\n\r\n")
     for _ in range(20):  # gone before they read what they paid for
@@ -261,7 +316,12 @@ def test_clients_that_go_away_leave_no_word(tmp_path):
 
 
 def test_the_log_holds_nothing_of_a_question(tmp_path, server):
-    for body in (QUESTION, QUESTION[:-1], b'{"inputs": [["8.7654321"]]}', json.dumps({"inputs": [[SECRET]]}).encode()):
+    for body in (
+        QUESTION,
+        QUESTION[:-1],
+        b'{"inputs": [["8.7654321"]]}',
+        json.dumps({"inputs": [[SECRET]]}).encode(),
+    ):
         server.ask(body=body)
         server.ask(body=body, path=f"/predict?x={SECRET}")
         server.ask("GET", f"/{SECRET}", None)
@@ -279,8 +339,18 @@ def _called(gate, headers=KNOWN, body=QUESTION):
     async def send(message):
         sent.append(message)
 
-    held = [(name.lower().encode(), value.encode()) for name, value in ({"Host": "localhost"} | headers).items()]
-    scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict", "query_string": b"", "headers": held}
+    held = [
+        (name.lower().encode(), value.encode())
+        for name, value in ({"Host": "localhost"} | headers).items()
+    ]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/predict",
+        "raw_path": b"/predict",
+        "query_string": b"",
+        "headers": held,
+    }
     asyncio.run(gate(scope, receive, send))
     return sent[0]["status"]
 
@@ -309,13 +379,19 @@ def test_a_new_token_is_shown_once_and_needed(tmp_path):
     assert server.ask(headers=JSON | {"Authorization": f"Bearer {token[1]}"})[0] == 200
     ended = server.end()
     assert ended.count(token[1]) == 1
-    held = [file for file in server.run.rglob("*") if file.is_file() and token[1].encode() in file.read_bytes()]
+    held = [
+        file
+        for file in server.run.rglob("*")
+        if file.is_file() and token[1].encode() in file.read_bytes()
+    ]
     assert held == []
 
 
 def test_a_token_of_a_file_and_none_at_all(tmp_path):
     (tmp_path / "token").write_text("t" * 40 + "\n")
-    server = Server(tmp_path, "--token-file", str(tmp_path / "token"))  # the file counts, not the variable
+    server = Server(
+        tmp_path, "--token-file", str(tmp_path / "token")
+    )  # the file counts, not the variable
     assert server.ask()[0] == 401
     assert server.ask(headers=JSON | {"Authorization": "Bearer " + "t" * 40})[0] == 200
     assert "t" * 40 not in server.end()
@@ -328,7 +404,9 @@ def test_a_token_of_a_file_and_none_at_all(tmp_path):
 
 
 def test_slow_clients_are_cut_off_and_others_are_served(monkeypatch, tmp_path):
-    """Silent, byte by byte in head and body, one that never ends a refused body, and one that never reads."""
+    """Silent, byte by byte in head and body, one that never ends a refused body, and one that never
+    reads.
+    """
     from dpfy.prediction import service
 
     monkeypatch.setattr(access, "SILENT", 1.0)
@@ -386,7 +464,16 @@ def test_slow_clients_are_cut_off_and_others_are_served(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "token", ["", "short", "x" * 15, "x" * 5000, "a token with spaces in it", "ümlaut-ümlaut-ümlaut", "x" * 20 + "\nX-Evil: 1"]
+    "token",
+    [
+        "",
+        "short",
+        "x" * 15,
+        "x" * 5000,
+        "a token with spaces in it",
+        "ümlaut-ümlaut-ümlaut",
+        "x" * 20 + "\nX-Evil: 1",
+    ],
 )
 def test_what_is_no_token_is_refused_and_not_repeated(token, tmp_path, monkeypatch):
     (tmp_path / "token").write_text(token)
@@ -414,7 +501,10 @@ def test_what_is_no_host_name_cannot_be_allowed(name):
 
 
 def test_hosts_have_one_spelling():
-    assert Access.at("0:0:0:0:0:0:0:1", TOKEN, ["A.Example.", "fe80::1"]).hosts == web.LOCAL | {"a.example", "fe80::1"}
+    assert Access.at("0:0:0:0:0:0:0:1", TOKEN, ["A.Example.", "fe80::1"]).hosts == web.LOCAL | {
+        "a.example",
+        "fe80::1",
+    }
     rng = np.random.default_rng(0)
     letters = list("abz01-.:[]@/# \\%é")
     for _ in range(3000):

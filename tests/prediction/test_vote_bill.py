@@ -1,4 +1,6 @@
-"""The bill of the votes at hand: the bound by leads against brute force, its smoothness, and the release that makes it public."""
+"""The bill of the votes at hand: the bound by leads against brute force, its smoothness, and the
+release that makes it public.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from dpfy.core.random import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
-from dpfy.prediction import GraphTeachers, SemiSupervised, StudentAnswers, analysis, plan, train_student
+from dpfy.prediction import (
+    GraphTeachers,
+    SemiSupervised,
+    StudentAnswers,
+    analysis,
+    plan,
+    train_student,
+)
 from dpfy.prediction.analysis import ConfidentVote, DataDependent
 from dpfy.prediction.claim import Answers
 from dpfy.prediction.margins import Questions, by_lead
@@ -61,7 +70,9 @@ def neighbours(votes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(("voters", "classes"), SHAPES)
 @pytest.mark.parametrize("order", [1.5, 4.0])
-def test_no_histogram_tells_more_than_the_bound_of_its_lead(voters: int, classes: int, order: float) -> None:
+def test_no_histogram_tells_more_than_the_bound_of_its_lead(
+    voters: int, classes: int, order: float
+) -> None:
     bound, closest = by_lead(order, 4.0, voters, classes), 0.0
     for votes in histograms(voters, classes):
         if list(votes) == sorted(votes):
@@ -85,7 +96,10 @@ def test_counts_far_behind_are_left_out_and_huge_tables_refused() -> None:
 @pytest.mark.parametrize(("voters", "classes"), SHAPES)
 def test_the_check_before_an_answer_is_in_the_bound(voters: int, classes: int) -> None:
     rule = ConfidentVote(0.6 * voters, 5.0, 4.0)
-    table, closest = Questions(4.0, 4.0, voters, classes, rule.check_sigma, rule.threshold).table, 0.0
+    table, closest = (
+        Questions(4.0, 4.0, voters, classes, rule.check_sigma, rule.threshold).table,
+        0.0,
+    )
     for votes in histograms(voters, classes):
         if list(votes) == sorted(votes):
             true = analysis.divergences(np.array(votes, float), rule, np.array([4.0]))[0]
@@ -96,22 +110,30 @@ def test_the_check_before_an_answer_is_in_the_bound(voters: int, classes: int) -
 @pytest.mark.parametrize("checks", [0.0, 2.0])
 @pytest.mark.parametrize("beta", [0.02, 0.2, 1.0])
 def test_one_voter_moves_the_smooth_bound_by_beta_at_most(checks: float, beta: float) -> None:
-    """Every pair of neighbours, of one question and of two that one voter changes together; and it is never below the bound itself."""
+    """Every pair of neighbours, of one question and of two that one voter changes together; and it
+    is never below the bound itself.
+    """
     asked = Questions(3.0, 3.0, 8, 3, checks, 5.0)
     found = {votes: asked.smooth([votes], beta).value for votes in histograms(8, 3)}
     assert asked.smooth([(8, 0, 0)], beta).bound.l2 >= beta
     largest = max(abs(found[a] - found[b]) for a in found for b in neighbours(a))
     assert 0 < largest <= beta * (1 + 1e-9)
-    assert all(asked.renyi([votes]) <= math.exp(value) * (1 + 1e-9) for votes, value in found.items())
+    assert all(
+        asked.renyi([votes]) <= math.exp(value) * (1 + 1e-9) for votes, value in found.items()
+    )
     rng = np.random.default_rng(3)
     for _ in range(60):
         pair = [histograms(8, 3)[k] for k in rng.integers(len(found), size=2)]
         other = [neighbours(votes)[rng.integers(len(neighbours(votes)))] for votes in pair]
-        assert abs(asked.smooth(pair, beta).value - asked.smooth(other, beta).value) <= beta * (1 + 1e-9)
+        assert abs(asked.smooth(pair, beta).value - asked.smooth(other, beta).value) <= beta * (
+            1 + 1e-9
+        )
 
 
 def test_what_voters_reach_covers_all_votes_at_that_distance() -> None:
-    """The bound at distance d is at least that of every histogram that d voters can make, for all d."""
+    """The bound at distance d is at least that of every histogram that d voters can make, for all
+    d.
+    """
     asked = Questions(3.0, 3.0, 7, 3, 2.0, 4.0)
     for votes in histograms(7, 3):
         reached = {votes}
@@ -122,7 +144,9 @@ def test_what_voters_reach_covers_all_votes_at_that_distance() -> None:
 
 
 def test_the_bill_is_released_stated_and_verified(tmp_path: Path) -> None:
-    answers = Answers("confident", 3, 60, 40, 30, sigma=12.0, check_sigma=20.0, threshold=36.0, delta=1e-5)
+    answers = Answers(
+        "confident", 3, 60, 40, 30, sigma=12.0, check_sigma=20.0, threshold=36.0, delta=1e-5
+    )
     claim = VoteBill.of(answers, order=8.0, noise_multiplier=3.0)
     votes = np.tile([50, 6, 4], (40, 1))
     opened: list[bool] = []
@@ -134,7 +158,11 @@ def test_the_bill_is_released_stated_and_verified(tmp_path: Path) -> None:
     found = sanitised(Place(tmp_path / "run", seed=5), claim, read)
     assert opened == [True]
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
-    assert found == stated(tmp_path / "run") == sanitised(Place(tmp_path / "run", resume=True, seed=5), claim, read)
+    assert (
+        found
+        == stated(tmp_path / "run")
+        == sanitised(Place(tmp_path / "run", resume=True, seed=5), claim, read)
+    )
     assert claim.questions.renyi(votes) <= found["renyi"]
     assert found["epsilon_of_these_answers"] < found["epsilon_with_this_number"]
     assert "not (epsilon, delta)-differential privacy" in found["meaning"]
@@ -146,7 +174,9 @@ def test_the_bill_is_released_stated_and_verified(tmp_path: Path) -> None:
 
 
 def test_statements_are_below_the_truth_as_seldom_as_stated() -> None:
-    """The noise of a release must reach the slack with the stated chance: here 2.5%, counted over 4,000 draws (false alarm below 1e-6)."""
+    """The noise of a release must reach the slack with the stated chance: here 2.5%, counted over
+    4,000 draws (false alarm below 1e-6).
+    """
     parameter, chance = 1 << 30, 0.025
     drawn = integers.gaussian(4000, parameter, Bits(Randomness.for_tests(8), "slack", 0))
     below = int((drawn < -steps_below(parameter, chance)).sum())
@@ -155,10 +185,20 @@ def test_statements_are_below_the_truth_as_seldom_as_stated() -> None:
 
 
 def test_a_release_carries_noise_of_its_multiplier_times_beta() -> None:
-    """1,500 releases: their mean square is within 20% of what is billed (false alarm below 1e-7); 2/3 or 3/2 of the scale are far off."""
-    claim = VoteBill.of(Answers("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5), order=4.0, beta=0.05, noise_multiplier=4.0)
+    """1,500 releases: their mean square is within 20% of what is billed (false alarm below 1e-7);
+    2/3 or 3/2 of the scale are far off.
+    """
+    claim = VoteBill.of(
+        Answers("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5),
+        order=4.0,
+        beta=0.05,
+        noise_multiplier=4.0,
+    )
     found = claim.questions.smooth(np.tile([20, 20], (30, 1)), claim.beta)
-    made = [noised(claim, found, rehearsal(claim.event, 1), Randomness.for_tests(seed)) for seed in range(1500)]
+    made = [
+        noised(claim, found, rehearsal(claim.event, 1), Randomness.for_tests(seed))
+        for seed in range(1500)
+    ]
     size = np.mean([((released - found.value) / (0.05 * 4.0)) ** 2 for released, _ in made])
     assert 0.8 < size < 1.2
     assert {slack for _, slack in made} == {made[0][1]}
@@ -167,22 +207,31 @@ def test_a_release_carries_noise_of_its_multiplier_times_beta() -> None:
 
 @pytest.mark.slow
 def test_a_student_may_come_with_the_bill_of_its_votes(tmp_path: Path) -> None:
-    """One folder, one ledger, one guarantee for both; the bill is that of the votes on the questions that were asked."""
+    """One folder, one ledger, one guarantee for both; the bill is that of the votes on the
+    questions that were asked.
+    """
     x, y = rows(400, 1)
     claim = StudentAnswers("gaussian", 3, 40, 8, 8, sigma=12.0, delta=1e-6)
     bill = VoteBill.of(claim, order=3.0)
     row = {"data": "made-up", "used_for": "a student", "provenance": "drawn here"}
     place = Place(tmp_path / "run", seed=1, public_data=(row,))
-    how: dict[str, Any] = {"learner": SemiSupervised(epochs=1, joining=1), "teachers": GraphTeachers(directions=8)}
+    how: dict[str, Any] = {
+        "learner": SemiSupervised(epochs=1, joining=1),
+        "teachers": GraphTeachers(directions=8),
+    }
     found = train_student(place, claim, (x, y), torch.from_numpy(rows(60, 2)[0]), bill=bill, **how)
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
     told = stated(tmp_path / "run")
     assert told["epsilon_of_these_answers"] > 0
     both = Composed((claim.event, bill.event))
-    assert found.card["guarantee"]["epsilon"] == pytest.approx(accounting.epsilon(both, 1e-6), rel=1e-3)
+    assert found.card["guarantee"]["epsilon"] == pytest.approx(
+        accounting.epsilon(both, 1e-6), rel=1e-3
+    )
     assert found.card["guarantee"]["epsilon"] > plan.spent(claim)
     with pytest.raises(InvalidInput, match=r"bill\.sigma"):
-        train_student(place, claim, (x, y), torch.from_numpy(x), bill=replace(bill, sigma=99.0), **how)
+        train_student(
+            place, claim, (x, y), torch.from_numpy(x), bill=replace(bill, sigma=99.0), **how
+        )
 
 
 def test_killed_before_the_bill_is_written_it_goes_on_to_the_same_number(tmp_path: Path) -> None:
@@ -226,7 +275,9 @@ def test_bad_claims_are_refused(wrong: dict[str, Any], field: str) -> None:
 
 def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="stable"):
-        VoteBill.of(Answers("stable", 10, 250, 10, 10, epsilon=1.0, delta_used=1e-6, unstable=5, delta=1e-5))
+        VoteBill.of(
+            Answers("stable", 10, 250, 10, 10, epsilon=1.0, delta_used=1e-6, unstable=5, delta=1e-5)
+        )
     claim = VoteBill.of(Answers("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5))
     with pytest.raises(InvalidInput, match="votes"):
         sanitised(Place(tmp_path / "run"), claim, lambda: np.zeros((3, 2)))
@@ -237,18 +288,66 @@ def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HELD.is_dir(), reason="needs the published votes of 250 teachers in $DPFY_DATA/pate-votes")
+@pytest.mark.skipif(
+    not HELD.is_dir(), reason="needs the published votes of 250 teachers in $DPFY_DATA/pate-votes"
+)
 @pytest.mark.parametrize(
     ("name", "claim", "most"),
     [
-        ("mnist", Answers("confident", 10, 250, 640, 283, sigma=40.0, check_sigma=150.0, threshold=200.0, delta=1e-5), 2.0),
-        ("adult", Answers("confident", 2, 250, 1500, 539, sigma=40.0, check_sigma=200.0, threshold=300.0, delta=1e-5), 1.95),
-        ("svhn", Answers("confident", 10, 250, 8500, 2970, sigma=40.0, check_sigma=200.0, threshold=300.0, delta=1e-6), 5.5),
+        (
+            "mnist",
+            Answers(
+                "confident",
+                10,
+                250,
+                640,
+                283,
+                sigma=40.0,
+                check_sigma=150.0,
+                threshold=200.0,
+                delta=1e-5,
+            ),
+            2.0,
+        ),
+        (
+            "adult",
+            Answers(
+                "confident",
+                2,
+                250,
+                1500,
+                539,
+                sigma=40.0,
+                check_sigma=200.0,
+                threshold=300.0,
+                delta=1e-5,
+            ),
+            1.95,
+        ),
+        (
+            "svhn",
+            Answers(
+                "confident",
+                10,
+                250,
+                8500,
+                2970,
+                sigma=40.0,
+                check_sigma=200.0,
+                threshold=300.0,
+                delta=1e-6,
+            ),
+            5.5,
+        ),
     ],
 )
 def test_the_published_votes(name: str, claim: Answers, most: float, tmp_path: Path) -> None:
-    """Far below what holds for all votes (2.040, 2.827, 8.640), though made private; and above the exact figure for these votes."""
-    votes = np.load(io.BytesIO(gzip.decompress((HELD / f"{name}_250_teachers.npy.gz").read_bytes())))[: claim.queries]
+    """Far below what holds for all votes (2.040, 2.827, 8.640), though made private; and above the
+    exact figure for these votes.
+    """
+    votes = np.load(
+        io.BytesIO(gzip.decompress((HELD / f"{name}_250_teachers.npy.gz").read_bytes()))
+    )[: claim.queries]
     found = sanitised(Place(tmp_path / "run"), VoteBill.of(claim), lambda: votes)
     rule = ConfidentVote(claim.threshold, claim.check_sigma, claim.sigma)
     assert analysis.exact(votes, rule, claim.delta) <= found["epsilon_of_these_answers"] <= most

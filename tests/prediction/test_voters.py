@@ -84,23 +84,33 @@ def test_votes_are_those_of_a_loop_over_voters(kind):
             else:
                 known = sorted(set(y.tolist()))
                 means = [x[y == c].sum(axis=0) / ((y == c).sum() + 1.0) for c in known]
-                said = known[int(np.argmin([((question - m) ** 2).sum() for m in means]))] if known else 0
+                said = (
+                    known[int(np.argmin([((question - m) ** 2).sum() for m in means]))]
+                    if known
+                    else 0
+                )
             found[row, said] += 1
     assert (made(kind, X, Y, places) == found).all()
 
 
 @pytest.mark.parametrize("rows", [40, 200])
 def test_ridge_voters_solve_their_own_regression(rows):
-    """By least squares on rows with the root of the strength below them; more records than features, and fewer."""
+    """By least squares on rows with the root of the strength below them; more records than
+    features, and fewer.
+    """
     x, y = X[:rows, : 6 if rows == 200 else None], Y[:rows]
     held = ridge(x, y, np.zeros(rows, np.int64), 2, 4, 3.0)
     wide = np.hstack([x.astype(np.float64), np.ones((rows, 1))])
     stacked = np.vstack([wide, np.sqrt(3.0) * np.eye(7)])
-    due = np.linalg.lstsq(stacked, np.vstack([np.eye(4)[y] - 0.25, np.zeros((7, 4))]), rcond=None)[0]
+    due = np.linalg.lstsq(stacked, np.vstack([np.eye(4)[y] - 0.25, np.zeros((7, 4))]), rcond=None)[
+        0
+    ]
     assert held.weights[:, 0] == pytest.approx(due[:-1], abs=1e-6)
     assert held.biases[0] == pytest.approx(due[-1], abs=1e-6)
     few = ridge(x[:4], y[:4], np.zeros(4, np.int64), 2, 4, 3.0)
-    due = np.linalg.solve(wide[:4].T @ wide[:4] + 3 * np.eye(7), wide[:4].T @ (np.eye(4)[y[:4]] - 0.25))
+    due = np.linalg.solve(
+        wide[:4].T @ wide[:4] + 3 * np.eye(7), wide[:4].T @ (np.eye(4)[y[:4]] - 0.25)
+    )
     assert few.weights[:, 0] == pytest.approx(due[:-1], abs=1e-6)
     assert not held.weights[:, 1].any()
 
@@ -142,7 +152,10 @@ def test_teaching_refuses_what_is_no_table():
 
 
 def test_more_voters_than_memory_holds_are_refused_before_they_are_made():
-    with pytest.raises(InvalidInput, match=r"voters: got 778032; must be at most \d+ with \d+ features and 10 classes"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"voters: got 778032; must be at most \d+ with \d+ features and 10 classes",
+    ):
         teach(np.zeros((20, 64)), np.zeros(20, int), voters=778_032, classes=10)
 
 
@@ -156,7 +169,10 @@ def test_neighbours_one_record_moves_one_vote_also_where_there_are_few():
             other = NeighbourVotes(X[:rows][left], Y[:rows][left], 4, count)
             assert apart(np.array([a(None).value for a in other.asked(ASKED)]), whole) <= 2
     nearest = np.argsort(((X - ASKED[0]) ** 2).sum(axis=1), kind="stable")[:7]
-    assert (NeighbourVotes(X, Y, 4, 7).asked(ASKED)[0](None).value == np.bincount(Y[nearest], minlength=4)).all()
+    assert (
+        NeighbourVotes(X, Y, 4, 7).asked(ASKED)[0](None).value
+        == np.bincount(Y[nearest], minlength=4)
+    ).all()
 
 
 def test_the_distance_of_a_record_does_not_depend_on_the_others():
@@ -167,9 +183,20 @@ def test_the_distance_of_a_record_does_not_depend_on_the_others():
     whole = NeighbourVotes(x, y, 3, 5)._distances(asked)
     for kept in (np.arange(101) != 17, np.arange(101) < 3, np.arange(101) >= 50):
         assert (NeighbourVotes(x[kept], y[kept], 3, 5)._distances(asked) == whole[:, kept]).all()
-        assert (NeighbourVotes(x[kept], y[kept], 3, 5)._distances(asked[:1]) == whole[:1, kept]).all()
-    steps = np.rint(x.astype(np.float64) * 4096).astype(int), np.rint(asked.astype(np.float64) * 4096).astype(int)
-    exact = [[sum(a * a - 2 * a * b for a, b in zip(r.tolist(), q.tolist(), strict=True)) for r in steps[0]] for q in steps[1]]
+        assert (
+            NeighbourVotes(x[kept], y[kept], 3, 5)._distances(asked[:1]) == whole[:1, kept]
+        ).all()
+    steps = (
+        np.rint(x.astype(np.float64) * 4096).astype(int),
+        np.rint(asked.astype(np.float64) * 4096).astype(int),
+    )
+    exact = [
+        [
+            sum(a * a - 2 * a * b for a, b in zip(r.tolist(), q.tolist(), strict=True))
+            for r in steps[0]
+        ]
+        for q in steps[1]
+    ]
     assert (whole == np.array(exact)).all()
     for wrong in (np.full_like(x, np.nan), x.astype(np.float64)):
         with pytest.raises(InvalidInput, match="x"):
@@ -183,7 +210,9 @@ def test_samples_of_neighbours_are_drawn_anew_for_every_answer():
         ask(None)
     drawn = {tuple(ask(Bits(SECRET, "sample", k)).value) for k in range(40)}
     assert len(drawn) > 5
-    assert tuple(ask(Bits(SECRET, "sample", 3)).value) == tuple(ask(Bits(SECRET, "sample", 3)).value)
+    assert tuple(ask(Bits(SECRET, "sample", 3)).value) == tuple(
+        ask(Bits(SECRET, "sample", 3)).value
+    )
     rule = SampledVotes(4, 2.0, 0.3)
     assert rule.answer(ask, OpenPurse(name="neighbours")) in range(4)
 
@@ -193,15 +222,21 @@ def test_scores_move_by_no_more_than_their_bound():
     before = np.array([a(None).value for a in held.asked(ASKED)])
     for unit in range(0, 200, 23):
         left = np.arange(200) != unit
-        after = np.array([a(None).value for a in StableScores(X[left], Y[left], 4, 3.0).asked(ASKED)])
+        after = np.array(
+            [a(None).value for a in StableScores(X[left], Y[left], 4, 3.0).asked(ASKED)]
+        )
         assert np.linalg.norm(after - before, axis=1).max() <= held.moved.l2
     far = np.vstack([X, 1e4 * np.ones((1, 6), np.float32)])
-    after = np.array([a(None).value for a in StableScores(far, np.append(Y, 1), 4, 3.0).asked(ASKED)])
+    after = np.array(
+        [a(None).value for a in StableScores(far, np.append(Y, 1), 4, 3.0).asked(ASKED)]
+    )
     moved = np.linalg.norm(after - before, axis=1).max()
     assert moved <= held.moved.l2
     tiny = StableScores(X[:1], Y[:1], 4, 3.0), StableScores(X[:0], Y[:0], 4, 3.0)
     one, none = (s.asked(within(X[:1]).astype(np.float32))[0](None).value for s in tiny)
-    assert 0.3 * held.moved.l2 < np.linalg.norm(one - none) <= held.moved.l2  # the bound is not far from what is reached
+    assert (
+        0.3 * held.moved.l2 < np.linalg.norm(one - none) <= held.moved.l2
+    )  # the bound is not far from what is reached
 
 
 def test_learners_come_as_close_to_their_minimum_as_is_billed():
@@ -213,5 +248,7 @@ def test_learners_come_as_close_to_their_minimum_as_is_billed():
     value, gradient = objective(weights, x, targets, 1.0)
     nudged = weights.copy()
     nudged[1, 2] += step
-    assert (objective(nudged, x, targets, 1.0)[0] - value) / step == pytest.approx(gradient[1, 2], rel=1e-3, abs=1e-4)
+    assert (objective(nudged, x, targets, 1.0)[0] - value) / step == pytest.approx(
+        gradient[1, 2], rel=1e-3, abs=1e-4
+    )
     assert np.linalg.norm(within(1e5 * X), axis=1).max() <= 1

@@ -1,4 +1,6 @@
-"""How many records users own, asked privately: the bound of a training that follows, billed in the same ledger."""
+"""How many records users own, asked privately: the bound of a training that follows, billed in the
+same ledger.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def test_the_command_line_finds_k_and_trains_with_it_from_one_budget(tmp_path, c
     rows = "\n".join(f"p{who:03d},{k % 10},{'xy'[k % 2]}" for k, who in enumerate(OWNERS[:1900]))
     (tmp_path / "people.csv").write_text(f"person,a,c\n{rows}\n")
     (tmp_path / "s.toml").write_text(
-        '[columns.person]\nignore = true\n[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.c]\nkind = "label"\nclasses = ["x", "y"]\n'
+        '[columns.person]\nignore = true\n[columns.a]\nkind = "number"\nrange = [0, '
+        '9]\n[columns.c]\nkind = "label"\nclasses = ["x", "y"]\n'
     )
 
     def call(*words) -> dict:
@@ -67,9 +70,25 @@ def test_the_command_line_finds_k_and_trains_with_it_from_one_budget(tmp_path, c
     )
     k = int(told["answers"][0]["value"])
     assert 3 <= k <= 64
-    job = [f"data.{part}" for part in (f"schema={schema}", "user=person", f"most_records={k}", "test_fraction=0.2")]
+    job = [
+        f"data.{part}"
+        for part in (f"schema={schema}", "user=person", f"most_records={k}", "test_fraction=0.2")
+    ]
     sets = [word for part in (*job, f"data.path={data}") for word in ("--set", part)]
-    more = ["--model", "linear", "--steps", 2, "--batch-size", 20, "--epsilon", 2, "--delta", 1e-4, "--ledger", ledger]
+    more = [
+        "--model",
+        "linear",
+        "--steps",
+        2,
+        "--batch-size",
+        20,
+        "--epsilon",
+        2,
+        "--delta",
+        1e-4,
+        "--ledger",
+        ledger,
+    ]
     with pytest.raises(SystemExit):
         main([str(w) for w in ("train", *sets, *more, "--records", 1000, "--out", tmp_path / "r")])
     users = capsys.readouterr().err.split("there are ")[1].split()[0]
@@ -83,7 +102,12 @@ def test_the_command_line_finds_k_and_trains_with_it_from_one_budget(tmp_path, c
 def test_a_ledger_of_users_takes_any_number_of_their_records_and_nobody_elses(tmp_path):
     Ledger.open(tmp_path / "u.jsonl", unit=Unit("user", 5))
     Ledger.open(tmp_path / "u.jsonl", unit=Unit("user", 64))
-    for other in (Unit(), Unit("client", 5), Unit("user", 5, "window"), Unit("user's day", 5, "window")):
+    for other in (
+        Unit(),
+        Unit("client", 5),
+        Unit("user", 5, "window"),
+        Unit("user's day", 5, "window"),
+    ):
         with pytest.raises(InvalidInput, match="ledger unit"):
             Ledger.open(tmp_path / "u.jsonl", unit=other)
     Ledger.open(tmp_path / "e.jsonl")
@@ -93,7 +117,11 @@ def test_a_ledger_of_users_takes_any_number_of_their_records_and_nobody_elses(tm
 
 @pytest.mark.parametrize(
     ("terms", "said"),
-    [({"user": None}, "needs user"), ({"contributions": 1}, "contributions"), ({"most_records": 3}, "each is one row")],
+    [
+        ({"user": None}, "needs user"),
+        ({"contributions": 1}, "contributions"),
+        ({"most_records": 3}, "each is one row"),
+    ],
 )
 def test_bad_terms_are_refused(tmp_path, terms, said):
     with pytest.raises(InvalidInput, match=said):

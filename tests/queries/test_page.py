@@ -35,12 +35,18 @@ ROWS = re.findall(r"^\| ([\d.]+), (1e-\d) \| ([\d.]+), ([\d.]+) \| (\d+)", PAGE,
 @pytest.mark.parametrize(("epsilon", "delta", "laplace", "gaussian", "first"), ROWS)
 def test_gaussian_noise_is_better_from_so_many_sums_on(epsilon, delta, laplace, gaussian, first):
     assert len(ROWS) == 5
-    columns, terms = Columns({f"x{i}": Number(f"x{i}", 0, 1) for i in range(20)}), Terms(float(epsilon), float(delta))
+    columns, terms = (
+        Columns({f"x{i}": Number(f"x{i}", 0, 1) for i in range(20)}),
+        Terms(float(epsilon), float(delta)),
+    )
 
     def errors(count):
         text = ", ".join(f"sum(x{i})" for i in range(count))
         asked = functions.build(language.parse(text), columns.columns)
-        return [asked[0].error(_calibrated(asked, terms, family)[0]) for family in ("laplace", "gaussian")]
+        return [
+            asked[0].error(_calibrated(asked, terms, family)[0])
+            for family in ("laplace", "gaussian")
+        ]
 
     assert errors(1) == pytest.approx([float(laplace), float(gaussian)], rel=5e-3)
     before, after = errors(int(first) - 1), errors(int(first))

@@ -1,4 +1,6 @@
-"""`dpfy query`: malformed queries cost nothing, budgets hold, a killed query resumes to the same answers, odd tables raise nothing."""
+"""`dpfy query`: malformed queries cost nothing, budgets hold, a killed query resumes to the same
+answers, odd tables raise nothing.
+"""
 
 from __future__ import annotations
 
@@ -116,12 +118,28 @@ def cli(*arguments):
 
 
 def asked(files, text, *more, out="q"):
-    return cli(files / "d.csv", text, "--schema", files / "s.toml", "--epsilon", "1", "--out", files / out, *more)
+    return cli(
+        files / "d.csv",
+        text,
+        "--schema",
+        files / "s.toml",
+        "--epsilon",
+        "1",
+        "--out",
+        files / out,
+        *more,
+    )
 
 
 def held(files, text, *, out="q", seed=3, terms=None, **more):
     place = Place(files / out, seed=seed, **more)
-    return run.query(str(files / "d.csv"), text, schema=str(files / "s.toml"), terms=terms or Terms(1.0), run=place)
+    return run.query(
+        str(files / "d.csv"),
+        text,
+        schema=str(files / "s.toml"),
+        terms=terms or Terms(1.0),
+        run=place,
+    )
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -165,7 +183,16 @@ def test_data_that_is_not_there_spends_nothing(files, capsys):
     ledger = files / "people.jsonl"
     Ledger.open(ledger, budget=RenyiFilter(2.0, 1e-6))
     for data in (files / "none.csv", files, files / "s.toml"):
-        more = ["--schema", files / "s.toml", "--epsilon", "1", "--out", files / "q", "--ledger", ledger]
+        more = [
+            "--schema",
+            files / "s.toml",
+            "--epsilon",
+            "1",
+            "--out",
+            files / "q",
+            "--ledger",
+            ledger,
+        ]
         assert cli(data, "mean(age)", *more) == 2
         assert not (files / "q").exists()
     assert Ledger.read(ledger).permits() == []
@@ -189,19 +216,32 @@ def test_the_command_prints_answers_and_one_json_object(files, capsys):
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_the_whole_query_costs_what_was_asked(delta):
     columns = Columns.parse(SCHEMA, "s")
-    text = "count(), mean(age), quantile(age, 0.1, 0.5, 0.9), table(sex, job), variance(hours), covariance(age, hours)"
+    text = (
+        "count(), mean(age), quantile(age, 0.1, 0.5, 0.9), table(sex, job), variance(hours), "
+        "covariance(age, hours)"
+    )
     for terms in (Terms(0.7, delta), Terms(0.7, delta, "id", 4), Terms(0.7, delta, records=200)):
         made = plan(text, columns, terms)
         first = made.claims[0]
-        spent = table.accountant(first.accountant).curve(whole(made.claims), first.adjacency).epsilon(delta)
+        spent = (
+            table.accountant(first.accountant)
+            .curve(whole(made.claims), first.adjacency)
+            .epsilon(delta)
+        )
         assert 0.7 * (1 - 2e-4) <= spent <= 0.7
 
 
 def test_gaussian_noise_where_many_are_asked_and_laplace_for_one():
     columns = Columns.parse(SCHEMA, "s")
-    one, many = plan("count()", columns, Terms(0.5, 1e-6)), plan("margins(sex, guess, job), mean(age)", columns, Terms(0.5, 1e-6))
+    one, many = (
+        plan("count()", columns, Terms(0.5, 1e-6)),
+        plan("margins(sex, guess, job), mean(age)", columns, Terms(0.5, 1e-6)),
+    )
     assert one.claims[0].event == events.DiscreteLaplace(one.claims[0].parameter, 1)
-    text = "sum(age), mean(age), variance(age), sum(hours), mean(hours), variance(hours), count(), stddev(age), stddev(hours)"
+    text = (
+        "sum(age), mean(age), variance(age), sum(hours), mean(hours), variance(hours), count(), "
+        "stddev(age), stddev(hours)"
+    )
     several = plan(f"{text}, covariance(age, hours)", columns, Terms(0.5, 1e-6))
     assert {c.mechanism for c in several.claims} == {"gaussian"}
     assert many.claims[0].mechanism in ("gaussian", "discrete-laplace")
@@ -216,13 +256,17 @@ def test_a_budget_is_refused_with_nothing_left_behind(files):
     with pytest.raises(BudgetExceeded):
         held(files, "count(), mean(age), sum(age)", out="r", ledger=ledger, terms=Terms(5.0))
     assert not (files / "r").exists()
-    assert [p.entry for p in Ledger.read(ledger).permits()] == [p.entry for p in Ledger.open(ledger).permits()]
+    assert [p.entry for p in Ledger.read(ledger).permits()] == [
+        p.entry for p in Ledger.open(ledger).permits()
+    ]
     assert len(Ledger.read(ledger).permits()) == 2
     assert ledger.read_bytes().startswith(before)
 
 
 def test_a_public_number_that_is_not_that_of_the_data_is_refused_and_spends_nothing(files, capsys):
-    """In one line that does not tell the number; also after a crash, where what was reserved stays."""
+    """In one line that does not tell the number; also after a crash, where what was reserved
+    stays.
+    """
     ledger = files / "people.jsonl"
     for records in ("199", "201"):
         assert asked(files, "mean(age)", "--records", records, "--ledger", str(ledger)) == 2
@@ -246,7 +290,9 @@ def test_a_finished_run_is_told_again_and_another_query_is_refused(files):
         held(files, "sum(age)", resume=True)
 
 
-def test_an_interrupted_query_resumes_to_the_same_answers_and_refuses_other_data(files, monkeypatch):
+def test_an_interrupted_query_resumes_to_the_same_answers_and_refuses_other_data(
+    files, monkeypatch
+):
     text = "mean(age), quantile(age, 0.25, 0.5, 0.75), count() by sex"
     due = held(files, text, out="whole")
     real, calls = Sums.release, []
@@ -269,14 +315,27 @@ def test_an_interrupted_query_resumes_to_the_same_answers_and_refuses_other_data
     assert all(f.holds for f in verify(again.run))
 
 
-@pytest.mark.parametrize("text", ["top(sex)", "range(age)", "count() by job", "mean(age) where hours > 3"])
+@pytest.mark.parametrize(
+    "text", ["top(sex)", "range(age)", "count() by job", "mean(age) where hours > 3"]
+)
 def test_all_that_an_answer_depends_on_is_bound(text):
-    """Other cells than before a crash are told from the same ones, also where they are read in the same way by other statistics."""
+    """Other cells than before a crash are told from the same ones, also where they are read in the
+    same way by other statistics.
+    """
     columns = Columns.parse(SCHEMA, "s")
     made = plan(text, columns, Terms(1.0, 1e-6))
-    cells = {"age": [500, 7], "hours": [1, 2], "sex": ["x", "f"], "job": ["a", "b"], "guess": ["f", "f"], "id": [1, 2]}
+    cells = {
+        "age": [500, 7],
+        "hours": [1, 2],
+        "sex": ["x", "f"],
+        "job": ["a", "b"],
+        "guess": ["f", "f"],
+        "id": [1, 2],
+    }
     other = cells | {"age": [600, 8], "hours": [5, 2], "sex": ["y", "f"], "job": ["c", "b"]}
-    tags = {run._fingerprint(run.table_of(data, made), made) for data in (cells, dict(cells), other)}
+    tags = {
+        run._fingerprint(run.table_of(data, made), made) for data in (cells, dict(cells), other)
+    }
     assert len(tags) == 2
 
 
@@ -317,7 +376,10 @@ def test_the_same_answers_from_every_kind_of_table(files):
     for number, data in enumerate(tables):
         place = Place(files / f"t{number}", seed=3)
         text = "mean(age), count(), median(hours) by sex"
-        assert run.query(data, text, schema=str(files / "s.toml"), terms=Terms(1.0), run=place).answers == due
+        assert (
+            run.query(data, text, schema=str(files / "s.toml"), terms=Terms(1.0), run=place).answers
+            == due
+        )
 
 
 ODD_NAMES = """
@@ -333,7 +395,9 @@ ignore = true
 
 
 def test_words_of_the_data_and_names_of_columns_do_no_harm(files):
-    """A frequent word is released as it is: pages must not take it for markup, nor a column for a part of the answer."""
+    """A frequent word is released as it is: pages must not take it for markup, nor a column for a
+    part of the answer.
+    """
     bad = "<script>alert(1)</script>[red]\x1b[2J"
     (files / "s.toml").write_text(ODD_NAMES)
     data = {"quantile": ["<b>"] * 300, "x": [3] * 300, "w": [bad] * 300}
@@ -383,8 +447,10 @@ ODD = [
     b"f",
 ]
 EVERYTHING = (
-    "count(), sum(age), mean(age), variance(hours), covariance(age, hours), histogram(age, 0, 10, 90), quantile(age, 0.2, 0.5, 0.9), "
-    "min(hours), max(age), table(sex, job), margins(sex, job, guess), accuracy(sex, guess), confusion(sex, guess), calibration(age, sex)"
+    "count(), sum(age), mean(age), variance(hours), covariance(age, hours), histogram(age, 0, 10, "
+    "90), quantile(age, 0.2, 0.5, 0.9), "
+    "min(hours), max(age), table(sex, job), margins(sex, job, guess), accuracy(sex, guess), "
+    "confusion(sex, guess), calibration(age, sex)"
 )
 
 
@@ -397,27 +463,42 @@ def odd_table(source):
     if kind == 1:  # arrays of numbers
         dtype = source.choice(["float64", "int8", "bool", "float16", "uint64"])
         with np.errstate(all="ignore"):
-            return {name: (source.normal(0, 1e3, n)).astype(dtype) for name in ("age", "hours", "sex", "guess", "job", "id")}
-    return {name: [ODD[k] for k in source.integers(len(ODD), size=n)] for name in ("age", "hours", "sex", "guess", "job", "id")}
+            return {
+                name: (source.normal(0, 1e3, n)).astype(dtype)
+                for name in ("age", "hours", "sex", "guess", "job", "id")
+            }
+    return {
+        name: [ODD[k] for k in source.integers(len(ODD), size=n)]
+        for name in ("age", "hours", "sex", "guess", "job", "id")
+    }
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_odd_tables_raise_nothing(count):
-    """Every statistic on tables with anything in them: the same number of answers, each inside what it can be."""
+    """Every statistic on tables with anything in them: the same number of answers, each inside what
+    it can be.
+    """
     from dpfy.core.book import rehearsal
     from dpfy.core.random import Randomness
 
     columns, source = Columns.parse(SCHEMA, "s"), np.random.default_rng(count)
     grouped = "mean(age), count(), quantile(hours, 0.3, 0.6), variance(age) by sex where age > 3"
-    plans = [plan(EVERYTHING, columns, Terms(2.0)), plan(grouped, columns, Terms(2.0, 1e-6, "id", 3))]
+    plans = [
+        plan(EVERYTHING, columns, Terms(2.0)),
+        plan(grouped, columns, Terms(2.0, 1e-6, "id", 3)),
+    ]
     sizes = None
     for _ in range(count):
         data, found = odd_table(source), []
         for made in plans:
             private = run.table_of(data, made)
             for statistic, claim in zip(made.statistics, made.claims, strict=True):
-                permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
-                answers = statistic.release(private, Spend(claim, made.terms.contribution, permit, Randomness.for_tests(1)))
+                permit = rehearsal(
+                    claim.event, claim.releases, claim.name, adjacency=claim.adjacency
+                )
+                answers = statistic.release(
+                    private, Spend(claim, made.terms.contribution, permit, Randomness.for_tests(1))
+                )
                 found += answers
         shape = [(a.statistic, tuple(a.place.items())) for a in found]
         assert sizes in (None, shape), "which answers there are must not depend on the data"
@@ -429,12 +510,16 @@ def test_odd_tables_raise_nothing(count):
 
 def test_the_accuracy_of_a_model_on_a_public_number_of_records():
     """One replaced record moves it by 1/m: Laplace noise of scale 1 / (m epsilon)."""
-    (claim,) = plan("accuracy(sex, guess)", Columns.parse(SCHEMA, "s"), Terms(0.5, records=200)).claims
+    (claim,) = plan(
+        "accuracy(sex, guess)", Columns.parse(SCHEMA, "s"), Terms(0.5, records=200)
+    ).claims
     assert claim.bound * claim.parameter / 200 == pytest.approx(1 / (200 * 0.5))
 
 
 def test_the_salary_mean_of_the_guide():
-    """n = 10^4 public, B = 10^6, epsilon 1/2, delta 1e-6: standard deviation 806; 68% within 806, 95% within 1,612 over 10^5 draws."""
+    """n = 10^4 public, B = 10^6, epsilon 1/2, delta 1e-6: standard deviation 806; 68% within 806,
+    95% within 1,612 over 10^5 draws.
+    """
     from dpfy.accounting import gaussian
     from dpfy.core.book import rehearsal
     from dpfy.core.random import Randomness
@@ -449,11 +534,22 @@ def test_the_salary_mean_of_the_guide():
     columns = {"salary": Number("salary", 0, 1e6)}
     (mean,) = build(parse("mean(salary)"), columns, 10_000)
     multiplier = gaussian.sigma_analytic(0.5, 1e-6)
-    claim = mean.claim(Contribution(), Share(1 / multiplier, "gaussian"), adjacency="replace-one", delta=1e-6, records=10_000)
-    assert table.accountant("tight").curve(claim.event, claim.adjacency).epsilon(1e-6) == pytest.approx(0.5, rel=1e-4)
+    claim = mean.claim(
+        Contribution(),
+        Share(1 / multiplier, "gaussian"),
+        adjacency="replace-one",
+        delta=1e-6,
+        records=10_000,
+    )
+    assert table.accountant("tight").curve(claim.event, claim.adjacency).epsilon(
+        1e-6
+    ) == pytest.approx(0.5, rel=1e-4)
     salaries = np.linspace(2e4, 2e5, 10_000)
     permit = rehearsal(claim.event, 1, claim.name, adjacency=claim.adjacency)
-    (answer,) = mean.release(Table({"salary": salaries}, columns), Spend(claim, Contribution(), permit, Randomness.for_tests(2)))
+    (answer,) = mean.release(
+        Table({"salary": salaries}, columns),
+        Spend(claim, Contribution(), permit, Randomness.for_tests(2)),
+    )
     assert answer.standard_error == pytest.approx(806, abs=0.5)
     assert abs(answer.value - salaries.mean()) < 5 * 806
     assert 1e6 / 1e4 * gaussian.sigma_pei(0.5, 1e-6) == pytest.approx(1026, abs=1)
@@ -463,7 +559,9 @@ def test_the_salary_mean_of_the_guide():
     from dpfy.core.values import Bounded
 
     zeros = Bounded(np.zeros(100_000), bound)
-    draws = noise.release(zeros, rehearsal(noise.event, 1, adjacency=claim.adjacency), Randomness.for_tests(4)).value
+    draws = noise.release(
+        zeros, rehearsal(noise.event, 1, adjacency=claim.adjacency), Randomness.for_tests(4)
+    ).value
     errors = np.abs(draws) * 5e5 / 10_000  # in dollars: half the range, over the records
     assert (errors <= 806).mean() == pytest.approx(0.6827, abs=0.006)
     assert (errors <= 1612).mean() == pytest.approx(0.9545, abs=0.003)

@@ -1,4 +1,6 @@
-"""Debian's chromium, driven by selenium, for the tests of pages. Missing pieces are a reason to skip, in words."""
+"""Debian's chromium, driven by selenium, for the tests of pages. Missing pieces are a reason to
+skip, in words.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ for (const e of document.querySelectorAll('body *')) {
   if (ratio < (large ? 3 : 4.5)) low.push([e.textContent.trim().slice(0, 40), ratio]);
 }
 return low;
-"""
+"""  # noqa: E501
 """Texts whose contrast is below WCAG AA: 4.5 for normal text, 3 for large."""
 
 
@@ -50,13 +52,15 @@ def browser(*, dark: bool = False, scripts: bool = True) -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-                 "--no-first-run", "--disable-component-update", "--disable-extensions", "--hide-scrollbars"):  # fmt: skip
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",  # noqa: E501
+                 "--no-first-run", "--disable-component-update", "--disable-extensions", "--hide-scrollbars"):  # fmt: skip  # noqa: E501
         options.add_argument(flag)
     if dark:
         options.add_argument("--blink-settings=preferredColorScheme=0")
     if not scripts:
-        options.add_experimental_option("prefs", {"profile.managed_default_content_settings.javascript": 2})
+        options.add_experimental_option(
+            "prefs", {"profile.managed_default_content_settings.javascript": 2}
+        )
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
@@ -78,7 +82,9 @@ def whole_page(driver: Any) -> bytes:
     """A picture of the whole page."""
     import base64
 
-    shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "format": "png"})
+    shot = driver.execute_cdp_cmd(
+        "Page.captureScreenshot", {"captureBeyondViewport": True, "format": "png"}
+    )
     return base64.b64decode(shot["data"])
 
 
@@ -94,4 +100,6 @@ def requests_made(driver: Any) -> list[str]:
 
 def console(driver: Any) -> list[str]:
     """Warnings and errors of the console since the last call."""
-    return [row["message"] for row in driver.get_log("browser") if row["level"] in ("SEVERE", "WARNING")]
+    return [
+        row["message"] for row in driver.get_log("browser") if row["level"] in ("SEVERE", "WARNING")
+    ]

@@ -1,4 +1,6 @@
-"""A forger who knows every format: changes bodies, card and files, and makes all digests, hashes and chains fit again."""
+"""A forger who knows every format: changes bodies, card and files, and makes all digests, hashes
+and chains fit again.
+"""
 
 from __future__ import annotations
 
@@ -58,15 +60,27 @@ def reseal(run: Path, card: dict[str, Any]) -> None:
     (run / cards.NAME).write_bytes(cards.render(content | {"digest": digest(content)}))
 
 
-def conform(run: Path, card: dict[str, Any], change: Callable[[list[Body]], object] = lambda bodies: None) -> None:
-    """Write an edited card, and a changed ledger whose end names that card and all files as they are now."""
+def conform(
+    run: Path, card: dict[str, Any], change: Callable[[list[Body]], object] = lambda bodies: None
+) -> None:
+    """Write an edited card, and a changed ledger whose end names that card and all files as they
+    are now.
+    """
     ledger = run / "ledger.jsonl"
     bodies = bodies_of(ledger)
     change(bodies)
-    hashes = {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in bodies[-1]["files"]}
+    hashes = {
+        name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in bodies[-1]["files"]
+    }
     before = {"head": write_chain(ledger, bodies[:-1]), "entries": len(bodies) - 1}
-    reseal(run, card | {"ledger": before, "files": {n: h for n, h in hashes.items() if n in _names(card)}})
-    bodies[-1] |= {"card": hashlib.sha256((run / cards.NAME).read_bytes()).hexdigest(), "files": hashes}
+    reseal(
+        run,
+        card | {"ledger": before, "files": {n: h for n, h in hashes.items() if n in _names(card)}},
+    )
+    bodies[-1] |= {
+        "card": hashlib.sha256((run / cards.NAME).read_bytes()).hexdigest(),
+        "files": hashes,
+    }
     write_chain(ledger, bodies)
 
 

@@ -1,4 +1,6 @@
-"""Forgery attempts on a finished run by someone who can write to its folder and makes every hash and the last ledger line fit."""
+"""Forgery attempts on a finished run by someone who can write to its folder and makes every hash
+and the last ledger line fit.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def last_line(run: Path, change: Callable[[dict[str, Any]], None] = lambda body:
     forge.write_chain(run / "ledger.jsonl", bodies)
 
 
-def publish(run: Path, card: dict[str, Any], change: Callable[[list[dict[str, Any]]], object] = lambda bodies: None) -> None:
+def publish(
+    run: Path,
+    card: dict[str, Any],
+    change: Callable[[list[dict[str, Any]]], object] = lambda bodies: None,
+) -> None:
     """Pass off a card: digest, ledger, the pages of that card, and the end of the run all fit."""
     forge.conform(run, card, change)
     made = forge.card_of(run)
@@ -125,7 +131,8 @@ def attached(name: str, content: str, *, pages: bool = True) -> Attack:
 
 AUDIT = {
     "epsilon_lower": 0.01, "epsilon_claimed": 1.0, "share_of_claim": 0.01, "violated": False, "points": [],
-    "sentence": "epsilon is at least 0.010 at delta 0.001 with 99.9% confidence (one-run, 100000 canaries): no contradiction.",
+    "sentence": "epsilon is at least 0.010 at delta 0.001 with 99.9% confidence (one-run, 100000 "
+                "canaries): no contradiction.",
 }  # fmt: skip
 
 
@@ -181,11 +188,16 @@ def in_the_last_line(run: Path) -> None:
 
 
 def _hidden_claim() -> Attack:
-    """A run that its own trainer reserved with a false sentence, finished and witnessed as any other."""
+    """A run that its own trainer reserved with a false sentence, finished and witnessed as any
+    other.
+    """
 
     def attack(run: Path) -> None:
         other = runs.fit(
-            dpfy.Run(run.parent / "said", batches=dpfy.ForeignBatches(f"shuffled; {FALSE}", most=2)), runs.plain_plan()
+            dpfy.Run(
+                run.parent / "said", batches=dpfy.ForeignBatches(f"shuffled; {FALSE}", most=2)
+            ),
+            runs.plain_plan(),
         )
         _take(other.path, run)
         (run / "signature.json").unlink(missing_ok=True)
@@ -307,84 +319,119 @@ SENTENCE = ("attacker", "sentences", 0)
 S = ("sections", 0)
 
 REFUSED, STATED, NAMED = "refused", "stated", "named"
-"""A check fails; verified, with a level that says that this may be forged; verified, with a line that says "not checked" and names it."""
+"""A check fails; verified, with a level that says that this may be forged; verified, with a line
+that says "not checked" and names it.
+"""
 
-# what is forged: how, and what verify must say with nothing, with a head published at the start, at completion, and with a signature
+# what is forged: how, and what verify must say with nothing, with a head published at the start, at
+# completion, and with a signature
 SAYS = {
     "false words added to the statement, other version": "wording not compared",
-    "utility": "training utility", "optimizer": "training optimizer", "public data invented": "public_data",
-    "words of report.md, other version": "wording of report.md not compared", "accuracy in metrics.jsonl": "metrics.jsonl",
+    "utility": "training utility", "optimizer": "training "
+                                                "optimizer", "public data invented": "public_data",
+    "words of report.md, other version": "wording of report.md not "
+                                         "compared", "accuracy in metrics.jsonl": "metrics.jsonl",
     "model exchanged": "model.safetensors fits the last line", "README.md": "README.md",
-    "a derived file that is raw data": "records.safetensors", "an invented audit that fits itself": "audit.json",
-    "an invented picture of an audit": "audit.svg", "an audit that contradicts, taken away": "ledger.jsonl.head is missing",
-    "the mark removed": "ledger.jsonl.head is missing", "signed by an unknown key": "whose key that is",
+    "a derived file that is raw "
+    "data": "records.safetensors", "an invented audit that fits itself": "audit.json",
+    "an invented picture of an audit": "audit.svg", "an audit that contradicts, taken "
+                                                    "away": "ledger.jsonl.head is missing",
+    "the mark removed": "ledger.jsonl.head is missing", "signed by an unknown "
+                                                        "key": "whose key that is",
 }  # fmt: skip
 """What a line that is "not checked" must say of a forgery that a level lets pass."""
 
 FORGERIES: dict[str, tuple[Attack, str, str, str, str]] = {
     # sentences
     "statement": (edited((("statement",), f"Training is {FALSE}.")), *[REFUSED] * 4),
-    "statement, other version": (reworded((("statement",), f"Training is {FALSE}.")), *[REFUSED] * 4),
-    "statement without numbers, other version": (reworded((("statement",), "Training is perfectly private.")), *[REFUSED] * 4),
+    "statement, other "
+    "version": (reworded((("statement",), f"Training is {FALSE}.")), *[REFUSED] * 4),
+    "statement without numbers, other "
+    "version": (reworded((("statement",), "Training is perfectly private.")), *[REFUSED] * 4),
     "statement in number words, other version": (reworded((("statement",), TENTH)), *[REFUSED] * 4),
     "statement in wide digits, other version": (reworded((("statement",), WIDE)), *[REFUSED] * 4),
-    "statement in powers of ten, other version": (reworded((("statement",), SMALL)), *[REFUSED] * 4),
+    "statement in powers of ten, other "
+    "version": (reworded((("statement",), SMALL)), *[REFUSED] * 4),
     "numbers of the statement swapped, other version": (
         reworded((("statement",), lambda text: _swapped(text))), *[REFUSED] * 4),
     "false number added to the statement, other version": (
-        reworded((("statement",), lambda text: f"{text} In practice epsilon is 0.01.")), *[REFUSED] * 4),
+        reworded((("statement",), lambda text: f"{text} In practice epsilon is "
+                                               f"0.01.")), *[REFUSED] * 4),
     "false words added to the statement, other version": (
-        reworded((("statement",), lambda text: f"{text} Nobody can learn anything.")), NAMED, NAMED, REFUSED, REFUSED),
-    "attacker's sentence, other version": (reworded((SENTENCE, lambda text: text.rpartition(";")[0] + "; " + HALF)), *[REFUSED] * 4),
-    "attacker's sentences removed, other version": (reworded((("attacker", "sentences"), [])), *[REFUSED] * 4),
+        reworded((("statement",), lambda text: f"{text} Nobody can learn "
+                                               f"anything.")), NAMED, NAMED, REFUSED, REFUSED),
+    "attacker's sentence, other "
+    "version": (reworded((SENTENCE, lambda text: text.rpartition(";")[0] + "; " + HALF)), *[REFUSED] * 4),
+    "attacker's sentences removed, other "
+    "version": (reworded((("attacker", "sentences"), [])), *[REFUSED] * 4),
     "warnings removed, other version": (reworded((("warnings",), [])), *[REFUSED] * 4),
-    "delta in words, other version": (reworded((("delta", "words"), "delta is 0.0001 times 1/n for n = 9,000,000")), *[REFUSED] * 4),
-    "tier, other version": (reworded((("tier", "why"), "Epsilon is 0.01, at most 1.")), *[REFUSED] * 4),
+    "delta in words, other "
+    "version": (reworded((("delta", "words"), "delta is 0.0001 times 1/n for n = "
+                                              "9,000,000")), *[REFUSED] * 4),
+    "tier, other version": (reworded((("tier", "why"), "Epsilon is 0.01, at most "
+                                                       "1.")), *[REFUSED] * 4),
     "access in words, other version": (
-        reworded((("accesses", "covered", 0, "words"), "1 time: a sum with Gaussian noise of 900 times the bound")), *[REFUSED] * 4),
+        reworded((("accesses", "covered", 0, "words"), "1 time: a sum with Gaussian noise of 900 "
+                                                       "times the bound")), *[REFUSED] * 4),
     "assumption in words, other version": (
-        reworded(((*S, "assumptions", 0, "done"), "each unit takes part with probability 0.0001")), *[REFUSED] * 4),
+        reworded(((*S, "assumptions", 0, "done"), "each unit takes part with probability "
+                                                  "0.0001")), *[REFUSED] * 4),
     "what the unit is, other version": (
-        reworded((("unit", "meaning"), "One example is all that a person owns, in 1000 records.")), *[REFUSED] * 4),
+        reworded((("unit", "meaning"), "One example is all that a person owns, in 1000 "
+                                       "records.")), *[REFUSED] * 4),
     "verification in words, other version": (
         reworded((("verification", "words"), f"Checked by 3 experts: {FALSE}.")), *[REFUSED] * 4),
     "absence in words, other version": (
-        reworded((("accesses", "not_covered", 0, "absent"), "nothing is left out: epsilon is 0.01 in all")), *[REFUSED] * 4),
+        reworded((("accesses", "not_covered", 0, "absent"), "nothing is left out: epsilon is 0.01 in all")), *[REFUSED] * 4),  # noqa: E501
     # numbers of the card
     "epsilon": (edited((("guarantee", "epsilon"), 0.01)), *[REFUSED] * 4),
     "epsilon, other version": (reworded((("guarantee", "epsilon"), 0.01)), *[REFUSED] * 4),
-    "epsilon of training, other version": (reworded((("formal", "training", "epsilon"), 0.01)), *[REFUSED] * 4),
+    "epsilon of training, other "
+    "version": (reworded((("formal", "training", "epsilon"), 0.01)), *[REFUSED] * 4),
     "curve": (edited((("formal", "curve", 0, "delta"), 1e-9)), *[REFUSED] * 4),
     "noise in the section": (edited(((*S, "mechanism", "noise_multiplier"), 90.0)), *[REFUSED] * 4),
     "steps done": (steps_done, *[REFUSED] * 4),
     # facts that only the run knows
     "utility": (edited(((*S, "utility", "test_accuracy"), 0.999)), STATED, STATED, REFUSED, REFUSED),
     "optimizer": (edited(((*S, "optimizer", "learning_rate"), 7.5)), STATED, STATED, REFUSED, REFUSED),
-    "an epsilon among the optimizer's settings": (edited(((*S, "optimizer", "privacy"), FALSE)), *[REFUSED] * 4),
+    "an epsilon among the optimizer's "
+    "settings": (edited(((*S, "optimizer", "privacy"), FALSE)), *[REFUSED] * 4),
     "an epsilon among the utility": (edited(((*S, "utility", "epsilon"), 0.01)), *[REFUSED] * 4),
-    "an epsilon among the utility under another name": (edited(((*S, "utility", "privacy_epsilon"), 0.01)), *[REFUSED] * 4),
-    "an epsilon without a bracket": (edited((("provenance", "note"), "0.01-DP for everybody")), *[REFUSED] * 4),
+    "an epsilon among the utility under another "
+    "name": (edited(((*S, "utility", "privacy_epsilon"), 0.01)), *[REFUSED] * 4),
+    "an epsilon without a "
+    "bracket": (edited((("provenance", "note"), "0.01-DP for everybody")), *[REFUSED] * 4),
     "an epsilon in short": (edited((("provenance", "note"), "budget: eps=.01")), *[REFUSED] * 4),
     "an epsilon in Greek": (edited((("provenance", "note"), "\u03b5 \u2264 0.01")), *[REFUSED] * 4),
-    "a false epsilon with the true delta": (edited((("provenance", "note"), "it is (0.01, 0.001)-DP")), *[REFUSED] * 4),
-    "a false delta with the true epsilon": (edited((("provenance", "note"), "it is (1.119, 1e-12)-DP")), *[REFUSED] * 4),
-    "an epsilon in the provenance": (edited((("provenance", "note"), f"the run is {FALSE}")), *[REFUSED] * 4),
-    "an epsilon in a field of its own": (edited(((*S, "summary"), "epsilon = 0.01 after all")), *[REFUSED] * 4),
+    "a false epsilon with the true "
+    "delta": (edited((("provenance", "note"), "it is (0.01, 0.001)-DP")), *[REFUSED] * 4),
+    "a false delta with the true "
+    "epsilon": (edited((("provenance", "note"), "it is (1.119, 1e-12)-DP")), *[REFUSED] * 4),
+    "an epsilon in the "
+    "provenance": (edited((("provenance", "note"), f"the run is {FALSE}")), *[REFUSED] * 4),
+    "an epsilon in a field of its "
+    "own": (edited(((*S, "summary"), "epsilon = 0.01 after all")), *[REFUSED] * 4),
     "an epsilon in the public data": (
         edited((("public_data",), [{"data": "ImageNet", "used_for": FALSE, "provenance": "web"}])), *[REFUSED] * 4),
     "public data invented": (
         edited((("public_data",), [{"data": "ImageNet", "used_for": "pretraining", "provenance": "web"}])),
         STATED, STATED, REFUSED, REFUSED),
     # pages
-    "report.md": (page("report.md", lambda t: t.replace("# Privacy card", f"# Privacy card\n\n{FALSE}"), None), *[REFUSED] * 4),
-    "report.md, other version": (page("report.md", lambda t: t.replace("# Privacy card", f"# Privacy card\n\n{FALSE}")), *[REFUSED] * 4),
-    "report.html, other version": (page("report.html", lambda t: t.replace("</body>", f"<p>{FALSE}</p></body>")), *[REFUSED] * 4),
+    "report.md": (page("report.md", lambda t: t.replace("# Privacy "
+                                                        "card", f"# Privacy card\n\n{FALSE}"), None), *[REFUSED] * 4),
+    "report.md, other "
+    "version": (page("report.md", lambda t: t.replace("# Privacy "
+                                                      "card", f"# Privacy card\n\n{FALSE}")), *[REFUSED] * 4),
+    "report.html, other "
+    "version": (page("report.html", lambda t: t.replace("</body>", f"<p>{FALSE}</p></body>")), *[REFUSED] * 4),
     "a number of report.html in pieces, other version": (
         page("report.html", lambda t: t.replace("</body>", "<p>epsilon is 0.<b>01</b></p></body>")), *[REFUSED] * 4),
     "a number of report.html by a style sheet, other version": (
-        page("report.html", lambda t: t.replace("</style>", "body::before{content:'epsilon 0.01'}</style>")), *[REFUSED] * 4),
+        page("report.html", lambda t: t.replace("</style>", "body::before{content:'epsilon 0.01'}</style>")), *[REFUSED] * 4),  # noqa: E501
     "words of report.md, other version": (
-        page("report.md", lambda t: t.replace("# Privacy card", "# Privacy card\n\nNothing leaks.")), NAMED, NAMED, REFUSED, REFUSED),
+        page("report.md", lambda t: t.replace("# Privacy "
+                                              "card", "# Privacy card\n\nNothing "
+                                                      "leaks.")), NAMED, NAMED, REFUSED, REFUSED),
     "epsilon in metrics.jsonl": (metrics_epsilon, *[REFUSED] * 4),
     "accuracy in metrics.jsonl": (metrics_accuracy, STATED, STATED, REFUSED, REFUSED),
     # files
@@ -392,22 +439,31 @@ FORGERIES: dict[str, tuple[Attack, str, str, str, str]] = {
     "model exchanged, ledger untouched": (file("model.safetensors", b"another"), *[REFUSED] * 4),
     "pytorch_model.bin": (file("pytorch_model.bin", b"PK\x03\x04weights"), *[REFUSED] * 4),
     "pytorch_model.bin in the last line": (in_the_last_line, *[REFUSED] * 4),
-    "pytorch_model.bin attached as an audit": (attached("pytorch_model.bin", "weights"), *[REFUSED] * 4),
-    "a dangling link for the secrets": (lambda run: (run / "checkpoint").symlink_to("nowhere"), *[REFUSED] * 4),
+    "pytorch_model.bin attached as an "
+    "audit": (attached("pytorch_model.bin", "weights"), *[REFUSED] * 4),
+    "a dangling link for the "
+    "secrets": (lambda run: (run / "checkpoint").symlink_to("nowhere"), *[REFUSED] * 4),
     "a false sentence in the reservation": (_hidden_claim(), *[REFUSED] * 4),
     "a model in text": (file("weights.pt", "1.0 2.0"), *[REFUSED] * 4),
     "pickle": (file("model.pkl", b"\x80\x04weights"), *[REFUSED] * 4),
-    "a model under a harmless name": (file("notes.txt", b"PK\x03\x04\x00\x00weights"), *[REFUSED] * 4),
+    "a model under a harmless "
+    "name": (file("notes.txt", b"PK\x03\x04\x00\x00weights"), *[REFUSED] * 4),
     "a hidden model": (file(".cache.safetensors", b"\x08\0\0\0\0\0\0\0{}      "), *[REFUSED] * 4),
-    "an adapter in a folder": (file("adapter/adapter_model.safetensors", b"\x08\0\0\0\0\0\0\0{}      "), *[REFUSED] * 4),
+    "an adapter in a "
+    "folder": (file("adapter/adapter_model.safetensors", b"\x08\0\0\0\0\0\0\0{}     "
+                                                         b" "), *[REFUSED] * 4),
     "a link to a model": (linked, *[REFUSED] * 4),
     "a table of records": (file("train.csv", "name,age\nann,33\n"), *[REFUSED] * 4),
     "README.md": (file("README.md", f"This model is {FALSE}.\n"), *[NAMED] * 4),
     "a derived file that is raw data": (raw_data, NAMED, NAMED, NAMED, REFUSED),
     "a derived file with an epsilon": (derived_claims, *[REFUSED] * 4),
     "an invented audit": (attached("audit.json", json.dumps(AUDIT)), *[REFUSED] * 4),
-    "an invented audit that fits itself": (attached("audit.json", '{"epsilon_lower": 0.0, "points": []}'), NAMED, NAMED, NAMED, REFUSED),
-    "an invented picture of an audit": (attached("audit.svg", "<svg><text>epsilon 0.01</text></svg>"), NAMED, NAMED, NAMED, REFUSED),
+    "an invented audit that fits "
+    "itself": (attached("audit.json", '{"epsilon_lower": 0.0, "points": '
+                                      '[]}'), NAMED, NAMED, NAMED, REFUSED),
+    "an invented picture of an "
+    "audit": (attached("audit.svg", "<svg><text>epsilon "
+                                    "0.01</text></svg>"), NAMED, NAMED, NAMED, REFUSED),
     "an audit that contradicts, taken away": (audit_taken_away, *[NAMED] * 4),
     "an invented audit in place": (file("audit.json", '{"epsilon_lower": 0.01}'), *[REFUSED] * 4),
     # the ledger

@@ -33,7 +33,13 @@ def model() -> nn.Module:
 def fit(path: Path | dpfy.Run, plan: Plan) -> Path | dpfy.Run:
     net = model()
     dpfy.fit(
-        net, data(), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=path, test=data(4), test_is="public"
+        net,
+        data(),
+        plan=plan,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        run=path,
+        test=data(4),
+        test_is="public",
     )
     return path
 
@@ -48,7 +54,9 @@ def dpsgd(path: Path) -> Path:
 
 
 def correlated(path: Path) -> Path:
-    recipe = Recipe(RECORDS, FixedOrderSampler(4, 2), STEPS, FlatClip(1.0), Banded((1.0, 0.5, 0.25)))
+    recipe = Recipe(
+        RECORDS, FixedOrderSampler(4, 2), STEPS, FlatClip(1.0), Banded((1.0, 0.5, 0.25))
+    )
     return fit(path, recipe.with_noise(3.0, delta=DELTA))
 
 
@@ -65,13 +73,20 @@ def resumed(path: Path) -> Path:
 
 def tuned(path: Path) -> Path:
     """Three candidates were tried on the same data before; the ledger pays for them."""
-    _loop(path, before=lambda training: training.folder.ledger.reserve("tuning: 3 candidates", Repeated(Gaussian(9.0), STEPS), 3))
+    _loop(
+        path,
+        before=lambda training: training.folder.ledger.reserve(
+            "tuning: 3 candidates", Repeated(Gaussian(9.0), STEPS), 3
+        ),
+    )
     return path
 
 
 def foreign(path: Path, most: int | None = 2) -> Path:
     """The plan says Poisson; the batches came from somewhere else."""
-    _loop(path, batches=ForeignBatches("batches came from a loader that shuffles every epoch", most))
+    _loop(
+        path, batches=ForeignBatches("batches came from a loader that shuffles every epoch", most)
+    )
     return path
 
 
@@ -97,8 +112,16 @@ def converted(path: Path) -> Path:
     from dpfy.models.repair import repair
 
     torch.manual_seed(0)
-    net = repair(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))).model
-    dpfy.fit(net, data(), plan=plain_plan(), optimizer=torch.optim.Adam(net.parameters(), lr=0.01), run=path)
+    net = repair(
+        nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    ).model
+    dpfy.fit(
+        net,
+        data(),
+        plan=plain_plan(),
+        optimizer=torch.optim.Adam(net.parameters(), lr=0.01),
+        run=path,
+    )
     return path
 
 
@@ -122,6 +145,17 @@ def _loop(
                 break
 
 
-FIVE = {"dp-sgd": dpsgd, "correlated": correlated, "non-poisson": shuffled, "resumed": resumed, "tuned": tuned}
-MORE = {"foreign": foreign, "user-level": user_level, "replace-one": replaced, "no-privacy": without_privacy}
+FIVE = {
+    "dp-sgd": dpsgd,
+    "correlated": correlated,
+    "non-poisson": shuffled,
+    "resumed": resumed,
+    "tuned": tuned,
+}
+MORE = {
+    "foreign": foreign,
+    "user-level": user_level,
+    "replace-one": replaced,
+    "no-privacy": without_privacy,
+}
 MORE |= {"shared": shared, "converted": converted}

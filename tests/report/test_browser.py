@@ -1,4 +1,5 @@
-"""The pages in a real browser: they render at phone and desk width, ask nobody else, and can be read. Pictures are left to look at.
+"""The pages in a real browser: they render at phone and desk width, ask nobody else, and can be
+read. Pictures are left to look at.
 
 Set DPFY_SCREENSHOTS to a folder to keep the pictures.
 """
@@ -44,8 +45,18 @@ def fits(driver):
     return driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
 
 
-LOOKS = [("dp-sgd", 360, False), ("dp-sgd", 360, True), ("dp-sgd", 1280, False), ("dp-sgd", 1280, True)]
-LOOKS += [("foreign", 360, False), ("foreign", 1280, True), ("no-privacy", 360, True), ("no-privacy", 1280, False)]
+LOOKS = [
+    ("dp-sgd", 360, False),
+    ("dp-sgd", 360, True),
+    ("dp-sgd", 1280, False),
+    ("dp-sgd", 1280, True),
+]
+LOOKS += [
+    ("foreign", 360, False),
+    ("foreign", 1280, True),
+    ("no-privacy", 360, True),
+    ("no-privacy", 1280, False),
+]
 
 
 @pytest.mark.parametrize(("name", "width", "dark"), LOOKS)
@@ -59,16 +70,23 @@ def test_the_report_renders(driver, made, shots, name, width, dark):
     assert len(picture) > 20_000
     assert fits(driver)
     assert browser.console(driver) == []
-    assert {url for url in browser.requests_made(driver) if not url.startswith("data:")} == {address}
+    assert {url for url in browser.requests_made(driver) if not url.startswith("data:")} == {
+        address
+    }
     sizes = driver.execute_script(
-        "return [...document.querySelectorAll('svg')].map(s => [s.getBoundingClientRect().width, s.getBoundingClientRect().height])"
+        "return [...document.querySelectorAll('svg')].map(s => [s.getBoundingClientRect().width, "
+        "s.getBoundingClientRect().height])"
     )
     assert len(sizes) >= (3 if name == "no-privacy" else 4 if name != "foreign" else 1)
     assert all(w > 150 and h > 100 for w, h in sizes)
     assert driver.execute_script(browser.CONTRAST) == []
     ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
-    red = driver.execute_script("return getComputedStyle(document.querySelector('.caveats')).color").strip("rgb()").split(",")
+    red = (
+        driver.execute_script("return getComputedStyle(document.querySelector('.caveats')).color")
+        .strip("rgb()")
+        .split(",")
+    )
     assert int(red[0]) > int(red[1]) + 80
 
 
@@ -76,7 +94,9 @@ def test_the_comparison_renders(driver, made, shots, tmp_path):
     from dpfy.report import compare
 
     page = tmp_path / "compare.html"
-    page.write_text(compare.page(compare.compare([made("dp-sgd"), made("user-level"), made("tuned")])))
+    page.write_text(
+        compare.page(compare.compare([made("dp-sgd"), made("user-level"), made("tuned")]))
+    )
     for width in (360, 1280):
         settle(driver)
         browser.resize(driver, width)
@@ -106,7 +126,8 @@ def wait(driver, script, seconds=600):
             return
         time.sleep(0.05)
     raise AssertionError(
-        f"{script} did not come true in {seconds} s; the page says {driver.find_element('id', 'problem').text!r}"
+        f"{script} did not come true in {seconds} s; the page says "
+        f"{driver.find_element('id', 'problem').text!r}"
     )
 
 
@@ -117,7 +138,9 @@ def calibrate(fields):
         sys.executable, "-P", "-m", "dpfy", "calibrate", "--epsilon", fields["epsilon"], "--delta", fields["delta"],
         "--sampling-rate", repr(rate), "--steps", str(int(steps)), "--json",
     ]  # fmt: skip
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout)
+    return json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    )
 
 
 def test_the_explorer_moves_with_its_sliders(driver, explorer, shots):
@@ -127,13 +150,18 @@ def test_the_explorer_moves_with_its_sliders(driver, explorer, shots):
     wait(driver, "document.body.dataset.complete")
     before = float(driver.find_element("id", "noise").text)
     driver.execute_script(
-        "const s = document.getElementById('epsilon-slider'); s.value = 0; s.dispatchEvent(new Event('input', {bubbles: true}));"
+        "const s = document.getElementById('epsilon-slider'); s.value = 0; s.dispatchEvent(new "
+        "Event('input', {bubbles: true}));"
     )
-    wait(driver, "document.body.dataset.shown && document.body.dataset.shown.includes('epsilon=1&')")
+    wait(
+        driver, "document.body.dataset.shown && document.body.dataset.shown.includes('epsilon=1&')"
+    )
     after = float(driver.find_element("id", "noise").text)
     assert after > 1.5 * before
     names = ("records", "batch", "epochs", "epsilon", "delta")
-    fields = {n: driver.execute_script(f"return document.getElementById('{n}').value") for n in names}
+    fields = {
+        n: driver.execute_script(f"return document.getElementById('{n}').value") for n in names
+    }
     assert fields["epsilon"] == "1"
     answer = calibrate(fields)
     assert after == pytest.approx(answer["noise_multiplier"], rel=6e-4)  # four digits are shown
@@ -142,11 +170,15 @@ def test_the_explorer_moves_with_its_sliders(driver, explorer, shots):
     assert len(driver.find_elements("css selector", "#mechanisms tbody tr")) >= 3
     assert len(driver.find_elements("css selector", "#batches circle")) >= 7
     assert browser.console(driver) == []
-    hosts = {url.split("/")[2] for url in browser.requests_made(driver) if not url.startswith("data:")}
+    hosts = {
+        url.split("/")[2] for url in browser.requests_made(driver) if not url.startswith("data:")
+    }
     assert hosts == {f"127.0.0.1:{explorer.server_port}"}
     for width, dark in ((1280, False), (360, False), (1280, True)):
         browser.resize(driver, width, dark=dark)
-        (shots / f"explorer-{width}-{'dark' if dark else 'light'}.png").write_bytes(browser.whole_page(driver))
+        (shots / f"explorer-{width}-{'dark' if dark else 'light'}.png").write_bytes(
+            browser.whole_page(driver)
+        )
         assert fits(driver)
         assert driver.execute_script(browser.CONTRAST) == []
 
@@ -155,7 +187,8 @@ def test_the_explorer_names_a_bad_wish(driver, explorer):
     driver.get(explorer.address)
     wait(driver, "document.body.dataset.shown")
     driver.execute_script(
-        "const f = document.getElementById('batch'); f.value = 1e9; f.dispatchEvent(new Event('input', {bubbles: true}));"
+        "const f = document.getElementById('batch'); f.value = 1e9; f.dispatchEvent(new "
+        "Event('input', {bubbles: true}));"
     )
     wait(driver, "document.getElementById('problem').textContent.includes('batch')")
 
@@ -167,16 +200,29 @@ def test_the_explorer_without_its_token_is_refused(driver, explorer):
 
 
 def test_the_report_prints_on_paper(driver, made):
-    """Printed to PDF without an error, on a handful of pages; dark ink on white paper, also for those who read in the dark."""
+    """Printed to PDF without an error, on a handful of pages; dark ink on white paper, also for
+    those who read in the dark.
+    """
     import base64
 
     browser.resize(driver, 800, dark=True)
     driver.get((made("dp-sgd") / "report.html").as_uri())
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
-    assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        == "rgb(255, 255, 255)"
+    )
     assert driver.execute_script(browser.CONTRAST) == []
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-    paper = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    paper = base64.b64decode(
+        driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
+    )
     assert paper.startswith(b"%PDF")
-    assert 2 <= paper.count(b"/Type /Page\n") + paper.count(b"/Type /Page ") + paper.count(b"/Type /Page/") <= 12
+    assert (
+        2
+        <= paper.count(b"/Type /Page\n")
+        + paper.count(b"/Type /Page ")
+        + paper.count(b"/Type /Page/")
+        <= 12
+    )

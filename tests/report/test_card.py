@@ -1,4 +1,6 @@
-"""The card is complete: the guide's checklist (section 5.3.3), item by item, against the ledger; and it gives nothing away."""
+"""The card is complete: the guide's checklist (section 5.3.3), item by item, against the ledger;
+and it gives nothing away.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def said(text):
 
 
 def walk(card, ledger, plan):
-    """The checklist. Every item is there and agrees with the ledger, computed here without the card's own code."""
+    """The checklist. Every item is there and agrees with the ledger, computed here without the
+    card's own code.
+    """
     route = accounting.accountant(plan.accountant)
 
     def epsilon(permits):
@@ -56,7 +60,9 @@ def walk(card, ledger, plan):
         return route.curve(event, ledger.adjacency).epsilon(plan.delta)
 
     permits = ledger.permits()
-    sampled_as_assumed = next(p.claim["claim"]["batches"] for p in permits if p.name == "training") is None
+    sampled_as_assumed = (
+        next(p.claim["claim"]["batches"] for p in permits if p.name == "training") is None
+    )
     # 1: the setting
     assert card["setting"]["model"] == "central"
     said(card["setting"]["words"])
@@ -68,7 +74,9 @@ def walk(card, ledger, plan):
         assert events.CODEC.decode(row["event"]) == permit.event
         assert value(row["epsilon"]) == pytest.approx(epsilon([permit]), rel=1e-6)
         said(row["words"])
-    kinds = {row["kind"] for row in covered} | {row["kind"] for row in card["accesses"]["not_covered"]}
+    kinds = {row["kind"] for row in covered} | {
+        row["kind"] for row in card["accesses"]["not_covered"]
+    }
     assert kinds >= {"training", "tuning", "statistics", "vocabulary", "audit"}
     for row in card["accesses"]["not_covered"]:
         assert not any(p.name.startswith(row["kind"]) for p in permits)
@@ -78,7 +86,10 @@ def walk(card, ledger, plan):
     assert card["boundary"]["name"] == "B4"
     said(card["boundary"]["words"])
     # 2c: the unit, and what of it is protected
-    assert (card["unit"]["name"], card["unit"]["most_records"]) == (ledger.unit.name, ledger.unit.most_records)
+    assert (card["unit"]["name"], card["unit"]["most_records"]) == (
+        ledger.unit.name,
+        ledger.unit.most_records,
+    )
     assert card["guarantee"]["unit"] == ledger.unit.name
     assert card["unit"]["protection"] == ledger.unit.protects
     said(card["unit"]["meaning"])
@@ -98,30 +109,44 @@ def walk(card, ledger, plan):
     if known == ledger.event():
         said(beside["absent"])
     else:
-        assert value(beside["epsilon"]) == pytest.approx(route.curve(known, ledger.adjacency).epsilon(plan.delta), rel=1e-6)
+        assert value(beside["epsilon"]) == pytest.approx(
+            route.curve(known, ledger.adjacency).epsilon(plan.delta), rel=1e-6
+        )
         assert value(beside["epsilon"]) >= value(card["guarantee"]["epsilon"])
     # 3c: the formal statement, for training and with tuning
     training = [p for p in permits if p.name == "training"]
     tuning = [p for p in permits if p.name.startswith("tuning")]
     assert card["formal"]["training"]["delta"] == card["guarantee"]["delta"] == plan.delta
-    assert value(card["formal"]["training"]["epsilon"]) == pytest.approx(epsilon(training), rel=1e-6)
+    assert value(card["formal"]["training"]["epsilon"]) == pytest.approx(
+        epsilon(training), rel=1e-6
+    )
     assert value(card["guarantee"]["epsilon"]) == pytest.approx(epsilon(permits), rel=1e-6)
     if tuning:
-        assert card["formal"]["with_tuning"]["epsilon"] == pytest.approx(epsilon(training + tuning), rel=1e-6)
+        assert card["formal"]["with_tuning"]["epsilon"] == pytest.approx(
+            epsilon(training + tuning), rel=1e-6
+        )
     else:
         said(card["formal"]["with_tuning"]["absent"])
     for form in ("zcdp", "gdp", "curve"):
         assert card["formal"][form]
     # 4: transparency and verifiability
     said(card["verification"]["words"])
-    assert [body["type"] for body in ledger.bodies].index("finish") == card["ledger"]["entries"] == len(ledger.bodies) - 1
+    assert (
+        [body["type"] for body in ledger.bodies].index("finish")
+        == card["ledger"]["entries"]
+        == len(ledger.bodies) - 1
+    )
     assert card["ledger"]["head"] == ledger.chain.heads[-2]
     assert {"plan.json", "model.safetensors"} <= set(card["files"])
     assert card["provenance"]["dpfy"]
 
 
 def evidence(run):
-    return card_of(run), Ledger.read(run / "ledger.jsonl"), Plan.from_json(json.loads((run / "plan.json").read_text()))
+    return (
+        card_of(run),
+        Ledger.read(run / "ledger.jsonl"),
+        Plan.from_json(json.loads((run / "plan.json").read_text())),
+    )
 
 
 @pytest.mark.parametrize("name", [*runs.FIVE, *runs.MORE])
@@ -135,7 +160,7 @@ def test_the_checklist_is_complete_and_agrees_with_the_ledger(made, name):
 ITEMS = [
     ("setting",), ("accesses", "covered"), ("accesses", "not_covered"), ("boundary",), ("sections", 0, "released"),
     ("unit",), ("unit", "protection"), ("adjacency",),
-    ("accounting", "accountant"), ("accounting", "assumptions"), ("accounting", "without_amplification"), ("formal", "training"),
+    ("accounting", "accountant"), ("accounting", "assumptions"), ("accounting", "without_amplification"), ("formal", "training"),  # noqa: E501
     ("formal", "with_tuning"), ("formal", "curve"), ("verification",), ("files",), ("ledger",),
 ]  # fmt: skip
 
@@ -153,14 +178,18 @@ def test_the_walk_fails_where_an_item_is_missing(made, path):
 
 @pytest.mark.parametrize("name", list(runs.FIVE))
 def test_every_form_states_every_item(made, name):
-    card, page, text = card_of(made(name)), (made(name) / "report.html").read_text(), (made(name) / "report.md").read_text()
+    card, page, text = (
+        card_of(made(name)),
+        (made(name) / "report.html").read_text(),
+        (made(name) / "report.md").read_text(),
+    )
     for item in ("1", "2a", "2b", "2c", "2d", "3a", "3b", "3c", "4"):
         assert f'<span class="item">{item}</span>' in page
         assert re.search(rf"^\| {item} ", text, re.MULTILINE), item
     from markupsafe import escape
 
     for statement in (
-        card["statement"], card["setting"]["words"], card["setting"]["trusted"], card["boundary"]["words"], trained(card)["released"],
+        card["statement"], card["setting"]["words"], card["setting"]["trusted"], card["boundary"]["words"], trained(card)["released"],  # noqa: E501
         card["unit"]["meaning"], card["adjacency"]["meaning"],
         trained(card)["theorem"], *card["attacker"]["sentences"], *card["warnings"], card["verification"]["words"],
         card["tier"]["why"],
@@ -190,9 +219,15 @@ def test_sampling_that_was_not_done_earns_no_amplification(made):
     from dpfy.accounting.gaussian import epsilon
 
     card = card_of(made("foreign"))
-    assert card["guarantee"]["epsilon"] == pytest.approx(epsilon(math.sqrt(2) / 2, runs.DELTA), rel=1e-6)
+    assert card["guarantee"]["epsilon"] == pytest.approx(
+        epsilon(math.sqrt(2) / 2, runs.DELTA), rel=1e-6
+    )
     assert card["guarantee"]["epsilon"] > card_of(made("dp-sgd"))["guarantee"]["epsilon"]
-    assert card["accesses"]["covered"][0]["epsilon"] == card["formal"]["training"]["epsilon"] == card["guarantee"]["epsilon"]
+    assert (
+        card["accesses"]["covered"][0]["epsilon"]
+        == card["formal"]["training"]["epsilon"]
+        == card["guarantee"]["epsilon"]
+    )
     sampling = next(row for row in assumed(card) if row["what"] == "sampling")
     assert sampling["holds"] == "no"
     assert "loader that shuffles" in sampling["done"]
@@ -203,7 +238,9 @@ def test_without_a_bound_on_participation_every_step_counts(tmp_path):
     from dpfy.accounting.gaussian import epsilon
 
     card = card_of(runs.foreign(tmp_path / "run", most=None))
-    assert card["guarantee"]["epsilon"] == pytest.approx(epsilon(math.sqrt(runs.STEPS) / 2, runs.DELTA), rel=1e-6)
+    assert card["guarantee"]["epsilon"] == pytest.approx(
+        epsilon(math.sqrt(runs.STEPS) / 2, runs.DELTA), rel=1e-6
+    )
 
 
 def test_tuning_costs(made):
@@ -215,8 +252,13 @@ def test_tuning_costs(made):
 
 
 def test_other_runs_on_the_same_data_are_named(made):
-    for name, said_so in (("shared", "the data set's own ledger"), ("dp-sgd", "no ledger across runs was given")):
-        rows = {row["kind"]: row["absent"] for row in card_of(made(name))["accesses"]["not_covered"]}
+    for name, said_so in (
+        ("shared", "the data set's own ledger"),
+        ("dp-sgd", "no ledger across runs was given"),
+    ):
+        rows = {
+            row["kind"]: row["absent"] for row in card_of(made(name))["accesses"]["not_covered"]
+        }
         assert said_so in rows["other runs"]
 
 
@@ -287,7 +329,9 @@ def test_nothing_is_blank(made):
 
 
 def test_an_attacker_never_does_better_than_the_curve_says(made):
-    """The picture's bound against the exact trade-off of a Gaussian mechanism: above it, and close to it."""
+    """The picture's bound against the exact trade-off of a Gaussian mechanism: above it, and close
+    to it.
+    """
     from scipy.stats import norm
 
     card = card_of(made("correlated"))
@@ -342,7 +386,9 @@ def test_the_page_needs_nothing_else(made):
 
 
 def front_matter(text):
-    """The little YAML that the front matter uses: keys with a value, a list of words, or keys one level down."""
+    """The little YAML that the front matter uses: keys with a value, a list of words, or keys one
+    level down.
+    """
     start, front, body = text.split("---\n", 2)
     assert start == ""
     read, key = {}, ""
@@ -383,8 +429,8 @@ def test_reports_give_nothing_away(tmp_path):
     x, y = runs.data()
     np.savez(tmp_path / "secret_people.npz", x=x.numpy(), y=y.numpy())
     flags = {
-        "data.kind": "npz", "data.path": str(tmp_path / "secret_people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0),
-        "data.test_fraction": 0.2, "privacy.records": 96, "privacy.delta": 1e-3, "model.name": "linear", "training.batch_size": 30.0,
+        "data.kind": "npz", "data.path": str(tmp_path / "secret_people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0),  # noqa: E501
+        "data.test_fraction": 0.2, "privacy.records": 96, "privacy.delta": 1e-3, "model.name": "linear", "training.batch_size": 30.0,  # noqa: E501
         "training.steps": 4,
     }  # fmt: skip
     job.run(config.make({}, flags), tmp_path / "run", seed=77)
@@ -392,13 +438,17 @@ def test_reports_give_nothing_away(tmp_path):
     assert rows["noise"]["holds"] == "no"
     secret = Randomness.for_tests(77).secret
     needles = [secret.hex(), str(tmp_path), os.getcwd(), "secret_people", "insecure_seed"]
-    needles += [repr(float(v)) for v in x.flatten()] + [f"{float(v):.5g}" for v in x[:20].flatten() if abs(v) > 1e-2]
+    needles += [repr(float(v)) for v in x.flatten()] + [
+        f"{float(v):.5g}" for v in x[:20].flatten() if abs(v) > 1e-2
+    ]
     for name in ("privacy.json", "report.html", "report.md"):
         text = (tmp_path / "run" / name).read_text()
         for needle in needles:
             assert needle not in text, (name, needle)
         assert not re.search(r"[\"' >]/(home|root|tmp|work|Users|var)/", text), name
-        assert "whoever knows it can remove the noise" in text  # that the seed was fixed is said, the seed is not
+        assert (
+            "whoever knows it can remove the noise" in text
+        )  # that the seed was fixed is said, the seed is not
 
 
 def attach(run, text):
@@ -441,14 +491,20 @@ def test_an_audit_that_contradicts_the_claim_is_an_alarm(made, tmp_path):
 
 
 GUIDE = {
-    "US Census Bureau 2022": "used epsilon = 12.2 to release its demonstration data (privacy unit is a person)",
-    "Google Gboard 2022": "Gboard's use of DP for Spanish-language next-word prediction: device-level DP with epsilon = 8.9 and zero-out "
+    "US Census Bureau 2022": "used epsilon = 12.2 to release its demonstration data (privacy unit "
+    "is a person)",
+    "Google Gboard 2022": "Gboard's use of DP for Spanish-language next-word prediction: "
+    "device-level DP with epsilon = 8.9 and zero-out "
     "adjacency; derived from rho = 0.81 zCDP",
-    "Apple 2016-2022": "collected various data from end users running iOS or macOS using epsilon ranging from 2 to 16, user-day privacy "
+    "Apple 2016-2022": "collected various data from end users running iOS or macOS using epsilon "
+    "ranging from 2 to 16, user-day privacy "
     "unit with add-or-remove adjacency",
-    "Microsoft 2021": "mentions (mentioned) using DP with epsilon = 4 covering all contributions from a user in a six month "
-    "window (months), but does not detail any specific production uses of DP ML (no use is described)",
-    "Facebook 2022": "employed epsilon = 2 to quantify the mobility changes of Facebook users (user-day privacy unit)",
+    "Microsoft 2021": "mentions (mentioned) using DP with epsilon = 4 covering all contributions "
+    "from a user in a six month "
+    "window (months), but does not detail any specific production uses of DP ML (no use is "
+    "described)",
+    "Facebook 2022": "employed epsilon = 2 to quantify the mobility changes of Facebook users "
+    "(user-day privacy unit)",
 }
 """What the guide says of each deployment (Ponomareva et al. 2023, section 5.2.2)."""
 
@@ -461,6 +517,13 @@ def test_deployments_are_stated_as_the_guide_states_them():
         said = set(re.findall(r"[\w.]+", GUIDE[row["who"]].lower()))
         for field in ("what", "epsilon", "unit", "adjacency"):
             if row[field] != UNSTATED:
-                words = set(re.findall(r"[\w.]+", row[field].lower())) - {"one", "of", "and", "or", "is", "no"}
+                words = set(re.findall(r"[\w.]+", row[field].lower())) - {
+                    "one",
+                    "of",
+                    "and",
+                    "or",
+                    "is",
+                    "no",
+                }
                 assert words <= said, (row["who"], field, words - said)
         assert (row["adjacency"] == UNSTATED) == ("adjacency" not in said)

@@ -1,4 +1,6 @@
-"""Runs side by side: ranked where their claims are the same kind, refused with a reason where not."""
+"""Runs side by side: ranked where their claims are the same kind, refused with a reason where
+not.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ def test_claims_of_one_kind_are_ranked(made, tmp_path):
 def test_example_level_and_user_level_are_not_ranked(made):
     found = compare.compare([made("user-level"), made("dp-sgd")])
     assert not found.ranked
-    assert [row["run"] for row in found.rows] == ["user-level", "dp-sgd"]  # the order given, no order of merit
-    assert any(reason["what"] == "unit" and "user" in reason["why"] and "example" in reason["why"] for reason in found.reasons)
+    assert [row["run"] for row in found.rows] == [
+        "user-level",
+        "dp-sgd",
+    ]  # the order given, no order of merit
+    assert any(
+        reason["what"] == "unit" and "user" in reason["why"] and "example" in reason["why"]
+        for reason in found.reasons
+    )
     text = compare.text(found)
     assert "NOT RANKED: unit differs" in text
     assert "how to convert" in text
@@ -53,7 +61,9 @@ def test_different_deltas_are_read_at_the_smaller(made, tmp_path):
     assert found.ranked
     assert found.delta == 1e-5
     first, second = found.rows
-    assert first["epsilon_at_common_delta"] == pytest.approx(second["epsilon_at_common_delta"], rel=1e-6)  # the same mechanism
+    assert first["epsilon_at_common_delta"] == pytest.approx(
+        second["epsilon_at_common_delta"], rel=1e-6
+    )  # the same mechanism
     assert any("deltas differ" in note for note in found.notes)
 
 
@@ -70,7 +80,9 @@ def test_bad_input_is_refused(made, tmp_path):
         compare.compare([made("dp-sgd"), tmp_path])
     edited = shutil.copytree(made("dp-sgd"), tmp_path / "edited")
     card = edited / "privacy.json"
-    card.write_text(card.read_text().replace('"tier": 2', '"tier": 1').replace('"tier": 1', '"tier": 3'))
+    card.write_text(
+        card.read_text().replace('"tier": 2', '"tier": 1').replace('"tier": 1', '"tier": 3')
+    )
     with pytest.raises(Corrupt, match=r"edited: privacy\.json"):
         compare.compare([made("dp-sgd"), edited])
 

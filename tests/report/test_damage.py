@@ -1,4 +1,6 @@
-"""Damaged and hostile files of a run: every one is a check that fails or one line, never a traceback, never "verified"."""
+"""Damaged and hostile files of a run: every one is a check that fails or one line, never a
+traceback, never "verified".
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ FILES = (
 )
 DEEP = json.loads("[" * 400 + "]" * 400)
 VALUES = (
-    None, True, False, -1, 0, 3, 2.5, 1e308, -1e308, 1e-320, 2**63, 10**300, "", "infinity", "\x1b[2J\x1b[32mok", "a\nok all: verified",
-    "\u202e", [], {}, [[]], {"kind": "gaussian"}, {"kind": "float", "value": "nan"}, {"absent": "why"}, DEEP, "0" * 64, "0" * 16,
+    None, True, False, -1, 0, 3, 2.5, 1e308, -1e308, 1e-320, 2**63, 10**300, "", "infinity", "\x1b[2J\x1b[32mok", "a\nok all: verified",  # noqa: E501
+    "\u202e", [], {}, [[]], {"kind": "gaussian"}, {"kind": "float", "value": "nan"}, {"absent": "why"}, DEEP, "0" * 64, "0" * 16,  # noqa: E501
 )  # fmt: skip
 
 
@@ -43,7 +45,8 @@ def whole(made, tmp_path_factory):
     home = tmp_path_factory.mktemp("damage")
     run = shutil.copytree(made("dp-sgd"), home / "run")
     (run / "audit.json").write_text(
-        '{"epsilon_lower": 0.01, "points": [{"false_positive_rate": 0.1, "true_positive_rate": 0.2}]}'
+        '{"epsilon_lower": 0.01, "points": [{"false_positive_rate": 0.1, "true_positive_rate": '
+        "0.2}]}"
     )
     Ledger.read(run / "ledger.jsonl").attach(["audit.json"])
     signature.new_key(home / "key.pem")
@@ -55,11 +58,24 @@ def whole(made, tmp_path_factory):
 def scratch(content: bytes, dice: random.Random) -> bytes:
     """Damage that knows no format."""
     place = dice.randrange(len(content) + 1)
-    part = dice.choice([b"\x00", b"\xff\xfe", b"[" * 3000, b"{", b"NaN", b"1e999", b"9" * 5000, b"\r\n", b"\xed\xa0\x80", b'"'])
+    part = dice.choice(
+        [
+            b"\x00",
+            b"\xff\xfe",
+            b"[" * 3000,
+            b"{",
+            b"NaN",
+            b"1e999",
+            b"9" * 5000,
+            b"\r\n",
+            b"\xed\xa0\x80",
+            b'"',
+        ]
+    )
     return dice.choice(
         [
-            content[:place], content[:place] + part + content[place:], content[:place] + part + content[place + len(part) :], content * 2,
-            part, b"", content[:place] + content[place + 1 :], content.replace(b"0", part, 1), content.replace(b":", b":" + part, 2),
+            content[:place], content[:place] + part + content[place:], content[:place] + part + content[place + len(part) :], content * 2,  # noqa: E501
+            part, b"", content[:place] + content[place + 1 :], content.replace(b"0", part, 1), content.replace(b":", b":" + part, 2),  # noqa: E501
         ]
     )  # fmt: skip
 
@@ -93,7 +109,10 @@ def damaged_card(run: Path, dice: random.Random) -> None:
 def damaged_ledger(run: Path, dice: random.Random) -> None:
     bodies = forge.bodies_of(run / "ledger.jsonl")
     mutate(bodies, dice)
-    forge.write_chain(run / "ledger.jsonl", [body if isinstance(body, dict) else {"type": body} for body in bodies])
+    forge.write_chain(
+        run / "ledger.jsonl",
+        [body if isinstance(body, dict) else {"type": body} for body in bodies],
+    )
 
 
 def damaged_plan(run: Path, dice: random.Random) -> None:
@@ -115,7 +134,9 @@ def damaged_other(run: Path, dice: random.Random) -> None:
     mutate(tree, dice)
     file.write_text("".join(json.dumps(row) + "\n" for row in tree))
     if file.name in ("audit.json",):
-        forge.rechain(run / "ledger.jsonl", lambda bodies: bodies[-1]["files"].update({file.name: _sha(file)}))
+        forge.rechain(
+            run / "ledger.jsonl", lambda bodies: bodies[-1]["files"].update({file.name: _sha(file)})
+        )
 
 
 def damaged_bytes(run: Path, dice: random.Random) -> None:
@@ -136,8 +157,8 @@ def looked_at(run: Path) -> list[str]:
     """Everything that reads a run folder. Whatever is wrong is a finding or a `DpfyError`."""
     wrong = []
     for look in (
-        lambda: Ledger.read(run / "ledger.jsonl"), lambda: Ledger.open(run / "ledger.jsonl").event(), lambda: load_plan(run),
-        lambda: publish.publish(run, "html"), lambda: publish.publish(run, "md"), lambda: compare.compare([run, run / "privacy.json"]),
+        lambda: Ledger.read(run / "ledger.jsonl"), lambda: Ledger.open(run / "ledger.jsonl").event(), lambda: load_plan(run),  # noqa: E501
+        lambda: publish.publish(run, "html"), lambda: publish.publish(run, "md"), lambda: compare.compare([run, run / "privacy.json"]),  # noqa: E501
         lambda: verify(run / "privacy.json"), lambda: signature.of_run(run),
     ):  # fmt: skip
         try:
@@ -151,7 +172,9 @@ DAMAGES = (damaged_card, damaged_ledger, damaged_plan, damaged_other, damaged_by
 
 
 def damage_and_look(whole: Path, place: Path, count: int, seed: int) -> int:
-    """Make `count` damaged copies; the number of those that were still verified, each of which must be the very same run."""
+    """Make `count` damaged copies; the number of those that were still verified, each of which must
+    be the very same run.
+    """
     dice, harmless = random.Random(seed), 0
     for number in range(count):
         run = place / "run"
@@ -160,7 +183,9 @@ def damage_and_look(whole: Path, place: Path, count: int, seed: int) -> int:
         damage = DAMAGES[number % len(DAMAGES)]
         damage(run, dice)
         changed = {
-            p.name for p in whole.iterdir() if not (run / p.name).exists() or (run / p.name).read_bytes() != p.read_bytes()
+            p.name
+            for p in whole.iterdir()
+            if not (run / p.name).exists() or (run / p.name).read_bytes() != p.read_bytes()
         }
         findings = verify(run)
         if all(f.holds for f in findings):
@@ -191,14 +216,25 @@ FALSE = "\x1b[2J\x1b[Hok     everything: holds\nrun: verified\x1b[8m"
 
 
 @pytest.mark.parametrize(
-    "place", [("provenance", "dpfy"), ("statement",), ("accesses", "covered", 0, "name"), ("guarantee", "accountant")]
+    "place",
+    [
+        ("provenance", "dpfy"),
+        ("statement",),
+        ("accesses", "covered", 0, "name"),
+        ("guarantee", "accountant"),
+    ],
 )
 def test_no_string_of_a_card_reaches_the_terminal_as_a_command(whole, tmp_path, capsys, place):
     run = shutil.copytree(whole, tmp_path / "run")
     card = forge.card_of(run)
     forge.put(card, place, FALSE)
     forge.reseal(run, card)
-    for arguments in (("verify", run), ("verify", run / "privacy.json"), ("report", run), ("compare", "runs", run, run)):
+    for arguments in (
+        ("verify", run),
+        ("verify", run / "privacy.json"),
+        ("report", run),
+        ("compare", "runs", run, run),
+    ):
         code, text = shown(capsys, *arguments)
         assert code != 0
         assert "\x1b" not in text
@@ -213,7 +249,10 @@ def test_no_string_of_a_card_reaches_the_terminal_as_a_command(whole, tmp_path, 
 def test_a_page_shows_names_literally():
     from dpfy.report.markdown import plain
 
-    assert plain("a|b <script>\n# [x](y) *z* _w_ `c`") == r"a\|b \<script\> \# \[x\](y) \*z\* \_w\_ \`c\`"
+    assert (
+        plain("a|b <script>\n# [x](y) *z* _w_ `c`")
+        == r"a\|b \<script\> \# \[x\](y) \*z\* \_w\_ \`c\`"
+    )
     assert plain(3.5) == 3.5
 
 
@@ -235,20 +274,28 @@ def test_names_cannot_break_out_of_the_markdown_page(whole, tmp_path):
     assert all(line.replace("\\|", "").count("|") == 3 for line in rows)
 
 
-@pytest.mark.parametrize("name", ["privacy.json", "ledger.jsonl", "plan.json", "metrics.jsonl", "audit.json"])
+@pytest.mark.parametrize(
+    "name", ["privacy.json", "ledger.jsonl", "plan.json", "metrics.jsonl", "audit.json"]
+)
 def test_deep_nesting_huge_files_and_pipes(whole, tmp_path, monkeypatch, name):
     import os
 
     from dpfy.core import chain, reading
 
-    for content in (b"[" * 200_000, b'{"a":' * 100_000, b'{"body":' * 50_000 + b"1" + b"}" * 50_000 + b"\n"):
+    for content in (
+        b"[" * 200_000,
+        b'{"a":' * 100_000,
+        b'{"body":' * 50_000 + b"1" + b"}" * 50_000 + b"\n",
+    ):
         run = shutil.copytree(whole, tmp_path / "run", dirs_exist_ok=True)
         (run / name).write_bytes(content)
         assert any(name in f.what + f.detail for f in verify(run) if not f.holds)
         looked_at(run)
     monkeypatch.setattr(reading, "MOST_TEXT", 1000)
     monkeypatch.setattr(chain, "MOST", 1000)
-    monkeypatch.setattr(reading.content, "__kwdefaults__", reading.content.__kwdefaults__ | {"most": 1000})
+    monkeypatch.setattr(
+        reading.content, "__kwdefaults__", reading.content.__kwdefaults__ | {"most": 1000}
+    )
     (run / name).write_bytes(b"x" * 2000)
     assert not all(f.holds for f in _or_refused(run))
     (run / name).unlink()

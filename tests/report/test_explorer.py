@@ -1,4 +1,6 @@
-"""The explorer: its figures are those of `dpfy calibrate`, its server answers this machine and this token only."""
+"""The explorer: its figures are those of `dpfy calibrate`, its server answers this machine and this
+token only.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ WISHES = [
 @pytest.mark.parametrize("wish", WISHES, ids=lambda w: f"{w.records}-{w.batch:g}-{w.epsilon:g}")
 def test_noise_is_that_of_calibrate(wish):
     found = explorer.answer(wish)
-    assert found["noise_multiplier"] == pytest.approx(planning.noise(wish.epsilon, wish.rate, wish.steps, wish.delta), rel=1e-4)
+    assert found["noise_multiplier"] == pytest.approx(
+        planning.noise(wish.epsilon, wish.rate, wish.steps, wish.delta), rel=1e-4
+    )
     reached = planning.epsilon(found["noise_multiplier"], wish.rate, wish.steps, wish.delta)
     assert found["epsilon"] == pytest.approx(reached, rel=1e-9)
     assert wish.epsilon * (1 - 1e-4) <= reached <= wish.epsilon  # the private side
@@ -38,8 +42,14 @@ def test_noise_is_that_of_calibrate(wish):
 
 def test_the_order_of_slider_positions_does_not_matter():
     """The search begins where the last one ended; what it finds does not depend on it."""
-    forward = [explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 2.5**k, 1e-6))[0] for k in range(4)]
-    backward = [explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 2.5**k, 1e-6))[0] for k in reversed(range(4))]
+    forward = [
+        explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 2.5**k, 1e-6))[0]
+        for k in range(4)
+    ]
+    backward = [
+        explorer.solve.__wrapped__(Wish(10_000, 500.0, 10.0, 0.3 * 2.5**k, 1e-6))[0]
+        for k in reversed(range(4))
+    ]
     assert forward == pytest.approx(backward[::-1], rel=1e-4)
 
 
@@ -52,7 +62,10 @@ def test_a_user_with_several_examples_costs_more():
 def test_commands_do_what_the_page_shows():
     wish = WISHES[0]
     train, check = explorer.commands(wish)
-    expected = "dpfy train data.job.toml --records 60000 --batch-size 4096 --epochs 40 --epsilon 3 --delta 1e-05"
+    expected = (
+        "dpfy train data.job.toml --records 60000 --batch-size 4096 --epochs 40 --epsilon 3 "
+        "--delta 1e-05"
+    )
     assert train == f"{expected}   # dpfy init data.csv makes data.job.toml"
     words = check.split()
     assert float(words[words.index("--sampling-rate") + 1]) == wish.rate
@@ -69,7 +82,9 @@ def test_steps_are_those_of_the_recipe():
 def test_batch_points_are_exact_and_level_off_at_the_knee():
     found = explorer.batches(WISHES[0])["points"]
     for size, value in (found[1], found[5]):
-        assert value * size == pytest.approx(planning.noise(3.0, size / 60_000, 586, 1e-5), rel=1e-4)
+        assert value * size == pytest.approx(
+            planning.noise(3.0, size / 60_000, 586, 1e-5), rel=1e-4
+        )
     assert found[0][1] / found[1][1] > 2.5  # far below the knee noise falls almost as 1/batch
     assert found[-2][1] / found[-1][1] < 1.05  # beyond it, it stays
 
@@ -82,17 +97,25 @@ def test_attacker_and_mechanisms():
     assert {row["sampling"] for row in quick["rows"]} == {"Poisson sampling", "fixed order"}
     errors = [row["error"] for row in quick["rows"]]
     assert errors == sorted(errors)
-    # the identity leaves sigma / batch in each step: the root mean square over prefixes is sqrt((T + 1) / 2) of it
+    # the identity leaves sigma / batch in each step: the root mean square over prefixes is sqrt((T
+    # + 1) / 2) of it
     assert errors[0] == pytest.approx(explorer.noise(wish) / 4096 * math.sqrt(587 / 2), rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [("records", "0", "records"), ("batch", "1e9", "batch"), ("epsilon", "-1", "epsilon"), ("delta", "1", "delta"),
-     ("epochs", "nan", "epochs"), ("owns", "1000", "owns"), ("records", "many", "records"), ("surprise", "1", "surprise")],
+     ("epochs", "nan", "epochs"), ("owns", "1000", "owns"), ("records", "many", "records"), ("surprise", "1", "surprise")],  # noqa: E501
 )  # fmt: skip
 def test_bad_wishes_are_named(field, value, named):
-    fields = {"records": "1000", "batch": "100", "epochs": "1", "epsilon": "1", "delta": "1e-5", "owns": "1"}
+    fields = {
+        "records": "1000",
+        "batch": "100",
+        "epochs": "1",
+        "epsilon": "1",
+        "delta": "1e-5",
+        "owns": "1",
+    }
     with pytest.raises(InvalidInput, match=named):
         Wish.parse(fields | {field: value})
 
@@ -107,7 +130,9 @@ def server():
 
 def get(address, headers=None):
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers or {}), timeout=600) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, headers=headers or {}), timeout=600
+        ) as reply:
             return reply.status, reply.headers, reply.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.headers, refused.read().decode()
@@ -146,7 +171,12 @@ def test_a_foreign_host_name_is_refused(server):
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://localhost:1"}, {"Sec-Fetch-Site": "cross-site"}],
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
     ids=str,
 )
 def test_a_page_of_another_site_is_refused(server, headers):
@@ -156,8 +186,16 @@ def test_a_page_of_another_site_is_refused(server, headers):
 
 
 def test_its_own_page_and_a_link_that_a_person_follows_are_served(server):
-    own = {"Origin": f"http://{HOME}:{server.server_port}", "Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
-    for headers in (own, {"Sec-Fetch-Site": "none"}, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}):
+    own = {
+        "Origin": f"http://{HOME}:{server.server_port}",
+        "Sec-Fetch-Site": "same-origin",
+        "Sec-Fetch-Mode": "cors",
+    }
+    for headers in (
+        own,
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
+    ):
         assert get(server.address, headers)[0] == 200
 
 
@@ -183,7 +221,9 @@ def test_answers_and_problems(server):
     assert status == 200
     assert headers["Cache-Control"] == "no-store"
     found = json.loads(text)
-    assert found["noise_multiplier"] == pytest.approx(planning.noise(3.0, 4096 / 60000, 586, 1e-5), rel=1e-4)
+    assert found["noise_multiplier"] == pytest.approx(
+        planning.noise(3.0, 4096 / 60000, 586, 1e-5), rel=1e-4
+    )
     status, _, text = get(f"{server.address}answer?{urlencode(FIELDS | {'batch': 10**9})}")
     assert status == 200
     assert "batch" in json.loads(text)["problem"]
@@ -200,7 +240,23 @@ def test_the_page_asks_nobody_else(server):
     assert server.token not in page
 
 
-HOSTILE = ["1e-320", "5e-324", "1e308", "1e309", "nan", "inf", "-1", "0", "9" * 400, "9" * 5000, "", "x", "\0", "1e-16", "1e300"]
+HOSTILE = [
+    "1e-320",
+    "5e-324",
+    "1e308",
+    "1e309",
+    "nan",
+    "inf",
+    "-1",
+    "0",
+    "9" * 400,
+    "9" * 5000,
+    "",
+    "x",
+    "\0",
+    "1e-16",
+    "1e300",
+]
 
 
 @pytest.mark.parametrize("field", list(FIELDS))
@@ -211,7 +267,11 @@ def test_hostile_numbers_get_an_answer(server, field):
             status, _, text = get(f"{server.address}{page}?{urlencode(FIELDS | {field: value})}")
             assert status == 200, (field, value)
             found = json.loads(text, parse_constant=lambda word: pytest.fail(word))
-            assert "problem" in found or value in ("1e-16", "1e300", "0", "1e-320", "5e-324"), (field, value, text[:200])
+            assert "problem" in found or value in ("1e-16", "1e300", "0", "1e-320", "5e-324"), (
+                field,
+                value,
+                text[:200],
+            )
 
 
 def test_malformed_questions_are_refused(server):
@@ -233,7 +293,9 @@ def test_silent_and_slow_clients_hold_no_thread(monkeypatch):
     monkeypatch.setattr(module._Handler, "timeout", 1.0)
     monkeypatch.setattr(module, "CONNECTIONS", 8)
     with Explorer() as made:
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+        threading.Thread(
+            target=made.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+        ).start()
         before = threading.active_count()
         held = [socket.create_connection((HOME, made.server_port)) for _ in range(20)]
         slow = held[0]

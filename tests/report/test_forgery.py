@@ -1,4 +1,6 @@
-"""Forgery: whoever can write to a run folder cannot make `verify` accept a false number, and what they can change stands in the verdict."""
+"""Forgery: whoever can write to a run folder cannot make `verify` accept a false number, and what
+they can change stands in the verdict.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_a_forgery_is_refused_or_stated(known, tmp_path, name, level):
     if name in SAYS:
         assert SAYS[name] in unchecked(verdict)
     assert due == NAMED or level in ("nothing", "start")
-    if due == STATED and name not in SAYS:  # all of it may be another run, or no reader is told of the line
+    if (
+        due == STATED and name not in SAYS
+    ):  # all of it may be another run, or no reader is told of the line
         assert name == "a note" or (level == "nothing" and "all of it anew" in verdict.level.open)
 
 
@@ -102,7 +106,9 @@ def test_an_honest_run_reaches_the_level_that_it_should(known, tmp_path, level):
         judge(run, require="full")
 
 
-@pytest.mark.parametrize("name", ["correlated", "tuned", "foreign", "user-level", "no-privacy", "shared", "converted"])
+@pytest.mark.parametrize(
+    "name", ["correlated", "tuned", "foreign", "user-level", "no-privacy", "shared", "converted"]
+)
 @pytest.mark.parametrize("version", [None, "9.9.9"])
 def test_ordinary_runs_hold_whatever_version_wrote_them(made, tmp_path, name, version):
     run = shutil.copytree(made(name), tmp_path / "run")
@@ -123,7 +129,8 @@ def test_a_sentence_in_other_words_with_the_same_numbers_holds_and_is_named(know
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("README.md", b"# A model\n"), ("LICENSE", b"MIT\n"), (".gitattributes", b"* text\n"), ("plot.png", b"\x89PNG\r\n\x1a\n\0\0"),
+    [("README.md", b"# A "
+                   b"model\n"), ("LICENSE", b"MIT\n"), (".gitattributes", b"* text\n"), ("plot.png", b"\x89PNG\r\n\x1a\n\0\0"),  # noqa: E501
      ("config.json", b"{}"), (".git/HEAD", b"ref\n"), (".git/objects/ab", b"\0\x01"), ("docs/page.md", b"x\n")],
 )  # fmt: skip
 def test_texts_and_pictures_are_named_and_not_refused(known, tmp_path, name, content):
@@ -135,7 +142,8 @@ def test_texts_and_pictures_are_named_and_not_refused(known, tmp_path, name, con
     assert name.split("/")[0] in unchecked(verdict)
 
 
-# --- levels ---------------------------------------------------------------------------------------------------------------------------
+# --- levels
+# ---------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def held(head: str) -> signature.Signed:
@@ -150,7 +158,9 @@ def test_a_head_fixes_figures_only_if_every_reservation_stood_as_it_stands_now(t
     empty = ledger.head
     first = ledger.reserve("statistics", step, returnable=True)
     one = ledger.head
-    last = ledger.reserve("training", Repeated(step, 2), claim={"stops": [stops["stops"][0]]}, returnable=True)
+    last = ledger.reserve(
+        "training", Repeated(step, 2), claim={"stops": [stops["stops"][0]]}, returnable=True
+    )
     both = ledger.head
 
     def level(head: str) -> str:
@@ -191,7 +201,9 @@ def test_the_ledger_of_a_data_set_has_a_level_too(made, tmp_path):
 
 
 def test_the_budget_does_not_come_back_with_lines_and_mark_removed(tmp_path):
-    """A run is billed; its lines and the mark of the ledger are removed; the next run is refused and makes no folder."""
+    """A run is billed; its lines and the mark of the ledger are removed; the next run is refused
+    and makes no folder.
+    """
     people = tmp_path / "people.jsonl"
     runs.fit(dpfy.Run(tmp_path / "one", ledger=people), runs.plain_plan())
     (tmp_path / "people.jsonl.head").unlink()
@@ -200,7 +212,10 @@ def test_the_budget_does_not_come_back_with_lines_and_mark_removed(tmp_path):
         (tmp_path / "cut").mkdir(exist_ok=True)
         (tmp_path / "cut" / "people.jsonl").write_bytes(b"".join(lines))
         with pytest.raises(Corrupt, match=r"has lost people\.jsonl\.head"):
-            runs.fit(dpfy.Run(tmp_path / "two", ledger=tmp_path / "cut" / "people.jsonl"), runs.plain_plan())
+            runs.fit(
+                dpfy.Run(tmp_path / "two", ledger=tmp_path / "cut" / "people.jsonl"),
+                runs.plain_plan(),
+            )
         assert not (tmp_path / "two").exists()
 
 
@@ -228,15 +243,18 @@ def test_the_command_prints_status_and_level(known, tmp_path, capsys):
     assert code == 2
 
 
-# --- numbers in text ------------------------------------------------------------------------------------------------------------------
+# --- numbers in text
+# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("(0.010, 1e-12)", [0.01, 1e-12]), ("10⁻⁵ and 3.2 × 10⁻⁶", [1e-5, 3.2e-6]), ("10^-5, 10**{-6}", [1e-5, 1e-6]),
-        ("53.5% of 1,438", [0.535, 1438]), ("wrong in 1 in 200 cases", [0.005]), ("2 percent, .5 per cent", [0.02, 0.005]),
-        ("\uff10.\uff15", [0.5]), ("1e\u22123", [1e-3]), ("\u0660.\u0665", [0.5]), ("0.\u200b5", [0.5]), ("-3 and 4-5", [-3, 4, 5]),
+        ("(0.010, 1e-12)", [0.01, 1e-12]), ("10⁻⁵ and 3.2 × "
+                                            "10⁻⁶", [1e-5, 3.2e-6]), ("10^-5, 10**{-6}", [1e-5, 1e-6]),
+        ("53.5% of 1,438", [0.535, 1438]), ("wrong in 1 in 200 "
+                                            "cases", [0.005]), ("2 percent, .5 per cent", [0.02, 0.005]),
+        ("\uff10.\uff15", [0.5]), ("1e\u22123", [1e-3]), ("\u0660.\u0665", [0.5]), ("0.\u200b5", [0.5]), ("-3 and 4-5", [-3, 4, 5]),  # noqa: E501
         ("none", []),
     ],
 )  # fmt: skip
@@ -247,10 +265,13 @@ def test_every_way_to_print_a_number_is_read(text, values):
 @pytest.mark.parametrize(
     ("said", "due", "same"),
     [
-        ("2.703", "2.703", True), ("2.71", "2.703", True), ("2.7", "2.703", True), ("2.702", "2.703", False), ("2", "2.7", False),
-        ("3", "2.7", False), ("1e1", "5", False), ("53.4%", "53.5%", False), ("1%", "1 in 100", True), ("1e-05", "0.00001", True),
-        ("(1, 2)", "(2, 1)", False), ("1", "1 2", False), ("1 2", "1", False), ("two of 3", "3", False), ("3", "two of 3", True),
-        ("one unit of 3", "a unit of 3", True), ("", "", True), ("0", "0.0004", False), ("0.001", "0.0004", False),
+        ("2.703", "2.703", True), ("2.71", "2.703", True), ("2.7", "2.703", True), ("2.702", "2.703", False), ("2", "2.7", False),  # noqa: E501
+        ("3", "2.7", False), ("1e1", "5", False), ("53.4%", "53.5%", False), ("1%", "1 in 100", True), ("1e-05", "0.00001", True),  # noqa: E501
+        ("(1, 2)", "(2, 1)", False), ("1", "1 "
+                                           "2", False), ("1 "
+                                                         "2", "1", False), ("two of 3", "3", False), ("3", "two of 3", True),  # noqa: E501
+        ("one unit of 3", "a unit of "
+                          "3", True), ("", "", True), ("0", "0.0004", False), ("0.001", "0.0004", False),
     ],
 )  # fmt: skip
 def test_sentences_agree_if_their_numbers_do(said, due, same):
@@ -259,13 +280,21 @@ def test_sentences_agree_if_their_numbers_do(said, due, same):
 
 
 @pytest.mark.parametrize(
-    ("said", "due", "same"), [("1", "1 2", True), ("2", "1 2", True), ("2 1", "1 2", False), ("3", "1 2", False), ("", "1", True)]
+    ("said", "due", "same"),
+    [
+        ("1", "1 2", True),
+        ("2", "1 2", True),
+        ("2 1", "1 2", False),
+        ("3", "1 2", False),
+        ("", "1", True),
+    ],
 )
 def test_a_description_may_state_fewer_numbers_and_no_other(said, due, same):
     assert (prose.contradiction(said, due, whole=False) is None) == same
 
 
-# --- random edits of numbers ----------------------------------------------------------------------------------------------------------
+# --- random edits of numbers
+# ----------------------------------------------------------------------------------------------------------
 
 TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 
@@ -275,7 +304,11 @@ def other_number(token: str, dice: random.Random) -> str:
     for _ in range(100):
         factor = dice.choice([0.01, 0.5, 0.9, 1.1, 2.0, 10.0, 1e-6])
         value = float(token) * factor + (dice.choice([0, 1, 7]) if float(token) == 0 else 0)
-        text = str(round(value)) if token.isdigit() else f"{value:.{len(token.partition('.')[2].partition('e')[0])}f}"
+        text = (
+            str(round(value))
+            if token.isdigit()
+            else f"{value:.{len(token.partition('.')[2].partition('e')[0])}f}"
+        )
         if float(text) != pytest.approx(float(token), rel=0.02, abs=1e-12):
             return text
     return token + "7"
@@ -286,7 +319,9 @@ def leaves(tree, path=()):
         if isinstance(part, (dict, list)):
             yield from leaves(part, (*path, key))
         number = isinstance(part, (int, float)) and not isinstance(part, bool)
-        if number or (isinstance(part, str) and TOKEN.search(part) and not re.search("[0-9a-f]{16}", part)):
+        if number or (
+            isinstance(part, str) and TOKEN.search(part) and not re.search("[0-9a-f]{16}", part)
+        ):
             yield (*path, key), part
 
 
@@ -314,12 +349,18 @@ def random_edits(known, place, count, seed):
     dice, seen = random.Random(seed), Counter()
     LEDGER[:] = [Ledger.read(known.run / "ledger.jsonl")]
     card = forge.card_of(known.run)
-    places = [(path, value) for path, value in leaves(card) if path[0] not in ("digest", "ledger", "format", "files")]
+    places = [
+        (path, value)
+        for path, value in leaves(card)
+        if path[0] not in ("digest", "ledger", "format", "files")
+    ]
     for _ in range(count):
         path, value = dice.choice(places)
         run = known.copy(place, "nothing")
         try:
-            forgeries.edited((path, edited(value, dice)), version=dice.choice([None, forgeries.OTHER]))(run)
+            forgeries.edited(
+                (path, edited(value, dice)), version=dice.choice([None, forgeries.OTHER])
+            )(run)
         except Exception:  # the forger's own page cannot be made of such a card
             shutil.rmtree(run)
             continue
@@ -349,7 +390,9 @@ def test_random_edits_of_numbers_are_refused_or_named_at_length(known, tmp_path)
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "metrics.jsonl", "plan.json"])
 def test_random_edits_of_numbers_in_other_files(known, tmp_path, name):
-    """A page of another version may not state a number that neither card nor ledger gives; metrics may not state another epsilon."""
+    """A page of another version may not state a number that neither card nor ledger gives; metrics
+    may not state another epsilon.
+    """
     dice = random.Random(11)
     whole = forge.card_of(known.run)
     for _ in range(8):
@@ -358,10 +401,17 @@ def test_random_edits_of_numbers_in_other_files(known, tmp_path, name):
         text = (run / name).read_text()
         shown = text[text.index("<h1") :] if name == "report.html" else text
         if name == "report.html":
-            spots, at = list(re.finditer(r">[^<>]*?(\d+\.\d+)[^<>]*<", shown)), len(text) - len(shown)
+            spots, at = (
+                list(re.finditer(r">[^<>]*?(\d+\.\d+)[^<>]*<", shown)),
+                len(text) - len(shown),
+            )
             start, end = (place + at for place in dice.choice(spots).span(1))
         else:
-            pattern = r'"epsilon": ([\d.]+)' if name == "metrics.jsonl" else r"(?<![\w.])(\d+\.\d+)(?![\w.])"
+            pattern = (
+                r'"epsilon": ([\d.]+)'
+                if name == "metrics.jsonl"
+                else r"(?<![\w.])(\d+\.\d+)(?![\w.])"
+            )
             start, end = dice.choice(list(re.finditer(pattern, text))).span(1)
         (run / name).write_text(text[:start] + other_number(text[start:end], dice) + text[end:])
         card = forge.card_of(run)

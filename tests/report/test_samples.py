@@ -1,4 +1,6 @@
-"""What earlier versions wrote still verifies, damage in it is still found, and a run that they began is still finished."""
+"""What earlier versions wrote still verifies, damage in it is still found, and a run that they
+began is still finished.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ ROOT = Path(__file__).parent.parent
 V1 = ROOT / "samples" / "v1"
 STUDY_CELLS = ROOT.parent / "docs" / "studies"
 UNFINISHED = "interrupted"
-RUNS = sorted(p.name for p in V1.iterdir() if p.is_dir() and p.name not in (UNFINISHED, "__pycache__"))
+RUNS = sorted(
+    p.name for p in V1.iterdir() if p.is_dir() and p.name not in (UNFINISHED, "__pycache__")
+)
 BARE = ("card.json", "ledger.jsonl", "people.jsonl")
 TEXT = ".txt"
 """Pages are stored under another name, as data and not as source."""
 FREE = ("ledger.jsonl.head",)
-"""Says only where the ledger ended when it was last written to: a crash may leave it behind, and what is in it is never believed."""
+"""Says only where the ledger ended when it was last written to: a crash may leave it behind, and
+what is in it is never believed.
+"""
 KINDS = {
-    file.name.removesuffix(TEXT): name for name in ("plain", "signed", "audited") for file in sorted((V1 / name).iterdir())
+    file.name.removesuffix(TEXT): name for name in ("plain", "signed", "audited") for file in sorted((V1 / name).iterdir())  # noqa: E501
     if file.name not in FREE
 }  # fmt: skip
 
@@ -59,7 +65,7 @@ def test_verifies(name: str, v1: Path) -> None:
 def test_all_kinds_are_there() -> None:
     assert len(RUNS) >= 29
     assert set(KINDS) == {
-        "audit.json", "audit.svg", "canaries.npz", "config.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "plan.json",
+        "audit.json", "audit.svg", "canaries.npz", "config.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "plan.json",  # noqa: E501
         "privacy.json", "report.html", "report.md", "signature.json",
     }  # fmt: skip
 
@@ -91,7 +97,9 @@ def test_one_flipped_byte_is_found_in_a_file_by_itself(name: str, v1: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["plain", "audited"])
-def test_pages_that_are_written_again_are_accepted_and_edited_ones_are_not(name: str, v1: Path, tmp_path: Path) -> None:
+def test_pages_that_are_written_again_are_accepted_and_edited_ones_are_not(
+    name: str, v1: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(v1 / name, tmp_path / "run")
     for form, page in (("html", "report.html"), ("md", "report.md")):
         publish(run, form)
@@ -107,16 +115,31 @@ def test_an_unfinished_run_is_told_from_a_finished_one(v1: Path) -> None:
     assert broken(v1 / UNFINISHED / "ledger.jsonl") == []
 
 
-def test_a_run_that_an_earlier_version_began_is_finished_by_this_one(v1: Path, tmp_path: Path) -> None:
+def test_a_run_that_an_earlier_version_began_is_finished_by_this_one(
+    v1: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("sklearn")
     run = shutil.copytree(v1 / UNFINISHED, tmp_path / "run")
     for secret in (run / "checkpoint", *(run / "checkpoint").iterdir()):
         secret.chmod(0o700 if secret.is_dir() else 0o600)
     with pytest.raises(SystemExit) as ended:
-        app.main(["train", "--resume", "--out", str(run), "--json", "--set", "runtime.checkpoint_every=30"])
+        app.main(
+            [
+                "train",
+                "--resume",
+                "--out",
+                str(run),
+                "--json",
+                "--set",
+                "runtime.checkpoint_every=30",
+            ]
+        )
     assert ended.value.code in (0, None)
     assert broken(run) == []
-    due, found = load_file(v1 / f"{UNFINISHED}.model.safetensors"), load_file(run / "model.safetensors")
+    due, found = (
+        load_file(v1 / f"{UNFINISHED}.model.safetensors"),
+        load_file(run / "model.safetensors"),
+    )
     assert due.keys() == found.keys()
     for name, value in due.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,6 @@
-"""The schema describes every card, refuses damaged ones, and our validator agrees with the jsonschema package."""
+"""The schema describes every card, refuses damaged ones, and our validator agrees with the
+jsonschema package.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ import runs
 
 
 def cards(made):
-    return {name: json.loads((made(name) / "privacy.json").read_text()) for name in (*runs.FIVE, *runs.MORE)}
+    return {
+        name: json.loads((made(name) / "privacy.json").read_text())
+        for name in (*runs.FIVE, *runs.MORE)
+    }
 
 
 def keywords(rule):
@@ -94,12 +99,14 @@ def mutate(card, dice):
 
     collect(card)
     node, key = dice.choice(places)
-    change = dice.choice(["drop", "none", "text", "negative", "big", "list", "object", "true", "absent"])
+    change = dice.choice(
+        ["drop", "none", "text", "negative", "big", "list", "object", "true", "absent"]
+    )
     if change == "drop":
         del node[key]
     else:
         node[key] = {
-            "none": None, "text": "x", "negative": -1, "big": 1e9, "list": [], "object": {}, "true": True, "absent": {"absent": "why"},
+            "none": None, "text": "x", "negative": -1, "big": 1e9, "list": [], "object": {}, "true": True, "absent": {"absent": "why"},  # noqa: E501
         }[change]  # fmt: skip
 
 

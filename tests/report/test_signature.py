@@ -77,13 +77,18 @@ def test_a_signed_run_is_verified_with_its_key_and_with_no_other(run, key, tmp_p
     assert failing(run, keys=[public(key)]) == {}
     other = signature.new_key(tmp_path / "other.pem")
     assert "no signature by other.pem.pub" in failing(run, keys=[other])["signed by the keys given"]
-    assert "no signature by other.pem.pub" in failing(run, keys=[public(key), other])["signed by the keys given"]
+    assert (
+        "no signature by other.pem.pub"
+        in failing(run, keys=[public(key), other])["signed by the keys given"]
+    )
     signature.sign_run(run, tmp_path / "other.pem")
     assert failing(run, keys=[public(key), other]) == {}
 
 
 def test_a_full_rewrite_verifies_without_a_key_and_not_with_one(run, key, tmp_path):
-    """What nobody signed, anybody can make: another run in the same folder is consistent, but it is not the one that was signed."""
+    """What nobody signed, anybody can make: another run in the same folder is consistent, but it is
+    not the one that was signed.
+    """
     signature.sign_run(run, key)
     signed = (run / signature.NAME).read_bytes()
     other = runs.fit(tmp_path / "other", runs.plain_plan(20.0))
@@ -99,16 +104,28 @@ def test_a_fact_changed_with_the_chain_made_anew_is_found_by_the_key(run, key):
     card["sections"][0]["utility"]["test_accuracy"] = 0.999
     forge.conform(run, card)
     assert set(failing(run)) == {"pages say what the card says", "signature"}
-    assert set(failing(run, keys=[public(key)])) == {"pages say what the card says", "signed by the keys given"}
+    assert set(failing(run, keys=[public(key)])) == {
+        "pages say what the card says",
+        "signed by the keys given",
+    }
 
 
 def test_every_flipped_byte_of_a_signature_is_found(run, key):
     signature.sign_run(run, key)
     whole = (run / signature.NAME).read_bytes()
     for place in range(0, len(whole), 3):
-        (run / signature.NAME).write_bytes(whole[:place] + bytes([whole[place] ^ 0x01]) + whole[place + 1 :])
+        (run / signature.NAME).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 0x01]) + whole[place + 1 :]
+        )
         assert "signed by the keys given" in failing(run, keys=[public(key)]), place
-    for damage in (b"", b"[]", b"{}", b"[" * 5000, whole.replace(b'"signature":"', b'"signature":"zz'), b"\x00" * 70000):
+    for damage in (
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 5000,
+        whole.replace(b'"signature":"', b'"signature":"zz'),
+        b"\x00" * 70000,
+    ):
         (run / signature.NAME).write_bytes(damage)
         assert signature.NAME in failing(run)["signature"]
 
@@ -134,7 +151,9 @@ def test_keys_that_are_none_are_refused(run, key, tmp_path):
     with pytest.raises(InvalidInput, match=r"--key: .* does not exist"):
         signature.sign_run(run, tmp_path / "nowhere")
     foreign = tmp_path / "ec.pem"
-    content = generate_private_key(SECP256R1()).private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    content = generate_private_key(SECP256R1()).private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+    )
     foreign.write_bytes(content)
     foreign.chmod(0o600)
     with pytest.raises(InvalidInput, match="private Ed25519"):
@@ -160,7 +179,9 @@ def test_a_later_ledger_extends_a_published_head(run, key, tmp_path):
     assert "missing" in failing(people, keys=[public(key)])["signed by the keys given"]
     forge.rechain(people, lambda bodies: bodies[1].update(uses=2))
     assert "exchanged" in failing(people, head=head.head)["ledger extends the published head"]
-    (tmp_path / "head.json").write_text((tmp_path / "head.json").read_text().replace(head.head, "0" * 64))
+    (tmp_path / "head.json").write_text(
+        (tmp_path / "head.json").read_text().replace(head.head, "0" * 64)
+    )
     assert "not valid" in failing(people, head=str(tmp_path / "head.json"))["signature"]
     for wrong in ("0" * 63, "nothing", "G" * 64):
         with pytest.raises(InvalidInput, match="--head"):
@@ -171,7 +192,10 @@ def test_a_head_published_during_the_run_holds_after_it(tmp_path):
     """A witness saw the reservation: another run cannot take its place."""
     seen = []
     place = tmp_path / "run"
-    runs._loop(place, before=lambda training: seen.append(signature.sign_head(place / "ledger.jsonl", None).head))
+    runs._loop(
+        place,
+        before=lambda training: seen.append(signature.sign_head(place / "ledger.jsonl", None).head),
+    )
     assert failing(place, head=seen[0]) == {}
     other = runs.dpsgd(tmp_path / "other")
     assert "ledger extends the published head" in failing(other, head=seen[0])
@@ -186,19 +210,35 @@ def test_a_card_alone_takes_no_key(run, key):
 def test_the_command_line(run, tmp_path, capsys):
     code, out, _ = call(capsys, "sign", "--new-key", tmp_path / "me.pem", "--json")
     assert code == 0
-    assert json.loads(out) == {"private": str(tmp_path / "me.pem"), "public": str(tmp_path / "me.pem.pub")}
+    assert json.loads(out) == {
+        "private": str(tmp_path / "me.pem"),
+        "public": str(tmp_path / "me.pem.pub"),
+    }
     code, out, _ = call(capsys, "sign", run, "--key", tmp_path / "me.pem", "--json")
     assert code == 0
     assert json.loads(out)["signed"] is True
     code, out, _ = call(capsys, "verify", run, "--key", tmp_path / "me.pem.pub", "--json")
     assert (code, json.loads(out)["verified"]) == (0, True)
     code, out, _ = call(
-        capsys, "sign", "--head", run / "ledger.jsonl", "--key", tmp_path / "me.pem", "--out", tmp_path / "h.json", "--json"
+        capsys,
+        "sign",
+        "--head",
+        run / "ledger.jsonl",
+        "--key",
+        tmp_path / "me.pem",
+        "--out",
+        tmp_path / "h.json",
+        "--json",
     )
     assert code == 0
     head = json.loads(out)["head"]
     assert call(capsys, "verify", run, "--head", head, "--json")[0] == 0
-    assert call(capsys, "verify", run, "--head", tmp_path / "h.json", "--key", tmp_path / "me.pem.pub")[0] == 0
+    assert (
+        call(
+            capsys, "verify", run, "--head", tmp_path / "h.json", "--key", tmp_path / "me.pem.pub"
+        )[0]
+        == 0
+    )
     assert call(capsys, "verify", run, "--head", "0" * 64)[0] == 1
     assert call(capsys, "verify", run / "ledger.jsonl", "--head", head)[0] == 0
     (run / "model.safetensors").write_bytes(b"another")
@@ -211,10 +251,10 @@ def test_the_command_line(run, tmp_path, capsys):
     [
         ("sign",), ("sign", "RUN"), ("sign", "RUN", "--new-key", "x"), ("sign", "--head", "nowhere.jsonl"),
         ("sign", "nowhere", "--key", "k"),
-        ("sign", "RUN", "--key", "nowhere.pem"), ("sign", "RUN", "--key", "RUN"), ("sign", "RUN", "--key", "k", "--out", "x"),
+        ("sign", "RUN", "--key", "nowhere.pem"), ("sign", "RUN", "--key", "RUN"), ("sign", "RUN", "--key", "k", "--out", "x"),  # noqa: E501
         ("sign", "--new-key", "RUN"), ("sign", "--new-key", "/dev/full"), ("sign", "--head", "RUN/privacy.json"),
-        ("verify", "RUN", "--key", "nowhere.pem"), ("verify", "RUN", "--key", "/dev/zero"), ("verify", "RUN", "--head", "x"),
-        ("verify", "nowhere"), ("verify", "RUN/privacy.json", "--head", "0" * 64), ("sign", "--head", "RUN/ledger.jsonl", "--out", "RUN"),
+        ("verify", "RUN", "--key", "nowhere.pem"), ("verify", "RUN", "--key", "/dev/zero"), ("verify", "RUN", "--head", "x"),  # noqa: E501
+        ("verify", "nowhere"), ("verify", "RUN/privacy.json", "--head", "0" * 64), ("sign", "--head", "RUN/ledger.jsonl", "--out", "RUN"),  # noqa: E501
     ],
     ids=" ".join,
 )  # fmt: skip

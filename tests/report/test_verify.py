@@ -1,4 +1,6 @@
-"""Verification catches every edit: one changed byte, one removed line, one exchanged file, one edited claim."""
+"""Verification catches every edit: one changed byte, one removed line, one exchanged file, one
+edited claim.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ def make_run(path, noise=2.0, batch=20):
     net = nn.Linear(4, 2)
     plan = dpfy.dpsgd(100, batch, steps=5).with_noise(noise, delta=1e-3)
     dpfy.fit(
-        net, (x, y), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=path, test=(x + 1, y), test_is="public"
+        net,
+        (x, y),
+        plan=plan,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        run=path,
+        test=(x + 1, y),
+        test_is="public",
     )
     return path
 
@@ -66,14 +74,18 @@ def test_any_flipped_byte_is_found_and_named(run, name):
     assert failed(run) == []
 
 
-@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl", "model.safetensors", "ledger.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["plan.json", "metrics.jsonl", "model.safetensors", "ledger.jsonl"]
+)
 def test_a_missing_file_is_found_and_named(run, name):
     (run / name).unlink()
     assert any(name in f.what + f.detail for f in failed(run))
 
 
 def edit(run, path, value, *, chain=False):
-    """An edit by someone who knows the format: the digest is made anew, and with `chain` the ledger's end as well."""
+    """An edit by someone who knows the format: the digest is made anew, and with `chain` the
+    ledger's end as well.
+    """
     card = forge.card_of(run)
     forge.put(card, path, value)
     (forge.conform if chain else forge.reseal)(run, card)
@@ -114,7 +126,11 @@ def test_an_edited_claim_is_found_though_the_digest_fits(run, path, value, named
         (("attacker", "at", 1, "true_positive_rate"), 0.01, "attacker.at.1.true_positive_rate"),
         (("tier", "tier"), 3, "tier.tier"),
         (("delta", "share"), 0.5, "delta.share"),
-        (("accounting", "without_amplification", "epsilon"), 1.0, "accounting.without_amplification.epsilon"),
+        (
+            ("accounting", "without_amplification", "epsilon"),
+            1.0,
+            "accounting.without_amplification.epsilon",
+        ),
         (("accounting", "assumptions", 0, "holds"), "nearly", "accounting.assumptions.0.holds"),
         (("sections", 0, "assumptions", 0, "holds"), "nearly", "sections.0.assumptions.0.holds"),
         (("sections", 0, "purpose"), "audit", "sections.0.purpose"),
@@ -132,7 +148,9 @@ def test_an_edited_claim_is_found_though_the_digest_fits(run, path, value, named
 @pytest.mark.parametrize("alone", [False, True], ids=["run", "card"])
 def test_every_derived_field_is_derived_again(run, path, value, named, alone):
     edit(run, path, value, chain=True)
-    assert any(named in f.what + f.detail for f in failed(run / "privacy.json" if alone else run)), failed(run)
+    assert any(
+        named in f.what + f.detail for f in failed(run / "privacy.json" if alone else run)
+    ), failed(run)
 
 
 def test_a_card_alone_is_checked_as_far_as_it_goes(run, tmp_path):
@@ -155,7 +173,9 @@ def test_an_edited_page_is_found_and_a_missing_one_is_not_held_against_the_run(r
 
 def test_a_card_of_another_version_is_held_to_its_numbers_not_its_words(run):
     """Wording may change from version to version, the numbers in a sentence may not."""
-    forgeries.edited((("tier", "why"), lambda text: f"In other words: {text}"), version="0.0.1")(run)
+    forgeries.edited((("tier", "why"), lambda text: f"In other words: {text}"), version="0.0.1")(
+        run
+    )
     assert failed(run) == []
     edit(run, ("tier", "why"), "In other words.", chain=True)
     assert any("tier.why" in f.detail for f in failed(run))
@@ -218,7 +238,9 @@ CLAIM = "card and plan state what the ledger reserves"
     ids=lambda v: ".".join(v) if isinstance(v, tuple) else None,
 )
 def test_the_plan_of_card_and_folder_is_the_one_reserved(run, path, value):
-    """With plan.json, card, and every hash in card and ledger's end changed alike, what was reserved before the run tells."""
+    """With plan.json, card, and every hash in card and ledger's end changed alike, what was
+    reserved before the run tells.
+    """
     plan, card = json.loads((run / "plan.json").read_text()), forge.card_of(run)
     forge.put(plan, path, value)
     (run / "plan.json").write_text(json.dumps(plan, indent=1, sort_keys=True) + "\n")
@@ -228,17 +250,21 @@ def test_the_plan_of_card_and_folder_is_the_one_reserved(run, path, value):
 
 
 def test_with_the_ledger_untouched_no_fact_can_be_changed(run):
-    """Utility, caveats, provenance, optimizer: what only the run knows is in the card, and the ledger holds its hash."""
+    """Utility, caveats, provenance, optimizer: what only the run knows is in the card, and the
+    ledger holds its hash.
+    """
     ledger = (run / "ledger.jsonl").read_bytes()
     for path, value in (
-        (("sections", 0, "utility", "test_accuracy"), 0.99), (("caveats",), ["none"]), (("provenance", "engine"), "magic"),
+        (("sections", 0, "utility", "test_accuracy"), 0.99), (("caveats",), ["none"]), (("provenance", "engine"), "magic"),  # noqa: E501
         (("sections", 0, "steps_done"), 4),
         (("sections", 0, "optimizer", "learning_rate"), 3.0),
         (("sections", 0, "components", "checked"), "everything"),
     ):  # fmt: skip
         whole = (run / "privacy.json").read_bytes()
         edit(run, path, value)
-        assert "privacy.json is not the card" in failing(run)["ledger and card belong together"], path
+        assert "privacy.json is not the card" in failing(run)["ledger and card belong together"], (
+            path
+        )
         (run / "privacy.json").write_bytes(whole)
     assert (run / "ledger.jsonl").read_bytes() == ledger
     assert failed(run) == []
@@ -250,7 +276,9 @@ def test_the_caveat_of_a_fixed_seed_cannot_be_removed(tmp_path):
     assert failed(run) == []
     forge.conform(run, card | {"caveats": []})
     assert "caveats" in failing(run)[CLAIM]
-    seeded = card["provenance"] | {"seed": "256 bits of operating system entropy, erased at the end of the run"}
+    seeded = card["provenance"] | {
+        "seed": "256 bits of operating system entropy, erased at the end of the run"
+    }
     forge.conform(run, card | {"caveats": [], "provenance": seeded})
     assert "provenance.seed" in failing(run)[CLAIM]
 
@@ -304,9 +332,15 @@ def test_an_epsilon_slightly_off_is_found(run, share):
 def test_the_adjacency_of_ledger_and_plan_is_compared(run):
     forge.conform(run, forge.card_of(run), lambda bodies: bodies[0].update(adjacency="zero-out"))
     assert "adjacency" in failing(run)[CLAIM]
-    forge.conform(run, forge.card_of(run), lambda bodies: bodies[0].update(adjacency="add-or-remove-one"))
+    forge.conform(
+        run, forge.card_of(run), lambda bodies: bodies[0].update(adjacency="add-or-remove-one")
+    )
     assert failed(run) == []
-    forge.conform(run, forge.card_of(run), lambda bodies: bodies[0].update(unit={"name": "user", "most_records": 1}))
+    forge.conform(
+        run,
+        forge.card_of(run),
+        lambda bodies: bodies[0].update(unit={"name": "user", "most_records": 1}),
+    )
     assert "unit" in failing(run)[CLAIM]
 
 
@@ -314,9 +348,14 @@ def test_the_second_opinion_is_compared_the_right_way_round():
     """RDP bounds a tight claim from above; PLD bounds a looser claim from below."""
     for accountant, name, stated, second, wrong in [
         ("tight", "rdp", 3.0, 2.9, True), ("tight", "rdp", 3.0, 3.1, False), ("pld", "rdp", 3.0, 2.9, True),
-        ("rdp", "pld", 3.0, 3.1, True), ("rdp", "pld", 3.0, 2.9, False), ("rdp", "rdp", 3.0, 3.3, True), ("rdp", "rdp", 3.0, 2.0, False),
+        ("rdp", "pld", 3.0, 3.1, True), ("rdp", "pld", 3.0, 2.9, False), ("rdp", "rdp", 3.0, 3.3, True), ("rdp", "rdp", 3.0, 2.0, False),  # noqa: E501
     ]:  # fmt: skip
-        assert recompute._contradicts(accountant, name, stated, second) is wrong, (accountant, name, stated, second)
+        assert recompute._contradicts(accountant, name, stated, second) is wrong, (
+            accountant,
+            name,
+            stated,
+            second,
+        )
 
 
 def test_a_claim_that_a_second_accountant_contradicts_fails(run, monkeypatch):
@@ -334,7 +373,9 @@ def test_changed_line_ends_of_a_page_are_found(run, name):
     assert any(name in f.detail for f in failed(run))
 
 
-@pytest.mark.parametrize("name", ["report.html", "report.md", "config.toml", "metrics.jsonl", "plan.json"])
+@pytest.mark.parametrize(
+    "name", ["report.html", "report.md", "config.toml", "metrics.jsonl", "plan.json"]
+)
 def test_a_flipped_byte_of_any_other_file_is_found(run, name):
     if not (run / name).exists():
         (run / name).write_bytes(b"added later\n")
@@ -347,7 +388,11 @@ def test_a_flipped_byte_of_any_other_file_is_found(run, name):
 
 
 def test_an_audit_is_attached_and_cannot_be_changed_removed_or_slipped_in(run):
-    for name, text in (("audit.json", '{"epsilon_lower": 0.01}'), ("audit.svg", "<svg/>"), ("canaries.npz", "canaries")):
+    for name, text in (
+        ("audit.json", '{"epsilon_lower": 0.01}'),
+        ("audit.svg", "<svg/>"),
+        ("canaries.npz", "canaries"),
+    ):
         (run / name).write_text(text)
         assert any(name in f.detail for f in failed(run))
         Ledger.read(run / "ledger.jsonl").attach([name])
@@ -365,17 +410,25 @@ def test_an_audit_is_attached_and_cannot_be_changed_removed_or_slipped_in(run):
 
 
 def test_batches_formed_elsewhere_are_billed_everywhere_and_never_less(tmp_path):
-    """A bound on participation that would make the bill smaller is refused before anything is written."""
+    """A bound on participation that would make the bill smaller is refused before anything is
+    written.
+    """
     from dpfy.plan.claim import ForeignBatches, unsampled
 
     people = tmp_path / "people.jsonl"
     with pytest.raises(InvalidInput, match=r"batches\.most"):
         make_run(
-            dpfy.Run(tmp_path / "cheap", ledger=people, batches=ForeignBatches("read in order", most=1)), noise=0.5, batch=90
+            dpfy.Run(
+                tmp_path / "cheap", ledger=people, batches=ForeignBatches("read in order", most=1)
+            ),
+            noise=0.5,
+            batch=90,
         )
     assert not people.exists()
     assert not (tmp_path / "cheap").exists()
-    run = make_run(dpfy.Run(tmp_path / "run", ledger=people, batches=ForeignBatches("shuffled once", most=4)))
+    run = make_run(
+        dpfy.Run(tmp_path / "run", ledger=people, batches=ForeignBatches("shuffled once", most=4))
+    )
     plan = dpfy.dpsgd(100, 20, steps=5).with_noise(2.0, delta=1e-3)
     for file in (people, run.path / "ledger.jsonl"):
         assert [p.event for p in Ledger.read(file).permits()] == [unsampled(plan.event, 4)]
@@ -391,7 +444,10 @@ def test_a_second_reservation_of_the_same_name_is_billed_and_the_run_still_ends(
     import runs
     from dpfy.core.events import Gaussian
 
-    runs._loop(tmp_path / "run", before=lambda training: training.folder.ledger.reserve("training", Gaussian(9.0)))
+    runs._loop(
+        tmp_path / "run",
+        before=lambda training: training.folder.ledger.reserve("training", Gaussian(9.0)),
+    )
     assert failed(tmp_path / "run") == []
     assert failed(tmp_path / "run" / "privacy.json") == []
     assert len(forge.card_of(tmp_path / "run")["accesses"]["covered"]) == 2
@@ -400,7 +456,9 @@ def test_a_second_reservation_of_the_same_name_is_billed_and_the_run_still_ends(
 def test_the_end_is_that_of_the_training(run):
     def other(bodies):
         entry = "0" * 16
-        bodies.insert(-1, {**bodies[1], "entry": entry, "name": "audit", "claim": {}, "returnable": False})
+        bodies.insert(
+            -1, {**bodies[1], "entry": entry, "name": "audit", "claim": {}, "returnable": False}
+        )
         bodies[-1]["entry"] = entry
 
     forge.conform(run, forge.card_of(run), other)
@@ -419,9 +477,13 @@ def test_the_bill_in_the_ledger_of_the_data_set_is_found_there(run, tmp_path):
     assert judged(billed, people).holds
     assert "names no entry" in judged(run, people).detail
     assert "does not hold the entry" in judged(other, people).detail
-    forge.rechain(people, lambda bodies: bodies[1]["claim"]["claim"]["plan"].update(noise_multiplier=9.0))
+    forge.rechain(
+        people, lambda bodies: bodies[1]["claim"]["claim"]["plan"].update(noise_multiplier=9.0)
+    )
     assert "noise_multiplier" in judged(billed, people).detail
-    forge.rechain(people, lambda bodies: bodies.__delitem__(slice(-2, None)))  # its end, and that it began
+    forge.rechain(
+        people, lambda bodies: bodies.__delitem__(slice(-2, None))
+    )  # its end, and that it began
     assert "begun" in judged(billed, people).detail
     assert not judged(billed, tmp_path / "nowhere.jsonl").holds
     with pytest.raises(InvalidInput, match="--ledger"):

@@ -1,4 +1,5 @@
-"""A kind of release that dpfy does not know: a Laplace count, in a file of its own. Run as a script, it makes one release.
+"""A kind of release that dpfy does not know: a Laplace count, in a file of its own. Run as a
+script, it makes one release.
 
     python count.py FOLDER [--ledger FILE] [--resume] [--noise 2.0] [--people 37] [--kill N]
 
@@ -53,7 +54,14 @@ class LaplaceCount(Claim):
         return events.Laplace(self.noise_multiplier)
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
-        return [Assumption("count", "one unit changes the count by at most 1", "units were counted, each once", YES)]
+        return [
+            Assumption(
+                "count",
+                "one unit changes the count by at most 1",
+                "units were counted, each once",
+                YES,
+            )
+        ]
 
     def describe(self) -> dict[str, Any]:
         return {"title": "A count", "question": self.question, "noise": self.noise_multiplier}
@@ -75,7 +83,10 @@ def run(place: Place, read: Callable[[], int], claim: LaplaceCount) -> Path:
         folder.write("count.json", json.dumps({"count": found}).encode())
         folder.tell(claim.name, count=found)
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
-        facts = card.Facts({"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}, releases=1)
+        facts = card.Facts(
+            {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed},
+            releases=1,
+        )
         return folder.finish(facts)
 
 
@@ -93,7 +104,18 @@ def killed_at(call: int) -> None:
 
         return counted
 
-    for name in ("open", "write", "fsync", "replace", "unlink", "mkdir", "rmdir", "ftruncate", "link", "rename"):
+    for name in (
+        "open",
+        "write",
+        "fsync",
+        "replace",
+        "unlink",
+        "mkdir",
+        "rmdir",
+        "ftruncate",
+        "link",
+        "rename",
+    ):
         setattr(os, name, counting(getattr(os, name)))
 
 
@@ -108,7 +130,9 @@ def main() -> None:
     options = parser.parse_args()
     claim = LaplaceCount(options.noise, delta=1e-6)
     budget = None if options.ledger is None else RenyiFilter(3.0, 1e-5)
-    place = Place(options.folder, resume=options.resume, ledger=options.ledger, budget=budget, seed=3)
+    place = Place(
+        options.folder, resume=options.resume, ledger=options.ledger, budget=budget, seed=3
+    )
     if options.kill:
         killed_at(options.kill)
     run(place, lambda: options.people, claim)

@@ -1,4 +1,6 @@
-"""Two processes in one run folder, and a claim whose price changes: what is released once is billed once, as it was reserved."""
+"""Two processes in one run folder, and a claim whose price changes: what is released once is billed
+once, as it was reserved.
+"""
 
 from __future__ import annotations
 
@@ -111,8 +113,12 @@ def test_who_comes_too_late_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("where", [".", "checkpoint"])
-def test_what_another_process_takes_away_while_the_folder_is_looked_at_is_passed_over(tmp_path, monkeypatch, where):
-    """A file that is renamed between being listed and looked at ends nothing; a link beside it is still refused."""
+def test_what_another_process_takes_away_while_the_folder_is_looked_at_is_passed_over(
+    tmp_path, monkeypatch, where
+):
+    """A file that is renamed between being listed and looked at ends nothing; a link beside it is
+    still refused.
+    """
     run = tmp_path / "run"
     RunFolder(Place(run, seed=3), CLAIM).close()
     real, gone = os.lstat, run / where / ".0123456789abcdef.part"
@@ -175,7 +181,13 @@ def resumed(run: Path, people: Path, ages: list[int], go: int) -> int:
 
 def query(run: Path, people: Path, ages: list[int], resume: bool = False) -> queries.Answers:
     place = Place(run, resume=resume, ledger=people, budget=BUDGET)
-    return queries.query({"age": ages}, "count(), mean(age)", schema={"age": Number("age", 0, 100)}, terms=Terms(0.5), run=place)
+    return queries.query(
+        {"age": ages},
+        "count(), mean(age)",
+        schema={"age": Number("age", 0, 100)},
+        terms=Terms(0.5),
+        run=place,
+    )
 
 
 def answers(run: Path, people: Path, ages: list[int]) -> bytes:
@@ -194,8 +206,12 @@ def answers(run: Path, people: Path, ages: list[int]) -> bytes:
 @pytest.mark.parametrize("stop", ["read", "released"])
 @pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_two_resumes_at_once_release_one_set_of_answers(tmp_path, monkeypatch, stop, rounds):
-    """With other data in each: noise meets the data of one of them, which is billed once, and the folder verifies."""
-    monkeypatch.setattr(inode, "identity", lambda handle: "alike")  # so that copies tell what the run itself would answer
+    """With other data in each: noise meets the data of one of them, which is billed once, and the
+    folder verifies.
+    """
+    monkeypatch.setattr(
+        inode, "identity", lambda handle: "alike"
+    )  # so that copies tell what the run itself would answer
     real, one, other = Sums.release, [40] * 30, [60] * 33
 
     def stopped(self, table, spend):
@@ -210,7 +226,9 @@ def test_two_resumes_at_once_release_one_set_of_answers(tmp_path, monkeypatch, s
     for number in range(rounds):
         run, people = tmp_path / str(number) / "run", tmp_path / str(number) / "people.jsonl"
         with monkeypatch.context() as patch:
-            patch.setattr(*((queries, "table_of", unread) if stop == "read" else (Sums, "release", stopped)))
+            patch.setattr(
+                *((queries, "table_of", unread) if stop == "read" else (Sums, "release", stopped))
+            )
             with pytest.raises(KeyboardInterrupt):
                 query(run, people, one)
         due = {answers(run, people, ages) for ages in (one, other)} - {b""}
@@ -249,7 +267,9 @@ class Changing(LaplaceCount):
 
 
 def test_a_price_that_changes_between_calls_is_not_billed_twice_over(tmp_path, monkeypatch):
-    """Either refused with nothing left, or all books hold the price at which the release was allowed."""
+    """Either refused with nothing left, or all books hold the price at which the release was
+    allowed.
+    """
     claim, refusals = Changing(2.0, delta=1e-6), 0
     for odd in range(1, 40):
         Changing.calls.clear()

@@ -23,7 +23,9 @@ from count import LaplaceCount
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return count.run(Place(tmp_path_factory.mktemp("runs") / "run"), lambda: 37, LaplaceCount(2.0, delta=1e-6))
+    return count.run(
+        Place(tmp_path_factory.mktemp("runs") / "run"), lambda: 37, LaplaceCount(2.0, delta=1e-6)
+    )
 
 
 @pytest.fixture
@@ -35,7 +37,9 @@ def run(whole, tmp_path):
 def rounded(run, tmp_path):
     """The count as a whole number."""
     file = tmp_path / "rounded.json"
-    file.write_text(json.dumps({"count": round(json.loads((run / "count.json").read_text())["count"])}))
+    file.write_text(
+        json.dumps({"count": round(json.loads((run / "count.json").read_text())["count"])})
+    )
     return file
 
 
@@ -57,7 +61,14 @@ def test_a_derived_file_is_followed_by_verification(run, rounded):
 
 def test_one_derived_file_can_be_made_from_another(run, rounded):
     derive(run, rounded, of=["count.json"], how="rounded")
-    derive(run, rounded, of=["rounded.json"], how="halved, and the public census", public="census 2020", name="share.json")
+    derive(
+        run,
+        rounded,
+        of=["rounded.json"],
+        how="halved, and the public census",
+        public="census 2020",
+        name="share.json",
+    )
     assert wrong(run) == []
     assert Ledger.read(run / "ledger.jsonl").book.derived["share.json"]["public"] == "census 2020"
 
@@ -69,7 +80,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in REFUSED.items() for value in values])
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in REFUSED.items() for value in values]
+)
 def test_what_is_refused_changes_nothing(run, rounded, field, value):
     before = {p.name: p.read_bytes() for p in run.iterdir()}
     with pytest.raises(InvalidInput, match=field):
@@ -101,7 +114,9 @@ def test_the_command_line(run, rounded, capsys):
 
 
 def test_a_released_file_is_not_derived_from_itself(run):
-    """The very same bytes under the very same name: only the ledger knows that they were released."""
+    """The very same bytes under the very same name: only the ledger knows that they were
+    released.
+    """
     before = {p.name: p.read_bytes() for p in run.iterdir()}
     with pytest.raises(InvalidInput, match="name of a file of the run"):
         derive(run, run / "count.json", of=["count.json"], how="copied")

@@ -1,4 +1,6 @@
-"""One ledger over releases of many kinds: its guarantee is stated, two-sided, and computed again by verification."""
+"""One ledger over releases of many kinds: its guarantee is stated, two-sided, and computed again by
+verification.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def claim(title: str, event: events.Event) -> Anything:
 SEVEN: dict[str, events.Event] = {
     "count": events.Laplace(8.0),
     "choice": events.BoundedRange(0.1),
-    "tuning": events.RepeatAndSelect(events.Repeated(events.PoissonSampled(0.01, events.Gaussian(4.0)), 50), 5.0, 1.0),
+    "tuning": events.RepeatAndSelect(
+        events.Repeated(events.PoissonSampled(0.01, events.Gaussian(4.0)), 50), 5.0, 1.0
+    ),
     "training": events.Repeated(events.PoissonSampled(0.02, events.Gaussian(1.5)), 300),
     "banded": events.BallsInBins(6.0, ((1.0, 0.3), (0.3, 1.0))),
     "black box": events.EpsilonDelta(0.1, 1e-8),
@@ -60,12 +64,16 @@ SEVEN: dict[str, events.Event] = {
 
 
 def test_a_ledger_of_seven_kinds_has_a_guarantee_that_verifies(tmp_path):
-    """At most what splitting delta evenly gives, at least each one's own lower bound; and verified."""
+    """At most what splitting delta evenly gives, at least each one's own lower bound; and
+    verified.
+    """
     claims = [claim(name, event) for name, event in SEVEN.items()]
     with RunFolder(Place(tmp_path / "run", seed=1), *claims) as folder:
         for name in SEVEN:
             folder.begin(name)
-        folder.finish(cards.Facts({"dpfy": dpfy.__version__, "seed": cards.FIXED_SEED}, releases=len(SEVEN)))
+        folder.finish(
+            cards.Facts({"dpfy": dpfy.__version__, "seed": cards.FIXED_SEED}, releases=len(SEVEN))
+        )
     assert [f for f in verify(tmp_path / "run") if not f.holds] == []
     assert [f for f in verify(tmp_path / "run" / "privacy.json") if not f.holds] == []
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -91,11 +99,18 @@ def best(event: events.Event, delta: float, accountant: str) -> float:
 def test_a_budget_takes_all_seven(tmp_path):
     from dpfy.accounting.filters import RenyiFilter
 
-    budget = RenyiFilter(20.0, DELTA, 1e-6) if len(RenyiFilter.__dataclass_fields__) > 2 else RenyiFilter(20.0, DELTA)
+    budget = (
+        RenyiFilter(20.0, DELTA, 1e-6)
+        if len(RenyiFilter.__dataclass_fields__) > 2
+        else RenyiFilter(20.0, DELTA)
+    )
     people = tmp_path / "people.jsonl"
     taken = []
     for name, event in SEVEN.items():
-        with RunFolder(Place(tmp_path / name.replace(" ", "-"), ledger=people, budget=budget), claim(name, event)) as folder:
+        with RunFolder(
+            Place(tmp_path / name.replace(" ", "-"), ledger=people, budget=budget),
+            claim(name, event),
+        ) as folder:
             folder.begin(name)
             taken.append(name)
     assert taken == list(SEVEN)

@@ -1,5 +1,7 @@
-"""A kind of release in a file of its own gets everything: reservation before reading, exact resume after a crash at any moment, card,
-pages, verification of every byte, a budget across runs, and a refusal when the budget is gone."""
+"""A kind of release in a file of its own gets everything: reservation before reading, exact resume
+after a crash at any moment, card, pages, verification of every byte, a budget across runs, and a
+refusal when the budget is gone.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def test_card_pages_and_verification(tmp_path):
     assert wrong(run / "privacy.json") == []
     card = json.loads((run / "privacy.json").read_text())
     part = card["sections"][0]
-    assert (part["kind"], part["purpose"], part["question"]) == ("laplace-count", "statistics", "how many")
+    assert (part["kind"], part["purpose"], part["question"]) == (
+        "laplace-count",
+        "statistics",
+        "how many",
+    )
     assert part["count"] == json.loads((run / "count.json").read_text())["count"]
     assert card["guarantee"]["epsilon"] == pytest.approx(0.5, rel=1e-3)
     assert card["statement"].startswith("What was released (statistics) satisfies")
@@ -74,7 +80,9 @@ class Aggregated(LaplaceCount):
 
     @property
     def trusted(self) -> str:
-        return f"The secure sum and at least {self.noise_multiplier:g} honest clients must be trusted."
+        return (
+            f"The secure sum and at least {self.noise_multiplier:g} honest clients must be trusted."
+        )
 
 
 def test_a_claim_says_who_must_be_trusted(tmp_path):
@@ -84,12 +92,17 @@ def test_a_claim_says_who_must_be_trusted(tmp_path):
     assert wrong(run) == []
     card = json.loads((run / "privacy.json").read_text())
     assert (card["guarantee"]["trust"], card["setting"]["model"]) == ("distributed", "distributed")
-    assert card["setting"]["trusted"] == "The secure sum and at least 2 honest clients must be trusted."
+    assert (
+        card["setting"]["trusted"]
+        == "The secure sum and at least 2 honest clients must be trusted."
+    )
     assert "no single party trusted" in card["statement"]
     for page in ("report.html", "report.md"):
         assert card["setting"]["trusted"] in (run / page).read_text()
     with pytest.raises(InvalidInput, match="trust"):
-        RunFolder(Place(tmp_path / "both"), Aggregated(2.0), LaplaceCount(3.0, question="other")).__enter__()
+        RunFolder(
+            Place(tmp_path / "both"), Aggregated(2.0), LaplaceCount(3.0, question="other")
+        ).__enter__()
 
 
 def test_a_pure_guarantee_can_be_stated(tmp_path):
@@ -97,7 +110,10 @@ def test_a_pure_guarantee_can_be_stated(tmp_path):
     run = count.run(Place(tmp_path / "run"), lambda: 5, claim)
     assert wrong(run) == []
     card = json.loads((run / "privacy.json").read_text())
-    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"]) == (pytest.approx(0.5, rel=1e-9), 0)
+    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"]) == (
+        pytest.approx(0.5, rel=1e-9),
+        0,
+    )
     assert "pure 0.5" in card["statement"]
 
 
@@ -108,7 +124,11 @@ def test_every_flipped_byte_is_found(tmp_path):
         for place in sorted({*range(0, len(whole), max(1, len(whole) // 12)), len(whole) - 1}):
             file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x04]) + whole[place + 1 :])
             found = wrong(run)
-            assert any(file.name.removesuffix(".head") in f.what + f.detail for f in found), (file.name, place, found)
+            assert any(file.name.removesuffix(".head") in f.what + f.detail for f in found), (
+                file.name,
+                place,
+                found,
+            )
         file.write_bytes(whole)
     assert wrong(run) == []
 
@@ -153,7 +173,9 @@ def test_several_claims_are_one_folder_and_one_card(tmp_path):
         for claim in claims:
             found = count.release(3, 2.0, folder.randomness, folder.begin(claim.name))
             folder.tell(claim.name, count=found)
-        folder.finish(cards.Facts({"dpfy": dpfy.__version__, "seed": cards.SECRET_SEED}, releases=2))
+        folder.finish(
+            cards.Facts({"dpfy": dpfy.__version__, "seed": cards.SECRET_SEED}, releases=2)
+        )
     assert wrong(tmp_path / "run") == []
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert card["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
@@ -194,7 +216,10 @@ def test_two_releases_of_a_folder_never_share_their_noise(tmp_path):
 
 def test_a_noise_multiplier_typed_twice_cannot_differ(tmp_path):
     claim = LaplaceCount(2.0)
-    with RunFolder(Place(tmp_path / "run"), claim) as folder, pytest.raises(InvalidInput, match="was given for"):
+    with (
+        RunFolder(Place(tmp_path / "run"), claim) as folder,
+        pytest.raises(InvalidInput, match="was given for"),
+    ):
         count.release(3, 1.9, folder.randomness, folder.begin(claim.name))
 
 
@@ -209,12 +234,18 @@ def test_before_it_begins_nothing_is_released_and_everything_is_given_back(tmp_p
         count.run(Place(tmp_path / "run", ledger=people), fails, claim)
     assert not (tmp_path / "run").exists()
     assert Ledger.read(people).permits() == []
-    with RunFolder(Place(tmp_path / "run"), claim) as folder, pytest.raises(InvalidInput, match="beginning must be written"):
+    with (
+        RunFolder(Place(tmp_path / "run"), claim) as folder,
+        pytest.raises(InvalidInput, match="beginning must be written"),
+    ):
         count.release(3, 2.0, folder.randomness, folder.stage(claim.name).permit)
 
 
 def test_a_file_that_no_claim_names_is_not_written(tmp_path):
-    with RunFolder(Place(tmp_path / "run"), LaplaceCount(2.0)) as folder, pytest.raises(InvalidInput, match="named by a claim"):
+    with (
+        RunFolder(Place(tmp_path / "run"), LaplaceCount(2.0)) as folder,
+        pytest.raises(InvalidInput, match="named by a claim"),
+    ):
         folder.write("notes.txt", b"")
 
 
@@ -245,8 +276,9 @@ def crash(folder: Path, people: Path, at: int, *more: str) -> bool:
 
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_call_and_resumed_exactly(tmp_path, stride):
-    """kill -9 at calls that touch the disk (every ninth; all in the slow form): the resumed run releases the same bits, is billed once,
-    and verifies."""
+    """kill -9 at calls that touch the disk (every ninth; all in the slow form): the resumed run
+    releases the same bits, is billed once, and verifies.
+    """
     whole, people = tmp_path / "whole", tmp_path / "whole.jsonl"
     assert not crash(whole, people, 10**9)
     due = (whole / "count.json").read_bytes()
@@ -262,7 +294,9 @@ def test_killed_at_any_call_and_resumed_exactly(tmp_path, stride):
             count.run(place, lambda: 37, LaplaceCount(2.0, delta=1e-6))
         assert (run / "count.json").read_bytes() == due, at
         assert wrong(run, ledger=people) == [], at
-        begun = [p for p in Ledger.read(people).permits() if p.entry in Ledger.read(people).book.begun]
+        begun = [
+            p for p in Ledger.read(people).permits() if p.entry in Ledger.read(people).book.begun
+        ]
         assert len(begun) == 1, at
         shutil.rmtree(run)
         for file in tmp_path.glob("people*"):

@@ -26,7 +26,14 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             exec(compile(block, f"{PAGE.name}, block {number}", "exec"), seen)
     assert len(BLOCKS) == 3
     assert sorted(p.name for p in Path("runs/yes").iterdir()) == sorted(
-        ["count.json", "ledger.jsonl", "ledger.jsonl.head", "privacy.json", "report.html", "report.md"]
+        [
+            "count.json",
+            "ledger.jsonl",
+            "ledger.jsonl.head",
+            "privacy.json",
+            "report.html",
+            "report.md",
+        ]
     )
     card = json.loads(Path("runs/both/privacy.json").read_text())
     assert [part["kind"] for part in card["sections"]] == ["training", "count"]

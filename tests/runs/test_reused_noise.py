@@ -1,4 +1,6 @@
-"""The noise of a run meets one computation: whoever copies a run, puts an old part of it back, deletes one or forks it is refused."""
+"""The noise of a run meets one computation: whoever copies a run, puts an old part of it back,
+deletes one or forks it is refused.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +64,19 @@ def train(path, losses=plain, *, die=None, every=1e9, ledger=None, at=None, clea
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     seen = {}
-    run = dpfy.Run(path, resume=True, checkpoint_every=every, ledger=ledger, budget=None if ledger is None else BUDGET)
+    run = dpfy.Run(
+        path,
+        resume=True,
+        checkpoint_every=every,
+        ledger=ledger,
+        budget=None if ledger is None else BUDGET,
+    )
     training = dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(STEPS), run)
 
     def look(*_):
-        seen[training.steps_done] = torch.cat([p.grad.reshape(-1).clone() for p in net.parameters()])
+        seen[training.steps_done] = torch.cat(
+            [p.grad.reshape(-1).clone() for p in net.parameters()]
+        )
 
     optimizer.register_step_pre_hook(look)
     try:
@@ -124,7 +134,9 @@ def test_2_a_backup_of_the_folder_that_is_put_back_is_refused(tmp_path):
 
 
 def restored(run, die, every, how):
-    """A backup at step 3, made while the run goes on, that is written over the folder after its death."""
+    """A backup at step 3, made while the run goes on, that is written over the folder after its
+    death.
+    """
     backup = run.parent / "backup"
 
     def copied(training):
@@ -143,7 +155,9 @@ def restored(run, die, every, how):
 @pytest.mark.parametrize("how", ["over it", "mirrored"])
 @pytest.mark.parametrize("every", [0.0, 1e9], ids=["checkpoints", "journal"])
 def test_3_a_backup_that_is_written_over_the_folder_is_refused(tmp_path, every, how):
-    """Every file keeps its inode, or gets the name that it had; with the ledger of the run, which knows nothing of later steps."""
+    """Every file keeps its inode, or gets the name that it had; with the ledger of the run, which
+    knows nothing of later steps.
+    """
     restored(tmp_path / "run", 6, every, how)
     refused(tmp_path / "run", Corrupt)
 
@@ -189,7 +203,9 @@ def test_7_a_deleted_progress_is_refused(tmp_path):
     refused(run, Corrupt, "reached-.*is missing")
 
 
-@pytest.mark.parametrize("lost", [["state.safetensors"], ["state.safetensors", "steps.jsonl"], ["secret.json"]])
+@pytest.mark.parametrize(
+    "lost", [["state.safetensors"], ["state.safetensors", "steps.jsonl"], ["secret.json"]]
+)
 def test_8_a_deleted_checkpoint_is_refused(tmp_path, lost):
     run = tmp_path / "run"
     train(run, die=5)
@@ -201,7 +217,9 @@ def test_8_a_deleted_checkpoint_is_refused(tmp_path, lost):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("all_of_it", [False, True])
 def test_9_with_a_deleted_ledger_the_secret_is_not_used_again(tmp_path, shared, all_of_it):
-    """Without the run's own ledger it looks as if nothing had been reserved: a new secret is drawn, or the run is refused."""
+    """Without the run's own ledger it looks as if nothing had been reserved: a new secret is drawn,
+    or the run is refused.
+    """
     run, people = tmp_path / "run", tmp_path / "people.jsonl" if shared else None
     first = train(run, die=5, ledger=people)
     secret = json.loads((run / "checkpoint" / "secret.json").read_text())["secret"]
@@ -243,7 +261,9 @@ def test_10_a_fork_makes_no_step_and_leaves_the_run_alone(tmp_path):
                     call()
                     outcomes.append("done")
                 except Unsupported as error:
-                    outcomes.append("forked process" if "in a forked process" in str(error) else str(error))
+                    outcomes.append(
+                        "forked process" if "in a forked process" in str(error) else str(error)
+                    )
             training.__exit__(None, None, None)
             told.write_text(json.dumps(outcomes))
             os._exit(0)
@@ -272,10 +292,17 @@ def test_10_workers_that_read_data_may_fork(tmp_path):
     net = small.model()
     x, y = small.data()
     loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(x, y), batch_size=20, num_workers=2, multiprocessing_context="fork"
+        torch.utils.data.TensorDataset(x, y),
+        batch_size=20,
+        num_workers=2,
+        multiprocessing_context="fork",
     )
     with dpfy.PrivateTraining(
-        net, torch.optim.SGD(net.parameters(), lr=0.1), loader, small.plan(3), dpfy.Run(tmp_path / "run")
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        loader,
+        small.plan(3),
+        dpfy.Run(tmp_path / "run"),
     ) as training:
         for batch in training.batches():
             training.step(plain(net, *batch))
@@ -289,12 +316,16 @@ def test_11_with_a_shared_ledger_a_run_is_completed_once(tmp_path, monkeypatch):
     train(run, die=4, ledger=people)
     shutil.copytree(run, copy)
     train(run, ledger=people)
-    assert list(Ledger.read(people).book.ended.values()) == [Ledger.read(run / "ledger.jsonl").book.finish["card"]]
+    assert list(Ledger.read(people).book.ended.values()) == [
+        Ledger.read(run / "ledger.jsonl").book.finish["card"]
+    ]
     refused(copy, InvalidInput, "was completed", ledger=people)
     assert all(f.holds for f in verify(run, ledger=people))
 
 
-def test_11_two_copies_that_are_completed_at_the_same_time_are_one_completion(tmp_path, monkeypatch):
+def test_11_two_copies_that_are_completed_at_the_same_time_are_one_completion(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(inode, "identity", lambda handle: "alike")
     run, copy, people = tmp_path / "run", tmp_path / "copy", tmp_path / "people.jsonl"
     train(run, die=4, ledger=people, clean=True)
@@ -312,7 +343,9 @@ def test_11_two_copies_that_are_completed_at_the_same_time_are_one_completion(tm
 
 
 def test_11_the_shared_ledger_knows_the_folder(tmp_path, monkeypatch):
-    """A copy whose own files were made to look right (by an earlier version of the library, say) is found by the data set's ledger."""
+    """A copy whose own files were made to look right (by an earlier version of the library, say) is
+    found by the data set's ledger.
+    """
     run, copy, people = tmp_path / "run", tmp_path / "copy", tmp_path / "people.jsonl"
     train(run, die=4, ledger=people)
     shutil.copytree(run, copy)
@@ -346,8 +379,17 @@ def test_11_a_crash_at_the_end_is_mended_in_both_ledgers(tmp_path, monkeypatch, 
     net = small.model()
     place = dpfy.Run(run, resume=True, ledger=people, budget=BUDGET)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    dpfy.fit(net, small.data(), plan=small.plan(STEPS), optimizer=optimizer, loss="cross_entropy", run=place)
-    assert list(Ledger.read(people).book.ended.values()) == [Ledger.read(run / "ledger.jsonl").book.finish["card"]]
+    dpfy.fit(
+        net,
+        small.data(),
+        plan=small.plan(STEPS),
+        optimizer=optimizer,
+        loss="cross_entropy",
+        run=place,
+    )
+    assert list(Ledger.read(people).book.ended.values()) == [
+        Ledger.read(run / "ledger.jsonl").book.finish["card"]
+    ]
     assert all(f.holds for f in verify(run, ledger=people))
 
 
@@ -372,7 +414,9 @@ def elsewhere(run, other=True):
     """What another machine says that resumes a run with another loss."""
     paths = [str(Path(__file__).parent)]
     code = ELSEWHERE.format(other=other, paths=paths, run=str(run))
-    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_12_another_machine_waits_for_the_one_that_holds_the_folder(tmp_path):
@@ -391,7 +435,9 @@ def test_12_another_machine_waits_for_the_one_that_holds_the_folder(tmp_path):
 
 
 def test_12_a_machine_whose_folder_was_taken_over_stops(tmp_path, monkeypatch):
-    """It was asleep for longer than the lease: the other one went on, and what this one would release is refused."""
+    """It was asleep for longer than the lease: the other one went on, and what this one would
+    release is refused.
+    """
     monkeypatch.setattr(holder, "EVERY", 0.0)
     run = tmp_path / "run"
 
@@ -400,7 +446,11 @@ def test_12_a_machine_whose_folder_was_taken_over_stops(tmp_path, monkeypatch):
             file = run / "checkpoint" / holder.HOLDER
             os.utime(file, (0, 0))
             with monkeypatch.context() as patch:
-                patch.setattr(holder, "machine", lambda: {"host": "elsewhere", "installation": "b", "boot": "b"})
+                patch.setattr(
+                    holder,
+                    "machine",
+                    lambda: {"host": "elsewhere", "installation": "b", "boot": "b"},
+                )
                 holder.Holder.take(file, "run")
 
     with pytest.raises(Unsupported, match="another machine has taken over"):
@@ -410,7 +460,9 @@ def test_12_a_machine_whose_folder_was_taken_over_stops(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("how", ["crash", "restart", "another container", "left"])
 def test_the_same_machine_goes_on_at_once(tmp_path, monkeypatch, how):
-    """After a crash, a restart, and in another container on the same machine; another machine after a clean end."""
+    """After a crash, a restart, and in another container on the same machine; another machine after
+    a clean end.
+    """
     run, mine = tmp_path / "run", holder.machine()
     assert {key for key, value in mine.items() if value} >= {"host", "boot"}
     changed = {
@@ -424,7 +476,12 @@ def test_the_same_machine_goes_on_at_once(tmp_path, monkeypatch, how):
     else:
         child = os.fork()
         if child == 0:
-            train(run, at=lambda training: training.steps_done == 3 and os.kill(os.getpid(), signal.SIGKILL))
+            train(
+                run,
+                at=lambda training: (
+                    training.steps_done == 3 and os.kill(os.getpid(), signal.SIGKILL)
+                ),
+            )
             os._exit(1)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
         assert (run / "checkpoint" / holder.HOLDER).is_file()
@@ -459,7 +516,9 @@ def test_after_a_restart_unsynced_lines_of_the_journal_may_be_lost(tmp_path, mon
 
 
 def test_a_release_that_lost_what_it_was_bound_to_is_refused(tmp_path, monkeypatch):
-    """Any release of a run folder: bound.json deleted, or put back as it was before the data was bound."""
+    """Any release of a run folder: bound.json deleted, or put back as it was before the data was
+    bound.
+    """
     claim = count.LaplaceCount(2.0, delta=1e-6)
     for number, how in enumerate(("deleted", "put back")):
         run = tmp_path / str(number)
@@ -470,7 +529,10 @@ def test_a_release_that_lost_what_it_was_bound_to_is_refused(tmp_path, monkeypat
             folder.begin(claim.name)
         bound = run / "checkpoint" / "bound.json"
         bound.unlink() if how == "deleted" else bound.write_bytes(before)
-        with RunFolderOf(run, claim, resume=True) as folder, pytest.raises(Corrupt, match=r"bound\.json"):
+        with (
+            RunFolderOf(run, claim, resume=True) as folder,
+            pytest.raises(Corrupt, match=r"bound\.json"),
+        ):
             folder.bind("count", b"38")
 
 
@@ -481,7 +543,9 @@ def RunFolderOf(run, claim, resume=False):
 
 
 def test_killed_at_random_and_resumed_the_bits_are_the_same(tmp_path):
-    """Whatever is refused above, a run that is killed anywhere and resumed by the same computation ends as one that was not."""
+    """Whatever is refused above, a run that is killed anywhere and resumed by the same computation
+    ends as one that was not.
+    """
     dice = random.Random(7)
     context = multiprocessing.get_context("fork")
     whole = train_fixed(tmp_path / "whole")
@@ -489,7 +553,9 @@ def test_killed_at_random_and_resumed_the_bits_are_the_same(tmp_path):
     for number in range(4):
         run = tmp_path / str(number)
         while not (run / "privacy.json").exists():
-            child = context.Process(target=train_until, args=(run, dice.random(), dice.choice([0.0, 1e9])))
+            child = context.Process(
+                target=train_until, args=(run, dice.random(), dice.choice([0.0, 1e9]))
+            )
             child.start()
             child.join(300)
             assert child.exitcode in (0, -signal.SIGKILL)
@@ -506,7 +572,9 @@ def train_fixed(run, every=1e9):
     place = dpfy.Run(run, resume=True, seed=5, checkpoint_every=every)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     if not complete(place, small.plan(STEPS)):
-        with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(STEPS), place) as training:
+        with dpfy.PrivateTraining(
+            net, optimizer, small.data(), small.plan(STEPS), place
+        ) as training:
             for x, y in training.batches():
                 training.step(plain(net, x, y))
     return (Path(run) / "model.safetensors").read_bytes()

@@ -1,4 +1,6 @@
-"""Batches of a fixed size: uniform subsets, fresh at every step. Thresholds lie beyond 5 standard errors (false alarms below 1e-6)."""
+"""Batches of a fixed size: uniform subsets, fresh at every step. Thresholds lie beyond 5 standard
+errors (false alarms below 1e-6).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,19 @@ from dpfy.sampling.fixed_size import WithoutReplacementSampler
 def drawn(sampler, steps, seed=0):
     randomness = Randomness.for_tests(seed)
     return [
-        sampler.batch(step, records=sampler.records, rng=randomness.generator("sampling", sampler.address(step)))
+        sampler.batch(
+            step,
+            records=sampler.records,
+            rng=randomness.generator("sampling", sampler.address(step)),
+        )
         for step in range(steps)
     ]
 
 
-@pytest.mark.parametrize(("size", "records"), [(1, 1), (1, 50), (7, 50), (49, 50), (50, 50), (30, 20_000), (9_000, 20_000)])
+@pytest.mark.parametrize(
+    ("size", "records"),
+    [(1, 1), (1, 50), (7, 50), (49, 50), (50, 50), (30, 20_000), (9_000, 20_000)],
+)
 def test_every_batch_is_a_set_of_exactly_that_size(size, records):
     for batch in drawn(WithoutReplacementSampler(size, records), 20):
         assert batch.dtype == np.int64
@@ -31,7 +40,9 @@ def test_every_batch_is_a_set_of_exactly_that_size(size, records):
 
 
 def test_every_subset_is_equally_likely():
-    """All 20 subsets of 3 of 6: chi-square with 19 degrees of freedom; a pair of records that avoids itself would show."""
+    """All 20 subsets of 3 of 6: chi-square with 19 degrees of freedom; a pair of records that
+    avoids itself would show.
+    """
     steps = 20_000
     counts = dict.fromkeys(combinations(range(6), 3), 0)
     for batch in drawn(WithoutReplacementSampler(3, 6), steps):
@@ -72,7 +83,10 @@ def test_it_promises_what_it_does_and_refuses_other_data():
             sampler.batch(0, records=records, rng=np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(("size", "records"), [(0, 5), (6, 5), (-1, 5), (2.0, 5), (2, 5.5), (True, 5), (1, 0), (1, 10**20)])
+@pytest.mark.parametrize(
+    ("size", "records"),
+    [(0, 5), (6, 5), (-1, 5), (2.0, 5), (2, 5.5), (True, 5), (1, 0), (1, 10**20)],
+)
 def test_bad_sizes_are_refused(size, records):
     for kind in (WithoutReplacementSampler, participation.WithoutReplacement):
         with pytest.raises(InvalidInput):

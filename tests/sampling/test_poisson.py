@@ -1,4 +1,6 @@
-"""Poisson sampling has the distribution it promises. False-alarm rates: each threshold is beyond 5 standard errors (below 1e-6)."""
+"""Poisson sampling has the distribution it promises. False-alarm rates: each threshold is beyond 5
+standard errors (below 1e-6).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ def inclusion(rate: float, seed: int = 0) -> np.ndarray:
     randomness, sampler = Randomness.for_tests(seed), PoissonSampler(rate)
     table = np.zeros((STEPS, RECORDS), dtype=bool)
     for step in range(STEPS):
-        table[step, sampler.batch(step, records=RECORDS, rng=randomness.generator("sampling", sampler.address(step)))] = True
+        table[
+            step,
+            sampler.batch(
+                step, records=RECORDS, rng=randomness.generator("sampling", sampler.address(step))
+            ),
+        ] = True
     return table
 
 
@@ -49,7 +56,9 @@ def test_batch_sizes_have_binomial_variance(table):
     sizes = table.sum(1)
     truth = RECORDS * 0.09
     spread = sizes.var() / truth
-    assert 1 - 5 * np.sqrt(2 / STEPS) < spread < 1 + 5 * np.sqrt(2 / STEPS)  # a fixed batch size would give 0
+    assert (
+        1 - 5 * np.sqrt(2 / STEPS) < spread < 1 + 5 * np.sqrt(2 / STEPS)
+    )  # a fixed batch size would give 0
 
 
 def test_records_and_steps_are_independent(table):
@@ -64,7 +73,9 @@ def test_records_and_steps_are_independent(table):
 
 def test_pure_in_step_and_generator():
     sampler, randomness = PoissonSampler(0.2), Randomness.for_tests(0)
-    a, b = (sampler.batch(3, records=100, rng=randomness.generator("sampling", 3)) for _ in range(2))
+    a, b = (
+        sampler.batch(3, records=100, rng=randomness.generator("sampling", 3)) for _ in range(2)
+    )
     assert (a == b).all()
     assert len(np.unique(a)) == len(a)
 
@@ -89,5 +100,8 @@ def test_physical_batches_cover_the_logical_one(size, row_multiple):
     indices = np.arange(100, 100 + size)
     pieces = list(physical(indices, 4, row_multiple=row_multiple))
     assert np.concatenate([p[m] for p, m in pieces] or [indices]).tolist() == indices.tolist()
-    assert all(len(p) == 4 or (len(p) % row_multiple == 0 and len(p) - m.sum() < row_multiple) for p, m in pieces)
+    assert all(
+        len(p) == 4 or (len(p) % row_multiple == 0 and len(p) - m.sum() < row_multiple)
+        for p, m in pieces
+    )
     assert all(len(p) <= 4 for p, _ in pieces)

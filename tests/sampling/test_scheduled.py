@@ -1,4 +1,6 @@
-"""Samplers with places: every record keeps the pattern its sensitivity assumes, with the probabilities its accounting assumes."""
+"""Samplers with places: every record keeps the pattern its sensitivity assumes, with the
+probabilities its accounting assumes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def run(sampler, steps, records=RECORDS, seed=0):
     randomness = Randomness.for_tests(seed)
     taken = np.zeros((steps, records), dtype=int)
     for step in range(steps):
-        indices = sampler.batch(step, records=records, rng=randomness.generator("sampling", sampler.address(step)))
+        indices = sampler.batch(
+            step, records=records, rng=randomness.generator("sampling", sampler.address(step))
+        )
         assert (np.diff(indices) > 0).all()
         taken[step, indices] += 1
     return taken
@@ -70,7 +74,9 @@ def test_a_cycle_at_rate_one_is_a_fixed_order():
     assert (taken[:8].sum(axis=0) == 1).all()
 
 
-@pytest.mark.parametrize(("rate", "separation", "most"), [(0.2, 6, 5), (1.0, 4, 10), (0.05, 1, 100), (0.5, 3, 2)])
+@pytest.mark.parametrize(
+    ("rate", "separation", "most"), [(0.2, 6, 5), (1.0, 4, 10), (0.05, 1, 100), (0.5, 3, 2)]
+)
 def test_separated_participations_are_never_too_near_or_too_many(rate, separation, most):
     taken = run(SeparatedSampler(rate, separation, most), 80)
     for shift in range(1, separation):
@@ -100,7 +106,9 @@ def test_separated_batches_have_the_expected_size_from_the_first_step():
 def test_a_batch_is_a_pure_function_of_the_step(sampler):
     assert (run(sampler, 15, 50) == run(sampler, 15, 50)).all()
     assert (run(sampler, 15, 50) != run(sampler, 15, 50, seed=1)).any()
-    late = sampler.batch(14, records=50, rng=Randomness.for_tests(0).generator("sampling", sampler.address(14)))
+    late = sampler.batch(
+        14, records=50, rng=Randomness.for_tests(0).generator("sampling", sampler.address(14))
+    )
     assert set(late) == set(np.flatnonzero(run(sampler, 15, 50)[14]))
 
 

@@ -1,4 +1,6 @@
-"""Statistics without noise are those of the slow oracle; contributions are bounded; intervals hold what they say."""
+"""Statistics without noise are those of the slow oracle; contributions are bounded; intervals hold
+what they say.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def people(n=500, seed=0):
     }
 
 
-def answered(text, data, share=5e3, family="laplace", contribution=None, records=None, seed=1, **about):
+def answered(
+    text, data, share=5e3, family="laplace", contribution=None, records=None, seed=1, **about
+):
     """The answers of a query on made-up data, with hardly any noise by default."""
     contribution = contribution or Contribution()
     table = Table(data, COLUMNS)
@@ -50,7 +54,9 @@ def answered(text, data, share=5e3, family="laplace", contribution=None, records
     for statistic in functions.build(language.parse(text), COLUMNS, records):
         claim = statistic.claim(contribution, Share(share, family, delta=1e-6), **about)
         permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
-        found += statistic.release(table, Spend(claim, contribution, permit, Randomness.for_tests(seed)))
+        found += statistic.release(
+            table, Spend(claim, contribution, permit, Randomness.for_tests(seed))
+        )
     return found
 
 
@@ -59,7 +65,10 @@ def answered(text, data, share=5e3, family="laplace", contribution=None, records
 def test_without_noise_they_are_the_plain_statistics(family, records):
     data = people()
     age, hours = data["age"], np.clip(data["hours"], -5, 60)
-    text = "count(), sum(age), mean(hours), variance(age), stddev(hours), covariance(age, hours), accuracy(sex, guess)"
+    text = (
+        "count(), sum(age), mean(hours), variance(age), stddev(hours), covariance(age, hours), "
+        "accuracy(sex, guess)"
+    )
     found = answered(text, data, family=family, records=records)
     cov = np.cov(age, hours, bias=True)
     due = [500, age.sum(), hours.mean(), age.var(), hours.std(), cov[0, 0], cov[0, 1], cov[1, 1]]
@@ -75,7 +84,11 @@ def test_what_is_missing_adds_nothing_or_counts_as_the_fill():
     data["hours"] = ["?" if k % 2 else float(h) for k, h in enumerate(data["hours"])]
     there = np.array([a for a in data["age"] if a is not None])
     hours = np.clip([40.0 if h == "?" else h for h in data["hours"]], -5, 60)
-    found = answered("count(), mean(age), sum(age), variance(age), mean(hours), median(age), covariance(age, hours)", data)
+    found = answered(
+        "count(), mean(age), sum(age), variance(age), mean(hours), median(age), covariance(age, "
+        "hours)",
+        data,
+    )
     due = [500, there.mean(), there.sum(), there.var(), hours.mean(), np.median(there), there.var()]
     assert [a.value for a in found[:7]] == pytest.approx(due, rel=1e-2)
 
@@ -84,12 +97,24 @@ def test_cells():
     data = people()
     found = answered("histogram(age, 0, 10, 50, 100), histogram(job), table(sex, job)", data)
     assert [a.value for a in found[:3]] == np.histogram(data["age"], [0, 10, 50, 100])[0].tolist()
-    values = {tuple(a.place.values()): a.value for a in found if a.statistic == "table(sex, job)" and len(a.place) == 2}
+    values = {
+        tuple(a.place.values()): a.value
+        for a in found
+        if a.statistic == "table(sex, job)" and len(a.place) == 2
+    }
     for sex, word in (("f", "f"), ("m", "m"), ("x", OTHER)):
         for job in "abc":
             assert values[word, job] == ((data["sex"] == sex) & (data["job"] == job)).sum()
-    margins = {a.place["sex"]: a.value for a in found if a.statistic == "table(sex, job)" and set(a.place) == {"sex"}}
-    assert margins == {"f": (data["sex"] == "f").sum(), "m": (data["sex"] == "m").sum(), OTHER: (data["sex"] == "x").sum()}
+    margins = {
+        a.place["sex"]: a.value
+        for a in found
+        if a.statistic == "table(sex, job)" and set(a.place) == {"sex"}
+    }
+    assert margins == {
+        "f": (data["sex"] == "f").sum(),
+        "m": (data["sex"] == "m").sum(),
+        OTHER: (data["sex"] == "x").sum(),
+    }
 
 
 def test_groups_and_conditions():
@@ -115,7 +140,10 @@ def test_calibration_and_margins():
     )
     assert found[4].value == pytest.approx(error, abs=1e-3)
     for answer in answered("margins(sex, job, guess)", data):
-        mine = np.all([data[name] == (word if word != OTHER else "?") for name, word in answer.place.items()], axis=0)
+        mine = np.all(
+            [data[name] == (word if word != OTHER else "?") for name, word in answer.place.items()],
+            axis=0,
+        )
         assert answer.value == pytest.approx(mine.sum(), abs=0.1)
 
 
@@ -135,7 +163,9 @@ def test_margins_made_consistent_are_the_least_squares_fit():
             values.append(table[cell] / deviation)
     fit = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)[0].reshape(shape)
     for axes, table in consistent(noisy, shape).items():
-        assert table == pytest.approx(fit.sum(axis=tuple(a for a in range(3) if a not in axes)), abs=1e-9)
+        assert table == pytest.approx(
+            fit.sum(axis=tuple(a for a in range(3) if a not in axes)), abs=1e-9
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -145,7 +175,11 @@ def test_losses_of_quantiles_against_the_slow_oracle(seed):
     losses = Target(share).losses(np.bincount(numbers, minlength=12))
     a, b = share.numerator, share.denominator
     for v in range(12):
-        low, high, due = b * int((numbers < v).sum()), b * int((numbers <= v).sum()), a * len(numbers)
+        low, high, due = (
+            b * int((numbers < v).sum()),
+            b * int((numbers <= v).sum()),
+            a * len(numbers),
+        )
         assert losses[v] == max(0, low - due, due - high)
     for value in range(12):  # one record more changes no loss by more than it may
         more = Target(share).losses(np.bincount([*numbers, value], minlength=12))
@@ -160,7 +194,9 @@ def test_many_quantiles_of_ties_and_of_reals():
     for share, answer in zip(shares, found, strict=True):
         below, upto = (data["age"] < answer.value).mean(), (data["age"] <= answer.value).mean()
         assert below - 0.01 <= share <= upto + 0.01
-    low, high = (a.value for a in answered("min(share, step=0.001), max(share, step=0.001)", data, share=5))
+    low, high = (
+        a.value for a in answered("min(share, step=0.001), max(share, step=0.001)", data, share=5)
+    )
     assert 0 <= low < 0.01
     assert 0.99 < high <= 1
 
@@ -168,7 +204,9 @@ def test_many_quantiles_of_ties_and_of_reals():
 def test_mode_heavy_hitters_and_ranges():
     data = people(3000)
     data["job"] = np.where(np.arange(3000) % 4 == 0, "b", "a")
-    data["id"] = np.array([f"word {k % 3}" if k % 2 else f"only me {k}" for k in range(3000)], object)
+    data["id"] = np.array(
+        [f"word {k % 3}" if k % 2 else f"only me {k}" for k in range(3000)], object
+    )
     data["age"] = np.where(np.arange(3000) < 2990, data["age"] - 20, 1e6)
     assert [a.value for a in answered("mode(job)", data, 0.5)] == ["a"]
     found = answered("top(id)", data, 0.5)
@@ -180,9 +218,14 @@ def test_mode_heavy_hitters_and_ranges():
     assert [a.value for a in answered("range(age)", people(0), 0.5)] == [None, None]
 
 
-@pytest.mark.parametrize("contribution", [Contribution(5), Contribution(6, 2), Contribution(8, 3, 2), Contribution(4, None, 1)])
+@pytest.mark.parametrize(
+    "contribution",
+    [Contribution(5), Contribution(6, 2), Contribution(8, 3, 2), Contribution(4, None, 1)],
+)
 def test_contributions_are_bounded_per_unit(contribution):
-    """Removing all records of any one person moves no sum by more than the bound, and which of the others are kept does not change."""
+    """Removing all records of any one person moves no sum by more than the bound, and which of the
+    others are kept does not change.
+    """
     data = people(400)
     text = "count() by job"
     (statistic,) = functions.build(language.parse(text), COLUMNS)
@@ -210,7 +253,10 @@ def test_contributions_are_bounded_per_unit(contribution):
 
 
 def test_the_bound_of_a_contribution_is_attained():
-    assert (Contribution(8, 3, 2).total, Contribution(8, 3, 2).length) == (6, pytest.approx(math.sqrt(12)))
+    assert (Contribution(8, 3, 2).total, Contribution(8, 3, 2).length) == (
+        6,
+        pytest.approx(math.sqrt(12)),
+    )
     assert (Contribution(5, 3, 2).total, Contribution(5, 3, 2).length) == (5, pytest.approx(3.0))
     assert (Contribution(5).total, Contribution(5).length) == (5, 5.0)
 
@@ -237,7 +283,10 @@ def test_intervals_hold_the_answer_without_noise(text, family, records):
     inside, errors = 0, []
     for seed in range(200):
         found = answered(text, data, 0.5, family, records=records, seed=seed, **about)
-        inside += all(a.interval[0] <= v + 1e-2 and v - 1e-2 <= a.interval[1] for a, v in zip(found, due, strict=True))
+        inside += all(
+            a.interval[0] <= v + 1e-2 and v - 1e-2 <= a.interval[1]
+            for a, v in zip(found, due, strict=True)
+        )
         errors.append([(a.value - v) / a.standard_error for a, v in zip(found, due, strict=True)])
     assert inside >= stats.binom.ppf(1e-4, 200, 0.95 ** len(due))
     spread = np.sqrt(np.mean(np.square(errors), axis=0))
@@ -249,7 +298,11 @@ def test_reach_is_the_quantile_of_the_noise(whole):
     spread = Spread("laplace", 7.3, whole)
     r = np.random.default_rng(0)
     p = -math.expm1(-1 / 7.3)
-    draws = r.geometric(p, (40, 100_000)) - r.geometric(p, (40, 100_000)) if whole else r.laplace(0, 7.3, (40, 100_000))
+    draws = (
+        r.geometric(p, (40, 100_000)) - r.geometric(p, (40, 100_000))
+        if whole
+        else r.laplace(0, 7.3, (40, 100_000))
+    )
     assert spread.deviation == pytest.approx(draws.std(), rel=0.02)
     for used in ([1.0], [2.0, 0.5], [1.0, 1.0], [1.0, -3.0, 0.5, 1.0, 1.0], [1.0] * 40):
         within = (np.abs(np.asarray(used) @ draws[: len(used)]) <= spread.reach(used)).mean()
@@ -259,28 +312,39 @@ def test_reach_is_the_quantile_of_the_noise(whole):
 
 
 def test_a_ratio_with_few_records_says_that_it_does_not_know():
-    value, error, interval = ratio([0.0, 1.0], [1.0, 0.0], [3.0, 2.0], Spread("laplace", 5.0), (-1.0, 1.0))
+    value, error, interval = ratio(
+        [0.0, 1.0], [1.0, 0.0], [3.0, 2.0], Spread("laplace", 5.0), (-1.0, 1.0)
+    )
     assert interval == (-1.0, 1.0)
     assert error <= 1
     assert -1 <= value <= 1
-    assert ratio([1.0], [0.0], [3.0], Spread("laplace", 5.0), (-1.0, 1.0), known=-0.0)[2] == (-1.0, 1.0)
+    assert ratio([1.0], [0.0], [3.0], Spread("laplace", 5.0), (-1.0, 1.0), known=-0.0)[2] == (
+        -1.0,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize("family", ["laplace", "gaussian"])
 @pytest.mark.parametrize("share", [1e-9, 1e-6, 1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("text", ["count() by job", "sum(age)", "mean(hours)", "covariance(age, hours)"])
+@pytest.mark.parametrize(
+    "text", ["count() by job", "sum(age)", "mean(hours)", "covariance(age, hours)"]
+)
 def test_the_noise_is_as_large_as_it_says_however_large(text, share, family):
     found = [a for seed in range(8) for a in answered(text, people(50), share, family, seed=seed)]
     if text == "sum(age)":
         errors = [(a.value - people(50)["age"].sum()) / a.standard_error for a in found]
         assert 0.2 < np.sqrt(np.mean(np.square(errors))) < 3
-        assert found[0].standard_error == pytest.approx(100 / share * (math.sqrt(2) if family == "laplace" else 1), rel=1e-3)
+        assert found[0].standard_error == pytest.approx(
+            100 / share * (math.sqrt(2) if family == "laplace" else 1), rel=1e-3
+        )
     for a in found:
         assert a.interval[0] <= a.value <= a.interval[1]
 
 
 def test_one_rule_prices_all_statistics():
-    (count, mean, median) = functions.build(language.parse("count(), mean(age), median(age)"), COLUMNS)
+    (count, mean, median) = functions.build(
+        language.parse("count(), mean(age), median(age)"), COLUMNS
+    )
     one = Contribution()
     assert count.claim(one, Share(0.25, "laplace")).parameter == 0.25
     assert mean.claim(one, Share(0.25, "laplace")).parameter == 4.0

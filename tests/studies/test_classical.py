@@ -1,4 +1,6 @@
-"""The study of classical learners: what was to be shown holds in the stored cells; AdaSSP is what its paper says; the short form ends."""
+"""The study of classical learners: what was to be shown holds in the stored cells; AdaSSP is what
+its paper says; the short form ends.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_trees_on_adult_reach_what_was_asked_by_one_rule(row):
         cell = KEPT[f"adult-{row}-{epsilon:g}"]
         assert len(cell.result["auroc"]) == 5
         assert cell.result["epsilon"] <= epsilon
-        assert mean(cell.result["auroc"]) >= max(auroc, classical_adult.PUBLISHED.get(row, {}).get(epsilon, 0.0))
+        assert mean(cell.result["auroc"]) >= max(
+            auroc, classical_adult.PUBLISHED.get(row, {}).get(epsilon, 0.0)
+        )
         assert set(cell.settings["given"]) == {"epsilon", "delta"}
 
 
@@ -52,7 +56,11 @@ def test_random_splits_win_where_all_columns_tell_and_a_tree_from_the_top_where_
 
 
 def _verdicts(kind, column, few):
-    return [(row[0], row[1]) for row in classical_clusters.rows_of(kind, KEPT) if (row[0] <= 3) is few and row[column] == "yes"]
+    return [
+        (row[0], row[1])
+        for row in classical_clusters.rows_of(kind, KEPT)
+        if (row[0] <= 3) is few and row[column] == "yes"
+    ]
 
 
 def test_a_grid_beats_rounds_from_one_seed_a_cluster_in_two_and_three_dimensions_and_loses_above():
@@ -74,13 +82,20 @@ def test_a_grid_beats_rounds_as_published_in_few_dimensions_with_four_exceptions
         for place in itertools.product((2, 3), ("0.1", "0.5", "1"))
         if place not in _verdicts(kind, -2, few=True)
     }
-    assert lost == {("images", 2, "0.1"), ("images", 3, "0.1"), ("stretched", 3, "0.1"), ("adult", 3, "0.5")}
+    assert lost == {
+        ("images", 2, "0.1"),
+        ("images", 3, "0.1"),
+        ("stretched", 3, "0.1"),
+        ("adult", 3, "0.5"),
+    }
 
 
 def test_above_three_dimensions_a_grid_loses_to_rounds_from_many_seeds_on_all_points():
     assert [_verdicts(kind, -1, few=False) for kind in classical_clusters.TITLES] == [[]] * 5
     wins = {kind: len(_verdicts(kind, -2, few=False)) for kind in classical_clusters.TITLES}
-    assert wins == {"images": 0, "stretched": 1, "adult": 0, "overlapping": 3, "far-apart": 5}, "and to one seed on some"
+    assert wins == {"images": 0, "stretched": 1, "adult": 0, "overlapping": 3, "far-apart": 5}, (
+        "and to one seed on some"
+    )
 
 
 def test_both_together_are_never_the_worse_of_the_two():
@@ -94,7 +109,10 @@ def test_both_together_are_never_the_worse_of_the_two():
 @pytest.mark.parametrize("epsilon", [0.5, 1.0])
 def test_where_a_record_is_replaced_it_is_above_approximate_minima_as_published(epsilon):
     found = KEPT[f"adult-logistic-replaced-{epsilon:g}"]
-    assert mean(found.result["auroc"]) >= classical_adult.PUBLISHED["logistic-replaced"][epsilon] + 0.005
+    assert (
+        mean(found.result["auroc"])
+        >= classical_adult.PUBLISHED["logistic-replaced"][epsilon] + 0.005
+    )
 
 
 def test_objective_perturbation_needs_less_noise_and_noisy_gradients_beat_both():
@@ -129,7 +147,9 @@ def test_adassp_without_noise_is_ridge_regression():
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     target = np.clip(rows @ [0.5, -0.3, 0.1], -1, 1)
     found = classical_regression.adassp(rows, target, 1e6, 1e-6, rng)
-    assert np.allclose(found, np.linalg.solve(rows.T @ rows + np.eye(3), rows.T @ target), atol=1e-4)
+    assert np.allclose(
+        found, np.linalg.solve(rows.T @ rows + np.eye(3), rows.T @ target), atol=1e-4
+    )
 
 
 def test_the_smallest_risk_is_the_smallest():

@@ -1,4 +1,6 @@
-"""The variants of the future work: same budget, public schedules, and a rate that follows the released norm."""
+"""The variants of the future work: same budget, public schedules, and a rate that follows the
+released norm.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_every_variant_has_the_same_budget(name: str) -> None:
     plan = variant.recipe(base()).calibrate(2.0, 1e-4)
     assert 2.0 * 0.999 <= plan.epsilon <= 2.0
     assert isinstance(plan.recipe.clip, QuantileClip if variant.quantile else FlatClip)
-    assert isinstance(plan.recipe.strategy, Schedule if "falling" in name or "rising" in name else Identity)
+    assert isinstance(
+        plan.recipe.strategy, Schedule if "falling" in name or "rising" in name else Identity
+    )
     assert name in future.WORDS
     constant = base().calibrate(2.0, 1e-4)
     if plan.recipe.strategy == Identity():
@@ -46,7 +50,9 @@ def test_the_rate_follows_the_norm_that_was_released() -> None:
     data = Records((torch.randn(400, 6), torch.randint(0, 10, (400,))))
     model = nn.Linear(6, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    plan = future.Variant(0.5, future.FALLING, follow=True).recipe(base()).with_noise(1.0, delta=1e-4)
+    plan = (
+        future.Variant(0.5, future.FALLING, follow=True).recipe(base()).with_noise(1.0, delta=1e-4)
+    )
     found = trials.following(model, optimizer, (data, data), plan, seed=0)
     norms = [row["clip_norm"] for row in found["curve"]]
     assert max(norms) / min(norms) > 1.05

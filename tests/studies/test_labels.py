@@ -1,4 +1,6 @@
-"""The study of labels: its short form ends in a page; its stored runs reach what we set out to reach, with settings that hold up."""
+"""The study of labels: its short form ends in a page; its stored runs reach what we set out to
+reach, with settings that hold up.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def test_the_stored_runs_reach_their_aims(key: tuple[str, float]) -> None:
     assert mean >= labels_page.AIMS[key]
     assert mean >= labels_page.whole(results)[key]
     assert len(cells) == 5
-    assert all(cell.result["epsilon"] <= epsilon and cell.result["whole_cpu_seconds"] < 120 for cell in cells)
+    assert all(
+        cell.result["epsilon"] <= epsilon and cell.result["whole_cpu_seconds"] < 120
+        for cell in cells
+    )
     assert mean > labels_page.means(runs)[data, "rr", 1.0] or epsilon < 1
 
 
@@ -47,18 +52,24 @@ def test_validation_finds_nothing_clearly_better_than_the_defaults() -> None:
 def test_a_sweep_holds_images_out_and_tells_settings_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = labels_sweep.KernelSettings(landmarks=60)
     worse = labels_sweep.Choice(kernel, labels_sweep.Rules(penalty=1e6, student_penalty=1e6))
-    monkeypatch.setattr(labels_sweep, "CHOICES", {"default": labels_sweep.Choice(kernel), "worse": worse})
+    monkeypatch.setattr(
+        labels_sweep, "CHOICES", {"default": labels_sweep.Choice(kernel), "worse": worse}
+    )
     y = torch.arange(1800) // labels_sweep.PARTS % 3
     x = 2 * torch.eye(6)[y] + 0.5 * torch.randn(1800, 6, generator=torch.Generator().manual_seed(1))
     known = labels_sweep.tried((1.0,), 1e-5, lambda: (x, y))
     assert (known["images"], known["rows"][0]["apart"]) == (300, 0)
     assert min(known["rows"][0]["accuracies"]) > 0.9
     out = torch.arange(1800) % labels_sweep.PARTS == labels_sweep.PARTS - 1
-    apart = torch.where(out[:, None], x.roll(3, dims=1), x)  # what is held out lies elsewhere: only who was taught it can know it
+    apart = torch.where(
+        out[:, None], x.roll(3, dims=1), x
+    )  # what is held out lies elsewhere: only who was taught it can know it
     unknown = labels_sweep.tried((1.0,), 1e-5, lambda: (apart, y))
     assert max(unknown["rows"][0]["accuracies"]) < 0.8
 
 
 @pytest.mark.slow
 def test_the_short_form_ends_in_a_page(tmp_path: Path) -> None:
-    assert "Accuracy on the test images" in run(labels.STUDY, Options(fast=True), tmp_path).read_text()
+    assert (
+        "Accuracy on the test images" in run(labels.STUDY, Options(fast=True), tmp_path).read_text()
+    )

@@ -1,4 +1,6 @@
-"""Closed forms of the studies against independently recomputed numbers, and the stored cells against what we set out to reach."""
+"""Closed forms of the studies against independently recomputed numbers, and the stored cells
+against what we set out to reach.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ ROOT = Path(__file__).parent.parent.parent / "docs" / "studies"
 
 @pytest.fixture(autouse=True)
 def _stored_cells_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which cells a study has depends on the data that is there: these tests are of the stored ones."""
+    """Which cells a study has depends on the data that is there: these tests are of the stored
+    ones.
+    """
     monkeypatch.delenv("DPFY_DATA", raising=False)
 
 
@@ -50,7 +54,8 @@ def test_appendix_c() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "rdp", "exact"), [(1.0, 5.36558, 5.049660), (4.0, 1.617748, 1.550081), (16.0, 0.754278, 0.736057)]
+    ("epsilon", "rdp", "exact"),
+    [(1.0, 5.36558, 5.049660), (4.0, 1.617748, 1.550081), (16.0, 0.754278, 0.736057)],
 )
 def test_figure_1_at_a_batch_of_100_000(epsilon: float, rdp: float, exact: float) -> None:
     (row,) = guide.batch_curve(epsilon, (100_000,))["rows"]
@@ -66,8 +71,12 @@ def test_salary() -> None:
 
 
 def test_noise_of_the_tries() -> None:
-    assert building_blocks.plan_of("try1", 4000).noise_multiplier / 2 == pytest.approx(321.653, rel=1e-4)
-    assert building_blocks.plan_of("try2", 4000).noise_multiplier / 2 == pytest.approx(64.0763, rel=1e-4)
+    assert building_blocks.plan_of("try1", 4000).noise_multiplier / 2 == pytest.approx(
+        321.653, rel=1e-4
+    )
+    assert building_blocks.plan_of("try2", 4000).noise_multiplier / 2 == pytest.approx(
+        64.0763, rel=1e-4
+    )
     assert building_blocks.plan_of("try3", 4000).noise_multiplier == pytest.approx(3.4256, rel=1e-4)
     last = building_blocks.plan_of("try4", 4000)
     assert last.noise_multiplier == pytest.approx(4.2247, rel=1e-4)
@@ -158,7 +167,9 @@ def test_every_study_is_stored_complete() -> None:
         ("ftrl", dpsgd_dpftrl.TABLE_3, 2.0),
     ],
 )
-def test_stored_runs_at_printed_settings_reach_the_printed_accuracies(prefix: str, table: dict, points: float) -> None:
+def test_stored_runs_at_printed_settings_reach_the_printed_accuracies(
+    prefix: str, table: dict, points: float
+) -> None:
     from dpfy.studies.dpsgd_dpftrl_page import runs_of
 
     results = kept("dpsgd-dpftrl")
@@ -176,13 +187,17 @@ def test_stored_federations_keep_the_four_claims_at_one_epsilon() -> None:
     results = kept("federated")
     runs = federated_page.grouped(results)
     assert all(len(cells) == 5 for cells in runs.values())
-    assert all(cell.result["epsilon"] <= 4.0 and cell.result["unit"] == "user" for cell in results.values())
+    assert all(
+        cell.result["epsilon"] <= 4.0 and cell.result["unit"] == "user" for cell in results.values()
+    )
     assert [row[3] for row in federated_page.claims(runs)] == ["yes"] * 4
 
 
 def test_the_tables_in_the_documentation_are_generated() -> None:
     file = ROOT.parent / "studies.md"
-    assert summary.filled(file.read_text(), ROOT) == file.read_text(), "run: python -m dpfy.studies.summary docs"
+    assert summary.filled(file.read_text(), ROOT) == file.read_text(), (
+        "run: python -m dpfy.studies.summary docs"
+    )
 
 
 def test_more_eta_keeps_more_of_a_text_and_exact_choices_keep_most() -> None:
@@ -206,7 +221,9 @@ def test_a_stored_search_beats_no_search_and_composition_at_one_epsilon() -> Non
         for arm in ("search-random", "search-composition", "untuned-default", "untuned")
     }
     assert all(run["epsilon"] <= 3.0 for runs in arms.values() for run in runs)
-    assert not any(run["wrong"] for arm in ("search-random", "search-composition") for run in arms[arm])
+    assert not any(
+        run["wrong"] for arm in ("search-random", "search-composition") for run in arms[arm]
+    )
     assert all(run["training_alone"] < run["epsilon"] for run in arms["search-random"])
     means = {arm: sum(run["test_accuracy"] for run in runs) / 5 for arm, runs in arms.items()}
     assert means["search-random"] > means["untuned-default"]
@@ -218,6 +235,8 @@ def test_stored_strategies_keep_the_guides_claims() -> None:
     tables = summary.kept("tuning", ROOT)[0].page(kept("tuning")).tables()
     for row in tables["scaling"].rows:
         apart, deviation = row[-2:]
-        assert apart <= max(3 * deviation, 0.01), "accuracy depends on more than the noise of the average"
+        assert apart <= max(3 * deviation, 0.01), (
+            "accuracy depends on more than the noise of the average"
+        )
     assert len(tables["strategies"].rows) == 3
     assert all(row[-1] >= 0.99 for row in tables["strategies"].rows), "of the best of the full grid"

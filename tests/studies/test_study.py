@@ -1,4 +1,6 @@
-"""The frame: cells are stored one by one and taken up again only for the same settings; pages say what they must."""
+"""The frame: cells are stored one by one and taken up again only for the same settings; pages say
+what they must.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from dpfy.studies.study import Cell, Options, Results, Study, load_cell, run, ru
 TOLD = dict.fromkeys(FACTS, "told")
 
 
-def study(calls: list[str], *, factor: int = 2, facts: dict[str, str] | None = None, fail: str = "") -> Study:
+def study(
+    calls: list[str], *, factor: int = 2, facts: dict[str, str] | None = None, fail: str = ""
+) -> Study:
     def cell(name: str, value: int) -> Cell:
         def compute() -> dict[str, int]:
             calls.append(name)
@@ -30,7 +34,8 @@ def study(calls: list[str], *, factor: int = 2, facts: dict[str, str] | None = N
         line = figures.Line("values", [0, 1], [row[1] for row in rows])
         picture = Figure("picture", "a < b", figures.lines([line], figures.Axes("x", "y")))
         return Page(
-            [Section("Values", "", [Table("values", "All", ("name", "value"), rows), picture])], TOLD if facts is None else facts
+            [Section("Values", "", [Table("values", "All", ("name", "value"), rows), picture])],
+            TOLD if facts is None else facts,
         )
 
     return Study("toy", "A toy", "nobody", lambda options: [cell("one", 1), cell("two", 2)], page)
@@ -72,9 +77,9 @@ def test_the_page_is_made_from_the_stored_cells_and_is_the_same_every_time(tmp_p
     assert "a &lt; b" in html
     for word in (*FACTS, "hardware", "versions", "time"):
         assert f"<td>{word}</td>" in html
-    assert "http" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-        "http://creativecommons.org", ""
-    ).replace("https://matplotlib.org", "")
+    assert "http" not in html.replace("http://www.w3.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "").replace("https://matplotlib.org", "")
 
 
 @pytest.mark.parametrize("missing", FACTS)
@@ -108,13 +113,22 @@ def test_a_cell_name_is_a_file_name(name: str) -> None:
 
 
 def test_numbers_in_print() -> None:
-    assert [shown(v) for v in (None, 3, "x", 98.834, 0.000154, 1234.5)] == ["-", "3", "x", "98.83", "0.000154", "1234"]
+    assert [shown(v) for v in (None, 3, "x", 98.834, 0.000154, 1234.5)] == [
+        "-",
+        "3",
+        "x",
+        "98.83",
+        "0.000154",
+        "1234",
+    ]
     score = spread([0.5, 0.7])
     assert score["mean"] == pytest.approx(60)
     assert score["worst"] == 50
     assert score["deviation"] == pytest.approx(14.142, abs=1e-3)
     assert spread([0.5])["deviation"] is None
-    assert Table("t", "", ("a", "b"), [["x", 1.5]]).markdown() == "| a | b |\n|---|---|\n| x | 1.50 |"
+    assert (
+        Table("t", "", ("a", "b"), [["x", 1.5]]).markdown() == "| a | b |\n|---|---|\n| x | 1.50 |"
+    )
 
 
 @pytest.mark.slow

@@ -21,7 +21,9 @@ def test_the_short_form_ends_in_a_page(tmp_path: Path) -> None:
 
 
 def test_stored_errors_are_below_those_of_the_peer() -> None:
-    """Means over the runs of MST, five at epsilon 1; AIM is better than every other method that was run beside it."""
+    """Means over the runs of MST, five at epsilon 1; AIM is better than every other method that was
+    run beside it.
+    """
     runs = synthetic_page.grouped(summary.kept("synthetic", ROOT)[1])
     found = synthetic_page.means(runs, "mean_l1_3")
     for epsilon, most in ((1.0, 0.220), (3.16, 0.208), (10.0, 0.198)):
@@ -45,14 +47,20 @@ def test_learners_on_stored_tables() -> None:
 
 
 def test_marginal_methods_beat_the_networks() -> None:
-    """Errors of all marginal methods, and the area under the curve of all of them but MWEM at epsilon 1, which is worse than a coin."""
+    """Errors of all marginal methods, and the area under the curve of all of them but MWEM at
+    epsilon 1, which is worse than a coin.
+    """
     runs = synthetic_page.grouped(summary.kept("synthetic", ROOT)[1])
     errors = synthetic_page.means(runs, "mean_l1_3")
     for epsilon in (1.0, 10.0):
         networks = [errors[method, epsilon] for method in synthetic.NETWORKS]
-        assert max(errors[method, epsilon] for method in ("aim", "mst", "privbayes", "mwem")) < min(networks)
+        assert max(errors[method, epsilon] for method in ("aim", "mst", "privbayes", "mwem")) < min(
+            networks
+        )
         scores = {
             method: runs[method, epsilon][0].result["learner"]["auroc"]
             for method in ("aim", "mst", "privbayes", *synthetic.NETWORKS)
         }
-        assert min(scores[method] for method in ("aim", "mst", "privbayes")) > max(scores[m] for m in synthetic.NETWORKS)
+        assert min(scores[method] for method in ("aim", "mst", "privbayes")) > max(
+            scores[m] for m in synthetic.NETWORKS
+        )

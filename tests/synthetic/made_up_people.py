@@ -41,7 +41,9 @@ ignore = true
 
 
 def people(count: int, seed: int = 0) -> dict[str, list[str]]:
-    """Records that obey the schema, with dependences, some missing cells, and an owner of about three records each."""
+    """Records that obey the schema, with dependences, some missing cells, and an owner of about
+    three records each.
+    """
     rng = np.random.default_rng(seed)
     age = rng.integers(18, 81, count)
     rich = (age + rng.integers(-20, 20, count) > 50).astype(int)
@@ -52,7 +54,9 @@ def people(count: int, seed: int = 0) -> dict[str, list[str]]:
         "age": [str(v) for v in age],
         "job": [["clerk", "nurse", "cook", ""][3 if rng.random() < 0.05 else v] for v in job],
         "grade": [["low", "mid", "high"][v] for v in grade],
-        "since": [f"202{y}-0{1 + int(rng.integers(0, 9))}-1{int(rng.integers(0, 9))}" for y in years],
+        "since": [
+            f"202{y}-0{1 + int(rng.integers(0, 9))}-1{int(rng.integers(0, 9))}" for y in years
+        ],
         "rich": [["no", "yes"][v] for v in rich],
         "id": [f"p{v}" for v in rng.integers(0, max(1, count // 3), count)],
     }

@@ -1,4 +1,6 @@
-"""Canary rows: outliers in a rare cell, over 500 syntheses with them and 500 without; an attacker who knows everything else."""
+"""Canary rows: outliers in a rare cell, over 500 syntheses with them and 500 without; an attacker
+who knows everything else.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,25 @@ TERMS = SynthesisTerms(1.0, 1e-5)
 
 
 def syntheses(present: bool, trials: int) -> np.ndarray:
-    """What the attacker makes of each synthesis: noisy counts of the canary's cells, weighted by their precision, and its rows."""
+    """What the attacker makes of each synthesis: noisy counts of the canary's cells, weighted by
+    their precision, and its rows.
+    """
     held = plan(DOMAIN, TERMS, SynthesisOptions("mst"))
     marginals = count(WITH if present else WITHOUT, DOMAIN, held.weights)
     scores = []
     for trial in range(trials):
-        permit = rehearsal(held.claim.event, held.claim.releases, held.claim.name, held.claim.adjacency)
-        meter = Meter(held.claim, marginals, permit, Randomness.for_tests(trial + (1 << 20) * present))
+        permit = rehearsal(
+            held.claim.event, held.claim.releases, held.claim.name, held.claim.adjacency
+        )
+        meter = Meter(
+            held.claim, marginals, permit, Randomness.for_tests(trial + (1 << 20) * present)
+        )
         model = held.method.rule(Task(DOMAIN, held.weights, meter, 64), held.method)
         rows = model.rows(12, np.random.default_rng(trial))
-        cells = [(m.values.numpy()[tuple((2, 1)[v] for v in m.clique)], m.deviation) for m in meter.released]
+        cells = [
+            (m.values.numpy()[tuple((2, 1)[v] for v in m.clique)], m.deviation)
+            for m in meter.released
+        ]
         score = sum(value / deviation**2 for value, deviation in cells)
         scores.append(score + 1e-6 * float((rows[:, 0] == 2).sum()))
     return np.array(scores)

@@ -1,4 +1,6 @@
-"""Columns as cells: every value finds its cell and comes back from it; no cell raises, and none changes how another is read."""
+"""Columns as cells: every value finds its cell and comes back from it; no cell raises, and none
+changes how another is read.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ COLUMNS = [
     date_column("days", {"range": ["2023-12-30", "2024-03-02"], "every": "day"}, MISSING),
     date_column("weeks", {"range": ["2023-12-30", "2024-03-02"], "every": "week"}, MISSING),
     date_column("months", {"range": [date(2020, 2, 5), date(2021, 1, 31)]}, MISSING),
-    date_column("years", {"range": ["1999-06-01", "2003-01-01"], "every": "year", "required": True}, MISSING),
+    date_column(
+        "years", {"range": ["1999-06-01", "2003-01-01"], "every": "year", "required": True}, MISSING
+    ),
 ]
 
 
@@ -43,7 +47,12 @@ def test_values_drawn_in_a_cell_lie_in_it(column):
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda c: c.name)
 @given(
-    cells=st.lists(st.one_of(st.text(max_size=8), st.integers(), st.floats(), st.none(), st.booleans(), st.dates()), max_size=20)
+    cells=st.lists(
+        st.one_of(
+            st.text(max_size=8), st.integers(), st.floats(), st.none(), st.booleans(), st.dates()
+        ),
+        max_size=20,
+    )
 )
 @settings(max_examples=60, deadline=None)
 def test_no_cell_raises_and_none_changes_another(column, cells):
@@ -56,7 +65,17 @@ def test_no_cell_raises_and_none_changes_another(column, cells):
 
 def test_what_has_no_cell_of_its_own():
     whole, wide, real, edges, _, _, words, label, *_ = COLUMNS
-    assert [whole.code(text) for text in ("0", "9", "12", "-3", "inf", "4.7", "x", "", None)] == [0, 9, 9, 0, 9, 4, 10, 10, 10]
+    assert [whole.code(text) for text in ("0", "9", "12", "-3", "inf", "4.7", "x", "", None)] == [
+        0,
+        9,
+        9,
+        0,
+        9,
+        4,
+        10,
+        10,
+        10,
+    ]
     assert wide.code("?") == 0  # required: counts as the first cell
     assert real.code("") == real.code("1.0")
     assert [edges.code(text) for text in ("0", "1", "9", "10", "100", "101")] == [0, 1, 1, 2, 2, 2]
@@ -74,10 +93,20 @@ def test_dates_are_binned_by_the_calendar():
     assert isinstance(months, Dated)
     assert months.known == 12
     assert [
-        months.code(text) for text in ("2020-02-05", "2020-02-29", "2020-03-01T10:00", "2021-01-31", "1990-01-01", "soon")
+        months.code(text)
+        for text in (
+            "2020-02-05",
+            "2020-02-29",
+            "2020-03-01T10:00",
+            "2021-01-31",
+            "1990-01-01",
+            "soon",
+        )
     ] == [0, 0, 1, 11, 0, 12]
     weeks = COLUMNS[9]
-    assert [date.fromisoformat(weeks.shown(edge)).weekday() for edge in weeks.edges[1:-1]] == [0] * (weeks.known - 1)
+    assert [date.fromisoformat(weeks.shown(edge)).weekday() for edge in weeks.edges[1:-1]] == [
+        0
+    ] * (weeks.known - 1)
 
 
 def test_whole_numbers_are_never_split_and_bins_are_never_empty():
@@ -85,7 +114,9 @@ def test_whole_numbers_are_never_split_and_bins_are_never_empty():
     for _ in range(50):
         low = int(rng.integers(-50, 50))
         high = low + int(rng.integers(1, 300))
-        column = number_column("n", {"range": [low, high], "bins": int(rng.integers(1, high - low + 2))}, MISSING)
+        column = number_column(
+            "n", {"range": [low, high], "bins": int(rng.integers(1, high - low + 2))}, MISSING
+        )
         first, last = column.ends
         assert (first <= last).all()
         assert first[0] == low
@@ -119,14 +150,23 @@ def test_the_packaged_schema_is_a_domain():
         (("bins = 8", "bins = 200"), "at most the 63 whole numbers"),
         (("bins = 8", "bins = [18, 20]"), "must begin and end with the range"),
         (("range = [18, 80]", "range = [80, 18]"), "columns.age.range"),
-        (('categories = ["clerk", "nurse", "cook"]', 'categories = ["a", "a"]'), "columns.job.categories"),
+        (
+            ('categories = ["clerk", "nurse", "cook"]', 'categories = ["a", "a"]'),
+            "columns.job.categories",
+        ),
         (('categories = ["clerk", "nurse", "cook"]', 'categories = "?"'), "is a draft"),
         (('kind = "label"', 'kind = "lable"'), "columns.rich.kind"),
         (("ordered = true", "orderd = true"), "columns.grade.orderd"),
         (("required = true", "required = 1"), "required"),
         (('every = "year"', 'every = "hour"'), "columns.since.every"),
-        (('range = ["2020-01-01", "2021-12-31"]', 'range = ["2020-01-01", "yesterday"]'), "must be two dates"),
-        (('range = ["2020-01-01", "2021-12-31"]', 'range = ["2022-01-01", "2021-12-31"]'), "must not end before it begins"),
+        (
+            ('range = ["2020-01-01", "2021-12-31"]', 'range = ["2020-01-01", "yesterday"]'),
+            "must be two dates",
+        ),
+        (
+            ('range = ["2020-01-01", "2021-12-31"]', 'range = ["2022-01-01", "2021-12-31"]'),
+            "must not end before it begins",
+        ),
         (("ignore = true", "ignore = false"), "columns.id.ignore"),
     ],
 )

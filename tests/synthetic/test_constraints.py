@@ -76,7 +76,11 @@ def test_a_condition_on_bins_counts_only_where_it_holds_for_all_values():
 
 
 def test_values_within_their_cells_obey_the_rules():
-    held = domain('rule = "age >= 18"', 'rule = "end > start"', "rule = \"degree >= 'college'\"\nwhen = \"job = 'doctor'\"")
+    held = domain(
+        'rule = "age >= 18"',
+        'rule = "end > start"',
+        "rule = \"degree >= 'college'\"\nwhen = \"job = 'doctor'\"",
+    )
     rng = np.random.default_rng(3)
     codes = np.stack([rng.integers(0, size, 4000) for size in held.sizes], axis=1)
     for rule in held.constraints:
@@ -84,9 +88,18 @@ def test_values_within_their_cells_obey_the_rules():
     assert len(codes) > 500
     age, start, end, _, _ = within_bins(held.columns, held.constraints, codes, rng)
     assert all(int(value) >= 18 for value in age if value)
-    assert all(date.fromisoformat(b) > date.fromisoformat(a) for a, b in zip(start, end, strict=True) if a and b)
-    again = [column.codes(values, {}) for column, values in zip(held.columns, (age, start, end), strict=False)]
-    assert all((found == codes[:, v]).all() for v, found in enumerate(again))  # nobody left his cell
+    assert all(
+        date.fromisoformat(b) > date.fromisoformat(a)
+        for a, b in zip(start, end, strict=True)
+        if a and b
+    )
+    again = [
+        column.codes(values, {})
+        for column, values in zip(held.columns, (age, start, end), strict=False)
+    ]
+    assert all(
+        (found == codes[:, v]).all() for v, found in enumerate(again)
+    )  # nobody left his cell
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ ALL = closure(combinations(range(5), 3))
 def brute(columns, clique):
     """Counted cell by cell."""
     rows = zip(*(columns[DOMAIN.names[v]] for v in clique), strict=True)
-    places = Counter(tuple(DOMAIN.columns[v].code(text) for v, text in zip(clique, row, strict=True)) for row in rows)
+    places = Counter(
+        tuple(DOMAIN.columns[v].code(text) for v, text in zip(clique, row, strict=True))
+        for row in rows
+    )
     table = np.zeros(DOMAIN.shape(clique), np.int64)
     for place, number in places.items():
         table[place] = number
@@ -52,7 +55,14 @@ def test_any_source_gives_the_same(tmp_path):
     semicolons.write_text(path.read_text().replace(",", ";"))
     parquet.write_table(arrow.table(typed), tmp_path / "a.parquet", row_group_size=70)
     due = count(held, DOMAIN, ALL).fingerprint()
-    for source in (path, str(packed), semicolons, tmp_path / "a.parquet", pandas.DataFrame(typed), arrow.table(typed)):
+    for source in (
+        path,
+        str(packed),
+        semicolons,
+        tmp_path / "a.parquet",
+        pandas.DataFrame(typed),
+        arrow.table(typed),
+    ):
         assert count(source, DOMAIN, ALL).fingerprint() == due
     shuffled = {name: held[name] for name in reversed(held)}
     assert count(shuffled, DOMAIN, ALL).fingerprint() == due
@@ -64,7 +74,11 @@ def test_the_first_records_of_a_person_are_used_whatever_the_chunks():
         for most in (1, 2, 5):
             used = np.concatenate(list(encoded(held, DOMAIN, Owners("id", most), rows)), axis=1)
             seen: Counter[str] = Counter()
-            kept = [row for row, owner in enumerate(held["id"]) if seen.update([owner]) or seen[owner] <= most]
+            kept = [
+                row
+                for row, owner in enumerate(held["id"])
+                if seen.update([owner]) or seen[owner] <= most
+            ]
             whole = np.concatenate(list(encoded(held, DOMAIN)), axis=1)
             assert (used == whole[:, kept]).all()
 

@@ -1,4 +1,6 @@
-"""The estimator: exact without noise, the optimum with it, and what it promises about bands and entropy."""
+"""The estimator: exact without noise, the optimum with it, and what it promises about bands and
+entropy.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def objective(whole, sizes, held, total, how):
     return value + (whole * torch.log(whole.clamp(min=1e-300))).sum()
 
 
-@pytest.mark.parametrize("how", [Fit(0.05, 0.0, 500, 1e-10), Fit(0.05, 5.0, 500, 1e-10)], ids=["no band", "band"])
+@pytest.mark.parametrize(
+    "how", [Fit(0.05, 0.0, 500, 1e-10), Fit(0.05, 5.0, 500, 1e-10)], ids=["no band", "band"]
+)
 def test_the_optimum_against_a_general_solver(how):
     rng = np.random.default_rng(2)
     sizes, total = [3, 4, 2], 200.0
@@ -87,24 +91,33 @@ def test_the_optimum_against_a_general_solver(how):
         return float(loss.detach()), logits.grad.numpy()
 
     start = np.log(whole.numpy().ravel() + 1e-12)
-    best = min(minimize(value, x, jac=True, method="L-BFGS-B", options={"maxiter": 500}).fun for x in (start, np.zeros(24)))
+    best = min(
+        minimize(value, x, jac=True, method="L-BFGS-B", options={"maxiter": 500}).fun
+        for x in (start, np.zeros(24))
+    )
     ours = float(objective(whole, sizes, held, total, how))
     assert ours <= best + 1e-4 * abs(best)
 
 
 def test_a_band_leaves_cells_where_the_smaller_marginals_put_them():
-    """A pair of independent columns under much noise: with the band nearly all potentials of the pair are 0."""
+    """A pair of independent columns under much noise: with the band nearly all potentials of the
+    pair are 0.
+    """
     rng = np.random.default_rng(3)
     sizes, total, deviation = [30, 30], 10_000.0, 40.0
     shares = [rng.dirichlet(np.full(30, 5.0)) for _ in sizes]
     held = measured((0,), shares[0] * total + rng.normal(0, 5, 30), 5.0) | measured(
         (1,), shares[1] * total + rng.normal(0, 5, 30), 5.0
     )
-    held |= measured((0, 1), np.outer(*shares) * total + rng.normal(0, deviation, (30, 30)), deviation)
+    held |= measured(
+        (0, 1), np.outer(*shares) * total + rng.normal(0, deviation, (30, 30)), deviation
+    )
     error = {}
     for band in (0.0, 1.0):
         found = fitted(sizes, held, total, how=Fit(band=band))
-        error[band] = float((found.marginal((0, 1)) - torch.from_numpy(np.outer(*shares))).abs().sum())
+        error[band] = float(
+            (found.marginal((0, 1)) - torch.from_numpy(np.outer(*shares))).abs().sum()
+        )
         if band:
             assert float((found.potentials[0, 1] == 0).double().mean()) > 0.5
     assert error[1.0] < 0.7 * error[0.0]
@@ -113,7 +126,9 @@ def test_a_band_leaves_cells_where_the_smaller_marginals_put_them():
 def test_structural_zeros_stay_empty_and_a_start_changes_nothing_but_time():
     rng = np.random.default_rng(4)
     sizes = [4, 5, 3]
-    held = measured((0, 1), rng.normal(50, 10, (4, 5)), 10.0) | measured((1, 2), rng.normal(60, 10, (5, 3)), 10.0)
+    held = measured((0, 1), rng.normal(50, 10, (4, 5)), 10.0) | measured(
+        (1, 2), rng.normal(60, 10, (5, 3)), 10.0
+    )
     mask = torch.zeros(4, 3, dtype=torch.float64)
     mask[1, 2] = mask[3, 0] = -math.inf
     how = Fit(entropy=0.05, sweeps=400, tolerance=1e-10)
@@ -126,7 +141,10 @@ def test_structural_zeros_stay_empty_and_a_start_changes_nothing_but_time():
 
 
 def test_measurements_of_one_marginal_are_weighted_by_their_precision():
-    a, b = Measurement((0,), torch.tensor([10.0, 20.0]), 1.0), Measurement((0,), torch.tensor([20.0, 40.0]), 2.0)
+    a, b = (
+        Measurement((0,), torch.tensor([10.0, 20.0]), 1.0),
+        Measurement((0,), torch.tensor([20.0, 40.0]), 2.0),
+    )
     (one,) = combined([a, b]).values()
     assert one.values.tolist() == pytest.approx([12.0, 24.0])
     assert one.deviation == pytest.approx(math.sqrt(0.8))

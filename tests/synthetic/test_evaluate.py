@@ -16,7 +16,9 @@ FINE = Domain.parse(SCHEMA.replace("bins = 8\n", ""), "people.toml")
 
 
 def test_a_copy_is_perfect_and_caught():
-    """A table that is the records: no distance, every row is a copy, and the membership attack finds it."""
+    """A table that is the records: no distance, every row is a copy, and the membership attack
+    finds it.
+    """
     found = evaluate(people(400), people(400), schema=FINE, holdout=people(400, 7)).to_json()
     assert found["private"] == NOT_PRIVATE
     assert all(found["marginals"][k]["mean_l1"] == 0 for k in "123")
@@ -25,7 +27,9 @@ def test_a_copy_is_perfect_and_caught():
     assert near["copies"] == 1.0
     assert near["closer_to_real"] > 0.55
     assert near["membership_auroc"] > 0.55
-    fresh = evaluate(people(400), people(400, 3), schema=FINE, holdout=people(400, 7)).to_json()["disclosure"]
+    fresh = evaluate(people(400), people(400, 3), schema=FINE, holdout=people(400, 7)).to_json()[
+        "disclosure"
+    ]
     assert abs(fresh["membership_auroc"] - 0.5) < 0.06
     assert abs(fresh["closer_to_real"] - 0.5) < 0.06
 
@@ -46,7 +50,9 @@ def test_learners_tell_good_rows_from_scrambled_ones():
     rng = np.random.default_rng(0)
     scrambled = records | {"rich": [records["rich"][k] for k in rng.permutation(1500)]}
     found = evaluate(records, people(1500, 2), schema=DOMAIN, target="rich", degree=1).to_json()
-    worse = evaluate(records, scrambled, schema=DOMAIN, target="rich", degree=1, holdout=people(300, 4)).to_json()
+    worse = evaluate(
+        records, scrambled, schema=DOMAIN, target="rich", degree=1, holdout=people(300, 4)
+    ).to_json()
     for name in LEARNERS:
         assert found["learners"][name]["trained_on_synthetic"]["auroc"] > 0.8
         assert found["learners"][name]["trained_on_real"]["auroc"] > 0.8

@@ -1,4 +1,6 @@
-"""Private evolution: one vote a record and round, samples of the generator alone, and a folder that verifies."""
+"""Private evolution: one vote a record and round, samples of the generator alone, and a folder that
+verifies.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def crowd(count=2000, seed=0):
     """Two classes around two places."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, count)
-    return np.where(labels[:, None] == 0, [3.0, 3.0], [-3.0, 1.0]) + rng.normal(0, 0.3, (count, 2)), labels
+    return np.where(labels[:, None] == 0, [3.0, 3.0], [-3.0, 1.0]) + rng.normal(
+        0, 0.3, (count, 2)
+    ), labels
 
 
 def rehearsed(claim, data, seed):
@@ -56,15 +60,21 @@ def test_samples_move_to_the_records_and_the_folder_verifies(tmp_path):
         assert np.linalg.norm(np.median(x[y == label], axis=0) - place) < 0.8
     assert all(finding.holds for finding in dpfy.verify(made.run))
     assert 1.99 < made.card["guarantee"]["epsilon"] <= 2.0
-    again = dpfy.evolve(crowd, Dots(), run=Place(tmp_path / "run", resume=True, seed=1), options=OPTIONS, **TERMS)
+    again = dpfy.evolve(
+        crowd, Dots(), run=Place(tmp_path / "run", resume=True, seed=1), options=OPTIONS, **TERMS
+    )
     assert again.facts == made.facts
 
 
 @pytest.mark.parametrize("trial", range(6))
 def test_nothing_but_noisy_votes_tells_records_apart(trial):
-    """Record and replay: one record more, far away, infinite, or of an empty class; and records that have nothing in common."""
+    """Record and replay: one record more, far away, infinite, or of an empty class; and records
+    that have nothing in common.
+    """
     rng = np.random.default_rng(trial)
-    claim = Evolution(2, int(rng.integers(2, 20)), int(rng.integers(1, 5)), float(rng.lognormal(0, 1)))
+    claim = Evolution(
+        2, int(rng.integers(2, 20)), int(rng.integers(1, 5)), float(rng.lognormal(0, 1))
+    )
     records, labels = crowd(int(rng.integers(0, 30)), trial)
     odd = [[1e9, -1e9], [np.nan, 0.0], [np.inf, 0.0], [0.0, 0.0], [3.0, 3.0], [-3.0, 1.0]][trial]
     more = np.concatenate([records, [odd]]), np.append(labels, rng.integers(0, 2))
@@ -78,7 +88,9 @@ def test_nothing_but_noisy_votes_tells_records_apart(trial):
 
 
 def test_rounds_together_are_within_the_claim_and_noise_is_as_stated(monkeypatch):
-    """Noise of 6,000 counts of nobody: a deviation off by 8% has a chance of 1 in 10^17; 2/3 and 3/2 of it are refused."""
+    """Noise of 6,000 counts of nobody: a deviation off by 8% has a chance of 1 in 10^17; 2/3 and
+    3/2 of it are refused.
+    """
     claim, seen = Evolution(2, 1000, 3, 2.0), []
     real = runs.PartOfGaussian.release
 
@@ -104,7 +116,9 @@ class Interrupted(BaseException):
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
-    whole = dpfy.evolve(crowd(200), Dots(), run=Place(tmp_path / "whole", seed=4), options=OPTIONS, **TERMS)
+    whole = dpfy.evolve(
+        crowd(200), Dots(), run=Place(tmp_path / "whole", seed=4), options=OPTIONS, **TERMS
+    )
     real = runs.Population.next
 
     def stop(self, votes, randomness, step):
@@ -115,10 +129,24 @@ def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
     with monkeypatch.context() as patch:
         patch.setattr(runs.Population, "next", stop)
         with pytest.raises(Interrupted):
-            dpfy.evolve(crowd(200), Dots(), run=Place(tmp_path / "run", seed=4), options=OPTIONS, **TERMS)
+            dpfy.evolve(
+                crowd(200), Dots(), run=Place(tmp_path / "run", seed=4), options=OPTIONS, **TERMS
+            )
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        dpfy.evolve(crowd(201), Dots(), run=Place(tmp_path / "run", seed=4, resume=True), options=OPTIONS, **TERMS)
-    again = dpfy.evolve(crowd(200), Dots(), run=Place(tmp_path / "run", seed=4, resume=True), options=OPTIONS, **TERMS)
+        dpfy.evolve(
+            crowd(201),
+            Dots(),
+            run=Place(tmp_path / "run", seed=4, resume=True),
+            options=OPTIONS,
+            **TERMS,
+        )
+    again = dpfy.evolve(
+        crowd(200),
+        Dots(),
+        run=Place(tmp_path / "run", seed=4, resume=True),
+        options=OPTIONS,
+        **TERMS,
+    )
     assert (again.run / "samples.npz").read_bytes() == (whole.run / "samples.npz").read_bytes()
 
 
@@ -153,7 +181,12 @@ def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, change, words):
     asked = {"records": crowd, "generator": Dots(), "options": OPTIONS} | TERMS | change
     ledger = tmp_path / "people.jsonl"
     with pytest.raises(DpfyError, match=words):
-        dpfy.evolve(asked.pop("records"), asked.pop("generator"), run=Place(tmp_path / "run", ledger=ledger), **asked)
+        dpfy.evolve(
+            asked.pop("records"),
+            asked.pop("generator"),
+            run=Place(tmp_path / "run", ledger=ledger),
+            **asked,
+        )
     assert not (tmp_path / "run").exists()
     assert not ledger.exists() or Ledger.read(ledger).spent() == []
 

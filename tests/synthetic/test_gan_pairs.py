@@ -1,4 +1,6 @@
-"""DP-GAN pairs records with generated rows by their places: what the coupling argument of `dpfy.synthetic.networks.gan` needs."""
+"""DP-GAN pairs records with generated rows by their places: what the coupling argument of
+`dpfy.synthetic.networks.gan` needs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ SIZES = (4, 3, 6)
 
 
 class Given:
-    """A generator of random numbers that gives back numbers drawn before, so that rows can be moved about."""
+    """A generator of random numbers that gives back numbers drawn before, so that rows can be moved
+    about.
+    """
 
     def __init__(self, normal: np.ndarray, exponential: np.ndarray) -> None:
         self.normal, self.exponential = normal, exponential
@@ -31,7 +35,9 @@ class Given:
 def drawn(rng: np.random.Generator, count: int) -> Given:
     from dpfy.synthetic.networks.tables import LATENT
 
-    return Given(rng.standard_normal((count, LATENT)), rng.standard_exponential((count, sum(SIZES))))
+    return Given(
+        rng.standard_normal((count, LATENT)), rng.standard_exponential((count, sum(SIZES)))
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -51,7 +57,9 @@ def test_a_generated_row_depends_on_its_own_numbers_alone(seed):
     torch.testing.assert_close(generator(other, 9)[3], rows[3], rtol=1e-4, atol=1e-5)
 
 
-def clipped_sum(critic: Discriminator, records: torch.Tensor, fakes: torch.Tensor, clip: float) -> torch.Tensor:
+def clipped_sum(
+    critic: Discriminator, records: torch.Tensor, fakes: torch.Tensor, clip: float
+) -> torch.Tensor:
     """The sum of clipped gradients of the pairs."""
     total = torch.zeros(sum(p.numel() for p in critic.parameters()))
     for real, fake in zip(records, fakes, strict=True):
@@ -72,8 +80,12 @@ def test_coupled_worlds_differ_by_one_clipped_gradient_wherever_the_record_lies(
     records, fakes = one_hot(codes, SIZES), maker.fakes("critic 0", seed, 7)
     place = int(rng.integers(0, 7))
     others = [k for k in range(7) if k != place]
-    more, fewer = (clipped_sum(critic, records[at], fakes[at], clip) for at in (list(range(7)), others))
-    assert float((more - fewer).norm()) <= clip * (1 + 1e-5)  # the record that is in one world only, with its own partner
+    more, fewer = (
+        clipped_sum(critic, records[at], fakes[at], clip) for at in (list(range(7)), others)
+    )
+    assert float((more - fewer).norm()) <= clip * (
+        1 + 1e-5
+    )  # the record that is in one world only, with its own partner
 
 
 def test_partners_are_drawn_anew_at_every_step_and_are_nobodys_but_the_runs():

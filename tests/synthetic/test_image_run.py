@@ -1,4 +1,6 @@
-"""A synthesis of images in its folder: verified, resumed to the same bits wherever it was killed, refused without a trace."""
+"""A synthesis of images in its folder: verified, resumed to the same bits wherever it was killed,
+refused without a trace.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ def some_digits(count=300):
 
 
 def made_in(place, data=None, terms=TERMS, options=FEW):
-    return dpfy.synthesize_images(some_digits() if data is None else data, schema=SCHEMA, terms=terms, run=place, options=options)
+    return dpfy.synthesize_images(
+        some_digits() if data is None else data,
+        schema=SCHEMA,
+        terms=terms,
+        run=place,
+        options=options,
+    )
 
 
 class Halt(BaseException):
@@ -54,7 +62,17 @@ def test_a_folder_that_verifies(tmp_path):
     assert not (made.run / "checkpoint").exists()
     assert made.card["sections"][0]["kind"] == "image-synthesis"
     assert sorted(p.name for p in made.run.iterdir()) == sorted(
-        [IMAGES, SHEET, FACTS, MEASUREMENTS, "ledger.jsonl", "ledger.jsonl.head", "privacy.json", "report.html", "report.md"]
+        [
+            IMAGES,
+            SHEET,
+            FACTS,
+            MEASUREMENTS,
+            "ledger.jsonl",
+            "ledger.jsonl.head",
+            "privacy.json",
+            "report.html",
+            "report.md",
+        ]
     )
 
 
@@ -69,10 +87,14 @@ def test_the_sheet_is_in_the_report_and_cannot_be_changed(tmp_path):
 
 
 def test_images_teach_what_digits_are(tmp_path):
-    """A plain linear model that sees synthetic images alone, on digits that were held out: far above the one in ten of chance."""
+    """A plain linear model that sees synthetic images alone, on digits that were held out: far
+    above the one in ten of chance.
+    """
     from sklearn.linear_model import LogisticRegression
 
-    made = dpfy.synthesize_images("digits", terms=dpfy.ImageTerms(10.0, 1e-4), run=Place(tmp_path / "run", seed=0))
+    made = dpfy.synthesize_images(
+        "digits", terms=dpfy.ImageTerms(10.0, 1e-4), run=Place(tmp_path / "run", seed=0)
+    )
     images, labels = made.arrays
     assert abs(len(images) - 1438) < 100
     x, y = load(DataConfig(kind="digits")).test.tensors
@@ -146,8 +168,17 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path)
         options = dpfy.ImageOptions(images=100, rounds=2)
         dpfy.synthesize_images("digits", terms=dpfy.ImageTerms(2.0, 1e-4), run=Place("killed", seed=5), options=options)
     """)
-    environment = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(dpfy.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == -signal.SIGKILL
     whole = made_in(Place(tmp_path / "whole", seed=5), "digits")
     again = made_in(Place(tmp_path / "killed", resume=True, seed=5), "digits")
@@ -189,7 +220,9 @@ def test_bad_pictures_leave_nothing_and_cost_nothing(tmp_path):
         (lambda: {"terms": dpfy.ImageTerms(1.0, 1.0)}, "delta"),
     ],
 )
-def test_what_is_wrong_for_a_public_reason_is_refused_before_pictures_are_read(tmp_path, asked, words):
+def test_what_is_wrong_for_a_public_reason_is_refused_before_pictures_are_read(
+    tmp_path, asked, words
+):
     class Untouchable:
         def __getattr__(self, name):
             raise AssertionError("the data was read")

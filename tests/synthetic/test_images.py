@@ -1,4 +1,6 @@
-"""Synthetic images: what a picture adds is bounded and made of itself alone; noise is as stated; the model has the moments it was given."""
+"""Synthetic images: what a picture adds is bounded and made of itself alone; noise is as stated;
+the model has the moments it was given.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,18 @@ SMALL = ImageSchema(6, 5, 3)
 
 
 def metered(claim, seed=1):
-    return ImageMeter(claim, rehearsal(claim.event, claim.releases, claim.name, claim.adjacency), Randomness.for_tests(seed))
+    return ImageMeter(
+        claim,
+        rehearsal(claim.event, claim.releases, claim.name, claim.adjacency),
+        Randomness.for_tests(seed),
+    )
 
 
 def random_pictures(rng, count, schema=SMALL):
     shape = (count, schema.height, schema.width)
-    return Pictures(rng.integers(0, 256, shape).astype(np.uint8), rng.integers(0, schema.classes, count))
+    return Pictures(
+        rng.integers(0, 256, shape).astype(np.uint8), rng.integers(0, schema.classes, count)
+    )
 
 
 def test_a_vector_is_made_of_its_picture_alone():
@@ -57,7 +65,10 @@ def test_cosines_keep_lengths_and_lead_back():
     rng = np.random.default_rng(1)
     held = rng.integers(0, 256, (20, 8, 6)).astype(np.uint8)
     vectors = encoding.vectors(held)
-    assert (np.linalg.norm(vectors, axis=1) <= np.linalg.norm(held.reshape(20, -1) / 255, axis=1) * 1.001).all()
+    assert (
+        np.linalg.norm(vectors, axis=1)
+        <= np.linalg.norm(held.reshape(20, -1) / 255, axis=1) * 1.001
+    ).all()
     smooth = encoding.pictures(vectors)
     again = encoding.vectors(np.rint(np.clip(smooth, 0, 1) * 255).astype(np.uint8))
     assert np.abs(again - vectors).max() < 0.5
@@ -86,26 +97,39 @@ def test_packed_products_have_the_norm_of_the_matrix():
     rng = np.random.default_rng(3)
     held = rng.standard_normal((4, 9, 9))
     held = held + held.transpose(0, 2, 1)
-    assert np.linalg.norm(stages.packed(held), axis=1) == pytest.approx(np.linalg.norm(held, axis=(1, 2)))
+    assert np.linalg.norm(stages.packed(held), axis=1) == pytest.approx(
+        np.linalg.norm(held, axis=(1, 2))
+    )
     assert stages.unpacked(stages.packed(held)) == pytest.approx(held)
 
 
 @pytest.mark.parametrize("trial", range(8))
 def test_nothing_but_noise_tells_pictures_apart(trial):
-    """Record and replay on random neighbours: any picture, any label, few or many clusters; down to no picture at all."""
+    """Record and replay on random neighbours: any picture, any label, few or many clusters; down to
+    no picture at all.
+    """
     rng = np.random.default_rng(trial)
     epsilon = 200.0 if trial % 2 else float(rng.lognormal(1, 1))  # with little noise, counts matter
-    made = plan(SMALL, ImageTerms(epsilon, 1e-5), ImageOptions(40, int(rng.integers(1, 4)), 5, int(rng.integers(1, 4))))
+    made = plan(
+        SMALL,
+        ImageTerms(epsilon, 1e-5),
+        ImageOptions(40, int(rng.integers(1, 4)), 5, int(rng.integers(1, 4))),
+    )
     some = random_pictures(rng, int(rng.integers(20, 40) if trial % 2 else rng.integers(0, 25)))
-    extreme = [np.zeros, np.ones, lambda shape: rng.random(shape), lambda shape: np.eye(*shape)][trial % 4]((6, 5))
+    extreme = [np.zeros, np.ones, lambda shape: rng.random(shape), lambda shape: np.eye(*shape)][
+        trial % 4
+    ]((6, 5))
     more = Pictures(
-        np.concatenate([some.pixels, (255 * extreme).astype(np.uint8)[None]]), np.append(some.labels, rng.integers(0, 3))
+        np.concatenate([some.pixels, (255 * extreme).astype(np.uint8)[None]]),
+        np.append(some.labels, rng.integers(0, 3)),
     )
 
     def run(data):
         meter = metered(made.claim, trial)
         found = measured(meter, data, made)
-        return drawn(found, made, np.random.default_rng(0)), [noisy.values for noisy in meter.released.values()]
+        return drawn(found, made, np.random.default_rng(0)), [
+            noisy.values for noisy in meter.released.values()
+        ]
 
     assert replay.check(run, some, more) == []
     assert replay.check(run, more, some) == []
@@ -114,7 +138,9 @@ def test_nothing_but_noise_tells_pictures_apart(trial):
 
 
 def test_bounds_are_reached():
-    """A bound far above what pictures can add would be a waste; one white picture comes close to it in the first stages."""
+    """A bound far above what pictures can add would be a waste; one white picture comes close to it
+    in the first stages.
+    """
     some, more = next(bench.neighbours())[1:3]
     asked = []
 
@@ -132,7 +158,12 @@ def test_bounds_are_reached():
         bench.PictureSteps(meter=watched).synthesized(data)
     half = len(asked) // 2
     for one, other in zip(asked[:2], asked[half : half + 2], strict=True):
-        apart = math.sqrt(sum(part.weight**2 * np.square(part.total - other[name].total).sum() for name, part in one.items()))
+        apart = math.sqrt(
+            sum(
+                part.weight**2 * np.square(part.total - other[name].total).sum()
+                for name, part in one.items()
+            )
+        )
         allowed = math.sqrt(sum((part.weight * part.length) ** 2 for part in one.values()))
         assert 0.9 * allowed < apart <= allowed * (1 + 1e-9)
 
@@ -159,7 +190,9 @@ def test_whatever_sums_are_asked_for_stay_within_the_claim():
 
 
 def accepts(ratio):
-    """Whether 20,000 draws have this standard deviation: off by chance by more than 3% in one of 10^8."""
+    """Whether 20,000 draws have this standard deviation: off by chance by more than 3% in one of
+    10^8.
+    """
     return abs(ratio - 1) < 0.03
 
 
@@ -187,12 +220,18 @@ def test_eigenvalues_keep_their_sum():
 
 
 def test_at_a_large_epsilon_the_model_has_the_moments_of_the_pictures():
-    """Two blobs a class: the mean of every class, and the variance of every pixel, are those of the data."""
+    """Two blobs a class: the mean of every class, and the variance of every pixel, are those of the
+    data.
+    """
     rng = np.random.default_rng(6)
     schema, count = ImageSchema(6, 6, 2), 4000
     labels = rng.integers(0, 2, count)
     held = 60 + 80.0 * (np.arange(36).reshape(6, 6) // 6 > 2) * (labels == 1)[:, None, None]
-    held = held + 40.0 * rng.integers(0, 2, (count, 1, 1)) * (np.arange(6) > 2) + 8 * rng.standard_normal((count, 6, 6))
+    held = (
+        held
+        + 40.0 * rng.integers(0, 2, (count, 1, 1)) * (np.arange(6) > 2)
+        + 8 * rng.standard_normal((count, 6, 6))
+    )
     data = Pictures(np.clip(np.rint(held), 0, 255).astype(np.uint8), labels)
     made = plan(schema, ImageTerms(1000.0, 1e-5), ImageOptions(4000, 2, 6))
     model = measured(metered(made.claim), data, made)

@@ -16,17 +16,23 @@ from dpfy.synthetic.rows import drawn, in_proportion, table_of
 
 
 def random_model(rng, *, most_cells=100_000, scale=3.0):
-    """Sizes, and log potentials on random marginals of up to four columns; some cells are forbidden."""
+    """Sizes, and log potentials on random marginals of up to four columns; some cells are
+    forbidden.
+    """
     while True:
         columns = int(rng.integers(2, 9))
         sizes = [int(v) for v in rng.integers(2, 8, columns)]
         if math.prod(sizes) <= most_cells:
             break
     cliques = {
-        tuple(sorted(rng.choice(columns, int(rng.integers(1, min(columns, 4) + 1)), False).tolist()))
+        tuple(
+            sorted(rng.choice(columns, int(rng.integers(1, min(columns, 4) + 1)), False).tolist())
+        )
         for _ in range(int(rng.integers(1, 8)))
     }
-    potentials = [(c, torch.from_numpy(rng.normal(0, scale, [sizes[v] for v in c]))) for c in sorted(cliques)]
+    potentials = [
+        (c, torch.from_numpy(rng.normal(0, scale, [sizes[v] for v in c]))) for c in sorted(cliques)
+    ]
     if rng.random() < 0.5:
         clique, logs = potentials[0]
         mask = torch.from_numpy(rng.random(logs.shape) < 0.3)
@@ -46,7 +52,9 @@ def joint(sizes, potentials):
 
 
 def test_every_marginal_against_brute_force():
-    """60 random models of up to 100,000 cells: all marginals of one, two and three columns, and all tables."""
+    """60 random models of up to 100,000 cells: all marginals of one, two and three columns, and all
+    tables.
+    """
     rng = np.random.default_rng(0)
     for _ in range(60):
         sizes, potentials = random_model(rng)
@@ -54,14 +62,19 @@ def test_every_marginal_against_brute_force():
         beliefs = Beliefs.calibrated(JunctionTree.of(sizes, [c for c, _ in potentials]), potentials)
         for degree in (1, 2, 3):
             for clique in combinations(everything, min(degree, len(sizes))):
-                assert torch.allclose(beliefs.marginal(clique), summed(whole, everything, clique), atol=1e-12)
+                assert torch.allclose(
+                    beliefs.marginal(clique), summed(whole, everything, clique), atol=1e-12
+                )
 
 
 def test_huge_potentials_that_cancel_out_do_no_harm():
     sizes = [3, 4, 3]
     big = torch.tensor([0.0, 2000.0, -2000.0, 700.0], dtype=torch.float64)
     rng = np.random.default_rng(1)
-    small = [((0, 1), torch.from_numpy(rng.normal(size=(3, 4)))), ((1, 2), torch.from_numpy(rng.normal(size=(4, 3))))]
+    small = [
+        ((0, 1), torch.from_numpy(rng.normal(size=(3, 4)))),
+        ((1, 2), torch.from_numpy(rng.normal(size=(4, 3)))),
+    ]
     shifted = [((0, 1), small[0][1] + big), ((1, 2), small[1][1] - big[:, None])]
     tree = JunctionTree.of(sizes, [(0, 1), (1, 2)])
     for clique in ((0,), (0, 2), (0, 1, 2)):
@@ -81,7 +94,11 @@ def test_trees_have_the_running_intersection_property():
         columns = int(rng.integers(1, 14))
         sizes = [int(v) for v in rng.integers(2, 50, columns)]
         cliques = [
-            tuple(sorted(rng.choice(columns, int(rng.integers(1, min(columns, 3) + 1)), False).tolist()))
+            tuple(
+                sorted(
+                    rng.choice(columns, int(rng.integers(1, min(columns, 3) + 1)), False).tolist()
+                )
+            )
             for _ in range(int(rng.integers(0, 20)))
         ]
         tree = JunctionTree.of(sizes, cliques)
@@ -92,13 +109,18 @@ def test_trees_have_the_running_intersection_property():
         for v in range(columns):  # the tables that hold a column are connected
             holding = {i for i, clique in enumerate(tree.cliques) if v in clique}
             assert sum(tree.parent[i] in holding for i in holding) == len(holding) - 1
-        assert model_cells(sizes, cliques) == sum(math.prod(sizes[v] for v in c) for c in triangulated(sizes, cliques))
+        assert model_cells(sizes, cliques) == sum(
+            math.prod(sizes[v] for v in c) for c in triangulated(sizes, cliques)
+        )
 
 
 def test_a_change_that_is_passed_on_equals_a_new_calibration():
     rng = np.random.default_rng(4)
     sizes = [3, 4, 5, 2]
-    potentials = [(c, torch.from_numpy(rng.normal(size=[sizes[v] for v in c]))) for c in ((0, 1), (1, 2), (2, 3))]
+    potentials = [
+        (c, torch.from_numpy(rng.normal(size=[sizes[v] for v in c])))
+        for c in ((0, 1), (1, 2), (2, 3))
+    ]
     tree = JunctionTree.of(sizes, [c for c, _ in potentials])
     beliefs = Beliefs.calibrated(tree, potentials)
     start = tree.home((0, 1))
@@ -119,10 +141,15 @@ def test_a_change_that_is_passed_on_equals_a_new_calibration():
 
 
 def test_rows_have_the_proportions_of_the_model():
-    """Tables of the model come out to within a few rows in every cell; marginals across tables nearly so, far better than by chance."""
+    """Tables of the model come out to within a few rows in every cell; marginals across tables
+    nearly so, far better than by chance.
+    """
     rng = np.random.default_rng(5)
     sizes = [4, 5, 3, 6]
-    potentials = [(c, torch.from_numpy(rng.normal(0, 1, [sizes[v] for v in c]))) for c in ((0, 1), (1, 2), (2, 3))]
+    potentials = [
+        (c, torch.from_numpy(rng.normal(0, 1, [sizes[v] for v in c])))
+        for c in ((0, 1), (1, 2), (2, 3))
+    ]
     beliefs = Beliefs.calibrated(JunctionTree.of(sizes, [c for c, _ in potentials]), potentials)
     count = 20_000
     rows = drawn(beliefs, count, rng)

@@ -1,4 +1,6 @@
-"""Two tables that belong together: a person adds one record, and visits stay with whom they belong to."""
+"""Two tables that belong together: a person adds one record, and visits stay with whom they belong
+to.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ MST = dpfy.SynthesisOptions("mst")
 
 
 def hospital(count_, seed=0):
-    """Women are seen once, for their eyes; men twice, for their hearts, the second time for longer; some have no visit."""
+    """Women are seen once, for their eyes; men twice, for their hearts, the second time for longer;
+    some have no visit.
+    """
     rng = np.random.default_rng(seed)
     people, visits = {"id": [], "sex": []}, {"id": [], "ward": [], "days": [], "cost": []}
     for number in range(count_):
@@ -61,14 +65,26 @@ def hospital(count_, seed=0):
         people["sex"].append(sex)
         for k in range(0 if rng.random() < 0.2 else 1 if sex == "f" else 2):
             days = int(rng.integers(0, 3)) + 3 * k
-            for name, cell in (("id", f"p{number}"), ("ward", "eye" if sex == "f" else "heart"), ("days", str(days))):
+            for name, cell in (
+                ("id", f"p{number}"),
+                ("ward", "eye" if sex == "f" else "heart"),
+                ("days", str(days)),
+            ):
                 visits[name].append(cell)
             visits["cost"].append(str(min(9, days + int(rng.integers(0, 3)))))
     return people, visits
 
 
 def made_of(tables, place, terms=TERMS):
-    return synthesize_linked(*tables, schemas=(PEOPLE, VISITS), key="id", most_visits=2, terms=terms, run=place, options=MST)
+    return synthesize_linked(
+        *tables,
+        schemas=(PEOPLE, VISITS),
+        key="id",
+        most_visits=2,
+        terms=terms,
+        run=place,
+        options=MST,
+    )
 
 
 def test_synthetic_visits_go_with_their_people(tmp_path):
@@ -91,14 +107,20 @@ def test_synthetic_visits_go_with_their_people(tmp_path):
 
 
 def test_a_person_adds_one_record_whatever_the_visits():
-    """The wide tables with and without a person of twenty visits and two rows differ by one record in every marginal."""
+    """The wide tables with and without a person of twenty visits and two rows differ by one record
+    in every marginal.
+    """
     people, visits = hospital(30)
-    more = {name: [*column, *(["q", "q"] if name == "id" else ["f", "m"])] for name, column in people.items()}
+    more = {
+        name: [*column, *(["q", "q"] if name == "id" else ["f", "m"])]
+        for name, column in people.items()
+    }
     cells = {"id": "q", "ward": "ear", "days": "9", "cost": "9"}
     longer = {name: [*[cells[name]] * 20, *column] for name, column in visits.items()}
     cliques = [(k,) for k in range(len(LINK.domain.columns))] + [(0, 1), (1, 2), (2, 5)]
     with_, without = (
-        count(LINK.rows(*tables), LINK.domain, cliques, Owners("id", 1)).tables for tables in ((more, longer), (people, visits))
+        count(LINK.rows(*tables), LINK.domain, cliques, Owners("id", 1)).tables
+        for tables in ((more, longer), (people, visits))
     )
     for clique in cliques:
         assert np.abs(with_[clique] - without[clique]).sum() == 1
@@ -109,8 +131,16 @@ def test_wide_records_hold_the_first_visits_in_their_order():
     visits = {"id": ["b", " a", "b", "b", "x"], "ward": ["eye", "", "ear", "heart", "eye"]}
     visits |= {"days": ["1", "", "2", "3", "4"], "cost": ["", "5", "6", "7", "8"]}
     found = LINK.rows(people, visits)
-    assert found["visits"] == ["1", "2", "1"]  # of the third row, a's second, nothing is counted later
-    assert found["ward.1"] == ["eye", "eye", "eye"]  # what is missing in a required column is its first cell
+    assert found["visits"] == [
+        "1",
+        "2",
+        "1",
+    ]  # of the third row, a's second, nothing is counted later
+    assert found["ward.1"] == [
+        "eye",
+        "eye",
+        "eye",
+    ]  # what is missing in a required column is its first cell
     assert found["ward.2"] == [None, "ear", None]
     assert found["days.1"] == ["", "1", ""]
     assert found["cost.1"] == ["5", "3", "5"]  # filled in
@@ -118,10 +148,14 @@ def test_wide_records_hold_the_first_visits_in_their_order():
 
 
 def test_nothing_is_read_before_the_bill_is_reserved(tmp_path):
-    """A table that is missing is met after planning: the reservation is given back, and nothing is spent."""
+    """A table that is missing is met after planning: the reservation is given back, and nothing is
+    spent.
+    """
     ledger = tmp_path / "people.jsonl"
     with pytest.raises(DpfyError, match="visits"):
-        made_of((hospital(5)[0], str(tmp_path / "visits.csv")), Place(tmp_path / "run", ledger=ledger))
+        made_of(
+            (hospital(5)[0], str(tmp_path / "visits.csv")), Place(tmp_path / "run", ledger=ledger)
+        )
     assert Ledger.read(ledger).spent() == []
     assert not (tmp_path / "run").exists()
 
@@ -139,6 +173,9 @@ def test_bad_links_are_named(change, words):
 
 
 def test_terms_that_say_whose_a_row_is_twice(tmp_path):
-    for terms in (dpfy.SynthesisTerms(1.0, 1e-6, user="id", most_records=2), dpfy.SynthesisTerms(1.0, 1e-6, records=7)):
+    for terms in (
+        dpfy.SynthesisTerms(1.0, 1e-6, user="id", most_records=2),
+        dpfy.SynthesisTerms(1.0, 1e-6, records=7),
+    ):
         with pytest.raises(InvalidInput, match="must be left out"):
             made_of(hospital(7), tmp_path / "run", terms)

@@ -1,4 +1,6 @@
-"""The meter: no method can spend more than its claim, and nothing but noise tells neighbours apart."""
+"""The meter: no method can spend more than its claim, and nothing but noise tells neighbours
+apart.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,18 @@ MARGINALS = count(people(200), DOMAIN, closure(combinations(range(5), 2)))
 
 def meter(claim=CLAIM, marginals=MARGINALS, seed=1, **more):
     return Meter(
-        claim, marginals, rehearsal(claim.event, claim.releases, claim.name, claim.adjacency), Randomness.for_tests(seed), **more
+        claim,
+        marginals,
+        rehearsal(claim.event, claim.releases, claim.name, claim.adjacency),
+        Randomness.for_tests(seed),
+        **more,
     )
 
 
 def test_whatever_is_asked_for_stays_within_the_claim():
-    """50 random sequences of requests, many of them too large: what was released never exceeds the claim."""
+    """50 random sequences of requests, many of them too large: what was released never exceeds the
+    claim.
+    """
     rng = np.random.default_rng(0)
     for trial in range(50):
         held = meter(seed=trial)
@@ -83,7 +91,9 @@ def test_a_permit_for_something_else_is_refused():
 
 
 def test_the_noise_has_the_stated_deviation():
-    """4,000 cells: the deviation is right to 4.5 of its own deviations (false alarm 1e-5); 2/3 and 3/2 of it are rejected."""
+    """4,000 cells: the deviation is right to 4.5 of its own deviations (false alarm 1e-5); 2/3 and
+    3/2 of it are rejected.
+    """
     for claim in (
         CLAIM,
         Synthesis("m", "d", "w", 3.0, 20, unit=Unit("user", 3)),
@@ -101,7 +111,9 @@ def test_the_noise_has_the_stated_deviation():
 
 
 def test_a_high_score_is_chosen_as_often_as_stated():
-    """Two scores that differ by d: odds of exp(epsilon d / 2), to 4.5 deviations in 3,000 choices; half and twice epsilon are rejected."""
+    """Two scores that differ by d: odds of exp(epsilon d / 2), to 4.5 deviations in 3,000 choices;
+    half and twice epsilon are rejected.
+    """
     claim, gap, count_ = Synthesis("m", "d", "w", 3.0, 1, 3000, 0.2), 8.0, 3000
     held = meter(claim)
     share = sum(held.choose([0.0, gap]) for _ in range(count_)) / count_
@@ -119,24 +131,44 @@ def made(method, records, owners=None, terms=None, seed=2):
     held = plan(DOMAIN, terms or SynthesisTerms(1.0, 1e-6), SynthesisOptions(method))
     marginals = count(records, DOMAIN, held.weights, owners)
     m = meter(held.claim, marginals, seed)
-    model = held.method.rule(Task(DOMAIN, held.weights, m, 1 << 16, held.terms.records), held.method)
+    model = held.method.rule(
+        Task(DOMAIN, held.weights, m, 1 << 16, held.terms.records), held.method
+    )
     rows = model.rows(50, np.random.default_rng(0))
-    return [x.values.numpy().tolist() for x in m.released], rows.tolist(), errors(m, rows, model.total)
+    return (
+        [x.values.numpy().tolist() for x in m.released],
+        rows.tolist(),
+        errors(m, rows, model.total),
+    )
 
 
 OUTLIERS = [
     {"age": "80", "job": "cook", "grade": "low", "since": "2021-12-31", "rich": "no", "id": "x"},
     {"age": "nonsense", "job": "king", "grade": "", "since": "", "rich": "?", "id": "x"},
-    {"age": "-1e300", "job": "clerk", "grade": "high", "since": "1066-10-14", "rich": "yes", "id": "p3"},
+    {
+        "age": "-1e300",
+        "job": "clerk",
+        "grade": "high",
+        "since": "1066-10-14",
+        "rich": "yes",
+        "id": "p3",
+    },
 ]
 
 
 @pytest.mark.parametrize(
     ("method", "outlier"),
-    [(method, outlier) for method in METHODS for outlier in range(3) if outlier == 0 or method not in ("rap", "mwem")],
+    [
+        (method, outlier)
+        for method in METHODS
+        for outlier in range(3)
+        if outlier == 0 or method not in ("rap", "mwem")
+    ],
 )
 def test_nothing_but_noise_tells_neighbours_apart(method, outlier):
-    """Record and replay: with the same noisy values both do the same, and what mechanisms are given is as close as their bounds say."""
+    """Record and replay: with the same noisy values both do the same, and what mechanisms are given
+    is as close as their bounds say.
+    """
     records = people(60)
     more = {name: [*column, OUTLIERS[outlier][name]] for name, column in records.items()}
     assert replay.check(lambda data: made(method, data), records, more) == []
@@ -149,18 +181,30 @@ def test_users_and_replaced_records_too():
     assert replay.check(lambda data: made("mst", data, owners, budget), records, more) == []
     other = {name: [OUTLIERS[0][name], *column[1:]] for name, column in records.items()}
     replaced = SynthesisTerms(1.0, 1e-6, records=60)
-    assert replay.check(lambda data: made("aim", data, None, replaced), records, other, adjacency=Adjacency.REPLACE_ONE) == []
+    assert (
+        replay.check(
+            lambda data: made("aim", data, None, replaced),
+            records,
+            other,
+            adjacency=Adjacency.REPLACE_ONE,
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_was_released_costs_no_more_than_the_claim(method):
-    """The releases of a run, as a plan that was fixed in advance: their exact composition is within epsilon."""
+    """The releases of a run, as a plan that was fixed in advance: their exact composition is within
+    epsilon.
+    """
     held = plan(DOMAIN, SynthesisTerms(1.0, 1e-6), SynthesisOptions(method))
     m = meter(held.claim, count(people(300), DOMAIN, held.weights))
     model = held.method.rule(Task(DOMAIN, held.weights, m, 1 << 16), held.method)
     errors(m, model.rows(40, np.random.default_rng(0)), model.total)
     made_ = [events.Gaussian(x.deviation / held.claim.length) for x in m.released]
     choices = held.claim.choices - m.choices
-    bill = events.Composed((*made_, events.Repeated(events.BoundedRange(held.claim.width or 1.0), choices)))
+    bill = events.Composed(
+        (*made_, events.Repeated(events.BoundedRange(held.claim.width or 1.0), choices))
+    )
     assert 0.9 < accounting.epsilon(bill, 1e-6) <= 1.0
     assert accounting.epsilon(held.claim.event, 1e-6) <= 1.0

@@ -1,4 +1,6 @@
-"""Rows of networks: folders that verify, generators that meet noise alone, votes within their claim."""
+"""Rows of networks: folders that verify, generators that meet noise alone, votes within their
+claim.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _short(monkeypatch):
 
 def made_by(method, place, records=None, epsilon=1.0):
     held = people(200) if records is None else records
-    terms = dpfy.SynthesisTerms(epsilon, 1e-6, records=len(held["age"]) if method == "dp-gan" else None)
+    terms = dpfy.SynthesisTerms(
+        epsilon, 1e-6, records=len(held["age"]) if method == "dp-gan" else None
+    )
     options = dpfy.SynthesisOptions(method, rows=40)
     return dpfy.synthesize(held, schema=DOMAIN, terms=terms, run=place, options=options)
 
@@ -55,7 +59,10 @@ class Stop(BaseException):
     """As a kill: nothing is undone."""
 
 
-@pytest.mark.parametrize(("method", "step"), [pytest.param("dp-gan", 2, marks=pytest.mark.slow), ("dp-gan", 5), ("pate-gan", 12)])
+@pytest.mark.parametrize(
+    ("method", "step"),
+    [pytest.param("dp-gan", 2, marks=pytest.mark.slow), ("dp-gan", 5), ("pate-gan", 12)],
+)
 def test_stopped_and_resumed_to_the_same_table(tmp_path, monkeypatch, method, step):
     whole = made_by(method, Place(tmp_path / "whole", seed=9))
     real = tables.Maker.learn
@@ -77,7 +84,9 @@ def test_stopped_and_resumed_to_the_same_table(tmp_path, monkeypatch, method, st
 
 @pytest.mark.slow
 def test_stopped_at_the_very_end_the_table_stands(tmp_path, monkeypatch):
-    """The discriminator's last checkpoint is there, and no step is left from which the generator could learn again."""
+    """The discriminator's last checkpoint is there, and no step is left from which the generator
+    could learn again.
+    """
     from dpfy.training import finish
 
     whole = made_by("dp-gan", Place(tmp_path / "whole", seed=9))
@@ -94,9 +103,14 @@ def test_stopped_at_the_very_end_the_table_stands(tmp_path, monkeypatch):
     assert all(finding.holds for finding in dpfy.verify(again.run))
 
 
-def test_a_generator_whose_discriminator_stands_still_knows_nothing_of_the_records(tmp_path, monkeypatch):
+def test_a_generator_whose_discriminator_stands_still_knows_nothing_of_the_records(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(gan, "RATE", 0.0)
-    made = [made_by("dp-gan", Place(tmp_path / name, seed=3), people(200, seed)) for name, seed in (("a", 0), ("b", 7))]
+    made = [
+        made_by("dp-gan", Place(tmp_path / name, seed=3), people(200, seed))
+        for name, seed in (("a", 0), ("b", 7))
+    ]
     assert made[0].table.read_bytes() == made[1].table.read_bytes()
 
 
@@ -115,8 +129,15 @@ def cells(count, seed):
 
 @pytest.mark.parametrize("trial", range(3))
 def test_nothing_but_noisy_votes_tells_records_apart(trial, monkeypatch):
-    """Record and replay: one record more in every third part; and records that have nothing in common."""
-    for name, value in (("LESSONS", 3), ("STUDENT_STEPS", 2), ("GENERATOR_STEPS", 2), ("STEP", 30.0)):
+    """Record and replay: one record more in every third part; and records that have nothing in
+    common.
+    """
+    for name, value in (
+        ("LESSONS", 3),
+        ("STUDENT_STEPS", 2),
+        ("GENERATOR_STEPS", 2),
+        ("STEP", 30.0),
+    ):
         monkeypatch.setattr(teachers, name, value)
     claim = TeacherVotes(2.0, "cells", 6, 3, 40, 20)
     some = cells([0, 5, 60][trial], trial)
@@ -127,7 +148,9 @@ def test_nothing_but_noisy_votes_tells_records_apart(trial, monkeypatch):
 
 
 def test_votes_together_are_within_the_claim_and_noise_is_as_stated(monkeypatch):
-    """6,000 counts: a deviation off by 8% has a chance of 1 in 10^17; 2/3 and 3/2 of it are refused."""
+    """6,000 counts: a deviation off by 8% has a chance of 1 in 10^17; 2/3 and 3/2 of it are
+    refused.
+    """
     claim, seen = TeacherVotes(2.0, "cells", 5, 3, 2000, 20), []
     real = teachers.PartOfGaussian.release
 
@@ -142,7 +165,9 @@ def test_votes_together_are_within_the_claim_and_noise_is_as_stated(monkeypatch)
     assert len(seen) == 3
     assert 0.999 * squares(2.0) < spent <= squares(2.0)
     assert all(bound >= np.sqrt(2000) for _, bound, _ in seen)
-    ratio = np.concatenate([rest for _, _, rest in seen]).std() / (noise_of(squares(2.0) / 3) * np.sqrt(2000))
+    ratio = np.concatenate([rest for _, _, rest in seen]).std() / (
+        noise_of(squares(2.0) / 3) * np.sqrt(2000)
+    )
     for factor, due in ((1.0, True), (2 / 3, False), (1.5, False)):
         assert (abs(ratio * factor - 1) < 0.08) == due
 

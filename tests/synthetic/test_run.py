@@ -1,4 +1,6 @@
-"""A synthesis in its folder: verified, resumed to the same bits wherever it was killed, refused without a trace."""
+"""A synthesis in its folder: verified, resumed to the same bits wherever it was killed, refused
+without a trace.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,13 @@ def rows_of(made) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_leaves_a_folder_that_verifies(tmp_path, method):
-    made = synthesize(people(300), schema=DOMAIN, terms=TERMS, run=tmp_path / "run", options=SynthesisOptions(method, rows=70))
+    made = synthesize(
+        people(300),
+        schema=DOMAIN,
+        terms=TERMS,
+        run=tmp_path / "run",
+        options=SynthesisOptions(method, rows=70),
+    )
     assert all(finding.holds for finding in dpfy.verify(made.run))
     (opinion,) = [f.detail for f in dpfy.verify(made.run) if f.what == "second accountant agrees"]
     assert "dp-accounting: guarantee" in opinion
@@ -58,18 +66,29 @@ def test_every_method_leaves_a_folder_that_verifies(tmp_path, method):
 
 def test_the_table_is_close_at_a_large_epsilon(tmp_path):
     records = people(4000)
-    made = synthesize(records, schema=DOMAIN, terms=SynthesisTerms(20.0, 1e-6), run=tmp_path / "run")
+    made = synthesize(
+        records, schema=DOMAIN, terms=SynthesisTerms(20.0, 1e-6), run=tmp_path / "run"
+    )
     assert made.facts["error"]["2"]["mean_l1"] < 0.03
     assert abs(made.facts["records_estimated"] - 4000) < 20
     rich = np.mean([row["rich"] == "yes" for row in rows_of(made) if int(row["age"]) > 60])
-    due = np.mean([r == "yes" for r, a in zip(records["rich"], records["age"], strict=True) if int(a) > 60])
+    due = np.mean(
+        [r == "yes" for r, a in zip(records["rich"], records["age"], strict=True) if int(a) > 60]
+    )
     assert abs(rich - due) < 0.05
 
 
 def test_the_same_secret_gives_the_same_table(tmp_path):
-    made = [synthesize(people(200), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / name, seed=3), options=MST) for name in "ab"]
+    made = [
+        synthesize(
+            people(200), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / name, seed=3), options=MST
+        )
+        for name in "ab"
+    ]
     assert made[0].table.read_bytes() == made[1].table.read_bytes()
-    other = synthesize(people(200), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "c", seed=4), options=MST)
+    other = synthesize(
+        people(200), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "c", seed=4), options=MST
+    )
     assert other.table.read_bytes() != made[0].table.read_bytes()
     assert "fixed" in made[0].card["provenance"]["seed"]
 
@@ -78,10 +97,14 @@ class Stop(BaseException):
     """As a kill: nothing is undone."""
 
 
-@pytest.mark.parametrize("method", ["aim", pytest.param("mst", marks=pytest.mark.slow), "privbayes"])
+@pytest.mark.parametrize(
+    "method", ["aim", pytest.param("mst", marks=pytest.mark.slow), "privbayes"]
+)
 def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeypatch, method):
     options, records = SynthesisOptions(method), people(150)
-    whole = synthesize(records, schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "whole", seed=9), options=options)
+    whole = synthesize(
+        records, schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "whole", seed=9), options=options
+    )
     steps = {"aim": [0, 6], "mst": [0, 4, 10], "privbayes": [6]}[method]
     real = Meter._bind
     for step in steps:
@@ -98,9 +121,21 @@ def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeyp
             with monkeypatch.context() as patch:
                 patch.setattr(Meter, "_bind", bind)
                 with pytest.raises(Stop):
-                    synthesize(records, schema=DOMAIN, terms=TERMS, run=Place(place, seed=9), options=options)
+                    synthesize(
+                        records,
+                        schema=DOMAIN,
+                        terms=TERMS,
+                        run=Place(place, seed=9),
+                        options=options,
+                    )
             assert not (place / "synthetic.csv").exists()
-            again = synthesize(records, schema=DOMAIN, terms=TERMS, run=Place(place, resume=True, seed=9), options=options)
+            again = synthesize(
+                records,
+                schema=DOMAIN,
+                terms=TERMS,
+                run=Place(place, resume=True, seed=9),
+                options=options,
+            )
             for name in ("synthetic.csv", "synthesis.json", "measurements.safetensors"):
                 assert (again.run / name).read_bytes() == (whole.run / name).read_bytes()
             assert all(finding.holds for finding in dpfy.verify(again.run))
@@ -119,13 +154,20 @@ def test_a_resumed_run_refuses_other_data(tmp_path, monkeypatch):
         with pytest.raises(Stop):
             synthesize(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        synthesize(people(151), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", resume=True))
+        synthesize(
+            people(151), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", resume=True)
+        )
     crossed = people(150)  # the same columns, one by one, that go together in another way
     crossed["age"] = crossed["age"][::-1]
     with pytest.raises(InvalidInput, match="must be what the run had"):
         synthesize(crossed, schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", resume=True))
     with pytest.raises(InvalidInput, match=r"run|resume"):
-        synthesize(people(150), schema=DOMAIN, terms=SynthesisTerms(2.0, 1e-6), run=Place(tmp_path / "run", resume=True))
+        synthesize(
+            people(150),
+            schema=DOMAIN,
+            terms=SynthesisTerms(2.0, 1e-6),
+            run=Place(tmp_path / "run", resume=True),
+        )
     with pytest.raises(InvalidInput, match="holds an unfinished run"):
         synthesize(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
 
@@ -147,26 +189,45 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
                 os.kill(os.getpid(), signal.SIGKILL)
         Meter._bind = bind
         synthesize("people.csv", schema="people.toml", terms=SynthesisTerms(1.0, 1e-6), run=Place(place, resume=resume, seed=5))
-    """)
+    """)  # noqa: E501
 
     def process(*arguments):
-        environment = os.environ | {"PYTHONPATH": str(Path(dpfy.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(Path(dpfy.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+        }
         return subprocess.run(
-            [sys.executable, "-P", "-c", script, *arguments], cwd=tmp_path, env=environment, capture_output=True, check=False
+            [sys.executable, "-P", "-c", script, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            check=False,
         )
 
     place = Place(tmp_path / "whole", seed=5)
     synthesize(tmp_path / "people.csv", schema=DOMAIN, terms=SynthesisTerms(1.0, 1e-6), run=place)
     assert process("killed", "8", "fresh").returncode == -signal.SIGKILL
     assert process("killed", "-1", "resume").returncode == 0
-    assert (tmp_path / "killed" / "synthetic.csv").read_bytes() == (tmp_path / "whole" / "synthetic.csv").read_bytes()
+    assert (tmp_path / "killed" / "synthetic.csv").read_bytes() == (
+        tmp_path / "whole" / "synthetic.csv"
+    ).read_bytes()
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "killed"))
 
 
 def test_a_finished_run_is_given_back_as_it_is(tmp_path):
-    made = synthesize(people(100), schema=DOMAIN, terms=TERMS, run=tmp_path / "run", options=SynthesisOptions("mst"))
+    made = synthesize(
+        people(100),
+        schema=DOMAIN,
+        terms=TERMS,
+        run=tmp_path / "run",
+        options=SynthesisOptions("mst"),
+    )
     again = synthesize(
-        people(3), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", resume=True), options=SynthesisOptions("mst")
+        people(3),
+        schema=DOMAIN,
+        terms=TERMS,
+        run=Place(tmp_path / "run", resume=True),
+        options=SynthesisOptions("mst"),
     )
     assert again.facts == made.facts
 
@@ -174,17 +235,28 @@ def test_a_finished_run_is_given_back_as_it_is(tmp_path):
 def test_the_ledger_of_the_data_set_bears_the_bill(tmp_path):
     ledger, budget = tmp_path / "people.jsonl", RenyiFilter(2.0, 1e-6)
     place = Place(tmp_path / "a", ledger=ledger, budget=budget)
-    made = synthesize(people(100), schema=DOMAIN, terms=TERMS, run=place, options=SynthesisOptions("mst"))
+    made = synthesize(
+        people(100), schema=DOMAIN, terms=TERMS, run=place, options=SynthesisOptions("mst")
+    )
     assert all(finding.holds for finding in dpfy.verify(made.run, ledger=ledger))
     with pytest.raises(BudgetExceeded):
         synthesize(
-            people(100), schema=DOMAIN, terms=SynthesisTerms(1.8, 1e-6), run=Place(tmp_path / "b", ledger=ledger, budget=budget)
+            people(100),
+            schema=DOMAIN,
+            terms=SynthesisTerms(1.8, 1e-6),
+            run=Place(tmp_path / "b", ledger=ledger, budget=budget),
         )
     assert not (tmp_path / "b").exists()
     assert len(Ledger.read(ledger).permits()) == 1
     gaussian = GaussianFilter(1.5, 1e-6)
     second = Place(tmp_path / "c", ledger=tmp_path / "other.jsonl", budget=gaussian)
-    synthesize(people(100), schema=DOMAIN, terms=SynthesisTerms(0.5, 1e-6), run=second, options=SynthesisOptions("independent"))
+    synthesize(
+        people(100),
+        schema=DOMAIN,
+        terms=SynthesisTerms(0.5, 1e-6),
+        run=second,
+        options=SynthesisOptions("independent"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +289,9 @@ def test_bad_records_leave_nothing_and_cost_nothing(tmp_path, change, words):
         ({"public": {"age": ["3"]}}, "job|grade|rich|since"),
     ],
 )
-def test_what_is_wrong_for_a_public_reason_is_refused_before_the_data_is_read(tmp_path, asked, words):
+def test_what_is_wrong_for_a_public_reason_is_refused_before_the_data_is_read(
+    tmp_path, asked, words
+):
     class Untouchable:
         def __getattr__(self, name):
             raise AssertionError("the data was read")
@@ -257,7 +331,13 @@ def test_a_marginal_of_10_to_the_12_cells_is_refused():
 def test_no_records_and_one_record_are_synthesized_as_ever(tmp_path):
     """A refusal would tell how many there are."""
     for count in (0, 1):
-        made = synthesize(people(count), schema=DOMAIN, terms=TERMS, run=tmp_path / str(count), options=SynthesisOptions("mst"))
+        made = synthesize(
+            people(count),
+            schema=DOMAIN,
+            terms=TERMS,
+            run=tmp_path / str(count),
+            options=SynthesisOptions("mst"),
+        )
         assert made.facts["rows"] >= 1
         assert all(finding.holds for finding in dpfy.verify(made.run))
 
@@ -273,13 +353,24 @@ def test_public_number_of_records(tmp_path):
     assert made.facts["rows"] == 120
     assert made.card["adjacency"]["name"] == "replace-one"
     with pytest.raises(InvalidInput, match="is not the number of records"):
-        synthesize(people(119), schema=DOMAIN, terms=SynthesisTerms(1.0, 1e-6, records=120), run=tmp_path / "other")
+        synthesize(
+            people(119),
+            schema=DOMAIN,
+            terms=SynthesisTerms(1.0, 1e-6, records=120),
+            run=tmp_path / "other",
+        )
     assert not (tmp_path / "other").exists()
 
 
 def test_people_with_several_records(tmp_path):
     budget = SynthesisTerms(1.0, 1e-6, user="id", most_records=4)
-    made = synthesize(people(300), schema=DOMAIN, terms=budget, run=tmp_path / "run", options=SynthesisOptions("mst"))
+    made = synthesize(
+        people(300),
+        schema=DOMAIN,
+        terms=budget,
+        run=tmp_path / "run",
+        options=SynthesisOptions("mst"),
+    )
     assert made.card["unit"]["name"] == "user"
     assert made.card["unit"]["most_records"] == 4
     alone = plan(DOMAIN, TERMS, SynthesisOptions("mst")).claim
@@ -287,11 +378,20 @@ def test_people_with_several_records(tmp_path):
 
 
 def test_structural_zeros_and_constraints_hold_in_every_row(tmp_path):
-    rules = ['rule = "rich = \'no\'"\nwhen = "age < 34"', "rule = \"grade >= 'mid'\"\nwhen = \"job = 'cook'\""]
-    domain = Domain.parse(SCHEMA + "".join(f"[[constraints]]\n{rule}\n" for rule in rules), "people.toml")
+    rules = [
+        'rule = "rich = \'no\'"\nwhen = "age < 34"',
+        "rule = \"grade >= 'mid'\"\nwhen = \"job = 'cook'\"",
+    ]
+    domain = Domain.parse(
+        SCHEMA + "".join(f"[[constraints]]\n{rule}\n" for rule in rules), "people.toml"
+    )
     for method in ("aim", "mst", "privbayes", "rap"):
         made = synthesize(
-            people(400), schema=domain, terms=TERMS, run=tmp_path / method, options=SynthesisOptions(method, rows=500)
+            people(400),
+            schema=domain,
+            terms=TERMS,
+            run=tmp_path / method,
+            options=SynthesisOptions(method, rows=500),
         )
         rows = rows_of(made)
         assert not [row for row in rows if int(row["age"]) < 34 and row["rich"] == "yes"]
@@ -322,19 +422,30 @@ def test_a_public_table_to_start_from_helps(tmp_path):
         whole = {c: np.array(people(300)[c]) for c in ("age", "rich")}
         rows = rows_of(made)
         cells = [(a, b) for a in (0, 1) for b in (0, 1)]
-        table = [np.mean([(int(r["age"]) > 50) == a and (r["rich"] == "yes") == b for r in rows]) for a, b in cells]
-        real = [np.mean(((whole["age"].astype(int) > 50) == a) & ((whole["rich"] == "yes") == b)) for a, b in cells]
+        table = [
+            np.mean([(int(r["age"]) > 50) == a and (r["rich"] == "yes") == b for r in rows])
+            for a, b in cells
+        ]
+        real = [
+            np.mean(((whole["age"].astype(int) > 50) == a) & ((whole["rich"] == "yes") == b))
+            for a, b in cells
+        ]
         errors.append(float(np.abs(np.array(table) - real).sum()))
     assert errors[1] < 0.5 * errors[0]
 
 
 def test_the_number_of_rows_is_that_of_what_was_measured(tmp_path):
     """Three secrets give three numbers of rows: that of the records, 50, is told by none."""
-    simple, records = Domain.of({"a": 4, "b": 3}), {"a": [k % 4 for k in range(50)], "b": [k % 3 for k in range(50)]}
+    simple, records = (
+        Domain.of({"a": 4, "b": 3}),
+        {"a": [k % 4 for k in range(50)], "b": [k % 3 for k in range(50)]},
+    )
     found = []
     for seed in range(3):
         place = Place(tmp_path / str(seed), seed=seed)
-        made = synthesize(records, schema=simple, terms=TERMS, run=place, options=SynthesisOptions("independent"))
+        made = synthesize(
+            records, schema=simple, terms=TERMS, run=place, options=SynthesisOptions("independent")
+        )
         assert abs(made.facts["rows"] - max(1.0, made.facts["records_estimated"])) <= 0.6
         found.append(made.facts["rows"])
     assert len(set(found)) > 1
@@ -343,7 +454,13 @@ def test_the_number_of_rows_is_that_of_what_was_measured(tmp_path):
 def test_what_the_folder_holds_is_what_was_released(tmp_path):
     from safetensors.torch import load
 
-    made = synthesize(people(200), schema=DOMAIN, terms=TERMS, run=tmp_path / "run", options=SynthesisOptions("mst"))
+    made = synthesize(
+        people(200),
+        schema=DOMAIN,
+        terms=TERMS,
+        run=tmp_path / "run",
+        options=SynthesisOptions("mst"),
+    )
     held = load((made.run / "measurements.safetensors").read_bytes())
     assert len(held) == made.facts["measured"]
     assert json.loads((made.run / "synthesis.json").read_text()) == made.facts
@@ -352,7 +469,10 @@ def test_what_the_folder_holds_is_what_was_released(tmp_path):
 
 
 def test_cells_that_need_quotes_survive(tmp_path):
-    text = '[columns.w]\nkind = "category"\ncategories = ["a,b", "say \\"x\\"", "two\\nlines"]\nrequired = true\n'
+    text = (
+        '[columns.w]\nkind = "category"\ncategories = ["a,b", "say \\"x\\"", '
+        '"two\\nlines"]\nrequired = true\n'
+    )
     domain = Domain.parse(text, "x.toml")
     made = synthesize(
         {"w": ["a,b"] * 300},

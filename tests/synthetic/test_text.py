@@ -1,4 +1,6 @@
-"""Synthetic text: one text is one contribution, the folder verifies, and what was learnt by heart shows."""
+"""Synthetic text: one text is one contribution, the folder verifies, and what was learnt by heart
+shows.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Stop(BaseException):
 
 @pytest.mark.slow
 def test_stopped_while_sampling_and_resumed_to_the_same_texts(tmp_path, monkeypatch):
-    whole = dpfy.synthesize_text(notes(), terms=TERMS, run=Place(tmp_path / "a", seed=3), options=SMALL, model=small_model())
+    whole = dpfy.synthesize_text(
+        notes(), terms=TERMS, run=Place(tmp_path / "a", seed=3), options=SMALL, model=small_model()
+    )
 
     def stop(*given):
         raise Stop
@@ -63,9 +67,17 @@ def test_stopped_while_sampling_and_resumed_to_the_same_texts(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(runs, "sampled", stop)
         with pytest.raises(Stop):
-            dpfy.synthesize_text(notes(), terms=TERMS, run=Place(tmp_path / "b", seed=3), options=SMALL, model=small_model())
+            dpfy.synthesize_text(
+                notes(),
+                terms=TERMS,
+                run=Place(tmp_path / "b", seed=3),
+                options=SMALL,
+                model=small_model(),
+            )
     place = Place(tmp_path / "b", seed=3, resume=True)
-    again = dpfy.synthesize_text(notes(), terms=TERMS, run=place, options=SMALL, model=small_model())
+    again = dpfy.synthesize_text(
+        notes(), terms=TERMS, run=place, options=SMALL, model=small_model()
+    )
     assert again.texts == whole.texts
 
 
@@ -90,7 +102,9 @@ def test_a_loss_is_the_mean_over_the_text_and_its_first_end():
 
 
 def test_a_model_of_one_sentence_says_it_and_nothing_else():
-    """Without noise, trained on one text until its loss is small: samples are that text, and the checks say so."""
+    """Without noise, trained on one text until its loss is small: samples are that text, and the
+    checks say so.
+    """
     model = small_model()
     rows = tokening.rows_of(["dear reader"] * 8, ByteTokens(), 12)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
@@ -111,7 +125,11 @@ def test_the_longest_copy_is_that_of_a_search_by_hand(trial):
     rng = np.random.default_rng(trial)
     one, other = (["".join(rng.choice(list("abc"), 30)) for _ in range(4)] for _ in range(2))
     due = max(
-        size for size in range(30) for a in one for b in other if any(a[k : k + size] in b for k in range(len(a) - size + 1))
+        size
+        for size in range(30)
+        for a in one
+        for b in other
+        if any(a[k : k + size] in b for k in range(len(a) - size + 1))
     )
     found = checks.copies(one, other, run=due)
     assert found.longest == due
@@ -129,7 +147,9 @@ def test_near_duplicates_are_those_that_share_most_pieces():
 
 
 def test_secrets_learnt_by_heart_are_ranked_first_and_others_are_not():
-    """40 secrets of 10 candidates: a model that knows them certifies an epsilon; one that does not does so in 5 of 100 runs at most."""
+    """40 secrets of 10 candidates: a model that knows them certifies an epsilon; one that does not
+    does so in 5 of 100 runs at most.
+    """
     canaries = checks.Canaries.made(40, seed=3, candidates=10)
     length = max(map(len, canaries.texts)) + 1
     known = set(canaries.texts)
@@ -166,7 +186,9 @@ def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, change, words):
     asked = {"texts": notes, "terms": TERMS, "options": SMALL} | change
     ledger = tmp_path / "notes.jsonl"
     with pytest.raises(DpfyError, match=words):
-        dpfy.synthesize_text(asked.pop("texts"), run=Place(tmp_path / "run", ledger=ledger), **asked)
+        dpfy.synthesize_text(
+            asked.pop("texts"), run=Place(tmp_path / "run", ledger=ledger), **asked
+        )
     assert not (tmp_path / "run").exists()
     assert not ledger.exists() or Ledger.read(ledger).spent() == []
 

@@ -23,13 +23,19 @@ X, Y = small.data()
 
 
 class Rows(Dataset[Any]):
-    """The small data, record by record, optionally with augmentation drawn from all three global generators.
+    """The small data, record by record, optionally with augmentation drawn from all three global
+    generators.
 
-    While the file `trap` exists, reading fails: by an error, or with `fatal` by the death of the process.
+    While the file `trap` exists, reading fails: by an error, or with `fatal` by the death of the
+    process.
     """
 
     def __init__(
-        self, augmented: bool = False, dtype: torch.dtype = torch.float32, trap: Path | None = None, fatal: bool = False
+        self,
+        augmented: bool = False,
+        dtype: torch.dtype = torch.float32,
+        trap: Path | None = None,
+        fatal: bool = False,
     ) -> None:
         self.augmented, self.dtype, self.trap, self.fatal = augmented, dtype, trap, fatal
 
@@ -70,14 +76,19 @@ def train(
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     runtime = runtime or dpfy.Runtime(max_physical_batch=12)
     run = dpfy.Run(path, seed=5, resume=resume, checkpoint_every=0.0)
-    with dpfy.PrivateTraining(net, optimizer, data, small.plan(steps), run, runtime=runtime) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, data, small.plan(steps), run, runtime=runtime
+    ) as training:
         for x, y in training.batches():
             if training.steps_done == stop:
                 trap.touch() if trap is not None else os.kill(os.getpid(), signal.SIGKILL)
             if views == 1:
                 losses = functional.cross_entropy(net(x), y, reduction="none")
             else:
-                losses = dpfy.per_view(functional.cross_entropy(net(x.flatten(0, 1)), y.flatten(), reduction="none"), views)
+                losses = dpfy.per_view(
+                    functional.cross_entropy(net(x.flatten(0, 1)), y.flatten(), reduction="none"),
+                    views,
+                )
             training.step(losses)
     return {name: p.detach().clone() for name, p in net.named_parameters()}
 

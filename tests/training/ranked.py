@@ -1,4 +1,6 @@
-"""Small training jobs on several ranks (gloo, CPU): what each rank does, and how ranks are started."""
+"""Small training jobs on several ranks (gloo, CPU): what each rank does, and how ranks are
+started.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # what optimizers import late is imported once, in the server that ranks are forked from
+
+# what optimizers import late is imported once, in the server that ranks are forked from
+import torch._dynamo
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
@@ -60,7 +64,9 @@ class Augmented(Dataset[Any]):
 
 def net(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).double()
+    return nn.Sequential(
+        nn.Linear(FEATURES, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)
+    ).double()
 
 
 def plan(kind: str) -> dpfy.Plan:
@@ -73,7 +79,9 @@ def plan(kind: str) -> dpfy.Plan:
         "exact": lambda: dpfy.dpsgd(RECORDS, 9, noise="exact", **size),
         "banded": lambda: dpfy.bandmf(RECORDS, 9, bands=3, **size),
         "blt": lambda: dpfy.blt(RECORDS, 9, **size),
-        "adaptive": lambda: dataclasses.replace(dpfy.dpsgd(RECORDS, 9, **size), clip=QuantileClip(0.7)),
+        "adaptive": lambda: dataclasses.replace(
+            dpfy.dpsgd(RECORDS, 9, **size), clip=QuantileClip(0.7)
+        ),
     }[kind]()
     return recipe.with_noise(1.5, delta=1e-3)
 
@@ -85,12 +93,22 @@ def train(
     wrap: Callable[[nn.Module], nn.Module] = lambda m: m,
     world: dpfy.World | None = None,
 ) -> dict[str, Any]:
-    """Train until `stop` steps are made: Adam, an average, and two physical batches a step where the share is large enough."""
+    """Train until `stop` steps are made: Adam, an average, and two physical batches a step where
+    the share is large enough.
+    """
     torch.set_num_threads(1)
-    model = wrap(net(seed=0 if not dist.is_initialized() else dist.get_rank()))  # all ranks get the weights of rank 0
+    model = wrap(
+        net(seed=0 if not dist.is_initialized() else dist.get_rank())
+    )  # all ranks get the weights of rank 0
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    how = {"update": dpfy.Update(average=0.9), "runtime": dpfy.Runtime(max_physical_batch=4), "world": world}
-    with dpfy.PrivateTraining(model, optimizer, Augmented() if kind == "lazy" else data(), plan(kind), run, **how) as training:
+    how = {
+        "update": dpfy.Update(average=0.9),
+        "runtime": dpfy.Runtime(max_physical_batch=4),
+        "world": world,
+    }
+    with dpfy.PrivateTraining(
+        model, optimizer, Augmented() if kind == "lazy" else data(), plan(kind), run, **how
+    ) as training:
         if training.steps_done < stop:
             for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
@@ -114,12 +132,18 @@ def start(job: Callable[..., None], ranks: int, *arguments: Any) -> ProcessConte
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])  # torch is imported once
-    return start_processes(_joined, (ranks, port, job, arguments), ranks, join=False, start_method="forkserver")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        [__name__]
+    )  # torch is imported once
+    return start_processes(
+        _joined, (ranks, port, job, arguments), ranks, join=False, start_method="forkserver"
+    )
 
 
 def done(context: ProcessContext, seconds: float = 500.0) -> None:
-    """Wait for all ranks; what one of them raised is raised here. A machine with other work to do may take long."""
+    """Wait for all ranks; what one of them raised is raised here. A machine with other work to do
+    may take long.
+    """
     until = time.monotonic() + seconds
     while not context.join(max(0.0, until - time.monotonic())):
         if time.monotonic() > until:
@@ -128,7 +152,9 @@ def done(context: ProcessContext, seconds: float = 500.0) -> None:
             raise TimeoutError(f"ranks that do not end in {seconds} seconds")
 
 
-def _joined(rank: int, ranks: int, port: int, job: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _joined(
+    rank: int, ranks: int, port: int, job: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))
     try:
@@ -148,9 +174,14 @@ def sharded(model: nn.Module, **policy: Any) -> nn.Module:
 
 
 def parallel(model: nn.Module) -> nn.Module:
-    """Tensor parallel: the first layer by columns, put together again for what follows, the last by rows."""
+    """Tensor parallel: the first layer by columns, put together again for what follows, the last by
+    rows.
+    """
     model.load_state_dict(net().state_dict())
-    styles = {"0": ColwiseParallel(output_layouts=Replicate()), "3": RowwiseParallel(input_layouts=Replicate())}
+    styles = {
+        "0": ColwiseParallel(output_layouts=Replicate()),
+        "3": RowwiseParallel(input_layouts=Replicate()),
+    }
     return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), styles)
 
 
@@ -181,8 +212,12 @@ def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(ranks)]
 
 
-def dying(rank: int, folder: str, kind: str, wrap: str, victim: int, event: int, tally: str = "") -> None:
-    """Train or resume with checkpoints at every step; rank `victim` dies by SIGKILL at the `event`-th call of a function."""
+def dying(
+    rank: int, folder: str, kind: str, wrap: str, victim: int, event: int, tally: str = ""
+) -> None:
+    """Train or resume with checkpoints at every step; rank `victim` dies by SIGKILL at the
+    `event`-th call of a function.
+    """
     if (Path(folder) / "privacy.json").is_file():
         return
     seen = 0
@@ -197,7 +232,12 @@ def dying(rank: int, folder: str, kind: str, wrap: str, victim: int, event: int,
     WRAPS[wrap](net())  # what is imported late
     sys.setprofile(count)
     try:
-        train(kind, dpfy.Run(folder, resume=True, seed=3, checkpoint_every=0.0), wrap=WRAPS[wrap], world=world)
+        train(
+            kind,
+            dpfy.Run(folder, resume=True, seed=3, checkpoint_every=0.0),
+            wrap=WRAPS[wrap],
+            world=world,
+        )
     except dpfy.InvalidInput as error:
         if "finished run" not in str(error):
             raise
@@ -221,10 +261,17 @@ def outcomes(context: ProcessContext, seconds: float = 200.0) -> list[int | None
 
 
 def disagreeing(rank: int, folder: str) -> None:
-    """Rank 1 does something else than rank 0, in one way after the other; leaves what each rank was told, and what is left on disk."""
+    """Rank 1 does something else than rank 0, in one way after the other; leaves what each rank was
+    told, and what is left on disk.
+    """
     odd, told = rank == 1, {}
 
-    def attempt(name: str, words: dict[str, Any], at: int = -1, do: Callable[[Any, Any], None] = lambda t, o: None) -> None:
+    def attempt(
+        name: str,
+        words: dict[str, Any],
+        at: int = -1,
+        do: Callable[[Any, Any], None] = lambda t, o: None,
+    ) -> None:
         run = dpfy.Run(f"{folder}/{name}", seed=3)
         model = words.get("model", net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -284,7 +331,9 @@ def busy(rank: int, folder: str) -> None:
         run = RunFolder(run, plan("dpsgd"))
         run.in_use = True
     model = net()
-    training = dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), plan("dpsgd"), run)
+    training = dpfy.PrivateTraining(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data(), plan("dpsgd"), run
+    )
     try:
         training.__enter__()
     except (Busy, Lost) as error:
@@ -306,7 +355,11 @@ def restarted(rank: int, folder: str) -> None:
     """As under torchrun: the same call, which dies the first time and goes on the second."""
     again = Path(folder, "died").is_file()
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1" if again else "0"
-    found = train("banded", dpfy.Run(f"{folder}/elastic", seed=3, checkpoint_every=0.0), stop=STEPS if again else 3)
+    found = train(
+        "banded",
+        dpfy.Run(f"{folder}/elastic", seed=3, checkpoint_every=0.0),
+        stop=STEPS if again else 3,
+    )
     dist.barrier()
     if not again:
         Path(folder, "died").touch()
@@ -324,7 +377,9 @@ def drawn(rank: int, folder: str) -> None:
         run = dpfy.Run(f"{folder}/drawn{seed}", seed=seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with dpfy.PrivateTraining(model, optimizer, data(), recipe.with_noise(1.0, delta=1e-3), run) as training:
+            with dpfy.PrivateTraining(
+                model, optimizer, data(), recipe.with_noise(1.0, delta=1e-3), run
+            ) as training:
                 for step in range(100):
                     row = np.zeros(RECORDS, int)
                     for piece in training.drawing.pieces(step):

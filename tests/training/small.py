@@ -32,7 +32,9 @@ def data(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 
 def model(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, CLASSES))
+    return nn.Sequential(
+        nn.Linear(FEATURES, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, CLASSES)
+    )
 
 
 def plan(steps: int = STEPS, noise: float = 2.0) -> dpfy.Plan:
@@ -41,9 +43,15 @@ def plan(steps: int = STEPS, noise: float = 2.0) -> dpfy.Plan:
 
 
 def train(
-    run: dpfy.Run | str | Path, *, steps: int = STEPS, noise: float = 2.0, runtime: dpfy.Runtime | None = None
+    run: dpfy.Run | str | Path,
+    *,
+    steps: int = STEPS,
+    noise: float = 2.0,
+    runtime: dpfy.Runtime | None = None,
 ) -> dpfy.Result:
-    """Momentum, averaging, dropout and two physical batches a step: everything that a checkpoint must carry."""
+    """Momentum, averaging, dropout and two physical batches a step: everything that a checkpoint
+    must carry.
+    """
     torch.set_num_threads(1)
     net = model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
@@ -63,7 +71,9 @@ def train(
 
 
 def train_in_child(path: str, death: tuple[str, int] | None, tally: str | None = None) -> None:
-    """Train or resume with checkpoints at every step; die by SIGKILL at the n-th call of an os function, or tally the calls."""
+    """Train or resume with checkpoints at every step; die by SIGKILL at the n-th call of an os
+    function, or tally the calls.
+    """
     calls = dict.fromkeys(("write", "fsync", "replace"), 0)
     for name in calls:
         _watch(name, calls, death)
@@ -73,7 +83,8 @@ def train_in_child(path: str, death: tuple[str, int] | None, tally: str | None =
 
 
 def train_and_tell(path: str, event: int, told: Connection) -> None:
-    """Train or resume with checkpoints at every step; tell when `event` happens (0: after the last one, how many there were).
+    """Train or resume with checkpoints at every step; tell when `event` happens (0: after the last
+    one, how many there were).
 
     Events are the calls and returns of functions, counted as Python makes them.
     """
@@ -96,10 +107,11 @@ BOUNDARIES = ("open", "mkdir", "chmod", "write", "fsync", "replace", "rename", "
 
 
 def die_at_every_call(path: str, every: int, answer: str) -> None:
-    """Kill a short run at every call of an os function (of the middle of its life, at every `every`-th); resume it; compare.
+    """Kill a short run at every call of an os function (of the middle of its life, at every
+    `every`-th); resume it; compare.
 
-    The runs are forks of this process. Writes to `answer` how many were killed, and for each that was not resumed to the same
-    model and a clean folder, at which call.
+    The runs are forks of this process. Writes to `answer` how many were killed, and for each that
+    was not resumed to the same model and a clean folder, at which call.
     """
     train(dpfy.Run(Path(path) / "first"), steps=2)  # its forks find every cache filled
     whole = Path(path) / "whole"
@@ -113,22 +125,38 @@ def die_at_every_call(path: str, every: int, answer: str) -> None:
         killed += os.waitstatus_to_exitcode(_forked(folder, n)) == -signal.SIGKILL
         if _forked(folder, None) != 0 or _left(folder) != _left(whole):
             wrong.append((n, calls[n], *sorted(_left(folder).keys() ^ _left(whole).keys())))
-    Path(answer).write_text(json.dumps({"calls": len(calls), "deaths": len(deaths), "killed": killed, "wrong": wrong}))
+    Path(answer).write_text(
+        json.dumps({"calls": len(calls), "deaths": len(deaths), "killed": killed, "wrong": wrong})
+    )
 
 
 def _left(folder: Path) -> dict[str, object]:
-    """What must be the same in all finished runs: the names of all files, and the model and the metrics to the last byte."""
+    """What must be the same in all finished runs: the names of all files, and the model and the
+    metrics to the last byte.
+    """
     found = {str(p.relative_to(folder)): None for p in folder.rglob("*")} if folder.is_dir() else {}
-    return found | {n: (folder / n).read_bytes() for n in ("model.safetensors", "metrics.jsonl") if (folder / n).is_file()}
+    return found | {
+        n: (folder / n).read_bytes()
+        for n in ("model.safetensors", "metrics.jsonl")
+        if (folder / n).is_file()
+    }
 
 
 def _forked(path: Path, death: int | None, order: Path | None = None) -> int:
     """The wait status of a fork that trains two steps, and dies before call `death`."""
-    return forked(path, lambda: train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0), steps=2), death, order)
+    return forked(
+        path,
+        lambda: train(dpfy.Run(path, resume=True, seed=5, checkpoint_every=0.0), steps=2),
+        death,
+        order,
+    )
 
 
-def forked(path: Path, work: Callable[[], object], death: int | None, order: Path | None = None) -> int:
-    """The wait status of a fork that does `work` in `path`, and dies before call `death`, counted over all functions together.
+def forked(
+    path: Path, work: Callable[[], object], death: int | None, order: Path | None = None
+) -> int:
+    """The wait status of a fork that does `work` in `path`, and dies before call `death`, counted
+    over all functions together.
 
     The names of the calls are written to `order`.
     """
@@ -176,7 +204,9 @@ def _watch(name: str, calls: dict[str, int], death: tuple[str, int] | None) -> N
 
 
 def card_of(path: Path) -> dict[str, Any]:
-    """The card of a training run, with what its section on training tells beside the general part."""
+    """The card of a training run, with what its section on training tells beside the general
+    part.
+    """
     card = json.loads((Path(path) / "privacy.json").read_text())
     training = next(part for part in card["sections"] if part["kind"] == "training")
     rows = [*card["accounting"]["assumptions"], *training["assumptions"]]

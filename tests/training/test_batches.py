@@ -20,12 +20,16 @@ import small
 X, Y = small.data()
 
 
-def released(train: object, path: Path, losses_of: Any, *, captured: bool = False, steps: int = 6) -> dict[str, torch.Tensor]:
+def released(
+    train: object, path: Path, losses_of: Any, *, captured: bool = False, steps: int = 6
+) -> dict[str, torch.Tensor]:
     """The weights after a few private steps of the small model, seeded."""
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     runtime = dpfy.Runtime(max_physical_batch=12)
-    with dpfy.PrivateTraining(net, optimizer, train, small.plan(steps), dpfy.Run(path, seed=5), runtime=runtime) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, train, small.plan(steps), dpfy.Run(path, seed=5), runtime=runtime
+    ) as training:
         step = training.captured(lambda batch: losses_of(net, batch))
         for batch in training.batches():
             step(batch) if captured else training.step(losses_of(net, batch))
@@ -60,7 +64,9 @@ def test_examples_that_mix_are_found_in_a_nested_batch(tmp_path: Path) -> None:
 def test_the_length_is_the_steps_that_remain(tmp_path: Path) -> None:
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dpfy.PrivateTraining(net, optimizer, (X, Y), small.plan(6), dpfy.Run(tmp_path / "run", seed=5)) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, (X, Y), small.plan(6), dpfy.Run(tmp_path / "run", seed=5)
+    ) as training:
         batches = training.batches()
         assert len(batches) == 6
         for x, y in batches:
@@ -81,13 +87,24 @@ def test_a_collated_batch_is_made_plain() -> None:
     ("value", "message"),
     [
         ({"id": ["anna", "bert"]}, r"batch\['id'\]\[0\]: got 'str'; a batch holds tensors alone"),
-        ((torch.zeros(2), torch.tensor(7)), r"batch\[1\]: got 'shape \[\]'; must have a row for each of the 2 records"),
-        ((torch.zeros(3, 2),), r"batch\[0\]: got 'shape \[3, 2\]'; must have a row for each of the 2 records"),
-        ((torch.eye(2).to_sparse(),), r"batch\[0\]: got 'a tensor of layout torch.sparse_coo'; must be dense"),
+        (
+            (torch.zeros(2), torch.tensor(7)),
+            r"batch\[1\]: got 'shape \[\]'; must have a row for each of the 2 records",
+        ),
+        (
+            (torch.zeros(3, 2),),
+            r"batch\[0\]: got 'shape \[3, 2\]'; must have a row for each of the 2 records",
+        ),
+        (
+            (torch.eye(2).to_sparse(),),
+            r"batch\[0\]: got 'a tensor of layout torch.sparse_coo'; must be dense",
+        ),
         ({"n": 5}, r"batch\['n'\]: got 'int'"),
     ],
 )
-def test_what_the_watch_could_not_replace_is_refused_without_its_value(value: object, message: str) -> None:
+def test_what_the_watch_could_not_replace_is_refused_without_its_value(
+    value: object, message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
         plain("batch", value, 2)
     assert "anna" not in str(caught.value)

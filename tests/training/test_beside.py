@@ -1,4 +1,6 @@
-"""What changes beside the pipeline: weights, buffers, gradients, optimizer and settings are the run's alone while it lasts."""
+"""What changes beside the pipeline: weights, buffers, gradients, optimizer and settings are the
+run's alone while it lasts.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ def losses_of(net, batch):
     return functional.cross_entropy(net(batch[0]), batch[1], reduction="none")
 
 
-def run(path, between=None, *, net=None, optimizer=None, steps=6, engine="auto", update=None, after=2):
+def run(
+    path, between=None, *, net=None, optimizer=None, steps=6, engine="auto", update=None, after=2
+):
     """Train; before the batch that follows step `after`, do something that a run must not allow."""
     net = net or small.model()
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     runtime = dpfy.Runtime(engine=engine)
     place = dpfy.Run(path, seed=3)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(steps), place, runtime=runtime, update=update) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(steps), place, runtime=runtime, update=update
+    ) as training:
         for batch in training.batches():
             if training.steps_done == after and between is not None:
                 between(training)
@@ -113,7 +119,9 @@ def more_groups(training):
 @pytest.mark.parametrize("engine", ["loop", "batched", "bookkeeping"])
 @pytest.mark.parametrize("between", [overwrite, own_step, freeze], ids=lambda f: f.__name__)
 def test_every_engine_refuses_writes_between_steps(tmp_path, engine, between):
-    with pytest.raises(DpfyError, match=r"outside of training.step|frozen|backward: called on a model"):
+    with pytest.raises(
+        DpfyError, match=r"outside of training.step|frozen|backward: called on a model"
+    ):
         run(tmp_path / "run", between, engine=engine)
     assert not (tmp_path / "run" / "privacy.json").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -123,10 +131,19 @@ def test_every_engine_refuses_writes_between_steps(tmp_path, engine, between):
     ("between", "match"),
     [
         (load, "0.weight, written to outside of training.step"),
-        (through_data, "a weight or the optimizer's state written to outside of training.step through .data"),
+        (
+            through_data,
+            "a weight or the optimizer's state written to outside of training.step through .data",
+        ),
         (swap_data, "0.weight, written to outside of training.step"),
-        (through_numpy, "a weight or the optimizer's state written to outside of training.step through .data"),
-        (momentum_data, "a weight or the optimizer's state written to outside of training.step through .data"),
+        (
+            through_numpy,
+            "a weight or the optimizer's state written to outside of training.step through .data",
+        ),
+        (
+            momentum_data,
+            "a weight or the optimizer's state written to outside of training.step through .data",
+        ),
         (other_records, "training data written to while a run lasts"),
         (fill_momentum, "state of the optimizer"),
         (new_momentum, "state of the optimizer"),
@@ -155,14 +172,18 @@ def test_what_is_written_inside_averaged_does_not_last(tmp_path, between, averag
     if average:
         run(tmp_path / "run", inside, update=dpfy.Update(average=average))
         run(tmp_path / "same", update=dpfy.Update(average=average))
-        assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "same" / "model.safetensors").read_bytes()
+        assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+            tmp_path / "same" / "model.safetensors"
+        ).read_bytes()
     else:
         with pytest.raises(Unsupported, match="written to outside"):
             run(tmp_path / "run", inside)
 
 
 def test_without_an_average_the_counters_go_on_inside_averaged(tmp_path, monkeypatch):
-    """Nothing is put back, so nothing is taken as put back, also at steps at which contents are not looked at."""
+    """Nothing is put back, so nothing is taken as put back, also at steps at which contents are not
+    looked at.
+    """
     from dpfy.training import guard
 
     def inside(training):
@@ -188,12 +209,18 @@ def test_the_average_is_the_runs_own(tmp_path):
         run(tmp_path / "b", write, update=dpfy.Update(average=0.9))
 
 
-@pytest.mark.parametrize("between", [overwrite, through_data, load, register], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "between", [overwrite, through_data, load, register], ids=lambda f: f.__name__
+)
 def test_nothing_is_published_or_saved_after_a_write(tmp_path, between):
-    """After the last step, or before an early end: neither a card nor a checkpoint holds what others wrote."""
+    """After the last step, or before an early end: neither a card nor a checkpoint holds what
+    others wrote.
+    """
     net = small.model()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dpfy.PrivateTraining(net, sgd, small.data(), small.plan(3), dpfy.Run(tmp_path / "run", seed=3)) as training:
+    with dpfy.PrivateTraining(
+        net, sgd, small.data(), small.plan(3), dpfy.Run(tmp_path / "run", seed=3)
+    ) as training:
         for batch in training.batches():
             training.step(losses_of(net, batch))
         between(training)
@@ -240,7 +267,9 @@ def test_gradients_of_the_caller_are_not_added(tmp_path):
         nets.append(nn.Linear(FEATURES, CLASSES))
         torch.nn.init.zeros_(nets[-1].weight), torch.nn.init.zeros_(nets[-1].bias)
         run(tmp_path / name, between, net=nets[-1], engine="loop")
-    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True)
+    )
 
 
 def test_an_optimizer_that_brings_a_state(tmp_path):
@@ -253,7 +282,9 @@ def test_an_optimizer_that_brings_a_state(tmp_path):
     with pytest.raises(InvalidInput, match=r"optimizer: got 'SGD with a state'.*public_state=True"):
         run(tmp_path / "run", net=net, optimizer=sgd)
     assert not (tmp_path / "run").exists()
-    resumed = dpfy.Run(tmp_path / "run", resume=True)  # nothing there to resume: a beginning like any other
+    resumed = dpfy.Run(
+        tmp_path / "run", resume=True
+    )  # nothing there to resume: a beginning like any other
     with (
         pytest.raises(InvalidInput, match="SGD with a state"),
         dpfy.PrivateTraining(net, sgd, small.data(), small.plan(), resumed),
@@ -272,7 +303,9 @@ def test_an_optimizer_that_brings_a_state(tmp_path):
 def test_optimizers_that_cannot_take_a_private_step(tmp_path, make):
     net = small.model()
     with pytest.raises(Unsupported, match=make.__name__):
-        dpfy.PrivateTraining(net, make(list(net.parameters())), small.data(), small.plan(), tmp_path / "run")
+        dpfy.PrivateTraining(
+            net, make(list(net.parameters())), small.data(), small.plan(), tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -280,7 +313,12 @@ def test_what_can_be_checked_before_the_reservation_is(tmp_path):
     x, y = small.data()
     net = small.model()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    for train in ((x[:50], y[:50]), [x[:50].numpy(), y[:50].numpy()], torch.utils.data.TensorDataset(x[:50], y[:50]), x[:50]):
+    for train in (
+        (x[:50], y[:50]),
+        [x[:50].numpy(), y[:50].numpy()],
+        torch.utils.data.TensorDataset(x[:50], y[:50]),
+        x[:50],
+    ):
         with pytest.raises(InvalidInput, match=r"50 records.*made for 200"):
             dpfy.PrivateTraining(net, sgd, train, small.plan(), tmp_path / "run")
     update = dpfy.Update(schedule=lambda step: float("nan") if step == 7 else 1.0)
@@ -290,7 +328,19 @@ def test_what_can_be_checked_before_the_reservation_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["clip", "plan", "steps_done", "folder", "engine", "model", "optimizer", "records", "rule", "average"]
+    "name",
+    [
+        "clip",
+        "plan",
+        "steps_done",
+        "folder",
+        "engine",
+        "model",
+        "optimizer",
+        "records",
+        "rule",
+        "average",
+    ],
 )
 def test_fields_are_read_only(tmp_path, name):
     from dpfy.gradients.clip import FlatClip
@@ -333,7 +383,9 @@ class Keeper(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("kind", ["copy", "hidden", "mean", "data", "new", "late", "frozen", "later"])
+@pytest.mark.parametrize(
+    "kind", ["copy", "hidden", "mean", "data", "new", "late", "frozen", "later"]
+)
 def test_a_buffer_that_learns_is_refused(tmp_path, kind):
     net = Keeper(kind)
     steps = 60 if kind == "later" else 3
@@ -345,8 +397,12 @@ def test_a_buffer_that_learns_is_refused(tmp_path, kind):
 
 
 def test_spectral_norm_is_refused_with_a_way_out(tmp_path):
-    net = nn.Sequential(parametrizations.spectral_norm(nn.Linear(FEATURES, 16)), nn.Tanh(), nn.Linear(16, CLASSES))
-    with pytest.raises(Unsupported, match=r"power iteration that changes buffers.*n_power_iterations = 0"):
+    net = nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(FEATURES, 16)), nn.Tanh(), nn.Linear(16, CLASSES)
+    )
+    with pytest.raises(
+        Unsupported, match=r"power iteration that changes buffers.*n_power_iterations = 0"
+    ):
         run(tmp_path / "run", net=net, engine="loop")
 
 
@@ -364,7 +420,9 @@ def test_state_beside_tensors_is_refused(tmp_path):
 
 
 def test_a_state_dict_hook_publishes_nothing(tmp_path):
-    """What is written is compared with what was there at the beginning, name by name, whoever writes into the state_dict."""
+    """What is written is compared with what was there at the beginning, name by name, whoever
+    writes into the state_dict.
+    """
     net = small.model()
 
     def sneak(module, state, prefix, metadata):
@@ -442,7 +500,10 @@ def test_a_rule_of_the_weights_may_be_stated(tmp_path):
 def test_the_loop_sets_no_rates(tmp_path):
     for value in (0.05, float("nan")):
         with pytest.raises(InvalidInput, match=r"optimizer\.lr|learning rate"):
-            run(tmp_path / str(value), lambda training, value=value: training.optimizer.param_groups[0].update(lr=value))
+            run(
+                tmp_path / str(value),
+                lambda training, value=value: training.optimizer.param_groups[0].update(lr=value),
+            )
     run(tmp_path / "plain")
     assert card(tmp_path / "plain")["optimizer"]["schedule"] == "constant"
 
@@ -454,10 +515,22 @@ def test_recorded_values_are_plain_numbers_and_not_the_batchs(tmp_path):
         for batch in training.batches():
             losses = losses_of(net, batch)
             training.step(losses)
-            for bad in (losses, losses.mean(), losses.mean().detach(), losses.tolist(), "text", True, None):
+            for bad in (
+                losses,
+                losses.mean(),
+                losses.mean().detach(),
+                losses.tolist(),
+                "text",
+                True,
+                None,
+            ):
                 with pytest.raises(InvalidInput, match="must be a plain number"):
                     training.record(source="public", loss=bad)
-            for bad in (losses.mean().item(), float(losses.detach().double().sum()), np.float64(losses.mean().item())):
+            for bad in (
+                losses.mean().item(),
+                float(losses.detach().double().sum()),
+                np.float64(losses.mean().item()),
+            ):
                 with pytest.raises(InvalidInput, match="loss of the last batch"):
                     training.record(source="public", loss=bad)
             with pytest.raises(InvalidInput, match="names of values"):
@@ -506,7 +579,9 @@ def test_no_copies_of_a_run(tmp_path):
 
 
 def test_one_training_and_one_loop_at_a_time(tmp_path):
-    """Two loops over one run would add a record twice to one sum; two trainings in one folder would share noise."""
+    """Two loops over one run would add a record twice to one sum; two trainings in one folder would
+    share noise.
+    """
     from dpfy.core.errors import Busy
     from dpfy.training.run import RunFolder
 
@@ -525,7 +600,12 @@ def test_one_training_and_one_loop_at_a_time(tmp_path):
             with pytest.raises(InvalidInput, match="entered twice"):
                 training.__enter__()
             other = dpfy.PrivateTraining(
-                net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan, folder, runtime=runtime
+                net,
+                torch.optim.SGD(net.parameters(), lr=0.1),
+                small.data(),
+                plan,
+                folder,
+                runtime=runtime,
             )
             with pytest.raises(Busy, match="another training"):
                 other.__enter__()
@@ -533,11 +613,15 @@ def test_one_training_and_one_loop_at_a_time(tmp_path):
 
 
 def test_a_training_may_be_entered_again_to_resume(tmp_path):
-    """After an error behind the noise, the same object resumes from its checkpoint and repeats the step with the same bits."""
+    """After an error behind the noise, the same object resumes from its checkpoint and repeats the
+    step with the same bits.
+    """
     net = small.model()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     plan, seen = small.plan(4), []
-    training = dpfy.PrivateTraining(net, sgd, small.data(), plan, dpfy.Run(tmp_path / "run", resume=True, seed=3))
+    training = dpfy.PrivateTraining(
+        net, sgd, small.data(), plan, dpfy.Run(tmp_path / "run", resume=True, seed=3)
+    )
 
     def hook(*_):
         seen.append((training.steps_done, net[0].weight.grad.clone()))
@@ -561,7 +645,9 @@ def test_a_training_may_be_entered_again_to_resume(tmp_path):
 
 
 def test_a_buffer_that_changed_unseen_does_not_survive_a_resume(tmp_path, monkeypatch):
-    """Through .data, at a step at which nobody looks, and then a checkpoint: the resumed run finds it before it goes on."""
+    """Through .data, at a step at which nobody looks, and then a checkpoint: the resumed run finds
+    it before it goes on.
+    """
     from dpfy.core.errors import Corrupt
     from dpfy.training import guard
 

@@ -31,16 +31,30 @@ def test_it_depends_on_values_alone(dtype, count):
     whole = made(dtype, count + 5)
     for start in range(5):
         view = whole[start : start + count]
-        assert int(checksum([view])) == int(checksum([view.clone()])) == int(checksum([view.clone().view(-1, 1)]))
+        assert (
+            int(checksum([view]))
+            == int(checksum([view.clone()]))
+            == int(checksum([view.clone().view(-1, 1)]))
+        )
     flipped = view.clone()
     flipped[count // 2] = (
-        ~flipped[count // 2] if dtype is torch.bool else flipped[count // 2] + 1 if count < 9 else -flipped[count // 2] - 3
+        ~flipped[count // 2]
+        if dtype is torch.bool
+        else flipped[count // 2] + 1
+        if count < 9
+        else -flipped[count // 2] - 3
     )
     assert int(checksum([flipped])) != int(checksum([view]))
 
 
 def test_every_single_change_shows():
-    tensors = [torch.randn(7), torch.randn(LARGE + 1), torch.randn(3, 5).t(), torch.tensor(2.0), torch.zeros(0)]
+    tensors = [
+        torch.randn(7),
+        torch.randn(LARGE + 1),
+        torch.randn(3, 5).t(),
+        torch.tensor(2.0),
+        torch.zeros(0),
+    ]
     before = int(checksum(tensors))
     for t in tensors[:4]:
         flat = t if t.dim() == 1 else t.view(-1) if t.is_contiguous() else t.t().view(-1)
@@ -66,7 +80,11 @@ def test_parts_cover_all_blocks_of_huge_tensors():
     for block in range(PARTS):
         changed = huge.clone()
         changed[block * BLOCK + 7] += 1
-        seen |= {(block, part) for part in range(PARTS) if int(checksum([changed], part)) != int(checksum([huge], part))}
+        seen |= {
+            (block, part)
+            for part in range(PARTS)
+            if int(checksum([changed], part)) != int(checksum([huge], part))
+        }
     assert seen == {(block, block) for block in range(PARTS)}
     assert int(checksum([changed], PARTS + 1)) == int(checksum([changed], 1))
 

@@ -1,4 +1,6 @@
-"""Records among the initial weights, and exact statistics of all records, are refused before anything is released."""
+"""Records among the initial weights, and exact statistics of all records, are refused before
+anything is released.
+"""
 
 from __future__ import annotations
 
@@ -64,19 +66,24 @@ def pictures():
     return x, torch.randint(0, 3, (200,), generator=rng)
 
 
-# --- a whole run --------------------------------------------------------------------------------------------------------------------
+# --- a whole run
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["buffer", "frozen", "trained"])
 @pytest.mark.parametrize("what", ["record", "neighbours", "mean", "deviation"])
 def test_a_model_filled_from_the_data_is_refused_before_a_step(tmp_path, tables, kind, what):
     x, y = tables
-    held = {"record": x[7], "neighbours": x[100:140], "mean": x.mean(0), "deviation": x.std(0)}[what]
+    held = {"record": x[7], "neighbours": x[100:140], "mean": x.mean(0), "deviation": x.std(0)}[
+        what
+    ]
     net = Memory(10, held, kind)
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     plan = dpfy.dpsgd(300, 30, steps=3, clip_norm=1.0).with_noise(2.0, delta=1e-3)
     training = dpfy.PrivateTraining(net, sgd, (x, y), plan, tmp_path / "run")
-    with pytest.raises(InvalidInput, match=rf"held: got '{STATISTIC if what in ('mean', 'deviation') else RECORD}'"):
+    with pytest.raises(
+        InvalidInput, match=rf"held: got '{STATISTIC if what in ('mean', 'deviation') else RECORD}'"
+    ):
         training.__enter__()
     assert not list((tmp_path / "run").glob("**/model.safetensors"))
 
@@ -103,7 +110,8 @@ def test_weights_that_are_declared_public_are_named_in_the_report(tmp_path, tabl
     assert "searched for exact copies of records and for exact statistics" in words
 
 
-# --- what is found ------------------------------------------------------------------------------------------------------------------
+# --- what is found
+# ------------------------------------------------------------------------------------------------------------------
 
 
 WAYS = {
@@ -116,9 +124,13 @@ WAYS = {
     "half and back": lambda x: x[3:40].half().float(),
     "double": lambda x: x[3].double(),
     "in the middle": lambda x: torch.cat([torch.randn(1001), x[3].flatten(), torch.randn(77)]),
-    "in a row of a table": lambda x: torch.cat([torch.randn(40, x[0].numel()), x[[3]].flatten(1), torch.randn(9, x[0].numel())]),
+    "in a row of a table": lambda x: torch.cat(
+        [torch.randn(40, x[0].numel()), x[[3]].flatten(1), torch.randn(9, x[0].numel())]
+    ),
     "beside others": lambda x: torch.cat([x[:9].flatten(1), torch.randn(9, 7)], 1),
-    "scattered": lambda x: torch.randn(64, x[0].numel()).index_copy_(0, torch.tensor([33]), x[[3]].flatten(1)),
+    "scattered": lambda x: torch.randn(64, x[0].numel()).index_copy_(
+        0, torch.tensor([33]), x[[3]].flatten(1)
+    ),
 }
 
 
@@ -147,8 +159,13 @@ def test_random_records_of_random_shapes_are_found_and_random_weights_are_not(se
     data = (x, torch.randint(0, 2, (80,)))
     row = x[int(rng.integers(80))].flatten()
     around = torch.randn(int(rng.integers(0, 500)))
-    assert RECORD in (found(torch.cat([around, row.to(around.dtype), around]), data) or ""), (kind, shape)
-    net = nn.Sequential(nn.Linear(len(row), 64), nn.LayerNorm(64), nn.Embedding(500, 64), nn.BatchNorm1d(64))
+    assert RECORD in (found(torch.cat([around, row.to(around.dtype), around]), data) or ""), (
+        kind,
+        shape,
+    )
+    net = nn.Sequential(
+        nn.Linear(len(row), 64), nn.LayerNorm(64), nn.Embedding(500, 64), nn.BatchNorm1d(64)
+    )
     assert found(net.state_dict(), data) is None
 
 
@@ -173,7 +190,9 @@ def test_other_kinds_of_data_are_searched_too(tables):
         assert RECORD in (found(x.clone(), data) or "")
 
 
-@pytest.mark.parametrize("name", ["mean", "std", "var", "min", "max", "unbiased", "inverse", "negative", "shift"])
+@pytest.mark.parametrize(
+    "name", ["mean", "std", "var", "min", "max", "unbiased", "inverse", "negative", "shift"]
+)
 @pytest.mark.parametrize("data", ["tables", "pictures"])
 def test_an_exact_statistic_is_found(request, name, data):
     x, y = request.getfixturevalue(data)
@@ -219,7 +238,8 @@ def test_a_setting_that_is_a_value_of_a_record_is_refused(tmp_path, tables):
     assert f"{value:.4g}" not in str(refused.value)
 
 
-# --- what is not taken for a copy -----------------------------------------------------------------------------------------------------
+# --- what is not taken for a copy
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_ordinary_weights_of_ordinary_data_are_accepted(tables, pictures):
@@ -245,7 +265,9 @@ def test_ordinary_weights_of_ordinary_data_are_accepted(tables, pictures):
     }
     width = 64
     models = {
-        "conv": nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3)),
+        "conv": nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3)
+        ),
         "transformer": nn.TransformerEncoderLayer(width, 4, 128),
         "recurrent": nn.LSTM(width, 64, 2),
         "tables": nn.ModuleList([nn.Embedding(1000, width, padding_idx=0), nn.Linear(width, 1000)]),
@@ -270,14 +292,24 @@ def test_ordinary_weights_of_ordinary_data_are_accepted(tables, pictures):
     weights = others | {f"{n}.{k}": v for n, m in models.items() for k, v in m.state_dict().items()}
     for name, x in data.items():
         for seed in range(2):
-            assert found(weights, (x, torch.zeros(len(x)).long()), [0.1, 0.9, 0.999, 1e-8, 3e-4], seed) is None, name
+            assert (
+                found(weights, (x, torch.zeros(len(x)).long()), [0.1, 0.9, 0.999, 1e-8, 3e-4], seed)
+                is None
+            ), name
 
 
 def test_statistics_of_other_data_and_public_constants_are_accepted(tables):
     torch.manual_seed(5)
     x, y = tables
     other = torch.randn(300, 10)
-    for t in (other.mean(0), other.std(0), other[4], x.mean(0) + 1e-3 * torch.randn(10), torch.zeros(10), torch.ones(10)):
+    for t in (
+        other.mean(0),
+        other.std(0),
+        other[4],
+        x.mean(0) + 1e-3 * torch.randn(10),
+        torch.zeros(10),
+        torch.ones(10),
+    ):
         assert found(t, (x, y)) is None
     cifar = torch.rand(200, 3, 8, 8)
     rounded = (cifar.mean((0, 2, 3)) * 1e4).round() / 1e4

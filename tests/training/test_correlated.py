@@ -1,4 +1,6 @@
-"""Training with correlated noise: every mechanism runs, resumes bit for bit, and the loop does not know which one it is."""
+"""Training with correlated noise: every mechanism runs, resumes bit for bit, and the loop does not
+know which one it is.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,30 @@ def data():
 
 def plan_of(mechanism: str) -> dpfy.Plan:
     if mechanism == "separated":
-        recipe = Recipe(RECORDS, SeparatedSampler(0.2, 4, 5), STEPS, FlatClip(1.0), square_root_banded(4))
+        recipe = Recipe(
+            RECORDS, SeparatedSampler(0.2, 4, 5), STEPS, FlatClip(1.0), square_root_banded(4)
+        )
     elif mechanism == "balls-in-bins":
-        recipe = Recipe(RECORDS, BallsInBinsSampler(6, 3), STEPS, FlatClip(1.0), square_root_banded(3))
+        recipe = Recipe(
+            RECORDS, BallsInBinsSampler(6, 3), STEPS, FlatClip(1.0), square_root_banded(3)
+        )
         return recipe.with_noise(2.0, delta=1e-3, accountant="monte-carlo")
     else:
         recipe = recipe_for(mechanism, Setting(RECORDS, 20, STEPS), Target(4.0, 1e-3))
     return recipe.calibrate(4.0, 1e-3)
 
 
-def train(run: dpfy.Run, plan: dpfy.Plan, stop: int = STEPS, device: str = "cpu") -> dict[str, torch.Tensor]:
+def train(
+    run: dpfy.Run, plan: dpfy.Plan, stop: int = STEPS, device: str = "cpu"
+) -> dict[str, torch.Tensor]:
     """Train until `stop` steps are made, then leave: an unfinished run keeps a checkpoint."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    with dpfy.PrivateTraining(model, optimizer, data(), plan, run=run, runtime=dpfy.Runtime(device=device)) as training:
+    with dpfy.PrivateTraining(
+        model, optimizer, data(), plan, run=run, runtime=dpfy.Runtime(device=device)
+    ) as training:
         if training.steps_done < stop:
             for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
@@ -70,7 +80,16 @@ def test_every_mechanism_trains_and_resumes_bit_for_bit(mechanism, device, tmp_p
 
 def test_the_loop_does_not_know_the_strategies():
     text = Path(loop.__file__).read_text().lower()
-    for word in ("banded", "blt", "tree", "toeplitz", "dense", "cyclic", "bins", "isinstance(recipe"):
+    for word in (
+        "banded",
+        "blt",
+        "tree",
+        "toeplitz",
+        "dense",
+        "cyclic",
+        "bins",
+        "isinstance(recipe",
+    ):
         assert word not in text, word
 
 
@@ -78,7 +97,10 @@ def test_the_loop_does_not_know_the_strategies():
 def test_ftrl_is_sgd_at_a_constant_rate(momentum):
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(2))
-    ftrl, sgd = Ftrl([ours], lr=0.3, momentum=momentum), torch.optim.SGD([theirs], lr=0.3, momentum=momentum)
+    ftrl, sgd = (
+        Ftrl([ours], lr=0.3, momentum=momentum),
+        torch.optim.SGD([theirs], lr=0.3, momentum=momentum),
+    )
     for _ in range(50):
         gradient = torch.randn(4, dtype=torch.float64)
         ours.grad, theirs.grad = gradient.clone(), gradient.clone()
@@ -99,7 +121,20 @@ def test_ftrl_rescales_the_whole_path_when_the_rate_changes():
         Ftrl([p], momentum=1.0)
 
 
-FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "8"]
+FAST = [
+    "--data",
+    "digits",
+    "--records",
+    "1438",
+    "--model",
+    "linear",
+    "--delta",
+    "1e-4",
+    "--batch-size",
+    "200",
+    "--steps",
+    "8",
+]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +151,9 @@ def test_the_command_line_trains_and_verifies(flags, tmp_path, capsys):
             main([*arguments])
         return int(stop.value.code or 0), capsys.readouterr().out
 
-    status, out = call("train", *FAST, "--epsilon", "3", *flags, "--out", str(tmp_path / "run"), "--json")
+    status, out = call(
+        "train", *FAST, "--epsilon", "3", *flags, "--out", str(tmp_path / "run"), "--json"
+    )
     assert status == 0
     assert json.loads(out)["epsilon"] <= 3
     status, out = call("verify", str(tmp_path / "run"), "--json")

@@ -16,13 +16,27 @@ import small
 
 
 def test_a_loss_that_is_no_number_does_not_break_the_run(tmp_path):
-    net = nn.Sequential(nn.Linear(small.FEATURES, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, small.CLASSES))
+    net = nn.Sequential(
+        nn.Linear(small.FEATURES, 16),
+        nn.ReLU(),
+        nn.Linear(16, 16),
+        nn.ReLU(),
+        nn.Linear(16, small.CLASSES),
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=1e18)
     result = dpfy.fit(
-        net, small.data(), plan=small.plan(), optimizer=optimizer, run=tmp_path / "run", test=small.held_out(), test_is="public"
+        net,
+        small.data(),
+        plan=small.plan(),
+        optimizer=optimizer,
+        run=tmp_path / "run",
+        test=small.held_out(),
+        test_is="public",
     )
     assert not torch.isfinite(torch.tensor(result.utility["test_loss"]))
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert rows[-1]["step"] == small.STEPS
     assert "infinity" in {row["test_loss"] for row in rows}
     card = small.card_of(tmp_path / "run")

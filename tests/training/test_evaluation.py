@@ -1,4 +1,6 @@
-"""What is told about held-out records: declared public, billed with noise, or withheld; never anything else."""
+"""What is told about held-out records: declared public, billed with noise, or withheld; never
+anything else.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,15 @@ def table(tmp_path) -> dict[str, object]:
     np.savez(tmp_path / "people.npz", x=x.numpy(), y=y.numpy())
     return {
         "data.kind": "npz", "data.path": str(tmp_path / "people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0),
-        "privacy.records": 160, "privacy.delta": 1e-3, "model.name": "linear", "training.batch_size": 40.0, "training.steps": 4,
+        "privacy.records": 160, "privacy.delta": 1e-3, "model.name": "linear", "training.batch_size": 40.0, "training.steps": 4,  # noqa: E501
     }  # fmt: skip
 
 
 def run(path: Path, flags: dict[str, object], **more: object) -> dict[str, object]:
     """The card of the job."""
-    job.run(config.make({}, flags | {k.replace("__", "."): v for k, v in more.items()}), path, seed=3)
+    job.run(
+        config.make({}, flags | {k.replace("__", "."): v for k, v in more.items()}), path, seed=3
+    )
     return small.card_of(path)
 
 
@@ -63,7 +67,9 @@ def test_a_file_of_the_users_own_is_not_measured_unless_it_is_declared(table, tm
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
-def test_test_data_that_is_declared_public_is_measured_exactly_and_the_card_says_whose_word_it_is(table, tmp_path):
+def test_test_data_that_is_declared_public_is_measured_exactly_and_the_card_says_whose_word_it_is(
+    table, tmp_path
+):
     card = run(tmp_path / "run", table, data__test="public")
     assert card["evaluation"] == {"test": "public", "words": evaluations.WORDS["public"]}
     assert "declared public, by the user" in card["evaluation"]["words"]
@@ -74,7 +80,12 @@ def test_test_data_that_is_declared_public_is_measured_exactly_and_the_card_says
 
 
 def test_public_data_sets_are_public():
-    for kind, use in (("embedded", "public"), ("digits", "public"), ("mnist", "public"), ("adult", "public")):
+    for kind, use in (
+        ("embedded", "public"),
+        ("digits", "public"),
+        ("mnist", "public"),
+        ("adult", "public"),
+    ):
         assert config.DataConfig(kind=kind).test_use == use
     assert config.DataConfig(kind="text", path="x").test_use == "withheld"
     assert config.DataConfig(kind="digits", test="withheld").test_use == "withheld"
@@ -82,7 +93,13 @@ def test_public_data_sets_are_public():
 
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
 def test_a_billed_evaluation_is_part_of_the_guarantee(table, tmp_path, adjacency):
-    card = run(tmp_path / "run", table, data__test="billed", privacy__epsilon=2.0, privacy__adjacency=adjacency)
+    card = run(
+        tmp_path / "run",
+        table,
+        data__test="billed",
+        privacy__epsilon=2.0,
+        privacy__adjacency=adjacency,
+    )
     assert 1.9 < card["guarantee"]["epsilon"] <= 2.0
     assert card["formal"]["training"]["epsilon"] < card["guarantee"]["epsilon"]
     assert card["statement"].startswith("Training with evaluation satisfies")
@@ -90,7 +107,9 @@ def test_a_billed_evaluation_is_part_of_the_guarantee(table, tmp_path, adjacency
     noise = rows["evaluation"]["event"]["noise_multiplier"]
     assert card["evaluation"]["noise_multiplier"] == noise
     ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
-    whole = events.Composed((*(p.event for p in ledger.permits() if p.name == "training"), events.Gaussian(noise)))
+    whole = events.Composed(
+        (*(p.event for p in ledger.permits() if p.name == "training"), events.Gaussian(noise))
+    )
     due = accounting.epsilon(whole, 1e-3, adjacency=ledger.adjacency)
     assert card["guarantee"]["epsilon"] == pytest.approx(due, rel=1e-6)
     assert set(card["utility"]) == {"test_accuracy", "test_accuracy_noise"}
@@ -116,16 +135,30 @@ def test_the_evaluation_is_reserved_before_the_data_is_read(table, tmp_path, mon
 
 
 def test_a_budget_that_has_room_for_the_training_alone_is_not_spent(table, tmp_path):
-    ledger = {"ledger__path": str(tmp_path / "all.jsonl"), "ledger__budget_epsilon": 2.0, "ledger__budget_delta": 1e-3}
+    ledger = {
+        "ledger__path": str(tmp_path / "all.jsonl"),
+        "ledger__budget_epsilon": 2.0,
+        "ledger__budget_delta": 1e-3,
+    }
     with pytest.raises(BudgetExceeded):
-        run(tmp_path / "run", table, data__test="billed", privacy__noise_multiplier=1.5, privacy__test_noise=0.8, **ledger)
+        run(
+            tmp_path / "run",
+            table,
+            data__test="billed",
+            privacy__noise_multiplier=1.5,
+            privacy__test_noise=0.8,
+            **ledger,
+        )
     assert Ledger.read(tmp_path / "all.jsonl").permits() == []
     assert not (tmp_path / "run").exists()
     run(tmp_path / "run", table, data__test="withheld", privacy__noise_multiplier=1.5, **ledger)
 
 
 def test_the_words_of_the_command_line(table, tmp_path, capsys):
-    lines = [f'[data]\nkind = "npz"\npath = "{table["data.path"]}"\nclasses = 3\nrange = [-4.0, 4.0]', '[model]\nname = "linear"']
+    lines = [
+        f'[data]\nkind = "npz"\npath = "{table["data.path"]}"\nclasses = 3\nrange = [-4.0, 4.0]',
+        '[model]\nname = "linear"',
+    ]
     lines += ["[privacy]\nrecords = 160\ndelta = 1e-3", "[training]\nsteps = 2"]
     (tmp_path / "job.toml").write_text("\n".join(lines))
     for use, said in (
@@ -135,7 +168,15 @@ def test_the_words_of_the_command_line(table, tmp_path, capsys):
         (["--set", "data.test=billed", "--set", "privacy.test_noise=3"], "billed in the ledger"),
     ):
         with pytest.raises(SystemExit) as stop:
-            main(["train", str(tmp_path / "job.toml"), *use, "--out", str(tmp_path / "".join(["run", *use]).replace("-", ""))])
+            main(
+                [
+                    "train",
+                    str(tmp_path / "job.toml"),
+                    *use,
+                    "--out",
+                    str(tmp_path / "".join(["run", *use]).replace("-", "")),
+                ]
+            )
         first = capsys.readouterr().out.splitlines()[0]
         assert stop.value.code == 0
         assert said in first
@@ -153,7 +194,9 @@ def stub(model: torch.nn.Module, folder: Path, seed: int, noise: float = 5.0) ->
         begin_evaluation=lambda: permit,
     )
     plan = SimpleNamespace(recipe=SimpleNamespace(unit=EXAMPLE))
-    return SimpleNamespace(model=model, averaged=contextlib.nullcontext, device="cpu", folder=place, plan=plan)
+    return SimpleNamespace(
+        model=model, averaged=contextlib.nullcontext, device="cpu", folder=place, plan=plan
+    )
 
 
 def held_out(count: int = 30) -> Records:
@@ -162,7 +205,9 @@ def held_out(count: int = 30) -> Records:
 
 
 def test_the_noise_of_the_counts_has_the_scale_of_the_bill(tmp_path):
-    """Accepts the stated scale and rejects two thirds and three halves of it (900 cells: the estimate is off by 2.4%)."""
+    """Accepts the stated scale and rejects two thirds and three halves of it (900 cells: the
+    estimate is off by 2.4%).
+    """
     model, noise = torch.nn.Linear(small.FEATURES, 3), 400.0
     test, cells = held_out(6), []
     for seed in range(100):
@@ -202,7 +247,9 @@ def test_one_record_moves_the_counts_by_at_most_its_bound(tmp_path, monkeypatch,
         evaluation.billed(stub(model, tmp_path / str(left_out), 1), Records(whole.take(kept)))
     for other in sums[1:]:
         assert other.bound.l2 == evaluation.ONE_RECORD
-        assert float((sums[0].value["counts"] - other.value["counts"]).norm()) <= evaluation.ONE_RECORD
+        assert (
+            float((sums[0].value["counts"] - other.value["counts"]).norm()) <= evaluation.ONE_RECORD
+        )
     assert float(sums[0].value["counts"][:2].sum()) == len(whole)
 
 
@@ -245,29 +292,50 @@ def test_what_cannot_be_billed_is_refused_before_the_first_step(tmp_path):
         "test_is": "billed",
     }
     with pytest.raises(Unsupported, match="anything but classes"):
-        dpfy.fit(net, (x, y.float()), run=dpfy.Run(tmp_path / "run", ledger=tmp_path / "all.jsonl"), **options)
+        dpfy.fit(
+            net,
+            (x, y.float()),
+            run=dpfy.Run(tmp_path / "run", ledger=tmp_path / "all.jsonl"),
+            **options,
+        )
     assert not (tmp_path / "run").exists()
     assert Ledger.read(tmp_path / "all.jsonl").permits() == []
-    with RunFolder(dpfy.Run(tmp_path / "run"), small.plan(3)) as folder, pytest.raises(InvalidInput, match=r"Run\(evaluation"):
+    with (
+        RunFolder(dpfy.Run(tmp_path / "run"), small.plan(3)) as folder,
+        pytest.raises(InvalidInput, match=r"Run\(evaluation"),
+    ):
         dpfy.fit(net, (x, y), run=folder, **options)
 
 
 def numbers() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     x, _ = small.data()
-    return torch.nn.Sequential(torch.nn.Linear(small.FEATURES, 1), torch.nn.Flatten(0)), x, x[:, 0] * 3
+    return (
+        torch.nn.Sequential(torch.nn.Linear(small.FEATURES, 1), torch.nn.Flatten(0)),
+        x,
+        x[:, 0] * 3,
+    )
 
 
 def test_losses_up_to_a_bound_are_billed(tmp_path, monkeypatch):
-    """Each record adds its loss in parts of the bound, one that is huge or no number all of it; noise is that of the bill."""
+    """Each record adds its loss in parts of the bound, one that is huge or no number all of it;
+    noise is that of the bill.
+    """
     net, x, y = numbers()
     y[0], y[1] = 1e9, math.nan
-    aim, exact = evaluation.Objective("mse"), (net(x) - y).square().nan_to_num(9.0).clamp(max=2.0).double()
+    aim, exact = (
+        evaluation.Objective("mse"),
+        (net(x) - y).square().nan_to_num(9.0).clamp(max=2.0).double(),
+    )
     sums = evaluation._bounded_losses(stub(net, tmp_path, 1), Records((x, y)), aim, 2.0)
     assert torch.allclose(sums, torch.stack([len(x) - exact.sum() / 2, exact.sum() / 2]))
     seen = []
     real = NoiseStream.release
-    monkeypatch.setattr(NoiseStream, "release", lambda s, total, *more: [seen.append(total), real(s, total, *more)][1])
+    monkeypatch.setattr(
+        NoiseStream,
+        "release",
+        lambda s, total, *more: [seen.append(total), real(s, total, *more)][1],
+    )
     found = evaluation.billed(stub(net, tmp_path, 1, noise=0.1), Records((x, y)), aim, 2.0)
     assert found.utility["test_loss"] == pytest.approx(float(exact.mean()), abs=0.02)
     assert found.utility["test_loss_bound"] == 2.0
@@ -313,7 +381,9 @@ def billed_run(path: Path, test: object, **options: object) -> dpfy.Result:
     net = small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
     run = dpfy.Run(path, resume=True, seed=5)
-    return dpfy.fit(net, small.data(), plan=small.plan(3), optimizer=optimizer, run=run, test=test, **options)
+    return dpfy.fit(
+        net, small.data(), plan=small.plan(3), optimizer=optimizer, run=run, test=test, **options
+    )
 
 
 def test_a_resumed_evaluation_is_the_same_and_other_test_data_is_refused(tmp_path, monkeypatch):
@@ -340,7 +410,9 @@ def test_a_resumed_evaluation_is_the_same_and_other_test_data_is_refused(tmp_pat
     billed_run(tmp_path / "cut", (x, y), test_is="billed", test_noise=2.0)
     whole, cut = (small.card_of(tmp_path / name) for name in ("whole", "cut"))
     assert (whole["confusion"], whole["utility"]) == (cut["confusion"], cut["utility"])
-    assert whole["confusion"] != evaluation.confusion(stub(small.model(), tmp_path, 1), held_out(200))
+    assert whole["confusion"] != evaluation.confusion(
+        stub(small.model(), tmp_path, 1), held_out(200)
+    )
 
 
 def test_undeclared_test_data_is_for_the_caller_alone(tmp_path):
@@ -374,7 +446,14 @@ def test_the_noise_of_a_plan_without_a_guarantee_must_be_given(tmp_path):
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(InvalidInput, match="must be given where training itself"):
-        dpfy.fit(net, small.data(), plan=small.plan(3, 0.0), optimizer=optimizer, test=small.data(), test_is="billed")
+        dpfy.fit(
+            net,
+            small.data(),
+            plan=small.plan(3, 0.0),
+            optimizer=optimizer,
+            test=small.data(),
+            test_is="billed",
+        )
 
 
 def test_a_card_cannot_state_figures_that_nobody_declared_or_paid(tmp_path):
@@ -394,7 +473,10 @@ def test_a_card_cannot_state_figures_that_nobody_declared_or_paid(tmp_path):
 
 
 def test_a_number_of_records_that_forgets_the_held_out_ones_is_explained(table, tmp_path):
-    with pytest.raises(InvalidInput, match=r"there are 160 records to train on \(200 less the 40 held out .*give --records 160"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"there are 160 records to train on \(200 less the 40 held out .*give --records 160",
+    ):
         run(tmp_path / "run", table | {"privacy.records": 200})
     assert not (tmp_path / "run").exists()
 
@@ -420,5 +502,15 @@ def test_test_data_is_read_once_everything_is_reserved(tmp_path, monkeypatch, us
 
     monkeypatch.setattr(fit, "as_source", watched)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    dpfy.fit(model, (x, y), plan=plan, optimizer=optimizer, run=tmp_path / "run", test=(x + 1, y), test_is=use)
-    assert [{p.name for p in permits} for permits in seen] == [{"training", "evaluation"} if use == "billed" else {"training"}]
+    dpfy.fit(
+        model,
+        (x, y),
+        plan=plan,
+        optimizer=optimizer,
+        run=tmp_path / "run",
+        test=(x + 1, y),
+        test_is=use,
+    )
+    assert [{p.name for p in permits} for permits in seen] == [
+        {"training", "evaluation"} if use == "billed" else {"training"}
+    ]

@@ -1,4 +1,6 @@
-"""Exact noise in a plan: from Python and the command line to the card and its verification; audited and resumed like any other."""
+"""Exact noise in a plan: from Python and the command line to the card and its verification; audited
+and resumed like any other.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,20 @@ from dpfy.plan.recipe import Plan
 from dpfy.report import schema
 from dpfy.training.bench import TrainingBench
 
-FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "9"]
+FAST = [
+    "--data",
+    "digits",
+    "--records",
+    "1438",
+    "--model",
+    "linear",
+    "--delta",
+    "1e-4",
+    "--batch-size",
+    "200",
+    "--steps",
+    "9",
+]
 
 
 def call(*arguments: str) -> int:
@@ -31,7 +46,17 @@ def test_from_the_command_line_to_the_card(tmp_path, capsys):
     out = tmp_path / "run"
     assert (
         call(
-            "train", *FAST, "--set", "training.noise=exact", "--epsilon", "3", "--insecure-seed", "1", "--out", str(out), "--json"
+            "train",
+            *FAST,
+            "--set",
+            "training.noise=exact",
+            "--epsilon",
+            "3",
+            "--insecure-seed",
+            "1",
+            "--out",
+            str(out),
+            "--json",
         )
         == 0
     )
@@ -67,7 +92,9 @@ def test_a_plan_says_so_and_old_plans_read_as_they_were():
     plain = dataclasses.replace(plan, recipe=dataclasses.replace(recipe, noise="float"))
     assert "noise" not in plain.to_json()["recipe"]
     assert plain.fingerprint() != plan.fingerprint()
-    assert plan.epsilon == plain.epsilon, "the bill is that of the real Gaussian: nothing is added for the bits"
+    assert plan.epsilon == plain.epsilon, (
+        "the bill is that of the real Gaussian: nothing is added for the bits"
+    )
     with pytest.raises(InvalidInput, match="noise"):
         dpfy.dpsgd(1000, 50, steps=10, noise="exakt")
 
@@ -87,7 +114,9 @@ def test_which_mechanisms_have_it(capsys, tmp_path):
         said = capsys.readouterr().err
         assert "exact noise for the strategy" in said
         assert "band-mf" in said
-    assert call("train", *FAST, "--set", "training.noise=nearly", "--out", str(tmp_path / "run")) == 2
+    assert (
+        call("train", *FAST, "--set", "training.noise=nearly", "--out", str(tmp_path / "run")) == 2
+    )
     assert "training.noise" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -100,9 +129,14 @@ class ExactBench(TrainingBench):
         return dataclasses.replace(plan, recipe=dataclasses.replace(plan.recipe, noise="exact"))
 
 
-@pytest.mark.parametrize("name", ["white-box audit", "noise alone", "noise and data", "lattice", "secret", "resumed", "spent"])
+@pytest.mark.parametrize(
+    "name",
+    ["white-box audit", "noise alone", "noise and data", "lattice", "secret", "resumed", "spent"],
+)
 def test_the_audit_and_the_checks_pass(name):
-    """Resumed bit for bit, audited at the claimed epsilon, on one lattice: what holds for float noise holds for exact noise."""
+    """Resumed bit for bit, audited at the claimed epsilon, on one lattice: what holds for float
+    noise holds for exact noise.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     assert checks.run(name, ExactBench(), AS_SHIPPED) is None
@@ -115,15 +149,24 @@ def test_correlated_noise_is_resumed_bit_for_bit(tmp_path, mechanism):
         torch.manual_seed(0)
         model = torch.nn.Linear(5, 3)
         recipe = (
-            bandmf(60, 10, bands=3, steps=12, noise="exact") if mechanism == "band-mf" else blt(60, 10, steps=12, noise="exact")
+            bandmf(60, 10, bands=3, steps=12, noise="exact")
+            if mechanism == "band-mf"
+            else blt(60, 10, steps=12, noise="exact")
         )
         plan = recipe.with_noise(1.0, delta=1e-3)
         generator = torch.Generator().manual_seed(1)
-        x, y = torch.randn(60, 5, generator=generator), torch.randint(0, 3, (60,), generator=generator)
+        x, y = (
+            torch.randn(60, 5, generator=generator),
+            torch.randint(0, 3, (60,), generator=generator),
+        )
         run = dpfy.Run(tmp_path / name, resume=True, seed=5)
-        with dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y), plan, run) as training:
+        with dpfy.PrivateTraining(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y), plan, run
+        ) as training:
             for features, labels in training.batches():
-                training.step(torch.nn.functional.cross_entropy(model(features), labels, reduction="none"))
+                training.step(
+                    torch.nn.functional.cross_entropy(model(features), labels, reduction="none")
+                )
                 if stop is not None and training.steps_done == stop:
                     break
         return [p.detach().numpy().tobytes() for p in model.parameters()]

@@ -28,7 +28,11 @@ import small
 def contents(folder: Path) -> dict[str, object]:
     """Everything in a folder: files by their bytes, links by where they point, folders by name."""
     return {
-        str(p.relative_to(folder)): os.readlink(p) if p.is_symlink() else p.read_bytes() if p.is_file() else "folder"
+        str(p.relative_to(folder)): os.readlink(p)
+        if p.is_symlink()
+        else p.read_bytes()
+        if p.is_file()
+        else "folder"
         for p in sorted(folder.rglob("*"))
     }
 
@@ -75,7 +79,11 @@ def refused(path: Path, **options: object) -> None:
     net = small.model()
     x, y = small.data()
     with dpfy.PrivateTraining(
-        net, torch.optim.SGD(net.parameters(), lr=0.1), (x[:100], y[:100]), small.plan(), Run(path, **options)
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        (x[:100], y[:100]),
+        small.plan(),
+        Run(path, **options),
     ):
         pass
 
@@ -83,7 +91,9 @@ def refused(path: Path, **options: object) -> None:
 def test_a_users_own_file_in_checkpoint_survives_the_end_of_the_run(tmp_path):
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(2), tmp_path / "run") as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(2), tmp_path / "run"
+    ) as training:
         (tmp_path / "run" / "checkpoint" / "epoch1.pt").write_bytes(b"mine")
         for x, y in training.batches():
             training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
@@ -124,7 +134,7 @@ def test_a_mark_of_another_run_is_refused(tmp_path):
     assert contents(tmp_path / "run") == before
 
 
-PLANTED = ["ledger.jsonl", "metrics.jsonl", "plan.json", "report.html", ".report.html.part", "checkpoint/lock", "checkpoint/x",
+PLANTED = ["ledger.jsonl", "metrics.jsonl", "plan.json", "report.html", ".report.html.part", "checkpoint/lock", "checkpoint/x",  # noqa: E501
            "checkpoint/state.safetensors", "checkpoint/secret.json"]  # fmt: skip
 
 
@@ -164,7 +174,9 @@ def test_erasing_follows_no_link_and_spares_other_names(tmp_path):
     assert contents(tmp_path) == {"victim": b"keep", "folder": "folder"}
 
 
-def test_a_folder_of_secrets_is_zeros_on_the_disk_before_anything_is_unlinked(tmp_path, monkeypatch):
+def test_a_folder_of_secrets_is_zeros_on_the_disk_before_anything_is_unlinked(
+    tmp_path, monkeypatch
+):
     secret, victim = tmp_path / "secret", tmp_path / "victim"
     (secret / "inner").mkdir(parents=True)
     victim.write_bytes(b"keep")
@@ -203,7 +215,11 @@ def test_a_write_replaces_a_link_and_leaves_nothing_behind_when_it_fails(tmp_pat
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError):
         storage.write_atomically(tmp_path / "folder", b"new")
-    monkeypatch.setattr(os, "write", lambda handle, view: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os,
+        "write",
+        lambda handle, view: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
     with pytest.raises(OSError, match="No space"):
         storage.write_atomically(tmp_path / "file", b"newer")
     monkeypatch.undo()
@@ -272,7 +288,10 @@ def test_another_plan_does_not_undo_a_run_that_has_not_begun(tmp_path):
     """A refusal may only undo what the refused run itself made."""
     RunFolder(Run(tmp_path / "run"), small.plan()).close()
     before = contents(tmp_path / "run")
-    for run, plan in ((Run(tmp_path / "run", resume=True), small.plan(7)), (Run(tmp_path / "run"), small.plan())):
+    for run, plan in (
+        (Run(tmp_path / "run", resume=True), small.plan(7)),
+        (Run(tmp_path / "run"), small.plan()),
+    ):
         with pytest.raises(InvalidInput, match=r"different plan|unfinished run"):
             RunFolder(run, plan)
         assert contents(tmp_path / "run") == before
@@ -283,7 +302,11 @@ def test_what_a_crash_left_half_written_is_destroyed_on_resume(tmp_path):
     for name in (".0123456789abcdef.part", "checkpoint/.0123456789abcdee.part"):
         (tmp_path / "run" / name).write_bytes(b"half a secret")
     small.train(Run(tmp_path / "run", resume=True))
-    assert not [name for name in contents(tmp_path / "run") if name.endswith(".part") or name.startswith("checkpoint")]
+    assert not [
+        name
+        for name in contents(tmp_path / "run")
+        if name.endswith(".part") or name.startswith("checkpoint")
+    ]
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 300, "file/run", "dangling", "surrogate\ud800/x"])
@@ -297,7 +320,9 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path, path):
 
 @pytest.mark.parametrize(("noise", "delta"), [(2.0, 1e-250), (1e-5, 1e-3)])
 def test_a_plan_that_cannot_be_billed_leaves_nothing(tmp_path, noise, delta):
-    """What accounting refuses is refused before the folder is made and before anything is reserved."""
+    """What accounting refuses is refused before the folder is made and before anything is
+    reserved.
+    """
     with pytest.raises(InvalidInput):
         RunFolder(
             Run(tmp_path / "run", ledger=tmp_path / "people.jsonl"),
@@ -307,7 +332,9 @@ def test_a_plan_that_cannot_be_billed_leaves_nothing(tmp_path, noise, delta):
 
 
 def test_an_evaluation_that_cannot_be_billed_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "MOST_NOISE", 10.0)  # a limit of accounting that nobody checks before it
+    monkeypatch.setattr(
+        limits, "MOST_NOISE", 10.0
+    )  # a limit of accounting that nobody checks before it
     with pytest.raises(InvalidInput, match="noise_multiplier: got 11"):
         RunFolder(Run(tmp_path / "run", evaluation=11.0), small.plan())
     assert contents(tmp_path) == {}
@@ -315,9 +342,15 @@ def test_an_evaluation_that_cannot_be_billed_leaves_nothing(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("stopping", [None, [2]])
 @pytest.mark.parametrize("accountant", ["tight", "rdp"])
-def test_accounting_is_asked_nothing_new_once_a_step_is_made(tmp_path, monkeypatch, accountant, stopping):
-    """The card of a finished run holds figures that were computed before its folder was made: no limit can strand it half-way."""
-    plan = dpfy.dpsgd(small.RECORDS, 20, steps=5, stopping=stopping).with_noise(2.0, delta=1e-3, accountant=accountant)
+def test_accounting_is_asked_nothing_new_once_a_step_is_made(
+    tmp_path, monkeypatch, accountant, stopping
+):
+    """The card of a finished run holds figures that were computed before its folder was made: no
+    limit can strand it half-way.
+    """
+    plan = dpfy.dpsgd(small.RECORDS, 20, steps=5, stopping=stopping).with_noise(
+        2.0, delta=1e-3, accountant=accountant
+    )
     net = small.model()
 
     def refuse(*_: object, **__: object) -> None:
@@ -356,9 +389,14 @@ def _in_one_call(net, data, plan, optimizer, folder):
 
 @pytest.mark.parametrize("train", [_in_a_loop, _in_one_call])
 def test_an_opened_folder_trains_by_the_plan_it_reserved_and_by_no_other(tmp_path, train):
-    """The ledger of an opened folder bills its own plan: less noise than that must not be made under its permit."""
+    """The ledger of an opened folder bills its own plan: less noise than that must not be made
+    under its permit.
+    """
     net, recipe = torch.nn.Linear(4, 2), dpfy.dpsgd(records=200, batch_size=40, steps=5)
-    data, optimizer = (torch.randn(200, 4), torch.zeros(200, dtype=torch.long)), torch.optim.SGD(net.parameters(), lr=0.1)
+    data, optimizer = (
+        (torch.randn(200, 4), torch.zeros(200, dtype=torch.long)),
+        torch.optim.SGD(net.parameters(), lr=0.1),
+    )
     folder = RunFolder(Run(tmp_path / "run"), recipe.with_noise(4.0, delta=1e-3))
     with pytest.raises(InvalidInput, match="plan: got"):
         train(net, data, recipe.with_noise(0.1, delta=1e-3), optimizer, folder)

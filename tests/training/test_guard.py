@@ -56,12 +56,18 @@ WRITES = {
     "group": (lambda m, o, a, d: o.param_groups[0]["params"].pop(), "parameter groups"),
     "freeze": (lambda m, o, a, d: m.inner.bias.requires_grad_(False), "frozen or unfrozen"),
     "unfreeze": (lambda m, o, a, d: m.frozen.requires_grad_(True), "frozen or unfrozen"),
-    "new parameter": (lambda m, o, a, d: setattr(m.inner, "weight", nn.Parameter(torch.zeros(2, 3))), "replaced"),
+    "new parameter": (
+        lambda m, o, a, d: setattr(m.inner, "weight", nn.Parameter(torch.zeros(2, 3))),
+        "replaced",
+    ),
     "new buffer": (lambda m, o, a, d: setattr(m, "mean", torch.zeros(3)), "replaced"),
     "one more buffer": (lambda m, o, a, d: m.register_buffer("more", torch.zeros(1)), "added"),
     "one more module": (lambda m, o, a, d: setattr(m, "more", nn.Identity()), "added"),
     "one less": (lambda m, o, a, d: delattr(m, "mean"), "removed"),
-    "swap": (lambda m, o, a, d: setattr(m.inner.weight, "data", torch.zeros(2, 3)), "inner.weight, written to"),
+    "swap": (
+        lambda m, o, a, d: setattr(m.inner.weight, "data", torch.zeros(2, 3)),
+        "inner.weight, written to",
+    ),
     "through data": (lambda m, o, a, d: m.inner.weight.data.add_(1), r"through \.data"),
     "buffer through data": (lambda m, o, a, d: m.mean.data.add_(1), r"through \.data"),
     "frozen through data": (lambda m, o, a, d: m.frozen.data.add_(1), r"through \.data"),
@@ -90,7 +96,11 @@ def test_reading_and_the_runs_own_writes_are_not(parts, monkeypatch):
     average["inner.weight"].lerp_(model.inner.weight.detach(), 0.5)
     watch.accept({})
     watch.check()
-    for write in ("frozen", "buffer", "data"):  # these stand still for the whole run, whatever is accepted
+    for write in (
+        "frozen",
+        "buffer",
+        "data",
+    ):  # these stand still for the whole run, whatever is accepted
         WRITES[write][0](model, optimizer, average, data)
         watch.accept({})
         with pytest.raises(Unsupported):
@@ -134,7 +144,10 @@ def test_when_contents_are_looked_at():
 def test_the_seal_is_of_all_that_must_stay(parts):
     model, *_ = parts
     before = seal(model, RANDOMNESS)
-    assert {name for name, tag in before.items() if tag == "moves"} == {"inner.weight", "inner.bias"}
+    assert {name for name, tag in before.items() if tag == "moves"} == {
+        "inner.weight",
+        "inner.bias",
+    }
     assert before.keys() == {"inner.weight", "inner.bias", "frozen", "mean", "hidden"}
     model.inner.weight.detach().add_(1)
     assert seal(model, RANDOMNESS) == before
@@ -149,10 +162,15 @@ def test_the_seal_is_of_all_that_must_stay(parts):
 
 
 def test_the_report_says_how_often_contents_are_compared(tmp_path):
-    """The words are those of the rule: a write that torch does not count may go unseen at the other steps."""
+    """The words are those of the rule: a write that torch does not count may go unseen at the other
+    steps.
+    """
     small.train(tmp_path / "run", steps=5)
     rows = small.card_of(tmp_path / "run")["accounting"]["assumptions"]
     (words,) = [row["done"] for row in rows if row["what"] == "the caller's code"]
     assert (guard.FIRST, guard.SELDOM) == (4, 32)
     assert "counters of writes" in words
-    assert "contents at the first four steps, at the last and at about one in thirty-two of the others" in words
+    assert (
+        "contents at the first four steps, at the last and at about one in thirty-two of the others"
+        in words
+    )

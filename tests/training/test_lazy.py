@@ -1,4 +1,6 @@
-"""Lazy data: the bits of a run in memory, whatever reads the records; the same after any death; nothing read before it is reserved."""
+"""Lazy data: the bits of a run in memory, whatever reads the records; the same after any death;
+nothing read before it is reserved.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 import dpfy
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
@@ -25,14 +35,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 import small
 from lazily import Rows, X, Y, equal, train
 
-pytestmark = pytest.mark.filterwarnings("ignore:DataLoader:UserWarning", "ignore:.*fork.*:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:DataLoader:UserWarning", "ignore:.*fork.*:DeprecationWarning"
+)
 
 FORMS: dict[str, Callable[[Path], object]] = {
     "dataset": lambda _: Rows(),
     "two workers": lambda _: dpfy.lazy(Rows(), workers=2, prefetch=1),
     "loader": lambda _: DataLoader(Rows(), batch_size=7, shuffle=True, drop_last=True),
-    "loader with a worker": lambda _: DataLoader(Subset(Rows(), range(len(X))), batch_size=7, num_workers=1),
-    "loader of tensors": lambda _: DataLoader(TensorDataset(X, Y), collate_fn=lambda items: tuple(default_collate(items))),
+    "loader with a worker": lambda _: DataLoader(
+        Subset(Rows(), range(len(X))), batch_size=7, num_workers=1
+    ),
+    "loader of tensors": lambda _: DataLoader(
+        TensorDataset(X, Y), collate_fn=lambda items: tuple(default_collate(items))
+    ),
     "memory map": lambda folder: (mapped(folder / "x.npy", X.numpy()), Y.numpy()),
 }
 
@@ -43,7 +59,12 @@ def hugging_face(transformed: bool = False) -> Any:
     held = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
     if not transformed:
         return held
-    return held.with_transform(lambda rows: {"x": [torch.tensor(x) + torch.rand(()) for x in rows["x"]], "label": rows["label"]})
+    return held.with_transform(
+        lambda rows: {
+            "x": [torch.tensor(x) + torch.rand(()) for x in rows["x"]],
+            "label": rows["label"],
+        }
+    )
 
 
 def mapped(path: Path, array: np.ndarray) -> np.memmap:
@@ -65,10 +86,14 @@ def test_a_hugging_face_dataset_gives_dicts_of_tensors() -> None:
     batch = records.take(torch.tensor([3, 9, 3]))
     assert torch.equal(batch["x"], X[[3, 9, 3]])
     assert batch["label"].tolist() == Y[[3, 9, 3]].tolist()
-    one, two = (dpfy.lazy(hugging_face(transformed=True)).take(torch.tensor([3, 9])) for _ in range(2))
+    one, two = (
+        dpfy.lazy(hugging_face(transformed=True)).take(torch.tensor([3, 9])) for _ in range(2)
+    )
     assert torch.equal(one["x"], two["x"]), "a transform draws what the draw's key says"
     assert not torch.equal(one["x"], X[[3, 9]])
-    padded = dpfy.lazy(hugging_face(), collate=lambda items: {"x": torch.stack([item["x"] for item in items])})
+    padded = dpfy.lazy(
+        hugging_face(), collate=lambda items: {"x": torch.stack([item["x"] for item in items])}
+    )
     assert torch.equal(padded.take(torch.tensor([5]))["x"], X[[5]])
     with pytest.raises(InvalidInput, match=r"datasets.DatasetDict'; must be one split of it"):
         as_source(datasets.DatasetDict({"train": hugging_face()}))
@@ -86,7 +111,9 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tenso
 def test_lazy_and_in_memory_agree_in_float64_and_padded(tmp_path: Path) -> None:
     pad = dpfy.Runtime(max_physical_batch=12, pad=True)
     held = train((X.double(), Y), tmp_path / "a", dtype=torch.float64, runtime=pad)
-    assert equal(train(Rows(dtype=torch.float64), tmp_path / "b", dtype=torch.float64, runtime=pad), held)
+    assert equal(
+        train(Rows(dtype=torch.float64), tmp_path / "b", dtype=torch.float64, runtime=pad), held
+    )
 
 
 def test_augmentation_is_drawn_afresh_and_the_same_by_any_number_of_workers(tmp_path: Path) -> None:
@@ -103,8 +130,12 @@ def test_augmentation_is_drawn_afresh_and_the_same_by_any_number_of_workers(tmp_
     here = train(Noted(augmented=True), tmp_path / "here", steps=30)
     drawn = [value for value, _ in groupby(Noted.seen)]
     assert len(drawn) > 2
-    assert len(set(drawn)) >= len(drawn) - 1, "one may be read for the sample and again; a check reads it again at once"
-    assert equal(train(dpfy.lazy(Rows(augmented=True), workers=2), tmp_path / "there", steps=30), here)
+    assert len(set(drawn)) >= len(drawn) - 1, (
+        "one may be read for the sample and again; a check reads it again at once"
+    )
+    assert equal(
+        train(dpfy.lazy(Rows(augmented=True), workers=2), tmp_path / "there", steps=30), here
+    )
 
 
 @pytest.mark.parametrize("first", [[4, 9], [9, 4], [9, 9, 4]])
@@ -123,7 +154,9 @@ def test_the_generators_of_the_loop_are_left_alone() -> None:
     assert torch.equal(torch.rand(2), first)
 
 
-def test_a_worker_is_told_a_key_for_one_step_and_not_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_told_a_key_for_one_step_and_not_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Any] = []
     read = LazyRecords.read
 
@@ -138,7 +171,8 @@ def test_a_worker_is_told_a_key_for_one_step_and_not_the_secret(tmp_path: Path, 
     assert len(set(keys)) == 5, "one for the sample, one for each step"
 
 
-# --- death and resume ---------------------------------------------------------------------------------------------------------------
+# --- death and resume
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def in_child(work: Callable[[], object]) -> int:
@@ -154,11 +188,16 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_and_resumed_with_other_workers_the_bits_are_the_same(workers: int, tmp_path: Path) -> None:
+def test_killed_and_resumed_with_other_workers_the_bits_are_the_same(
+    workers: int, tmp_path: Path
+) -> None:
     whole = train(Rows(augmented=True), tmp_path / "whole")
     data = dpfy.lazy(Rows(augmented=True), workers=workers)
     assert in_child(lambda: train(data, tmp_path / "run", stop=5)) == -signal.SIGKILL
-    assert equal(train(dpfy.lazy(Rows(augmented=True), workers=2 - workers), tmp_path / "run", resume=True), whole)
+    assert equal(
+        train(dpfy.lazy(Rows(augmented=True), workers=2 - workers), tmp_path / "run", resume=True),
+        whole,
+    )
 
 
 @pytest.mark.parametrize(("fatal", "workers"), [(False, 0), (False, 1), (True, 1)])
@@ -190,7 +229,9 @@ class Changed(Rows):
 
 
 @pytest.mark.parametrize(
-    "other", [Changed(length=len(X) + 1), Changed(factor=1.0001), (X, Y)], ids=["longer", "values", "memory"]
+    "other",
+    [Changed(length=len(X) + 1), Changed(factor=1.0001), (X, Y)],
+    ids=["longer", "values", "memory"],
 )
 def test_other_data_is_refused_at_a_resume(other: object, tmp_path: Path) -> None:
     in_child(lambda: train(Changed(), tmp_path / "run", stop=3))
@@ -208,12 +249,18 @@ def test_the_fingerprint_tells_the_number_of_records() -> None:
             return super().__getitem__(0)
 
     randomness = Randomness.for_tests(5)
-    one, other = (dpfy.lazy(Alike(length=length)).fingerprint(randomness) for length in (1000, 1001))
+    one, other = (
+        dpfy.lazy(Alike(length=length)).fingerprint(randomness) for length in (1000, 1001)
+    )
     assert one != other
 
 
-def test_a_change_that_the_sample_misses_is_found_by_the_sum_of_a_step_made_again(tmp_path: Path) -> None:
-    """Records outside of the sample change between the death and the resume, in a step that has its noise."""
+def test_a_change_that_the_sample_misses_is_found_by_the_sum_of_a_step_made_again(
+    tmp_path: Path,
+) -> None:
+    """Records outside of the sample change between the death and the resume, in a step that has its
+    noise.
+    """
     from dpfy.core.random import Randomness
     from dpfy.data import repeatable
 
@@ -246,7 +293,9 @@ def test_a_change_that_the_sample_misses_is_found_by_the_sum_of_a_step_made_agai
         train(data, tmp_path / "run", resume=True)
 
 
-def test_a_dataset_that_grows_while_it_is_read_changes_nothing(tmp_path: Path, in_memory: dict[str, torch.Tensor]) -> None:
+def test_a_dataset_that_grows_while_it_is_read_changes_nothing(
+    tmp_path: Path, in_memory: dict[str, torch.Tensor]
+) -> None:
     class Growing(Rows):
         length = len(X)
 
@@ -260,7 +309,8 @@ def test_a_dataset_that_grows_while_it_is_read_changes_nothing(tmp_path: Path, i
     assert equal(train(Growing(), tmp_path / "run"), in_memory)
 
 
-# --- reserved before read, and what is refused ---------------------------------------------------------------------------------------
+# --- reserved before read, and what is refused
+# ---------------------------------------------------------------------------------------
 
 
 def test_nothing_is_read_before_the_plan_is_reserved(tmp_path: Path) -> None:
@@ -276,7 +326,9 @@ def test_nothing_is_read_before_the_plan_is_reserved(tmp_path: Path) -> None:
 
     net = small.model()
     data = dpfy.lazy(Asking())
-    training = dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), data, small.plan(4), tmp_path / "run")
+    training = dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), data, small.plan(4), tmp_path / "run"
+    )
     assert Asking.reads == 0
     with training:
         entered = Asking.reads
@@ -333,8 +385,15 @@ WEIGHTED = WeightedRandomSampler([1.0] * len(X), len(X))
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "not repeatable": (Wild, "a record that is another one when it is read again"),
     "nan": (lambda: Missing({0}), "NaN or infinity in record 0"),
-    "stream": (Stream, "an? Stream, which has no record number 7, is not supported; every plan draws records by number"),
-    "loader of a stream": (lambda: DataLoader(Stream()), "a DataLoader of an IterableDataset is not supported"),
+    "stream": (
+        Stream,
+        "an? Stream, which has no record number 7, is not supported; every plan draws records by "
+        "number",
+    ),
+    "loader of a stream": (
+        lambda: DataLoader(Stream()),
+        "a DataLoader of an IterableDataset is not supported",
+    ),
     "sampler": (
         lambda: DataLoader(Rows(), sampler=WEIGHTED),
         "a DataLoader with a WeightedRandomSampler of its own is not supported",
@@ -343,9 +402,18 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: DataLoader(Rows(), batch_sampler=[[0, 1]]),  # type: ignore[arg-type]
         "a DataLoader with a list of its own is not supported; the plan draws the records",
     ),
-    "no batches": (lambda: DataLoader(Rows(), batch_size=None), "a DataLoader with batch_size=None"),
-    "mixup": (lambda: dpfy.lazy(Rows(), collate=mixed_up), "a collate function by which one record changes the row of another"),
-    "centred": (lambda: dpfy.lazy(Rows(), collate=centred), "a collate function by which one record changes the row of another"),
+    "no batches": (
+        lambda: DataLoader(Rows(), batch_size=None),
+        "a DataLoader with batch_size=None",
+    ),
+    "mixup": (
+        lambda: dpfy.lazy(Rows(), collate=mixed_up),
+        "a collate function by which one record changes the row of another",
+    ),
+    "centred": (
+        lambda: dpfy.lazy(Rows(), collate=centred),
+        "a collate function by which one record changes the row of another",
+    ),
     "sorted": (
         lambda: dpfy.lazy(Rows(), collate=sorted_rows),
         "a collate function by which one record changes the row of another",
@@ -366,13 +434,17 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_on_is_refused_in_one_line_and_costs_nothing(case: str, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_on_is_refused_in_one_line_and_costs_nothing(
+    case: str, tmp_path: Path
+) -> None:
     make, message = REFUSED[case]
     net = small.model()
     run = dpfy.Run(tmp_path / "run", seed=5, ledger=tmp_path / "people.jsonl")
 
     def enter() -> None:
-        with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), make(), small.plan(4), run):
+        with dpfy.PrivateTraining(
+            net, torch.optim.SGD(net.parameters(), lr=0.1), make(), small.plan(4), run
+        ):
             pass
 
     with pytest.raises(DpfyError, match=message) as caught:
@@ -383,7 +455,9 @@ def test_what_cannot_be_trained_on_is_refused_in_one_line_and_costs_nothing(case
 
 
 def test_a_record_that_is_not_finite_adds_nothing(tmp_path: Path) -> None:
-    """Found in the middle of a run it is no error, which would tell that it was drawn: its gradient is left out by the clip rule."""
+    """Found in the middle of a run it is no error, which would tell that it was drawn: its gradient
+    is left out by the clip rule.
+    """
     from dpfy.core.random import Randomness
     from dpfy.data import repeatable
 
@@ -423,39 +497,62 @@ class Attention(torch.nn.Module):
         return self.out((seen * real).sum(1) / real.sum(1))
 
 
-def train_on_words(path: Path, *, resume: bool = False, stop: int | None = None) -> dict[str, torch.Tensor]:
+def train_on_words(
+    path: Path, *, resume: bool = False, stop: int | None = None
+) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     net = Attention()
     recipe = dpfy.dpsgd(len(X), 4, steps=10, clip_norm=0.5).with_noise(2.0, delta=1e-3)
     run = dpfy.Run(path, seed=5, resume=resume, checkpoint_every=0.0)
     data, lengths = dpfy.lazy(Words(), collate=padded), set()
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), data, recipe, run) as training:
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), data, recipe, run
+    ) as training:
         for batch in training.batches():
             if training.steps_done == stop:
                 os.kill(os.getpid(), signal.SIGKILL)
             lengths.add(batch["words"].shape[1])
-            training.step(torch.nn.functional.cross_entropy(net(batch["words"]), batch["label"], reduction="none"))
+            training.step(
+                torch.nn.functional.cross_entropy(
+                    net(batch["words"]), batch["label"], reduction="none"
+                )
+            )
     assert len(lengths) > 2 or resume
     return {name: p.detach().clone() for name, p in net.named_parameters()}
 
 
-def test_records_of_several_lengths_are_padded_and_a_resumed_run_goes_on_with_other_lengths(tmp_path: Path) -> None:
+def test_records_of_several_lengths_are_padded_and_a_resumed_run_goes_on_with_other_lengths(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(InvalidInput, match="records that do not stack to a batch"):
         as_source(Words()).take(torch.arange(5))
     whole = train_on_words(tmp_path / "whole")
     for stop in (1, 3):
-        assert in_child(lambda stop=stop: train_on_words(tmp_path / str(stop), stop=stop)) == -signal.SIGKILL
+        assert (
+            in_child(lambda stop=stop: train_on_words(tmp_path / str(stop), stop=stop))
+            == -signal.SIGKILL
+        )
         assert equal(train_on_words(tmp_path / str(stop), resume=True), whole)
 
 
-# --- views ---------------------------------------------------------------------------------------------------------------------------
+# --- views
+# ---------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def test_equal_views_are_one_example_clipped_once(tmp_path: Path) -> None:
-    """The mean over views inside of the loss: three equal views change nothing, though the clip norm binds."""
+    """The mean over views inside of the loss: three equal views change nothing, though the clip
+    norm binds.
+    """
     double = torch.float64
     one, three = (
-        train(dpfy.lazy(Rows(dtype=double), views=k), tmp_path / str(k), dtype=double, views=k, dropout=0.0) for k in (1, 3)
+        train(
+            dpfy.lazy(Rows(dtype=double), views=k),
+            tmp_path / str(k),
+            dtype=double,
+            views=k,
+            dropout=0.0,
+        )
+        for k in (1, 3)
     )
     assert max(float((one[name] - three[name]).abs().max()) for name in one) < 1e-12
     assert dpfy.per_view(torch.tensor([1.0, 3.0, 5.0, 7.0]), views=2).tolist() == [2.0, 6.0]
@@ -474,9 +571,12 @@ def test_views_have_augmentation_of_their_own() -> None:
 def test_a_loader_says_in_one_line_what_the_plan_replaces() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        source = as_source(DataLoader(Rows(), batch_size=7, shuffle=True, drop_last=True, num_workers=2))
+        source = as_source(
+            DataLoader(Rows(), batch_size=7, shuffle=True, drop_last=True, num_workers=2)
+        )
     assert [str(w.message) for w in said] == [
-        "DataLoader(batch_size=7, shuffle=True, drop_last=True): the plan draws the batches instead; dataset, collate and workers are used"
+        "DataLoader(batch_size=7, shuffle=True, drop_last=True): the plan draws the batches "
+        "instead; dataset, collate and workers are used"
     ]
     assert isinstance(source, LazyRecords)
     assert source.workers == 2
@@ -492,7 +592,9 @@ def test_workers_end_with_the_run(tmp_path: Path) -> None:
     net = small.model()
     run = dpfy.Run(tmp_path / "run", seed=5)
     data = dpfy.lazy(Rows(), workers=2)
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), data, small.plan(4), run) as training:
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), data, small.plan(4), run
+    ) as training:
         batches = training.batches()
         x, y = next(batches)
         training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))

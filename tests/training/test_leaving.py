@@ -1,4 +1,6 @@
-"""What a newcomer does by mistake: forget the reduction, break out of the loop, ask for a device that is not there."""
+"""What a newcomer does by mistake: forget the reduction, break out of the loop, ask for a device
+that is not there.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 import small
 
 
-def train(path: Path, *, leave: int | None = None, reduction: str = "none", catch: bool = False) -> dpfy.PrivateTraining:
-    """A run on a shared ledger in which one plan fits; left after `leave` steps, with a wrong loss, or with its refusal caught."""
+def train(
+    path: Path, *, leave: int | None = None, reduction: str = "none", catch: bool = False
+) -> dpfy.PrivateTraining:
+    """A run on a shared ledger in which one plan fits; left after `leave` steps, with a wrong loss,
+    or with its refusal caught.
+    """
     net, plan = small.model(), small.plan(4)
-    run = dpfy.Run(path / "run", ledger=path / "people.jsonl", budget=RenyiFilter(1.6 * plan.epsilon, 1e-3))
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan, run) as training:
+    run = dpfy.Run(
+        path / "run", ledger=path / "people.jsonl", budget=RenyiFilter(1.6 * plan.epsilon, 1e-3)
+    )
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan, run
+    ) as training:
         for x, y in training.batches():
             if training.steps_done == leave:
                 break
@@ -63,7 +73,9 @@ def test_a_forgotten_reduction_costs_nothing(tmp_path):
 
 @pytest.mark.parametrize("how", [{"leave": 0}, {"reduction": "mean", "catch": True}])
 def test_a_run_left_before_its_first_step_is_given_back(tmp_path, how):
-    with pytest.warns(UserWarning, match=r"left before its first step: nothing was released.*given back") as said:
+    with pytest.warns(
+        UserWarning, match=r"left before its first step: nothing was released.*given back"
+    ) as said:
         train(tmp_path, **how)
     assert len(said) == 1
     assert billed(tmp_path) == 0
@@ -72,13 +84,18 @@ def test_a_run_left_before_its_first_step_is_given_back(tmp_path, how):
 
 
 def test_a_run_left_after_a_step_stays_billed_and_goes_on(tmp_path):
-    with pytest.warns(UserWarning, match=r"unfinished, 2 of 4 steps made, all 4 billed;.*secrets are kept.*resume=True"):
+    with pytest.warns(
+        UserWarning,
+        match=r"unfinished, 2 of 4 steps made, all 4 billed;.*secrets are kept.*resume=True",
+    ):
         train(tmp_path, leave=2)
     assert billed(tmp_path) == 1
     assert (tmp_path / "run" / "checkpoint" / "secret.json").is_file()
     net = small.model()
     run = dpfy.Run(tmp_path / "run", resume=True, ledger=tmp_path / "people.jsonl")
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), small.plan(4), run) as training:
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), small.plan(4), run
+    ) as training:
         assert training.steps_done == 2
         for x, y in training.batches():
             training.step(functional.cross_entropy(net(x), y, reduction="none"))
@@ -107,11 +124,15 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = x.clone().requires_grad_()
-        return self.last(checkpoint(lambda v: self.first(v).tanh(), kept, use_reentrant=self.reentrant))
+        return self.last(
+            checkpoint(lambda v: self.first(v).tanh(), kept, use_reentrant=self.reentrant)
+        )
 
 
 def test_reentrant_checkpoints_are_refused_before_anything_is_released(tmp_path):
-    """No gradient of one example reaches the layers inside: they would be trained on noise alone."""
+    """No gradient of one example reaches the layers inside: they would be trained on noise
+    alone.
+    """
     for reentrant in (True, False):
         net = Checkpointed(reentrant)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -119,10 +140,18 @@ def test_reentrant_checkpoints_are_refused_before_anything_is_released(tmp_path)
             warnings.simplefilter("ignore")
             if reentrant:
                 with pytest.raises(Unsupported, match="use_reentrant=False"):
-                    dpfy.fit(net, small.data(), plan=small.plan(2), optimizer=optimizer, run=tmp_path / "run")
+                    dpfy.fit(
+                        net,
+                        small.data(),
+                        plan=small.plan(2),
+                        optimizer=optimizer,
+                        run=tmp_path / "run",
+                    )
                 assert not (tmp_path / "run").exists()
             else:
-                dpfy.fit(net, small.data(), plan=small.plan(2), optimizer=optimizer, run=tmp_path / "run")
+                dpfy.fit(
+                    net, small.data(), plan=small.plan(2), optimizer=optimizer, run=tmp_path / "run"
+                )
 
 
 class Late(nn.Module):
@@ -131,7 +160,11 @@ class Late(nn.Module):
     def __init__(self, first: int) -> None:
         super().__init__()
         self.calls, self.begins = 0, first
-        self.first, self.middle, self.last = nn.Linear(small.FEATURES, 8), nn.Linear(8, 8), nn.Linear(8, small.CLASSES)
+        self.first, self.middle, self.last = (
+            nn.Linear(small.FEATURES, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, small.CLASSES),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
@@ -143,11 +176,18 @@ class Late(nn.Module):
 
 @pytest.mark.parametrize("engine", ["auto", "bookkeeping", "batched", "loop"])
 @pytest.mark.parametrize("first", [0, 1, 2, 5])
-def test_a_reentrant_checkpoint_is_refused_whenever_and_in_whatever_engine_it_comes(tmp_path, engine, first):
+def test_a_reentrant_checkpoint_is_refused_whenever_and_in_whatever_engine_it_comes(
+    tmp_path, engine, first
+):
     net = Late(first)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     training = dpfy.PrivateTraining(
-        net, optimizer, small.data(), small.plan(8), tmp_path / "run", runtime=dpfy.Runtime(engine=engine)
+        net,
+        optimizer,
+        small.data(),
+        small.plan(8),
+        tmp_path / "run",
+        runtime=dpfy.Runtime(engine=engine),
     )
 
     def run():
@@ -155,7 +195,9 @@ def test_a_reentrant_checkpoint_is_refused_whenever_and_in_whatever_engine_it_co
             for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
 
-    with pytest.raises(Unsupported, match=r"reentrant activation checkpointing.*use_reentrant=False"):
+    with pytest.raises(
+        Unsupported, match=r"reentrant activation checkpointing.*use_reentrant=False"
+    ):
         run()
 
 
@@ -173,14 +215,22 @@ def test_the_card_says_what_it_is_about(tmp_path):
     about = {"data": "visits of 2024", "author": "the clinic"}
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    dpfy.fit(net, small.data(), plan=small.plan(2), optimizer=optimizer, run=dpfy.Run(tmp_path / "run", about=about))
+    dpfy.fit(
+        net,
+        small.data(),
+        plan=small.plan(2),
+        optimizer=optimizer,
+        run=dpfy.Run(tmp_path / "run", about=about),
+    )
     said = json.loads((tmp_path / "run" / "privacy.json").read_text())["provenance"]
     assert about.items() <= said.items()
     assert said["model"] == "Sequential"
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", said["date"])
     for page in ("report.md", "report.html"):
         text = (tmp_path / "run" / page).read_text()
-        assert all(words in text for words in ("visits of 2024", "the clinic", "Sequential", said["date"]))
+        assert all(
+            words in text for words in ("visits of 2024", "the clinic", "Sequential", said["date"])
+        )
     with pytest.raises(InvalidInput, match=r"about\.author"):
         dpfy.Run(tmp_path / "other", about={"author": "two\nlines"})
 
@@ -190,11 +240,13 @@ def test_a_number_of_records_that_forgets_the_holdout_costs_nothing(tmp_path):
     x, y = small.data()
     np.savez(tmp_path / "people.npz", x=x.numpy(), y=y.numpy())
     flags = {
-        "data.kind": "npz", "data.path": str(tmp_path / "people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0), "model.name": "linear",
-        "privacy.records": 200, "privacy.delta": 1e-3, "training.steps": 2, "ledger.path": str(tmp_path / "people.jsonl"),
+        "data.kind": "npz", "data.path": str(tmp_path / "people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0), "model.name": "linear",  # noqa: E501
+        "privacy.records": 200, "privacy.delta": 1e-3, "training.steps": 2, "ledger.path": str(tmp_path / "people.jsonl"),  # noqa: E501
         "ledger.budget_epsilon": 5.0,
     }  # fmt: skip
-    with pytest.raises(InvalidInput, match=r"there are 160 records to train on.*give --records 160"):
+    with pytest.raises(
+        InvalidInput, match=r"there are 160 records to train on.*give --records 160"
+    ):
         job.run(config.make({}, flags), tmp_path / "run")
     assert billed(tmp_path) == 0
     assert not (tmp_path / "run").exists()

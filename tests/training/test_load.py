@@ -1,4 +1,6 @@
-"""Life after training: the released model back from its folder, plain names for compiled models, adapters alone, and what is refused."""
+"""Life after training: the released model back from its folder, plain names for compiled models,
+adapters alone, and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,22 @@ def done(tmp_path_factory):
     net = small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
     run = dpfy.Run(path, seed=5)
-    dpfy.fit(net, small.data(), plan=small.plan(4), optimizer=optimizer, run=run, update=dpfy.Update(average=0.9))
+    dpfy.fit(
+        net,
+        small.data(),
+        plan=small.plan(4),
+        optimizer=optimizer,
+        run=run,
+        update=dpfy.Update(average=0.9),
+    )
     return path, net
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
     mine, theirs = weights.plain(a), weights.plain(b)
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[name], theirs[name]) for name in mine
+    )
 
 
 def test_weights_go_into_the_users_model_as_they_were_released(done):
@@ -59,9 +70,18 @@ def other(change):
 
 REFUSED = [
     (lambda: nn.Linear(3, 3), "is not the model of this run: it lacks 0.bias"),
-    (lambda: other(lambda net: net.append(nn.Linear(3, 3))), "has, beside the released weights, 4.bias"),
-    (lambda: other(lambda net: net.__setitem__(0, nn.Linear(13, 16))), r"0.weight has shape \[16, 13\] and not \[16, 12\]"),
-    (lambda: small.model(seed=1).bfloat16(), "was released as torch.float32: load into that type, then convert"),
+    (
+        lambda: other(lambda net: net.append(nn.Linear(3, 3))),
+        "has, beside the released weights, 4.bias",
+    ),
+    (
+        lambda: other(lambda net: net.__setitem__(0, nn.Linear(13, 16))),
+        r"0.weight has shape \[16, 13\] and not \[16, 12\]",
+    ),
+    (
+        lambda: small.model(seed=1).bfloat16(),
+        "was released as torch.float32: load into that type, then convert",
+    ),
     (lambda: "mlp", "model: got 'str'; must be a torch.nn.Module"),
     (lambda: None, "was made by a program, which knows the model"),
 ]
@@ -70,7 +90,9 @@ REFUSED = [
 @pytest.mark.parametrize(("make", "words"), REFUSED, ids=[str(n) for n in range(len(REFUSED))])
 def test_another_model_is_refused_in_one_line_and_left_as_it_is(done, make, words):
     net = make()
-    before = {k: v.clone() for k, v in net.state_dict().items()} if isinstance(net, nn.Module) else {}
+    before = (
+        {k: v.clone() for k, v in net.state_dict().items()} if isinstance(net, nn.Module) else {}
+    )
     with pytest.raises(InvalidInput, match=words) as problem:
         dpfy.load(done[0], net)
     assert "\n" not in str(problem.value)
@@ -96,7 +118,9 @@ def new_hash(folder):
 
 
 def forged(folder):
-    """A better one: the card fits the exchanged model and its own digest; the ledger does not know it."""
+    """A better one: the card fits the exchanged model and its own digest; the ledger does not know
+    it.
+    """
     changed_weights(folder)
     card = json.loads((folder / "privacy.json").read_text())
     card["files"][MODEL] = sha256_of(folder / MODEL)
@@ -113,11 +137,17 @@ DAMAGED = [
     (changed_weights, Corrupt, "model.safetensors: does not have the hash"),
     (pickled, Corrupt, "does not have the hash"),
     (new_hash, Corrupt, "privacy.json"),
-    (forged, Corrupt, r"privacy.json: is not the card with which ledger.jsonl says that the run ended"),
+    (
+        forged,
+        Corrupt,
+        r"privacy.json: is not the card with which ledger.jsonl says that the run ended",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("damage", "kind", "words"), DAMAGED, ids=[str(n) for n in range(len(DAMAGED))])
+@pytest.mark.parametrize(
+    ("damage", "kind", "words"), DAMAGED, ids=[str(n) for n in range(len(DAMAGED))]
+)
 def test_a_folder_that_is_no_whole_run_is_refused(done, tmp_path, damage, kind, words):
     shutil.copytree(done[0], tmp_path / "run")
     damage(tmp_path / "run")
@@ -136,7 +166,13 @@ def test_a_run_that_released_no_model_says_so(tmp_path):
     (tmp_path / "people.csv").write_text("age\n30\n40\n")
     (tmp_path / "schema.toml").write_text('[columns.age]\nkind = "number"\nrange = [0, 100]\n')
     terms = dpfy.Terms(epsilon=1.0)
-    dpfy.query(tmp_path / "people.csv", "count()", schema=tmp_path / "schema.toml", terms=terms, run=tmp_path / "run")
+    dpfy.query(
+        tmp_path / "people.csv",
+        "count()",
+        schema=tmp_path / "schema.toml",
+        terms=terms,
+        run=tmp_path / "run",
+    )
     with pytest.raises(InvalidInput, match="released no model"):
         dpfy.load(tmp_path / "run", small.model())
 
@@ -148,7 +184,7 @@ def test_a_model_of_the_command_line_comes_back_from_its_folder_alone(tmp_path, 
     images, classes = rng.integers(0, 256, (60, 1, 28, 28), dtype=np.uint8), rng.integers(0, 3, 60)
     np.savez(tmp_path / "images.npz", x=images, y=classes)
     flags = {
-        "data.kind": "npz", "data.path": str(tmp_path / "images.npz"), "data.classes": 3, "data.test": "public", "model.name": name,
+        "data.kind": "npz", "data.path": str(tmp_path / "images.npz"), "data.classes": 3, "data.test": "public", "model.name": name,  # noqa: E501
         "privacy.records": 48, "privacy.delta": 1e-3, "training.steps": 2, "training.batch_size": 10.0,
     }  # fmt: skip
     whole = config.make({}, flags)
@@ -158,18 +194,28 @@ def test_a_model_of_the_command_line_comes_back_from_its_folder_alone(tmp_path, 
     held = job.source.load(whole.data).test
     with torch.no_grad():
         right = (net(held.tensors[0]).argmax(1) == held.tensors[1]).double().mean()
-    assert float(right) == pytest.approx(small.card_of(made.run)["utility"]["test_accuracy"], abs=1e-12)
+    assert float(right) == pytest.approx(
+        small.card_of(made.run)["utility"]["test_accuracy"], abs=1e-12
+    )
 
 
 def train(net, path, data=None):
     """Train `net` for four steps, or resume."""
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
     run = dpfy.Run(path, resume=True, seed=5)
-    return dpfy.fit(net, small.data() if data is None else data, plan=small.plan(4), optimizer=optimizer, run=run)
+    return dpfy.fit(
+        net,
+        small.data() if data is None else data,
+        plan=small.plan(4),
+        optimizer=optimizer,
+        run=run,
+    )
 
 
 @pytest.mark.parametrize(
-    "wrap", [torch.compile, lambda net: net.compile() or net, nn.DataParallel], ids=["function", "method", "parallel"]
+    "wrap",
+    [torch.compile, lambda net: net.compile() or net, nn.DataParallel],
+    ids=["function", "method", "parallel"],
 )
 def test_wrapped_models_release_plain_names(tmp_path, wrap):
     plain = small.model()
@@ -181,7 +227,9 @@ def test_wrapped_models_release_plain_names(tmp_path, wrap):
     assert small.card_of(tmp_path / "run")["model"]["class"] == "Sequential"
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
     assert same(dpfy.load(tmp_path / "run", small.model(seed=1)), net)
-    again = train(wrap(small.model(seed=1)), tmp_path / "run")  # resumed though finished: the released weights
+    again = train(
+        wrap(small.model(seed=1)), tmp_path / "run"
+    )  # resumed though finished: the released weights
     assert again.steps == 4
     part = nn.Sequential(torch.compile(nn.Linear(2, 2)), nn.Linear(2, 2))
     assert set(weights.plain(part)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
@@ -194,14 +242,23 @@ WORDS = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "labels": IDS
 def bert(seed=0):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=30, max_position_embeddings=8, **sizes))
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(vocab_size=30, max_position_embeddings=8, **sizes)
+    )
 
 
 def lora(net, seed=7, freeze_a=False):
     peft = pytest.importorskip("peft")
     torch.manual_seed(seed)
-    made = peft.get_peft_model(net, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
+    made = peft.get_peft_model(
+        net, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    )
     if freeze_a:
         for name, p in made.named_parameters():
             if "lora_A" in name:
@@ -222,7 +279,8 @@ def test_an_adapter_is_released_alone_with_its_base_on_the_card(tmp_path, freeze
     assert len(told["base"]["sha256"]) == 64
     assert told["base"]["sha256"][:16] in (tmp_path / "run" / "report.html").read_text()
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
-    # Another head and other first matrices of the adapter: both are released, and neither is the base.
+    # Another head and other first matrices of the adapter: both are released, and neither is the
+    # base.
     fresh = lora(bert(), seed=8, freeze_a=freeze_a)
     with torch.no_grad():
         fresh.get_parameter("base_model.model.classifier.original_module.weight").add_(1)
@@ -233,7 +291,10 @@ def test_an_adapter_is_released_alone_with_its_base_on_the_card(tmp_path, freeze
 
 def test_an_adapter_goes_onto_its_own_base_alone(tmp_path):
     train(lora(bert()), tmp_path / "run", data=WORDS)
-    with pytest.raises(InvalidInput, match=r"model base: got 'sha256 .*must be BertForSequenceClassification with the weights"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"model base: got 'sha256 .*must be BertForSequenceClassification with the weights",
+    ):
         dpfy.load(tmp_path / "run", lora(bert(seed=1)))
     with pytest.raises(InvalidInput, match="model base"):
         dpfy.load(tmp_path / "run", lora(bert().bfloat16()))
@@ -272,19 +333,32 @@ def test_an_adapter_of_prompts_is_released_alone(tmp_path):
     """It has no layer of its own inside of the base."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     torch.manual_seed(0)
-    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 16,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     net = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=30, **sizes))
-    net = peft.get_peft_model(net, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    net = peft.get_peft_model(
+        net, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    )
     assert set(weights.released(net)) == {"prompt_encoder.default.embedding.weight"}
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_a_hugging_face_model_is_saved_as_it_saves_itself_with_the_card_beside_it(tmp_path, adapted):
+def test_a_hugging_face_model_is_saved_as_it_saves_itself_with_the_card_beside_it(
+    tmp_path, adapted
+):
     transformers = pytest.importorskip("transformers")
     make = (lambda seed=0: lora(bert(), seed=seed)) if adapted else bert
     net = make()
     train(net, tmp_path / "run", data=WORDS)
-    place = dpfy.save_pretrained(tmp_path / "run", make(seed=0 if adapted else 3), tmp_path / "model")
+    place = dpfy.save_pretrained(
+        tmp_path / "run", make(seed=0 if adapted else 3), tmp_path / "model"
+    )
     assert (place / "privacy.json").read_bytes() == (tmp_path / "run" / "privacy.json").read_bytes()
     assert all(f.holds for f in dpfy.verify(place / "privacy.json"))
     if adapted:

@@ -25,13 +25,18 @@ def losses_of(net, batch):
 
 
 def hooks(net: nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in net.modules())
+    return sum(
+        len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks)
+        for m in net.modules()
+    )
 
 
 def test_noise_zero_and_clip_infinity_equal_plain_sgd(tmp_path):
     """Full batch, no noise, no clipping: the same weights as a plain loop with the mean loss."""
     x, y = small.data()
-    net = nn.Sequential(nn.Linear(small.FEATURES, 16), nn.Tanh(), nn.Linear(16, small.CLASSES)).double()
+    net = nn.Sequential(
+        nn.Linear(small.FEATURES, 16), nn.Tanh(), nn.Linear(16, small.CLASSES)
+    ).double()
     plain = copy.deepcopy(net)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=0.9)
     for _ in range(10):
@@ -41,7 +46,12 @@ def test_noise_zero_and_clip_infinity_equal_plain_sgd(tmp_path):
     plan = dpfy.dpsgd(small.RECORDS, small.RECORDS, steps=10, clip_norm=math.inf).with_noise(0.0)
     sgd = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
     result = dpfy.fit(
-        net, (x.double(), y), plan=plan, optimizer=sgd, run=tmp_path / "run", runtime=dpfy.Runtime(max_physical_batch=64)
+        net,
+        (x.double(), y),
+        plan=plan,
+        optimizer=sgd,
+        run=tmp_path / "run",
+        runtime=dpfy.Runtime(max_physical_batch=64),
     )
     assert result.epsilon == math.inf
     for a, b in zip(net.parameters(), plain.parameters(), strict=True):
@@ -53,7 +63,9 @@ FIXED = {"sampling": "without-replacement", "adjacency": "replace-one"}
 
 @pytest.mark.parametrize("sampling", [{}, FIXED], ids=["poisson", "fixed-size"])
 def test_one_step_is_clip_sum_noise_divide(tmp_path, fineness, sampling):
-    """One step against the definition, written out by hand from the same addresses, on a lattice that hides nothing."""
+    """One step against the definition, written out by hand from the same addresses, on a lattice
+    that hides nothing.
+    """
     from dpfy.core.random import Randomness
     from dpfy.noise.gaussian import draw
 
@@ -61,19 +73,35 @@ def test_one_step_is_clip_sum_noise_divide(tmp_path, fineness, sampling):
     x, y = small.data()
     net = nn.Linear(small.FEATURES, small.CLASSES).double()
     before = [p.detach().clone() for p in net.parameters()]
-    plan = dpfy.dpsgd(small.RECORDS, 30, steps=1, clip_norm=0.4, **sampling).with_noise(1.5, delta=1e-3)
+    plan = dpfy.dpsgd(small.RECORDS, 30, steps=1, clip_norm=0.4, **sampling).with_noise(
+        1.5, delta=1e-3
+    )
     randomness = Randomness.for_tests(11)
-    indices = plan.recipe.sampler.batch(0, records=small.RECORDS, rng=randomness.generator("sampling", 0))
+    indices = plan.recipe.sampler.batch(
+        0, records=small.RECORDS, rng=randomness.generator("sampling", 0)
+    )
     total = [torch.zeros_like(p) for p in before]
     for i in indices:
-        grads = torch.autograd.grad(functional.cross_entropy(net(x[i : i + 1].double()), y[i : i + 1]), list(net.parameters()))
+        grads = torch.autograd.grad(
+            functional.cross_entropy(net(x[i : i + 1].double()), y[i : i + 1]),
+            list(net.parameters()),
+        )
         norm = math.sqrt(sum(float(g.square().sum()) for g in grads))
         for t, g in zip(total, grads, strict=True):
             t += g * min(1.0, 0.4 / norm)
     noise = draw(dict(net.named_parameters()), randomness, "noise", 0)
-    expected = [b - 0.1 * (t + 1.5 * 0.4 * z) / 30 for b, t, z in zip(before, total, noise.values(), strict=True)]
+    expected = [
+        b - 0.1 * (t + 1.5 * 0.4 * z) / 30
+        for b, t, z in zip(before, total, noise.values(), strict=True)
+    ]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    dpfy.fit(net, (x.double(), y), plan=plan, optimizer=optimizer, run=dpfy.Run(tmp_path / "run", seed=11))
+    dpfy.fit(
+        net,
+        (x.double(), y),
+        plan=plan,
+        optimizer=optimizer,
+        run=dpfy.Run(tmp_path / "run", seed=11),
+    )
     for p, e in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(p.detach(), e, rtol=1e-9, atol=1e-12)
 
@@ -84,7 +112,9 @@ def test_an_empty_batch_is_a_step_with_noise(tmp_path):
     before = net.weight.detach().clone()
     plan = dpfy.dpsgd(small.RECORDS, 1e-6, steps=3).with_noise(1.0, delta=1e-3)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
-    with dpfy.PrivateTraining(net, optimizer, (x, y), plan, dpfy.Run(tmp_path / "run", seed=0)) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, (x, y), plan, dpfy.Run(tmp_path / "run", seed=0)
+    ) as training:
         assert list(training.batches()) == []
         assert training.steps_done == 3
     assert not torch.equal(net.weight, before)
@@ -106,7 +136,9 @@ def test_physical_batches_do_not_change_the_result(tmp_path, runtime):
 
 
 def test_a_captured_sum_may_overwrite_its_memory(tmp_path, monkeypatch):
-    """Graphs answer in the same tensors at every call: the pieces of a logical batch must not lose one another."""
+    """Graphs answer in the same tensors at every call: the pieces of a logical batch must not lose
+    one another.
+    """
     from dpfy.gradients.cuda_graphs.captured import CapturedSum
 
     usual, kept = CapturedSum.__call__, {}
@@ -119,7 +151,11 @@ def test_a_captured_sum_may_overwrite_its_memory(tmp_path, monkeypatch):
 
     whole = small_double(tmp_path / "a", dpfy.Runtime())
     monkeypatch.setattr(CapturedSum, "__call__", in_one_place)
-    for a, b in zip(whole, small_double(tmp_path / "b", dpfy.Runtime(max_physical_batch=6, graph=True)), strict=True):
+    for a, b in zip(
+        whole,
+        small_double(tmp_path / "b", dpfy.Runtime(max_physical_batch=6, graph=True)),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
     assert kept
 
@@ -128,8 +164,12 @@ def test_with_graphs_a_batch_seldom_needs_a_second_piece(tmp_path):
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     runtime = dpfy.Runtime(graph=True)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(8), tmp_path / "run", runtime=runtime) as training:
-        step = training.captured(lambda x, y: torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(8), tmp_path / "run", runtime=runtime
+    ) as training:
+        step = training.captured(
+            lambda x, y: torch.nn.functional.cross_entropy(net(x), y, reduction="none")
+        )
         rows = []
         for batch in training.batches():
             rows.append(len(batch[0]))
@@ -142,10 +182,19 @@ def test_with_graphs_a_batch_seldom_needs_a_second_piece(tmp_path):
 
 def small_double(path, runtime):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(small.FEATURES, 8), nn.Tanh(), nn.Linear(8, small.CLASSES)).double()
+    net = nn.Sequential(
+        nn.Linear(small.FEATURES, 8), nn.Tanh(), nn.Linear(8, small.CLASSES)
+    ).double()
     x, y = small.data()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
-    dpfy.fit(net, (x.double(), y), plan=small.plan(5), optimizer=optimizer, run=dpfy.Run(path, seed=3), runtime=runtime)
+    dpfy.fit(
+        net,
+        (x.double(), y),
+        plan=small.plan(5),
+        optimizer=optimizer,
+        run=dpfy.Run(path, seed=3),
+        runtime=runtime,
+    )
     return [p.detach() for p in net.parameters()]
 
 
@@ -175,11 +224,15 @@ def test_level_two_equals_level_one(tmp_path):
     update = dpfy.Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
     runtime = dpfy.Runtime(max_physical_batch=12)
     run = dpfy.Run(tmp_path / "two", seed=4)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(6), run, runtime=runtime, update=update) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(6), run, runtime=runtime, update=update
+    ) as training:
         for batch in training.batches():
             training.step(losses_of(net, batch))
         assert training.guarantee().epsilon(1e-3) == small.plan(6).epsilon
-    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (tmp_path / "two" / "model.safetensors").read_bytes()
+    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
+        tmp_path / "two" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_the_reservation_is_durable_before_the_data_is_read(tmp_path):
@@ -202,13 +255,17 @@ def test_the_reservation_is_durable_before_the_data_is_read(tmp_path):
 def test_os_entropy_by_default(tmp_path):
     for name in ("a", "b"):
         small.train(tmp_path / name, steps=2)
-    assert (tmp_path / "a" / "model.safetensors").read_bytes() != (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() != (
+        tmp_path / "b" / "model.safetensors"
+    ).read_bytes()
 
 
 def in_training(tmp_path, body, net=None, data=None, plan=None):
     net = net or small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dpfy.PrivateTraining(net, optimizer, data or small.data(), plan or small.plan(), tmp_path / "run") as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, data or small.data(), plan or small.plan(), tmp_path / "run"
+    ) as training:
         body(training, net)
 
 
@@ -259,7 +316,9 @@ def test_more_steps_than_the_plan_are_refused(tmp_path):
 
 
 def test_batchnorm_is_refused_with_the_way_out(tmp_path):
-    net = nn.Sequential(nn.Linear(small.FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, small.CLASSES))
+    net = nn.Sequential(
+        nn.Linear(small.FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, small.CLASSES)
+    )
     with pytest.raises(Unsupported, match="GroupNorm"):
         in_training(tmp_path, lambda t, n: None, net=net)
     assert not (tmp_path / "run").exists()
@@ -320,7 +379,13 @@ def test_a_non_finite_gradient_contributes_nothing(tmp_path):
 
     net = Explosive()
     plan = dpfy.dpsgd(small.RECORDS, small.RECORDS, steps=3).with_noise(1.0, delta=1e-3)
-    dpfy.fit(net, (x, y), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), run=tmp_path / "run")
+    dpfy.fit(
+        net,
+        (x, y),
+        plan=plan,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        run=tmp_path / "run",
+    )
     assert all(torch.isfinite(p).all() for p in net.parameters())
 
 
@@ -338,7 +403,9 @@ def test_the_largest_physical_batch_is_found_and_remembered(tmp_path, monkeypatc
     monkeypatch.setattr(physical, "_free_bytes", lambda device: 4e3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     runtime = dpfy.Runtime(max_physical_batch="auto")
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(3), tmp_path / "run", runtime=runtime) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(3), tmp_path / "run", runtime=runtime
+    ) as training:
         first, rows = training.physical_batch, []
         for x, y in training.batches():
             if training.steps_done:
@@ -348,23 +415,34 @@ def test_the_largest_physical_batch_is_found_and_remembered(tmp_path, monkeypatc
     assert max(rows) <= first < 64
     monkeypatch.setattr(physical, "_free_bytes", lambda device: 2.0**30)
     run = dpfy.Run(tmp_path / "run", resume=True)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(3), run, runtime=runtime) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(3), run, runtime=runtime
+    ) as training:
         assert (training.physical_batch, training.steps_done) == (first, 1)
 
 
 def test_bad_runtimes():
-    for change in ({"max_physical_batch": 0}, {"max_physical_batch": "all"}, {"engine": "fast"}, {"device": "quantum"}):
+    for change in (
+        {"max_physical_batch": 0},
+        {"max_physical_batch": "all"},
+        {"engine": "fast"},
+        {"device": "quantum"},
+    ):
         with pytest.raises(InvalidInput, match=next(iter(change))):
             dpfy.Runtime(**change)
 
 
 def test_adaptive_clipping_follows_a_private_quantile_and_resumes(tmp_path):
-    """From a clip norm far too large the norm comes down; a run cut in two releases the same bits as a whole one."""
+    """From a clip norm far too large the norm comes down; a run cut in two releases the same bits
+    as a whole one.
+    """
     from dataclasses import replace
 
     from dpfy.gradients.clip import QuantileClip
 
-    recipe = replace(dpfy.dpsgd(small.RECORDS, 50, steps=30), clip=QuantileClip(20.0, learning_rate=0.4))
+    recipe = replace(
+        dpfy.dpsgd(small.RECORDS, 50, steps=30), clip=QuantileClip(20.0, learning_rate=0.4)
+    )
     plan = recipe.with_noise(1.0, delta=1e-3)
     norms = []
     for name, cut in (("whole", None), ("cut", 11), ("cut", None)):
@@ -380,7 +458,9 @@ def test_adaptive_clipping_follows_a_private_quantile_and_resumes(tmp_path):
             norms.append(training.clip.norm)
     assert norms[0] < 5
     assert norms[0] == norms[2] < norms[1]
-    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (tmp_path / "cut" / "model.safetensors").read_bytes()
+    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
+        tmp_path / "cut" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_clip_rules_without_a_proof_are_refused():
@@ -407,6 +487,12 @@ def test_a_model_with_one_number_out(tmp_path):
     net = Squeezed()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     result = dpfy.fit(
-        net, (x, y.float()), plan=small.plan(3), optimizer=sgd, loss="squared_error", run=tmp_path / "run", test=(x, y.float())
+        net,
+        (x, y.float()),
+        plan=small.plan(3),
+        optimizer=sgd,
+        loss="squared_error",
+        run=tmp_path / "run",
+        test=(x, y.float()),
     )
     assert set(result.utility) == {"test_loss"}

@@ -1,4 +1,6 @@
-"""Models and losses that keep examples apart: every one trains to its card, checked by running its operations again."""
+"""Models and losses that keep examples apart: every one trains to its card, checked by running its
+operations again.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ class Gate(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.gate, self.head = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.zeros(1)), nn.Linear(WIDTH, CLASSES)
+        self.body, self.gate, self.head = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Parameter(torch.zeros(1)),
+            nn.Linear(WIDTH, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(x + self.gate * torch.tanh(self.body(x)))
@@ -71,7 +77,11 @@ class LowRank(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base, self.down, self.up = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 8, bias=False)
+        self.base, self.down, self.up = (
+            nn.Linear(WIDTH, 8),
+            nn.Linear(WIDTH, 2, bias=False),
+            nn.Linear(2, 8, bias=False),
+        )
         self.base.requires_grad_(False)
         nn.init.zeros_(self.up.weight)
 
@@ -81,11 +91,17 @@ class LowRank(nn.Module):
 
 
 class Experts(nn.Module):
-    """Every record goes to two of three experts: whose gradients are added up in which order depends on where others go."""
+    """Every record goes to two of three experts: whose gradients are added up in which order
+    depends on where others go.
+    """
 
     def __init__(self, sort: bool) -> None:
         super().__init__()
-        self.sort, self.gate, self.up = sort, nn.Linear(WIDTH, 3), nn.Parameter(torch.randn(3, 960, WIDTH) / 3)
+        self.sort, self.gate, self.up = (
+            sort,
+            nn.Linear(WIDTH, 3),
+            nn.Parameter(torch.randn(3, 960, WIDTH) / 3),
+        )
         self.head = nn.Linear(960, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +118,9 @@ class Checkpointed(nn.Module):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 8))
+        self.first = nn.Sequential(
+            nn.Linear(WIDTH, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 8)
+        )
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,7 +145,9 @@ class Skipping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Residual(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)])
+        self.blocks = nn.ModuleList(
+            [Residual(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)]
+        )
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,18 +171,28 @@ VECTORS: dict[str, Callable[[], nn.Module]] = {
     "prelu": lambda: net(nn.Linear(WIDTH, 8), nn.PReLU(), nn.Linear(8, CLASSES)),
     "maxout": lambda: Apply(lambda h: h.view(len(h), 4, 2).amax(2), head=nn.Linear(4, CLASSES)),
     "dropout": lambda: net(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, CLASSES)),
-    "alpha dropout": lambda: net(nn.Linear(WIDTH, 8), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(8, CLASSES)),
+    "alpha dropout": lambda: net(
+        nn.Linear(WIDTH, 8), nn.SELU(), nn.AlphaDropout(0.2), nn.Linear(8, CLASSES)
+    ),
     "layer norm": lambda: net(nn.Linear(WIDTH, 8), nn.LayerNorm(8), nn.Linear(8, CLASSES)),
     "rms norm": lambda: net(nn.Linear(WIDTH, 8), nn.RMSNorm(8), nn.Linear(8, CLASSES)),
     "group norm": lambda: net(nn.Linear(WIDTH, 8), nn.GroupNorm(2, 8), nn.Linear(8, CLASSES)),
-    "residual": lambda: net(Residual(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.Linear(WIDTH, CLASSES)),
+    "residual": lambda: net(
+        Residual(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.Linear(WIDTH, CLASSES)
+    ),
     "gate at zero": Gate,
-    "shared layer": lambda: (lambda layer: net(layer, nn.Tanh(), layer, nn.Linear(WIDTH, CLASSES)))(nn.Linear(WIDTH, WIDTH)),
+    "shared layer": lambda: (lambda layer: net(layer, nn.Tanh(), layer, nn.Linear(WIDTH, CLASSES)))(
+        nn.Linear(WIDTH, WIDTH)
+    ),
     "experts": lambda: Experts(sort=False),
     "experts, sorted": lambda: Experts(sort=True),
     "low rank": lambda: net(LowRank(), nn.Tanh(), nn.Linear(8, CLASSES)),
-    "frozen": lambda: net(nn.Linear(WIDTH, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, CLASSES)),
-    "weight norm": lambda: net(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 8)), nn.Tanh(), nn.Linear(8, CLASSES)),
+    "frozen": lambda: net(
+        nn.Linear(WIDTH, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, CLASSES)
+    ),
+    "weight norm": lambda: net(
+        nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 8)), nn.Tanh(), nn.Linear(8, CLASSES)
+    ),
     "checkpoint": Checkpointed,
     "checkpoint with dropout": lambda: Checkpointed(0.2),
     "straight through": lambda: Apply(Rounded.apply),
@@ -174,11 +204,15 @@ VECTORS: dict[str, Callable[[], nn.Module]] = {
     "softmax by hand": lambda: Apply(lambda h: torch.exp(h - h.amax(1, keepdim=True)) / 8),
     "norm of the row": lambda: Apply(lambda h: h / h.norm(dim=1, keepdim=True).detach()),
     "fourier": lambda: Apply(lambda h: torch.fft.rfft(h).abs(), head=nn.Linear(5, CLASSES)),
-    "outer products": lambda: Apply(lambda h: torch.einsum("bi,bj->bij", h, h).flatten(1), head=nn.Linear(64, CLASSES)),
+    "outer products": lambda: Apply(
+        lambda h: torch.einsum("bi,bj->bij", h, h).flatten(1), head=nn.Linear(64, CLASSES)
+    ),
     "loop over rows": lambda: Apply(lambda h: torch.stack([torch.tanh(row) for row in h])),
     "vmap": lambda: Apply(torch.func.vmap(lambda row: torch.tanh(row) * row.norm())),
     "in place": lambda: Apply(lambda h: h.clone().mul_(2).add_(1).clamp_(min=0)),
-    "written by slices": lambda: Apply(lambda h: torch.zeros_like(h).index_copy(1, torch.arange(4), h[:, 4:])),
+    "written by slices": lambda: Apply(
+        lambda h: torch.zeros_like(h).index_copy(1, torch.arange(4), h[:, 4:])
+    ),
     "random noise": lambda: Apply(lambda h: h + 0.1 * torch.randn_like(h)),
     "random signs": lambda: Apply(lambda h: h * (torch.rand(len(h), 1) < 0.5)),
     "random layers": Skipping,
@@ -197,7 +231,13 @@ def test_models_of_vectors(name: str, tmp_path: Path) -> None:
 
 
 def conv(*layers: nn.Module, width: int = 4) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        *layers,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, CLASSES),
+    )
 
 
 IMAGES: dict[str, Callable[[], nn.Module]] = {
@@ -214,7 +254,9 @@ IMAGES: dict[str, Callable[[], nn.Module]] = {
     "excite": lambda: conv(Excite()),
     "upsampling": lambda: conv(nn.Upsample(scale_factor=2, mode="bilinear")),
     "pixels shuffled": lambda: conv(nn.PixelShuffle(2), width=1),
-    "residual": lambda: conv(Residual(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU())),
+    "residual": lambda: conv(
+        Residual(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU())
+    ),
 }
 
 
@@ -257,17 +299,28 @@ class Sequence(nn.Module):
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(LENGTH)
 SEQUENCES: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: Sequence(nn.LSTM(WIDTH, WIDTH, batch_first=True)),
-    "lstm both ways": lambda: Sequence(nn.LSTM(WIDTH, 4, 2, batch_first=True, bidirectional=True, dropout=0.1), 8),
+    "lstm both ways": lambda: Sequence(
+        nn.LSTM(WIDTH, 4, 2, batch_first=True, bidirectional=True, dropout=0.1), 8
+    ),
     "gru": lambda: Sequence(nn.GRU(WIDTH, WIDTH, batch_first=True)),
     "rnn": lambda: Sequence(nn.RNN(WIDTH, WIDTH, batch_first=True)),
     "attention": lambda: Sequence(nn.MultiheadAttention(WIDTH, 2, batch_first=True)),
-    "causal attention": lambda: Sequence(nn.MultiheadAttention(WIDTH, 2, batch_first=True), attn_mask=CAUSAL, need_weights=False),
-    "attention with dropout": lambda: Sequence(nn.MultiheadAttention(WIDTH, 2, dropout=0.2, batch_first=True)),
+    "causal attention": lambda: Sequence(
+        nn.MultiheadAttention(WIDTH, 2, batch_first=True), attn_mask=CAUSAL, need_weights=False
+    ),
+    "attention with dropout": lambda: Sequence(
+        nn.MultiheadAttention(WIDTH, 2, dropout=0.2, batch_first=True)
+    ),
     "encoder": lambda: Sequence(nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True)),
-    "two encoders": lambda: Sequence(nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True), 2)),
+    "two encoders": lambda: Sequence(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True), 2)
+    ),
     "decoder": lambda: Sequence(nn.TransformerDecoderLayer(WIDTH, 2, 8, batch_first=True)),
     "convolution over time": lambda: net(
-        nn.Conv1d(LENGTH, 4, 3), nn.InstanceNorm1d(4), nn.Flatten(), nn.Linear(4 * (WIDTH - 2), CLASSES)
+        nn.Conv1d(LENGTH, 4, 3),
+        nn.InstanceNorm1d(4),
+        nn.Flatten(),
+        nn.Linear(4 * (WIDTH - 2), CLASSES),
     ),
 }
 
@@ -292,12 +345,16 @@ class Language(nn.Module):
 
     def forward(self, words: Tensor, real: Tensor) -> Tensor:
         h = self.words(words) + self.places(torch.arange(LENGTH))
-        out: Tensor = self.head(h + self.attention(h, h, h, key_padding_mask=real == 0, need_weights=False)[0])
+        out: Tensor = self.head(
+            h + self.attention(h, h, h, key_padding_mask=real == 0, need_weights=False)[0]
+        )
         return out
 
 
 def language(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
-    each = F.cross_entropy(m(words, real)[:, :-1].flatten(0, 1), words[:, 1:].flatten(), reduction="none").view(len(words), -1)
+    each = F.cross_entropy(
+        m(words, real)[:, :-1].flatten(0, 1), words[:, 1:].flatten(), reduction="none"
+    ).view(len(words), -1)
     return (each * real[:, 1:]).sum(1) / real[:, 1:].sum(1).clamp(min=1)
 
 
@@ -314,7 +371,15 @@ def bags(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
 
 def test_bags_of_words(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, net(nn.EmbeddingBag(WORDS, 8), nn.Linear(8, WORDS)), bags, watched.tokens(), engine="loop"))
+    accepted(
+        watched.train(
+            tmp_path,
+            net(nn.EmbeddingBag(WORDS, 8), nn.Linear(8, WORDS)),
+            bags,
+            watched.tokens(),
+            engine="loop",
+        )
+    )
 
 
 def focal(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -347,24 +412,38 @@ def annealed() -> watched.Losses:
 
     def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         calls[0] += 1
-        return plain(m, x, y) * min(1.0, calls[0] / 10) + torch.tensor(0.01 * calls[0]) * m(x).square().sum(1)
+        return plain(m, x, y) * min(1.0, calls[0] / 10) + torch.tensor(0.01 * calls[0]) * m(
+            x
+        ).square().sum(1)
 
     return losses
 
 
 CONSTANT = torch.linspace(-1, 1, WIDTH)
 LOSSES: dict[str, watched.Losses] = {
-    "smoothed labels": lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1, reduction="none"),
-    "public class weights": lambda m, x, y: F.cross_entropy(m(x), y, torch.tensor([1.0, 2.0, 0.5]), reduction="none"),
+    "smoothed labels": lambda m, x, y: F.cross_entropy(
+        m(x), y, label_smoothing=0.1, reduction="none"
+    ),
+    "public class weights": lambda m, x, y: F.cross_entropy(
+        m(x), y, torch.tensor([1.0, 2.0, 0.5]), reduction="none"
+    ),
     "one hot": lambda m, x, y: (m(x).softmax(1) - F.one_hot(y, CLASSES)).square().sum(1),
-    "binary": lambda m, x, y: F.binary_cross_entropy_with_logits(m(x)[:, 0], (y > 0).float(), reduction="none"),
+    "binary": lambda m, x, y: F.binary_cross_entropy_with_logits(
+        m(x)[:, 0], (y > 0).float(), reduction="none"
+    ),
     "squared": lambda m, x, y: F.mse_loss(m(x), x[:, :CLASSES], reduction="none").mean(1),
     "huber": lambda m, x, y: F.huber_loss(m(x), x[:, :CLASSES], reduction="none").sum(1),
-    "divergence": lambda m, x, y: F.kl_div(m(x).log_softmax(1), x[:, :CLASSES].softmax(1), reduction="none").sum(1),
+    "divergence": lambda m, x, y: F.kl_div(
+        m(x).log_softmax(1), x[:, :CLASSES].softmax(1), reduction="none"
+    ).sum(1),
     "poisson": lambda m, x, y: F.poisson_nll_loss(m(x)[:, 0], y.float(), reduction="none"),
-    "gaussian": lambda m, x, y: F.gaussian_nll_loss(m(x)[:, 0], x[:, 0], m(x)[:, 1].exp(), reduction="none"),
+    "gaussian": lambda m, x, y: F.gaussian_nll_loss(
+        m(x)[:, 0], x[:, 0], m(x)[:, 1].exp(), reduction="none"
+    ),
     "hinge": lambda m, x, y: F.multi_margin_loss(m(x), y, reduction="none"),
-    "triplets of the record": lambda m, x, y: F.triplet_margin_loss(m(x), m(x + 0.1), m(x.flip(1)), reduction="none"),
+    "triplets of the record": lambda m, x, y: F.triplet_margin_loss(
+        m(x), m(x + 0.1), m(x.flip(1)), reduction="none"
+    ),
     "focal": focal,
     "diffusion": diffusion,
     "variational": variational,
@@ -445,7 +524,9 @@ def test_one_call(tmp_path: Path) -> None:
 
 
 def test_what_is_only_watched_may_be_kept(tmp_path: Path) -> None:
-    """A mean of losses for the terminal, an evaluation in mid-step, a value read after the step: none reaches a loss."""
+    """A mean of losses for the terminal, an evaluation in mid-step, a value read after the step:
+    none reaches a loss.
+    """
     x, y = watched.vectors()
     shown = torch.zeros(())
 
@@ -472,39 +553,57 @@ def test_a_compiled_model(tmp_path: Path) -> None:
 def tiny(kind: str) -> tuple[nn.Module, watched.Losses]:
     """Models of the Hugging Face library, as small as they get."""
     transformers = pytest.importorskip("transformers")
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": WORDS}
+    small = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": WORDS,
+    }
 
     def tokens(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
         logits = m(input_ids=words, attention_mask=real).logits
-        each = F.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten(), reduction="none").view(len(words), -1)
+        each = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1), words[:, 1:].flatten(), reduction="none"
+        ).view(len(words), -1)
         return (each * real[:, 1:]).sum(1) / real[:, 1:].sum(1).clamp(min=1)
 
     def classes(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
         return ce(m(input_ids=words, attention_mask=real).logits, words[:, 0] % 2)
 
     if kind == "bert":
-        return transformers.BertForSequenceClassification(transformers.BertConfig(**small, max_position_embeddings=8)), classes
+        return transformers.BertForSequenceClassification(
+            transformers.BertConfig(**small, max_position_embeddings=8)
+        ), classes
     if kind == "roberta":
         config = transformers.RobertaConfig(**small, max_position_embeddings=16, pad_token_id=1)
         return transformers.RobertaForSequenceClassification(config), classes
     if kind == "distilbert":
-        config = transformers.DistilBertConfig(vocab_size=WORDS, dim=8, n_layers=1, n_heads=2, hidden_dim=16)
+        config = transformers.DistilBertConfig(
+            vocab_size=WORDS, dim=8, n_layers=1, n_heads=2, hidden_dim=16
+        )
         return transformers.DistilBertForSequenceClassification(config), classes
     if kind == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**small)), tokens
     if kind == "mixtral":
         wide = small | {"hidden_size": 32, "intermediate_size": 32}
-        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**wide, num_key_value_heads=2, num_local_experts=4))
+        model = transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**wide, num_key_value_heads=2, num_local_experts=4)
+        )
         model.set_experts_implementation("batched_mm")
         return model, tokens
     if kind == "opt":
-        config = transformers.OPTConfig(vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16)
+        config = transformers.OPTConfig(
+            vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, ffn_dim=16
+        )
         return transformers.OPTForCausalLM(config), tokens
     config = transformers.GPT2Config(vocab_size=WORDS, n_embd=8, n_layer=1, n_head=2, n_positions=8)
     return transformers.GPT2LMHeadModel(config), tokens
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "llama", "opt", "gpt2", "mixtral"])
+@pytest.mark.parametrize(
+    "kind", ["bert", "roberta", "distilbert", "llama", "opt", "gpt2", "mixtral"]
+)
 def test_hugging_face(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, losses = tiny(kind)
@@ -516,7 +615,8 @@ def test_hugging_face_with_adapters(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, losses = tiny("gpt2")
     adapted = peft.get_peft_model(
-        model, peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
+        model,
+        peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True),
     )
     accepted(watched.train(tmp_path, adapted, losses, watched.tokens(), steps=3))
 
@@ -541,4 +641,8 @@ def test_hugging_face_images(tmp_path: Path) -> None:
         num_channels=2,
     )
     model = transformers.ViTForImageClassification(config)
-    accepted(watched.train(tmp_path, model, lambda m, x, y: ce(m(x).logits, y % 2), watched.images(), steps=3))
+    accepted(
+        watched.train(
+            tmp_path, model, lambda m, x, y: ce(m(x).logits, y % 2), watched.images(), steps=3
+        )
+    )

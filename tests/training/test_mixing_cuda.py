@@ -1,4 +1,6 @@
-"""On a GPU too: models and losses that mix are refused, and those that do not are trained, by every engine."""
+"""On a GPU too: models and losses that mix are refused, and those that do not are trained, by every
+engine.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import watched
 from watched import CLASSES, LENGTH, WIDTH, Apply, ce, net, plain
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 ENGINES = ["loop", "batched", "bookkeeping"]
 
 
@@ -50,7 +55,9 @@ class Reader(nn.Module):
 
 
 class Attending(nn.Module):
-    """Long sequences, few heads: the backward pass of torch's attention is split over the keys, and its parts are added in any order."""
+    """Long sequences, few heads: the backward pass of torch's attention is split over the keys, and
+    its parts are added in any order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +65,9 @@ class Attending(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x)[:, None].chunk(3, -1)
-        out: Tensor = self.head(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0].mean(1))
+        out: Tensor = self.head(
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0].mean(1)
+        )
         return out
 
 
@@ -75,22 +84,44 @@ MIXED = {
     ),
     "steps for examples": lambda: (Reader(nn.LSTM(WIDTH, WIDTH)), plain, watched.sequences()),
     "batch mean": lambda: (Apply(lambda h: h - h.mean(0)), plain, watched.vectors()),
-    "detached batch mean": lambda: (Apply(lambda h: h - h.detach().mean(0)), plain, watched.vectors()),
-    "batch attention": lambda: (Apply(lambda h: torch.softmax(h @ h.T, 1) @ h), plain, watched.vectors()),
+    "detached batch mean": lambda: (
+        Apply(lambda h: h - h.detach().mean(0)),
+        plain,
+        watched.vectors(),
+    ),
+    "batch attention": lambda: (
+        Apply(lambda h: torch.softmax(h @ h.T, 1) @ h),
+        plain,
+        watched.vectors(),
+    ),
     "divided by the mean": lambda: (net(), divided, watched.vectors()),
 }
 APART = {
     "perceptron": lambda: (net(), plain, watched.vectors()),
-    "dropout": lambda: (net(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, CLASSES)), plain, watched.vectors()),
+    "dropout": lambda: (
+        net(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, CLASSES)),
+        plain,
+        watched.vectors(),
+    ),
     "convolutions": lambda: (
-        net(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES)),
+        net(
+            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES)
+        ),
         plain,
         watched.images(),
     ),
-    "sequences": lambda: (net(nn.Flatten(), nn.Linear(LENGTH * WIDTH, CLASSES)), plain, watched.sequences()),
+    "sequences": lambda: (
+        net(nn.Flatten(), nn.Linear(LENGTH * WIDTH, CLASSES)),
+        plain,
+        watched.sequences(),
+    ),
     "encoder": lambda: (Encoder(), plain, watched.sequences()),
     "long attention": lambda: (Attending(), plain, long()),
-    "lstm": lambda: (Reader(nn.LSTM(WIDTH, WIDTH, 2, dropout=0.1, batch_first=True)), plain, watched.sequences()),
+    "lstm": lambda: (
+        Reader(nn.LSTM(WIDTH, WIDTH, 2, dropout=0.1, batch_first=True)),
+        plain,
+        watched.sequences(),
+    ),
     "gru": lambda: (Reader(nn.GRU(WIDTH, WIDTH, batch_first=True)), plain, watched.sequences()),
 }
 
@@ -112,14 +143,23 @@ def test_what_does_not_mix_is_trained(tmp_path, case, engine):
 
 
 class Deep(nn.Module):
-    """Many layers of attention with many heads: one of their tiles moves by its last bits once in some runs of the backward pass."""
+    """Many layers of attention with many heads: one of their tiles moves by its last bits once in
+    some runs of the backward pass.
+    """
 
     def __init__(self, width: int = 1024, layers: int = 12) -> None:
         super().__init__()
         each = [
-            nn.TransformerEncoderLayer(width, width // 64, dropout=0.0, batch_first=True, norm_first=True) for _ in range(layers)
+            nn.TransformerEncoderLayer(
+                width, width // 64, dropout=0.0, batch_first=True, norm_first=True
+            )
+            for _ in range(layers)
         ]
-        self.first, self.layers, self.head = nn.Linear(WIDTH, width), nn.Sequential(*each), nn.Linear(width, CLASSES)
+        self.first, self.layers, self.head = (
+            nn.Linear(WIDTH, width),
+            nn.Sequential(*each),
+            nn.Linear(width, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.layers(self.first(x)).mean(1))
@@ -129,7 +169,15 @@ class Deep(nn.Module):
 @pytest.mark.parametrize("attempt", range(3))
 def test_a_deep_transformer_is_trained_every_time(tmp_path, attempt):
     x, y = watched.sequences()
-    watched.train(tmp_path, Deep(), plain, (x.repeat(1, 256 // LENGTH + 1, 1), y), device="cuda", engine="bookkeeping", batch=32)
+    watched.train(
+        tmp_path,
+        Deep(),
+        plain,
+        (x.repeat(1, 256 // LENGTH + 1, 1), y),
+        device="cuda",
+        engine="bookkeeping",
+        batch=32,
+    )
     assert (tmp_path / "run" / "privacy.json").is_file()
 
 
@@ -138,5 +186,11 @@ def test_a_deep_transformer_over_the_batch_is_refused(tmp_path):
     model = Apply(lambda h: h + 1e-2 * h.mean(0), Deep(), net(nn.Linear(CLASSES, CLASSES)))
     with pytest.raises(Unsupported, match="mix examples"):
         watched.train(
-            tmp_path, model, plain, (x.repeat(1, 256 // LENGTH + 1, 1), y), device="cuda", engine="bookkeeping", batch=32
+            tmp_path,
+            model,
+            plain,
+            (x.repeat(1, 256 // LENGTH + 1, 1), y),
+            device="cuda",
+            engine="bookkeeping",
+            batch=32,
         )

@@ -1,4 +1,6 @@
-"""Models and losses that mix examples, or carry them from step to step: every one is refused in training, and nothing is published."""
+"""Models and losses that mix examples, or carry them from step to step: every one is refused in
+training, and nothing is published.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ import watched
 from watched import CLASSES, WIDTH, WORDS, Apply, ce, net, plain
 
 REFUSED = (
-    r"mix examples|Python reads|shapes depend|number of records|earlier step|from the batch|beside the batch|changed in training"
+    r"mix examples|Python reads|shapes depend|number of records|earlier step|from the batch|beside "
+    r"the batch|changed in training"
 )
 
 
@@ -36,7 +39,11 @@ class Gated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.gate, self.head = nn.Linear(WIDTH, 8), nn.Parameter(torch.zeros(())), nn.Linear(8, CLASSES)
+        self.body, self.gate, self.head = (
+            nn.Linear(WIDTH, 8),
+            nn.Parameter(torch.zeros(())),
+            nn.Linear(8, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.body(x)
@@ -44,7 +51,9 @@ class Gated(nn.Module):
 
 
 class TwoGates(Gated):
-    """Behind two gates, both at zero: neither has a gradient, so only moved parameters show what is behind them."""
+    """Behind two gates, both at zero: neither has a gradient, so only moved parameters show what is
+    behind them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,21 +156,29 @@ def capacity(h: Tensor) -> Tensor:
 
 def whiten(h: Tensor) -> Tensor:
     centred = h - h.mean(0)
-    return centred @ torch.linalg.cholesky(torch.linalg.inv(centred.T @ centred / len(h) + torch.eye(8)))
+    return centred @ torch.linalg.cholesky(
+        torch.linalg.inv(centred.T @ centred / len(h) + torch.eye(8))
+    )
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mean": lambda: Apply(lambda h: h - h.mean(0)),
     "mean detached": lambda: Apply(lambda h: h - h.detach().mean(0)),
-    "mean of data alone": lambda: Apply(torch.tanh, body=Apply(lambda x: x - x.mean(0), nn.Identity(), nn.Linear(WIDTH, 8))),
+    "mean of data alone": lambda: Apply(
+        torch.tanh, body=Apply(lambda x: x - x.mean(0), nn.Identity(), nn.Linear(WIDTH, 8))
+    ),
     "deviation": lambda: Apply(lambda h: h / h.std(0)),
     "deviation detached": lambda: Apply(lambda h: h / h.detach().std(0)),
     "batch norm as a function": lambda: Apply(lambda h: F.batch_norm(h, None, None, training=True)),
     "layer norm of the transposed": lambda: Apply(lambda h: F.layer_norm(h.T, (h.shape[0],)).T),
     "instance norm over examples": lambda: Apply(lambda h: F.instance_norm(h.T[None])[0].T),
     "largest of the batch": lambda: Apply(lambda h: h / h.abs().amax(0)),
-    "global maximum in a softmax": lambda: Apply(lambda h: torch.exp(h - h.max()) / torch.exp(h - h.max()).sum(1, keepdim=True)),
-    "quantised by the batch": lambda: Apply(lambda h: h + ((h / h.abs().max() * 127).round() / 127 * h.abs().max() - h).detach()),
+    "global maximum in a softmax": lambda: Apply(
+        lambda h: torch.exp(h - h.max()) / torch.exp(h - h.max()).sum(1, keepdim=True)
+    ),
+    "quantised by the batch": lambda: Apply(
+        lambda h: h + ((h / h.abs().max() * 127).round() / 127 * h.abs().max() - h).detach()
+    ),
     "batch attention": lambda: Apply(attention),
     "batch attention detached": lambda: Apply(lambda h: h + attention(h.detach())),
     "gate at zero": Gated,
@@ -174,7 +191,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "ranks": lambda: Apply(lambda h: h * h.argsort(0).argsort(0)),
     "first record": lambda: Apply(lambda h: h - h[:1]),
     "last record detached": lambda: Apply(lambda h: h * h[-1:].detach()),
-    "nearest neighbour": lambda: Apply(lambda h: h + h[torch.cdist(h, h).fill_diagonal_(9e9).argmin(1)]),
+    "nearest neighbour": lambda: Apply(
+        lambda h: h + h[torch.cdist(h, h).fill_diagonal_(9e9).argmin(1)]
+    ),
     "graph of neighbours": lambda: Apply(lambda h: (torch.cdist(h, h) < 1.0).float() @ h),
     "convolution over examples": lambda: Apply(lambda h: F.avg_pool1d(h.T[None], 3, 1, 1)[0].T),
     "wrong view": lambda: Apply(lambda h: h.reshape(h.shape[1], h.shape[0]).T),
@@ -182,14 +201,18 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "median": lambda: Apply(lambda h: h - h.median(0).values),
     "quantile": lambda: Apply(lambda h: h.clamp(max=h.detach().quantile(0.9))),
     "whitening": lambda: Apply(whiten),
-    "singular vectors": lambda: Apply(lambda h: h @ torch.linalg.svd(h.detach(), full_matrices=False).Vh.T),
+    "singular vectors": lambda: Apply(
+        lambda h: h @ torch.linalg.svd(h.detach(), full_matrices=False).Vh.T
+    ),
     "power normalised": lambda: Apply(lambda h: h / h.norm()),
     "gradient to the mean alone": lambda: Apply(through),
     "backward scales by its norm": lambda: Apply(Scaled.apply),
     "backward scales by statistics": lambda: Apply(Statistics.apply),
     "hook normalises": lambda: Apply(hooked(lambda g: g / g.norm())),
     "hook centres": lambda: Apply(hooked(lambda g: g - g.mean(0))),
-    "hook clips to the batch": lambda: Apply(hooked(lambda g: g * (0.01 / g.abs().max()).clamp(max=1))),
+    "hook clips to the batch": lambda: Apply(
+        hooked(lambda g: g * (0.01 / g.abs().max()).clamp(max=1))
+    ),
     "buffer holds a record": Steal,
     "buffer learns a mean": RunningMean,
     "weight is overwritten": Overwrite,
@@ -221,7 +244,9 @@ class Recurrent(nn.Module):
         self.layer, self.head = layer, nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.layer(x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(x)
+        out = (
+            self.layer(x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(x)
+        )
         return self.head((out[0] if isinstance(out, tuple) else out).mean(1))
 
 
@@ -240,7 +265,9 @@ SEQUENCES: dict[str, Callable[[], nn.Module]] = {
 def test_sequence_models_without_batch_first(name: str, engine: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match=REFUSED):
-        watched.train(tmp_path, Recurrent(SEQUENCES[name]()), data=watched.sequences(), engine=engine)
+        watched.train(
+            tmp_path, Recurrent(SEQUENCES[name]()), data=watched.sequences(), engine=engine
+        )
 
 
 def l_of(change: Callable[[Tensor], Tensor]) -> watched.Losses:
@@ -248,7 +275,9 @@ def l_of(change: Callable[[Tensor], Tensor]) -> watched.Losses:
 
 
 def class_weights(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(m(x), y, weight=1 / (1 + torch.bincount(y, minlength=CLASSES)).float(), reduction="none")
+    return F.cross_entropy(
+        m(x), y, weight=1 / (1 + torch.bincount(y, minlength=CLASSES)).float(), reduction="none"
+    )
 
 
 def class_weights_by_numpy(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -258,7 +287,9 @@ def class_weights_by_numpy(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def mixup(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     order = torch.randperm(len(x))
-    return 0.7 * ce(m(0.7 * x + 0.3 * x[order]), y) + 0.3 * ce(m(0.7 * x + 0.3 * x[order]), y[order])
+    return 0.7 * ce(m(0.7 * x + 0.3 * x[order]), y) + 0.3 * ce(
+        m(0.7 * x + 0.3 * x[order]), y[order]
+    )
 
 
 def cutmix(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -344,7 +375,9 @@ LOSSES: dict[str, watched.Losses] = {
     "minus the mean": l_of(lambda v: (v - v.detach().mean()).square()),
     "the mean for all": l_of(lambda v: v.mean().expand(len(v)) + 0 * v),
     "hard mining by the mean": l_of(lambda v: torch.where(v > v.detach().mean(), v, 0 * v)),
-    "hard mining by the top": l_of(lambda v: v * torch.zeros_like(v).scatter(0, v.topk(2).indices, 1.0)),
+    "hard mining by the top": l_of(
+        lambda v: v * torch.zeros_like(v).scatter(0, v.topk(2).indices, 1.0)
+    ),
     "hard mining by selection": uneven,
     "focal by the largest": l_of(lambda v: v * (v / v.max()).detach() ** 2),
     "softmax over the batch": l_of(lambda v: v * v.detach().softmax(0)),
@@ -365,13 +398,18 @@ LOSSES: dict[str, watched.Losses] = {
     "mixup": mixup,
     "cutmix": cutmix,
     "contrast in the batch": contrastive,
-    "triplets": lambda m, x, y: F.triplet_margin_loss(m(x), m(x + 0.1), m(x).roll(1, 0), reduction="none"),
+    "triplets": lambda m, x, y: F.triplet_margin_loss(
+        m(x), m(x + 0.1), m(x).roll(1, 0), reduction="none"
+    ),
     "pairs": pairwise,
     "pseudo labels": pseudo_labels,
     "centres": centres,
     "discrepancy": discrepancy,
     "variance penalty": variance_penalty,
-    **{f"read by {kind}": reads(kind) for kind in ("item", "float", "truth", "list", "numpy", "int")},
+    **{
+        f"read by {kind}": reads(kind)
+        for kind in ("item", "float", "truth", "list", "numpy", "int")
+    },
 }
 
 
@@ -384,7 +422,9 @@ def test_losses_that_mix(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "batched", "loop"])
-@pytest.mark.parametrize("name", ["divided by the mean", "value kept, gradient of the mean", "a little of the neighbour"])
+@pytest.mark.parametrize(
+    "name", ["divided by the mean", "value kept, gradient of the mean", "a little of the neighbour"]
+)
 def test_every_engine_refuses(name: str, engine: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="mix examples"):
@@ -393,7 +433,9 @@ def test_every_engine_refuses(name: str, engine: str, tmp_path: Path) -> None:
 
 def test_tokens_normalised_over_the_batch(tmp_path: Path) -> None:
     def losses(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
-        each = F.cross_entropy(m(words).flatten(0, 1), words.flatten(), reduction="none").view(words.shape)
+        each = F.cross_entropy(m(words).flatten(0, 1), words.flatten(), reduction="none").view(
+            words.shape
+        )
         return (each * real).sum(1) / real.sum()
 
     torch.manual_seed(0)
@@ -470,7 +512,9 @@ def test_mixing_that_begins_in_mid_run_is_found_at_a_random_step(seed: int, tmp_
 
 
 def test_mixing_is_found_at_an_expected_batch_of_one(tmp_path: Path) -> None:
-    """Most batches hold no record or one: those that are due are filled up, so that there is somebody to mix with."""
+    """Most batches hold no record or one: those that are due are filled up, so that there is
+    somebody to mix with.
+    """
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="mix examples"):
         watched.train(tmp_path, net(), LOSSES["divided by the mean"], steps=60, batch=1)
@@ -487,7 +531,11 @@ def test_a_refusal_that_the_caller_catches_ends_the_run(tmp_path: Path) -> None:
     model, mixing = net(), LOSSES["divided by the mean"]
     plan = dpfy.dpsgd(watched.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3)
     training = dpfy.PrivateTraining(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), watched.vectors(), plan, dpfy.Run(tmp_path / "run", seed=1)
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        watched.vectors(),
+        plan,
+        dpfy.Run(tmp_path / "run", seed=1),
     )
     before = [p.detach().clone() for p in model.parameters()]
 
@@ -549,7 +597,13 @@ def test_fit_refuses_too(tmp_path: Path) -> None:
     model = Apply(lambda h: h - h.detach().mean(0))
     plan = dpfy.dpsgd(watched.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3)
     with pytest.raises(DpfyError, match="mix examples"):
-        dpfy.fit(model, watched.vectors(), plan=plan, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), run=tmp_path / "run")
+        dpfy.fit(
+            model,
+            watched.vectors(),
+            plan=plan,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            run=tmp_path / "run",
+        )
 
 
 def test_the_refusal_names_the_operation(tmp_path: Path) -> None:

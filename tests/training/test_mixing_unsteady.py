@@ -1,4 +1,6 @@
-"""Where a GPU adds in any order, the same work gives other last bits: that is no mixing, and hides none that is larger."""
+"""Where a GPU adds in any order, the same work gives other last bits: that is no mixing, and hides
+none that is larger.
+"""
 
 from __future__ import annotations
 

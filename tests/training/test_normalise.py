@@ -1,4 +1,6 @@
-"""Private statistics of batch normalisation: bounded, noised, billed and frozen; the same again after a crash."""
+"""Private statistics of batch normalisation: bounded, noised, billed and frozen; the same again
+after a crash.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,23 @@ RECIPE = dpfy.dpsgd(60, 15, steps=3, clip_norm=1.0)
 
 def net(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    body = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)]
+    body = [
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 8),
+        nn.BatchNorm1d(8),
+    ]
     return nn.Sequential(*body, nn.Linear(8, 3))
 
 
 def run(
-    path: Path, images: torch.Tensor = IMAGES, noise: float = 5.0, model: nn.Module | None = None, **claim: float
+    path: Path,
+    images: torch.Tensor = IMAGES,
+    noise: float = 5.0,
+    model: nn.Module | None = None,
+    **claim: float,
 ) -> nn.Module:
     asked = dpfy.Normalisation(noise, **({"layers": 2, "bound": 10.0, "delta": 1e-3} | claim))
     plan = RECIPE.with_noise(1.0, delta=1e-3)
@@ -44,10 +57,16 @@ def run(
 
 def test_without_noise_the_statistics_are_those_of_the_data(tmp_path, monkeypatch):
     """What a whole batch gives, with the first layer's statistics in the second."""
-    monkeypatch.setattr(NoiseStream, "release", lambda self, total, step, state, permit: (Private(total.value), state))
+    monkeypatch.setattr(
+        NoiseStream,
+        "release",
+        lambda self, total, step, state, permit: (Private(total.value), state),
+    )
     asked = dpfy.Normalisation(1.0, layers=2, bound=100.0, delta=1e-3)
     monkeypatch.setattr(normalise, "NOISES", 0.0)
-    with dpfy.RunFolder(dpfy.Run(tmp_path / "run", beside=(asked,)), RECIPE.with_noise(1.0, delta=1e-3)) as folder:
+    with dpfy.RunFolder(
+        dpfy.Run(tmp_path / "run", beside=(asked,)), RECIPE.with_noise(1.0, delta=1e-3)
+    ) as folder:
         made = dpfy.private_batchnorm(net(), (IMAGES, LABELS), folder)
     due = net()
     with torch.no_grad():
@@ -68,7 +87,9 @@ def test_training_and_statistics_are_billed_together(tmp_path):
     assert "released with noise (section normalisation)" in card["components"]["replaced"][0]
     plan = RECIPE.with_noise(1.0, delta=1e-3)
     both = events.Composed((plan.event, events.Repeated(events.Gaussian(5.0), 2)))
-    due = dpfy.accounting.epsilon(both, 1e-3, accountant=plan.accountant, adjacency=plan.recipe.adjacency)
+    due = dpfy.accounting.epsilon(
+        both, 1e-3, accountant=plan.accountant, adjacency=plan.recipe.adjacency
+    )
     assert card["guarantee"]["epsilon"] == pytest.approx(due, rel=1e-9)
     assert due > plan.epsilon
     assert not made[1].running_mean.isnan().any()
@@ -76,7 +97,9 @@ def test_training_and_statistics_are_billed_together(tmp_path):
 
 
 def test_the_noise_has_the_scale_of_the_bill(tmp_path, monkeypatch):
-    """960 coordinates: accepts the stated scale, rejects two thirds and three halves of it (off by 2.3%)."""
+    """960 coordinates: accepts the stated scale, rejects two thirds and three halves of it (off by
+    2.3%).
+    """
     seen = []
     real = NoiseStream.release
 
@@ -90,15 +113,23 @@ def test_the_noise_has_the_scale_of_the_bill(tmp_path, monkeypatch):
     monkeypatch.setattr(NoiseStream, "release", release)
     plan = RECIPE.with_noise(1.0, delta=1e-3)
     wide = nn.Sequential(
-        nn.Flatten(), nn.Linear(36, 240), nn.BatchNorm1d(240), nn.ReLU(), nn.Linear(240, 240), nn.BatchNorm1d(240)
+        nn.Flatten(),
+        nn.Linear(36, 240),
+        nn.BatchNorm1d(240),
+        nn.ReLU(),
+        nn.Linear(240, 240),
+        nn.BatchNorm1d(240),
     )
     with dpfy.RunFolder(
-        dpfy.Run(tmp_path / "run", seed=1, beside=(dpfy.Normalisation(7.0, layers=2, delta=1e-3),)), plan
+        dpfy.Run(tmp_path / "run", seed=1, beside=(dpfy.Normalisation(7.0, layers=2, delta=1e-3),)),
+        plan,
     ) as folder:
         dpfy.private_batchnorm(wide, (IMAGES, LABELS), folder)
     spread = float(torch.cat(seen).std())
     assert len(torch.cat(seen)) == 960
-    assert abs(float(torch.corrcoef(torch.stack(seen))[0, 1])) < 0.3  # each layer has noise of its own
+    assert (
+        abs(float(torch.corrcoef(torch.stack(seen))[0, 1])) < 0.3
+    )  # each layer has noise of its own
     assert 0.9 < spread < 1.1
 
 
@@ -114,7 +145,9 @@ def test_one_record_adds_at_most_the_bound(factor):
 
 
 def test_a_record_goes_through_the_model_alone(tmp_path, monkeypatch):
-    """A layer that mixes examples, in evaluation too, mixes nothing: the sums of two data sets differ by one record's part."""
+    """A layer that mixes examples, in evaluation too, mixes nothing: the sums of two data sets
+    differ by one record's part.
+    """
 
     class Mixing(nn.Module):
         def forward(self, x):
@@ -152,7 +185,9 @@ def test_a_resumed_run_has_the_same_statistics_and_refuses_other_data(tmp_path, 
     with pytest.raises(InvalidInput, match="resume normalisation 0"):
         run(tmp_path / "cut", images=IMAGES + 0.01)
     run(tmp_path / "cut")
-    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_what_was_not_reserved_is_not_released(tmp_path):
@@ -162,7 +197,10 @@ def test_what_was_not_reserved_is_not_released(tmp_path):
             dpfy.private_batchnorm(net(), (IMAGES, LABELS), folder)
         with pytest.raises(InvalidInput, match=r"must be an opened dpfy.RunFolder"):
             dpfy.private_batchnorm(net(), (IMAGES, LABELS), "runs/x")
-    with pytest.raises(InvalidInput, match="layers: got 3; must be the number of batch normalisations that the model runs: 2"):
+    with pytest.raises(
+        InvalidInput,
+        match="layers: got 3; must be the number of batch normalisations that the model runs: 2",
+    ):
         run(tmp_path / "three", layers=3)
     assert not (tmp_path / "three").exists()
     with pytest.raises(InvalidInput, match="bound"):

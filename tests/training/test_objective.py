@@ -1,4 +1,6 @@
-"""How batches of any structure reach model and loss, losses by name, and what `fit` refuses in one line before it spends anything."""
+"""How batches of any structure reach model and loss, losses by name, and what `fit` refuses in one
+line before it spends anything.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def moved(train):
 
 @pytest.mark.parametrize("wrap", [Two, Wrapped])
 def test_batches_of_any_structure_train_and_are_measured_alike(tmp_path, wrap):
-    """The same records in other structures give the same weights, the same figures and a run that verifies."""
+    """The same records in other structures give the same weights, the same figures and a run that
+    verifies.
+    """
     found = []
     for number, train in enumerate(SHAPES.values()):
         net = wrap()
@@ -118,22 +122,36 @@ def test_a_layer_may_be_called_by_the_name_of_its_input(tmp_path):
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body, self.norm, self.head = nn.Linear(small.FEATURES, 4), nn.LayerNorm(4), nn.Linear(4, small.CLASSES)
+            self.body, self.norm, self.head = (
+                nn.Linear(small.FEATURES, 4),
+                nn.LayerNorm(4),
+                nn.Linear(4, small.CLASSES),
+            )
 
         def forward(self, input):
             return self.head(input=self.norm(input=self.body(input=input)))
 
     for name, net in (("layer", nn.Linear(small.FEATURES, small.CLASSES)), ("model", Named())):
-        fit(net, {"input": X, "labels": Y}, tmp_path / name, test={"input": X + 1, "labels": Y}, test_is="public")
+        fit(
+            net,
+            {"input": X, "labels": Y},
+            tmp_path / name,
+            test={"input": X + 1, "labels": Y},
+            test_is="public",
+        )
 
 
 def test_the_key_of_the_labels_may_be_named(tmp_path):
     fit(Two(), {"a": A, "b": B, "class": Y}, tmp_path / "run", labels="class")
-    with pytest.raises(InvalidInput, match=r'labels: got .0 of the fields a, b, class.; say by labels="..."'):
+    with pytest.raises(
+        InvalidInput, match=r'labels: got .0 of the fields a, b, class.; say by labels="..."'
+    ):
         fit(Two(), {"a": A, "b": B, "class": Y}, tmp_path / "no")
     with pytest.raises(InvalidInput, match="2 of the fields a, b, labels, y"):
         fit(Two(), {"a": A, "b": B, "labels": Y, "y": Y}, tmp_path / "no")
-    with pytest.raises(InvalidInput, match="labels: got 'kind'; must be a key of the batch: a, b, class"):
+    with pytest.raises(
+        InvalidInput, match="labels: got 'kind'; must be a key of the batch: a, b, class"
+    ):
         fit(Two(), {"a": A, "b": B, "class": Y}, tmp_path / "no", labels="kind")
     with pytest.raises(InvalidInput, match="labels: got 'y'; is a key, but a batch is a tuple"):
         fit(Two(), (A, B, Y), tmp_path / "no", labels="y")
@@ -147,14 +165,33 @@ def test_an_objective_of_model_and_batch_does_everything_else(tmp_path):
         a, b, y, weight = batch
         return weight * functional.cross_entropy(model(a, b), y, reduction="none")
 
-    result = fit(Two(), (A, B, Y, WEIGHT), tmp_path / "run", objective=weighed, test=(A + 1, B + 1, Y, WEIGHT), test_is="public")
+    result = fit(
+        Two(),
+        (A, B, Y, WEIGHT),
+        tmp_path / "run",
+        objective=weighed,
+        test=(A + 1, B + 1, Y, WEIGHT),
+        test_is="public",
+    )
     assert set(result.utility) == {"test_loss"}
     coder = nn.Sequential(nn.Linear(small.FEATURES, 3), nn.Linear(3, small.FEATURES))
-    fit(coder, X, tmp_path / "coder", objective=lambda model, batch: (model(batch[0]) - batch[0]).square().mean(1))
+    fit(
+        coder,
+        X,
+        tmp_path / "coder",
+        objective=lambda model, batch: (model(batch[0]) - batch[0]).square().mean(1),
+    )
     with pytest.raises(InvalidInput, match=r"one field a row.; holds no targets.*objective="):
         fit(coder, X, tmp_path / "no")
     with pytest.raises(Unsupported, match="anything but classes"):
-        fit(Two(), (A, B, Y, WEIGHT), tmp_path / "no", objective=weighed, test=(A + 1, B + 1, Y, WEIGHT), test_is="billed")
+        fit(
+            Two(),
+            (A, B, Y, WEIGHT),
+            tmp_path / "no",
+            objective=weighed,
+            test=(A + 1, B + 1, Y, WEIGHT),
+            test_is="billed",
+        )
     with pytest.raises(InvalidInput, match="stands alone"):
         fit(Two(), (A, B, Y, WEIGHT), tmp_path / "no", objective=weighed, loss="mse")
     assert not (tmp_path / "no").exists()
@@ -176,7 +213,13 @@ def test_a_resumed_run_refuses_another_loss_of_the_callers(tmp_path):
                 raise Stop
 
         net.left.register_forward_pre_hook(enter)
-        return fit(net, (A, B, Y), None, loss=loss, run=dpfy.Run(tmp_path / "run", resume=True, seed=5, checkpoint_every=0.0))
+        return fit(
+            net,
+            (A, B, Y),
+            None,
+            loss=loss,
+            run=dpfy.Run(tmp_path / "run", resume=True, seed=5, checkpoint_every=0.0),
+        )
 
     with pytest.raises(Stop):
         run(1.0, True)
@@ -203,7 +246,9 @@ def test_losses_by_name_are_what_their_names_say(name, width):
     targets = (torch.rand(7, width, generator=generator) < 0.5).double()
     found = LOSSES[name].loss(outputs, targets)
     assert torch.allclose(found, naive(name, outputs, targets), atol=1e-12)
-    assert torch.equal(found, LOSSES[name].loss(outputs, targets.int()))  # whole numbers become numbers
+    assert torch.equal(
+        found, LOSSES[name].loss(outputs, targets.int())
+    )  # whole numbers become numbers
     if width == 1:
         assert torch.equal(found, LOSSES[name].loss(outputs.flatten(), targets))
     with pytest.raises(InvalidInput, match="one target for each number"):
@@ -215,7 +260,10 @@ def test_tokens_leave_out_what_is_not_labelled_and_next_token_looks_one_ahead():
     targets = torch.tensor([[1, 2, -100, -100], [-100, -100, -100, -100]])
     log = outputs.log_softmax(-1)
     found = LOSSES["tokens"].loss(outputs, targets)
-    assert torch.allclose(found, torch.stack([-(log[0, 0, 1] + log[0, 1, 2]) / 2, torch.zeros((), dtype=torch.float64)]))
+    assert torch.allclose(
+        found,
+        torch.stack([-(log[0, 0, 1] + log[0, 1, 2]) / 2, torch.zeros((), dtype=torch.float64)]),
+    )
     ahead = LOSSES["next_token"].loss(outputs, targets)
     assert torch.allclose(ahead[0], -log[0, 0, 2])
     assert LOSSES["tokens"].right(outputs, targets)[1] == 0
@@ -228,18 +276,30 @@ def test_tokens_leave_out_what_is_not_labelled_and_next_token_looks_one_ahead():
 
 def test_a_target_of_probabilities_is_one():
     outputs, targets = torch.randn(4, 3), torch.softmax(torch.randn(4, 3), 1)
-    assert torch.allclose(LOSSES["cross_entropy"].loss(outputs, targets), -(targets * outputs.log_softmax(1)).sum(1))
+    assert torch.allclose(
+        LOSSES["cross_entropy"].loss(outputs, targets), -(targets * outputs.log_softmax(1)).sum(1)
+    )
 
 
 YES = (X.sum(1) > 0).float()
 MANY = (X[:, :4] > 0).float()
 
 
-@pytest.mark.parametrize(("loss", "outputs", "targets"), [("bce", 1, YES), ("multi_label", 4, MANY)])
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets"), [("bce", 1, YES), ("multi_label", 4, MANY)]
+)
 def test_yes_and_no_are_measured_and_billed(tmp_path, loss, outputs, targets):
     for use, options in (("public", {}), ("billed", {"test_noise": 1.0})):
         net = nn.Linear(small.FEATURES, outputs)
-        result = fit(net, (X, targets), tmp_path / use, loss=loss, test=(X + 1, targets), test_is=use, **options)
+        result = fit(
+            net,
+            (X, targets),
+            tmp_path / use,
+            loss=loss,
+            test=(X + 1, targets),
+            test_is=use,
+            **options,
+        )
         card = small.card_of(result.run)
         assert 0 <= result.utility["test_accuracy"] <= 1
         assert (len(card["confusion"]) == 2) == (loss == "bce")
@@ -265,24 +325,47 @@ OF_PAIR = torch.optim.SGD(PAIR.parameters(), lr=0.1)
 LAST = nn.Linear(small.FEATURES, small.CLASSES)
 SGD = torch.optim.SGD(LAST.parameters(), lr=0.1)
 REFUSED = [
-    ({"plan": dpfy.dpsgd(small.RECORDS, 20, steps=3)}, r"plan: got 'a recipe'; fix its noise first: recipe.calibrate"),
+    (
+        {"plan": dpfy.dpsgd(small.RECORDS, 20, steps=3)},
+        r"plan: got 'a recipe'; fix its noise first: recipe.calibrate",
+    ),
     ({"plan": 3.0}, "plan: got 'float'; must be a plan"),
-    ({"optimizer": "adam"}, r"optimizer: got 'adam'; must be an optimizer of the model: torch.optim.Adam\("),
+    (
+        {"optimizer": "adam"},
+        r"optimizer: got 'adam'; must be an optimizer of the model: torch.optim.Adam\(",
+    ),
     ({"optimizer": torch.optim.SGD}, "optimizer: got 'type'; must be an optimizer"),
-    ({"optimizer": torch.optim.LBFGS(LAST.parameters())}, "LBFGS, which evaluates the loss again inside a step"),
+    (
+        {"optimizer": torch.optim.LBFGS(LAST.parameters())},
+        "LBFGS, which evaluates the loss again inside a step",
+    ),
     ({"model": "resnet18"}, "model: got 'str'; must be a torch.nn.Module"),
-    ({"train": (X, Y.float())}, r'train labels: got .float32.; classes are whole numbers.*labels.long\(\).*loss="mse"'),
-    ({"train": (X.numpy(), Y.double().numpy())}, "train labels: got 'float64'; classes are whole numbers"),
+    (
+        {"train": (X, Y.float())},
+        r'train labels: got .float32.; classes are whole numbers.*labels.long\(\).*loss="mse"',
+    ),
+    (
+        {"train": (X.numpy(), Y.double().numpy())},
+        "train labels: got 'float64'; classes are whole numbers",
+    ),
     ({"test": (X, Y.float())}, "test labels: got 'float32'; classes are whole numbers"),
     ({"loss": "mape"}, "loss: got 'mape'; must be one of cross_entropy, mse"),
     ({"loss": 3}, "loss: got 'int'; must be the name of a loss or a function"),
-    ({"loss": "mse"}, r"labels: got .int64 of shape \[\d+\] for outputs of shape \[\d+, 3\].*classes need cross_entropy"),
+    (
+        {"loss": "mse"},
+        r"labels: got .int64 of shape \[\d+\] for outputs of shape \[\d+, 3\].*classes need "
+        r"cross_entropy",
+    ),
     ({"train": (X,)}, "one field a row"),
     ({"train": (X, {"y": Y})}, "labels: got 'dict'; a loss by name needs one tensor of targets"),
     ({"train": {1: X, "y": Y}}, "train: got 'the key 1'; fields go to the model by name"),
     ({"train": (X, Y + 1)}, "labels: got 'a class outside'; must be from 0 to 2"),
     (
-        {"model": PAIR, "optimizer": torch.optim.SGD(PAIR.parameters(), lr=0.1), "train": Lazily(float)},
+        {
+            "model": PAIR,
+            "optimizer": torch.optim.SGD(PAIR.parameters(), lr=0.1),
+            "train": Lazily(float),
+        },
         r"labels: got 'float32 of shape .*classes are whole numbers",
     ),
     ({"test": (X[:, :3], Y), "test_is": "public"}, "shapes cannot be multiplied"),
@@ -298,14 +381,21 @@ def test_bad_input_is_one_line_and_nothing_is_spent(tmp_path, change, words):
         dpfy.fit(given.pop("model"), given.pop("train"), run=run, **given)
     assert "\n" not in str(problem.value)
     assert not (tmp_path / "run").exists()
-    assert not (tmp_path / "all.jsonl").exists() or Ledger.read(tmp_path / "all.jsonl").permits() == []
+    assert (
+        not (tmp_path / "all.jsonl").exists() or Ledger.read(tmp_path / "all.jsonl").permits() == []
+    )
 
 
 def test_a_hugging_face_model_is_trained_and_measured(tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=8
+        vocab_size=30,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
     )
     net = transformers.BertForSequenceClassification(config)
     ids, others = torch.randint(0, 30, (2, small.RECORDS, 8))
@@ -357,7 +447,9 @@ def test_a_user_of_one_record_is_a_row_of_the_model(tmp_path):
 
 
 def test_squared_error_of_a_job_is_that_to_its_classes(tmp_path):
-    """Whose labels are numbers of classes: they were taken for numbers to be predicted, by every output."""
+    """Whose labels are numbers of classes: they were taken for numbers to be predicted, by every
+    output.
+    """
     flags = {
         "data.kind": "digits",
         "model.name": "linear",

@@ -1,4 +1,6 @@
-"""Test data that is declared public and holds training data is refused, however it was copied; data of its own is not."""
+"""Test data that is declared public and holds training data is refused, however it was copied; data
+of its own is not.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_fit_refuses_the_training_data_as_public_test_data(tmp_path):
     def fit(name, **settings):
         net = small.model()
         sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-        return dpfy.fit(net, small.data(), plan=small.plan(3), optimizer=sgd, run=tmp_path / name, **settings)
+        return dpfy.fit(
+            net, small.data(), plan=small.plan(3), optimizer=sgd, run=tmp_path / name, **settings
+        )
 
     with pytest.raises(InvalidInput, match=f"test: got '{REFUSED}'"):
         fit("public", test=small.data(), test_is="public")
@@ -78,8 +82,12 @@ COPIES = {
     "a subset": lambda: Subset(TensorDataset(x, y), list(range(50, 250))),
     "a subset of a dataset": lambda: Subset(Rows(x, y), list(range(0, 2000, 2))),
     "lazy": lambda: dpfy.lazy(Rows(x, y)),
-    "one in ten": lambda: tuple(torch.cat([a, b]) for a, b in zip((x[:60], y[:60]), normal(540, 5), strict=True)),
-    "one in a hundred": lambda: tuple(torch.cat([a, b]) for a, b in zip((x[:10], y[:10]), normal(990, 5), strict=True)),
+    "one in ten": lambda: tuple(
+        torch.cat([a, b]) for a, b in zip((x[:60], y[:60]), normal(540, 5), strict=True)
+    ),
+    "one in a hundred": lambda: tuple(
+        torch.cat([a, b]) for a, b in zip((x[:10], y[:10]), normal(990, 5), strict=True)
+    ),
 }
 
 
@@ -106,10 +114,24 @@ def test_other_kinds_of_training_data_are_compared(train):
 def test_data_of_its_own_is_accepted(seed):
     """Also where rows recur by themselves: few values, few columns, one column."""
     rng = np.random.default_rng(seed)
-    for features, levels in ((1, 0), (1, 5), (2, 3), (3, 10), (8, 2), (12, 2), (20, 2), (5, 0), (64, 17)):
+    for features, levels in (
+        (1, 0),
+        (1, 5),
+        (2, 3),
+        (3, 10),
+        (8, 2),
+        (12, 2),
+        (20, 2),
+        (5, 0),
+        (64, 17),
+    ):
 
         def drawn(rows, features=features, levels=levels):
-            whole = rng.normal(size=(rows, features)) if levels == 0 else rng.integers(0, levels, (rows, features))
+            whole = (
+                rng.normal(size=(rows, features))
+                if levels == 0
+                else rng.integers(0, levels, (rows, features))
+            )
             return torch.tensor(whole).float(), torch.tensor(rng.integers(0, 2, rows))
 
         for rows, tested in ((300, 100), (2000, 500), (50, 500)):
@@ -125,4 +147,6 @@ def test_repeated_training_records_hide_no_copy():
 def test_rows_of_several_columns_are_compared_together():
     columns = {f"c{k}": x[:, k].clone() for k in range(8)} | {"label": y}
     assert shares(columns, {k: v[ORDER] for k, v in columns.items()})
-    assert not shares(columns, {k: v[ORDER[torch.randperm(2000)]] for k, v in columns.items()}), "each column in another order"
+    assert not shares(columns, {k: v[ORDER[torch.randperm(2000)]] for k, v in columns.items()}), (
+        "each column in another order"
+    )

@@ -1,4 +1,6 @@
-"""Users as the unit of privacy in one call and in a loop of one's own: sampled, bounded and clipped whole, read when drawn."""
+"""Users as the unit of privacy in one call and in a loop of one's own: sampled, bounded and clipped
+whole, read when drawn.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ CLIP = 1.0
 
 def records(rows: int = len(OWNERS), seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, 5, dtype=torch.float64, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
+    return torch.randn(rows, 5, dtype=torch.float64, generator=generator), torch.randint(
+        0, 3, (rows,), generator=generator
+    )
 
 
 def model_of(seed: int = 0) -> nn.Module:
@@ -43,18 +47,31 @@ def model_of(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
-def plan_of(most: int, users: int = USERS, batch: float | None = None, steps: int = 1, noise: float = 0.0, **more: object):
+def plan_of(
+    most: int,
+    users: int = USERS,
+    batch: float | None = None,
+    steps: int = 1,
+    noise: float = 0.0,
+    **more: object,
+):
     unit = more.pop("unit", user_unit(most))
-    return dpfy.dpsgd(users, users if batch is None else batch, steps=steps, clip_norm=CLIP, unit=unit, **more).with_noise(noise)
+    return dpfy.dpsgd(
+        users, users if batch is None else batch, steps=steps, clip_norm=CLIP, unit=unit, **more
+    ).with_noise(noise)
 
 
-def by_hand(model: nn.Module, data: tuple[Tensor, Tensor], owners: np.ndarray, mean: bool) -> list[Tensor]:
+def by_hand(
+    model: nn.Module, data: tuple[Tensor, Tensor], owners: np.ndarray, mean: bool
+) -> list[Tensor]:
     """The clipped gradients of all users added up, each from all of that user's records alone."""
     total = [torch.zeros_like(p) for p in model.parameters()]
     for user in np.unique(owners):
         x, y = (field[torch.from_numpy(owners == user)] for field in data)
         losses = F.cross_entropy(model(x), y, reduction="none")
-        grads = torch.autograd.grad(losses.mean() if mean else losses.sum(), list(model.parameters()))
+        grads = torch.autograd.grad(
+            losses.mean() if mean else losses.sum(), list(model.parameters())
+        )
         norm = torch.sqrt(sum(g.square().sum() for g in grads))
         total = [t + g * min(1.0, CLIP / float(norm)) for t, g in zip(total, grads, strict=True)]
     return total
@@ -71,7 +88,11 @@ class Rows(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, object]:
         self.reads += 1
-        return {"input": self.data[0][index], "who": f"user {self.owners[index]}", "label": self.data[1][index]}
+        return {
+            "input": self.data[0][index],
+            "who": f"user {self.owners[index]}",
+            "label": self.data[1][index],
+        }
 
 
 class Pairs(Rows):
@@ -99,7 +120,14 @@ def test_one_step_is_the_clipped_sum_over_users(tmp_path, given, loss):
     before = [p.detach().clone() for p in model.parameters()]
     train, user = GIVEN[given](data)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    result = dpfy.fit(model, train, user=Users(user, loss=loss), plan=plan_of(5), optimizer=optimizer, run=tmp_path / "run")
+    result = dpfy.fit(
+        model,
+        train,
+        user=Users(user, loss=loss),
+        plan=plan_of(5),
+        optimizer=optimizer,
+        run=tmp_path / "run",
+    )
     assert result.guarantee.unit == dpfy.Unit("user", 5)
     for was, now, due in zip(before, model.parameters(), expected, strict=True):
         torch.testing.assert_close(was - now.detach(), due / USERS, rtol=1e-9, atol=1e-12)
@@ -110,10 +138,16 @@ def test_a_loop_of_ones_own_draws_users(tmp_path):
     grouped = dpfy.by_user(data, Users(OWNERS), 2)
     plan = plan_of(2, batch=2.0, steps=6, noise=1.0)
     seen = set()
-    with dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), 0.1), grouped, plan, tmp_path / "run") as training:
+    with dpfy.PrivateTraining(
+        model, torch.optim.SGD(model.parameters(), 0.1), grouped, plan, tmp_path / "run"
+    ) as training:
         for x, y, real in training.batches():
             assert x.shape[1:] == (2, 5)
-            training.step(dpfy.per_user(F.cross_entropy(model(x.flatten(0, 1)), y.flatten(), reduction="none"), real))
+            training.step(
+                dpfy.per_user(
+                    F.cross_entropy(model(x.flatten(0, 1)), y.flatten(), reduction="none"), real
+                )
+            )
             assert bool(real[:, 0].all())
             seen |= {tuple(row.tolist()) for row in x.flatten(0, 1)}
     assert seen <= {tuple(row.tolist()) for row in data[0]}
@@ -156,13 +190,21 @@ def test_one_user_more_with_ten_thousand_records_adds_one_bounded_contribution()
         assert true[USERS].all()
         assert len(set(wide[USERS].tolist())) == most
         assert (wide[USERS] >= len(OWNERS)).all()
-        moved = [a - b for a, b in zip(sums(large, USERS + 1, key), sums(few, USERS, key), strict=True)]
+        moved = [
+            a - b for a, b in zip(sums(large, USERS + 1, key), sums(few, USERS, key), strict=True)
+        ]
         assert float(torch.sqrt(sum(m.square().sum() for m in moved))) <= 0.3 * (1 + 1e-12)
 
 
 def test_a_large_user_takes_no_more_memory_than_a_small_one():
     owners = np.concatenate([np.arange(50), np.full(200_000, 99)])
-    source = as_source(Owned((torch.zeros(len(owners), 3), torch.zeros(len(owners), dtype=torch.int64)), Users(owners), 8))
+    source = as_source(
+        Owned(
+            (torch.zeros(len(owners), 3), torch.zeros(len(owners), dtype=torch.int64)),
+            Users(owners),
+            8,
+        )
+    )
     list(source.read([Draw(np.arange(51), 0, bytes(32))], torch.device("cpu")))
     tracemalloc.start()
     list(source.read([Draw(np.arange(51), 0, bytes(32))] * 3, torch.device("cpu")))
@@ -192,19 +234,30 @@ def test_owners_are_read_after_the_reservation(tmp_path):
     class Told(Rows):
         def __getitem__(self, index: int) -> dict[str, object]:
             if not self.reads:
-                seen.extend(p.name for p in Ledger.read(tmp_path / "run" / "ledger.jsonl").permits())
+                seen.extend(
+                    p.name for p in Ledger.read(tmp_path / "run" / "ledger.jsonl").permits()
+                )
             return super().__getitem__(index)
 
     days = Users("who", time=np.zeros(len(OWNERS), np.int64), window="day")
     with pytest.raises(InvalidInput, match="by user's day"):
         dpfy.fit(model, data, user=days, plan=plan_of(3), optimizer=optimizer, run=tmp_path / "no")
     assert data.reads == 0
-    dpfy.fit(model, Told(records(), OWNERS), user="who", plan=plan_of(3), optimizer=optimizer, run=tmp_path / "run")
+    dpfy.fit(
+        model,
+        Told(records(), OWNERS),
+        user="who",
+        plan=plan_of(3),
+        optimizer=optimizer,
+        run=tmp_path / "run",
+    )
     assert seen == ["training"]
 
 
 def test_resumed_runs_draw_the_same_records(tmp_path):
-    """A run killed between steps and resumed ends with the same weights; with other owners it is refused."""
+    """A run killed between steps and resumed ends with the same weights; with other owners it is
+    refused.
+    """
     data, weights = records(), []
     plan = plan_of(2, batch=2.0, steps=8, noise=1.0)
 
@@ -212,11 +265,17 @@ def test_resumed_runs_draw_the_same_records(tmp_path):
         model = model_of()
         made = dpfy.Run(tmp_path / place, seed=5, **more)
         grouped = dpfy.by_user(data, Users(owners), 2)
-        with dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), 0.1), grouped, plan, made) as training:
+        with dpfy.PrivateTraining(
+            model, torch.optim.SGD(model.parameters(), 0.1), grouped, plan, made
+        ) as training:
             for x, y, real in training.batches():
                 if stop is not None and training.steps_done >= stop:
                     raise KeyboardInterrupt
-                training.step(dpfy.per_user(F.cross_entropy(model(x.flatten(0, 1)), y.flatten(), reduction="none"), real))
+                training.step(
+                    dpfy.per_user(
+                        F.cross_entropy(model(x.flatten(0, 1)), y.flatten(), reduction="none"), real
+                    )
+                )
         return [p.detach().clone() for p in model.parameters()]
 
     weights = trained("whole", OWNERS)
@@ -226,10 +285,15 @@ def test_resumed_runs_draw_the_same_records(tmp_path):
     other[0] = 3
     with pytest.raises((InvalidInput, Unsupported), match=r"data|records"):
         trained("cut", other, resume=True)
-    assert all(torch.equal(a, b) for a, b in zip(weights, trained("cut", OWNERS, resume=True), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights, trained("cut", OWNERS, resume=True), strict=True)
+    )
 
 
-DAYS = np.array(["2026-01-01T23:00", "2026-01-02T01:00", "2026-01-02T02:00", "2026-02-01", "2026-02-01T09:00"], "datetime64[s]")
+DAYS = np.array(
+    ["2026-01-01T23:00", "2026-01-02T01:00", "2026-01-02T02:00", "2026-02-01", "2026-02-01T09:00"],
+    "datetime64[s]",
+)
 
 
 @pytest.mark.parametrize(("window", "units"), [("day", 4), ("week", 3), ("month", 3), ("year", 2)])
@@ -253,26 +317,48 @@ BAD = [
     ({"user": OWNERS[:4]}, "one for each of the 13 records"),
     ({"user": OWNERS.astype(float)}, "whole number or word"),
     ({"user": [None, *["a"] * 12]}, "every record must have an owner"),
-    ({"user": Users(OWNERS, time=["x"] * 13, window="day"), "plan": plan_of(3, unit=user_unit(3, "day"))}, "no time"),
-    ({"user": OWNERS, "plan": dpfy.dpsgd(USERS, USERS, steps=1).with_noise(0.0)}, "records have owners"),
+    (
+        {
+            "user": Users(OWNERS, time=["x"] * 13, window="day"),
+            "plan": plan_of(3, unit=user_unit(3, "day")),
+        },
+        "no time",
+    ),
+    (
+        {"user": OWNERS, "plan": dpfy.dpsgd(USERS, USERS, steps=1).with_noise(0.0)},
+        "records have owners",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("named", "said"), BAD, ids=[said for _, said in BAD])
 def test_bad_owners_are_refused(tmp_path, named, said):
     model = model_of()
-    given = {"plan": plan_of(3), "optimizer": torch.optim.SGD(model.parameters(), 1.0), "run": tmp_path / "r"} | named
+    given = {
+        "plan": plan_of(3),
+        "optimizer": torch.optim.SGD(model.parameters(), 1.0),
+        "run": tmp_path / "r",
+    } | named
     with pytest.raises(InvalidInput, match=said):
         dpfy.fit(model, records(), **given)
     assert not (tmp_path / "r").exists()
 
 
 def test_bad_users_are_refused():
-    for named in ({"pick": "last"}, {"loss": "max"}, {"window": "day"}, {"time": OWNERS}, {"window": "hour", "time": OWNERS}):
+    for named in (
+        {"pick": "last"},
+        {"loss": "max"},
+        {"window": "day"},
+        {"time": OWNERS},
+        {"window": "hour", "time": OWNERS},
+    ):
         with pytest.raises(InvalidInput, match="user"):
             Users(OWNERS, **named)
     model = model_of()
-    grouped, optimizer = dpfy.by_user(records(), OWNERS, 3), torch.optim.SGD(model.parameters(), 1.0)
+    grouped, optimizer = (
+        dpfy.by_user(records(), OWNERS, 3),
+        torch.optim.SGD(model.parameters(), 1.0),
+    )
     with pytest.raises(InvalidInput, match="grouped by user already"):
         dpfy.fit(model, grouped, user=OWNERS, plan=plan_of(3), optimizer=optimizer)
     with pytest.raises(Unsupported, match="one view"):
@@ -289,10 +375,19 @@ def test_of_each_user_at_most_k_records_are_kept_and_others_do_not_matter():
         assert np.bincount(owners[kept.rows]).tolist() == [5] * 20
         for gone in (0, 7, 19):
             there = np.flatnonzero(owners != gone)
-            fewer = as_source(Owned(tuple(f[there] for f in records(400)), Users(owners[there], pick), 5, single=True))
+            fewer = as_source(
+                Owned(
+                    tuple(f[there] for f in records(400)),
+                    Users(owners[there], pick),
+                    5,
+                    single=True,
+                )
+            )
             assert set(there[fewer.rows]) == set(kept.rows[owners[kept.rows] != gone])
     first = as_source(Owned(records(400), Users(owners, "first"), 5, single=True))
-    assert not np.array_equal(first.rows, as_source(Owned(records(400), Users(owners), 5, single=True)).rows)
+    assert not np.array_equal(
+        first.rows, as_source(Owned(records(400), Users(owners), 5, single=True)).rows
+    )
 
 
 def test_records_drawn_one_by_one_need_owners_and_a_bill_for_all_of_them(tmp_path):
@@ -303,16 +398,26 @@ def test_records_drawn_one_by_one_need_owners_and_a_bill_for_all_of_them(tmp_pat
     assert Plan.from_json(plan.to_json()) == plan
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    refused = [records(), dpfy.by_user(records(), OWNERS, 4), dpfy.by_user(records(), Users(OWNERS), 4)]
+    refused = [
+        records(),
+        dpfy.by_user(records(), OWNERS, 4),
+        dpfy.by_user(records(), Users(OWNERS), 4),
+    ]
     for train in [*refused, Owned(records(), Users(OWNERS), 5, single=True)]:
         with pytest.raises(InvalidInput, match="train"):
             dpfy.fit(model, train, plan=plan, optimizer=optimizer, run=tmp_path / "no")
     with pytest.raises(InvalidInput, match="draws the other"):
         dpfy.fit(
-            model, Owned(records(), Users(OWNERS), 4, single=True), plan=plan_of(4), optimizer=optimizer, run=tmp_path / "no"
+            model,
+            Owned(records(), Users(OWNERS), 4, single=True),
+            plan=plan_of(4),
+            optimizer=optimizer,
+            run=tmp_path / "no",
         )
     assert not (tmp_path / "no").exists()
-    result = dpfy.fit(model, records(), user=OWNERS, plan=plan, optimizer=optimizer, run=tmp_path / "run")
+    result = dpfy.fit(
+        model, records(), user=OWNERS, plan=plan, optimizer=optimizer, run=tmp_path / "run"
+    )
     assert result.epsilon == plan.epsilon
     assert all(finding.holds for finding in verify(tmp_path / "run"))
 
@@ -320,8 +425,12 @@ def test_records_drawn_one_by_one_need_owners_and_a_bill_for_all_of_them(tmp_pat
 @pytest.mark.parametrize(
     "recipe",
     [
-        lambda: dpfy.dpsgd(100, 10, steps=3, unit=user_unit(3), adjacency="replace-one", draw="record"),
-        lambda: replace(dpfy.dpsgd(100, 10, steps=3, unit=user_unit(3), draw="record"), clip=QuantileClip(1.0)),
+        lambda: dpfy.dpsgd(
+            100, 10, steps=3, unit=user_unit(3), adjacency="replace-one", draw="record"
+        ),
+        lambda: replace(
+            dpfy.dpsgd(100, 10, steps=3, unit=user_unit(3), draw="record"), clip=QuantileClip(1.0)
+        ),
         lambda: replace(dpfy.bandmf(100, 10, steps=20, bands=4), unit=user_unit(3), draw="record"),
     ],
     ids=["replace-one", "quantile", "cycles"],
@@ -332,7 +441,9 @@ def test_what_has_no_proof_for_several_records_is_refused(recipe):
 
 
 def test_groups_of_units_that_are_drawn_in_cycles_have_no_proof():
-    """Members in different blocks overlap in correlated noise: what hides each alone is not known to hide both."""
+    """Members in different blocks overlap in correlated noise: what hides each alone is not known
+    to hide both.
+    """
     recipe = dpfy.bandmf(100, 10, steps=20, bands=4)
     with pytest.raises(Unsupported, match="in cycles"):
         recipe.calibrate(3.0, 1e-3, group=2)

@@ -1,4 +1,6 @@
-"""Sequences of several lengths, packed: each example goes its own length, and lengths of others reach no loss."""
+"""Sequences of several lengths, packed: each example goes its own length, and lengths of others
+reach no loss.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def data() -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Reader(nn.Module):
-    """A recurrent layer over packed sequences; `pool` makes one row of each from (outputs, last states, lengths)."""
+    """A recurrent layer over packed sequences; `pool` makes one row of each from (outputs, last
+    states, lengths).
+    """
 
     def __init__(self, pool: Callable[..., Tensor], kind: str = "LSTM", **settings: Any) -> None:
         super().__init__()
@@ -40,7 +44,9 @@ class Reader(nn.Module):
         self.head = nn.Linear(4 * (2 if settings.get("bidirectional") else 1), CLASSES)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        outputs, last = self.inner(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        outputs, last = self.inner(
+            pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        )
         state = last[0] if isinstance(last, tuple) else last
         out: Tensor = self.head(self.pool(outputs, state.transpose(0, 1).flatten(1)))
         return out
@@ -71,7 +77,10 @@ ACCEPTED: dict[str, tuple[nn.Module, watched.Losses]] = {
     "last output": (Reader(picked, "RNN"), plain),
     "masked mean": (Reader(masked), plain),
     "divided by its own length": (Reader(last), lambda m, x, n, y: plain(m, x, n, y) / n),
-    "lengths from the data": (Reader(last), lambda m, x, n, y: plain(m, x, (x[:, :, 0] > -9).sum(1), y)),
+    "lengths from the data": (
+        Reader(last),
+        lambda m, x, n, y: plain(m, x, (x[:, :, 0] > -9).sum(1), y),
+    ),
 }
 
 
@@ -101,7 +110,9 @@ def by_all(model: Any, x: Tensor, n: Tensor, y: Tensor) -> Tensor:
 
 
 def by_given_back(model: Any, x: Tensor, n: Tensor, y: Tensor) -> Tensor:
-    _, lengths = pad_packed_sequence(pack_padded_sequence(x, n, batch_first=True, enforce_sorted=False), batch_first=True)
+    _, lengths = pad_packed_sequence(
+        pack_padded_sequence(x, n, batch_first=True, enforce_sorted=False), batch_first=True
+    )
     return plain(model, x, n, y) / lengths.sum()
 
 
@@ -125,7 +136,10 @@ REFUSED: dict[str, tuple[nn.Module, watched.Losses]] = {
     "divided by the longest in the model": (Reader(longest), plain),
     "a mean over all rows": (Reader(sums), plain),
     "a mean over the padding": (Reader(average), plain),
-    "an example longer than it is": (Reader(last), lambda m, x, n, y: plain(m, x, n.max().expand_as(n).clone(), y)),
+    "an example longer than it is": (
+        Reader(last),
+        lambda m, x, n, y: plain(m, x, n.max().expand_as(n).clone(), y),
+    ),
 }
 
 
@@ -135,7 +149,9 @@ def test_lengths_of_others_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(Unsupported) as refused:
         watched.train(tmp_path, model, losses, data())
     assert "\n" not in str(refused.value)
-    assert any(word in str(refused.value) for word in ("mix", "lengths of other", "torch.where", "depend"))
+    assert any(
+        word in str(refused.value) for word in ("mix", "lengths of other", "torch.where", "depend")
+    )
 
 
 def test_padding_while_recorded_is_torchs_own() -> None:
@@ -153,7 +169,10 @@ def test_padding_while_recorded_is_torchs_own() -> None:
             padded.sin().sum().backward()
             recorder.stop()
             found.append((padded.detach(), lengths, leaf.grad, padded.stride()))
-        assert all(a == b if isinstance(a, tuple) else torch.equal(a, b) for a, b in zip(*found, strict=True))
+        assert all(
+            a == b if isinstance(a, tuple) else torch.equal(a, b)
+            for a, b in zip(*found, strict=True)
+        )
 
 
 class Sentences(Dataset):
@@ -167,7 +186,11 @@ class Sentences(Dataset):
 
 def collate(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, Tensor]:
     words = [words for words, _ in items]
-    return pad_sequence(words, batch_first=True), torch.tensor([len(w) for w in words]), torch.tensor([y for _, y in items])
+    return (
+        pad_sequence(words, batch_first=True),
+        torch.tensor([len(w) for w in words]),
+        torch.tensor([y for _, y in items]),
+    )
 
 
 class Stop(Exception):
@@ -182,7 +205,9 @@ def test_lengths_of_the_callers_collate_and_a_resumed_run(tmp_path: Path) -> Non
         adam = torch.optim.Adam(model.parameters(), lr=0.05)
         loader = DataLoader(Sentences(), batch_size=12, collate_fn=collate)
         mine = dpfy.Run(path, seed=1, resume=True, checkpoint_every=0.0)
-        with dpfy.PrivateTraining(model, adam, loader, plan, mine, runtime=dpfy.Runtime(max_physical_batch=8)) as training:
+        with dpfy.PrivateTraining(
+            model, adam, loader, plan, mine, runtime=dpfy.Runtime(max_physical_batch=8)
+        ) as training:
             for batch in training.batches():
                 training.step(plain(model, *batch))
                 if training.steps_done == die:

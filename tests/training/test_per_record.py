@@ -1,4 +1,6 @@
-"""Losses written for one record: no replays are made, the report says why, and a run cannot change over to or from them."""
+"""Losses written for one record: no replays are made, the report says why, and a run cannot change
+over to or from them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def loop(path: Path, count: int, how: str, *, resume: bool = False) -> dpfy.Priv
     model = net()
     plan = dpfy.dpsgd(watched.RECORDS, 12, steps=20).with_noise(1.0, delta=1e-3)
     run = dpfy.Run(path / "run", seed=1, resume=resume)
-    with dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), lr=0.05), watched.vectors(), plan, run) as training:
+    with dpfy.PrivateTraining(
+        model, torch.optim.SGD(model.parameters(), lr=0.05), watched.vectors(), plan, run
+    ) as training:
         assert training.watch is not None
         if how:
             training.watch.isolate(how)
@@ -50,7 +54,9 @@ def loop(path: Path, count: int, how: str, *, resume: bool = False) -> dpfy.Priv
 
 
 @pytest.mark.filterwarnings("ignore:run .* unfinished")
-def test_isolated_losses_are_neither_recorded_nor_replayed_and_the_report_says_so(tmp_path: Path) -> None:
+def test_isolated_losses_are_neither_recorded_nor_replayed_and_the_report_says_so(
+    tmp_path: Path,
+) -> None:
     training = loop(tmp_path, 20, "one by one")
     assert training.watch is not None
     checks = training.watch.checks
@@ -61,15 +67,20 @@ def test_isolated_losses_are_neither_recorded_nor_replayed_and_the_report_says_s
 
 
 @pytest.mark.filterwarnings("ignore:run .* unfinished")
-@pytest.mark.parametrize(("before", "after"), [("", "one by one"), ("one by one", ""), ("one by one", "vectorised")])
-def test_a_run_is_resumed_with_the_isolation_it_was_begun_with(before: str, after: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("", "one by one"), ("one by one", ""), ("one by one", "vectorised")]
+)
+def test_a_run_is_resumed_with_the_isolation_it_was_begun_with(
+    before: str, after: str, tmp_path: Path
+) -> None:
     loop(tmp_path, 5, before)
     with pytest.raises(InvalidInput, match="resume losses"):
         loop(tmp_path, 8, after, resume=True)
     assert loop(tmp_path, 8, before, resume=True).steps_done == 8
 
 
-# What reaches for other records, or for an earlier step. Each is a function that makes (model, loss) anew.
+# What reaches for other records, or for an earlier step. Each is a function that makes (model,
+# loss) anew.
 
 Made = tuple[nn.Module, Any]
 
@@ -118,7 +129,9 @@ def forward_hook() -> Made:
 def backward_hook() -> Made:
     model = net()
     model[0].register_full_backward_hook(
-        lambda module, before, after: (before[0] - before[0].mean(0),) if before[0] is not None else None
+        lambda module, before, after: (
+            (before[0] - before[0].mean(0),) if before[0] is not None else None
+        )
     )
     return model, per_record(entropy)
 
@@ -275,13 +288,21 @@ REFUSED: dict[str, Callable[[], Made]] = {
     "kept, the last alone": lambda: kept(lambda x: x.mean(), last=1),
     "kept as a view": lambda: kept(lambda x: x[:1].T),
     "kept in a gradient transform": lambda: with_term(
-        (lambda seen: lambda model, x: torch.func.grad(lambda z: seen.append(z * 1) or (z * seen[0]).sum())(x).sum())([])
+        (
+            lambda seen: (
+                lambda model, x: torch.func.grad(
+                    lambda z: seen.append(z * 1) or (z * seen[0]).sum()
+                )(x).sum()
+            )
+        )([])
     ),
     "kept on the model": on_the_model,
     "kept by a hook": forward_hook,
     "kept by a function's forward": lambda: through(Keeps.apply),
     "kept by a function's backward": lambda: through(KeepsGradients.apply),
-    "hook on an activation": lambda: through(lambda h: (h.register_hook(lambda g: g - g.mean(0)), h)[1]),
+    "hook on an activation": lambda: through(
+        lambda h: (h.register_hook(lambda g: g - g.mean(0)), h)[1]
+    ),
     "function with a rule of its own": lambda: through(OwnRule.apply),
     "operation with a rule of its own": operation,
     "buffer written": lambda: (Counts(True), per_record(entropy)),
@@ -289,12 +310,16 @@ REFUSED: dict[str, Callable[[], Made]] = {
     "saved tensors changed": packed,
     "dispatch mode": moded,
     "checkpoint": lambda: through(lambda h: checkpoint(torch.tanh, h, use_reentrant=False)),
-    "reentrant checkpoint": lambda: through(lambda h: checkpoint(torch.tanh, h, use_reentrant=True)),
+    "reentrant checkpoint": lambda: through(
+        lambda h: checkpoint(torch.tanh, h, use_reentrant=True)
+    ),
     "another thread": threaded,
     "the data set": lambda: with_term(lambda model, x: (x - DATA[0].mean(0)).sum()),
     "a view of the data set": lambda: with_term(lambda model, x: x @ DATA[0][3:4].squeeze(0)),
     "the batch, from a frame": lambda: with_term(lambda model, x: x @ frames("leaves")[0].mean(0)),
-    "the batch, from torch's inside": lambda: with_term(lambda model, x: x @ torch._C._functorch.get_unwrapped(x).mean(0)),
+    "the batch, from torch's inside": lambda: with_term(
+        lambda model, x: x @ torch._C._functorch.get_unwrapped(x).mean(0)
+    ),
     "item": lambda: read(lambda x: x.sum().item()),
     "float": lambda: read(lambda x: float(x.sum())),
     "numpy": lambda: read(lambda x: x.detach().numpy()),
@@ -315,9 +340,15 @@ REFUSED: dict[str, Callable[[], Made]] = {
     "written outside": lambda: read(lambda x: torch.zeros(watched.WIDTH).copy_(x)),
     "scripted": lambda: through(torch.jit.script(scripted)),
     "resized into the neighbours": lambda: read(lambda x: x.clone().resize_(2 * watched.WIDTH)),
-    "resized by its operation": lambda: read(lambda x: torch.ops.aten.resize_(x.clone(), [2 * watched.WIDTH])),
-    "another shape of its memory": lambda: read(lambda x: torch._reshape_alias_copy(x, (2 * watched.WIDTH,), (1,))),
-    "operation of a compiler": lambda: read(lambda x: torch.ops.inductor._reinterpret_tensor(x, (2 * watched.WIDTH,), (1,))),
+    "resized by its operation": lambda: read(
+        lambda x: torch.ops.aten.resize_(x.clone(), [2 * watched.WIDTH])
+    ),
+    "another shape of its memory": lambda: read(
+        lambda x: torch._reshape_alias_copy(x, (2 * watched.WIDTH,), (1,))
+    ),
+    "operation of a compiler": lambda: read(
+        lambda x: torch.ops.inductor._reinterpret_tensor(x, (2 * watched.WIDTH,), (1,))
+    ),
     "neighbours in memory": lambda: read(lambda x: x.as_strided((2 * watched.WIDTH,), (1,))),
 }
 
@@ -337,7 +368,9 @@ def fitted(path: Path, made: Made, steps: int = 6, **options: Any) -> dpfy.Resul
     plan = dpfy.dpsgd(watched.RECORDS, 24, steps=steps).with_noise(1.0, delta=1e-3)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
     run = options.pop("run", None) or dpfy.Run(path / "run", seed=5)
-    return dpfy.fit(model, options.pop("data", DATA), plan=plan, optimizer=sgd, loss=loss, run=run, **options)
+    return dpfy.fit(
+        model, options.pop("data", DATA), plan=plan, optimizer=sgd, loss=loss, run=run, **options
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -371,7 +404,9 @@ class Experts(nn.Module):
 
 
 class CountsPositions(nn.Module):
-    """Things that a record may do with its own: masks, lengths, sorting, gradients of itself, caches without data."""
+    """Things that a record may do with its own: masks, lengths, sorting, gradients of itself,
+    caches without data.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -432,7 +467,7 @@ HARMLESS: dict[str, tuple[Callable[[], Made], Any]] = {
     "a dict": (lambda: (net(), per_record(as_dict)), {"x": DATA[0], "y": DATA[1]}),
     "one field": (lambda: (net(), per_record(lambda m, r: m(r[0]).square().mean())), DATA[0]),
     "length of the record": (lambda: with_term(lambda m, x: x.sum() / len(x) / x.shape[0]), DATA),
-    "dropout": (lambda: (net(nn.Linear(watched.WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, watched.CLASSES)), per_record(entropy)), DATA),
+    "dropout": (lambda: (net(nn.Linear(watched.WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, watched.CLASSES)), per_record(entropy)), DATA),  # noqa: E501
     "noise": (lambda: with_term(lambda m, x: (x + torch.randn(x.shape)).square().mean() * torch.rand(())), DATA),
     "positions": (lambda: (CountsPositions(), per_record(entropy)), watched.sequences()),
     "own gradient": (lambda: (net(), per_record(slope)), DATA),
@@ -443,16 +478,18 @@ HARMLESS: dict[str, tuple[Callable[[], Made], Any]] = {
     "scripted, one by one": (
         lambda: (Through(torch.jit.script(scripted)), per_record(entropy, vectorised=False)), DATA
     ),
-    "several tensors": (lambda: through(lambda h: torch.cat([*h.chunk(2, -1)][::-1], -1).split(4, -1)[0].repeat(2)), DATA),
-    "experts, one by one": (lambda: (Experts(), per_record(entropy, vectorised=False)), watched.sequences()),
+    "several "
+    "tensors": (lambda: through(lambda h: torch.cat([*h.chunk(2, -1)][::-1], -1).split(4, -1)[0].repeat(2)), DATA),
+    "experts, one by "
+    "one": (lambda: (Experts(), per_record(entropy, vectorised=False)), watched.sequences()),
     "read, one by one": (
-        lambda: (net(), per_record(lambda m, r: entropy(m, r) * (2 if r[0].sum().item() > 0 else 1), vectorised=False)), DATA
+        lambda: (net(), per_record(lambda m, r: entropy(m, r) * (2 if r[0].sum().item() > 0 else 1), vectorised=False)), DATA  # noqa: E501
     ),
     "checkpoint, one by one": (
-        lambda: (Through(lambda h: checkpoint(torch.tanh, h, use_reentrant=False)), per_record(entropy, vectorised=False)), DATA
+        lambda: (Through(lambda h: checkpoint(torch.tanh, h, use_reentrant=False)), per_record(entropy, vectorised=False)), DATA  # noqa: E501
     ),
     "dropout, one by one": (
-        lambda: (net(nn.Linear(watched.WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, watched.CLASSES)), per_record(entropy, vectorised=False)),
+        lambda: (net(nn.Linear(watched.WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, watched.CLASSES)), per_record(entropy, vectorised=False)),  # noqa: E501
         DATA,
     ),
 }  # fmt: skip
@@ -473,7 +510,9 @@ def test_a_loss_of_its_record_alone_trains(name: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", HARMLESS)
 def test_no_record_moves_the_clipped_sum_further_than_the_bound(name: str) -> None:
-    """Measured: another record in a row that does not count changes nothing, and one that counts adds at most the bound."""
+    """Measured: another record in a row that does not count changes nothing, and one that counts
+    adds at most the bound.
+    """
     torch.manual_seed(0)
     make, data = HARMLESS[name]
     model, loss = make()
@@ -492,7 +531,9 @@ def test_no_record_moves_the_clipped_sum_further_than_the_bound(name: str) -> No
     for seed in range(4):
         g = torch.Generator().manual_seed(seed)
         picked = torch.randperm(watched.RECORDS, generator=g)[:rows]
-        batch = pytree.tree_map(lambda t, picked=picked: t[picked], data if not isinstance(data, Tensor) else (data,))
+        batch = pytree.tree_map(
+            lambda t, picked=picked: t[picked], data if not isinstance(data, Tensor) else (data,)
+        )
         row, counts = seed % rows, torch.arange(rows) != seed % rows
 
         def other(t: Tensor, row: int = row) -> Tensor:
@@ -501,7 +542,9 @@ def test_no_record_moves_the_clipped_sum_further_than_the_bound(name: str) -> No
             return t
 
         without = total(batch, counts)
-        assert torch.allclose(without, total(pytree.tree_map(other, batch), counts), rtol=1e-4, atol=1e-5)
+        assert torch.allclose(
+            without, total(pytree.tree_map(other, batch), counts), rtol=1e-4, atol=1e-5
+        )
         moved = total(pytree.tree_map(other, batch), torch.ones(rows, dtype=torch.bool)) - without
         most = max(most, float(moved.norm()))
     assert 0 < most <= 0.5 * (1 + 1e-4)
@@ -512,10 +555,21 @@ SLOW_REFUSED: dict[str, Callable[[], Made]] = {
     "kept on the model": on_the_model,
     "the data set": lambda: with_term(lambda model, x: (x - DATA[0].mean(0)).sum()),
     "a running mean that Python read": lambda: with_term(
-        (lambda seen: lambda model, x: (seen.append(x.mean().item()), x.sum() * sum(seen) / len(seen))[1])([])
+        (
+            lambda seen: (
+                lambda model, x: (seen.append(x.mean().item()), x.sum() * sum(seen) / len(seen))[1]
+            )
+        )([])
     ),
     "the loss before": lambda: with_term(
-        (lambda last: lambda model, x: (last.append(entropy(model, (x, torch.tensor(0))).item()), x.sum() * last[-2])[1])([1.0])
+        (
+            lambda last: (
+                lambda model, x: (
+                    last.append(entropy(model, (x, torch.tensor(0))).item()),
+                    x.sum() * last[-2],
+                )[1]
+            )
+        )([1.0])
     ),
 }
 
@@ -551,7 +605,14 @@ def test_a_resumed_run_releases_the_same_and_refuses_another_loss(tmp_path: Path
         sgd = torch.optim.SGD(model.parameters(), lr=0.05)
         sgd.register_step_pre_hook(fourth)
         with pytest.raises(Ends):
-            dpfy.fit(model, DATA, plan=plan, optimizer=sgd, loss=first, run=dpfy.Run(path / "run", seed=5, checkpoint_every=0))
+            dpfy.fit(
+                model,
+                DATA,
+                plan=plan,
+                optimizer=sgd,
+                loss=first,
+                run=dpfy.Run(path / "run", seed=5, checkpoint_every=0),
+            )
         torch.manual_seed(0)
         model = net()
         found = fitted(path, (model, second), run=dpfy.Run(path / "run", seed=5, resume=True))
@@ -565,7 +626,11 @@ def test_a_resumed_run_releases_the_same_and_refuses_another_loss(tmp_path: Path
     interrupted(tmp_path / "parts", per_record(entropy), per_record(entropy))
     assert torch.equal(weights[0], torch.cat([p.detach().flatten() for p in whole.parameters()]))
     for number, other in enumerate(
-        (per_record(lambda m, r: 2 * entropy(m, r)), per_record(entropy, vectorised=False), "cross_entropy")
+        (
+            per_record(lambda m, r: 2 * entropy(m, r)),
+            per_record(entropy, vectorised=False),
+            "cross_entropy",
+        )
     ):
         with pytest.raises(InvalidInput, match="resume"):
             interrupted(tmp_path / str(number), per_record(entropy), other)
@@ -580,7 +645,15 @@ def test_users_and_views_are_made_of_rows(tmp_path: Path) -> None:
         model = net()
         sgd = torch.optim.SGD(model.parameters(), lr=0.05)
         name = "names" if loss == "cross_entropy" else "records"
-        dpfy.fit(model, DATA, plan=plan, optimizer=sgd, loss=loss, user=owners, run=dpfy.Run(tmp_path / name, seed=1))
+        dpfy.fit(
+            model,
+            DATA,
+            plan=plan,
+            optimizer=sgd,
+            loss=loss,
+            user=owners,
+            run=dpfy.Run(tmp_path / name, seed=1),
+        )
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(*weights, atol=1e-6)
 
@@ -611,7 +684,9 @@ def test_data_sets_are_taken_and_collate_functions_are_not(tmp_path: Path) -> No
         (per_record(lambda m, r: F.cross_entropy(m(r[0]), r[1] + 3), vectorised=False), "record"),
     ],
 )
-def test_what_is_no_loss_of_one_record_is_refused_in_one_line(loss: Any, field: str, tmp_path: Path) -> None:
+def test_what_is_no_loss_of_one_record_is_refused_in_one_line(
+    loss: Any, field: str, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}") as refusal:
         fitted(tmp_path, (net(), loss))
     assert "\n" not in str(refusal.value)

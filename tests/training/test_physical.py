@@ -15,7 +15,11 @@ from dpfy.training.physical import padded_size
 @pytest.mark.parametrize("expected", [32, 100, 256, 1000, 4096, 20_000])
 def test_random_batches_fall_into_few_shapes(expected: int) -> None:
     sizes = np.random.default_rng(0).poisson(expected, 2000)
-    rows = [len(piece) for size in sizes for piece, _ in physical(np.arange(size), 10**6, row_multiple=bucket_size(expected))]
+    rows = [
+        len(piece)
+        for size in sizes
+        for piece, _ in physical(np.arange(size), 10**6, row_multiple=bucket_size(expected))
+    ]
     share = np.unique(rows, return_counts=True)[1] / len(rows)
     assert sum(sorted(share)[-5:]) > 0.8
     assert np.mean(rows) < 1.04 * expected + 8

@@ -1,4 +1,6 @@
-"""Mixed precision: bfloat16 under autocast trains, float16 and scaled losses are refused with the way out."""
+"""Mixed precision: bfloat16 under autocast trains, float16 and scaled losses are refused with the
+way out.
+"""
 
 from __future__ import annotations
 
@@ -52,20 +54,33 @@ def test_parameters_in_float16_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_scaled_losses_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     """Clipped as they come, every gradient would be 65,536 times as long as it is."""
-    with pytest.raises(Unsupported, match=r"losses multiplied by 65536, as by a GradScaler, .*hand them over unscaled"):
+    with pytest.raises(
+        Unsupported,
+        match=r"losses multiplied by 65536, as by a GradScaler, .*hand them over unscaled",
+    ):
         watched.train(tmp_path, watched.net(), under(dtype, scale=True))
 
 
 @pytest.mark.parametrize("weight", [torch.tensor(100.0), 2, 1e5, -0.5])
 def test_losses_weighted_by_the_user_are_not(weight: float | Tensor, tmp_path: Path) -> None:
-    assert watched.train(tmp_path, watched.net(), lambda m, x, y: watched.plain(m, x, y) * weight).steps_done == 4
+    assert (
+        watched.train(
+            tmp_path, watched.net(), lambda m, x, y: watched.plain(m, x, y) * weight
+        ).steps_done
+        == 4
+    )
 
 
 def test_a_refusal_that_is_caught_is_not_forgotten(tmp_path: Path) -> None:
     """Nothing is released with losses that nobody looked at."""
-    model, plan = watched.net(), dpfy.dpsgd(watched.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3)
+    model, plan = (
+        watched.net(),
+        dpfy.dpsgd(watched.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3),
+    )
     sgd, losses, refused = torch.optim.SGD(model.parameters(), lr=0.1), under(torch.float16), []
-    training = dpfy.PrivateTraining(model, sgd, watched.vectors(), plan, dpfy.Run(tmp_path / "run", seed=1))
+    training = dpfy.PrivateTraining(
+        model, sgd, watched.vectors(), plan, dpfy.Run(tmp_path / "run", seed=1)
+    )
 
     def body() -> None:
         with training:

@@ -17,7 +17,9 @@ import small
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_your_own_loop_has_a_bar_with_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str], wanted: bool) -> None:
+def test_your_own_loop_has_a_bar_with_epsilon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wanted: bool
+) -> None:
     net, plan = small.model(), small.plan(6)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     runtime = dpfy.Runtime(progress=wanted, max_physical_batch=16)

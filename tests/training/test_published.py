@@ -1,4 +1,6 @@
-"""Numbers that a loop publishes: declared by the caller, and refused where they are recognised as computed from a batch."""
+"""Numbers that a loop publishes: declared by the caller, and refused where they are recognised as
+computed from a batch.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def trained(path, after):
     net = nn.Linear(small.FEATURES, small.CLASSES)
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     runtime = dpfy.Runtime(max_physical_batch=small.RECORDS)
-    with dpfy.PrivateTraining(net, sgd, small.data(), plan(), dpfy.Run(path, seed=2), runtime=runtime) as training:
+    with dpfy.PrivateTraining(
+        net, sgd, small.data(), plan(), dpfy.Run(path, seed=2), runtime=runtime
+    ) as training:
         for x, y in training.batches():
             out = net(x)
             losses = nn.functional.cross_entropy(out, y, reduction="none")
@@ -59,7 +63,10 @@ def test_a_number_computed_from_the_batch_is_refused_whatever_is_declared(tmp_pa
 
     def after(training, losses, x, y, out):
         value = float(PRIVATE[name](losses, x, y, out))
-        if name in ("accuracy", "error", "percent") and len(y) // np.gcd(int((out.argmax(1) == y).sum()), len(y)) < 32:
+        if (
+            name in ("accuracy", "error", "percent")
+            and len(y) // np.gcd(int((out.argmax(1) == y).sum()), len(y)) < 32
+        ):
             return  # a simple fraction
         for publish in (
             lambda: training.record(source="public", value=value),
@@ -96,7 +103,10 @@ def test_a_source_must_be_declared_and_is_named_in_the_report(tmp_path):
         training.record(source="released", norm=1.25)
 
     training = trained(tmp_path / "run", after)
-    assert small.card_of(training.folder.path)["recorded"] == "accuracy, loss, norm (computed from what was released)"
+    assert (
+        small.card_of(training.folder.path)["recorded"]
+        == "accuracy, loss, norm (computed from what was released)"
+    )
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
 
 
@@ -121,8 +131,16 @@ def test_public_figures_are_not_taken_for_private_ones(tmp_path):
                 out = net(x[:size])
                 found = nn.functional.cross_entropy(out, y[:size])
                 right = (out.argmax(1) == y[:size]).float().mean()
-                training.record(source="public", loss=float(found), epoch=training.steps_done, best=0.91, size=size)
-                training.record(source="public", accuracy=round(float(right), 3), ratio=1.0, none=0.0)
+                training.record(
+                    source="public",
+                    loss=float(found),
+                    epoch=training.steps_done,
+                    best=0.91,
+                    size=size,
+                )
+                training.record(
+                    source="public", accuracy=round(float(right), 3), ratio=1.0, none=0.0
+                )
 
     trained(tmp_path / "run", after)
 
@@ -146,7 +164,9 @@ OVER_AN_EPOCH = {
 
 @pytest.mark.parametrize("over", OVER_AN_EPOCH)
 @pytest.mark.parametrize("name", READ_AFTER_A_STEP)
-def test_numbers_read_after_a_step_are_refused_also_when_python_has_computed_with_them(tmp_path, name, over):
+def test_numbers_read_after_a_step_are_refused_also_when_python_has_computed_with_them(
+    tmp_path, name, over
+):
     numbers, tried = [], []
 
     def after(training, losses, x, y, out):
@@ -203,8 +223,14 @@ def test_public_figures_may_be_read_by_item_and_recorded(tmp_path, kind, mode):
             self.first = nn.Linear(features, 8)
             self.squash = Squash() if kind == "own function" else nn.GELU()
             self.rnn = nn.LSTM(8, 8, batch_first=True) if kind == "recurrent" else None
-            self.attend = nn.MultiheadAttention(8, 2, batch_first=True) if kind == "attention" else None
-            self.drop, self.norm, self.last = nn.Dropout(0.1), nn.LayerNorm(8), nn.Linear(8, classes)
+            self.attend = (
+                nn.MultiheadAttention(8, 2, batch_first=True) if kind == "attention" else None
+            )
+            self.drop, self.norm, self.last = (
+                nn.Dropout(0.1),
+                nn.LayerNorm(8),
+                nn.Linear(8, classes),
+            )
 
         def forward(self, x):
             h = self.squash(self.first(x))
@@ -232,10 +258,17 @@ def test_public_figures_may_be_read_by_item_and_recorded(tmp_path, kind, mode):
             found += loss.item() * len(part)
             right += (out.argmax(1) == target[part]).sum().item()
             done += 1
-        return {"loss": found / len(held), "accuracy": right / len(held), "all": total.item() / done, "top": max(out[0].tolist())}
+        return {
+            "loss": found / len(held),
+            "accuracy": right / len(held),
+            "all": total.item() / done,
+            "top": max(out[0].tolist()),
+        }
 
     kinds = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
-    with dpfy.PrivateTraining(net, sgd, small.data(), recipe, dpfy.Run(tmp_path / "run", seed=2)) as training:
+    with dpfy.PrivateTraining(
+        net, sgd, small.data(), recipe, dpfy.Run(tmp_path / "run", seed=2)
+    ) as training:
         for x, y in training.batches():
             training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
             net.train(mode != "graph in eval mode")

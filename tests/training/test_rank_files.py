@@ -1,4 +1,6 @@
-"""One checkpoint of several ranks: each reads what it wrote, and files that do not belong together are refused."""
+"""One checkpoint of several ranks: each reads what it wrote, and files that do not belong together
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ class Told(World):
 
 
 def snapshot(step: int, value: float) -> Snapshot:
-    tensors = {"model.w": torch.full((2,), value), "noise.past": torch.full((3,), value), "random.cpu": torch.zeros(1)}
+    tensors = {
+        "model.w": torch.full((2,), value),
+        "noise.past": torch.full((3,), value),
+        "random.cpu": torch.zeros(1),
+    }
     return Snapshot(step, {"clip": 1, "still": value}, tensors)
 
 
@@ -40,7 +46,13 @@ def written(folder, step: int, values: tuple[float, float]):
     state = folder / "state.safetensors"
     second = Told(1, 2)
     rank_files.write(state, snapshot(step, values[1]), RANDOMNESS, second, ("noise", "random"))
-    rank_files.write(state, snapshot(step, values[0]), RANDOMNESS, Told(0, 2, said=["", second.brought]), ("noise", "random"))
+    rank_files.write(
+        state,
+        snapshot(step, values[0]),
+        RANDOMNESS,
+        Told(0, 2, said=["", second.brought]),
+        ("noise", "random"),
+    )
     return state, folder / f"rank1-{second.brought[:16]}.safetensors"
 
 
@@ -49,7 +61,11 @@ def test_a_rank_reads_what_it_alone_held_and_the_rest_from_rank_0(tmp_path):
     assert mine.stat().st_mode & 0o777 == 0o600
     read = rank_files.read(state, RANDOMNESS, World(1, 2))
     assert read.facts["still"] == 2.0
-    assert (read.step, float(read.tensors["model.w"][0]), float(read.tensors["noise.past"][0])) == (3, 1.0, 2.0)
+    assert (read.step, float(read.tensors["model.w"][0]), float(read.tensors["noise.past"][0])) == (
+        3,
+        1.0,
+        2.0,
+    )
     assert float(rank_files.read(state, RANDOMNESS, World(0, 2)).tensors["noise.past"][0]) == 1.0
     for count in (1, 3):
         with pytest.raises(InvalidInput, match="resume ranks"):
@@ -64,7 +80,9 @@ def test_a_file_of_another_checkpoint_is_refused(tmp_path, monkeypatch):
     now.write_bytes(before.read_bytes())
     with pytest.raises(Corrupt, match="is a copy, or was restored from one"):
         rank_files.read(state, RANDOMNESS, World(1, 2))
-    monkeypatch.setattr(inode, "identity", lambda handle: "alike")  # where files cannot be told apart
+    monkeypatch.setattr(
+        inode, "identity", lambda handle: "alike"
+    )  # where files cannot be told apart
     _, before = written(old, 3, (1.0, 2.0))
     state, now = written(new, 4, (1.5, 2.5))
     now.write_bytes(before.read_bytes())

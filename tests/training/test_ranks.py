@@ -1,4 +1,6 @@
-"""Several ranks make the run that one process would: the same batches, sums, noise and weights, and the same bill."""
+"""Several ranks make the run that one process would: the same batches, sums, noise and weights, and
+the same bill.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from dpfy.core.errors import InvalidInput
 from dpfy.training import fully_sharded
 
 KINDS = ["dpsgd", "lazy", "few", "banded", "blt", "adaptive", "exact"]
-CASES = [*((kind, "plain") for kind in KINDS), ("dpsgd", "ddp"), *((kind, "fsdp") for kind in KINDS if kind != "lazy")]
+CASES = [
+    *((kind, "plain") for kind in KINDS),
+    ("dpsgd", "ddp"),
+    *((kind, "fsdp") for kind in KINDS if kind != "lazy"),
+]
 CASES += [("dpsgd", "offload"), ("dpsgd", "mixed")]
 
 
@@ -36,7 +42,10 @@ def together(request, tmp_path_factory):
 @pytest.mark.parametrize(("kind", "wrap"), CASES)
 def test_ranks_make_the_run_of_one_process(alone, together, kind, wrap):
     ranks, folder = together
-    found, close = ranked.results(folder, f"{kind}-{wrap}", ranks), 1e-4 if wrap == "mixed" else 1e-9
+    found, close = (
+        ranked.results(folder, f"{kind}-{wrap}", ranks),
+        1e-4 if wrap == "mixed" else 1e-9,
+    )
     for mine in found:
         for name, value in alone[kind].items():
             if name == "past":
@@ -73,10 +82,15 @@ SAID = {
 def test_a_rank_that_disagrees_or_fails_ends_the_run_on_all_ranks_before_noise(pair, how):
     for rank in range(2):
         kind, words, released, left = torch.load(pair / f"told-{rank}.pt", weights_only=False)[how]
-        assert SAID[how] in words or SAID[how] in torch.load(pair / "told-1.pt", weights_only=False)[how][1]
+        assert (
+            SAID[how] in words
+            or SAID[how] in torch.load(pair / "told-1.pt", weights_only=False)[how][1]
+        )
         assert kind == "Lost" or rank == 1
         assert (released <= 2) is True
-        assert left is (released >= 0)  # a run that released nothing is undone, its reservation given back
+        assert left is (
+            released >= 0
+        )  # a run that released nothing is undone, its reservation given back
 
 
 def test_a_rank_that_does_not_answer_is_an_error_in_time(pair):
@@ -85,14 +99,21 @@ def test_a_rank_that_does_not_answer_is_an_error_in_time(pair):
 
 def test_a_folder_in_use_ends_the_training_on_all_ranks_at_once(pair):
     for rank in range(2):
-        assert (pair / f"busy-{rank}").read_text().startswith("None ")  # the group for words is let go of
+        assert (
+            (pair / f"busy-{rank}").read_text().startswith("None ")
+        )  # the group for words is let go of
         assert "another training is using it" in (pair / f"busy-{rank}").read_text()
 
 
 def test_a_run_is_resumed_by_as_many_ranks_as_began_it(pair):
     ranked.done(ranked.start(ranked.other_number, 3, str(pair)))
-    assert all("2 (torchrun --nproc-per-node=2)" in (pair / f"number-{rank}").read_text() for rank in range(3))
-    with pytest.raises(InvalidInput, match="resume ranks: got 1; must be what the run was started with: 2"):
+    assert all(
+        "2 (torchrun --nproc-per-node=2)" in (pair / f"number-{rank}").read_text()
+        for rank in range(3)
+    )
+    with pytest.raises(
+        InvalidInput, match="resume ranks: got 1; must be what the run was started with: 2"
+    ):
         ranked.train("banded", dpfy.Run(pair / "run", resume=True, seed=3))
 
 
@@ -100,11 +121,17 @@ def test_processes_that_torchrun_starts_again_resume_the_run(alone, tmp_path):
     assert ranked.outcomes(ranked.start(ranked.restarted, 2, str(tmp_path))) == [-9, -9]
     assert ranked.outcomes(ranked.start(ranked.restarted, 2, str(tmp_path))) == [0, 0]
     for found in ranked.results(tmp_path, "elastic", 2):
-        assert all((found[n] - v).abs().max() < 1e-9 for n, v in alone["banded"].items() if isinstance(v, torch.Tensor))
+        assert all(
+            (found[n] - v).abs().max() < 1e-9
+            for n, v in alone["banded"].items()
+            if isinstance(v, torch.Tensor)
+        )
 
 
 def test_one_coin_a_record_whatever_the_number_of_ranks(pair):
-    """Each record is drawn at the rate, once, on one rank, and independently of the others. 5 standard errors."""
+    """Each record is drawn at the rate, once, on one rank, and independently of the others. 5
+    standard errors.
+    """
     counts = sum(np.load(pair / f"drawn-{rank}.npy") for rank in range(2))
     assert counts.max() == 1
     steps, rate = len(counts), 9 / ranked.RECORDS

@@ -29,7 +29,9 @@ def stop_after(path: Path, steps: int, seed: int = 5, ledger: Path | None = None
     update = dpfy.Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
     run = dpfy.Run(path, seed=seed, ledger=ledger)
     runtime = dpfy.Runtime(max_physical_batch=12)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(), run, runtime=runtime, update=update) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(), run, runtime=runtime, update=update
+    ) as training:
         for x, y in training.batches():
             training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
             if training.steps_done == steps:
@@ -41,7 +43,9 @@ def test_resumed_equals_uninterrupted(tmp_path):
     stop_after(tmp_path / "cut", 17)
     assert not (tmp_path / "cut" / "privacy.json").exists()
     small.train(dpfy.Run(tmp_path / "cut", resume=True))
-    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_an_unfinished_run_is_not_overwritten(tmp_path):
@@ -59,7 +63,9 @@ def test_a_finished_run_is_not_overwritten(tmp_path):
         small.train(dpfy.Run(tmp_path / "run", resume=True), steps=3)
     again = dpfy.Run(tmp_path / "run", resume=True)
     net = small.model()
-    training = dpfy.PrivateTraining(net, torch.optim.Adam(net.parameters(), lr=0.05), small.data(), small.plan(2), again)
+    training = dpfy.PrivateTraining(
+        net, torch.optim.Adam(net.parameters(), lr=0.05), small.data(), small.plan(2), again
+    )
     with pytest.raises(InvalidInput, match="already holds a finished run"), training:
         pass
     assert small.train(again, steps=2).engine == "finished before"
@@ -68,7 +74,9 @@ def test_a_finished_run_is_not_overwritten(tmp_path):
 
 def test_a_different_plan_is_refused(tmp_path):
     stop_after(tmp_path / "run", 3)
-    with pytest.raises(InvalidInput, match=r"different plan \(noise_multiplier: 2.0 there, 3.0 here\)"):
+    with pytest.raises(
+        InvalidInput, match=r"different plan \(noise_multiplier: 2.0 there, 3.0 here\)"
+    ):
         small.train(dpfy.Run(tmp_path / "run", resume=True), noise=3.0)
 
 
@@ -79,12 +87,32 @@ def test_other_data_or_settings_are_refused_on_resume(tmp_path):
     x[0, 0] += 1
     net = small.model()
     adam = torch.optim.Adam(net.parameters(), lr=0.05)
-    run, plan, runtime = dpfy.Run(tmp_path / "run", resume=True), small.plan(), dpfy.Runtime(max_physical_batch=12)
+    run, plan, runtime = (
+        dpfy.Run(tmp_path / "run", resume=True),
+        small.plan(),
+        dpfy.Runtime(max_physical_batch=12),
+    )
     with pytest.raises(InvalidInput, match="resume data"):
-        dpfy.fit(net, (x, y), plan=plan, optimizer=adam, run=run, runtime=runtime, update=dpfy.Update(0.9))
+        dpfy.fit(
+            net,
+            (x, y),
+            plan=plan,
+            optimizer=adam,
+            run=run,
+            runtime=runtime,
+            update=dpfy.Update(0.9),
+        )
     faster = torch.optim.Adam(net.parameters(), lr=0.5)
     with pytest.raises(InvalidInput, match="resume optimizer"):
-        dpfy.fit(net, small.data(), plan=plan, optimizer=faster, run=run, runtime=runtime, update=dpfy.Update(0.9))
+        dpfy.fit(
+            net,
+            small.data(),
+            plan=plan,
+            optimizer=faster,
+            run=run,
+            runtime=runtime,
+            update=dpfy.Update(0.9),
+        )
     with pytest.raises(InvalidInput, match="resume average"):
         dpfy.fit(net, small.data(), plan=plan, optimizer=adam, run=run, runtime=runtime)
     small.train(run)  # the right one still resumes
@@ -141,7 +169,10 @@ def test_one_process_at_a_time(tmp_path):
     from dpfy.core.ledger import hold
     from dpfy.runs.mark import Mark
 
-    with hold(Mark.find(tmp_path / "run").file, "test"), pytest.raises(Busy, match="another process"):
+    with (
+        hold(Mark.find(tmp_path / "run").file, "test"),
+        pytest.raises(Busy, match="another process"),
+    ):
         small.train(dpfy.Run(tmp_path / "run", resume=True))
 
 
@@ -171,8 +202,8 @@ def test_a_finished_run_folder_is_safe_to_publish(tmp_path, monkeypatch):
     x, y = small.data()
     np.savez(tmp_path / "secret_people.npz", x=x.numpy(), y=y.numpy())
     flags = {
-        "data.kind": "npz", "data.path": str(tmp_path / "secret_people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0),
-        "data.test_fraction": 0.2, "privacy.records": 160, "privacy.delta": 1e-3, "model.name": "linear", "training.batch_size": 40.0,
+        "data.kind": "npz", "data.path": str(tmp_path / "secret_people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0),  # noqa: E501
+        "data.test_fraction": 0.2, "privacy.records": 160, "privacy.delta": 1e-3, "model.name": "linear", "training.batch_size": 40.0,  # noqa: E501
         "training.steps": 4, "ledger.path": str(tmp_path / "people.jsonl"),
     }  # fmt: skip
     randomness = Randomness.for_tests(9)
@@ -204,8 +235,13 @@ def test_a_finished_run_folder_is_safe_to_publish(tmp_path, monkeypatch):
             assert needle not in content, (file.name, needle)
         if file.suffix != ".safetensors":
             assert not re.search(rb"[\"' ]/(home|root|tmp|work|Users|var)/", content), file.name
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert {key for row in rows for key in row} == {"step", "epsilon"}  # held-out records are private too
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert {key for row in rows for key in row} == {
+        "step",
+        "epsilon",
+    }  # held-out records are private too
 
 
 def test_refused_input_gives_the_reservation_back(tmp_path):
@@ -215,7 +251,7 @@ def test_refused_input_gives_the_reservation_back(tmp_path):
 
     (tmp_path / "bad.npz").write_bytes(b"not an archive")
     flags = {
-        "data.kind": "npz", "data.path": str(tmp_path / "bad.npz"), "data.classes": 3, "privacy.records": 160, "privacy.delta": 1e-3,
+        "data.kind": "npz", "data.path": str(tmp_path / "bad.npz"), "data.classes": 3, "privacy.records": 160, "privacy.delta": 1e-3,  # noqa: E501
         "model.name": "linear", "ledger.path": str(tmp_path / "people.jsonl"), "ledger.budget_epsilon": 4.0,
     }  # fmt: skip
     for _ in range(3):
@@ -228,7 +264,9 @@ def test_refused_input_gives_the_reservation_back(tmp_path):
 def test_ending_early_keeps_the_whole_bill(tmp_path):
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(), tmp_path / "run") as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(), tmp_path / "run"
+    ) as training:
         for x, y in training.batches():
             training.step(torch.nn.functional.cross_entropy(net(x), y, reduction="none"))
             if training.steps_done == 5:
@@ -263,7 +301,11 @@ def test_a_unit_of_several_records_needs_data_that_is_grouped_by_it(tmp_path):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     plan = dpfy.dpsgd(len(grouped), 10, steps=2, unit=grouped.unit).with_noise(1.0)
     other = dpfy.dpsgd(len(grouped), 10, steps=2).with_noise(1.0)
-    for train, wrong in (((x, y), plan), (grouped, other), (dpfy.by_user((x, y), users, most=4), plan)):
+    for train, wrong in (
+        ((x, y), plan),
+        (grouped, other),
+        (dpfy.by_user((x, y), users, most=4), plan),
+    ):
         with (
             pytest.raises(InvalidInput, match=r"dpfy\.by_user"),
             dpfy.PrivateTraining(net, optimizer, train, wrong, tmp_path / "a"),
@@ -274,11 +316,15 @@ def test_a_unit_of_several_records_needs_data_that_is_grouped_by_it(tmp_path):
 
 @pytest.mark.parametrize("most", [2, 5])
 def test_a_plan_for_users_never_accepts_ungrouped_data(tmp_path, most):
-    """The numbers agree: as many records as the plan has users. Each record would count as a user of its own."""
+    """The numbers agree: as many records as the plan has users. Each record would count as a user
+    of its own.
+    """
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     plan = dpfy.dpsgd(small.RECORDS, 20, steps=2, unit=dpfy.Unit("user", most)).with_noise(1.0)
-    with pytest.raises(InvalidInput, match=rf"owns up to {most}; group the data with dpfy\.by_user"):
+    with pytest.raises(
+        InvalidInput, match=rf"owns up to {most}; group the data with dpfy\.by_user"
+    ):
         dpfy.fit(net, small.data(), plan=plan, optimizer=optimizer, run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -304,7 +350,9 @@ def test_a_crash_after_the_end_publishes_the_card_that_the_ledger_names(tmp_path
     assert (tmp_path / "run" / "privacy.json").read_bytes() == staged
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
     assert all(f.holds for f in verify(tmp_path / "run"))
-    (again / "checkpoint" / "privacy.json").write_bytes(staged.replace(b'"test_accuracy"', b'"best_accuracy"'))
+    (again / "checkpoint" / "privacy.json").write_bytes(
+        staged.replace(b'"test_accuracy"', b'"best_accuracy"')
+    )
     with pytest.raises(Corrupt, match=r"checkpoint/privacy\.json"):
         small.train(dpfy.Run(again, seed=5, resume=True))
 
@@ -330,7 +378,9 @@ def test_no_step_before_the_beginning_is_written_in_both_ledgers(tmp_path):
     people = tmp_path / "people.jsonl"
     net = small.model()
     run = dpfy.Run(tmp_path / "run", ledger=people)
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), small.plan(), run) as training:
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), small.plan(), run
+    ) as training:
         with pytest.raises(InvalidInput, match="before the first release"):
             training.folder.permit.check(0, training.folder.permit.event)
         for x, y in training.batches():
@@ -365,12 +415,18 @@ def test_a_ledger_whose_budget_makes_no_sense_is_one_line(tmp_path):
 
 
 def test_a_resumed_run_must_ask_for_what_was_reserved(tmp_path):
-    """Without the data set's ledger, or with batches formed elsewhere after all, it would be another claim."""
+    """Without the data set's ledger, or with batches formed elsewhere after all, it would be
+    another claim.
+    """
     people = tmp_path / "people.jsonl"
     stop_after(tmp_path / "run", 3, ledger=people)
-    with pytest.raises(InvalidInput, match="reserves something else than this run asks for: shared"):
+    with pytest.raises(
+        InvalidInput, match="reserves something else than this run asks for: shared"
+    ):
         small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5))
     batches = dpfy.ForeignBatches("read in order")
-    with pytest.raises(InvalidInput, match=r"reserves something else than this run asks for: claim\.batches"):
+    with pytest.raises(
+        InvalidInput, match=r"reserves something else than this run asks for: claim\.batches"
+    ):
         small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people, batches=batches))
     small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people))

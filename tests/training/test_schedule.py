@@ -1,4 +1,6 @@
-"""Noise schedules: billed as the phases they are, added as billed, resumed bit for bit, and verified from the run folder."""
+"""Noise schedules: billed as the phases they are, added as billed, resumed bit for bit, and
+verified from the run folder.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def phase(noise: float, steps: int, rate: float = 0.1) -> events.Event:
     return events.Repeated(events.PoissonSampled(rate, events.Gaussian(noise)), steps)
 
 
-# --- the bill -------------------------------------------------------------------------------------------------------------------
+# --- the bill
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_event_is_the_phases_one_after_the_other():
@@ -50,15 +53,24 @@ def test_the_event_is_the_phases_one_after_the_other():
     assert plan.stddev == 1.25 * 0.5, "what is stated is what every step has at least"
     full = recipe(batch=small.RECORDS).with_noise(2.0, delta=1e-3)
     mu = math.sqrt(8 / 16 + 12 / 4 + 10 / 9)  # Gaussians compose exactly
-    assert full.epsilon == pytest.approx(accounting.epsilon(events.Gaussian(1 / mu), 1e-3), rel=1e-6)
+    assert full.epsilon == pytest.approx(
+        accounting.epsilon(events.Gaussian(1 / mu), 1e-3), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 7, 8, 9, 20, 21, 29])
 def test_a_run_cut_short_is_billed_for_the_steps_it_made(steps):
     plan = recipe().with_noise(1.25, delta=1e-3)
     made = [phase(1.25 * PHASES.factor(s), 1) for s in range(steps)]
-    assert plan.epsilon_after(steps) == pytest.approx(accounting.epsilon(events.Composed(tuple(made)), 1e-3), rel=1e-9)
-    assert plan.epsilon_after(steps) < plan.epsilon_after(steps + 1) <= plan.epsilon_after(30) == plan.epsilon
+    assert plan.epsilon_after(steps) == pytest.approx(
+        accounting.epsilon(events.Composed(tuple(made)), 1e-3), rel=1e-9
+    )
+    assert (
+        plan.epsilon_after(steps)
+        < plan.epsilon_after(steps + 1)
+        <= plan.epsilon_after(30)
+        == plan.epsilon
+    )
 
 
 @pytest.mark.parametrize("batch", [20, small.RECORDS])
@@ -66,8 +78,13 @@ def test_one_phase_is_dpsgd(batch, tmp_path):
     plain, one = recipe(Identity(), batch), recipe(Schedule((30,), (1.0,)), batch)
     assert one.event(1.7) == plain.event(1.7)
     assert one.calibrate(2.0, 1e-3).noise_multiplier == plain.calibrate(2.0, 1e-3).noise_multiplier
-    weights = [train(tmp_path / name, r.with_noise(2.0, delta=1e-3)) for name, r in (("a", plain), ("b", one))]
-    for a, b in zip(*weights, strict=True):  # DP-SGD adds and divides in one pass, which rounds differently
+    weights = [
+        train(tmp_path / name, r.with_noise(2.0, delta=1e-3))
+        for name, r in (("a", plain), ("b", one))
+    ]
+    for a, b in zip(
+        *weights, strict=True
+    ):  # DP-SGD adds and divides in one pass, which rounds differently
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -77,7 +94,9 @@ def test_calibration_scales_the_whole_schedule_to_the_private_side(relative, acc
     plan = recipe(equal_phases(30, relative)).calibrate(2.0, 1e-3, accountant=accountant)
     assert 2.0 * 0.999 <= plan.epsilon <= 2.0
     constant = recipe(Identity()).calibrate(2.0, 1e-3, accountant=accountant).noise_multiplier
-    assert plan.noise_multiplier < constant < plan.noise_multiplier * max(plan.recipe.strategy.factors)
+    assert (
+        plan.noise_multiplier < constant < plan.noise_multiplier * max(plan.recipe.strategy.factors)
+    )
 
 
 def test_a_schedule_travels_with_its_plan():
@@ -124,7 +143,8 @@ def test_only_poisson_sampling_has_a_proof():
         Recipe(small.RECORDS, FixedOrderSampler(10, 3), 30, FlatClip(0.5), PHASES)
 
 
-# --- the noise ------------------------------------------------------------------------------------------------------------------
+# --- the noise
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def train(path: Path, plan: dpfy.Plan, cut: int | None = None) -> list[torch.Tensor]:
@@ -132,7 +152,9 @@ def train(path: Path, plan: dpfy.Plan, cut: int | None = None) -> list[torch.Ten
     torch.set_num_threads(1)
     net = nn.Linear(small.FEATURES, small.CLASSES)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), plan, dpfy.Run(path, seed=3, resume=True)) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), plan, dpfy.Run(path, seed=3, resume=True)
+    ) as training:
         for x, y in training.batches():
             training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
             if training.steps_done == cut:
@@ -142,10 +164,14 @@ def train(path: Path, plan: dpfy.Plan, cut: int | None = None) -> list[torch.Ten
 
 @pytest.mark.parametrize("wrong", [2 / 3, 1.0, 3 / 2])
 def test_each_phase_has_the_noise_that_is_billed(tmp_path, wrong):
-    """Empty batches leave the noise alone in the weights: 20,000 values a step. The squared scale of a step has a relative standard
-    error of 1/100: five of them at one of 30 steps come by chance once in fifty thousand; a factor of 2/3 or 3/2 is off by over fifty."""
+    """Empty batches leave the noise alone in the weights: 20,000 values a step. The squared scale
+    of a step has a relative standard error of 1/100: five of them at one of 30 steps come by chance
+    once in fifty thousand; a factor of 2/3 or 3/2 is off by over fifty.
+    """
     net = nn.Linear(2000, 10, bias=False)
-    plan = replace(dpfy.dpsgd(small.RECORDS, 1e-9, steps=30, clip_norm=0.5), strategy=PHASES).with_noise(1.25, delta=1e-3)
+    plan = replace(
+        dpfy.dpsgd(small.RECORDS, 1e-9, steps=30, clip_norm=0.5), strategy=PHASES
+    ).with_noise(1.25, delta=1e-3)
     seen: list[torch.Tensor] = []
 
     class Watch(torch.optim.SGD):
@@ -153,11 +179,17 @@ def test_each_phase_has_the_noise_that_is_billed(tmp_path, wrong):
             seen.append(net.weight.grad.clone())
 
     x = torch.zeros(small.RECORDS, 2000), torch.zeros(small.RECORDS, dtype=torch.int64)
-    with dpfy.PrivateTraining(net, Watch(net.parameters(), lr=1.0), x, plan, dpfy.Run(tmp_path / "run", seed=4)) as training:
+    with dpfy.PrivateTraining(
+        net, Watch(net.parameters(), lr=1.0), x, plan, dpfy.Run(tmp_path / "run", seed=4)
+    ) as training:
         assert list(training.batches()) == []
-    billed = [part.event.event.noise_multiplier for part in plan.event.events for _ in range(part.count)]
+    billed = [
+        part.event.event.noise_multiplier for part in plan.event.events for _ in range(part.count)
+    ]
     assert len(seen) == len(billed) == 30
-    found = np.array([float(g.double().square().mean()) for g in seen]) * plan.recipe.expected_batch**2
+    found = (
+        np.array([float(g.double().square().mean()) for g in seen]) * plan.recipe.expected_batch**2
+    )
     due = (np.array(billed) * 0.5 * wrong) ** 2
     assert (np.abs(found / due - 1).max() < 5 / 100) == (wrong == 1.0)
 
@@ -186,7 +218,8 @@ def test_adaptive_clipping_goes_with_a_schedule(tmp_path):
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
-# --- the card -------------------------------------------------------------------------------------------------------------------
+# --- the card
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_verification_passes_and_finds_an_edited_schedule(tmp_path):
@@ -219,9 +252,23 @@ def test_an_audit_of_a_scheduled_run_is_refused_with_the_way_out():
         _auditable(recipe().with_noise(1.25, delta=1e-3))
 
 
-# --- the command line -----------------------------------------------------------------------------------------------------------
+# --- the command line
+# -----------------------------------------------------------------------------------------------------------
 
-FAST = ["--data", "digits", "--records", "1438", "--model", "linear", "--delta", "1e-4", "--batch-size", "200", "--steps", "9"]
+FAST = [
+    "--data",
+    "digits",
+    "--records",
+    "1438",
+    "--model",
+    "linear",
+    "--delta",
+    "1e-4",
+    "--batch-size",
+    "200",
+    "--steps",
+    "9",
+]
 
 
 def call(*arguments: str) -> int:
@@ -245,9 +292,16 @@ def test_phases_from_the_command_line_train_and_verify(tmp_path, capsys):
 def test_phases_from_a_file_are_the_same_plan():
     from dpfy.training import config, job
 
-    flags = {"training.steps": 9, "training.batch_size": 200.0, "privacy.delta": 1e-4, "data.kind": "digits"}
+    flags = {
+        "training.steps": 9,
+        "training.batch_size": 200.0,
+        "privacy.delta": 1e-4,
+        "data.kind": "digits",
+    }
     made = config.make({"training": {"noise_phases": [2.0, 1.5, 1.0]}}, flags)
-    assert config.make(tomllib.loads(made.to_toml(publish=False)), {}) == made, "what a resumed run reads"
+    assert config.make(tomllib.loads(made.to_toml(publish=False)), {}) == made, (
+        "what a resumed run reads"
+    )
     given = job.plan_of(made)
     assert given == job.plan_of(config.make({}, flags | {"training.noise_phases": (2.0, 1.5, 1.0)}))
     assert given.recipe.strategy == Schedule((3, 3, 3), (2.0, 1.5, 1.0))
@@ -263,8 +317,14 @@ def test_phases_from_a_file_are_the_same_plan():
         (["--set", "training.noise_phases=[2,0]"], "training.noise_phases"),
         (["--set", "training.noise_phases=[1,2,3,4,5,6,7,8,9,10]"], "at most the steps (9)"),
         (["--set", "training.noise_phases=[2,1]", "--mechanism", "blt"], "dp-sgd"),
-        (["--set", "training.noise_phases=[2,1]", "--set", "training.phase_steps=[4,4]"], "add up to the steps of the run (9)"),
-        (["--set", "training.noise_phases=[2,1]", "--set", "training.phase_steps=[9]"], "training.phase_steps"),
+        (
+            ["--set", "training.noise_phases=[2,1]", "--set", "training.phase_steps=[4,4]"],
+            "add up to the steps of the run (9)",
+        ),
+        (
+            ["--set", "training.noise_phases=[2,1]", "--set", "training.phase_steps=[9]"],
+            "training.phase_steps",
+        ),
         (["--set", "training.phase_steps=[9]"], "training.phase_steps"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Torch's schedulers in a private run: stepped at the boundary, resumed bit for bit, named on the card; nothing is repeated differently."""
+"""Torch's schedulers in a private run: stepped at the boundary, resumed bit for bit, named on the
+card; nothing is repeated differently.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,17 @@ def one_cycle(optimizer):
 
 
 def warm_cosine(optimizer):
-    parts = [rates.LinearLR(optimizer, 0.1, total_iters=4), rates.CosineAnnealingLR(optimizer, T_max=STEPS - 4)]
+    parts = [
+        rates.LinearLR(optimizer, 0.1, total_iters=4),
+        rates.CosineAnnealingLR(optimizer, T_max=STEPS - 4),
+    ]
     return rates.SequentialLR(optimizer, parts, milestones=[4])
 
 
 def chained(optimizer):
-    return rates.ChainedScheduler([rates.ConstantLR(optimizer, 0.5, 3), rates.MultiStepLR(optimizer, [2, 5, 5])], optimizer)
+    return rates.ChainedScheduler(
+        [rates.ConstantLR(optimizer, 0.5, 3), rates.MultiStepLR(optimizer, [2, 5, 5])], optimizer
+    )
 
 
 def transformers_cosine(optimizer):
@@ -68,8 +75,22 @@ class Stop(Exception):
     """The process dies here."""
 
 
-def train(path, make, *, die=None, at="step", every=0.0, net=None, loop=None, dying=None, wrap=lambda s: s, **settings):
-    """Trains with Adam; dies after `die` steps (at "step": right after it; "asked": when the next batch is out). Returns the weights."""
+def train(
+    path,
+    make,
+    *,
+    die=None,
+    at="step",
+    every=0.0,
+    net=None,
+    loop=None,
+    dying=None,
+    wrap=lambda s: s,
+    **settings,
+):
+    """Trains with Adam; dies after `die` steps (at "step": right after it; "asked": when the next
+    batch is out). Returns the weights.
+    """
     torch.set_num_threads(1)
     net = net or small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
@@ -77,7 +98,14 @@ def train(path, make, *, die=None, at="step", every=0.0, net=None, loop=None, dy
     run = dpfy.Run(path, seed=3, resume=True, checkpoint_every=every)
     runtime = dpfy.Runtime(max_physical_batch=12)
     training = dpfy.PrivateTraining(
-        net, optimizer, small.data(), small.plan(STEPS), run, runtime=runtime, scheduler=wrap(scheduler), **settings
+        net,
+        optimizer,
+        small.data(),
+        small.plan(STEPS),
+        run,
+        runtime=runtime,
+        scheduler=wrap(scheduler),
+        **settings,
     )
     seen = []
     with training:
@@ -90,9 +118,17 @@ def train(path, make, *, die=None, at="step", every=0.0, net=None, loop=None, dy
                     dying()
                 raise Stop
             if training.boundary:
-                seen.append((training.steps_done, optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]))
+                seen.append(
+                    (
+                        training.steps_done,
+                        optimizer.param_groups[0]["lr"],
+                        optimizer.param_groups[0]["betas"],
+                    )
+                )
                 if training.schedules.waiting and training.steps_done % 2 == 0:
-                    training.schedule(source="public", validation_loss=float(net[0].weight.detach().abs().sum()))
+                    training.schedule(
+                        source="public", validation_loss=float(net[0].weight.detach().abs().sum())
+                    )
             if loop is not None:
                 loop(training, scheduler)
     return [p.detach().clone() for p in net.parameters()], seen
@@ -106,7 +142,8 @@ def schedule_of(path):
     return small.card_of(path)["optimizer"]["schedule"]
 
 
-# --- stepped at the boundary --------------------------------------------------------------------------------------------------------
+# --- stepped at the boundary
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [n for n in SCHEDULERS if n != "plateau"])
@@ -137,7 +174,9 @@ def test_the_first_step_has_the_first_rate(tmp_path):
     net = small.model()
     sgd = Noting(net.parameters(), lr=1.0)
     scheduler = rates.LambdaLR(sgd, half)
-    with dpfy.PrivateTraining(net, sgd, small.data(), small.plan(4), tmp_path / "run", scheduler=scheduler) as training:
+    with dpfy.PrivateTraining(
+        net, sgd, small.data(), small.plan(4), tmp_path / "run", scheduler=scheduler
+    ) as training:
         for x, y in training.batches():
             training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
     assert made == [1.0, 0.5, 0.25, 0.125]
@@ -148,7 +187,9 @@ def test_an_empty_batch_is_a_step_of_the_scheduler_too(tmp_path):
     net = small.model()
     sgd = torch.optim.SGD(net.parameters(), lr=1.0)
     plan = dpfy.dpsgd(small.RECORDS, 1e-9, steps=5, clip_norm=0.5).with_noise(2.0, delta=1e-3)
-    with dpfy.PrivateTraining(net, sgd, small.data(), plan, tmp_path / "run", scheduler=rates.LambdaLR(sgd, half)) as training:
+    with dpfy.PrivateTraining(
+        net, sgd, small.data(), plan, tmp_path / "run", scheduler=rates.LambdaLR(sgd, half)
+    ) as training:
         assert list(training.batches()) == []
     assert sgd.param_groups[0]["lr"] == 0.5**5
 
@@ -158,7 +199,12 @@ def test_the_boundary_is_where_a_logical_batch_ends(tmp_path):
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     ends, batches = [], 0
     training = dpfy.PrivateTraining(
-        net, sgd, small.data(), small.plan(5), tmp_path / "run", runtime=dpfy.Runtime(max_physical_batch=4)
+        net,
+        sgd,
+        small.data(),
+        small.plan(5),
+        tmp_path / "run",
+        runtime=dpfy.Runtime(max_physical_batch=4),
     )
     assert not training.boundary
     with training:
@@ -173,10 +219,13 @@ def test_the_boundary_is_where_a_logical_batch_ends(tmp_path):
     assert batches > 10
 
 
-# --- resumed ------------------------------------------------------------------------------------------------------------------------
+# --- resumed
+# ------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
-@pytest.mark.parametrize("every", [0.0, pytest.param(1e9, marks=pytest.mark.slow)], ids=["checkpoints", "journal"])
+@pytest.mark.parametrize(
+    "every", [0.0, pytest.param(1e9, marks=pytest.mark.slow)], ids=["checkpoints", "journal"]
+)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_run_that_was_cut_has_the_rates_and_weights_of_one_that_was_not(tmp_path, name, every):
     whole, seen = train(tmp_path / "whole", SCHEDULERS[name], every=every)
@@ -190,13 +239,18 @@ def test_a_run_that_was_cut_has_the_rates_and_weights_of_one_that_was_not(tmp_pa
     assert models[0] == models[1]
     assert schedule_of(tmp_path / "cut") == schedule_of(tmp_path / "whole")
     rows = [(tmp_path / n / "metrics.jsonl") for n in ("whole", "cut")]
-    assert [row.read_bytes() for row in rows if row.exists()] in ([], [rows[0].read_bytes()] * 2 if rows[0].exists() else [])
+    assert [row.read_bytes() for row in rows if row.exists()] in (
+        [],
+        [rows[0].read_bytes()] * 2 if rows[0].exists() else [],
+    )
 
 
 @pytest.mark.parametrize("every", [0.0, 1e9], ids=["checkpoints", "journal"])
 @pytest.mark.parametrize("name", ["lambda", "warm cosine", "plateau"])
 def test_a_process_that_was_killed_leaves_a_run_that_goes_on_bit_for_bit(tmp_path, name, every):
-    """SIGKILL: nothing of the process lives on but what is on disk. Before and after what the loop does at a boundary."""
+    """SIGKILL: nothing of the process lives on but what is on disk. Before and after what the loop
+    does at a boundary.
+    """
 
     def kill(*given):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -206,7 +260,15 @@ def test_a_process_that_was_killed_leaves_a_run_that_goes_on_bit_for_bit(tmp_pat
         child = os.fork()
         if not child:
             try:
-                at = {"loop": lambda t, s, step=step: kill() if t.boundary and t.steps_done == step else None} if after else {}
+                at = (
+                    {
+                        "loop": lambda t, s, step=step: (
+                            kill() if t.boundary and t.steps_done == step else None
+                        )
+                    }
+                    if after
+                    else {}
+                )
                 at |= {} if after else {"die": step, "dying": kill}
                 train(tmp_path / "cut", SCHEDULERS[name], every=every, **at)
             finally:
@@ -239,7 +301,9 @@ def test_a_plateaus_metric_given_after_a_checkpoint_of_the_same_step_is_not_lost
         net = small.model()
         sgd = torch.optim.SGD(net.parameters(), lr=0.1)
         place = dpfy.Run(path, seed=3, resume=True, checkpoint_every=1e9)
-        with dpfy.PrivateTraining(net, sgd, small.data(), small.plan(8), place, scheduler=make(sgd)) as training:
+        with dpfy.PrivateTraining(
+            net, sgd, small.data(), small.plan(8), place, scheduler=make(sgd)
+        ) as training:
             for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
                 saving(training, None)
@@ -267,7 +331,10 @@ def test_another_scheduler_is_refused_on_resume_and_the_right_one_goes_on(tmp_pa
     whole, _ = train(tmp_path / "whole", right)
     with pytest.raises(Stop):
         train(tmp_path / "run", right, die=5)
-    with pytest.raises(InvalidInput, match="resume scheduler: got 'another scheduler'; must be what the run was started with"):
+    with pytest.raises(
+        InvalidInput,
+        match="resume scheduler: got 'another scheduler'; must be what the run was started with",
+    ):
         train(tmp_path / "run", OTHERS[other])
     assert same(train(tmp_path / "run", right)[0], whole)
 
@@ -323,11 +390,14 @@ def test_a_function_that_follows_the_losses_is_refused(tmp_path, inside):
     def loop(training, scheduler):
         Loss.now = float(training._seen._steps[-1][-1].mean())
 
-    with pytest.raises(InvalidInput, match="a function that gives another rate than when the run began"):
+    with pytest.raises(
+        InvalidInput, match="a function that gives another rate than when the run began"
+    ):
         train(tmp_path / "run", make, loop=loop)
 
 
-# --- loops that step a scheduler themselves ------------------------------------------------------------------------------------------
+# --- loops that step a scheduler themselves
+# ------------------------------------------------------------------------------------------
 
 
 def stepping(training, scheduler):
@@ -336,13 +406,17 @@ def stepping(training, scheduler):
 
 
 def test_a_loop_that_steps_a_scheduler_that_the_run_was_not_given_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match=r"optimizer\.lr.*give the scheduler to the run: PrivateTraining"):
+    with pytest.raises(
+        InvalidInput, match=r"optimizer\.lr.*give the scheduler to the run: PrivateTraining"
+    ):
         train(tmp_path / "run", SCHEDULERS["lambda"], wrap=lambda s: None, loop=stepping)
     assert not (tmp_path / "run" / "privacy.json").exists()
 
 
 @pytest.mark.parametrize(
-    "make", [lambda o: rates.LambdaLR(o, lambda step: 1.0), lambda o: rates.ReduceLROnPlateau(o)], ids=["flat", "plateau"]
+    "make",
+    [lambda o: rates.LambdaLR(o, lambda step: 1.0), lambda o: rates.ReduceLROnPlateau(o)],
+    ids=["flat", "plateau"],
 )
 def test_a_scheduler_whose_rates_did_not_move_yet_is_found_on_resume(tmp_path, make):
     held = []
@@ -367,25 +441,40 @@ def test_other_settings_that_a_loop_changes_are_refused(tmp_path):
 
 
 def test_a_scheduler_of_the_run_is_stepped_by_the_run_alone(tmp_path):
-    with pytest.raises(InvalidInput, match=r"scheduler: got .*take scheduler\.step\(\).* out of the loop"):
+    with pytest.raises(
+        InvalidInput, match=r"scheduler: got .*take scheduler\.step\(\).* out of the loop"
+    ):
         train(tmp_path / "twice", SCHEDULERS["lambda"], loop=stepping)
     with pytest.raises(InvalidInput, match="scheduler: got"):
-        train(tmp_path / "set", SCHEDULERS["lambda"], loop=lambda t, s: t.optimizer.param_groups[0].update(lr=3.0))
+        train(
+            tmp_path / "set",
+            SCHEDULERS["lambda"],
+            loop=lambda t, s: t.optimizer.param_groups[0].update(lr=3.0),
+        )
 
 
-# --- what is refused before anything is reserved -------------------------------------------------------------------------------------
+# --- what is refused before anything is reserved
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         (lambda o: "cosine", "scheduler: got 'str'; must be a scheduler of torch"),
-        (lambda o: rates.LambdaLR(torch.optim.SGD(small.model().parameters(), 0.1), half), "of another optimizer"),
+        (
+            lambda o: rates.LambdaLR(torch.optim.SGD(small.model().parameters(), 0.1), half),
+            "of another optimizer",
+        ),
         (lambda o: rates.OneCycleLR(o, 0.1, total_steps=5), "make it with total_steps=12"),
-        (lambda o: rates.LambdaLR(o, lambda step: [1.0, 0.5, 0.25][step]), "a function without a value at 3"),
+        (
+            lambda o: rates.LambdaLR(o, lambda step: [1.0, 0.5, 0.25][step]),
+            "a function without a value at 3",
+        ),
     ],
 )
-def test_what_is_no_scheduler_of_the_run_is_refused_before_anything_is_reserved(tmp_path, make, match):
+def test_what_is_no_scheduler_of_the_run_is_refused_before_anything_is_reserved(
+    tmp_path, make, match
+):
     with pytest.raises(InvalidInput, match=match):
         train(tmp_path / "run", make)
     assert not (tmp_path / "run").exists()
@@ -394,12 +483,26 @@ def test_what_is_no_scheduler_of_the_run_is_refused_before_anything_is_reserved(
 def test_fit_takes_a_scheduler(tmp_path):
     net = small.model()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    dpfy.fit(net, small.data(), plan=small.plan(3), optimizer=sgd, run=tmp_path / "run", scheduler=rates.LambdaLR(sgd, half))
+    dpfy.fit(
+        net,
+        small.data(),
+        plan=small.plan(3),
+        optimizer=sgd,
+        run=tmp_path / "run",
+        scheduler=rates.LambdaLR(sgd, half),
+    )
     assert sgd.param_groups[0]["lr"] == 0.1 * 0.5**3
     assert schedule_of(tmp_path / "run") == "LambdaLR(half)"
     plateau = rates.ReduceLROnPlateau(sgd)
     with pytest.raises(Unsupported, match="ReduceLROnPlateau in fit"):
-        dpfy.fit(net, small.data(), plan=small.plan(3), optimizer=sgd, scheduler=plateau, update=dpfy.Update(public_state=True))
+        dpfy.fit(
+            net,
+            small.data(),
+            plan=small.plan(3),
+            optimizer=sgd,
+            scheduler=plateau,
+            update=dpfy.Update(public_state=True),
+        )
 
 
 def test_two_rules_of_one_rate_are_refused(tmp_path):
@@ -409,7 +512,11 @@ def test_two_rules_of_one_rate_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "match"),
-    [({}, "takes one metric"), ({"a": 1.0, "b": 2.0}, "takes one metric"), ({"a": torch.ones(())}, "plain number")],
+    [
+        ({}, "takes one metric"),
+        ({"a": 1.0, "b": 2.0}, "takes one metric"),
+        ({"a": torch.ones(())}, "plain number"),
+    ],
 )
 def test_a_metric_is_one_public_number(tmp_path, given, match):
     def loop(training, scheduler):
@@ -418,7 +525,11 @@ def test_a_metric_is_one_public_number(tmp_path, given, match):
         raise Stop
 
     with pytest.raises(Stop):
-        train(tmp_path / "run", lambda o: rates.ReduceLROnPlateau(o), loop=lambda t, s: loop(t, s) if t.boundary else None)
+        train(
+            tmp_path / "run",
+            lambda o: rates.ReduceLROnPlateau(o),
+            loop=lambda t, s: loop(t, s) if t.boundary else None,
+        )
 
 
 def test_a_metric_without_a_scheduler_that_waits_is_refused(tmp_path):
@@ -456,7 +567,11 @@ def test_what_the_loop_keeps_is_found_again(tmp_path):
 def test_a_state_comes_back_equal():
     from collections import Counter
 
-    state = {"a": [1, 2.5, None, True, "x"], 3: (float("inf"), {"b": Counter({4: 2})}), "t": torch.tensor([0.1, 0.2])}
+    state = {
+        "a": [1, 2.5, None, True, "x"],
+        3: (float("inf"), {"b": Counter({4: 2})}),
+        "t": torch.tensor([0.1, 0.2]),
+    }
     back = decode(encode(state))
     assert torch.equal(back.pop("t"), state.pop("t"))
     assert back == state

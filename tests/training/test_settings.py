@@ -1,4 +1,6 @@
-"""The optimizer's settings follow a schedule that is known when the run begins; what follows the data is refused before it is used."""
+"""The optimizer's settings follow a schedule that is known when the run begins; what follows the
+data is refused before it is used.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,25 @@ import small
 STEPS = 8
 
 
-def run(path, optimizer=torch.optim.SGD, *, loop=None, after=None, make=None, steps=STEPS, update=None, **settings):
+def run(
+    path,
+    optimizer=torch.optim.SGD,
+    *,
+    loop=None,
+    after=None,
+    make=None,
+    steps=STEPS,
+    update=None,
+    **settings,
+):
     torch.set_num_threads(1)
     net = small.model()
     settings = {"lr": 0.1} | settings
     made = optimizer(net.parameters(), **settings)
     scheduler = None if make is None else make(made)
-    training = dpfy.PrivateTraining(net, made, small.data(), small.plan(steps), path, scheduler=scheduler, update=update)
+    training = dpfy.PrivateTraining(
+        net, made, small.data(), small.plan(steps), path, scheduler=scheduler, update=update
+    )
     with training:
         for x, y in training.batches():
             losses = nn.functional.cross_entropy(net(x), y, reduction="none")
@@ -39,20 +53,50 @@ def run(path, optimizer=torch.optim.SGD, *, loop=None, after=None, make=None, st
 
 FOLLOWING = {
     "lr": (torch.optim.SGD, {}, lambda g, x, losses: g.update(lr=float(losses.mean()))),
-    "weight decay": (torch.optim.SGD, {}, lambda g, x, losses: g.update(weight_decay=float(x[0, 0]))),
-    "momentum": (torch.optim.SGD, {"momentum": 0.9}, lambda g, x, losses: g.update(momentum=float(losses.max()) / 100)),
-    "dampening": (torch.optim.SGD, {"momentum": 0.9}, lambda g, x, losses: g.update(dampening=float(losses.max()) / 100)),
+    "weight decay": (
+        torch.optim.SGD,
+        {},
+        lambda g, x, losses: g.update(weight_decay=float(x[0, 0])),
+    ),
+    "momentum": (
+        torch.optim.SGD,
+        {"momentum": 0.9},
+        lambda g, x, losses: g.update(momentum=float(losses.max()) / 100),
+    ),
+    "dampening": (
+        torch.optim.SGD,
+        {"momentum": 0.9},
+        lambda g, x, losses: g.update(dampening=float(losses.max()) / 100),
+    ),
     "eps": (torch.optim.Adam, {}, lambda g, x, losses: g.update(eps=float(losses.min()))),
-    "betas": (torch.optim.Adam, {}, lambda g, x, losses: g.update(betas=(float(losses.min()) % 1, 0.999))),
-    "one bit": (torch.optim.SGD, {}, lambda g, x, losses: g.update(nesterov=False, maximize=bool(losses.mean() > 0))),
-    "one unit in the last place": (torch.optim.SGD, {}, lambda g, x, losses: g.update(lr=0.10000000000000002)),
-    "a setting of its own": (torch.optim.SGD, {}, lambda g, x, losses: g.update(scale=float(losses.mean()))),
+    "betas": (
+        torch.optim.Adam,
+        {},
+        lambda g, x, losses: g.update(betas=(float(losses.min()) % 1, 0.999)),
+    ),
+    "one bit": (
+        torch.optim.SGD,
+        {},
+        lambda g, x, losses: g.update(nesterov=False, maximize=bool(losses.mean() > 0)),
+    ),
+    "one unit in the last place": (
+        torch.optim.SGD,
+        {},
+        lambda g, x, losses: g.update(lr=0.10000000000000002),
+    ),
+    "a setting of its own": (
+        torch.optim.SGD,
+        {},
+        lambda g, x, losses: g.update(scale=float(losses.mean())),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FOLLOWING)
 @pytest.mark.parametrize("first", [1, STEPS // 2, STEPS - 1])
-def test_a_setting_that_follows_the_batch_is_refused_before_it_moves_a_weight(tmp_path, name, first):
+def test_a_setting_that_follows_the_batch_is_refused_before_it_moves_a_weight(
+    tmp_path, name, first
+):
     kind, settings, change = FOLLOWING[name]
     weights = []
 
@@ -62,7 +106,10 @@ def test_a_setting_that_follows_the_batch_is_refused_before_it_moves_a_weight(tm
             change(training.optimizer.param_groups[0], x, losses)
             weights.append(training)
 
-    with pytest.raises(InvalidInput, match=r"optimizer\.\w+: got 'a value at step \d+ that was changed outside of the schedule"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"optimizer\.\w+: got 'a value at step \d+ that was changed outside of the schedule",
+    ):
         run(tmp_path / "run", kind, after=after, **settings)
     before, training = weights
     assert training.steps_done == first
@@ -90,12 +137,16 @@ def test_a_scheduler_that_the_run_was_not_given_is_refused_with_the_way_out(tmp_
     scheduler = rates.LambdaLR(sgd, lambda epoch: 0.5**epoch)
 
     def train():
-        with dpfy.PrivateTraining(net, sgd, small.data(), small.plan(4), tmp_path / "run") as training:
+        with dpfy.PrivateTraining(
+            net, sgd, small.data(), small.plan(4), tmp_path / "run"
+        ) as training:
             for x, y in training.batches():
                 training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
                 scheduler.step()
 
-    with pytest.raises(InvalidInput, match=r"optimizer\.lr.*PrivateTraining\(\.\.\., scheduler=scheduler\)"):
+    with pytest.raises(
+        InvalidInput, match=r"optimizer\.lr.*PrivateTraining\(\.\.\., scheduler=scheduler\)"
+    ):
         train()
 
 
@@ -177,7 +228,9 @@ def test_settings_that_change_inside_of_torchs_own_step_end_the_run(tmp_path):
 
 def warm(optimizer):
     return rates.SequentialLR(
-        optimizer, [rates.LinearLR(optimizer, 0.1, total_iters=3), rates.ExponentialLR(optimizer, 0.9)], [3]
+        optimizer,
+        [rates.LinearLR(optimizer, 0.1, total_iters=3), rates.ExponentialLR(optimizer, 0.9)],
+        [3],
     )
 
 
@@ -193,15 +246,23 @@ BUILT_IN = {
     "cosine": lambda o: rates.CosineAnnealingLR(o, 8),
     "restarts": lambda o: rates.CosineAnnealingWarmRestarts(o, 3, 2),
     "cyclic": lambda o: rates.CyclicLR(o, 0.01, 0.1, 2, mode="exp_range", gamma=0.9),
-    "cyclic of a function": lambda o: rates.CyclicLR(o, 0.01, 0.1, 2, scale_fn=lambda x: 0.5, scale_mode="cycle"),
+    "cyclic of a function": lambda o: rates.CyclicLR(
+        o, 0.01, 0.1, 2, scale_fn=lambda x: 0.5, scale_mode="cycle"
+    ),
     "triangular": lambda o: rates.CyclicLR(o, 0.01, 0.1, 2, mode="triangular2"),
     "one cycle": lambda o: rates.OneCycleLR(o, 0.4, total_steps=STEPS),
-    "three phases": lambda o: rates.OneCycleLR(o, 0.4, total_steps=STEPS, three_phase=True, anneal_strategy="linear"),
+    "three phases": lambda o: rates.OneCycleLR(
+        o, 0.4, total_steps=STEPS, three_phase=True, anneal_strategy="linear"
+    ),
     "warm": warm,
-    "chained": lambda o: rates.ChainedScheduler([rates.ConstantLR(o, 0.5, 3), rates.MultiStepLR(o, [2, 5, 5])], o),
+    "chained": lambda o: rates.ChainedScheduler(
+        [rates.ConstantLR(o, 0.5, 3), rates.MultiStepLR(o, [2, 5, 5])], o
+    ),
     "swa": lambda o: torch.optim.swa_utils.SWALR(o, 0.05, anneal_epochs=4),
     "two": lambda o: [rates.ExponentialLR(o, 0.9), rates.StepLR(o, 3)],
-    "every": lambda o: __import__("dpfy.training.schedulers").training.schedulers.Every(rates.StepLR(o, 1), 3),
+    "every": lambda o: __import__("dpfy.training.schedulers").training.schedulers.Every(
+        rates.StepLR(o, 1), 3
+    ),
 }
 
 
@@ -236,7 +297,9 @@ def test_a_schedule_of_several_groups_is_accepted(tmp_path):
     groups = [{"params": net[0].parameters(), "lr": 0.01}, {"params": net[3].parameters()}]
     adam = torch.optim.Adam(groups, lr=0.1)
     scheduler = rates.OneCycleLR(adam, [0.1, 0.4], total_steps=STEPS)
-    with dpfy.PrivateTraining(net, adam, small.data(), small.plan(STEPS), tmp_path / "run", scheduler=scheduler) as training:
+    with dpfy.PrivateTraining(
+        net, adam, small.data(), small.plan(STEPS), tmp_path / "run", scheduler=scheduler
+    ) as training:
         for x, y in training.batches():
             training.step(nn.functional.cross_entropy(net(x), y, reduction="none"))
 
@@ -264,12 +327,18 @@ def test_an_optimizer_of_ones_own_may_change_its_settings_in_its_step_and_is_res
     with pytest.raises(KeyboardInterrupt):
         run(place("cut"), Counting, after=die)
     cut = run(place("cut"), Counting)
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), cut.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.model.parameters(), cut.model.parameters(), strict=True)
+    )
 
 
 def test_a_plateau_beside_a_schedule_of_the_step_is_repeated(tmp_path):
     def make(optimizer):
-        return [rates.ExponentialLR(optimizer, 0.9), rates.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)]
+        return [
+            rates.ExponentialLR(optimizer, 0.9),
+            rates.ReduceLROnPlateau(optimizer, patience=0, factor=0.5),
+        ]
 
     def after(training, x, losses):
         if training.steps_done % 2 == 0:
@@ -305,9 +374,13 @@ def test_a_new_adagrad_is_taken_and_a_used_one_is_not(tmp_path, settings):
 
 @pytest.mark.parametrize("settings", [{"lr": torch.tensor(0.1)}, {"lr": torch.tensor([0.1])}])
 def test_a_tensor_as_learning_rate_is_taken_or_refused_before_the_charge(tmp_path, settings):
-    """A report holds the scheduler's first rate as it is: a tensor would end the run after its last step."""
+    """A report holds the scheduler's first rate as it is: a tensor would end the run after its last
+    step.
+    """
     run(tmp_path / "plain", steps=2, foreach=False, **settings)
-    with pytest.raises(InvalidInput, match=r"optimizer.lr: got 'a tensor that a scheduler starts from'.*lr=0.1"):
+    with pytest.raises(
+        InvalidInput, match=r"optimizer.lr: got 'a tensor that a scheduler starts from'.*lr=0.1"
+    ):
         run(tmp_path / "run", make=lambda sgd: rates.StepLR(sgd, 1), foreach=False, **settings)
     assert not (tmp_path / "run").exists()
 

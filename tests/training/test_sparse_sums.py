@@ -1,4 +1,6 @@
-"""The sum of a table by the rows in use: the same bits as the whole table, at every stage, and every row gets its noise."""
+"""The sum of a table by the rows in use: the same bits as the whole table, at every stage, and
+every row gets its noise.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +45,27 @@ def tokens(rows: int = RECORDS) -> tuple[Tensor, Tensor]:
     return index, torch.randint(0, 3, (rows,), generator=generator)
 
 
-def table(rows: int, width: int, used: list[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def table(
+    rows: int, width: int, used: list[int], dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """A sum, whole and sparse."""
-    values, whole = torch.randn(len(used), width, dtype=dtype), torch.zeros(rows, width, dtype=dtype)
+    values, whole = (
+        torch.randn(len(used), width, dtype=dtype),
+        torch.zeros(rows, width, dtype=dtype),
+    )
     whole[used] = values
     where = torch.tensor(used, dtype=torch.long)[None]
-    return whole, torch.sparse_coo_tensor(where, values, (rows, width), is_coalesced=True, check_invariants=True)
+    return whole, torch.sparse_coo_tensor(
+        where, values, (rows, width), is_coalesced=True, check_invariants=True
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("chunk", "apart"), [(2, 4), (10, 20), (34, 1 << 16), (1 << 17, 1 << 16)])
 def test_on_the_lattice(monkeypatch, dtype, chunk, apart):
-    """PackedShapes of noise that begin and end anywhere in a table, and in several of its rows at once."""
+    """PackedShapes of noise that begin and end anywhere in a table, and in several of its rows at
+    once.
+    """
     monkeypatch.setattr(gaussian, "CHUNK", chunk)
     monkeypatch.setattr(gaussian, "LARGE_CHUNK", chunk)
     monkeypatch.setattr(lattice, "APART", apart)
@@ -66,7 +77,9 @@ def test_on_the_lattice(monkeypatch, dtype, chunk, apart):
             rows, width = rng.randint(1, 12), rng.randint(1, 9)
             whole = torch.randn(rng.randint(0, 40), dtype=dtype)
             used = sorted(rng.sample(range(rows), rng.randint(0, rows)))
-            pairs[str(name)] = table(rows, width, used, dtype) if rng.random() < 0.6 else (whole, whole.clone())
+            pairs[str(name)] = (
+                table(rows, width, used, dtype) if rng.random() < 0.6 else (whole, whole.clone())
+            )
         dense, sparse = ({name: pair[k] for name, pair in pairs.items()} for k in (0, 1))
         on = lattice.Lattice.of(0.7, dtype, rng.random() - 0.5)
         unit = gaussian.draw(sparse, Randomness.for_tests(1), "noise", step)
@@ -76,20 +89,30 @@ def test_on_the_lattice(monkeypatch, dtype, chunk, apart):
         gaussian.add_drawn_(drawn, unit, on, 3.0)
         for name in dense:
             assert torch.equal(dense[name], sparse[name])
-            torch.testing.assert_close(drawn[name], dense[name], rtol=0, atol=on.step / 3 * 1.001)  # a step, by rounding
+            torch.testing.assert_close(
+                drawn[name], dense[name], rtol=0, atol=on.step / 3 * 1.001
+            )  # a step, by rounding
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.3])
 @pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize(("strategy", "exact"), [(Identity(), False), (SquareRoot(), False), (Identity(), True)])
+@pytest.mark.parametrize(
+    ("strategy", "exact"), [(Identity(), False), (SquareRoot(), False), (Identity(), True)]
+)
 def test_release(strategy, exact, scale, in_place):
     whole, sparse = table(30, 4, [3, 4, 29])
     kept = sparse.to_dense().clone()
-    stream = NoiseStream(strategy, scale, Randomness.for_tests(2), divisor=7.0, in_place=in_place, exact=exact)
+    stream = NoiseStream(
+        strategy, scale, Randomness.for_tests(2), divisor=7.0, in_place=in_place, exact=exact
+    )
     found = []
     for value in (whole, sparse):
         sums = {"t": value, "b": torch.ones(5)}
-        found.append(stream.release(Bounded(sums, Bound(1.0)), 0, stream.init(sums), rehearsal(stream.event, 4))[0].value)
+        found.append(
+            stream.release(
+                Bounded(sums, Bound(1.0)), 0, stream.init(sums), rehearsal(stream.event, 4)
+            )[0].value
+        )
     assert torch.equal(found[0]["t"], found[1]["t"])
     assert not found[1]["t"].is_sparse
     assert bool((found[1]["t"] != 0).all()) or not scale
@@ -107,7 +130,9 @@ def test_the_engine_says_which_rows(spoilt):
         engine.attach(model)
         for _ in range(2):
             losses = F.cross_entropy(model(x), y, reduction="none")
-            losses = losses * torch.where(torch.arange(20) == 7, torch.inf, 1.0) if spoilt else losses
+            losses = (
+                losses * torch.where(torch.arange(20) == 7, torch.inf, 1.0) if spoilt else losses
+            )
             sums[sparse] = engine.bounded_sum(losses, FlatClip(0.1), mask).value
         engine.detach()
     assert sums[True]["table.weight"].is_sparse
@@ -121,11 +146,20 @@ def trained(folder, monkeypatch, sparse: bool, most: int) -> list[Tensor]:
     torch.manual_seed(0)
     model, seen = Bag(), []
     plan = dpfy.dpsgd(RECORDS, 24, steps=6).with_noise(1.0, delta=1e-5)
-    sgd, runtime = torch.optim.SGD(model.parameters(), lr=0.5), dpfy.Runtime(max_physical_batch=most)
+    sgd, runtime = (
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        dpfy.Runtime(max_physical_batch=most),
+    )
     add = logical.LogicalBatch.add
     with monkeypatch.context() as patch:
-        patch.setattr(logical.LogicalBatch, "add", lambda self, part, keep=True: (seen.append(part), add(self, part, keep))[1])
-        with dpfy.PrivateTraining(model, sgd, tokens(), plan, dpfy.Run(folder, seed=3), runtime=runtime) as training:
+        patch.setattr(
+            logical.LogicalBatch,
+            "add",
+            lambda self, part, keep=True: (seen.append(part), add(self, part, keep))[1],
+        )
+        with dpfy.PrivateTraining(
+            model, sgd, tokens(), plan, dpfy.Run(folder, seed=3), runtime=runtime
+        ) as training:
             training.engine.sparse = sparse
             for x, y in training.batches():
                 training.step(F.cross_entropy(model(x), y, reduction="none"))

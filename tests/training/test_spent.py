@@ -1,4 +1,6 @@
-"""A step whose noise was made is spent: no error, no restart and no other code brings the same noise onto another sum."""
+"""A step whose noise was made is spent: no error, no restart and no other code brings the same
+noise onto another sum.
+"""
 
 from __future__ import annotations
 
@@ -40,18 +42,34 @@ class Killed(BaseException):
 
 
 def released_by(
-    path, losses=plain_losses, *, die=None, net=None, update=None, clean=False, every=1e9, steps=8, adjust=None, device="cpu"
+    path,
+    losses=plain_losses,
+    *,
+    die=None,
+    net=None,
+    update=None,
+    clean=False,
+    every=1e9,
+    steps=8,
+    adjust=None,
+    device="cpu",
 ):
-    """Train, or resume, and return what was released at each step; `die` after so many steps, with or without a last checkpoint."""
+    """Train, or resume, and return what was released at each step; `die` after so many steps, with
+    or without a last checkpoint.
+    """
     torch.set_num_threads(1)
     net = (net or small.model()).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     seen = {}
     run = dpfy.Run(path, resume=True, seed=5, checkpoint_every=every)
-    training = dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(steps), run, runtime=RUNTIME, update=update)
+    training = dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(steps), run, runtime=RUNTIME, update=update
+    )
 
     def look(*_):
-        seen[training.steps_done] = torch.cat([p.grad.reshape(-1).clone() for p in net.parameters()])
+        seen[training.steps_done] = torch.cat(
+            [p.grad.reshape(-1).clone() for p in net.parameters()]
+        )
 
     handle = optimizer.register_step_pre_hook(look)
     try:
@@ -72,7 +90,9 @@ def released_by(
 
 
 def test_an_error_after_the_noise_stops_the_run(tmp_path):
-    """An optimizer hook that raises, and a loop that goes on: the step is not made again, neither is anything else."""
+    """An optimizer hook that raises, and a loop that goes on: the step is not made again, neither
+    is anything else.
+    """
     net, released, failures = small.model(), [], []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -82,7 +102,9 @@ def test_an_error_after_the_noise_stops_the_run(tmp_path):
             raise RuntimeError("a logger is down")
 
     optimizer.register_step_pre_hook(hook)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(), dpfy.Run(tmp_path / "run", seed=1)) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(), dpfy.Run(tmp_path / "run", seed=1)
+    ) as training:
         for _ in range(3):
             try:
                 for x, y in training.batches():
@@ -117,16 +139,24 @@ def test_whatever_fails_between_noise_and_the_end_of_a_step(tmp_path, monkeypatc
             raise error("on purpose")
 
     update = dpfy.Update(average=0.5, project=fail if place == "project" else None)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(4), tmp_path / "run", update=update) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(4), tmp_path / "run", update=update
+    ) as training:
         if place == "optimizer":
             optimizer.register_step_post_hook(fail)
         elif place == "average":
             real = type(update.averaging).update
-            monkeypatch.setattr(type(update.averaging), "update", lambda self, *a: (fail(), real(self, *a)))
+            monkeypatch.setattr(
+                type(update.averaging), "update", lambda self, *a: (fail(), real(self, *a))
+            )
         elif place == "noise":
             stream = training.private_step.stream
-            failing = type("Failing", (), {"release": lambda self, *a: (stream.release(*a), fail())[0]})()
-            object.__setattr__(training, "private_step", dataclasses.replace(training.private_step, stream=failing))
+            failing = type(
+                "Failing", (), {"release": lambda self, *a: (stream.release(*a), fail())[0]}
+            )()
+            object.__setattr__(
+                training, "private_step", dataclasses.replace(training.private_step, stream=failing)
+            )
         with pytest.raises(error):
             all_steps(training, net)
         with pytest.raises(Unsupported, match="step 1 failed after its noise was made"):
@@ -158,7 +188,9 @@ def test_a_refusal_that_is_caught_is_not_forgotten(tmp_path):
 
     net, seen = Centred(), []
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    training = dpfy.PrivateTraining(net, sgd, small.data(), small.plan(4), dpfy.Run(tmp_path / "run", seed=1))
+    training = dpfy.PrivateTraining(
+        net, sgd, small.data(), small.plan(4), dpfy.Run(tmp_path / "run", seed=1)
+    )
 
     def body():
         with training:
@@ -176,15 +208,21 @@ def test_a_refusal_that_is_caught_is_not_forgotten(tmp_path):
 
 
 def test_a_step_that_fails_while_it_sums_is_not_added_twice(tmp_path, monkeypatch):
-    """An error inside the sum of a piece: the piece cannot be added again, and the step begins anew."""
+    """An error inside the sum of a piece: the piece cannot be added again, and the step begins
+    anew.
+    """
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     run = dpfy.Run(tmp_path / "run", seed=1)
-    with dpfy.PrivateTraining(net, optimizer, small.data(), small.plan(2), run, runtime=RUNTIME) as training:
+    with dpfy.PrivateTraining(
+        net, optimizer, small.data(), small.plan(2), run, runtime=RUNTIME
+    ) as training:
         batches = training.batches()
         x, y = next(batches)
         real = training._pieces.add
-        monkeypatch.setattr(training._pieces, "add", lambda *a: (real(*a), (_ for _ in ()).throw(MemoryError()))[0])
+        monkeypatch.setattr(
+            training._pieces, "add", lambda *a: (real(*a), (_ for _ in ()).throw(MemoryError()))[0]
+        )
         with pytest.raises(MemoryError):
             training.step(plain_losses(net, x, y))
         with pytest.raises(InvalidInput, match="once"):
@@ -206,7 +244,9 @@ def test_a_killed_run_repeats_its_steps_bit_for_bit(tmp_path, device):
 
 
 def test_a_clean_end_leaves_nothing_to_repeat(tmp_path):
-    """Ctrl-C between or inside steps writes a checkpoint: nothing is made twice, and the result is the uninterrupted one's."""
+    """Ctrl-C between or inside steps writes a checkpoint: nothing is made twice, and the result is
+    the uninterrupted one's.
+    """
     whole = released_by(tmp_path / "whole")
     first = released_by(tmp_path / "cut", die=5, clean=True)
     again = released_by(tmp_path / "cut")
@@ -233,7 +273,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second, self.gain = nn.Linear(small.FEATURES, 16), nn.Linear(16, small.CLASSES), 1.0
+        self.first, self.second, self.gain = (
+            nn.Linear(small.FEATURES, 16),
+            nn.Linear(16, small.CLASSES),
+            1.0,
+        )
 
     def forward(self, x):
         return self.second(torch.tanh(self.first(x))) * self.gain
@@ -278,7 +322,9 @@ def louder_net():
     ],
     ids=["loss", "sign", "forward", "setting", "schedule", "later schedule", "rates", "projection"],
 )
-def test_a_resumed_run_that_computes_something_else_is_refused_before_it_releases(tmp_path, began, resumed, match):
+def test_a_resumed_run_that_computes_something_else_is_refused_before_it_releases(
+    tmp_path, began, resumed, match
+):
     def make(given):
         return {k: v() if k == "net" else v for k, v in given.items()}
 
@@ -288,12 +334,16 @@ def test_a_resumed_run_that_computes_something_else_is_refused_before_it_release
     with pytest.raises(InvalidInput, match=match):
         again = released_by(tmp_path / "run", **make(resumed))
     assert again == {}
-    right = released_by(tmp_path / "run", **make(began))  # the right one still resumes, to the same bits
+    right = released_by(
+        tmp_path / "run", **make(began)
+    )  # the right one still resumes, to the same bits
     assert all(torch.equal(value, right[step]) for step, value in first.items())
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("losses", [other_losses, lambda *batch: -plain_losses(*batch)], ids=["other", "sign"])
+@pytest.mark.parametrize(
+    "losses", [other_losses, lambda *batch: -plain_losses(*batch)], ids=["other", "sign"]
+)
 def test_the_journal_alone_finds_another_loss(tmp_path, losses, device):
     """Where no recording was kept: the sums are compared, and nothing is released."""
     first = released_by(tmp_path / "run", die=5, device=device)
@@ -306,7 +356,9 @@ def test_the_journal_alone_finds_another_loss(tmp_path, losses, device):
 
 
 def test_a_checkpoint_in_the_middle_of_repeating_keeps_the_rest_bound(tmp_path):
-    """Killed after 6 steps, resumed and left after 2 of them: the other four are still what they were."""
+    """Killed after 6 steps, resumed and left after 2 of them: the other four are still what they
+    were.
+    """
     first = released_by(tmp_path / "run", die=6)
     released_by(tmp_path / "run", die=2, clean=True)
     (tmp_path / "run" / "checkpoint" / "watch.json").unlink()
@@ -319,15 +371,23 @@ def test_a_checkpoint_in_the_middle_of_repeating_keeps_the_rest_bound(tmp_path):
 
 
 def test_a_change_in_the_middle_is_found_at_the_first_step_that_differs(tmp_path):
-    """The resumed run is the same for two steps, then another: the differing step is not released, and the run is dead."""
+    """The resumed run is the same for two steps, then another: the differing step is not released,
+    and the run is dead.
+    """
     first = released_by(tmp_path / "run", die=6)
     net, seen = small.model(), {}
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     run = dpfy.Run(tmp_path / "run", resume=True, checkpoint_every=1e9)
-    with dpfy.PrivateTraining(net, sgd, small.data(), small.plan(8), run, runtime=RUNTIME) as training:
+    with dpfy.PrivateTraining(
+        net, sgd, small.data(), small.plan(8), run, runtime=RUNTIME
+    ) as training:
         sgd.register_step_pre_hook(lambda *_: seen.update({training.steps_done: True}))
         with pytest.raises(InvalidInput, match="resume step 3"):
-            all_steps(training, net, lambda *batch: (plain_losses if training.steps_done < 3 else other_losses)(*batch))
+            all_steps(
+                training,
+                net,
+                lambda *batch: (plain_losses if training.steps_done < 3 else other_losses)(*batch),
+            )
         with pytest.raises(Unsupported, match="stopped"):
             next(training.batches())
     assert list(seen) == [0, 1, 2]
@@ -339,7 +399,12 @@ def test_a_loss_given_to_fit_is_compared_before_anything_is_computed(tmp_path):
         net = small.model()
         sgd = torch.optim.SGD(net.parameters(), lr=0.1)
         return dpfy.fit(
-            net, small.data(), plan=small.plan(6), optimizer=sgd, loss=loss, run=dpfy.Run(tmp_path / "run", resume=True)
+            net,
+            small.data(),
+            plan=small.plan(6),
+            optimizer=sgd,
+            loss=loss,
+            run=dpfy.Run(tmp_path / "run", resume=True),
         )
 
     calls = []
@@ -359,7 +424,11 @@ def test_a_loss_given_to_fit_is_compared_before_anything_is_computed(tmp_path):
     with pytest.raises(InvalidInput, match="resume losses"):
         train("cross_entropy")
     with pytest.raises(InvalidInput, match="resume losses"):
-        train(lambda outputs, targets: 2 * functional.cross_entropy(outputs, targets, reduction="none"))
+        train(
+            lambda outputs, targets: (
+                2 * functional.cross_entropy(outputs, targets, reduction="none")
+            )
+        )
     assert train(interrupted).steps == 6
 
 
@@ -386,12 +455,22 @@ def test_a_torn_last_line_is_of_noise_that_was_never_made(tmp_path):
     (progress,) = journal.parent.glob("reached-*")
     progress.rename(journal.parent / "reached-0-3")  # as it is when a line is cut short
     released_by(tmp_path / "run", die=6)
-    assert [json.loads(line)["step"] for line in journal.read_text().splitlines()] == [0, 1, 2, 3, 4, 5]
+    assert [json.loads(line)["step"] for line in journal.read_text().splitlines()] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     again = released_by(tmp_path / "run")
     assert all(torch.equal(value, whole[step]) for step, value in again.items())
 
 
-@pytest.mark.parametrize("damage", [b"nonsense\n", b'{"step": 0}\n', b"[1]\n", b'{"step": "x", "rates": [], "sum": ""}\n'])
+@pytest.mark.parametrize(
+    "damage",
+    [b"nonsense\n", b'{"step": 0}\n', b"[1]\n", b'{"step": "x", "rates": [], "sum": ""}\n'],
+)
 def test_a_damaged_journal_is_refused(tmp_path, damage):
     released_by(tmp_path / "run", die=4)
     journal = tmp_path / "run" / "checkpoint" / "steps.jsonl"
@@ -404,13 +483,17 @@ def test_leaving_early_says_so_and_how_to_go_on(tmp_path):
     def leave():
         net = small.model()
         sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-        with dpfy.PrivateTraining(net, sgd, small.data(), small.plan(), tmp_path / "run") as training:
+        with dpfy.PrivateTraining(
+            net, sgd, small.data(), small.plan(), tmp_path / "run"
+        ) as training:
             for x, y in training.batches():
                 training.step(plain_losses(net, x, y))
                 if training.steps_done == 2:
                     break
 
-    with pytest.warns(UserWarning, match=r"unfinished, 2 of 30 steps made.*secrets are kept.*resume=True") as caught:
+    with pytest.warns(
+        UserWarning, match=r"unfinished, 2 of 30 steps made.*secrets are kept.*resume=True"
+    ) as caught:
         leave()
     assert len(caught) == 1
     assert "\n" not in str(caught[0].message)

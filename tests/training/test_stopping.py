@@ -1,4 +1,6 @@
-"""Runs that end early: billed for what was released, closed for good, and never billed for less after a crash."""
+"""Runs that end early: billed for what was released, closed for good, and never billed for less
+after a crash.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,26 @@ STEPS, DELTA = 20, 1e-3
 
 
 def plan(**change: object) -> Plan:
-    return dpfy.dpsgd(small.RECORDS, 20, steps=STEPS, clip_norm=0.5, **{"stopping": 5} | change).with_noise(2.0, delta=DELTA)
+    return dpfy.dpsgd(
+        small.RECORDS, 20, steps=STEPS, clip_norm=0.5, **{"stopping": 5} | change
+    ).with_noise(2.0, delta=DELTA)
 
 
-def train(path: Path, made: int, chosen: Plan | None = None, *, resume: bool = False, name: str = "run") -> dpfy.PrivateTraining:
+def train(
+    path: Path, made: int, chosen: Plan | None = None, *, resume: bool = False, name: str = "run"
+) -> dpfy.PrivateTraining:
     """Train until `made` steps are made and end the run there, on a shared ledger."""
     net = small.model()
     run = dpfy.Run(
-        path / name, resume=resume, ledger=path / "people.jsonl", budget=None if resume else RenyiFilter(30.0, DELTA), seed=5
+        path / name,
+        resume=resume,
+        ledger=path / "people.jsonl",
+        budget=None if resume else RenyiFilter(30.0, DELTA),
+        seed=5,
     )
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), chosen or plan(), run) as training:
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), chosen or plan(), run
+    ) as training:
         for x, y in training.batches():
             training.step(functional.cross_entropy(net(x), y, reduction="none"))
             if training.steps_done == made:
@@ -57,20 +69,30 @@ def billed(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def wrong(path: Path) -> list[str]:
-    checks = [*verify(path / "run", ledger=path / "people.jsonl"), *verify(path / "run" / "privacy.json")]
+    checks = [
+        *verify(path / "run", ledger=path / "people.jsonl"),
+        *verify(path / "run" / "privacy.json"),
+    ]
     return [f"{f.what}: {f.detail}" for f in checks if not f.holds]
 
 
 @pytest.mark.parametrize(("made", "due"), [(8, 8), (9, 12), (1, 4), (17, 20), (20, 20)])
 def test_a_run_is_billed_up_to_the_next_point(tmp_path, made, due):
     train(tmp_path, made)
-    fixed = dpfy.dpsgd(small.RECORDS, 20, steps=due, clip_norm=0.5).with_noise(2.0, delta=DELTA / 5 * (1 - 1e-12))
+    fixed = dpfy.dpsgd(small.RECORDS, 20, steps=due, clip_norm=0.5).with_noise(
+        2.0, delta=DELTA / 5 * (1 - 1e-12)
+    )
     found = card(tmp_path)
     assert found["guarantee"]["epsilon"] == pytest.approx(fixed.epsilon, rel=1e-9)
     assert found["guarantee"]["delta"] == DELTA
     section = found["sections"][0]
     assert section["steps_done"] == made
-    assert section["ended"] == {"settled": due < STEPS, "made": made if due < STEPS else STEPS, "billed": due, "of": STEPS}
+    assert section["ended"] == {
+        "settled": due < STEPS,
+        "made": made if due < STEPS else STEPS,
+        "billed": due,
+        "of": STEPS,
+    }
     settled = {"training": (made, due)} if due < STEPS else {}
     assert billed(tmp_path / "run" / "ledger.jsonl") == billed(tmp_path / "people.jsonl") == settled
     assert wrong(tmp_path) == []
@@ -94,12 +116,17 @@ def test_what_was_not_used_is_there_for_the_next_run(tmp_path):
     net = small.model()
     for name in ("one", "two"):
         run = dpfy.Run(tmp_path / name, ledger=tmp_path / "people.jsonl")
-        with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), first, run) as training:
+        with dpfy.PrivateTraining(
+            net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), first, run
+        ) as training:
             for x, y in training.batches():
                 training.step(functional.cross_entropy(net(x), y, reduction="none"))
                 break
             training.finish()
-    assert [s for _, s in sorted(Ledger.read(tmp_path / "people.jsonl").settlements.items())] == [(1, 4), (1, 4)]
+    assert [s for _, s in sorted(Ledger.read(tmp_path / "people.jsonl").settlements.items())] == [
+        (1, 4),
+        (1, 4),
+    ]
 
 
 def test_a_run_that_ended_cannot_go_on(tmp_path):
@@ -110,7 +137,9 @@ def test_a_run_that_ended_cannot_go_on(tmp_path):
         train(tmp_path, 12, resume=True)
 
 
-def test_an_end_that_could_not_be_written_is_told_apart_from_a_run_that_goes_on(tmp_path, monkeypatch):
+def test_an_end_that_could_not_be_written_is_told_apart_from_a_run_that_goes_on(
+    tmp_path, monkeypatch
+):
     """A full disk, which the caller survives: nothing goes on, and the resumed run ends."""
     net = small.model()
 
@@ -119,7 +148,11 @@ def test_an_end_that_could_not_be_written_is_told_apart_from_a_run_that_goes_on(
 
     def leave() -> None:
         with dpfy.PrivateTraining(
-            net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan(), dpfy.Run(tmp_path / "run", seed=5)
+            net,
+            torch.optim.SGD(net.parameters(), lr=0.1),
+            small.data(),
+            plan(),
+            dpfy.Run(tmp_path / "run", seed=5),
         ) as training:
             for x, y in training.batches():
                 training.step(functional.cross_entropy(net(x), y, reduction="none"))
@@ -135,7 +168,9 @@ def test_an_end_that_could_not_be_written_is_told_apart_from_a_run_that_goes_on(
         leave()
     again = small.model()
     run = dpfy.Run(tmp_path / "run", resume=True, seed=5)
-    with dpfy.PrivateTraining(again, torch.optim.SGD(again.parameters(), lr=0.1), small.data(), plan(), run):
+    with dpfy.PrivateTraining(
+        again, torch.optim.SGD(again.parameters(), lr=0.1), small.data(), plan(), run
+    ):
         pass
     assert card(tmp_path)["sections"][0]["ended"]["billed"] == 4
 
@@ -149,24 +184,34 @@ def crash(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before the data set's ledger", "before the card"])
-def test_a_crash_after_the_end_never_bills_less_and_the_resumed_run_ends_there(tmp_path, monkeypatch, moment):
+def test_a_crash_after_the_end_never_bills_less_and_the_resumed_run_ends_there(
+    tmp_path, monkeypatch, moment
+):
     with monkeypatch.context() as patch:
         if moment == "before the card":
             patch.setattr(RunFolder, "finish", crash)
         else:
             real = Ledger.settle
             patch.setattr(
-                Ledger, "settle", lambda self, *a, **k: crash() if self.path.name == "people.jsonl" else real(self, *a, **k)
+                Ledger,
+                "settle",
+                lambda self, *a, **k: (
+                    crash() if self.path.name == "people.jsonl" else real(self, *a, **k)
+                ),
             )
         with pytest.raises(Crash):
             train(tmp_path, 9)
     assert billed(tmp_path / "run" / "ledger.jsonl") == {"training": (9, 12)}
-    assert billed(tmp_path / "people.jsonl") == ({"training": (9, 12)} if moment == "before the card" else {})
+    assert billed(tmp_path / "people.jsonl") == (
+        {"training": (9, 12)} if moment == "before the card" else {}
+    )
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / "run", copy)
     net, batches = small.model(), 0
     run = dpfy.Run(tmp_path / "run", resume=True, ledger=tmp_path / "people.jsonl", seed=5)
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan(), run) as training:
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan(), run
+    ) as training:
         assert (training.steps_done, training.last_step, len(training.batches())) == (9, 9, 0)
         for _ in training.batches():
             batches += 1
@@ -178,11 +223,17 @@ def test_a_crash_after_the_end_never_bills_less_and_the_resumed_run_ends_there(t
 
 @pytest.mark.filterwarnings("ignore:run .* unfinished")
 def test_a_copy_made_before_the_end_does_not_go_on_after_it(tmp_path, monkeypatch):
-    """Its own ledger knows nothing of the end, but the data set's does: also where files cannot be told from copies of them."""
+    """Its own ledger knows nothing of the end, but the data set's does: also where files cannot be
+    told from copies of them.
+    """
     monkeypatch.setattr(inode, "identity", lambda handle: "alike")
     net = small.model()
-    run = dpfy.Run(tmp_path / "run", ledger=tmp_path / "people.jsonl", budget=RenyiFilter(30.0, DELTA), seed=5)
-    with dpfy.PrivateTraining(net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan(), run) as training:
+    run = dpfy.Run(
+        tmp_path / "run", ledger=tmp_path / "people.jsonl", budget=RenyiFilter(30.0, DELTA), seed=5
+    )
+    with dpfy.PrivateTraining(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), small.data(), plan(), run
+    ) as training:
         for x, y in training.batches():
             training.step(functional.cross_entropy(net(x), y, reduction="none"))
             if training.steps_done == 6:
@@ -194,7 +245,9 @@ def test_a_copy_made_before_the_end_does_not_go_on_after_it(tmp_path, monkeypatc
 
 
 def test_a_ledger_of_the_data_set_that_says_something_else_is_found(tmp_path):
-    """The run's own ledger rewritten as if it had ended later, or the data set's as if earlier: verification says so."""
+    """The run's own ledger rewritten as if it had ended later, or the data set's as if earlier:
+    verification says so.
+    """
     sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
     import forge
 
@@ -226,7 +279,11 @@ def test_leaving_a_run_that_may_end_says_how(tmp_path):
                 if training.steps_done == 5:
                     break
 
-    with pytest.warns(UserWarning, match=r"5 of 20 steps made, all 20 billed;.*end it here with finish\(\), billed for 8 steps"):
+    with pytest.warns(
+        UserWarning,
+        match=r"5 of 20 steps made, all 20 billed;.*end it here with finish\(\), billed for 8 "
+        r"steps",
+    ):
         leave()
 
 
@@ -244,7 +301,10 @@ def test_correlated_noise_is_billed_for_its_beginning(tmp_path, kind):
     assert wrong(tmp_path) == []
     if kind != "cyclic":  # the beginning of the matrix, by the dense route
         strategy, pattern = recipe.strategy, recipe.sampler.participation
-        whole, start = dense(strategy.encoder(STEPS), pattern), dense(strategy.encoder(STEPS)[:12, :12], pattern)
+        whole, start = (
+            dense(strategy.encoder(STEPS), pattern),
+            dense(strategy.encoder(STEPS)[:12, :12], pattern),
+        )
         event = chosen.recipe.event(2.0, 12).event
         assert event.noise_multiplier <= 2.0 * whole / start * (1 + 1e-9)
         assert event.noise_multiplier == pytest.approx(2.0 * whole / start, rel=1e-6)
@@ -257,7 +317,9 @@ def test_what_has_no_proof_is_refused_with_a_way_out():
         dpfy.Run("x", batches=dpfy.ForeignBatches("shuffled elsewhere")).claims(plan())
 
 
-@pytest.mark.parametrize("points", [0, -1, True, 1.5, "5", [0], [21], [0.5, "x"], [2.5], [float("nan")], 21])
+@pytest.mark.parametrize(
+    "points", [0, -1, True, 1.5, "5", [0], [21], [0.5, "x"], [2.5], [float("nan")], 21]
+)
 def test_bad_points(points):
     with pytest.raises(InvalidInput, match="stopping"):
         plan(stopping=points)
@@ -277,7 +339,12 @@ def test_points_are_steps_or_parts_of_the_run():
 def fitted(path: Path, stop: object, **change: object) -> dpfy.Result:
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    given = {"plan": plan(), "test": small.held_out(), "test_is": "public", "run": dpfy.Run(path / "run", seed=5)} | change
+    given = {
+        "plan": plan(),
+        "test": small.held_out(),
+        "test_is": "public",
+        "run": dpfy.Run(path / "run", seed=5),
+    } | change
     return dpfy.fit(net, small.data(), optimizer=optimizer, stop=stop, **given)
 
 
@@ -304,7 +371,9 @@ def test_fit_that_dies_after_its_end_ends_there(tmp_path, monkeypatch):
         patch.setattr(RunFolder, "finish", crash)
         with pytest.raises(Crash):
             fitted(tmp_path, lambda rows: True)
-    result = fitted(tmp_path, crash, run=dpfy.Run(tmp_path / "run", resume=True, seed=5))  # the rule is not asked again
+    result = fitted(
+        tmp_path, crash, run=dpfy.Run(tmp_path / "run", resume=True, seed=5)
+    )  # the rule is not asked again
     assert result.steps == 4
     assert all(f.holds for f in verify(tmp_path / "run"))
 
@@ -320,7 +389,9 @@ def test_rules_that_cannot_be_followed_are_refused_before_anything_is_reserved(t
 
 
 def test_a_plateau():
-    rows = lambda *values: [{"step": k, "test_loss": v, "test_accuracy": -v} for k, v in enumerate(values)]  # noqa: E731
+    rows = lambda *values: [  # noqa: E731
+        {"step": k, "test_loss": v, "test_accuracy": -v} for k, v in enumerate(values)
+    ]
     assert not dpfy.Plateau()(rows(1.0))
     assert not dpfy.Plateau()(rows(1.0, 0.9))
     assert dpfy.Plateau()(rows(1.0, 1.0))
@@ -336,7 +407,7 @@ def test_a_job_ends_early(tmp_path):
     from dpfy.training import config, job
 
     flags = {
-        "data.kind": "digits", "data.test": "public", "model.name": "linear", "privacy.delta": 1e-4, "training.steps": 10,
+        "data.kind": "digits", "data.test": "public", "model.name": "linear", "privacy.delta": 1e-4, "training.steps": 10,  # noqa: E501
         "training.stopping": 5, "training.patience": 1, "training.learning_rate": 1e-9, "privacy.epsilon": 2.0,
         "training.batch_size": 100.0,
     }  # fmt: skip
@@ -351,7 +422,9 @@ def test_a_job_ends_early(tmp_path):
         config.make({}, flags | {"training.stopping": None})
 
 
-@pytest.mark.parametrize("every", [pytest.param(14, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "every", [pytest.param(14, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
 def test_killed_around_its_end_it_ends_there_and_is_never_billed_for_less(tmp_path, every):
     import early
 
@@ -361,9 +434,13 @@ def test_killed_around_its_end_it_ends_there_and_is_never_billed_for_less(tmp_pa
 
 
 def test_the_sentence_beside_the_epsilon_says_that_it_is_ex_post():
-    """Early or at its last point: a run that may end early is not (epsilon, delta)-private at what is printed; a plain run is."""
+    """Early or at its last point: a run that may end early is not (epsilon, delta)-private at what
+    is printed; a plain run is.
+    """
     recipe = dpfy.dpsgd(400, 50, steps=20)
     early = dpfy.with_stopping(recipe, 4)
-    plain, stopped = (each.with_noise(1.0, delta=1e-4).guarantee().sentence(1e-4) for each in (recipe, early))
+    plain, stopped = (
+        each.with_noise(1.0, delta=1e-4).guarantee().sentence(1e-4) for each in (recipe, early)
+    )
     assert "it is not (epsilon, delta)-differential privacy" in stopped
     assert "ex post" not in plain

@@ -1,4 +1,6 @@
-"""Number types and devices without a bound of their own are refused, before anything is reserved where that can be."""
+"""Number types and devices without a bound of their own are refused, before anything is reserved
+where that can be.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.runtime import Runtime
 
-FLOATS = {getattr(torch, name) for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
+FLOATS = {
+    getattr(torch, name) for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)
+}
 KNOWN = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 UNKNOWN = sorted(FLOATS - KNOWN, key=str)
 DEVICES = ["mps", "xpu", "hpu", "xla", "vulkan", "privateuseone", "ipu", "mtia"]
@@ -63,16 +67,25 @@ def test_a_device_that_is_neither_cpu_nor_cuda_gets_no_guess(kind: str) -> None:
     with pytest.raises(Unsupported, match="supported devices: cpu, cuda"):
         Runtime(device=kind)
     with pytest.raises(Unsupported, match="supported devices: cpu, cuda"):
-        gaussian.draw({"w": SimpleNamespace(device=torch.device(kind), dtype=torch.float32, numel=lambda: 1)}, None, "s", 0)  # type: ignore
+        gaussian.draw(
+            {"w": SimpleNamespace(device=torch.device(kind), dtype=torch.float32, numel=lambda: 1)},
+            None,
+            "s",
+            0,
+        )  # type: ignore
 
 
-def fit(model: nn.Module, folder: Any, loss: Any = None, autocast: torch.dtype | None = None) -> None:
+def fit(
+    model: nn.Module, folder: Any, loss: Any = None, autocast: torch.dtype | None = None
+) -> None:
     x, y = torch.randn(40, 4), torch.randint(0, 2, (40,))
     plan = dpfy.dpsgd(40, 20, steps=2, clip_norm=1.0).with_noise(1.0, delta=1e-5)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     with dpfy.PrivateTraining(model, optimizer, (x, y), plan, run=folder) as training:
         for a, b in training.batches():
-            with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+            with torch.autocast(
+                "cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None
+            ):
                 out = (loss or model)(a)
             training.step(F.cross_entropy(out.float(), b, reduction="none"))
 
@@ -87,7 +100,9 @@ def fake(kind: str) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
 @pytest.mark.parametrize("what", ["parameter", "frozen", "buffer"])
-def test_a_model_on_another_device_is_refused_before_anything_is_reserved(kind: str, what: str, tmp_path: Any) -> None:
+def test_a_model_on_another_device_is_refused_before_anything_is_reserved(
+    kind: str, what: str, tmp_path: Any
+) -> None:
     model = fake(kind) if what == "parameter" else nn.Linear(4, 2)
     if what == "frozen":
         model.other = fake(kind).weight.requires_grad_(False)
@@ -104,8 +119,12 @@ def test_a_model_without_values_is_refused_before_anything_is_reserved(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, *(d for d in UNKNOWN if d.is_floating_point or d.is_complex)], ids=str)
-def test_parameters_of_another_type_are_refused_before_anything_is_reserved(dtype: torch.dtype, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, *(d for d in UNKNOWN if d.is_floating_point or d.is_complex)], ids=str
+)
+def test_parameters_of_another_type_are_refused_before_anything_is_reserved(
+    dtype: torch.dtype, tmp_path: Any
+) -> None:
     model = nn.Linear(4, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # complex32 is experimental
@@ -128,14 +147,20 @@ class Through(nn.Module):
         self.linear, self.dtype, self.first = nn.Linear(4, 2), dtype, first
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.to(self.dtype).float()) if self.first else self.linear(x).to(self.dtype).float()
+        return (
+            self.linear(x.to(self.dtype).float())
+            if self.first
+            else self.linear(x).to(self.dtype).float()
+        )
 
 
 EIGHT = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 
 @pytest.mark.parametrize("dtype", [*EIGHT, torch.float16], ids=str)
-def test_activations_of_another_type_are_refused_before_the_first_release(dtype: torch.dtype, tmp_path: Any) -> None:
+def test_activations_of_another_type_are_refused_before_the_first_release(
+    dtype: torch.dtype, tmp_path: Any
+) -> None:
     model = Through(dtype, first=False)
     before = model.linear.weight.detach().clone()
     with pytest.raises(Unsupported, match=str(dtype).removeprefix("torch.")):
@@ -154,7 +179,16 @@ def fourier(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "case",
-    ["plain", "double", "bfloat16", "autocast", "quantised inputs", "complex on the way", "frozen uint8", "places of a maximum"],
+    [
+        "plain",
+        "double",
+        "bfloat16",
+        "autocast",
+        "quantised inputs",
+        "complex on the way",
+        "frozen uint8",
+        "places of a maximum",
+    ],
 )
 def test_ordinary_models_are_not_refused(case: str, tmp_path: Any) -> None:
     model: nn.Module = nn.Linear(4, 2)
@@ -176,7 +210,12 @@ def test_ordinary_models_are_not_refused(case: str, tmp_path: Any) -> None:
         model.packed = nn.Parameter(torch.zeros(2, 4, dtype=torch.uint8), requires_grad=False)
         loss = lambda a: model(a) + F.linear(a, model.packed.float())  # noqa: E731
     elif case == "places of a maximum":
-        loss = lambda a: model(a.sort(1)[0]) + model(a).sort(1)[0] + model(a).topk(2, 1)[0] + model(a).max(1, keepdim=True)[0]  # noqa: E731
+        loss = lambda a: (  # noqa: E731
+            model(a.sort(1)[0])
+            + model(a).sort(1)[0]
+            + model(a).topk(2, 1)[0]
+            + model(a).max(1, keepdim=True)[0]
+        )
     fit(model, tmp_path / "run", loss, autocast)
 
 
@@ -193,4 +232,9 @@ def test_noise_is_not_added_to_sums_of_another_type(dtype: torch.dtype) -> None:
 def test_noise_is_not_made_for_another_device() -> None:
     stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(1))
     with pytest.raises(Unsupported, match="supported devices"):
-        stream.release(Bounded({"w": fake("xpu").weight.detach()}, Bound(1.0)), 0, {}, rehearsal(stream.event, 10))
+        stream.release(
+            Bounded({"w": fake("xpu").weight.detach()}, Bound(1.0)),
+            0,
+            {},
+            rehearsal(stream.event, 10),
+        )

@@ -1,4 +1,6 @@
-"""Tensor parallel: ranks that hold parts of the weights make the run that one process would, with every norm counted once."""
+"""Tensor parallel: ranks that hold parts of the weights make the run that one process would, with
+every norm counted once.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Attention(nn.Module):
         self.own_norm = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part(x).unflatten(-1, (-1, 2)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            part(x).unflatten(-1, (-1, 2)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
         mixed = nn.functional.scaled_dot_product_attention(self.own_norm(q), k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
@@ -54,8 +58,16 @@ class Text(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table, self.attention = nn.Embedding(WORDS, WIDTH), Attention()
-        self.norm1, self.norm2, self.drop = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.2)
-        self.up, self.down, self.head = nn.Linear(WIDTH, 13), nn.Linear(13, WIDTH), nn.Linear(WIDTH, 4)
+        self.norm1, self.norm2, self.drop = (
+            nn.LayerNorm(WIDTH),
+            nn.LayerNorm(WIDTH),
+            nn.Dropout(0.2),
+        )
+        self.up, self.down, self.head = (
+            nn.Linear(WIDTH, 13),
+            nn.Linear(13, WIDTH),
+            nn.Linear(WIDTH, 4),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop(self.table(x))
@@ -75,7 +87,9 @@ OTHERWISE = {
     "down": RowwiseParallel,
     "head": lambda: ColwiseParallel(output_layouts=Replicate()),
 }
-"""A sum that is cut again, a head that is put together, and attention that every rank computes whole."""
+"""A sum that is cut again, a head that is put together, and attention that every rank computes
+whole.
+"""
 
 
 def text(ranks: int = 1, styles: dict[str, Any] = STYLES, own_norm: bool = False) -> nn.Module:
@@ -120,7 +134,11 @@ def train(kind: str, run: dpfy.Run, model: nn.Module, stop: int = STEPS) -> dict
         assert isinstance(training.spread, TensorParallel) is dist.is_initialized()
         held = sum(getattr(p, "_local_tensor", p).numel() for p in model.parameters())
         found: dict[str, Any] = {name: ranked.full(p) for name, p in model.named_parameters()}
-        found |= {"past": sum(t.numel() for t in training.state.noise.values()), "held": held, "clip": training.clip.bound.l2}
+        found |= {
+            "past": sum(t.numel() for t in training.state.noise.values()),
+            "held": held,
+            "clip": training.clip.bound.l2,
+        }
     return found
 
 
@@ -138,8 +156,14 @@ def together(rank: int, folder: str, ranks: int) -> None:
     if ranks > 2:
         return
     for use in ("public", "billed"):
-        for name, given, model in (("fsdp", ranked.data(), ranked.sharded(ranked.net())), ("parallel", data(), text(2))):
-            sgd, run = torch.optim.SGD(model.parameters(), lr=0.1), dpfy.Run(f"{folder}/fit-{name}-{use}", seed=3)
+        for name, given, model in (
+            ("fsdp", ranked.data(), ranked.sharded(ranked.net())),
+            ("parallel", data(), text(2)),
+        ):
+            sgd, run = (
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                dpfy.Run(f"{folder}/fit-{name}-{use}", seed=3),
+            )
             done = dpfy.fit(
                 model,
                 given,
@@ -172,7 +196,9 @@ def group(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_with_parts_of_the_weights_make_the_run_of_one_process(group, tmp_path: Path, kind: str) -> None:
+def test_ranks_with_parts_of_the_weights_make_the_run_of_one_process(
+    group, tmp_path: Path, kind: str
+) -> None:
     ranks, folder = group
     model = text()
     torch.manual_seed(5)
@@ -202,8 +228,12 @@ def test_weights_that_are_spread_otherwise_are_refused(group) -> None:
         assert {name for name, words in SAID.items() if words in said[name]} == SAID.keys()
 
 
-@pytest.mark.parametrize("name", ["fsdp-public", "fsdp-billed", "parallel-public", "parallel-billed"])
-def test_fit_evaluates_a_model_in_parts_on_all_ranks_and_tells_them_what_rank_0_released(group, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["fsdp-public", "fsdp-billed", "parallel-public", "parallel-billed"]
+)
+def test_fit_evaluates_a_model_in_parts_on_all_ranks_and_tells_them_what_rank_0_released(
+    group, name: str
+) -> None:
     ranks, folder = group
     if ranks == 2:
         first, second = ranked.results(folder, f"fit-{name}", 2)
@@ -217,7 +247,10 @@ def test_nothing_is_recorded_where_other_ranks_have_a_part() -> None:
     engine.attach(model)
     losses = model(torch.randn(4, 3)).square().sum(1)
     engine.bounded_sum(losses, clip)
-    capture, batch = CapturedSum(engine, lambda x: model(x).sum(1)), (SimpleNamespace(is_cuda=True),)
+    capture, batch = (
+        CapturedSum(engine, lambda x: model(x).sum(1)),
+        (SimpleNamespace(is_cuda=True),),
+    )
     assert capture._can(batch)  # type: ignore[arg-type]
     engine.in_parts = InParts({"weight", "bias"}, lambda norms: norms)
     assert not capture._can(batch)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Released means become gradients: rounded once, to the nearest, in the parameter's type and place in memory."""
+"""Released means become gradients: rounded once, to the nearest, in the parameter's type and place
+in memory.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ from dpfy.training.update import hand_over, rounded
 RANDOMNESS = Randomness.for_tests(3)
 
 
-def handed(parameters: dict[str, nn.Parameter], means: dict[str, Tensor], in_place: bool = False) -> dict[str, Tensor]:
+def handed(
+    parameters: dict[str, nn.Parameter], means: dict[str, Tensor], in_place: bool = False
+) -> dict[str, Tensor]:
     """What the parameters receive of sums without noise."""
     stream = NoiseStream(Identity(), 0.0, RANDOMNESS, in_place=in_place)
     total = Bounded(means, Bound(math.inf))
-    released, _ = stream.release(total, 0, {}, rehearsal(stream.event, 10), rounded(means, parameters))
+    released, _ = stream.release(
+        total, 0, {}, rehearsal(stream.event, 10), rounded(means, parameters)
+    )
     hand_over(released, parameters)
     found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     assert list(found) == list(means)
@@ -33,7 +39,9 @@ def handed(parameters: dict[str, nn.Parameter], means: dict[str, Tensor], in_pla
 
 def test_a_mean_of_the_parameters_type_is_handed_on_as_it_is() -> None:
     means = {"a": torch.randn(3, 2), "b": torch.randn(4)}
-    found = handed({name: nn.Parameter(torch.zeros_like(m)) for name, m in means.items()}, means, in_place=True)
+    found = handed(
+        {name: nn.Parameter(torch.zeros_like(m)) for name, m in means.items()}, means, in_place=True
+    )
     assert all(found[name].data_ptr() == mean.data_ptr() for name, mean in means.items())
 
 
@@ -54,7 +62,11 @@ def test_a_wider_mean_is_rounded_to_the_nearest(dtype: torch.dtype) -> None:
 def test_types_may_differ_and_the_order_in_memory_is_kept() -> None:
     torch.manual_seed(0)
     filters = torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)
-    parameters = {"a": nn.Parameter(filters.bfloat16()), "b": nn.Parameter(torch.zeros(4)), "rest": nn.Parameter(torch.zeros(1))}
+    parameters = {
+        "a": nn.Parameter(filters.bfloat16()),
+        "b": nn.Parameter(torch.zeros(4)),
+        "rest": nn.Parameter(torch.zeros(1)),
+    }
     means = {"a": torch.randn(4, 3, 2, 2), "b": torch.randn(4)}
     found = handed(parameters, means)
     assert found["a"].stride() == parameters["a"].stride()
@@ -64,7 +76,10 @@ def test_types_may_differ_and_the_order_in_memory_is_kept() -> None:
 
 def test_noise_of_a_wider_type_than_some_parameters_is_rounded_for_them() -> None:
     """One float64 parameter makes all noise float64."""
-    parameters = {"a": nn.Parameter(torch.zeros(3, dtype=torch.float64)), "b": nn.Parameter(torch.zeros(4))}
+    parameters = {
+        "a": nn.Parameter(torch.zeros(3, dtype=torch.float64)),
+        "b": nn.Parameter(torch.zeros(4)),
+    }
     means = {"a": torch.randn(3, dtype=torch.float64), "b": torch.randn(4)}
     found = handed(parameters, means)
     assert torch.equal(found["a"], means["a"])
@@ -79,9 +94,13 @@ def test_what_was_handed_over_before_is_not_overwritten() -> None:
     assert torch.equal(second, torch.full_like(second, 2.0))
 
 
-@pytest.mark.parametrize("strategy", [Identity(), Banded((1.0, 0.7))], ids=["independent", "banded"])
+@pytest.mark.parametrize(
+    "strategy", [Identity(), Banded((1.0, 0.7))], ids=["independent", "banded"]
+)
 def test_noise_is_added_before_rounding(strategy: Strategy) -> None:
-    """Sums far below the last digit of what is handed over still count: the wide noisy mean is what is rounded, once."""
+    """Sums far below the last digit of what is handed over still count: the wide noisy mean is what
+    is rounded, once.
+    """
     torch.manual_seed(0)
     stream = NoiseStream(strategy, 1.0, RANDOMNESS, divisor=7.0)
     parameters = {
@@ -91,18 +110,35 @@ def test_noise_is_added_before_rounding(strategy: Strategy) -> None:
     state = again = stream.init({name: torch.zeros(p.shape) for name, p in parameters.items()})
     for step in range(3):
         total = Bounded({name: torch.randn(p.shape) for name, p in parameters.items()}, Bound(1.0))
-        wide, state = stream.release(total, step, {n: t.clone() for n, t in state.items()}, rehearsal(stream.event, 10))
+        wide, state = stream.release(
+            total, step, {n: t.clone() for n, t in state.items()}, rehearsal(stream.event, 10)
+        )
         narrow, again = stream.release(
-            total, step, {n: t.clone() for n, t in again.items()}, rehearsal(stream.event, 10), rounded(total.value, parameters)
+            total,
+            step,
+            {n: t.clone() for n, t in again.items()},
+            rehearsal(stream.event, 10),
+            rounded(total.value, parameters),
         )
         assert all(narrow.value[name].dtype is torch.bfloat16 for name in parameters)
-        assert all(torch.equal(narrow.value[name], wide.value[name].bfloat16()) for name in parameters)
+        assert all(
+            torch.equal(narrow.value[name], wide.value[name].bfloat16()) for name in parameters
+        )
 
 
 @pytest.mark.parametrize(
-    "into", [{"a": (3,)}, {"a": (3,), "b": (5,)}, {"a": (3,), "b": (4,), "c": (1,)}, {"a": (3,), "b": (2, 2)}], ids=str
+    "into",
+    [
+        {"a": (3,)},
+        {"a": (3,), "b": (5,)},
+        {"a": (3,), "b": (4,), "c": (1,)},
+        {"a": (3,), "b": (2, 2)},
+    ],
+    ids=str,
 )
-def test_places_of_other_names_or_shapes_are_refused_before_anything_is_changed(into: dict[str, tuple[int, ...]]) -> None:
+def test_places_of_other_names_or_shapes_are_refused_before_anything_is_changed(
+    into: dict[str, tuple[int, ...]],
+) -> None:
     sums = {"a": torch.ones(3), "b": torch.ones(4)}
     places = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in into.items()}
     stream = NoiseStream(Identity(), 1.0, RANDOMNESS, in_place=True)

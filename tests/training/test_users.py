@@ -16,7 +16,10 @@ from dpfy.data.config import DataConfig
 from dpfy.data.users import UserRecords
 from dpfy.report.words import up as words_up
 
-SCHEMA = '[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.c]\nkind = "label"\nclasses = ["x", "y"]\n'
+SCHEMA = (
+    '[columns.a]\nkind = "number"\nrange = [0, 9]\n[columns.c]\nkind = "label"\nclasses = ["x", '
+    '"y"]\n'
+)
 ROWS = [(f"p{k % 40:02d}", k % 10, "xy"[k // 3 % 2]) for k in range(150)]
 WORDS = ["--set", "data.user=person", "--set", "data.most_records=3"]
 
@@ -31,13 +34,17 @@ def call(capsys, *arguments):
 @pytest.fixture
 def table(tmp_path):
     def write(name: str, rows) -> str:
-        (tmp_path / name).write_text("person,a,c\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n")
+        (tmp_path / name).write_text(
+            "person,a,c\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n"
+        )
         return str(tmp_path / name)
 
     (tmp_path / "schema.toml").write_text(SCHEMA)
     (tmp_path / "job.toml").write_text(
-        f'[data]\nkind = "csv"\npath = "{write("people.csv", ROWS)}"\nschema = "{tmp_path}/schema.toml"\n'
-        '[model]\nname = "linear"\n[privacy]\nepsilon = 3.0\ndelta = 1e-3\nrecords = 36\n[training]\nsteps = 3\nbatch_size = 10\n'
+        f'[data]\nkind = "csv"\npath = "{write("people.csv", ROWS)}"\nschema = '
+        f'"{tmp_path}/schema.toml"\n'
+        '[model]\nname = "linear"\n[privacy]\nepsilon = 3.0\ndelta = 1e-3\nrecords = '
+        "36\n[training]\nsteps = 3\nbatch_size = 10\n"
     )
     return write
 
@@ -61,7 +68,11 @@ def test_whether_a_user_is_held_out_depends_on_that_user_alone(table, tmp_path):
         """Feature 0 says who: the person's number, over 100."""
         table("people.csv", [(who, int(who[1:]) / 10, "x") for who, _, _ in rows])
         return {
-            round(v, 4) for v in source.load(config(tmp_path, user="person", most_records=3)).train.tensors[0].flatten().tolist()
+            round(v, 4)
+            for v in source.load(config(tmp_path, user="person", most_records=3))
+            .train.tensors[0]
+            .flatten()
+            .tolist()
         }
 
     whole = users(ROWS)
@@ -74,10 +85,14 @@ def test_whether_a_user_is_held_out_depends_on_that_user_alone(table, tmp_path):
 
 def test_a_test_file_needs_no_owners(table, tmp_path):
     table("test.csv", ROWS[:30])
-    found = source.load(config(tmp_path, user="person", most_records=3, test_path=str(tmp_path / "test.csv")))
+    found = source.load(
+        config(tmp_path, user="person", most_records=3, test_path=str(tmp_path / "test.csv"))
+    )
     assert (len(found.train), len(found.test)) == (40, 30)
     (tmp_path / "bare.csv").write_text("a,c\n1,x\n2,y\n")
-    found = source.load(config(tmp_path, user="person", most_records=3, test_path=str(tmp_path / "bare.csv")))
+    found = source.load(
+        config(tmp_path, user="person", most_records=3, test_path=str(tmp_path / "bare.csv"))
+    )
     assert (len(found.train), len(found.test)) == (40, 2)
 
 
@@ -90,17 +105,30 @@ def test_arrays_with_owners(tmp_path):
     x, y = np.arange(60.0).reshape(30, 2), np.arange(30) % 2
     for owners in (np.arange(30) // 3, np.array([f"user {k // 3}" for k in range(30)])):
         np.savez(tmp_path / "a.npz", x=x, y=y, who=owners)
-        np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4], who_train=owners)
+        np.savez(
+            tmp_path / "b.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4], who_train=owners
+        )
         for name, rows in (("a", None), ("b", 10)):
-            made = DataConfig(kind="npz", path=str(tmp_path / f"{name}.npz"), classes=2, user="who", most_records=2, pick="first")
+            made = DataConfig(
+                kind="npz",
+                path=str(tmp_path / f"{name}.npz"),
+                classes=2,
+                user="who",
+                most_records=2,
+                pick="first",
+            )
             found = source.load(made)
             assert found.train.rows_each == 2
             assert rows is None or (len(found.train), len(found.test)) == (rows, 4)
 
 
-@pytest.mark.parametrize("extra", [[], ["--set", "training.clip=quantile"], ["--mechanism", "tree"]], ids=str)
+@pytest.mark.parametrize(
+    "extra", [[], ["--set", "training.clip=quantile"], ["--mechanism", "tree"]], ids=str
+)
 def test_the_command_line_trains_users_and_verifies(capsys, table, tmp_path, extra):
-    status, out, err = call(capsys, "train", tmp_path / "job.toml", *WORDS, *extra, "--out", tmp_path / "run", "--json")
+    status, out, err = call(
+        capsys, "train", tmp_path / "job.toml", *WORDS, *extra, "--out", tmp_path / "run", "--json"
+    )
     assert status == 0, err
     assert json.loads(out)["unit"] == "user"
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -112,7 +140,16 @@ def test_the_command_line_trains_users_and_verifies(capsys, table, tmp_path, ext
 def test_the_ledger_of_users_is_not_that_of_records(capsys, table, tmp_path):
     ledger = tmp_path / "people.jsonl"
     assert call(capsys, "ledger", "budget", ledger, "--epsilon", 9, "--delta", 1e-3)[0] == 0
-    status, _, err = call(capsys, "train", tmp_path / "job.toml", *WORDS, "--ledger", ledger, "--out", tmp_path / "run")
+    status, _, err = call(
+        capsys,
+        "train",
+        tmp_path / "job.toml",
+        *WORDS,
+        "--ledger",
+        ledger,
+        "--out",
+        tmp_path / "run",
+    )
     assert status == 2
     assert "ledger unit" in err
     assert not (tmp_path / "run").exists()
@@ -132,7 +169,9 @@ BAD = [
 
 @pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(map(str, w)) for w, _ in BAD])
 def test_bad_owners_are_one_line(capsys, table, tmp_path, words, said):
-    status, out, err = call(capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run")
+    status, out, err = call(
+        capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run"
+    )
     assert (status, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
@@ -147,7 +186,9 @@ def test_a_record_without_an_owner_is_refused(capsys, table, tmp_path):
     assert "every record must have an owner" in err
 
 
-def test_places_that_no_memory_holds_are_refused_before_they_are_made(capsys, table, tmp_path, monkeypatch):
+def test_places_that_no_memory_holds_are_refused_before_they_are_made(
+    capsys, table, tmp_path, monkeypatch
+):
     monkeypatch.setattr("dpfy.data.users.MOST_PLACES", 100)
     fixed = [*WORDS, "--set", "data.pick=first"]
     status, _, err = call(capsys, "train", tmp_path / "job.toml", *fixed, "--out", tmp_path / "run")
@@ -156,7 +197,17 @@ def test_places_that_no_memory_holds_are_refused_before_they_are_made(capsys, ta
 
 
 def test_an_audit_of_users_is_refused_before_anything_is_read(capsys, table, tmp_path):
-    status, _, err = call(capsys, "audit", "train", tmp_path / "job.toml", *WORDS, "--canaries", 20, "--out", tmp_path / "run")
+    status, _, err = call(
+        capsys,
+        "audit",
+        "train",
+        tmp_path / "job.toml",
+        *WORDS,
+        "--canaries",
+        20,
+        "--out",
+        tmp_path / "run",
+    )
     assert status == 2
     assert "audit records" in err
     assert not (tmp_path / "run").exists()
@@ -176,12 +227,30 @@ def test_features_of_images_are_made_record_by_record():
 
 def test_records_drawn_one_by_one_are_billed_for_all_of_a_user(capsys, table, tmp_path):
     """ELS: at most k records of a user are kept, and the epsilon is that of k records together."""
-    words = [*WORDS, "--set", "data.draw=record", "--set", "privacy.noise_multiplier=2", "--records", 90]
-    status, out, err = call(capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run", "--json")
+    words = [
+        *WORDS,
+        "--set",
+        "data.draw=record",
+        "--set",
+        "privacy.noise_multiplier=2",
+        "--records",
+        90,
+    ]
+    status, out, err = call(
+        capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run", "--json"
+    )
     assert status == 2
     found = int(re.search(r"there are (\d+) records of users", err).group(1))
     status, out, err = call(
-        capsys, "train", tmp_path / "job.toml", *words, "--records", found, "--out", tmp_path / "run", "--json"
+        capsys,
+        "train",
+        tmp_path / "job.toml",
+        *words,
+        "--records",
+        found,
+        "--out",
+        tmp_path / "run",
+        "--json",
     )
     assert status == 0, err
     from dpfy.accounting import epsilon, group, patterns
@@ -203,13 +272,19 @@ def test_a_users_day_is_a_unit(capsys, table, tmp_path):
     words = [*WORDS, "--set", "data.time=when", "--set", "data.window=day"]
     err = call(capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run")[2]
     words += ["--records", re.search(r"there are (\d+) user's days", err).group(1)]
-    status, _, err = call(capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run", "--json")
+    status, _, err = call(
+        capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run", "--json"
+    )
     assert status == 0, err
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert "for one user's day" in card["statement"]
     assert card["unit"]["protection"] == "window"
     rows = card["formal"]["several_windows"]["rows"]
     assert [row["windows"] for row in rows] == [2, 7, 30]
-    assert card["guarantee"]["epsilon"] < rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"]
-    assert f"2: epsilon {words_up(rows[0]['epsilon'])}" in (tmp_path / "run" / "report.md").read_text()
+    assert (
+        card["guarantee"]["epsilon"] < rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"]
+    )
+    assert (
+        f"2: epsilon {words_up(rows[0]['epsilon'])}" in (tmp_path / "run" / "report.md").read_text()
+    )
     assert call(capsys, "verify", tmp_path / "run")[0] == 0

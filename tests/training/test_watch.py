@@ -1,4 +1,6 @@
-"""When the watch looks, what it keeps, and that a resumed run must compute what the run before it did."""
+"""When the watch looks, what it keeps, and that a resumed run must compute what the run before it
+did.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,19 @@ import watched
 from watched import WIDTH, Apply, ce, net, plain
 
 
-def training(path: Path, model: nn.Module, *, steps: int = 40, resume: bool = False, seed: int = 1) -> dpfy.PrivateTraining:
+def training(
+    path: Path, model: nn.Module, *, steps: int = 40, resume: bool = False, seed: int = 1
+) -> dpfy.PrivateTraining:
     plan = dpfy.dpsgd(watched.RECORDS, 12, steps=steps).with_noise(1.0, delta=1e-3)
     run = dpfy.Run(path / "run", seed=seed, resume=resume)
-    return dpfy.PrivateTraining(model, torch.optim.SGD(model.parameters(), lr=0.05), watched.vectors(), plan, run)
+    return dpfy.PrivateTraining(
+        model, torch.optim.SGD(model.parameters(), lr=0.05), watched.vectors(), plan, run
+    )
 
 
-def some_steps(path: Path, model: nn.Module, losses: watched.Losses, count: int, resume: bool = False) -> dpfy.PrivateTraining:
+def some_steps(
+    path: Path, model: nn.Module, losses: watched.Losses, count: int, resume: bool = False
+) -> dpfy.PrivateTraining:
     with training(path, model, resume=resume) as made:
         for x, y in made.batches():
             made.step(losses(model, x, y))
@@ -48,7 +56,9 @@ OTHER: dict[str, watched.Losses] = {
 
 @pytest.mark.filterwarnings("ignore:run .* unfinished")
 @pytest.mark.parametrize("name", OTHER)
-def test_a_resumed_run_with_another_loss_is_refused_before_it_releases(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_with_another_loss_is_refused_before_it_releases(
+    name: str, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     some_steps(tmp_path, net(), plain, 5)
     torch.manual_seed(0)
@@ -95,7 +105,9 @@ def test_a_run_that_varies_by_itself_can_be_resumed(tmp_path: Path) -> None:
     some_steps(tmp_path, Skipping(), plain, 8, resume=True)
 
 
-def test_the_fingerprint_is_durable_before_the_first_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_is_durable_before_the_first_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dpfy.noise.stream import NoiseStream
 
     def release(*args: Any, **options: Any) -> None:
@@ -144,7 +156,10 @@ def opened(path: Path, model: nn.Module, **options: Any) -> Watch:
 
 
 def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(tmp_path: Path) -> None:
-    due = [sorted(opened(tmp_path / str(k), net(), steps=1000, seed=seed)._due) for k, seed in enumerate((1, 1, 2))]
+    due = [
+        sorted(opened(tmp_path / str(k), net(), steps=1000, seed=seed)._due)
+        for k, seed in enumerate((1, 1, 2))
+    ]
     assert due[0] == due[1] != due[2]
     assert due[0][:2] == [0, 1]
     assert [(step - 2) * PARTS // 998 for step in due[0][2:]] == list(range(PARTS))
@@ -190,7 +205,9 @@ def unseen(mixing: bool) -> watched.Losses:
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
-def test_what_cannot_be_recorded_is_looked_at_through_the_model(engine: str, tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_is_looked_at_through_the_model(
+    engine: str, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     made = watched.train(tmp_path, net(), unseen(False), engine=engine)
     assert made.watch is not None
@@ -216,6 +233,8 @@ def test_real_numbers_that_are_places_in_a_table(tmp_path: Path) -> None:
     """Records far from the data would point outside of the table."""
     x = torch.randint(0, 5, (watched.RECORDS, 4), generator=watched.seeded()).float()
     model = nn.Sequential(nn.Embedding(5, 8), nn.Flatten(), nn.Linear(32, 3))
-    made = watched.train(tmp_path, model, lambda m, x, y: ce(m(x.long()), y), (x, watched.vectors()[1]))
+    made = watched.train(
+        tmp_path, model, lambda m, x, y: ce(m(x.long()), y), (x, watched.vectors()[1])
+    )
     assert made.watch is not None
     assert made.watch.checks.replayed

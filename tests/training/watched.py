@@ -23,17 +23,23 @@ def seeded() -> torch.Generator:
 
 def vectors() -> tuple[Tensor, Tensor]:
     g = seeded()
-    return torch.randn(RECORDS, WIDTH, generator=g), torch.randint(0, CLASSES, (RECORDS,), generator=g)
+    return torch.randn(RECORDS, WIDTH, generator=g), torch.randint(
+        0, CLASSES, (RECORDS,), generator=g
+    )
 
 
 def sequences() -> tuple[Tensor, Tensor]:
     g = seeded()
-    return torch.randn(RECORDS, LENGTH, WIDTH, generator=g), torch.randint(0, CLASSES, (RECORDS,), generator=g)
+    return torch.randn(RECORDS, LENGTH, WIDTH, generator=g), torch.randint(
+        0, CLASSES, (RECORDS,), generator=g
+    )
 
 
 def images() -> tuple[Tensor, Tensor]:
     g = seeded()
-    return torch.randn(RECORDS, 2, 8, 8, generator=g), torch.randint(0, CLASSES, (RECORDS,), generator=g)
+    return torch.randn(RECORDS, 2, 8, 8, generator=g), torch.randint(
+        0, CLASSES, (RECORDS,), generator=g
+    )
 
 
 def tokens() -> tuple[Tensor, Tensor]:
@@ -45,7 +51,11 @@ def tokens() -> tuple[Tensor, Tensor]:
 
 
 def net(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(*layers) if layers else nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    return (
+        nn.Sequential(*layers)
+        if layers
+        else nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    )
 
 
 def ce(outputs: Tensor, y: Tensor) -> Tensor:
@@ -60,7 +70,10 @@ class Apply(nn.Module):
     """A function between a body and a head, as a model."""
 
     def __init__(
-        self, function: Callable[[Tensor], Tensor], body: nn.Module | None = None, head: nn.Module | None = None
+        self,
+        function: Callable[[Tensor], Tensor],
+        body: nn.Module | None = None,
+        head: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.body = body or nn.Linear(WIDTH, 8)
@@ -88,10 +101,17 @@ def train(
     data = vectors() if data is None else data
     records = as_records(data)
     options = {} if unit is None else {"unit": unit}
-    plan = dpfy.dpsgd(len(records), batch, steps=steps, clip_norm=1.0, **options).with_noise(1.0, delta=1e-3)
+    plan = dpfy.dpsgd(len(records), batch, steps=steps, clip_norm=1.0, **options).with_noise(
+        1.0, delta=1e-3
+    )
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     training = dpfy.PrivateTraining(
-        model, optimizer, data, plan, dpfy.Run(path / "run", seed=seed), runtime=dpfy.Runtime(**runtime)
+        model,
+        optimizer,
+        data,
+        plan,
+        dpfy.Run(path / "run", seed=seed),
+        runtime=dpfy.Runtime(**runtime),
     )
     with training:
         for fields in training.batches():

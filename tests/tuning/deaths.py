@@ -1,7 +1,8 @@
-"""A server that makes searches in children that die at a chosen call to the operating system. It has imported and computed everything once.
+"""A server that makes searches in children that die at a chosen call to the operating system. It
+has imported and computed everything once.
 
-One JSON object a line comes in: path, options of the search, death (the number of the call) or null, tally (a file) or null. The exit
-status of the child goes out.
+One JSON object a line comes in: path, options of the search, death (the number of the call) or
+null, tally (a file) or null. The exit status of the child goes out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def search(path: str, options: dict[str, Any], death: int | None, tally: str | N
     for name in CALLS:
         setattr(os, name, counted(name))
     resume = Path(path).exists() and any(Path(path).iterdir())
-    toy.search(Path(path), resume=resume, work=Work(scaled=toy.scaled, checkpoint_every=0.0), **options)
+    toy.search(
+        Path(path), resume=resume, work=Work(scaled=toy.scaled, checkpoint_every=0.0), **options
+    )
     if tally is not None:
         Path(tally).write_text(json.dumps(next(count) - 1))
 

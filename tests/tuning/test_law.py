@@ -1,4 +1,6 @@
-"""How many trials a search makes: the law that is billed, drawn exactly; what follows from it; and the prices of appendix C."""
+"""How many trials a search makes: the law that is billed, drawn exactly; what follows from it; and
+the prices of appendix C.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from dpfy.tuning.run import drawn
 PLAN = dpfy.dpsgd(300, 60, steps=6).with_noise(2.0, delta=1e-3)
 EPOCH = events.Repeated(events.PoissonSampled(0.005, events.Gaussian(1.0)), 200)
 ALARM, SURE = 1e-6, 1e-4
-"""The false-alarm rate of each test of a distribution; and how unlikely the draws are under a law that is rejected."""
+"""The false-alarm rate of each test of a distribution; and how unlikely the draws are under a law
+that is rejected.
+"""
 
 
 def _numbers(shape: float, mean: float, count: int) -> np.ndarray:
@@ -40,7 +44,9 @@ def _numbers(shape: float, mean: float, count: int) -> np.ndarray:
 
 
 def _misfit(numbers: np.ndarray, payment: Payment) -> float:
-    """The p-value of the draws under the law of a payment, over cells of at least ten expected draws."""
+    """The p-value of the draws under the law of a payment, over cells of at least ten expected
+    draws.
+    """
     edges, mass, inside = [0], [0.0], 0.0
     for k in range(int(payment.trials * 60)):
         inside += planning.chance(payment, k)
@@ -80,19 +86,28 @@ def test_the_figures_of_the_guide_at_a_mean_of_a_hundred():
 @pytest.mark.parametrize("law", LAWS)
 def test_generating_functions_means_and_quantiles_agree_with_the_probabilities(law, mean):
     payment = Payment("random", mean, LAWS[law])
-    chances = [planning.chance(payment, k) for k in range(8_000 if law != "logarithmic" else 30_000)]
+    chances = [
+        planning.chance(payment, k) for k in range(8_000 if law != "logarithmic" else 30_000)
+    ]
     assert sum(chances) == pytest.approx(1.0, abs=1e-6)
     assert sum(k * p for k, p in enumerate(chances)) == pytest.approx(mean, rel=1e-3)
     for x in (0.3, 0.9, 0.99):
-        assert planning.generating(payment, x) == pytest.approx(sum(p * x**k for k, p in enumerate(chances)), rel=1e-6)
+        assert planning.generating(payment, x) == pytest.approx(
+            sum(p * x**k for k, p in enumerate(chances)), rel=1e-6
+        )
     many = planning.many(payment)
     assert sum(chances[: many + 1]) >= 0.99 > sum(chances[:many])
     assert planning.few(payment) == pytest.approx(sum(chances[: math.ceil(mean / 2)]), abs=1e-9)
 
 
 def test_the_planner_gives_the_totals_of_appendix_c():
-    """2.42, 2.76 and 3.45 were computed at one order (10.3); the best order is a little cheaper. 2.63 is from an upper bound by buckets."""
-    found = {row.name: row.epsilon for row in planning.totals(EPOCH, 100, 1e-6, Adjacency.ADD_OR_REMOVE_ONE)}
+    """2.42, 2.76 and 3.45 were computed at one order (10.3); the best order is a little cheaper.
+    2.63 is from an upper bound by buckets.
+    """
+    found = {
+        row.name: row.epsilon
+        for row in planning.totals(EPOCH, 100, 1e-6, Adjacency.ADD_OR_REMOVE_ONE)
+    }
     printed = {
         "random trials, logarithmic (eta 0), rdp": 2.42,
         "random trials, geometric (eta 1), rdp": 2.76,
@@ -101,7 +116,9 @@ def test_the_planner_gives_the_totals_of_appendix_c():
         "compose, tight": 4.62,
     }
     assert set(found) == {*printed, "random trials, Poisson, tight"}
-    assert planning.printed(EPOCH, 100, 1e-6, Adjacency.ADD_OR_REMOVE_ONE).figure == pytest.approx(3.24, abs=0.005)
+    assert planning.printed(EPOCH, 100, 1e-6, Adjacency.ADD_OR_REMOVE_ONE).figure == pytest.approx(
+        3.24, abs=0.005
+    )
     for name, value in printed.items():
         assert found[name] == pytest.approx(value, abs=0.021), name
         assert found[name] <= value + 0.005

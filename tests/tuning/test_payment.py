@@ -1,4 +1,6 @@
-"""What a search costs: whatever the route, kinds and law, the whole is within the target, and every trial is a part of the bill."""
+"""What a search costs: whatever the route, kinds and law, the whole is within the target, and every
+trial is a part of the bill.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,29 @@ def _random_setting(rng: random.Random):
     adjacency = rng.choice([Adjacency.ADD_OR_REMOVE_ONE] * 3 + [Adjacency.ZERO_OUT])
     adaptive = route == "composition" and rng.random() < 0.5
     try:
-        payment = Payment(route, trials, shape, score, adaptive, adaptive and rng.random() < 0.3, 0.3, adjacency)
+        payment = Payment(
+            route, trials, shape, score, adaptive, adaptive and rng.random() < 0.3, 0.3, adjacency
+        )
     except DpfyError:
         return None
     records = rng.choice([2_000, 60_000])
     kinds = [
-        dpfy.dpsgd(records, records * rng.choice([0.01, 0.05, 0.3]), steps=rng.choice([5, 60]), adjacency=adjacency)
+        dpfy.dpsgd(
+            records,
+            records * rng.choice([0.01, 0.05, 0.3]),
+            steps=rng.choice([5, 60]),
+            adjacency=adjacency,
+        )
         for _ in range(rng.choice([1, 2]))
     ]
     kinds = list({kind.event(1.0): kind for kind in kinds}.values())
-    return payment, Target(rng.choice([0.7, 3.0, 8.0]), 1e-5, adjacency, "rdp" if route != "subset" else "tight"), kinds
+    return (
+        payment,
+        Target(
+            rng.choice([0.7, 3.0, 8.0]), 1e-5, adjacency, "rdp" if route != "subset" else "tight"
+        ),
+        kinds,
+    )
 
 
 @pytest.mark.parametrize(("seed", "count"), [(3, 4), pytest.param(4, 100, marks=pytest.mark.slow)])
@@ -50,14 +65,20 @@ def test_over_random_settings_the_whole_search_is_within_the_target_and_close_to
         payment, target, kinds = found
         finals = kinds if payment.route == "subset" else []
         counts = (
-            [1] * len(kinds) if payment.route == "noisy-max" or (payment.route == "composition" and not payment.adaptive) else []
+            [1] * len(kinds)
+            if payment.route == "noisy-max"
+            or (payment.route == "composition" and not payment.adaptive)
+            else []
         )
         paid = calibrated(payment, target, kinds, finals, counts)
         reached = target.reached(paid.event)
         assert reached <= target.epsilon
         assert reached >= 0.97 * target.epsilon
         plain = [target.least(kind.event) for kind in kinds]
-        assert all(plan.noise_multiplier > least * 0.999 for plan, least in zip(paid.plans, plain, strict=True))
+        assert all(
+            plan.noise_multiplier > least * 0.999
+            for plan, least in zip(paid.plans, plain, strict=True)
+        )
         inside = repeatable(paid.event)
         assert all(plan.event in inside for plan in (*paid.plans, *paid.finals))
         assert paid.score is None or paid.score in inside
@@ -70,22 +91,42 @@ def test_over_random_settings_the_whole_search_is_within_the_target_and_close_to
 
 def test_held_out_scores_cost_training_nothing_and_scores_on_training_records_do():
     recipe, target = dpfy.dpsgd(4000, 400, steps=50), Target(3.0, 1e-5)
-    noise = {score: calibrated(Payment("random", 20, 1.0, score), target, [recipe]).plans[0].noise_multiplier for score in SCORES}
+    noise = {
+        score: calibrated(Payment("random", 20, 1.0, score), target, [recipe])
+        .plans[0]
+        .noise_multiplier
+        for score in SCORES
+    }
     assert noise["public"] == noise[HELD_OUT] < noise[TRAINED_ON]
 
 
 def test_a_replaced_person_may_have_moved_from_one_part_to_the_other():
-    """Out of training and into validation: the bill is above what leaving the one and joining the other cost together."""
-    recipe, replaced = dpfy.dpsgd(4000, 400, steps=50, adjacency="replace-one"), Adjacency.REPLACE_ONE
-    paid = calibrated(Payment("random", 20, 1.0, HELD_OUT, adjacency=replaced), Target(3.0, 1e-5, replaced), [recipe])
+    """Out of training and into validation: the bill is above what leaving the one and joining the
+    other cost together.
+    """
+    recipe, replaced = (
+        dpfy.dpsgd(4000, 400, steps=50, adjacency="replace-one"),
+        Adjacency.REPLACE_ONE,
+    )
+    paid = calibrated(
+        Payment("random", 20, 1.0, HELD_OUT, adjacency=replaced),
+        Target(3.0, 1e-5, replaced),
+        [recipe],
+    )
     (_, training), (_, scores) = paid.event.parts
-    moved = accounting.epsilon(events.Composed((training, scores)), 1e-5, adjacency=Adjacency.ADD_OR_REMOVE_ONE)
+    moved = accounting.epsilon(
+        events.Composed((training, scores)), 1e-5, adjacency=Adjacency.ADD_OR_REMOVE_ONE
+    )
     assert moved <= accounting.epsilon(paid.event, 1e-5, adjacency=replaced) <= 3.0
 
 
 def test_the_bill_of_parts_is_above_what_a_person_in_either_part_can_be_shown():
-    """A Gaussian trial and a score on others, by hand: the worst part decides, and their sum is never smaller."""
-    paid = calibrated(Payment("random", 5, 1.0, HELD_OUT), Target(2.0, 1e-5), [dpfy.dpsgd(1000, 1000, steps=1)])
+    """A Gaussian trial and a score on others, by hand: the worst part decides, and their sum is
+    never smaller.
+    """
+    paid = calibrated(
+        Payment("random", 5, 1.0, HELD_OUT), Target(2.0, 1e-5), [dpfy.dpsgd(1000, 1000, steps=1)]
+    )
     assert isinstance(paid.event, events.Parallel)
     whole = accounting.epsilon(paid.event, 1e-5)
     for _, part in paid.event.parts:
@@ -93,7 +134,11 @@ def test_the_bill_of_parts_is_above_what_a_person_in_either_part_can_be_shown():
 
 
 def test_a_permit_of_a_search_gives_rights_for_its_trials_and_for_nothing_else():
-    paid = calibrated(Payment("random", 5, 1.0, HELD_OUT), Target(2.0, 1e-4), [dpfy.dpsgd(1000, b, steps=3) for b in (50, 200)])
+    paid = calibrated(
+        Payment("random", 5, 1.0, HELD_OUT),
+        Target(2.0, 1e-4),
+        [dpfy.dpsgd(1000, b, steps=3) for b in (50, 200)],
+    )
     permit = rehearsal(paid.event, 1, "tuning")
     for plan in paid.plans:
         inner = permit.inner(plan.event, 3, plan.recipe.steps)
@@ -101,7 +146,12 @@ def test_a_permit_of_a_search_gives_rights_for_its_trials_and_for_nothing_else()
         with pytest.raises(InvalidInput, match="step"):
             inner.check(3, plan.event)
     weaker = paid.plans[0].recipe.event(paid.plans[0].noise_multiplier / 2)
-    for wrong in (weaker, events.Gaussian(paid.plans[0].noise_multiplier), paid.event, events.Nothing()):
+    for wrong in (
+        weaker,
+        events.Gaussian(paid.plans[0].noise_multiplier),
+        paid.event,
+        events.Nothing(),
+    ):
         with pytest.raises(InvalidInput, match="may run several times"):
             permit.inner(wrong, 0)
     closed = rehearsal(events.Gaussian(1.0), 1)
@@ -119,14 +169,18 @@ def test_what_a_sample_hides_gives_no_right_to_the_same_without_the_sample():
 def test_searches_that_look_at_scores_are_refused_but_by_composition(route):
     with pytest.raises(Unsupported, match="pay by composition"):
         Payment(route, 20, score=HELD_OUT, adaptive=True)
-    assert Payment("composition", 20, adaptive=True).event([events.Gaussian(1.0)], None) == events.Repeated(
-        events.Gaussian(1.0), 20
-    )
+    assert Payment("composition", 20, adaptive=True).event(
+        [events.Gaussian(1.0)], None
+    ) == events.Repeated(events.Gaussian(1.0), 20)
 
 
 def test_kinds_follow_the_bill_and_nothing_else():
-    space = Space.read({"rate": "0.1..1 log", "batch": [10, 20, 30], "clip": [1.0, 2.0], "steps": [5, 6]})
-    kinds = Kinds.of(space, lambda s: dpfy.dpsgd(1000, s["batch"], steps=s["steps"], clip_norm=s["clip"]))
+    space = Space.read(
+        {"rate": "0.1..1 log", "batch": [10, 20, 30], "clip": [1.0, 2.0], "steps": [5, 6]}
+    )
+    kinds = Kinds.of(
+        space, lambda s: dpfy.dpsgd(1000, s["batch"], steps=s["steps"], clip_norm=s["clip"])
+    )
     assert kinds.costly == ("batch", "steps")
     assert len(kinds.recipes) == 6
     with pytest.raises(Unsupported, match="nothing was reserved"):
@@ -141,7 +195,11 @@ def test_kinds_follow_the_bill_and_nothing_else():
 
 def test_plans_that_may_end_early_are_refused_in_trials():
     with pytest.raises(Unsupported, match="end early"):
-        calibrated(Payment("random", 5, 1.0), Target(2.0, 1e-4), [dpfy.dpsgd(1000, 50, steps=10, stopping=5)])
+        calibrated(
+            Payment("random", 5, 1.0),
+            Target(2.0, 1e-4),
+            [dpfy.dpsgd(1000, 50, steps=10, stopping=5)],
+        )
 
 
 def test_a_search_on_public_data_costs_nothing_and_says_so():

@@ -1,4 +1,6 @@
-"""Killed at any moment, a search is resumed to the same selection, bit for bit; and nothing but that ever leaves its folder."""
+"""Killed at any moment, a search is resumed to the same selection, bit for bit; and nothing but
+that ever leaves its folder.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,23 @@ import toy
 
 @pytest.fixture(scope="module")
 def spawn():
-    """Start a search in a child of a process that has imported everything and knows all figures; its exit status."""
+    """Start a search in a child of a process that has imported everything and knows all figures;
+    its exit status.
+    """
     command = [sys.executable, str(Path(__file__).parent / "deaths.py")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
 
         def start(path: Path, options=None, death=None, tally=None) -> int:
-            asked = {"path": str(path), "options": options or {}, "death": death, "tally": tally and str(tally)}
+            asked = {
+                "path": str(path),
+                "options": options or {},
+                "death": death,
+                "tally": tally and str(tally),
+            }
             print(json.dumps(asked), file=server.stdin, flush=True)
             return int(server.stdout.readline())
 
@@ -56,9 +67,16 @@ def reference(spawn, tmp_path_factory):
 def released(path: Path) -> dict[str, str]:
     """What a finished search leaves, but for what holds the day and random names."""
     names = ("model.safetensors", "search.json", "metrics.jsonl")
-    found = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in names if (path / name).is_file()}
+    found = {
+        name: hashlib.sha256((path / name).read_bytes()).hexdigest()
+        for name in names
+        if (path / name).is_file()
+    }
     card = json.loads((path / "privacy.json").read_text())
-    return found | {"settings": card["sections"][0]["settings"], "score": card["sections"][0]["score"]}
+    return found | {
+        "settings": card["sections"][0]["settings"],
+        "score": card["sections"][0]["score"],
+    }
 
 
 def _dies(spawn, path, reference, moment: int) -> None:
@@ -87,7 +105,12 @@ def test_killed_at_every_moment_it_resumes_to_the_same_selection(tmp_path, spawn
 
 
 @pytest.mark.parametrize(
-    "more", [{"route": "composition", "trials": 3}, {"route": "noisy-max", "score": "held-out", "trials": 3}, {"route": "subset"}]
+    "more",
+    [
+        {"route": "composition", "trials": 3},
+        {"route": "noisy-max", "score": "held-out", "trials": 3},
+        {"route": "subset"},
+    ],
 )
 def test_other_routes_resume_to_the_same_selection(tmp_path, spawn, more):
     assert spawn(tmp_path / "whole", more, tally=tmp_path / "calls.json") == 0
@@ -101,10 +124,14 @@ def test_other_routes_resume_to_the_same_selection(tmp_path, spawn, more):
 
 @pytest.mark.slow
 def test_kill_minus_nine_with_processes_side_by_side(tmp_path):
-    """The real signal, with two workers under way; they end with the search, and the resumed one selects what one process alone selects."""
+    """The real signal, with two workers under way; they end with the search, and the resumed one
+    selects what one process alone selects.
+    """
     options = {"workers": 2, "trials": 6, "seed": 11}
     command = [sys.executable, str(Path(__file__).parent / "toy.py"), str(tmp_path / "killed")]
-    child = subprocess.Popen([*command, json.dumps(options)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [*command, json.dumps(options)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     trials = tmp_path / "killed" / "checkpoint" / "trials"
     while child.poll() is None and not (trials.is_dir() and any(trials.iterdir())):
         time.sleep(0.05)
@@ -112,12 +139,17 @@ def test_kill_minus_nine_with_processes_side_by_side(tmp_path):
     child.wait()
     time.sleep(1.5)  # workers look for their parent twice a second
     resumed = subprocess.run(
-        [*command, json.dumps(options | {"resume": (tmp_path / "killed").exists()})], capture_output=True, text=True
+        [*command, json.dumps(options | {"resume": (tmp_path / "killed").exists()})],
+        capture_output=True,
+        text=True,
     )
     assert resumed.returncode == 0, resumed.stderr
     toy.search(tmp_path / "whole", trials=6, seed=11)
     assert released(tmp_path / "killed")["settings"] == released(tmp_path / "whole")["settings"]
-    assert released(tmp_path / "killed")["model.safetensors"] == released(tmp_path / "whole")["model.safetensors"]
+    assert (
+        released(tmp_path / "killed")["model.safetensors"]
+        == released(tmp_path / "whole")["model.safetensors"]
+    )
 
 
 def test_while_it_lasts_everything_of_trials_is_for_its_owner_alone(tmp_path):
@@ -134,13 +166,17 @@ def test_while_it_lasts_everything_of_trials_is_for_its_owner_alone(tmp_path):
     folders = [(name, mode) for name, is_folder, mode in seen if is_folder]
     assert folders
     assert all(mode == 0o700 for _, mode in folders)
-    inside = {name: mode for name, is_folder, mode in seen if not is_folder and name not in ("lock",)}
+    inside = {
+        name: mode for name, is_folder, mode in seen if not is_folder and name not in ("lock",)
+    }
     assert {"model.safetensors", "told.json", "state.safetensors", "metrics.jsonl"} <= set(inside)
     assert all(mode == 0o600 for mode in inside.values()), inside
 
 
 def test_nothing_but_the_selected_trial_leaves_the_folder(tmp_path, capfd, caplog, recwarn):
-    """Folder, standard output and error, logs and warnings are searched for scores and settings of the others and for their number."""
+    """Folder, standard output and error, logs and warnings are searched for scores and settings of
+    the others and for their number.
+    """
     seen = []
 
     def objective(trial):
@@ -149,10 +185,16 @@ def test_nothing_but_the_selected_trial_leaves_the_folder(tmp_path, capfd, caplo
         return score
 
     began = int(time.time())
-    found = tune(objective, toy.SPACE, toy.recipe, toy.terms(trials=9), Place(tmp_path / "run", seed=29))
+    found = tune(
+        objective, toy.SPACE, toy.recipe, toy.terms(trials=9), Place(tmp_path / "run", seed=29)
+    )
     assert len(seen) > 3
     print(json.dumps(found.to_json()))
-    text = "".join(file.read_bytes().decode("latin-1") for file in (tmp_path / "run").rglob("*") if file.is_file())
+    text = "".join(
+        file.read_bytes().decode("latin-1")
+        for file in (tmp_path / "run").rglob("*")
+        if file.is_file()
+    )
     out = capfd.readouterr()
     text += out.out + out.err + caplog.text + "".join(str(w.message) for w in recwarn)
     best = max(score for _, score in seen)
@@ -164,15 +206,19 @@ def test_nothing_but_the_selected_trial_leaves_the_folder(tmp_path, capfd, caplo
     counts = re.findall(rf"\b{len(seen)} (?:trials|runs|candidates)", text)
     assert not counts
     assert not re.search(r'"(?:seconds|elapsed|duration|trials_made|number_of_trials)"', text)
-    times = {int(os.stat(path).st_mtime) for path in (tmp_path / "run", *(tmp_path / "run").iterdir())}
+    times = {
+        int(os.stat(path).st_mtime) for path in (tmp_path / "run", *(tmp_path / "run").iterdir())
+    }
     assert len(times) == 1
     assert began - 2 <= times.pop() <= began + 60
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "ledger.jsonl", "ledger.jsonl.head", "model.safetensors", "privacy.json", "report.html", "report.md", "search.json",
+        "ledger.jsonl", "ledger.jsonl.head", "model.safetensors", "privacy.json", "report.html", "report.md", "search.json",  # noqa: E501
     ]  # fmt: skip
 
 
-def test_a_trial_is_noted_on_the_disk_before_it_is_erased_and_all_are_erased_before_one_is_published(tmp_path, monkeypatch):
+def test_a_trial_is_noted_on_the_disk_before_it_is_erased_and_all_are_erased_before_one_is_published(
+    tmp_path, monkeypatch
+):
     synced, erased, left = dict[int, int](), list[str](), list[list[str]]()
     sync, erase, publish = os.fsync, searches.erase_folder, outcome.publish
     log = tmp_path / "run" / "checkpoint" / "scores.jsonl"
@@ -215,11 +261,19 @@ def test_processes_side_by_side_select_what_one_process_selects(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", [{"trials": 5}, {"epsilon": 5.0}, {"space": {"rate": "0.1..5 log", "clip": [1.0]}}, {"score": "training"}]
+    "more",
+    [
+        {"trials": 5},
+        {"epsilon": 5.0},
+        {"space": {"rate": "0.1..5 log", "clip": [1.0]}},
+        {"score": "training"},
+    ],
 )
 def test_a_search_is_not_resumed_as_another(tmp_path, spawn, reference, more):
     assert spawn(tmp_path / "run", death=reference[1] // 2) == 137
-    if "epsilon" in more:  # the noise is in the claim: what was asked for is kept, whatever is said now
+    if (
+        "epsilon" in more
+    ):  # the noise is in the claim: what was asked for is kept, whatever is said now
         assert toy.search(tmp_path / "run", resume=True, **more).card["guarantee"]["epsilon"] <= 4.0
         return
     with pytest.raises(InvalidInput, match="resume"):
@@ -235,7 +289,9 @@ def test_a_finished_search_is_given_back_and_not_made_again(tmp_path):
 
 
 def test_a_search_that_lost_its_scores_is_refused(tmp_path, monkeypatch):
-    """Its trials would be made again, with the noise that they had, by whatever code there is now."""
+    """Its trials would be made again, with the noise that they had, by whatever code there is
+    now.
+    """
 
     def killed(self, handle, number, row):
         raise KeyboardInterrupt

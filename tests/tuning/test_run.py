@@ -1,4 +1,6 @@
-"""A search end to end: every route leaves a folder that verifies, whose card states the run alone and with its search."""
+"""A search end to end: every route leaves a folder that verifies, whose card states the run alone
+and with its search.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_every_route_leaves_a_folder_that_verifies_and_costs_what_was_asked(tmp_
     failed = [f for f in dpfy.verify(tmp_path / "run") if not f.holds]
     assert not failed
     card, stated = found.card, found.card["guarantee"]
-    assert stated["epsilon"] == pytest.approx(accounting.epsilon(_event(tmp_path / "run"), 1e-3), rel=1e-6)
+    assert stated["epsilon"] == pytest.approx(
+        accounting.epsilon(_event(tmp_path / "run"), 1e-3), rel=1e-6
+    )
     assert 3.9 < stated["epsilon"] <= 4.0
     alone = card["formal"]["training"]["epsilon"]
     part = cards.section(card, "tuning")
@@ -67,12 +71,16 @@ def test_the_released_run_is_the_one_that_was_trained_and_loads(tmp_path):
     found = toy.search(tmp_path / "run")
     model = dpfy.load(tmp_path / "run", torch.nn.Linear(toy.FEATURES, 2))
     assert toy.right(model, toy.PUBLIC_X, toy.PUBLIC_Y) / 200 == pytest.approx(
-        cards.section(found.card, "tuning")["score"] + 1e-6 * float(model.weight.detach().norm()), abs=1e-6
+        cards.section(found.card, "tuning")["score"] + 1e-6 * float(model.weight.detach().norm()),
+        abs=1e-6,
     )
     part = cards.section(found.card, "tuning")
     assert part["mechanism"]["clip_norm"] == found.settings["clip"]
     assert part["optimizer"]["learning_rate"] == found.settings["rate"]
-    assert part["mechanism"]["noise_multiplier"] == part["search"]["kinds"][part["selected_kind"]]["noise_multiplier"]
+    assert (
+        part["mechanism"]["noise_multiplier"]
+        == part["search"]["kinds"][part["selected_kind"]]["noise_multiplier"]
+    )
 
 
 def test_everything_is_reserved_and_begun_before_the_first_trial(tmp_path):
@@ -84,10 +92,14 @@ def test_everything_is_reserved_and_begun_before_the_first_trial(tmp_path):
         seen.append((ledger.permits()[0].event, bool(ledger.book.begun), bool(people.book.begun)))
         return toy.objective(trial)
 
-    place = Place(tmp_path / "run", seed=3, ledger=tmp_path / "people.jsonl", budget=RenyiFilter(6.0, 2e-3))
+    place = Place(
+        tmp_path / "run", seed=3, ledger=tmp_path / "people.jsonl", budget=RenyiFilter(6.0, 2e-3)
+    )
     tune(objective, toy.SPACE, toy.recipe, toy.terms(), place)
     assert seen
-    assert all(isinstance(event, events.RepeatAndSelect) and own and shared for event, own, shared in seen)
+    assert all(
+        isinstance(event, events.RepeatAndSelect) and own and shared for event, own, shared in seen
+    )
     assert all(f.holds for f in dpfy.verify(tmp_path / "run", ledger=tmp_path / "people.jsonl"))
 
 
@@ -122,12 +134,20 @@ def test_a_range_that_changes_the_bill_is_refused_with_the_way_out(tmp_path):
 
 
 def test_trials_that_train_without_their_plan_or_permit_are_refused(tmp_path):
-    """Less noise than the trial's plan, another run than its own, no training at all, a score that nothing pays for."""
+    """Less noise than the trial's plan, another run than its own, no training at all, a score that
+    nothing pays for.
+    """
 
     def weaker(trial):
         net = torch.nn.Linear(toy.FEATURES, 2)
         plan = trial.plan.recipe.with_noise(0.1, delta=1e-3)
-        dpfy.fit(net, (toy.X, toy.Y), plan=plan, optimizer=torch.optim.SGD(net.parameters(), lr=1.0), run=trial.run)
+        dpfy.fit(
+            net,
+            (toy.X, toy.Y),
+            plan=plan,
+            optimizer=torch.optim.SGD(net.parameters(), lr=1.0),
+            run=trial.run,
+        )
         return 1.0
 
     def nothing(trial):
@@ -142,7 +162,9 @@ def test_trials_that_train_without_their_plan_or_permit_are_refused(tmp_path):
         with pytest.raises(TrialFailed, match=words):
             tune(objective, toy.SPACE, toy.recipe, toy.terms(), tmp_path / f"run{number}")
     with pytest.raises(TrialFailed, match="not scored"):
-        tune(toy.objective, toy.SPACE, toy.recipe, toy.terms(score="training"), tmp_path / "unscored")
+        tune(
+            toy.objective, toy.SPACE, toy.recipe, toy.terms(score="training"), tmp_path / "unscored"
+        )
 
 
 def test_held_out_records_are_in_one_part_only_and_a_search_that_trains_on_all_is_refused(tmp_path):
@@ -154,7 +176,13 @@ def test_held_out_records_are_in_one_part_only_and_a_search_that_trains_on_all_i
         seen.append(tuple(map(frozenset, rows)))
         return toy.held_out(trial)
 
-    tune(objective, toy.SPACE, toy.recipe, toy.terms(score="held-out", held_out=0.2), Place(tmp_path / "run", seed=3))
+    tune(
+        objective,
+        toy.SPACE,
+        toy.recipe,
+        toy.terms(score="held-out", held_out=0.2),
+        Place(tmp_path / "run", seed=3),
+    )
     assert len(set(seen)) == 1
     train, apart = seen[0]
     assert not train & apart
@@ -163,11 +191,23 @@ def test_held_out_records_are_in_one_part_only_and_a_search_that_trains_on_all_i
 
     def careless(trial):
         net = torch.nn.Linear(toy.FEATURES, 2)
-        dpfy.fit(net, (toy.X, toy.Y), plan=trial.plan, optimizer=torch.optim.SGD(net.parameters(), lr=1.0), run=trial.run)
+        dpfy.fit(
+            net,
+            (toy.X, toy.Y),
+            plan=trial.plan,
+            optimizer=torch.optim.SGD(net.parameters(), lr=1.0),
+            run=trial.run,
+        )
         return trial.count(1)
 
     with pytest.raises(TrialFailed, match="the plan was made for 240"):
-        tune(careless, toy.SPACE, toy.recipe, toy.terms(score="held-out", held_out=0.2), Place(tmp_path / "all", seed=3))
+        tune(
+            careless,
+            toy.SPACE,
+            toy.recipe,
+            toy.terms(score="held-out", held_out=0.2),
+            Place(tmp_path / "all", seed=3),
+        )
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -178,7 +218,9 @@ def test_a_score_that_is_not_a_number_is_the_worst(tmp_path, wrong):
         toy.trained(trial)
         return next(scores)
 
-    found = tune(objective, toy.SPACE, toy.recipe, toy.terms(route="composition", trials=3), tmp_path / "run")
+    found = tune(
+        objective, toy.SPACE, toy.recipe, toy.terms(route="composition", trials=3), tmp_path / "run"
+    )
     assert cards.section(found.card, "tuning")["score"] == 0.9
 
 
@@ -227,12 +269,16 @@ def test_a_search_on_a_subset_needs_a_rule_that_scales_settings(tmp_path):
 
 def test_trials_of_a_billed_search_are_published_and_those_of_a_random_one_are_not(tmp_path):
     toy.search(tmp_path / "all", route="composition", trials=3)
-    rows = [json.loads(line) for line in (tmp_path / "all" / "trials.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "all" / "trials.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 3
     assert sum(row["selected"] for row in rows) == 1
     assert max(rows, key=lambda row: row["score"])["selected"]
     toy.search(tmp_path / "max", **ROUTES["noisy max"] | {"seed": 8})
-    rows = [json.loads(line) for line in (tmp_path / "max" / "trials.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "max" / "trials.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 3
     assert not any("score" in row for row in rows)
     toy.search(tmp_path / "one")

@@ -1,4 +1,6 @@
-"""What is searched: words to ranges, draws that are even where they say so, and one line for everything else."""
+"""What is searched: words to ranges, draws that are even where they say so, and one line for
+everything else.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def test_words_are_read_and_written_back(word, due):
 
 @pytest.mark.parametrize(
     "word",
-    ["1", "a..b", "1..", "..1", "2..1", "0..1 log", "-1..1 log", "1.5..2 whole", "1..1", "[]", "{}", "", "1..2 sqrt", "[1, 1]", "[nan]",
+    ["1", "a..b", "1..", "..1", "2..1", "0..1 log", "-1..1 "
+                                                    "log", "1.5..2 whole", "1..1", "[]", "{}", "", "1..2 sqrt", "[1, 1]", "[nan]",  # noqa: E501
      "1e400..1e401", 5, None, {"low": 1}, "1..99999999999999999999 whole"],
 )  # fmt: skip
 def test_what_is_no_range_is_one_line_that_names_it(word):
@@ -48,7 +51,14 @@ def test_a_space_has_names_and_not_too_many():
 
 
 def test_draws_are_even_independent_and_a_function_of_their_generator():
-    space = Space({"rate": log_range(0.01, 100.0), "width": Whole(3, 7), "kind": choice("a", "b", "c"), "share": Range(0.2, 0.6)})
+    space = Space(
+        {
+            "rate": log_range(0.01, 100.0),
+            "width": Whole(3, 7),
+            "kind": choice("a", "b", "c"),
+            "share": Range(0.2, 0.6),
+        }
+    )
     rows = [space.draw(np.random.default_rng([1, n])) for n in range(3000)]
     assert rows[:5] == [space.draw(np.random.default_rng([1, n])) for n in range(5)]
     logs = np.array([math.log(row["rate"]) for row in rows])
@@ -59,7 +69,9 @@ def test_draws_are_even_independent_and_a_function_of_their_generator():
         counts = [sum(row[name] == value for row in rows) for value in values]
         assert stats.chisquare(counts).pvalue > 1e-6
     assert abs(np.corrcoef(logs, [row["share"] for row in rows])[0, 1]) < 0.1
-    assert all(float(f"{row['rate']:.6g}") == row["rate"] and 0.01 <= row["rate"] <= 100 for row in rows)
+    assert all(
+        float(f"{row['rate']:.6g}") == row["rate"] and 0.01 <= row["rate"] <= 100 for row in rows
+    )
 
 
 def test_places_of_settings_lie_between_their_ends():

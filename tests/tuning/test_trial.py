@@ -41,7 +41,9 @@ def planned(given: Task) -> Trial:
 
 def test_every_trial_has_a_secret_and_noise_of_its_own(tmp_path):
     secret = Randomness.for_tests(3)
-    keys = {secret_of(secret, number).key("noise", 0, 16) for number in range(50)} | {secret.key("noise", 0, 16)}
+    keys = {secret_of(secret, number).key("noise", 0, 16) for number in range(50)} | {
+        secret.key("noise", 0, 16)
+    }
     assert len(keys) == 51
     assert task(tmp_path / "0")() != task(tmp_path / "1", 1)()
     assert task(tmp_path / "again")() == task(tmp_path / "0")()
@@ -87,11 +89,15 @@ def test_a_score_on_private_records_has_noise_and_is_given_once(tmp_path):
         scores.append(trial.count(100) - 100)
         with pytest.raises(InvalidInput, match="scored once"):
             trial.count(100)
-    assert 3.0 < float(np.std(scores)) < 7.5  # 2/3 and 3/2 of the scale lie outside by more than 2.5 standard deviations
+    assert (
+        3.0 < float(np.std(scores)) < 7.5
+    )  # 2/3 and 3/2 of the scale lie outside by more than 2.5 standard deviations
 
 
 def test_what_is_selected_already_is_not_looked_at_again(tmp_path):
-    assert math.isnan(planned(task(tmp_path / "x", score=events.DiscreteGaussian(5.0), final=True)).count(100))
+    assert math.isnan(
+        planned(task(tmp_path / "x", score=events.DiscreteGaussian(5.0), final=True)).count(100)
+    )
     with pytest.raises(Unsupported, match="nothing is reserved for"):
         planned(task(tmp_path / "y")).count(100)
 
@@ -102,7 +108,10 @@ def test_a_trial_says_once_what_it_does_and_only_what_was_reserved(tmp_path):
         trial.plan  # noqa: B018
     with pytest.raises(InvalidInput, match="nothing was reserved"):
         trial.planned(dpfy.dpsgd(toy.RECORDS, 60, steps=toy.STEPS + 1))
-    assert trial.planned(dpfy.dpsgd(toy.RECORDS, 60, steps=toy.STEPS, clip_norm=0.3)).noise_multiplier == 2.0
+    assert (
+        trial.planned(dpfy.dpsgd(toy.RECORDS, 60, steps=toy.STEPS, clip_norm=0.3)).noise_multiplier
+        == 2.0
+    )
     with pytest.raises(InvalidInput, match="trains once"):
         trial.planned(PLAN.recipe)
 
@@ -112,7 +121,16 @@ def test_what_a_trial_says_of_a_value_is_not_told(tmp_path):
         raise InvalidInput("rate", 0.123456, "is wrong")
 
     with pytest.raises(TrialFailed, match="rate: is wrong") as caught:
-        Task(tmp_path / "x", 0, {}, PLAN.recipe, (PLAN,), None, Source(None, "t", Randomness.for_tests(3)), wrong)()
+        Task(
+            tmp_path / "x",
+            0,
+            {},
+            PLAN.recipe,
+            (PLAN,),
+            None,
+            Source(None, "t", Randomness.for_tests(3)),
+            wrong,
+        )()
     assert "0.123456" not in str(caught.value)
 
 

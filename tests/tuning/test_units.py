@@ -1,4 +1,6 @@
-"""Searches that protect users who own several records: a user counts once in a score, and is in one part of the data alone."""
+"""Searches that protect users who own several records: a user counts once in a score, and is in one
+part of the data alone.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,14 @@ def recipe(settings, records):
 
 
 def terms(**more):
-    given = {"epsilon": 3.0, "delta": 1e-4, "records": USERS, "trials": 3, "route": "composition", "score": "training"}
+    given = {
+        "epsilon": 3.0,
+        "delta": 1e-4,
+        "records": USERS,
+        "trials": 3,
+        "route": "composition",
+        "score": "training",
+    }
     return Terms(**(given | more))
 
 
@@ -82,11 +91,15 @@ def search(objective, place, **more):
 
 
 def given(place, most=EACH, score=None, parts=None, number=0):
-    """A trial by itself whose score is exact (as under noisy max), so that neighbours can be compared."""
+    """A trial by itself whose score is exact (as under noisy max), so that neighbours can be
+    compared.
+    """
     plan = dpfy.dpsgd(USERS, 10, steps=2, unit=dpfy.Unit("user", most)).with_noise(1.0, delta=1e-3)
     source = Source(None, "test", Randomness.for_tests(3))
     score = events.BoundedRange(1.0) if score is None else score
-    trial = Trial(Task(place, number, {}, plan.recipe, (plan,), score, source, on_training, parts=parts))
+    trial = Trial(
+        Task(place, number, {}, plan.recipe, (plan,), score, source, on_training, parts=parts)
+    )
     trial.planned(plan.recipe)
     return trial
 
@@ -99,7 +112,9 @@ def test_records_of_a_user_are_not_counted_one_by_one(tmp_path):
 @pytest.mark.parametrize("score", ["training", "held-out"])
 @pytest.mark.parametrize(("route", "law"), [("composition", "auto"), ("random", "geometric")])
 def test_the_report_covers_what_scores_tell_of_a_user(tmp_path, score, route, law):
-    """The scores alone, told apart by the best test, cost no more than what the report says of everything."""
+    """The scores alone, told apart by the best test, cost no more than what the report says of
+    everything.
+    """
     objective = on_training if score == "training" else on_held_out
     found = search(objective, tmp_path / "run", score=score, route=route, law=law, held_out=0.4)
     assert "user" in found.card["guarantee"]["unit"]
@@ -109,20 +124,26 @@ def test_the_report_covers_what_scores_tell_of_a_user(tmp_path, score, route, la
     assert event == events.DiscreteGaussian(event.sigma, POINTS)
     shown = 3 if route == "composition" else 1
     move = math.sqrt(shown) * POINTS / event.sigma  # a user moves a score by at most POINTS points
-    told = norm.cdf(move / 2 - stated / move) - math.exp(stated + norm.logcdf(-move / 2 - stated / move))
+    told = norm.cdf(move / 2 - stated / move) - math.exp(
+        stated + norm.logcdf(-move / 2 - stated / move)
+    )
     assert told <= delta
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_one_user_moves_a_score_by_at_most_one_whatever_the_model_answers(tmp_path, seed):
-    """Over random users, most records and answers: add, remove and replace a user; all others answer as before."""
+    """Over random users, most records and answers: add, remove and replace a user; all others
+    answer as before.
+    """
     rng = np.random.default_rng(seed)
     most, count = int(rng.integers(2, 9)), int(rng.integers(2, 12))
     owners = rng.integers(0, count, size=int(rng.integers(count, 8 * count)))
     right, other = (rng.random(len(owners)) < rng.random() for _ in range(2))
 
     def score(kept, answered, name):
-        grouped = by_user((torch.from_numpy(answered[kept]), torch.zeros(int(kept.sum()))), owners[kept], most)
+        grouped = by_user(
+            (torch.from_numpy(answered[kept]), torch.zeros(int(kept.sum()))), owners[kept], most
+        )
         trial = given(tmp_path / name, most)
         places = trial.train(grouped).flat
         found = trial.count(places[0].clone())
@@ -135,11 +156,18 @@ def test_one_user_moves_a_score_by_at_most_one_whatever_the_model_answers(tmp_pa
     for user in np.unique(owners)[:4]:
         if (owners != user).any():
             assert abs(score(owners != user, right, f"without-{user}") - whole) <= POINTS
-        assert abs(score(everybody, np.where(owners == user, other, right), f"replaced-{user}") - whole) <= POINTS
+        assert (
+            abs(
+                score(everybody, np.where(owners == user, other, right), f"replaced-{user}") - whole
+            )
+            <= POINTS
+        )
 
 
 def test_a_user_counts_with_the_share_of_their_records_that_is_right(tmp_path):
-    grouped = by_user((torch.zeros(5, 1), torch.tensor([1, 1, 0, 0, 1])), torch.tensor([0, 0, 0, 1, 2]), 4)
+    grouped = by_user(
+        (torch.zeros(5, 1), torch.tensor([1, 1, 0, 0, 1])), torch.tensor([0, 0, 0, 1, 2]), 4
+    )
     trial = given(tmp_path / "x", 4)
     assert trial.count(trial.train(grouped).flat[1].bool()) == 67 + 0 + 100
     with pytest.raises(InvalidInput, match="scored once"):
@@ -224,10 +252,17 @@ def test_a_trial_that_protects_something_else_than_the_search_is_refused(tmp_pat
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one", "zero-out"])
 @pytest.mark.parametrize("score", ["training", "held-out"])
 def test_scores_of_users_cost_what_scores_of_records_cost(adjacency, score):
-    """A user moves a score by POINTS points as a record moves it by one: the noise is the same in units, under every adjacency."""
-    payment, target = Payment("composition", 3, score=score, adjacency=adjacency), Target(3.0, 1e-4, adjacency)
+    """A user moves a score by POINTS points as a record moves it by one: the noise is the same in
+    units, under every adjacency.
+    """
+    payment, target = (
+        Payment("composition", 3, score=score, adjacency=adjacency),
+        Target(3.0, 1e-4, adjacency),
+    )
     one, many = (
-        calibrated(payment, target, [dpfy.dpsgd(USERS, 10, steps=2, unit=unit, adjacency=adjacency)])
+        calibrated(
+            payment, target, [dpfy.dpsgd(USERS, 10, steps=2, unit=unit, adjacency=adjacency)]
+        )
         for unit in (dpfy.Unit("user", 1), USER)
     )
     assert many.score.sigma / POINTS == pytest.approx(one.score.sigma, rel=0.05)
@@ -239,7 +274,9 @@ def test_noisy_max_and_a_subset_take_whole_users(tmp_path):
         seen.append(trial.train(users()))
         return trained(trial, seen[-1]) is None or 0.5
 
-    found = search(on_held_out, tmp_path / "noisy", route="noisy-max", score="held-out", held_out=0.4)
+    found = search(
+        on_held_out, tmp_path / "noisy", route="noisy-max", score="held-out", held_out=0.4
+    )
     assert found.card["guarantee"]["epsilon"] <= 3.0
     seen = []
     work = dpfy.tuning.run.Work(scaled=lambda settings, share: settings)
@@ -269,14 +306,19 @@ EVERYTHING = {
     "all": lambda trial: (toy.X, toy.Y),
     "held out": lambda trial: trial.valid((toy.X, toy.Y)),
     "unwrapped": lambda trial: torch.utils.data.TensorDataset(*trial.train((toy.X, toy.Y)).tensors),
-    "a slice": lambda trial: (toy.X[: trial.plan.recipe.records], toy.Y[: trial.plan.recipe.records]),
+    "a slice": lambda trial: (
+        toy.X[: trial.plan.recipe.records],
+        toy.Y[: trial.plan.recipe.records],
+    ),
 }
 
 
 @pytest.mark.parametrize("share", [0.009, 0.02, 0.5])
 @pytest.mark.parametrize("what", EVERYTHING)
 def test_training_on_records_that_are_held_out_is_refused(tmp_path, share, what):
-    with pytest.raises(TrialFailed, match=r"must train on its training records|the plan was made for|too few"):
+    with pytest.raises(
+        TrialFailed, match=r"must train on its training records|the plan was made for|too few"
+    ):
         held(tmp_path, share, EVERYTHING[what])
 
 

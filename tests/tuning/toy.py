@@ -1,4 +1,6 @@
-"""A small search: a linear model on made-up records, with everything in one place, so that other processes can import it."""
+"""A small search: a linear model on made-up records, with everything in one place, so that other
+processes can import it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ PUBLIC_Y = (PUBLIC_X @ WEIGHTS > 0).long()
 
 
 def recipe(settings: dict[str, Any], records: int) -> Recipe:
-    return dpfy.dpsgd(records, settings.get("batch", 60) * records / RECORDS, steps=STEPS, clip_norm=settings["clip"])
+    return dpfy.dpsgd(
+        records,
+        settings.get("batch", 60) * records / RECORDS,
+        steps=STEPS,
+        clip_norm=settings["clip"],
+    )
 
 
 def trained(trial: Trial) -> torch.nn.Module:
@@ -72,12 +79,20 @@ def terms(**more: Any) -> Terms:
 
 
 def search(
-    out: Path, *, seed: int | None = SEED, resume: bool = False, work: Work | None = None, space: Any = SPACE, **more: Any
+    out: Path,
+    *,
+    seed: int | None = SEED,
+    resume: bool = False,
+    work: Work | None = None,
+    space: Any = SPACE,
+    **more: Any,
 ) -> Tuned:
     """One whole search."""
     asked = terms(**more)
     place = Place(out, seed=seed, resume=resume)
-    return tune(OBJECTIVES[asked.score], space, recipe, asked, place, work=work or Work(scaled=scaled))
+    return tune(
+        OBJECTIVES[asked.score], space, recipe, asked, place, work=work or Work(scaled=scaled)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""One row per kind of event: its dominating pair, Rényi divergences, rules for groups and samples, its words, its peer's name.
+"""One row per kind of event: its dominating pair, Rényi divergences, rules for groups and samples,
+its words, its peer's name.
 
-To add an event: a frozen dataclass and a name in `dpfy.core.events`, and a row in one of the families here. The accountants, the card
-and the contract tests read nothing but the table.
+To add an event: a frozen dataclass and a name in `dpfy.core.events`, and a row in one of the
+families here. The accountants, the card and the contract tests read nothing but the table.
 """
 
 from __future__ import annotations

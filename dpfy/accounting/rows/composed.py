@@ -1,4 +1,6 @@
-"""Rows of events that are made of others: repetition, composition, disjoint parts, the best of several runs."""
+"""Rows of events that are made of others: repetition, composition, disjoint parts, the best of
+several runs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from dataclasses import replace
 import numpy as np
 
 from dpfy.accounting.moments import Array
-from dpfy.accounting.rows.row import Divergences, Peer, Row, grouped, halved, halved_inside, row_of, unsampled, words
+from dpfy.accounting.rows.row import (
+    Divergences,
+    Peer,
+    Row,
+    grouped,
+    halved,
+    halved_inside,
+    row_of,
+    unsampled,
+    words,
+)
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event, flatten, inside
@@ -18,17 +30,24 @@ ADD = Adjacency.ADD_OR_REMOVE_ONE
 
 
 def _repeated_unsampled(event: ev.Repeated, most: int | None) -> Event:
-    sampled = isinstance(event.event, (ev.PoissonSampled, ev.TruncatedPoissonGaussian, ev.SampledWithoutReplacement))
-    return ev.Repeated(unsampled(event.event), min(event.count, most) if most and sampled else event.count)
+    sampled = isinstance(
+        event.event, (ev.PoissonSampled, ev.TruncatedPoissonGaussian, ev.SampledWithoutReplacement)
+    )
+    return ev.Repeated(
+        unsampled(event.event), min(event.count, most) if most and sampled else event.count
+    )
 
 
 def _selected(event: ev.RepeatAndSelect, adjacency: Adjacency, alphas: Array) -> Divergences:
-    """Papernot & Steinke 2022; a run whose loss is infinite with a small chance fails as often as any of them does.
+    """Papernot & Steinke 2022; a run whose loss is infinite with a small chance fails as often as
+    any of them does.
 
-    Write P = (1 - d) P' + d P'' and Q = (1 - d) Q' + d Q'', P' and Q' the outcomes of finite loss. That no run meets P'' (or Q'') has the
-    same chance in both worlds, at least 1 - mean d. Given that, the runs are those of P' (or Q'), and their number has probabilities
-    multiplied by (1 - d)^k: again a truncated negative binomial with a larger gamma, or a Poisson number with a smaller mean, hence
-    cheaper. P' and Q' are P and Q over 1 - d at most: their divergences exceed those of the finite parts by a / (a - 1) log(1 / (1 - d)).
+    Write P = (1 - d) P' + d P'' and Q = (1 - d) Q' + d Q'', P' and Q' the outcomes of finite loss.
+    That no run meets P'' (or Q'') has the same chance in both worlds, at least 1 - mean d. Given
+    that, the runs are those of P' (or Q'), and their number has probabilities multiplied by (1 -
+    d)^k: again a truncated negative binomial with a larger gamma, or a Poisson number with a
+    smaller mean, hence cheaper. P' and Q' are P and Q over 1 - d at most: their divergences exceed
+    those of the finite parts by a / (a - 1) log(1 / (1 - d)).
     """
     from dpfy.accounting.rdp import approximate
     from dpfy.accounting.tuning import selected
@@ -43,8 +62,9 @@ def _selected(event: ev.RepeatAndSelect, adjacency: Adjacency, alphas: Array) ->
 def _worst_of(event: ev.OneOf, adjacency: Adjacency, alphas: Array) -> Divergences:
     """The worst of them at every order.
 
-    Let p be the chances of the choices, the same in both worlds given what was released before. The choice is seen, so that the moment of
-    order a is the mean over p of the moments of the choices, hence at most the largest; a chance of infinite loss likewise.
+    Let p be the chances of the choices, the same in both worlds given what was released before. The
+    choice is seen, so that the moment of order a is the mean over p of the moments of the choices,
+    hence at most the largest; a chance of infinite loss likewise.
     """
     from dpfy.accounting.rdp import approximate
 
@@ -75,12 +95,15 @@ def _each(event: ev.Parallel, change: Callable[[Event], Event]) -> ev.Parallel:
 
 
 def movable(event: Event) -> Event:
-    """`event`, if what it costs to add or remove a unit is known wherever replacing one is; else `Unsupported`."""
+    """`event`, if what it costs to add or remove a unit is known wherever replacing one is; else
+    `Unsupported`.
+    """
     for leaf, _ in flatten(event):
         if row_of(leaf).stated:
             raise Unsupported(
                 f"Parallel under replace-one with {type(leaf).__name__}",
-                "a unit may move from one part to another, and nothing is known of removing it; use --adjacency add-or-remove-one",
+                "a unit may move from one part to another, and nothing is known of removing it; "
+                "use --adjacency add-or-remove-one",
             )
         for part in inside(leaf):
             movable(part)
@@ -93,7 +116,10 @@ def _parallel_divergences(event: ev.Parallel, adjacency: Adjacency, alphas: Arra
 
     orders = tuple(float(a) for a in alphas)
     stay = [approximate(part, adjacency, orders) for _, part in event.parts]
-    worst, infinity = np.max([values for values, _ in stay], axis=0), max(chance for _, chance in stay)
+    worst, infinity = (
+        np.max([values for values, _ in stay], axis=0),
+        max(chance for _, chance in stay),
+    )
     if adjacency is not Adjacency.REPLACE_ONE or len(stay) == 1:
         return worst, infinity
     move = [approximate(movable(part), ADD, orders) for _, part in event.parts]
@@ -101,7 +127,9 @@ def _parallel_divergences(event: ev.Parallel, adjacency: Adjacency, alphas: Arra
     return np.maximum(worst, two), max(infinity, sum(sorted(chance for _, chance in move)[-2:]))
 
 
-def _worst_part(event: ev.Parallel, adjacency: Adjacency, cost: Callable[[Event, Adjacency], float]) -> float:
+def _worst_part(
+    event: ev.Parallel, adjacency: Adjacency, cost: Callable[[Event, Adjacency], float]
+) -> float:
     """As for divergences, of a cost that adds up."""
     stay = max(cost(part, adjacency) for _, part in event.parts)
     if adjacency is not Adjacency.REPLACE_ONE or len(event.parts) == 1:
@@ -122,13 +150,17 @@ def _parallel_rho(event: ev.Parallel, adjacency: Adjacency) -> float:
 
 
 def _parallel_words(event: ev.Parallel) -> str:
-    return "on disjoint parts of the data, " + "; ".join(f"{name}: {words(part)}" for name, part in event.parts)
+    return "on disjoint parts of the data, " + "; ".join(
+        f"{name}: {words(part)}" for name, part in event.parts
+    )
 
 
 ROWS = (
     Row(
         ev.Stopped,
-        words=lambda e: f"{words(e.event)}; at fixed points it could end, as what it had released suggested",
+        words=lambda e: (
+            f"{words(e.event)}; at fixed points it could end, as what it had released suggested"
+        ),
         group=lambda e, size: replace(e, event=grouped(e.event, size)),
         unsampled=lambda e, most: replace(e, event=unsampled(e.event, most)),
         halved=halved_inside,
@@ -178,7 +210,9 @@ ROWS = (
     ),
     Row(
         ev.RepeatAndSelect,
-        words=lambda e: f"the best of a random number of runs (mean {e.mean:g}) of: {words(e.event)}",
+        words=lambda e: (
+            f"the best of a random number of runs (mean {e.mean:g}) of: {words(e.event)}"
+        ),
         divergences=_selected,
         unsampled=lambda e, most: replace(e, event=unsampled(e.event)),
         halved=halved_inside,

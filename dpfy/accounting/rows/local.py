@@ -37,7 +37,9 @@ def _rho(epsilon: float) -> float:
 
 
 def _shuffled_pair(event: ev.Shuffled, adjacency: Adjacency) -> Release:
-    """By the profile of `shuffling`; attained by binary randomised response where all others answer alike."""
+    """By the profile of `shuffling`; attained by binary randomised response where all others answer
+    alike.
+    """
     _present(event, adjacency)
     if not _counted(event.epsilon0):
         return black_box(event.epsilon0, 0.0)
@@ -46,13 +48,18 @@ def _shuffled_pair(event: ev.Shuffled, adjacency: Adjacency) -> Release:
 
 
 def _attained(epsilon0: float, slots: int, rate: float, answers: int = 2) -> tuple[Atoms, Atoms]:
-    return shuffling.attained(epsilon0, slots, rate, answers) if slots <= MOST_ATTAINED else (SILENT, SILENT)
+    return (
+        shuffling.attained(epsilon0, slots, rate, answers)
+        if slots <= MOST_ATTAINED
+        else (SILENT, SILENT)
+    )
 
 
 def _present(event: ev.Shuffled, adjacency: Adjacency) -> None:
     if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
         way_out = (
-            "the number of reports shows who is absent; use --adjacency replace-one, or zero-out where an absent unit reports too"
+            "the number of reports shows who is absent; use --adjacency replace-one, or zero-out "
+            "where an absent unit reports too"
         )
         raise Unsupported(f"Shuffled under {adjacency.value}", way_out)
 
@@ -75,7 +82,9 @@ def _check_ins_pair(event: ev.RandomCheckIns, adjacency: Adjacency) -> Release:
         return black_box(_check_ins_pure(event, adjacency), 0.0)
     replaced, slots = adjacency is not Adjacency.ADD_OR_REMOVE_ONE, min(event.slots, MOST_COUNTED)
     removed, added = shuffling.checked_in(event.epsilon0, slots, event.rate, replaced)
-    return Release(removed, added, _attained(event.epsilon0, event.slots, event.rate), touched=event.rate)
+    return Release(
+        removed, added, _attained(event.epsilon0, event.slots, event.rate), touched=event.rate
+    )
 
 
 def _check_ins_pure(event: ev.RandomCheckIns, adjacency: Adjacency) -> float:
@@ -102,7 +111,8 @@ ROWS = (
     Row(
         ev.RandomCheckIns,
         lambda e: (
-            f"reports from {e.slots:,} slots, each {e.epsilon0:g}-differentially private by itself; a unit checks into one slot at random, "
+            f"reports from {e.slots:,} slots, each {e.epsilon0:g}-differentially private by "
+            f"itself; a unit checks into one slot at random, "
             f"with probability {e.rate:g}"
         ),
         _check_ins_pair,

@@ -1,7 +1,7 @@
 """Rows of mechanisms that are known exactly: sums with noise, and randomized response.
 
-A noise multiplier is the noise over the bound on one unit's contribution. Adding, removing or zeroing a unit moves a sum by one such
-bound; replacing it moves the sum by two.
+A noise multiplier is the noise over the bound on one unit's contribution. Adding, removing or
+zeroing a unit moves a sum by one such bound; replacing it moves the sum by two.
 """
 
 from __future__ import annotations
@@ -17,8 +17,21 @@ from dpfy.accounting import limits
 from dpfy.accounting.gaussian_losses import GaussianPair
 from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
-from dpfy.accounting.other_losses import LaplacePair, discrete_gaussian, discrete_laplace, subsample_atoms
-from dpfy.accounting.rows.row import Divergences, Peer, Release, Row, moves, refuse_replaced, same_fields
+from dpfy.accounting.other_losses import (
+    LaplacePair,
+    discrete_gaussian,
+    discrete_laplace,
+    subsample_atoms,
+)
+from dpfy.accounting.rows.row import (
+    Divergences,
+    Peer,
+    Release,
+    Row,
+    moves,
+    refuse_replaced,
+    same_fields,
+)
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
@@ -86,8 +99,12 @@ def _laplace_poisson(event: ev.Laplace, rate: float, adjacency: Adjacency) -> Re
 
 
 def sampled_atoms(base: Atoms, rate: float) -> Release:
-    """A discrete pair, the same in both directions, on a Poisson sample (Zhu, Dong & Wang 2022, Theorem 11)."""
-    return Release(subsample_atoms(base, rate, False), subsample_atoms(base, rate, True), touched=rate)
+    """A discrete pair, the same in both directions, on a Poisson sample (Zhu, Dong & Wang 2022,
+    Theorem 11).
+    """
+    return Release(
+        subsample_atoms(base, rate, False), subsample_atoms(base, rate, True), touched=rate
+    )
 
 
 def _discrete(event: ev.DiscreteLaplace | ev.DiscreteGaussian, adjacency: Adjacency) -> Atoms:
@@ -113,7 +130,9 @@ def _more_sensitive(event: Any, size: int) -> Event:
     return grown
 
 
-def _discrete_gaussian_divergences(event: ev.DiscreteGaussian, adjacency: Adjacency, alphas: Array) -> Divergences:
+def _discrete_gaussian_divergences(
+    event: ev.DiscreteGaussian, adjacency: Adjacency, alphas: Array
+) -> Divergences:
     """At most those of the continuous one (Canonne, Kamath & Steinke 2020, Theorem 4)."""
     return np.asarray(alphas * _discrete_gaussian_rho(event, adjacency)), 0.0
 
@@ -126,10 +145,13 @@ def _response_odds(event: ev.RandomizedResponse, adjacency: Adjacency) -> tuple[
     """The chance of the true value and of each other one."""
     if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
         raise Unsupported(
-            f"RandomizedResponse under {adjacency.value}", "an answer cannot be absent; use --adjacency replace-one or zero-out"
+            f"RandomizedResponse under {adjacency.value}",
+            "an answer cannot be absent; use --adjacency replace-one or zero-out",
         )
     if event.noise_parameter == 0:
-        raise Unsupported("RandomizedResponse without noise", "give noise_parameter above 0, or state NotPrivate")
+        raise Unsupported(
+            "RandomizedResponse without noise", "give noise_parameter above 0, or state NotPrivate"
+        )
     other = event.noise_parameter / event.buckets
     return 1 - event.noise_parameter + other, other
 
@@ -143,12 +165,18 @@ def _response_pair(event: ev.RandomizedResponse, adjacency: Adjacency) -> Releas
     high, low = math.log(true * k), math.log(other * k)
     if high == low:
         return Release(SILENT, SILENT)
-    return Release(Atoms((high, low), (true, (k - 1) * other)), Atoms((-low, -high), (1 - 1 / k, 1 / k)))
+    return Release(
+        Atoms((high, low), (true, (k - 1) * other)), Atoms((-low, -high), (1 - 1 / k, 1 / k))
+    )
 
 
 def _response_pure(event: ev.RandomizedResponse, adjacency: Adjacency) -> float:
     (true, other), k = _response_odds(event, adjacency), event.buckets
-    exact = math.log(true / other) if adjacency is Adjacency.REPLACE_ONE else max(math.log(true * k), -math.log(other * k))
+    exact = (
+        math.log(true / other)
+        if adjacency is Adjacency.REPLACE_ONE
+        else max(math.log(true * k), -math.log(other * k))
+    )
     return (exact + 1e-15) * (1 + 1e-15)
 
 
@@ -160,7 +188,9 @@ def _response_within(event: ev.RandomizedResponse) -> None:
 
 def _mixture(sigma: float, parts: Moves, adjacency: Adjacency, name: str) -> Release:
     if adjacency is Adjacency.REPLACE_ONE:
-        raise Unsupported(f"{name} under replace-one", "use --adjacency add-or-remove-one or zero-out")
+        raise Unsupported(
+            f"{name} under replace-one", "use --adjacency add-or-remove-one or zero-out"
+        )
     chances: dict[float, float] = {}
     for p, s in parts:
         if p > 0:
@@ -181,11 +211,15 @@ def _mixture_poisson(event: ev.GaussianMixture, rate: float, adjacency: Adjacenc
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
     thinned = [(rate * p, s) for p, s in zip(event.probabilities, event.sensitivities, strict=True)]
-    return _mixture(event.standard_deviation, ((1 - rate, 0.0), *thinned), adjacency, type(event).__name__)
+    return _mixture(
+        event.standard_deviation, ((1 - rate, 0.0), *thinned), adjacency, type(event).__name__
+    )
 
 
 def _mixture_known(event: ev.GaussianMixture, most: int | None) -> Event:
-    """Who knows by how much a unit moves the sum sees a Gaussian moved by the largest amount; one amount alone was never hidden."""
+    """Who knows by how much a unit moves the sum sees a Gaussian moved by the largest amount; one
+    amount alone was never hidden.
+    """
     amounts = [s for p, s in zip(event.probabilities, event.sensitivities, strict=True) if p > 0]
     if len(set(amounts)) < 2:
         return event
@@ -203,10 +237,17 @@ def _mixture_group(event: ev.GaussianMixture, size: int) -> Event:
                 sums[s + more] = sums.get(s + more, 0.0) + p * chance
         total = sums
         if len(total) > MOST_AMOUNTS:
-            raise Unsupported(f"a group whose sum moves by more than {MOST_AMOUNTS} amounts", "ask for a smaller group")
+            raise Unsupported(
+                f"a group whose sum moves by more than {MOST_AMOUNTS} amounts",
+                "ask for a smaller group",
+            )
     amounts = sorted(total)
     chances = [total[s] for s in amounts]
-    return ev.GaussianMixture(event.standard_deviation, tuple(amounts), (max(0.0, 1 - math.fsum(chances[1:])), *chances[1:]))
+    return ev.GaussianMixture(
+        event.standard_deviation,
+        tuple(amounts),
+        (max(0.0, 1 - math.fsum(chances[1:])), *chances[1:]),
+    )
 
 
 def _mixture_within(event: ev.GaussianMixture) -> None:
@@ -217,17 +258,24 @@ def _mixture_within(event: ev.GaussianMixture) -> None:
 
 
 def _noisy_sum(kind: type, **known: Any) -> Row:
-    """A sum whose noise is stated in bounds on one unit. dp-accounting writes a release without noise as one with noise 0."""
+    """A sum whose noise is stated in bounds on one unit. dp-accounting writes a release without
+    noise as one with noise 0.
+    """
     return Row(
         kind,
-        words=lambda e: f"a sum with {kind.__name__} noise of {e.noise_multiplier:.6g} times the bound on one unit",
+        words=lambda e: (
+            f"a sum with {kind.__name__} noise of {e.noise_multiplier:.6g} times the bound on one "
+            f"unit"
+        ),
         rho=_ratio_rho,
         group=_noise_divided,
         halved=lambda e: _noise_divided(e, 2),
         within=lambda e: limits.noise("noise_multiplier", e.noise_multiplier),
         peer=replace(
             same_fields(kind, noise_multiplier="noise_multiplier"),
-            back=lambda e, again: kind(e.noise_multiplier) if e.noise_multiplier else ev.NotPrivate(),
+            back=lambda e, again: (
+                kind(e.noise_multiplier) if e.noise_multiplier else ev.NotPrivate()
+            ),
         ),
         **known,
     )
@@ -241,42 +289,76 @@ def _noisy_integer(kind: type, name: str, parameter: str, **known: Any) -> Row:
         limits.count("sensitivity", event.sensitivity)
 
     def told(e: Any) -> str:
-        return f"an integer of sensitivity {e.sensitivity:,} with {name} noise of parameter {getattr(e, parameter):.6g}"
+        return (
+            f"an integer of sensitivity {e.sensitivity:,} with {name} noise of parameter "
+            f"{getattr(e, parameter):.6g}"
+        )
 
-    return Row(kind, told, _discrete_pair, poisson=_discrete_poisson, group=_more_sensitive, within=within, **known)
+    return Row(
+        kind,
+        told,
+        _discrete_pair,
+        poisson=_discrete_poisson,
+        group=_more_sensitive,
+        within=within,
+        **known,
+    )
 
 
 ROWS = (
-    _noisy_sum(ev.Gaussian, pair=_gaussian_pair, poisson=_gaussian_poisson, gaussian=lambda e: e.noise_multiplier),
+    _noisy_sum(
+        ev.Gaussian,
+        pair=_gaussian_pair,
+        poisson=_gaussian_poisson,
+        gaussian=lambda e: e.noise_multiplier,
+    ),
     _noisy_sum(
         ev.Laplace,
         pair=_laplace_pair,
         poisson=_laplace_poisson,
-        pure=lambda e, adjacency: limits.rounded_up(moves(adjacency) / Fraction(e.noise_multiplier)),
+        pure=lambda e, adjacency: limits.rounded_up(
+            moves(adjacency) / Fraction(e.noise_multiplier)
+        ),
     ),
     _noisy_integer(
         ev.DiscreteLaplace,
         "discrete Laplace",
         "noise_parameter",
-        pure=lambda e, adjacency: limits.rounded_up(moves(adjacency) * e.sensitivity * Fraction(e.noise_parameter)),
-        peer=same_fields(ev.DiscreteLaplace, noise_parameter="noise_parameter", sensitivity="sensitivity"),
+        pure=lambda e, adjacency: limits.rounded_up(
+            moves(adjacency) * e.sensitivity * Fraction(e.noise_parameter)
+        ),
+        peer=same_fields(
+            ev.DiscreteLaplace, noise_parameter="noise_parameter", sensitivity="sensitivity"
+        ),
     ),
     _noisy_integer(
-        ev.DiscreteGaussian, "discrete Gaussian", "sigma", divergences=_discrete_gaussian_divergences, rho=_discrete_gaussian_rho
+        ev.DiscreteGaussian,
+        "discrete Gaussian",
+        "sigma",
+        divergences=_discrete_gaussian_divergences,
+        rho=_discrete_gaussian_rho,
     ),
     Row(
         ev.RandomizedResponse,
-        words=lambda e: f"one of {e.buckets:,} answers, replaced by a random one with probability {e.noise_parameter:g}",
+        words=lambda e: (
+            f"one of {e.buckets:,} answers, replaced by a random one with probability "
+            f"{e.noise_parameter:g}"
+        ),
         pair=_response_pair,
         pure=_response_pure,
         within=_response_within,
-        peer=same_fields(ev.RandomizedResponse, noise_parameter="noise_parameter", buckets="num_buckets"),
+        peer=same_fields(
+            ev.RandomizedResponse, noise_parameter="noise_parameter", buckets="num_buckets"
+        ),
         stated=True,
         drawable=False,
     ),
     Row(
         ev.GaussianMixture,
-        lambda e: f"a sum with Gaussian noise of {e.standard_deviation:.6g}, moved by one of {len(e.sensitivities):,} amounts",
+        lambda e: (
+            f"a sum with Gaussian noise of {e.standard_deviation:.6g}, moved by one of "
+            f"{len(e.sensitivities):,} amounts"
+        ),
         pair=_mixture_pair,
         poisson=_mixture_poisson,
         group=_mixture_group,
@@ -285,7 +367,9 @@ ROWS = (
         peer=Peer(
             "MixtureOfGaussiansDpEvent",
             lambda e, again: (e.standard_deviation, e.sensitivities, e.probabilities),
-            lambda e, again: ev.GaussianMixture(e.standard_deviation, tuple(e.sensitivities), tuple(e.sampling_probs)),
+            lambda e, again: ev.GaussianMixture(
+                e.standard_deviation, tuple(e.sensitivities), tuple(e.sampling_probs)
+            ),
         ),
     ),
 )

@@ -1,4 +1,6 @@
-"""What accounting knows of one kind of event: a row of functions, each with a default that claims nothing."""
+"""What accounting knows of one kind of event: a row of functions, each with a default that claims
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from dpfy.core.unit import Adjacency
 class Release:
     """One release as seen by a removed unit and by an added one.
 
-    `attained` are losses that some neighbouring data sets really have, on which lower bounds rest: the same two where the pair is
-    exact. `touched` is the chance that the release depends on the unit at all.
+    `attained` are losses that some neighbouring data sets really have, on which lower bounds rest:
+    the same two where the pair is exact. `touched` is the chance that the release depends on the
+    unit at all.
     """
 
     removed: Loss
@@ -41,7 +44,9 @@ Divergences = tuple[Array, float]
 
 @dataclass(frozen=True)
 class Peer:
-    """The dp-accounting event of the same meaning: its class, its arguments, and the way back. `again` translates what is inside."""
+    """The dp-accounting event of the same meaning: its class, its arguments, and the way back.
+    `again` translates what is inside.
+    """
 
     name: str
     arguments: Callable[[Any, Callable[[Event], Any]], tuple[Any, ...]]
@@ -49,14 +54,21 @@ class Peer:
 
 
 def same_fields(kind: type, **fields: str) -> Peer:
-    """The peer whose name is ours and whose arguments are `fields` of ours, in this order; each is given with its own name there."""
+    """The peer whose name is ours and whose arguments are `fields` of ours, in this order; each is
+    given with its own name there.
+    """
 
     def arguments(event: Any, again: Callable[[Event], Any]) -> tuple[Any, ...]:
-        return tuple(again(getattr(event, name)) if name == "event" else getattr(event, name) for name in fields)
+        return tuple(
+            again(getattr(event, name)) if name == "event" else getattr(event, name)
+            for name in fields
+        )
 
     def back(event: Any, again: Callable[[Any], Event]) -> Event:
         values = ((name, getattr(event, theirs)) for name, theirs in fields.items())
-        ours: Event = kind(**{name: again(value) if name == "event" else value for name, value in values})
+        ours: Event = kind(
+            **{name: again(value) if name == "event" else value for name, value in values}
+        )
         return ours
 
     return Peer(f"{kind.__name__}DpEvent", arguments, back)
@@ -64,7 +76,9 @@ def same_fields(kind: type, **fields: str) -> Peer:
 
 def no_pair(event: Event, adjacency: Adjacency) -> Release:
     """No dominating pair is known."""
-    raise Unsupported(f"{type(event).__name__} by a dominating pair of its own", "use --accountant tight or rdp")
+    raise Unsupported(
+        f"{type(event).__name__} by a dominating pair of its own", "use --accountant tight or rdp"
+    )
 
 
 def no_sampling(event: Event, rate: float, adjacency: Adjacency) -> Release:
@@ -72,23 +86,30 @@ def no_sampling(event: Event, rate: float, adjacency: Adjacency) -> Release:
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
     raise Unsupported(
-        f"Poisson sampling of {type(event).__name__}", "sample a Gaussian or Laplace release, or use --accountant rdp"
+        f"Poisson sampling of {type(event).__name__}",
+        "sample a Gaussian or Laplace release, or use --accountant rdp",
     )
 
 
 def no_rho(event: Event, adjacency: Adjacency) -> float:
     """No zCDP bound is known."""
-    raise Unsupported(f"{type(event).__name__} by the zcdp accountant", "use --accountant tight or rdp")
+    raise Unsupported(
+        f"{type(event).__name__} by the zcdp accountant", "use --accountant tight or rdp"
+    )
 
 
 def not_pure(event: Event, adjacency: Adjacency) -> float:
     """There is no pure guarantee."""
-    raise Unsupported(f"a pure guarantee (delta 0) of {type(event).__name__}", "state a delta above 0")
+    raise Unsupported(
+        f"a pure guarantee (delta 0) of {type(event).__name__}", "state a delta above 0"
+    )
 
 
 def no_group(event: Event, size: int) -> Event:
     """No proof of what a group of units sees."""
-    raise Unsupported(f"group privacy of {type(event).__name__} by its event", "use group.from_curve on its curve")
+    raise Unsupported(
+        f"group privacy of {type(event).__name__} by its event", "use group.from_curve on its curve"
+    )
 
 
 def _named(event: Event) -> str:
@@ -110,18 +131,21 @@ class Row:
     Functions that raise `Unsupported` name the way out; no default claims anything.
 
     - `words`: the release in words, for the card
-    - `pair`: the dominating pair; `repeats`: those of so many runs, where they are not simply that many pairs
+    - `pair`: the dominating pair; `repeats`: those of so many runs, where they are not simply that
+      many pairs
     - `poisson`: the pair of the event on a Poisson sample
-    - `divergences`: Rényi divergences at orders, and the chance of an infinite loss, where they are not those of the pair; `orders`: at
-      which they are known best
+    - `divergences`: Rényi divergences at orders, and the chance of an infinite loss, where they are
+      not those of the pair; `orders`: at which they are known best
     - `profile`: a bound on delta at every epsilon, for what is known by that
-    - `gaussian`: the noise multiplier of the plain Gaussian that the event is, if it is one; `rho`: zCDP; `pure`: epsilon at delta 0
+    - `gaussian`: the noise multiplier of the plain Gaussian that the event is, if it is one; `rho`:
+      zCDP; `pure`: epsilon at delta 0
     - `group`: the event as a group of so many units sees it
     - `plain`: the event without trivial cases (rate 1 and the like)
     - `unsampled`: what it is to an attacker who knows who took part; `halved`: with half the noise
     - `within`: refuses numbers that cannot be computed with
     - `peer`: the same event in dp-accounting
-    - `drawable`: False where a unit that a sample leaves out is not the same as an absent one: the release shows it, or counts units
+    - `drawable`: False where a unit that a sample leaves out is not the same as an absent one: the
+      release shows it, or counts units
     - `stated`: what is known under replace-one says nothing of adding or removing a unit
     """
 
@@ -158,7 +182,11 @@ def row_of(event: Event) -> Row:
 def releases(event: Event, count: int, adjacency: Adjacency) -> Releases:
     """The pairs of `event` run `count` times."""
     row = row_of(event)
-    return ((row.pair(event, adjacency), count),) if row.repeats is None else row.repeats(event, count, adjacency)
+    return (
+        ((row.pair(event, adjacency), count),)
+        if row.repeats is None
+        else row.repeats(event, count, adjacency)
+    )
 
 
 def words(event: Event) -> str:
@@ -167,7 +195,9 @@ def words(event: Event) -> str:
 
 
 def unsampled(event: Event, most: int | None = None) -> Event:
-    """The same releases if an attacker knew who took part: no amplification. `most` bounds the steps one unit takes part in."""
+    """The same releases if an attacker knew who took part: no amplification. `most` bounds the
+    steps one unit takes part in.
+    """
     return row_of(event).unsampled(event, most)
 
 
@@ -177,15 +207,18 @@ def amplified(event: Event) -> bool:
 
 
 def halved(event: Event) -> Event:
-    """`event` with every noise multiplier halved: replace-one as two contributions, for accountants that know sensitivity 1 only."""
+    """`event` with every noise multiplier halved: replace-one as two contributions, for accountants
+    that know sensitivity 1 only.
+    """
     return row_of(event).halved(event)
 
 
 def grouped(event: Event, size: int) -> Event:
     """The event as a group of `size` members sees it: what a user pays who owns that many examples.
 
-    Guarantees: exact for Gaussian releases (a group moves the sum `size` times as far; under Poisson sampling, by the number of
-    its members that were drawn) under add-or-remove-one and zero-out of the whole group.
+    Guarantees: exact for Gaussian releases (a group moves the sum `size` times as far; under
+    Poisson sampling, by the number of its members that were drawn) under add-or-remove-one and
+    zero-out of the whole group.
     """
     return event if check.integer("size", size) == 1 else row_of(event).group(event, size)
 
@@ -202,9 +235,14 @@ def moves(adjacency: Adjacency) -> int:
 
 
 def drawable(event: Event) -> Event:
-    """`event`, if what is known of removing a unit is enough to know what Poisson sampling does; else `Unsupported`."""
+    """`event`, if what is known of removing a unit is enough to know what Poisson sampling does;
+    else `Unsupported`.
+    """
     if not row_of(event).drawable:
-        raise Unsupported(f"Poisson sampling of {type(event).__name__}", "sample a release in which a unit can be absent")
+        raise Unsupported(
+            f"Poisson sampling of {type(event).__name__}",
+            "sample a release in which a unit can be absent",
+        )
     for part in inside(event):
         drawable(part)
     return event
@@ -213,5 +251,6 @@ def drawable(event: Event) -> Event:
 def refuse_replaced(event: Event) -> None:
     """Poisson sampling of `event` has no proven pair under replace-one."""
     raise Unsupported(
-        f"Poisson sampling of {type(event).__name__} under replace-one", "use --adjacency add-or-remove-one or zero-out"
+        f"Poisson sampling of {type(event).__name__} under replace-one",
+        "use --adjacency add-or-remove-one or zero-out",
     )

@@ -1,4 +1,6 @@
-"""Rows of mechanisms that are known by a statement about them, under the adjacency for which it was made."""
+"""Rows of mechanisms that are known by a statement about them, under the adjacency for which it was
+made.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from dpfy.accounting import bounded_range, limits
 from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
 from dpfy.accounting.rows.noise import SILENT, sampled_atoms
-from dpfy.accounting.rows.row import Divergences, Peer, Release, Releases, Row, no_group, no_rho, not_pure, refuse_replaced
+from dpfy.accounting.rows.row import (
+    Divergences,
+    Peer,
+    Release,
+    Releases,
+    Row,
+    no_group,
+    no_rho,
+    not_pure,
+    refuse_replaced,
+)
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event
@@ -19,19 +31,32 @@ from dpfy.core.unit import Adjacency
 
 
 def black_box(epsilon: float, delta: float) -> Release:
-    """The pair that dominates every (epsilon, delta) mechanism: randomized response with a chance delta of telling all."""
+    """The pair that dominates every (epsilon, delta) mechanism: randomized response with a chance
+    delta of telling all.
+    """
     if delta >= 1:
         raise Unsupported("a black box with delta 1", "state the mechanism, or leave it out")
-    high, low = (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(min(epsilon, 700)))
-    two = 0 < epsilon < 700  # beyond, the lower atom underflows: all mass on the upper one dominates
-    atoms = Atoms((epsilon, -epsilon), (high, low), delta) if two else Atoms((epsilon,), (1 - delta,), delta)
+    high, low = (
+        (1 - delta) / (1 + math.exp(-epsilon)),
+        (1 - delta) / (1 + math.exp(min(epsilon, 700))),
+    )
+    two = (
+        0 < epsilon < 700
+    )  # beyond, the lower atom underflows: all mass on the upper one dominates
+    atoms = (
+        Atoms((epsilon, -epsilon), (high, low), delta)
+        if two
+        else Atoms((epsilon,), (1 - delta,), delta)
+    )
     return Release(atoms, atoms)
 
 
 def _box_poisson(event: ev.EpsilonDelta, rate: float, adjacency: Adjacency) -> Release:
-    """The pair of the box on a Poisson sample (Zhu, Dong & Wang 2022, Theorem 11): P becomes the mixture of P and Q.
+    """The pair of the box on a Poisson sample (Zhu, Dong & Wang 2022, Theorem 11): P becomes the
+    mixture of P and Q.
 
-    The box gives e^epsilon as much to one outcome and e^-epsilon as much to another; with chance delta it tells all, either way.
+    The box gives e^epsilon as much to one outcome and e^-epsilon as much to another; with chance
+    delta it tells all, either way.
     """
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
@@ -40,22 +65,33 @@ def _box_poisson(event: ev.EpsilonDelta, rate: float, adjacency: Adjacency) -> R
         upper = black_box(amplified_pure(epsilon, q), q * delta).removed
         return Release(upper, upper, (SILENT, SILENT), touched=q)
     high, low = (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(epsilon))
-    more, less, alone = amplified_pure(epsilon, q), math.log1p(q * math.expm1(-epsilon)), math.log1p(-q)
-    removed = Atoms((more, less, alone), ((1 - q) * low + q * high, (1 - q) * high + q * low, (1 - q) * delta), q * delta)
+    more, less, alone = (
+        amplified_pure(epsilon, q),
+        math.log1p(q * math.expm1(-epsilon)),
+        math.log1p(-q),
+    )
+    removed = Atoms(
+        (more, less, alone),
+        ((1 - q) * low + q * high, (1 - q) * high + q * low, (1 - q) * delta),
+        q * delta,
+    )
     return Release(removed, Atoms((-more, -less, -alone), (low, high, delta)), touched=q)
 
 
 def amplified_pure(epsilon: float, rate: float) -> float:
-    """log(1 + rate (e^epsilon - 1)), rounded up (Balle, Barthe & Gaboardi 2018, Theorems 8 and 9)."""
+    """log(1 + rate (e^epsilon - 1)), rounded up (Balle, Barthe & Gaboardi 2018, Theorems 8 and
+    9).
+    """
     grown = math.log1p(rate * math.expm1(epsilon)) if epsilon < 700 else epsilon + math.log(rate)
     return min(epsilon, grown * (1 + 1e-15))
 
 
 def walked(delta: float, epsilon: float, size: int) -> float:
-    """The delta at `size` times epsilon of a group of `size`, where one member has (epsilon, delta).
+    """The delta at `size` times epsilon of a group of `size`, where one member has (epsilon,
+    delta).
 
-    Walking from one data set to the other through `size` neighbours multiplies by e^epsilon and adds delta at each step, in all
-    delta (e^(size epsilon) - 1) / (e^epsilon - 1).
+    Walking from one data set to the other through `size` neighbours multiplies by e^epsilon and
+    adds delta at each step, in all delta (e^(size epsilon) - 1) / (e^epsilon - 1).
     """
     if delta == 0 or size * epsilon > 700:
         return 1.0 if delta else 0.0
@@ -66,8 +102,9 @@ def walked(delta: float, epsilon: float, size: int) -> float:
 def _box_rho(event: ev.EpsilonDelta, adjacency: Adjacency) -> float:
     """epsilon tanh(epsilon / 2), the least rho of pure epsilon.
 
-    With u = order - 1/2 the log moment of randomized response is log cosh(u epsilon) - log cosh(epsilon / 2), concave in u^2: its tangent
-    at order 1, of this slope, lies above it, and order (order - 1) = u^2 - 1/4.
+    With u = order - 1/2 the log moment of randomized response is log cosh(u epsilon) - log
+    cosh(epsilon / 2), concave in u^2: its tangent at order 1, of this slope, lies above it, and
+    order (order - 1) = u^2 - 1/4.
     """
     return no_rho(event, adjacency) if event.delta else event.epsilon * math.tanh(event.epsilon / 2)
 
@@ -84,10 +121,18 @@ def _zcdp_group(event: ev.Zcdp, size: int) -> Event:
 
 
 def _renyi_divergences(event: ev.RenyiCurve, adjacency: Adjacency, alphas: Array) -> Divergences:
-    """Log moments (order - 1) D are convex in the order and 0 at order 1: lines between known ones lie above them."""
+    """Log moments (order - 1) D are convex in the order and 0 at order 1: lines between known ones
+    lie above them.
+    """
     orders, values = np.array(event.orders), np.array(event.values)
-    values = np.minimum.accumulate(values[::-1])[::-1]  # a divergence is at most that of a larger order
-    logs = np.interp(alphas - 1, np.concatenate([[0.0], orders - 1]), np.concatenate([[0.0], (orders - 1) * values]))
+    values = np.minimum.accumulate(values[::-1])[
+        ::-1
+    ]  # a divergence is at most that of a larger order
+    logs = np.interp(
+        alphas - 1,
+        np.concatenate([[0.0], orders - 1]),
+        np.concatenate([[0.0], (orders - 1) * values]),
+    )
     return np.where(alphas <= orders[-1], logs / (alphas - 1) * (1 + 1e-15), np.inf), 0.0
 
 
@@ -103,7 +148,9 @@ def _range_pair(event: ev.BoundedRange, adjacency: Adjacency, steps: int = 1) ->
 def _range_repeats(event: ev.BoundedRange, count: int, adjacency: Adjacency) -> Releases:
     block = bounded_range.block(event.epsilon) or 1
     found = ((block, count // block), (count % block, 1))
-    return tuple((_range_pair(event, adjacency, steps), often) for steps, often in found if steps and often)
+    return tuple(
+        (_range_pair(event, adjacency, steps), often) for steps, often in found if steps and often
+    )
 
 
 def _range_poisson(event: ev.BoundedRange, rate: float, adjacency: Adjacency) -> Release:
@@ -111,7 +158,10 @@ def _range_poisson(event: ev.BoundedRange, rate: float, adjacency: Adjacency) ->
         refuse_replaced(event)
     whole = _range_pair(event, adjacency)
     assert isinstance(whole.removed, Atoms)
-    upper, lower = sampled_atoms(whole.removed, rate), sampled_atoms(bounded_range.attained(event.epsilon), rate)
+    upper, lower = (
+        sampled_atoms(whole.removed, rate),
+        sampled_atoms(bounded_range.attained(event.epsilon), rate),
+    )
     return Release(upper.removed, upper.added, (lower.removed, lower.added), rate)
 
 
@@ -148,7 +198,9 @@ ROWS = (
     ),
     Row(
         ev.MetricPrivacy,
-        words=lambda e: f"metric privacy of {e.eta:g} in {e.metric}: no differential privacy, and no epsilon",
+        words=lambda e: (
+            f"metric privacy of {e.eta:g} in {e.metric}: no differential privacy, and no epsilon"
+        ),
         rho=lambda e, adjacency: math.inf,
         pure=lambda e, adjacency: math.inf,
         group=lambda e, size: ev.NotPrivate(),
@@ -159,19 +211,24 @@ ROWS = (
     Row(
         ev.Zcdp,
         words=lambda e: (
-            f"a mechanism known to be {e.rho:g}-zCDP" if not e.xi else f"a mechanism known to be ({e.xi:g}, {e.rho:g})-zCDP"
+            f"a mechanism known to be {e.rho:g}-zCDP"
+            if not e.xi
+            else f"a mechanism known to be ({e.xi:g}, {e.rho:g})-zCDP"
         ),
         divergences=lambda e, adjacency, alphas: (np.asarray(e.xi + e.rho * alphas), 0.0),
         rho=lambda e, adjacency: no_rho(e, adjacency) if e.xi else e.rho,
         group=_zcdp_group,
         within=lambda e: limits.cost("Zcdp", e.rho, e.xi),
-        peer=Peer("ZCDpEvent", lambda e, again: (e.rho, e.xi), lambda e, again: ev.Zcdp(e.rho, e.xi)),
+        peer=Peer(
+            "ZCDpEvent", lambda e, again: (e.rho, e.xi), lambda e, again: ev.Zcdp(e.rho, e.xi)
+        ),
         stated=True,
     ),
     Row(
         ev.RenyiCurve,
         words=lambda e: (
-            f"a mechanism known by its Rényi divergences at {len(e.orders):,} orders (at most {e.values[0]:.4g} at order {e.orders[0]:g})"
+            f"a mechanism known by its Rényi divergences at {len(e.orders):,} orders (at most "
+            f"{e.values[0]:.4g} at order {e.orders[0]:g})"
         ),
         divergences=_renyi_divergences,
         orders=lambda e: e.orders,
@@ -181,13 +238,19 @@ ROWS = (
     Row(
         ev.BoundedRange,
         words=lambda e: (
-            f"a choice by a mechanism of range {e.epsilon:g} (exponential mechanism), {e.epsilon:g}-differentially private"
+            f"a choice by a mechanism of range {e.epsilon:g} (exponential mechanism), "
+            f"{e.epsilon:g}-differentially private"
         ),
         pair=_range_pair,
         repeats=_range_repeats,
         poisson=_range_poisson,
-        divergences=lambda e, adjacency, alphas: (bounded_range.divergences(e.epsilon, alphas), 0.0),
-        rho=lambda e, adjacency: e.epsilon**2 / 8,  # Hoeffding's lemma for losses in such an interval
+        divergences=lambda e, adjacency, alphas: (
+            bounded_range.divergences(e.epsilon, alphas),
+            0.0,
+        ),
+        rho=lambda e, adjacency: (
+            e.epsilon**2 / 8
+        ),  # Hoeffding's lemma for losses in such an interval
         pure=lambda e, adjacency: e.epsilon,
         group=lambda e, size: ev.BoundedRange(size * e.epsilon),
         plain=lambda e: e if e.epsilon else ev.Nothing(),

@@ -1,7 +1,9 @@
-"""Rows of releases that tell which cell a number with Gaussian noise lies in: a threshold check, and the arg-max of noisy votes.
+"""Rows of releases that tell which cell a number with Gaussian noise lies in: a threshold check,
+and the arg-max of noisy votes.
 
-Each is a function of a Gaussian release. One alone can tell as much as that does; many together tell less, by a third of
-the divergence. What is known of them stands in `dpfy.accounting.cells`, how it adds up in `dpfy.accounting.adaptive`.
+Each is a function of a Gaussian release. One alone can tell as much as that does; many together
+tell less, by a third of the divergence. What is known of them stands in `dpfy.accounting.cells`,
+how it adds up in `dpfy.accounting.adaptive`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from dpfy.core.unit import Adjacency
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE
 BLOCK = 128
-"""Releases whose most is computed together. More are blocks; larger ones would gain half a percent of epsilon after thousands."""
+"""Releases whose most is computed together. More are blocks; larger ones would gain half a percent
+of epsilon after thousands.
+"""
 
 
 FEW = 2
@@ -33,14 +37,17 @@ FEW = 2
 
 
 def _move(event: ev.NoisyArgmax | ev.NoisyThreshold, adjacency: Adjacency) -> tuple[float, int]:
-    """How far a unit moves the number, in units of its noise, and how many cells there are; 0 cells where nothing is known of them.
+    """How far a unit moves the number, in units of its noise, and how many cells there are; 0 cells
+    where nothing is known of them.
 
     A unit that is replaced may leave one voter for another: two votes move, in any direction.
     """
     if isinstance(event, ev.NoisyThreshold):
         return max(cells.LEAST, moves(adjacency) / event.noise_multiplier), 2
     replaced = adjacency is Adjacency.REPLACE_ONE
-    return max(cells.LEAST, moves(adjacency) * math.sqrt(2) / event.sigma), 0 if replaced else min(event.classes, 3)
+    return max(cells.LEAST, moves(adjacency) * math.sqrt(2) / event.sigma), 0 if replaced else min(
+        event.classes, 3
+    )
 
 
 def tie(mu: float, steps: int = 1) -> Atoms:
@@ -63,7 +70,9 @@ def family(mu: float, kinds: int) -> adaptive.Family:
         return known
     three = cells.three_cells(mu, cells.COARSE)
     lattice = adaptive.on_grid(three.absent, three.gain, spacing, slack)
-    area = np.maximum(adaptive.areas(lattice).max(axis=0), adaptive.areas(known).max(axis=0)) * (1 + adaptive.SLACK)
+    area = np.maximum(adaptive.areas(lattice).max(axis=0), adaptive.areas(known).max(axis=0)) * (
+        1 + adaptive.SLACK
+    )
     return known.joined(adaptive.covered(lattice, three.shape, area))
 
 
@@ -77,13 +86,17 @@ def _block(mu: float, kinds: int, steps: int) -> Release:
     """The pair that dominates every adaptive composition of `steps` releases, at most a block."""
     lower = tie(mu, steps)
     if steps <= FEW:
-        return replace(sampled_gaussian(1 / (mu * math.sqrt(steps)), 1.0, ADD), attained=(lower, lower))
+        return replace(
+            sampled_gaussian(1 / (mu * math.sqrt(steps)), 1.0, ADD), attained=(lower, lower)
+        )
     known = _reached(mu, kinds, min(BLOCK, 1 << (steps - 1).bit_length()))[steps - 1]
     both = dominating(known, known)
     return Release(both, both, (lower, lower))
 
 
-def _repeats(event: ev.NoisyArgmax | ev.NoisyThreshold, count: int, adjacency: Adjacency) -> Releases:
+def _repeats(
+    event: ev.NoisyArgmax | ev.NoisyThreshold, count: int, adjacency: Adjacency
+) -> Releases:
     mu, kinds = _move(event, adjacency)
     if not kinds or mu > cells.MOST:
         lower = tie(mu)
@@ -96,7 +109,9 @@ def _pair(event: ev.NoisyArgmax | ev.NoisyThreshold, adjacency: Adjacency) -> Re
     return _repeats(event, 1, adjacency)[0][0]
 
 
-def _divergences(event: ev.NoisyArgmax | ev.NoisyThreshold, adjacency: Adjacency, alphas: Array) -> Divergences:
+def _divergences(
+    event: ev.NoisyArgmax | ev.NoisyThreshold, adjacency: Adjacency, alphas: Array
+) -> Divergences:
     mu, kinds = _move(event, adjacency)
     return np.array(_at_orders(mu, kinds, tuple(alphas.tolist()))), 0.0
 
@@ -128,7 +143,8 @@ ROWS = (
     Row(
         ev.NoisyThreshold,
         words=lambda e: (
-            f"whether a number is above a threshold, with Gaussian noise of {e.noise_multiplier:.6g} times the bound on one unit"
+            f"whether a number is above a threshold, with Gaussian noise of "
+            f"{e.noise_multiplier:.6g} times the bound on one unit"
         ),
         pair=_pair,
         repeats=_repeats,
@@ -140,7 +156,10 @@ ROWS = (
     ),
     Row(
         ev.NoisyArgmax,
-        words=lambda e: f"which of {e.classes:,} classes has most votes, each count with Gaussian noise of {e.sigma:.6g} votes",
+        words=lambda e: (
+            f"which of {e.classes:,} classes has most votes, each count with Gaussian noise of "
+            f"{e.sigma:.6g} votes"
+        ),
         pair=_pair,
         repeats=_repeats,
         divergences=_divergences,

@@ -1,4 +1,6 @@
-"""The classic mistakes of private training, as replacements of parts. None of them can be reached from production code."""
+"""The classic mistakes of private training, as replacements of parts. None of them can be reached
+from production code.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from dpfy.audit.bugs import (
     users,
 )
 
-PEOPLE: tuple[Bug, ...] = (*owners.BUGS, *clients.BUGS, *users.BUGS, *local.BUGS, *labels.BUGS, *answers.BUGS)
+PEOPLE: tuple[Bug, ...] = (
+    *owners.BUGS,
+    *clients.BUGS,
+    *users.BUGS,
+    *local.BUGS,
+    *labels.BUGS,
+    *answers.BUGS,
+)
 SYNTHETIC: tuple[Bug, ...] = (*tables.BUGS, *pictures.BUGS, *evolutions.BUGS)
 LEARNERS: tuple[Bug, ...] = (*linear.BUGS, *trees.BUGS, *clusters.BUGS)
 BUGS: tuple[Bug, ...] = (

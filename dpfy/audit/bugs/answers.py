@@ -1,4 +1,6 @@
-"""Mistakes of private answers: voters that share people, answers and checks that nobody paid for, an epsilon of the votes at hand."""
+"""Mistakes of private answers: voters that share people, answers and checks that nobody paid for,
+an epsilon of the votes at hand.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def overlapping(parts: Any) -> Any:
     """Every owner's records go to two voters, to have more to learn from."""
 
     def teach(x: Any, y: Any, *, owners: Any, **more: Any) -> Any:
-        twice = np.concatenate([[f"{name}" for name in owners], [f"{name} again" for name in owners]])
+        twice = np.concatenate(
+            [[f"{name}" for name in owners], [f"{name} again" for name in owners]]
+        )
         return parts.teach(np.concatenate([x, x]), np.concatenate([y, y]), owners=twice, **more)
 
     return replace(parts, teach=teach)
@@ -35,17 +39,24 @@ def by_record(parts: Any) -> Any:
     """Records are dealt out one by one, whoever owns them."""
 
     def teach(x: Any, y: Any, *, owners: Any, **more: Any) -> Any:
-        return parts.teach(x, y, owners=[f"{name} {place % 2}" for place, name in enumerate(owners)], **more)
+        return parts.teach(
+            x, y, owners=[f"{name} {place % 2}" for place, name in enumerate(owners)], **more
+        )
 
     return replace(parts, teach=teach)
 
 
 class BilledAfter(PartInstead):
-    """A release is written down when the next one is asked for: the last one never was if the process dies."""
+    """A release is written down when the next one is asked for: the last one never was if the
+    process dies.
+    """
 
     def spend(self, kind: str) -> Any:
         """The bits first, the bill later."""
-        writes, self.real._take = self.real._take, lambda kind: self.real.taken.update({kind: self.real._next[kind] + 1})
+        writes, self.real._take = (
+            self.real._take,
+            lambda kind: self.real.taken.update({kind: self.real._next[kind] + 1}),
+        )
         try:
             return self.real.spend(kind)
         finally:
@@ -79,7 +90,11 @@ class FreeOf(PartInstead):
     def spend(self, kind: str) -> Any:
         """The bits."""
         self.count += 1
-        return self.real.same(f"free {self.count}") if kind == self.kind and self.count > self.after else self.real.spend(kind)
+        return (
+            self.real.same(f"free {self.count}")
+            if kind == self.kind and self.count > self.after
+            else self.real.spend(kind)
+        )
 
 
 class Empty(PartInstead):
@@ -102,7 +117,9 @@ def own_epsilon(parts: Any) -> Any:
 
 
 class WithPrivate(PartInstead):
-    """Private records are among the unlabelled inputs that the student learns from, since more of them help; the card says nothing."""
+    """Private records are among the unlabelled inputs that the student learns from, since more of
+    them help; the card says nothing.
+    """
 
     def __init__(self, real: Any, private: Any) -> None:
         super().__init__(real)
@@ -113,7 +130,13 @@ class WithPrivate(PartInstead):
         import torch
 
         inputs = torch.cat([lesson.inputs, torch.from_numpy(self.private[: len(lesson.inputs)])])
-        return self.real.learn(replace(lesson, inputs=inputs, coordinates=np.tile(lesson.coordinates, (2, 1))[: len(inputs)]))
+        return self.real.learn(
+            replace(
+                lesson,
+                inputs=inputs,
+                coordinates=np.tile(lesson.coordinates, (2, 1))[: len(inputs)],
+            )
+        )
 
 
 def of_these_votes(parts: Any) -> Any:
@@ -131,7 +154,10 @@ def half_as_far(parts: Any) -> Any:
 
     def smooth(asked: Any, votes: Any, beta: float) -> Any:
         places = asked.places(votes)
-        reached = [np.log(asked._total(*places, moved // 2)) - beta * moved for moved in range(asked.voters + 1)]
+        reached = [
+            np.log(asked._total(*places, moved // 2)) - beta * moved
+            for moved in range(asked.voters + 1)
+        ]
         return replace(parts.smooth(asked, votes, beta), value=float(max(reached)))
 
     return replace(parts, smooth=smooth)
@@ -165,10 +191,19 @@ BUGS = (
         "student-private-inputs",
         "the student learns from private records without saying so",
         "student",
-        prediction=lambda parts: replace(parts, student=lambda learner, private: WithPrivate(learner, private)),
+        prediction=lambda parts: replace(
+            parts, student=lambda learner, private: WithPrivate(learner, private)
+        ),
     ),
-    Bug("answers-overlap", "every person is known to two voters", "one vote", prediction=overlapping),
-    Bug("answers-by-record", "the records of a person are dealt to several voters", "one vote", prediction=by_record),
+    Bug(
+        "answers-overlap", "every person is known to two voters", "one vote", prediction=overlapping
+    ),
+    Bug(
+        "answers-by-record",
+        "the records of a person are dealt to several voters",
+        "one vote",
+        prediction=by_record,
+    ),
     Bug(
         "answers-billed-after",
         "an answer is written down after it was made",
@@ -197,7 +232,14 @@ BUGS = (
         "answers-cached-never",
         "a question that was answered gets new noise for nothing",
         "asked again",
-        prediction=lambda parts: replace(parts, cache=Empty, purse=lambda real: FreeOf(real, "answer", after=1)),
+        prediction=lambda parts: replace(
+            parts, cache=Empty, purse=lambda real: FreeOf(real, "answer", after=1)
+        ),
     ),
-    Bug("answers-own-epsilon", "an epsilon of the votes at hand is on the card", "published epsilon", prediction=own_epsilon),
+    Bug(
+        "answers-own-epsilon",
+        "an epsilon of the votes at hand is on the card",
+        "published epsilon",
+        prediction=own_epsilon,
+    ),
 )

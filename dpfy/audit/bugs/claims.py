@@ -1,4 +1,6 @@
-"""Mistakes around the loop: models that mix examples, resumption, correlated noise, and a bill for another neighbour."""
+"""Mistakes around the loop: models that mix examples, resumption, correlated noise, and a bill for
+another neighbour.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ SPENT = "spent"
 
 
 def redrawing() -> Callable[[Any], Any]:
-    """A stream that draws from a new generator whenever it is made again: a resumed run releases a step with other noise."""
+    """A stream that draws from a new generator whenever it is made again: a resumed run releases a
+    step with other noise.
+    """
     times = itertools.count()
     return lambda stream: dataclasses.replace(stream, name=f"noise {next(times)}")
 
@@ -50,11 +54,16 @@ def settings_ignored(training: Any) -> None:
 
 
 def forgotten(name: str) -> Callable[[Any], Any]:
-    """Operations that `name` marks are left out of the replay: values that were read, or shapes made by values."""
+    """Operations that `name` marks are left out of the replay: values that were read, or shapes
+    made by values.
+    """
 
     def part(needed: Any) -> Any:
         def without(program: Any, keep: Any) -> Any:
-            whole, unmarked = program.operations, [dataclasses.replace(o, **{name: False}) for o in program.operations]
+            whole, unmarked = (
+                program.operations,
+                [dataclasses.replace(o, **{name: False}) for o in program.operations],
+            )
             back = {id(new): old for new, old in zip(unmarked, whole, strict=True)}
             program.operations = unmarked
             try:
@@ -68,7 +77,12 @@ def forgotten(name: str) -> Callable[[Any], Any]:
 
 
 BUGS = (
-    Bug("weights-written", "weights are written from the data between steps", "beside", after_entry=look_away),
+    Bug(
+        "weights-written",
+        "weights are written from the data between steps",
+        "beside",
+        after_entry=look_away,
+    ),
     Bug(
         "settings-not-compared",
         "the optimizer's settings are set between steps and compared with no schedule",
@@ -76,7 +90,10 @@ BUGS = (
         after_entry=settings_ignored,
     ),
     Bug(
-        "noise-after-error", "the noise of a step is used again after an error that the loop survives", SPENT, after_error=forgive
+        "noise-after-error",
+        "the noise of a step is used again after an error that the loop survives",
+        SPENT,
+        after_error=forgive,
     ),
     Bug(
         "noise-after-crash",
@@ -85,10 +102,30 @@ BUGS = (
         after_entry=lose_journal,
     ),
     Bug("batchnorm", "BatchNorm left in the model", "batch statistics", batchnorm=True),
-    Bug("shapes-not-replayed", "shapes made by values are left out of the replay", "isolation", replayed=forgotten("shaped")),
-    Bug("reads-not-replayed", "values that C++ reads are left out of the replay", "isolation", replayed=forgotten("read")),
-    Bug("resume-redraws", "a resumed run draws other noise for the same step", "resumed", stream=redrawing()),
-    Bug("correlated-reset", "correlated noise whose state is reset on resuming", CORRELATED, restored=lambda saved, fresh: fresh),
+    Bug(
+        "shapes-not-replayed",
+        "shapes made by values are left out of the replay",
+        "isolation",
+        replayed=forgotten("shaped"),
+    ),
+    Bug(
+        "reads-not-replayed",
+        "values that C++ reads are left out of the replay",
+        "isolation",
+        replayed=forgotten("read"),
+    ),
+    Bug(
+        "resume-redraws",
+        "a resumed run draws other noise for the same step",
+        "resumed",
+        stream=redrawing(),
+    ),
+    Bug(
+        "correlated-reset",
+        "correlated noise whose state is reset on resuming",
+        CORRELATED,
+        restored=lambda saved, fresh: fresh,
+    ),
     Bug("tree-no-restart", "the tree's restart is forgotten", CORRELATED, strategy=no_restart),
     Bug(
         "bill-replace-one",

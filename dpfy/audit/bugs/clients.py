@@ -1,4 +1,6 @@
-"""Mistakes of a server of clients: what it divides by, how it clips, and what it lets a client send."""
+"""Mistakes of a server of clients: what it divides by, how it clips, and what it lets a client
+send.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def together(cohort: Any, clip: Any, total: dict[str, Any]) -> dict[str, Any]:
     made = {name: value * 0 for name, value in total.items()}
     for rows in cohort._rows.values():
         if all(row.isfinite().all() for row in rows):
-            made = {name: value + row for (name, value), row in zip(made.items(), rows, strict=True)}
+            made = {
+                name: value + row for (name, value), row in zip(made.items(), rows, strict=True)
+            }
     length = sum(float(value.square().sum()) for value in made.values()) ** 0.5
     most = clip.bound.l2 * len(cohort.clients)
     return {name: value / max(1.0, length / most) for name, value in made.items()}
@@ -77,14 +81,28 @@ def again(real: Any) -> Any:
 
 
 BUGS = (
-    Bug("realised-weight", "updates are averaged over the clients that answered", FEW, cohort=summing(realised)),
+    Bug(
+        "realised-weight",
+        "updates are averaged over the clients that answered",
+        FEW,
+        cohort=summing(realised),
+    ),
     Bug(
         "clip-each-layer",
         "each tensor of an update is clipped by itself, without a bound on all",
         ONE,
         cohort=summing(each_layer),
     ),
-    Bug("clip-the-sum", "updates are added first and clipped afterwards", ONE, cohort=summing(together)),
-    Bug("poison-in-the-sum", "an update that is not finite is added", ONE, cohort=summing(poisoned)),
-    Bug("client-twice", "a second update of a client counts as another client's", ONE, cohort=again),
+    Bug(
+        "clip-the-sum",
+        "updates are added first and clipped afterwards",
+        ONE,
+        cohort=summing(together),
+    ),
+    Bug(
+        "poison-in-the-sum", "an update that is not finite is added", ONE, cohort=summing(poisoned)
+    ),
+    Bug(
+        "client-twice", "a second update of a client counts as another client's", ONE, cohort=again
+    ),
 )

@@ -1,4 +1,6 @@
-"""Mistakes in bounding contributions: the mean, the microbatch, the layer, the wrong norm, the wrong owner."""
+"""Mistakes in bounding contributions: the mean, the microbatch, the layer, the wrong norm, the
+wrong owner.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Rows = dict[str, Any]
 
 
 class WrongClip:
-    """An engine that has right per-example gradients and clips them by `rule(rows, norm)`: the sum, and the bound it states."""
+    """An engine that has right per-example gradients and clips them by `rule(rows, norm)`: the sum,
+    and the bound it states.
+    """
 
     name = "batched"
 
@@ -37,8 +41,13 @@ class WrongClip:
         picks = torch.eye(len(losses), dtype=losses.dtype)
         if mask is not None:
             picks = picks[mask]
-        grads = torch.autograd.grad(losses, list(named.values()), picks, is_grads_batched=True, allow_unused=True)
-        rows = {n: p.new_zeros(len(picks), *p.shape) if g is None else g for (n, p), g in zip(named.items(), grads, strict=True)}
+        grads = torch.autograd.grad(
+            losses, list(named.values()), picks, is_grads_batched=True, allow_unused=True
+        )
+        rows = {
+            n: p.new_zeros(len(picks), *p.shape) if g is None else g
+            for (n, p), g in zip(named.items(), grads, strict=True)
+        }
         total, bound = self.rule(rows, clip.bound.l2)
         return Bounded(total, Bound(bound))
 
@@ -94,9 +103,14 @@ def two_owners(rows: Rows, norm: float) -> tuple[Rows, float]:
 
 
 def rounded_first(rows: Rows, norm: float) -> tuple[Rows, float]:
-    """Gradients are rounded up to a lattice of 1/32 of the norm, and clipped by the norms that they had before."""
+    """Gradients are rounded up to a lattice of 1/32 of the norm, and clipped by the norms that they
+    had before.
+    """
     step = norm / 32
-    return weighted({n: (g / step).abs().ceil() * g.sign() * step for n, g in rows.items()}, shrink(norms(rows), norm)), norm
+    return weighted(
+        {n: (g / step).abs().ceil() * g.sign() * step for n, g in rows.items()},
+        shrink(norms(rows), norm),
+    ), norm
 
 
 def not_a_number(rows: Rows, norm: float) -> tuple[Rows, float]:
@@ -129,7 +143,9 @@ class ClipsLate:
         """As the real stream."""
         return self.real.init(like)
 
-    def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> tuple[Any, Any]:
+    def release(
+        self, total: Any, step: int, state: Any, permit: Any, into: Any = None
+    ) -> tuple[Any, Any]:
         """Clip, then release."""
         rows = {n: g[None] for n, g in total.value.items()}
         late = Bounded(weighted(rows, shrink(norms(rows), total.bound.l2)), total.bound, total.unit)
@@ -137,7 +153,9 @@ class ClipsLate:
 
 
 class UsesApart(WrongClip):
-    """Ghost norms of each use of a layer, added up as squares, as if the uses were different weights."""
+    """Ghost norms of each use of a layer, added up as squares, as if the uses were different
+    weights.
+    """
 
     def attach(self, model: Any) -> None:
         """Watch the calls of every linear layer."""
@@ -145,7 +163,9 @@ class UsesApart(WrongClip):
 
         super().attach(model)
         self.calls: list[tuple[Any, Any]] = []
-        self.hooks = [m.register_forward_hook(self._see) for m in model.modules() if isinstance(m, nn.Linear)]
+        self.hooks = [
+            m.register_forward_hook(self._see) for m in model.modules() if isinstance(m, nn.Linear)
+        ]
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -157,7 +177,10 @@ class UsesApart(WrongClip):
 
     def squares(self, backs: Any) -> Any:
         """The squares of all uses, added."""
-        return sum(a.square().sum(1) * b.square().sum(1) for (a, _), b in zip(self.calls, backs, strict=True))
+        return sum(
+            a.square().sum(1) * b.square().sum(1)
+            for (a, _), b in zip(self.calls, backs, strict=True)
+        )
 
     def bounded_sum(self, losses: Any, clip: Any, mask: Any = None) -> Any:
         """Right gradients, wrong norms."""
@@ -173,7 +196,9 @@ class UsesApart(WrongClip):
 
 
 class NoAllowance(UsesApart):
-    """Right norms of all uses together, inner products and all, as if float32 had no end: what cancels is taken for nothing."""
+    """Right norms of all uses together, inner products and all, as if float32 had no end: what
+    cancels is taken for nothing.
+    """
 
     def squares(self, backs: Any) -> Any:
         """sum over uses t, s of (input_t . input_s)(gradient_t . gradient_s)."""
@@ -190,15 +215,44 @@ def wrong(rule: Callable[[Rows, float], tuple[Rows, float]]) -> Callable[[Any], 
 
 BUGS = (
     Bug("clip-mean", "the mean is clipped instead of each example", AUDIT, engine=wrong(mean)),
-    Bug("clip-microbatch", "clipping after summing a microbatch", SENSITIVITY, engine=wrong(microbatch)),
-    Bug("clip-layers", "every layer clipped to the flat norm, billed as flat", SENSITIVITY, engine=wrong(layers)),
-    Bug("clip-no-bias", "the norm forgets the bias", AUDIT, engine=wrong(no_bias)),
-    Bug("clip-tied", "the norm takes two uses of a weight for two weights", "tied weights", engine=lambda e: UsesApart(e, flat)),
     Bug(
-        "clip-cancels", "the norm is blind to what float32 squares lose", "cancelling uses", engine=lambda e: NoAllowance(e, flat)
+        "clip-microbatch",
+        "clipping after summing a microbatch",
+        SENSITIVITY,
+        engine=wrong(microbatch),
     ),
-    Bug("clip-late", "accumulation that clips after accumulating", SENSITIVITY, engine=wrong(unclipped), stream=ClipsLate),
-    Bug("clip-two-owners", "clipped to twice the norm that scales the noise", AUDIT, engine=wrong(two_owners)),
+    Bug(
+        "clip-layers",
+        "every layer clipped to the flat norm, billed as flat",
+        SENSITIVITY,
+        engine=wrong(layers),
+    ),
+    Bug("clip-no-bias", "the norm forgets the bias", AUDIT, engine=wrong(no_bias)),
+    Bug(
+        "clip-tied",
+        "the norm takes two uses of a weight for two weights",
+        "tied weights",
+        engine=lambda e: UsesApart(e, flat),
+    ),
+    Bug(
+        "clip-cancels",
+        "the norm is blind to what float32 squares lose",
+        "cancelling uses",
+        engine=lambda e: NoAllowance(e, flat),
+    ),
+    Bug(
+        "clip-late",
+        "accumulation that clips after accumulating",
+        SENSITIVITY,
+        engine=wrong(unclipped),
+        stream=ClipsLate,
+    ),
+    Bug(
+        "clip-two-owners",
+        "clipped to twice the norm that scales the noise",
+        AUDIT,
+        engine=wrong(two_owners),
+    ),
     Bug(
         "clip-rounded-first",
         "gradients are rounded to a lattice before they are clipped",
@@ -206,5 +260,10 @@ BUGS = (
         engine=wrong(rounded_first),
     ),
     Bug("clip-nan", "a NaN example passes unclipped", "not a number", engine=wrong(not_a_number)),
-    Bug("clip-adaptive", "an adaptive clip norm computed without noise", "noise and data", engine=wrong(adaptive)),
+    Bug(
+        "clip-adaptive",
+        "an adaptive clip norm computed without noise",
+        "noise and data",
+        engine=wrong(adaptive),
+    ),
 )

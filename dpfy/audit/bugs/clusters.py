@@ -1,4 +1,6 @@
-"""Mistakes of k-means and mixtures: seeds, balls and blocks that follow from the records, sums that are billed for less than they hold."""
+"""Mistakes of k-means and mixtures: seeds, balls and blocks that follow from the records, sums that
+are billed for less than they hold.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ LLOYD, CORESET, SYNOPSIS, AGGREGATE, MIXTURE, FULL = (
 
 
 def seeds_of_the_data(real: Any) -> Any:
-    """Records are the first centres, as a plain k-means would have it: those at the ends of the first coordinate."""
+    """Records are the first centres, as a plain k-means would have it: those at the ends of the
+    first coordinate.
+    """
 
     def from_seeds(points: Any, seeds: Any, *more: Any) -> Any:
         ends = points[[points[:, 0].argmin(), points[:, 0].argmax()]].astype(np.float64)
@@ -58,7 +62,9 @@ def true_inertia(real: Any) -> Any:
     def learn(self: Any, data: Any, public: Any, fit: Any) -> Any:
         found = dict(real(self, data, public, fit))
         rows = data.scaled()
-        found["inertia"] = np.array([float(((rows[:, None] - found["centres"]) ** 2).sum(axis=2).min(axis=1).sum())])
+        found["inertia"] = np.array(
+            [float(((rows[:, None] - found["centres"]) ** 2).sum(axis=2).min(axis=1).sum())]
+        )
         return found
 
     return learn
@@ -98,7 +104,11 @@ BUGS = (
         "levels-not-composed",
         "every level of the tree has the noise of a single release",
         NOISE,
-        learner={"dpfy.estimators.fitting.Gaussian": lambda real: lambda multiplier: real(multiplier / 5**0.5)},
+        learner={
+            "dpfy.estimators.fitting.Gaussian": lambda real: (
+                lambda multiplier: real(multiplier / 5**0.5)
+            )
+        },
         case=CORESET,
     ),
     Bug(
@@ -145,7 +155,8 @@ BUGS = (
     ),
     Bug(
         "products-counted-twice",
-        "products of a full covariance are added to both halves of a matrix that holds both already",
+        "products of a full covariance are added to both halves of a matrix that holds both "
+        "already",
         NEIGHBOURS,
         learner={f"{CLUSTERS}.covariances.products": both_halves_twice},
         case=FULL,

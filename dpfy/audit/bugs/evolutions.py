@@ -1,4 +1,6 @@
-"""Mistakes of private evolution: records that vote more than once, go around the noise, or are not billed for."""
+"""Mistakes of private evolution: records that vote more than once, go around the noise, or are not
+billed for.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def two_votes(real: Any) -> Any:
     """A record votes twice for the sample nearest to it."""
 
     def votes(voters: Any, labels: Any, places: Any) -> Any:
-        return real.votes(np.concatenate([voters, voters]), np.concatenate([labels, labels]), places)
+        return real.votes(
+            np.concatenate([voters, voters]), np.concatenate([labels, labels]), places
+        )
 
     return replace(real, votes=votes)
 
@@ -25,7 +29,9 @@ def votes_in_every_class(real: Any) -> Any:
     """A record votes among the samples of every class."""
 
     def votes(voters: Any, labels: Any, places: Any) -> Any:
-        return sum(real.votes(voters, np.full_like(labels, label), places) for label in range(len(places)))
+        return sum(
+            real.votes(voters, np.full_like(labels, label), places) for label in range(len(places))
+        )
 
     return replace(real, votes=votes)
 
@@ -45,7 +51,9 @@ def reach_of_the_records(real: Any) -> Any:
     """Embeddings are scaled by the longest of the records."""
 
     def first(crowd: Any, secret: Any) -> Any:
-        return replace(real.first(crowd, secret), reach=float(np.sqrt((crowd[0] ** 2).sum(axis=1)).max()))
+        return replace(
+            real.first(crowd, secret), reach=float(np.sqrt((crowd[0] ** 2).sum(axis=1)).max())
+        )
 
     return replace(real, first=first)
 
@@ -66,9 +74,34 @@ def every_round_for_one(real: Any) -> Any:
 
 BUGS = (
     Bug("evolution-two-votes", "a record votes twice in a round", REPLAYED, evolution=two_votes),
-    Bug("evolution-classes", "a record votes in every class", REPLAYED, evolution=votes_in_every_class),
-    Bug("evolution-records", "private records are among the first samples", REPLAYED, evolution=records_among_the_samples),
-    Bug("evolution-reach", "embeddings are scaled by the longest record", REPLAYED, evolution=reach_of_the_records),
-    Bug("evolution-heard", "which votes are heard is decided by exact counts", REPLAYED, evolution=heard_by_their_counts),
-    Bug("evolution-unbilled", "every round has the noise of a single one", BILLED, evolution=every_round_for_one),
+    Bug(
+        "evolution-classes",
+        "a record votes in every class",
+        REPLAYED,
+        evolution=votes_in_every_class,
+    ),
+    Bug(
+        "evolution-records",
+        "private records are among the first samples",
+        REPLAYED,
+        evolution=records_among_the_samples,
+    ),
+    Bug(
+        "evolution-reach",
+        "embeddings are scaled by the longest record",
+        REPLAYED,
+        evolution=reach_of_the_records,
+    ),
+    Bug(
+        "evolution-heard",
+        "which votes are heard is decided by exact counts",
+        REPLAYED,
+        evolution=heard_by_their_counts,
+    ),
+    Bug(
+        "evolution-unbilled",
+        "every round has the noise of a single one",
+        BILLED,
+        evolution=every_round_for_one,
+    ),
 )

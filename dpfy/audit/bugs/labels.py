@@ -1,4 +1,6 @@
-"""Mistakes of label privacy: a label that is used more than once, or by something that was to see answers alone."""
+"""Mistakes of label privacy: a label that is used more than once, or by something that was to see
+answers alone.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Mistaken:
 
 def _learner(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
     """A seam that is given the real learner, and labels, which it should not have."""
-    return lambda parts: replace(parts, learner=lambda labels: change(parts.learner(labels), labels))
+    return lambda parts: replace(
+        parts, learner=lambda labels: change(parts.learner(labels), labels)
+    )
 
 
 def _own_prior(real: Any, labels: Any) -> Any:
@@ -68,7 +72,9 @@ def _supervised_map(real: Any, labels: Any) -> Any:
 
 def _asked(kind: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A seam for questions of one class."""
-    return lambda parts: replace(parts, question=lambda real: change(real) if type(real).__name__ == kind else real)
+    return lambda parts: replace(
+        parts, question=lambda real: change(real) if type(real).__name__ == kind else real
+    )
 
 
 def _honest_outside(real: Any) -> Any:
@@ -105,9 +111,24 @@ def _half_changed(real: Any) -> Any:
 
 
 BUGS = (
-    Bug("labels-unsplit", "a later stage reads labels again that an earlier one has asked", ONCE, labels=unsplit),
-    Bug("labels-own-prior", "the prior of a stage comes from the stage's own labels", REPLAYED, labels=_learner(_own_prior)),
-    Bug("labels-second-look", "training reads labels beside the answers", REPLAYED, labels=_learner(_second_look)),
+    Bug(
+        "labels-unsplit",
+        "a later stage reads labels again that an earlier one has asked",
+        ONCE,
+        labels=unsplit,
+    ),
+    Bug(
+        "labels-own-prior",
+        "the prior of a stage comes from the stage's own labels",
+        REPLAYED,
+        labels=_learner(_own_prior),
+    ),
+    Bug(
+        "labels-second-look",
+        "training reads labels beside the answers",
+        REPLAYED,
+        labels=_learner(_second_look),
+    ),
     Bug(
         "labels-in-features",
         "features that are called public were made with the labels",
@@ -126,5 +147,10 @@ BUGS = (
         INFERENCE,
         labels=_asked("NoisyOneHot", _one_coordinate),
     ),
-    Bug("labels-put-back", "labels that were exchanged are put back", INFERENCE, labels=_asked("Response", _half_changed)),
+    Bug(
+        "labels-put-back",
+        "labels that were exchanged are put back",
+        INFERENCE,
+        labels=_asked("Response", _half_changed),
+    ),
 )

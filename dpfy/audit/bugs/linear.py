@@ -1,4 +1,6 @@
-"""Mistakes of linear models, naive Bayes and components: bounds from the data, noise of a wrong scale, minima that are none."""
+"""Mistakes of linear models, naive Bayes and components: bounds from the data, noise of a wrong
+scale, minima that are none.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,11 @@ def exact_where(chosen: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def diagonal(total: Any) -> Any:
     """Of a matrix; nothing of anything else."""
-    return np.eye(len(total), dtype=bool) if total.ndim == 2 and len(total) == total.shape[1] else np.zeros(total.shape, bool)
+    return (
+        np.eye(len(total), dtype=bool)
+        if total.ndim == 2 and len(total) == total.shape[1]
+        else np.zeros(total.shape, bool)
+    )
 
 
 def exact_mean(real: Any) -> Any:
@@ -131,7 +137,9 @@ BUGS = (
         "one-histogram-billed",
         "a record counts in the histogram of every column, the noise is for one of them",
         NEIGHBOURS,
-        learner={f"{HOME}.naive_bayes.one_of_each": lambda real: lambda columns, terms: real(1, terms)},
+        learner={
+            f"{HOME}.naive_bayes.one_of_each": lambda real: lambda columns, terms: real(1, terms)
+        },
         case=BAYES,
     ),
     Bug(

@@ -1,4 +1,6 @@
-"""Mistakes of local protocols: each report, or all of a device's reports together, tells more than was claimed."""
+"""Mistakes of local protocols: each report, or all of a device's reports together, tells more than
+was claimed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ REPORTS, KEPT = "local reports", "kept answers"
 
 
 class Instead:
-    """A protocol that draws its reports by `draw(real, given, bits)` and is the real one in all else, the claim too."""
+    """A protocol that draws its reports by `draw(real, given, bits)` and is the real one in all
+    else, the claim too.
+    """
 
     def __init__(self, real: Any, draw: Callable[[Any, Any, Any], Any]) -> None:
         self.real, self._draw = real, draw
@@ -56,14 +60,18 @@ def ties_of_both_sides(real: Any, given: Any, bits: Any) -> Any:
     found = np.zeros_like(signs)
     left = np.arange(len(signs))
     while len(left):
-        found[left] = np.where(_uniform(signs[left].size, bits).reshape(-1, signs.shape[1]) < 0.5, 1, -1)
+        found[left] = np.where(
+            _uniform(signs[left].size, bits).reshape(-1, signs.shape[1]) < 0.5, 1, -1
+        )
         agree = (found[left] * signs[left]).sum(axis=1)
         left = left[np.where(near[left], agree < 0, agree > 0)]
     return found > 0
 
 
 def chosen_hash(real: Any, given: Any, bits: Any) -> Any:
-    """The hash function is drawn until it suits the value: the function itself then tells the value."""
+    """The hash function is drawn until it suits the value: the function itself then tells the
+    value.
+    """
     rows = real.draw(given, bits)
     rows[:, 1] = -rows[:, 0] * given % (2**31 - 1)
     return rows

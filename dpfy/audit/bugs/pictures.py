@@ -1,4 +1,6 @@
-"""Mistakes of synthetic images: something of the pictures goes around the noise, weighs more than was declared, or is not billed."""
+"""Mistakes of synthetic images: something of the pictures goes around the noise, weighs more than
+was declared, or is not billed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def classes_counted(real: Any) -> Any:
     """How many pictures a class has is counted exactly."""
 
     def levels(meter: Any, data: Any, *rest: Any) -> Any:
-        return replace(real.levels(meter, data, *rest), counts=1.0 * np.bincount(data.labels, minlength=meter.claim.classes))
+        return replace(
+            real.levels(meter, data, *rest),
+            counts=1.0 * np.bincount(data.labels, minlength=meter.claim.classes),
+        )
 
     return replace(real, levels=levels)
 
@@ -37,7 +42,10 @@ def brightest_of_the_data(real: Any) -> Any:
     """Vectors are scaled by the longest of them."""
 
     def levels(meter: Any, data: Any, vectors: Any, encoding: Any) -> Any:
-        return replace(real.levels(meter, data, vectors, encoding), radius=float(np.sqrt((vectors**2).sum(axis=1)).max()))
+        return replace(
+            real.levels(meter, data, vectors, encoding),
+            radius=float(np.sqrt((vectors**2).sum(axis=1)).max()),
+        )
 
     return replace(real, levels=levels)
 
@@ -67,7 +75,13 @@ def sums_not_billed(real: Any) -> Any:
 
     def method(held: Any, release: Callable[..., Any]) -> Callable[..., Any]:
         def again(share: Any, sums: Any) -> Any:
-            return release(share, {name: replace(part, length=1e-3) if "sums" in name else part for name, part in sums.items()})
+            return release(
+                share,
+                {
+                    name: replace(part, length=1e-3) if "sums" in name else part
+                    for name, part in sums.items()
+                },
+            )
 
         return again
 
@@ -80,7 +94,9 @@ def rounds_for_nothing(real: Any) -> Any:
     def method(held: Any, release: Callable[..., Any]) -> Callable[..., Any]:
         def again(share: Any, sums: Any) -> Any:
             left = held.left
-            found = release(share * held.claim.rounds if any("round" in name for name in sums) else share, sums)
+            found = release(
+                share * held.claim.rounds if any("round" in name for name in sums) else share, sums
+            )
             held.left = left
             return found
 
@@ -90,11 +106,36 @@ def rounds_for_nothing(real: Any) -> Any:
 
 
 BUGS = (
-    Bug("image-basis", "the basis is learnt from the images, and not billed", REPLAYED, pictures=basis_of_the_data),
-    Bug("image-classes", "the images of a class are counted exactly", REPLAYED, pictures=classes_counted),
-    Bug("image-brightest", "images are scaled by the brightest of them", REPLAYED, pictures=brightest_of_the_data),
+    Bug(
+        "image-basis",
+        "the basis is learnt from the images, and not billed",
+        REPLAYED,
+        pictures=basis_of_the_data,
+    ),
+    Bug(
+        "image-classes",
+        "the images of a class are counted exactly",
+        REPLAYED,
+        pictures=classes_counted,
+    ),
+    Bug(
+        "image-brightest",
+        "images are scaled by the brightest of them",
+        REPLAYED,
+        pictures=brightest_of_the_data,
+    ),
     Bug("image-clip", "the vectors of images are not shortened", REPLAYED, pictures=not_shortened),
     Bug("image-copied", "images are copied from the data", REPLAYED, pictures=pictures_copied),
-    Bug("image-sums", "products are billed, and the sums beside them are not", REPLAYED, pictures=sums_not_billed),
-    Bug("image-unbilled", "every round of k-means has the noise of a single one", BILLED, pictures=rounds_for_nothing),
+    Bug(
+        "image-sums",
+        "products are billed, and the sums beside them are not",
+        REPLAYED,
+        pictures=sums_not_billed,
+    ),
+    Bug(
+        "image-unbilled",
+        "every round of k-means has the noise of a single one",
+        BILLED,
+        pictures=rounds_for_nothing,
+    ),
 )

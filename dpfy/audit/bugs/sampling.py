@@ -61,7 +61,9 @@ class RealisedDivisor:
 
     def release(self, total: Any, step: int, state: Any, permit: Any, into: Any = None) -> Any:
         """The real release with another divisor."""
-        return dataclasses.replace(self.real, divisor=float(Counted.last)).release(total, step, state, permit, into)
+        return dataclasses.replace(self.real, divisor=float(Counted.last)).release(
+            total, step, state, permit, into
+        )
 
 
 class Shuffled(WrongSampler):
@@ -101,7 +103,13 @@ class SameBatch(WrongSampler):
 
 
 BUGS = (
-    Bug("divisor-realised", "the realised batch size as divisor", "divisor", sampler=Counted, stream=RealisedDivisor),
+    Bug(
+        "divisor-realised",
+        "the realised batch size as divisor",
+        "divisor",
+        sampler=Counted,
+        stream=RealisedDivisor,
+    ),
     Bug("batches-shuffled", "shuffling billed as Poisson", SAMPLING, sampler=Shuffled),
     Bug("batches-fixed", "fixed batches billed as Poisson", SAMPLING, sampler=Fixed),
     Bug("rate-workers", "rate off by the number of workers", SAMPLING, sampler=Workers),

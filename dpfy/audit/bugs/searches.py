@@ -8,7 +8,12 @@ from typing import Any
 
 from dpfy.audit.bench import Bug
 
-CANARY, SCORES, PARTS, PROPOSALS = "search canary", "search scores", "search parts", "search proposals"
+CANARY, SCORES, PARTS, PROPOSALS = (
+    "search canary",
+    "search scores",
+    "search parts",
+    "search proposals",
+)
 
 
 def fixed(drawn: Any) -> Any:
@@ -67,9 +72,24 @@ class Greedy:
 
 
 BUGS = (
-    Bug("search-fixed-number", "the number of trials is fixed, and billed as random", CANARY, trials=fixed),
-    Bug("search-all-released", "every trial leaves a search that is billed for the best one", CANARY, shown=everything),
-    Bug("search-score-exact", "the best trial is shown with its score on private records, without noise", SCORES, scored=exactly),
+    Bug(
+        "search-fixed-number",
+        "the number of trials is fixed, and billed as random",
+        CANARY,
+        trials=fixed,
+    ),
+    Bug(
+        "search-all-released",
+        "every trial leaves a search that is billed for the best one",
+        CANARY,
+        shown=everything,
+    ),
+    Bug(
+        "search-score-exact",
+        "the best trial is shown with its score on private records, without noise",
+        SCORES,
+        scored=exactly,
+    ),
     Bug(
         "search-validates-on-training",
         "trials are scored on training records, billed as records held out",

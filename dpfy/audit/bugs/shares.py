@@ -11,11 +11,18 @@ import numpy as np
 
 from dpfy.audit.bench import Bug
 
-SHARES, SUMS, LENGTHS, SURVIVORS = "shares of noise", "sums of vectors", "length of messages", "survivors"
+SHARES, SUMS, LENGTHS, SURVIVORS = (
+    "shares of noise",
+    "sums of vectors",
+    "length of messages",
+    "survivors",
+)
 
 
 class Scheme:
-    """A scheme of which one function is another, given the real scheme and its arguments; the claim is the real one's."""
+    """A scheme of which one function is another, given the real scheme and its arguments; the claim
+    is the real one's.
+    """
 
     def __init__(self, real: Any, **instead: Callable[..., Any]) -> None:
         self.real, self.instead = real, instead
@@ -29,7 +36,9 @@ class Scheme:
         """The steps of the real one, one of them changed."""
         if "encode" in self.instead:
             return self.instead["encode"](self.real, vector, randomness, client, round)
-        return self.wrapped(self.whole(vector, randomness, client, round) + self.drawn(randomness, client, round))
+        return self.wrapped(
+            self.whole(vector, randomness, client, round) + self.drawn(randomness, client, round)
+        )
 
 
 def instead(**parts: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -39,7 +48,9 @@ def instead(**parts: Callable[..., Any]) -> Callable[[Any], Any]:
 
 def quieter(factor: Callable[[Any], float]) -> Callable[[Any], Any]:
     """A seam that makes every share smaller."""
-    return lambda real: dataclasses.replace(real, noise_multiplier=real.noise_multiplier * factor(real.shares))
+    return lambda real: dataclasses.replace(
+        real, noise_multiplier=real.noise_multiplier * factor(real.shares)
+    )
 
 
 def forgotten(real: Any, vector: Any, randomness: Any, client: int, round: int) -> Any:
@@ -53,7 +64,9 @@ def unbounded(real: Any, vector: Any, randomness: Any, client: int, round: int) 
     """Rotated, scaled and rounded once, however long it is then; not clipped."""
     size = real.shares.dimension
     flat = np.nan_to_num(np.asarray(vector, np.float64), posinf=1e6, neginf=-1e6).reshape(-1)[:size]
-    return np.rint(np.clip(real._rotation(round).forward(flat) / real.step, -(2.0**40), 2.0**40)).astype(np.int64)
+    return np.rint(
+        np.clip(real._rotation(round).forward(flat) / real.step, -(2.0**40), 2.0**40)
+    ).astype(np.int64)
 
 
 def rounded_away(real: Any, vector: Any, randomness: Any, client: int, round: int) -> Any:
@@ -99,40 +112,62 @@ BUGS = (
         "share-in-common",
         "all clients draw their shares from one seed",
         SHARES,
-        scheme=instead(drawn=lambda real, randomness, client, round: real.drawn(randomness, 0, round)),
+        scheme=instead(
+            drawn=lambda real, randomness, client, round: real.drawn(randomness, 0, round)
+        ),
     ),
     Bug(
         "share-of-the-round-before",
         "a share is drawn once and used in every round",
         SHARES,
-        scheme=instead(drawn=lambda real, randomness, client, round: real.drawn(randomness, client, 0)),
+        scheme=instead(
+            drawn=lambda real, randomness, client, round: real.drawn(randomness, client, 0)
+        ),
     ),
     Bug(
         "sum-not-centred",
         "the server reads wrapped sums as they are: those below zero come out as large ones",
         SUMS,
-        scheme=instead(decode=lambda real, total, round: real._rotation(round).inverse(total.astype(np.float64) * real.step)),
+        scheme=instead(
+            decode=lambda real, total, round: real._rotation(round).inverse(
+                total.astype(np.float64) * real.step
+            )
+        ),
     ),
     Bug(
         "sum-wraps-around",
         "sums are taken modulo too small a number",
         SUMS,
-        scheme=lambda real: dataclasses.replace(real, shares=dataclasses.replace(real.shares, bits=7)),
+        scheme=lambda real: dataclasses.replace(
+            real, shares=dataclasses.replace(real.shares, bits=7)
+        ),
     ),
     Bug(
         "sum-not-rotated-back",
         "the rotation has no inverse on the server",
         SUMS,
         scheme=instead(
-            decode=lambda real, total, round: (real.centred(total).astype(np.float64) * real.step)[: real.shares.dimension]
+            decode=lambda real, total, round: (real.centred(total).astype(np.float64) * real.step)[
+                : real.shares.dimension
+            ]
         ),
     ),
-    Bug("message-unbounded", "a client rounds what it has and does not clip", LENGTHS, scheme=instead(whole=unbounded)),
+    Bug(
+        "message-unbounded",
+        "a client rounds what it has and does not clip",
+        LENGTHS,
+        scheme=instead(whole=unbounded),
+    ),
     Bug(
         "message-growth-not-charged",
         "rounding makes vectors longer than is billed, and nobody looks",
         LENGTHS,
         scheme=instead(whole=rounded_away),
     ),
-    Bug("round-with-too-few", "clients drop out with their noise, and the round is released", SURVIVORS, aggregator=AnyNumber),
+    Bug(
+        "round-with-too-few",
+        "clients drop out with their noise, and the round is released",
+        SURVIVORS,
+        aggregator=AnyNumber,
+    ),
 )

@@ -1,4 +1,6 @@
-"""Mistakes of synthetic tables: something of the records goes around the noise, weighs more than was declared, or is not billed."""
+"""Mistakes of synthetic tables: something of the records goes around the noise, weighs more than
+was declared, or is not billed.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,29 @@ from dpfy.audit.bench import Bug
 REPLAYED, BILLED = "synthetic tables", "synthetic bills"
 
 
-def _with_column(real: Any, name: str, make: Callable[[Any, list[str]], Any]) -> Callable[[Any], Any]:
+def _with_column(
+    real: Any, name: str, make: Callable[[Any, list[str]], Any]
+) -> Callable[[Any], Any]:
     """The domain with one column that is made of the records."""
 
     def domain(records: Any) -> Any:
         held = real.domain(records)
-        return replace(held, columns=tuple(make(c, records[name]) if c.name == name else c for c in held.columns))
+        return replace(
+            held,
+            columns=tuple(make(c, records[name]) if c.name == name else c for c in held.columns),
+        )
 
     return domain
 
 
 def categories_of_the_data(real: Any) -> Any:
     """Categories are those that are met."""
-    return replace(real, domain=_with_column(real, "job", lambda c, cells: replace(c, words=tuple(sorted(set(cells))))))
+    return replace(
+        real,
+        domain=_with_column(
+            real, "job", lambda c, cells: replace(c, words=tuple(sorted(set(cells))))
+        ),
+    )
 
 
 def range_of_the_data(real: Any) -> Any:
@@ -48,7 +60,9 @@ def rows_copied(real: Any) -> Any:
 
     def rows(records: Any, model: Any, size: int) -> Any:
         domain = real.domain(records)
-        codes = np.stack([column.codes(records[column.name], {}) for column in domain.columns], axis=1)
+        codes = np.stack(
+            [column.codes(records[column.name], {}) for column in domain.columns], axis=1
+        )
         return codes[np.random.default_rng(0).integers(0, len(codes), size)]
 
     return replace(real, rows=rows)
@@ -59,7 +73,9 @@ def private_as_public(real: Any) -> Any:
     return replace(real, start=lambda records, domain: real.public(records, domain, 1 << 12))
 
 
-def _with_meter(real: Any, name: str, method: Callable[[Any, Callable[..., Any]], Callable[..., Any]]) -> Any:
+def _with_meter(
+    real: Any, name: str, method: Callable[[Any, Callable[..., Any]], Callable[..., Any]]
+) -> Any:
     """A meter one of whose methods is `method(meter, the real one)`."""
 
     def meter(held: Any) -> Any:
@@ -71,12 +87,20 @@ def _with_meter(real: Any, name: str, method: Callable[[Any, Callable[..., Any]]
 
 def choice_without_noise(real: Any) -> Any:
     """The marginal with the largest score is taken, and nothing is billed."""
-    return _with_meter(real, "choose", lambda held, choose: lambda scores, most=1.0: int(np.argmax(scores)))
+    return _with_meter(
+        real, "choose", lambda held, choose: lambda scores, most=1.0: int(np.argmax(scores))
+    )
 
 
 def choice_too_loud(real: Any) -> Any:
-    """Scores are weighed without dividing by the largest weight: a record moves them by more than was declared."""
-    return _with_meter(real, "choose", lambda held, choose: lambda scores, most=1.0: choose([4 * s for s in scores], most))
+    """Scores are weighed without dividing by the largest weight: a record moves them by more than
+    was declared.
+    """
+    return _with_meter(
+        real,
+        "choose",
+        lambda held, choose: lambda scores, most=1.0: choose([4 * s for s in scores], most),
+    )
 
 
 def error_without_noise(real: Any) -> Any:
@@ -110,14 +134,61 @@ def all_records_of_a_person(real: Any) -> Any:
 
 
 BUGS = (
-    Bug("table-categories", "the categories of a column are those of the data", REPLAYED, synthesis=categories_of_the_data),
-    Bug("table-range", "a range is clipped to the data's own least and largest value", REPLAYED, synthesis=range_of_the_data),
-    Bug("table-rows-counted", "the synthetic table has exactly as many rows as the real one", REPLAYED, synthesis=rows_counted),
-    Bug("table-rows-copied", "rows are resampled from the records", REPLAYED, synthesis=rows_copied),
-    Bug("table-public", "private rows are declared public, to start from", REPLAYED, synthesis=private_as_public),
-    Bug("table-choice-free", "marginals are chosen without noise, and not billed", REPLAYED, synthesis=choice_without_noise),
-    Bug("table-choice-loud", "a record changes scores by more than was declared", REPLAYED, synthesis=choice_too_loud),
-    Bug("table-error-exact", "the error of the table is told without noise", REPLAYED, synthesis=error_without_noise),
-    Bug("table-person", "all records of a person are counted", REPLAYED, synthesis=all_records_of_a_person),
-    Bug("table-unbilled", "measurements are not taken off the budget", BILLED, synthesis=measured_for_nothing),
+    Bug(
+        "table-categories",
+        "the categories of a column are those of the data",
+        REPLAYED,
+        synthesis=categories_of_the_data,
+    ),
+    Bug(
+        "table-range",
+        "a range is clipped to the data's own least and largest value",
+        REPLAYED,
+        synthesis=range_of_the_data,
+    ),
+    Bug(
+        "table-rows-counted",
+        "the synthetic table has exactly as many rows as the real one",
+        REPLAYED,
+        synthesis=rows_counted,
+    ),
+    Bug(
+        "table-rows-copied", "rows are resampled from the records", REPLAYED, synthesis=rows_copied
+    ),
+    Bug(
+        "table-public",
+        "private rows are declared public, to start from",
+        REPLAYED,
+        synthesis=private_as_public,
+    ),
+    Bug(
+        "table-choice-free",
+        "marginals are chosen without noise, and not billed",
+        REPLAYED,
+        synthesis=choice_without_noise,
+    ),
+    Bug(
+        "table-choice-loud",
+        "a record changes scores by more than was declared",
+        REPLAYED,
+        synthesis=choice_too_loud,
+    ),
+    Bug(
+        "table-error-exact",
+        "the error of the table is told without noise",
+        REPLAYED,
+        synthesis=error_without_noise,
+    ),
+    Bug(
+        "table-person",
+        "all records of a person are counted",
+        REPLAYED,
+        synthesis=all_records_of_a_person,
+    ),
+    Bug(
+        "table-unbilled",
+        "measurements are not taken off the budget",
+        BILLED,
+        synthesis=measured_for_nothing,
+    ),
 )

@@ -1,4 +1,6 @@
-"""Mistakes of trees and boosting: cells from the data, leaves that are dropped, sums that are billed for less than they hold."""
+"""Mistakes of trees and boosting: cells from the data, leaves that are dropped, sums that are
+billed for less than they hold.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from dpfy.audit.learners import NEIGHBOURS, NOISE
 HOME = "dpfy.estimators"
 TREES = f"{HOME}.trees"
 RELEASE = f"{HOME}.fitting.Fit.release"
-ADDITIVE, BOOSTED, FOREST, TOP_DOWN, SOFT = "additive boosting", "boosted trees", "forest", "top-down tree", "soft trees"
+ADDITIVE, BOOSTED, FOREST, TOP_DOWN, SOFT = (
+    "additive boosting",
+    "boosted trees",
+    "forest",
+    "top-down tree",
+    "soft trees",
+)
 FEW = 3
 
 
@@ -23,7 +31,10 @@ def ends_of_the_data(real: Any) -> Any:
 
     def cells(data: Any, fine: int) -> Any:
         held = real(data, fine)
-        places = [_spread(p, fine) if number else p for p, number in zip(held.places, held.ordered, strict=True)]
+        places = [
+            _spread(p, fine) if number else p
+            for p, number in zip(held.places, held.ordered, strict=True)
+        ]
         return dataclasses.replace(held, places=tuple(places))
 
     return cells
@@ -39,7 +50,11 @@ def without_small_leaves(real: Any) -> Any:
 
     def release(self: Any, name: str, total: Any, bits: int = 0) -> Any:
         found = real(self, name, total, bits)
-        return np.where(total.sum(axis=-1, keepdims=True) < FEW, 0.0, found) if name == "leaves" else found
+        return (
+            np.where(total.sum(axis=-1, keepdims=True) < FEW, 0.0, found)
+            if name == "leaves"
+            else found
+        )
 
     return release
 
@@ -50,7 +65,9 @@ def shorter(l2: Callable[[float], float]) -> Callable[[Any], Any]:
 
 
 def squares(real: Any) -> Any:
-    """Sums of squares, not divided by the number of records: a record moves the score of a large node by as much as it has records."""
+    """Sums of squares, not divided by the number of records: a record moves the score of a large
+    node by as much as it has records.
+    """
     return lambda sums: (sums[..., 1:] ** 2).sum(axis=-1)
 
 

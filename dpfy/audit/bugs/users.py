@@ -29,6 +29,16 @@ BUGS = (
         engine=wrong(unclipped),
         join=each_record,
     ),
-    Bug("user-records-apart", "a user's records are summed as units of their own", SENSITIVITY, join=batch_of_the_user),
-    Bug("user-noise-of-record", "noise for one record of a user's four", "user noise", stream=scaled(1 / 4)),
+    Bug(
+        "user-records-apart",
+        "a user's records are summed as units of their own",
+        SENSITIVITY,
+        join=batch_of_the_user,
+    ),
+    Bug(
+        "user-noise-of-record",
+        "noise for one record of a user's four",
+        "user noise",
+        stream=scaled(1 / 4),
+    ),
 )

@@ -1,8 +1,10 @@
-"""Sample and aggregate (Nissim, Raskhodnikova & Smith 2007): k-means on disjoint blocks, and the noisy mean of what they find.
+"""Sample and aggregate (Nissim, Raskhodnikova & Smith 2007): k-means on disjoint blocks, and the
+noisy mean of what they find.
 
-The block of a point follows from the point itself, by a public hash: a record changes the result of one block, wherever it stands
-and whatever k-means does with it. Clusters of blocks are matched by their order along the first coordinate, so that the mean says
-something only where clusters lie well apart.
+The block of a point follows from the point itself, by a public hash: a record changes the result of
+one block, wherever it stands and whatever k-means does with it. Clusters of blocks are matched by
+their order along the first coordinate, so that the mean says something only where clusters lie well
+apart.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 def bound(clusters: int, dimensions: int, terms: Terms) -> Bound:
     """A record changes the centres of one block, each within the unit ball, from any to any.
 
-    One that is replaced leaves a block and enters another: both change, and half of the distance counts.
+    One that is replaced leaves a block and enters another: both change, and half of the distance
+    counts.
     """
     moved = 2 * math.sqrt(clusters) * (1 + 2.0**-50)
     return Bound(
-        l2=moved / math.sqrt(2) * (1 + 2.0**-50) if terms.replaced else moved, l1=moved * math.sqrt(clusters * dimensions)
+        l2=moved / math.sqrt(2) * (1 + 2.0**-50) if terms.replaced else moved,
+        l1=moved * math.sqrt(clusters * dimensions),
     )
 
 
@@ -44,7 +48,9 @@ def blocks_of(points: Points) -> NDArray[np.int64]:
     found = np.zeros(len(points), np.uint64)
     for k in range(points.shape[1]):
         factor = np.uint64(2 * int(draw.integers(1, 1 << 62)) + 1)
-        steps = np.ldexp(points[:, k].astype(np.float64), grid.BITS).astype(np.int64).astype(np.uint64)
+        steps = (
+            np.ldexp(points[:, k].astype(np.float64), grid.BITS).astype(np.int64).astype(np.uint64)
+        )
         found = (found ^ (steps * factor)) * MIX
     return np.asarray((found >> np.uint64(33)) % np.uint64(COUNT), np.int64)
 

@@ -1,5 +1,5 @@
-"""k-means on private points: a start from a private summary, then noisy rounds about the centres; and the methods that it is
-compared with.
+"""k-means on private points: a start from a private summary, then noisy rounds about the centres;
+and the methods that it is compared with.
 """
 
 from __future__ import annotations
@@ -32,29 +32,35 @@ COUNTED = 0.02
 STARTED = {"coreset": 0.5, "lloyd": 0.0, "synopsis": 1.0, "hybrid": 0.5, "aggregate": 1.0}
 """The share of the budget that the start has; rounds have the rest."""
 MEASURED = 0.1
-"""The share of the budget that measures clusters where there are no rounds, beside that of the start."""
+"""The share of the budget that measures clusters where there are no rounds, beside that of the
+start.
+"""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
     """k-means of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
 
-    n_clusters:  how many centres.
-    method:      "coreset": a tree of noisy counts and sums as a start, then rounds (default). "lloyd": rounds from well-separated public
-                 seeds. "synopsis": one noisy histogram over a grid; for two or three dimensions. "hybrid": that as a start, then rounds.
-                 "aggregate": the mean of k-means on disjoint blocks.
-    seeds:       of "lloyd": public seeds for each cluster, at most 256 in all. More than one are merged in the first rounds, by the counts
-                 that these release, until there is one for each cluster; 1 is the method as it was published.
-    rounds:      noisy rounds of Lloyd's algorithm.
-    budget:      "equal" for all rounds, or "halving": each has half the epsilon of the one before.
-    norm:        a public bound on the distance of scaled rows from the middle of their ranges, to which others are moved; None for all that
+    n_clusters:  how many centres. method:      "coreset": a tree of noisy counts and sums as a
+    start, then rounds (default). "lloyd": rounds from well-separated public
+                 seeds. "synopsis": one noisy histogram over a grid; for two or three dimensions.
+                 "hybrid": that as a start, then rounds. "aggregate": the mean of k-means on
+                 disjoint blocks.
+    seeds:       of "lloyd": public seeds for each cluster, at most 256 in all. More than one are
+    merged in the first rounds, by the counts
+                 that these release, until there is one for each cluster; 1 is the method as it was
+                 published.
+    rounds:      noisy rounds of Lloyd's algorithm. budget:      "equal" for all rounds, or
+    "halving": each has half the epsilon of the one before. norm:        a public bound on the
+    distance of scaled rows from the middle of their ranges, to which others are moved; None for all
+    that
                  the ranges allow.
-    structure:   the public seed of all that is drawn without regard to the records.
-    n_jobs:      threads that sums are made on, -1 for one on each core. Nothing that is released depends on it.
+    structure:   the public seed of all that is drawn without regard to the records. n_jobs:
+    threads that sums are made on, -1 for one on each core. Nothing that is released depends on it.
 
-    After `fit`: `cluster_centers_` in the units of the columns, `counts_` (noisy), `inertia_` (a noisy sum of squared distances
-    on the scales, of points moved into the balls of the last round). Labels of the records are not kept: `predict` gives them to
-    who has the records.
+    After `fit`: `cluster_centers_` in the units of the columns, `counts_` (noisy), `inertia_` (a
+    noisy sum of squared distances on the scales, of points moved into the balls of the last round).
+    Labels of the records are not kept: `predict` gives them to who has the records.
     """
 
     n_clusters: int = 8
@@ -81,15 +87,39 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
             found = [Need(RECORDS, one_of_each(1, public.terms), share=COUNTED)]
             found.append(Need(summary.CELLS, one_of_each(1, public.terms), share=begun - COUNTED))
         elif self.method == "coreset":
-            found = [Need(summary.TREE, summary.tree_bound(width), releases=start.levels(self.n_clusters), share=begun)]
+            found = [
+                Need(
+                    summary.TREE,
+                    summary.tree_bound(width),
+                    releases=start.levels(self.n_clusters),
+                    share=begun,
+                )
+            ]
         elif self.method == "aggregate":
-            found = [Need(aggregate.BLOCKS, aggregate.bound(self.n_clusters, width, public.terms), share=begun)]
-        rounds = lloyd.needs(width, self.rounds, self.budget, 1 - begun) if begun < 1 else [lloyd.measure_need(MEASURED)]
+            found = [
+                Need(
+                    aggregate.BLOCKS,
+                    aggregate.bound(self.n_clusters, width, public.terms),
+                    share=begun,
+                )
+            ]
+        rounds = (
+            lloyd.needs(width, self.rounds, self.budget, 1 - begun)
+            if begun < 1
+            else [lloyd.measure_need(MEASURED)]
+        )
         return [*found, *rounds]
 
     def _bits(self, public: Public) -> Mapping[str, int]:
-        rounds = {lloyd.round_name(t): lloyd.BITS for t in range(check.integer("rounds", self.rounds, most=1000))}
-        return rounds | {summary.TREE: summary.TREE_BITS, aggregate.BLOCKS: aggregate.BITS, lloyd.MEASURE: lloyd.BITS}
+        rounds = {
+            lloyd.round_name(t): lloyd.BITS
+            for t in range(check.integer("rounds", self.rounds, most=1000))
+        }
+        return rounds | {
+            summary.TREE: summary.TREE_BITS,
+            aggregate.BLOCKS: aggregate.BITS,
+            lloyd.MEASURE: lloyd.BITS,
+        }
 
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         ball = Ball.of(data.columns, self.norm)
@@ -101,20 +131,37 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
             found = lloyd.from_seeds(points, seeds, self.n_clusters, rounds, self.structure, fit)
         else:
             found = self._start(points, ball, public, fit)
-            found = lloyd.lloyd(points, found, rounds, fit) if STARTED[self.method] < 1 else lloyd.measured(points, found, fit)
-        scale = {"radius": np.array([ball.radius]), "inertia": np.array([found.inertia * ball.radius**2 * found.counts.sum()])}
+            found = (
+                lloyd.lloyd(points, found, rounds, fit)
+                if STARTED[self.method] < 1
+                else lloyd.measured(points, found, fit)
+            )
+        scale = {
+            "radius": np.array([ball.radius]),
+            "inertia": np.array([found.inertia * ball.radius**2 * found.counts.sum()]),
+        }
         return {"centres": found.centres, "counts": found.counts} | scale
 
     def _start(self, points: Points, ball: Ball, public: Public, fit: Fit) -> Centres:
-        """Centres to begin with, how many points each has, and a guess of the mean squared distance to them."""
+        """Centres to begin with, how many points each has, and a guess of the mean squared distance
+        to them.
+        """
         if self.method == "aggregate":
-            return Centres(aggregate.centres(points, self.n_clusters, fit), np.ones(self.n_clusters), math.nan)
+            return Centres(
+                aggregate.centres(points, self.n_clusters, fit), np.ones(self.n_clusters), math.nan
+            )
         if self.method == "coreset":
             return start.coreset(points, self.n_clusters, self.structure, fit)
         records = float(fit.release(RECORDS, np.array([len(points)]))[0])
-        like = math.sqrt(2) / fit.round(summary.CELLS).deviation  # the epsilon at which Laplace noise would be as wide
+        like = (
+            math.sqrt(2) / fit.round(summary.CELLS).deviation
+        )  # the epsilon at which Laplace noise would be as wide
         side = summary.cells_of(points.shape[1], records, like)
-        return start.of(summary.grid(points, records, side, ball.half_widths, fit), self.n_clusters, self.structure)
+        return start.of(
+            summary.grid(points, records, side, ball.half_widths, fit),
+            self.n_clusters,
+            self.structure,
+        )
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._ball = Ball(self._columns, float(model["radius"][0]))
@@ -128,8 +175,8 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
         return self._distances(X).argmin(axis=1)
 
     def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
-        """Fit, and give the nearest centre of each of the caller's own rows. These labels are as private as the rows: they are
-        not kept.
+        """Fit, and give the nearest centre of each of the caller's own rows. These labels are as
+        private as the rows: they are not kept.
         """
         return self.fit(X, y).predict(X)
 
@@ -143,12 +190,18 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
 
     def _distances(self, X: Any) -> Floats:
         rows = (self._given(X).scaled() - self._ball.middle) / self._ball.radius
-        squares = (rows**2).sum(axis=1)[:, None] - 2 * rows @ self._centres.T + (self._centres**2).sum(axis=1)
+        squares = (
+            (rows**2).sum(axis=1)[:, None]
+            - 2 * rows @ self._centres.T
+            + (self._centres**2).sum(axis=1)
+        )
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)) * self._ball.radius)
 
     def explain(self) -> Explanation:
         """The centres: how many records each has, and where it is."""
         heads = ("cluster", "records", *self._columns.names)
         order = np.argsort(-self.counts_)
-        rows = tuple((f"{k}", float(self.counts_[k]), *self.cluster_centers_[k].tolist()) for k in order)
+        rows = tuple(
+            (f"{k}", float(self.counts_[k]), *self.cluster_centers_[k].tolist()) for k in order
+        )
         return Explanation(heads, rows, "numbers of records and places of centres are noisy")

@@ -1,11 +1,13 @@
 """Mixtures of Gaussians by noisy rounds of expectation and maximisation.
 
-Every round a point is shared out among the components. To each it adds, times its share, a one, its difference to the mean and the
-squares of its coordinates; differences are shortened to a radius about the mean, as in k-means. Shares add up to at most one,
-so that the bound is that of one component. Full covariances have products of coordinates in place of squares (`covariances`).
+Every round a point is shared out among the components. To each it adds, times its share, a one, its
+difference to the mean and the squares of its coordinates; differences are shortened to a radius
+about the mean, as in k-means. Shares add up to at most one, so that the bound is that of one
+component. Full covariances have products of coordinates in place of squares (`covariances`).
 
-Shares must follow from the point alone, to the last bit: precisions stand on a grid of 2^-6, and slopes on one of 2^-20, so that
-the exponents of all components are sums of products without rounding, in whatever order a matrix product takes them.
+Shares must follow from the point alone, to the last bit: precisions stand on a grid of 2^-6, and
+slopes on one of 2^-20, so that the exponents of all components are sums of products without
+rounding, in whatever order a matrix product takes them.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ COVARIANCES = ("diag", "spherical", "full")
 
 @dataclass(frozen=True)
 class Mixture:
-    """Weights, means [components, coordinates] and variances of the same shape, in the unit ball. Released, or public.
+    """Weights, means [components, coordinates] and variances of the same shape, in the unit ball.
+    Released, or public.
 
     Full covariances are matrices in place of variances [components, coordinates, coordinates].
     """
@@ -68,12 +71,18 @@ class Mixture:
         return self.variances.trace(axis1=1, axis2=2) if self.full else self.variances.sum(axis=1)
 
     def exponents(self) -> tuple[Floats, Floats, Floats]:
-        """What the logarithm of a component's density is made of, up to a constant: c + slopes x - precisions x^2."""
-        precisions = np.maximum(np.rint(0.5 / self.variances * 2.0**PRECISIONS), 1.0) * 2.0**-PRECISIONS
+        """What the logarithm of a component's density is made of, up to a constant: c + slopes x -
+        precisions x^2.
+        """
+        precisions = (
+            np.maximum(np.rint(0.5 / self.variances * 2.0**PRECISIONS), 1.0) * 2.0**-PRECISIONS
+        )
         slopes = np.rint(2 * precisions * self.means * 2.0**SLOPES) * 2.0**-SLOPES
         log_weights = np.log(np.maximum(self.weights, 1e-300))
         return (
-            log_weights + 0.5 * np.log(2 * precisions).sum(axis=1) - (slopes**2 / (4 * precisions)).sum(axis=1),
+            log_weights
+            + 0.5 * np.log(2 * precisions).sum(axis=1)
+            - (slopes**2 / (4 * precisions)).sum(axis=1),
             slopes,
             precisions,
         )
@@ -81,7 +90,9 @@ class Mixture:
     def logarithms(self, points: Floats) -> Floats:
         """Of weight times density, without the constant, for each point and component."""
         if self.full:
-            return covariances.logarithms(points, *covariances.exponents(self.weights, self.means, self.variances))
+            return covariances.logarithms(
+                points, *covariances.exponents(self.weights, self.means, self.variances)
+            )
         constants, slopes, precisions = self.exponents()
         return np.asarray(constants + (points @ slopes.T - points**2 @ precisions.T))
 
@@ -95,7 +106,9 @@ def shares(points: Floats, mixture: Mixture) -> Floats:
     exponents -= exponents.max(axis=1, keepdims=True)
     parts = np.exp(exponents)
     whole = np.zeros(len(points))
-    for k in range(parts.shape[1]):  # one after the other: sums along an axis need not keep the order
+    for k in range(
+        parts.shape[1]
+    ):  # one after the other: sums along an axis need not keep the order
         whole += parts[:, k]
     return on_grid(parts * (SAFE / whole)[:, None], SHARES)
 
@@ -103,10 +116,14 @@ def shares(points: Floats, mixture: Mixture) -> Floats:
 def totals(points: Points, mixture: Mixture, radii: Floats) -> Floats:
     """Sums over all points [components, 1 + coordinates + squares of them, or products].
 
-    Guarantees: a point adds a vector of norm at most sqrt(1 + COUNT^2 + SQUARE^2), in whole steps of 2^-BITS (or 2^-FULL_BITS).
+    Guarantees: a point adds a vector of norm at most sqrt(1 + COUNT^2 + SQUARE^2), in whole steps
+    of 2^-BITS (or 2^-FULL_BITS).
     """
     count, width = mixture.means.shape
-    means, shape = on_grid(mixture.means), (count, 1 + width + (width * width if mixture.full else width))
+    means, shape = (
+        on_grid(mixture.means),
+        (count, 1 + width + (width * width if mixture.full else width)),
+    )
 
     def added(part: slice) -> Floats:
         rows, found = points[part].astype(np.float64), np.zeros(shape)
@@ -120,7 +137,9 @@ def totals(points: Points, mixture: Mixture, radii: Floats) -> Floats:
             if mixture.full:
                 found[k, 1 + width :] += SQUARE * covariances.products(moved, own).ravel()
             else:
-                found[k, 1 + width :] += on_grid((SQUARE * own)[:, None] * moved**2, BITS).sum(axis=0)
+                found[k, 1 + width :] += on_grid((SQUARE * own)[:, None] * moved**2, BITS).sum(
+                    axis=0
+                )
         return found
 
     return summed(len(points), np.zeros(shape), added)
@@ -130,11 +149,16 @@ def bound(dimensions: int, full: bool = False) -> Bound:
     """Of what a point adds to a round."""
     l2 = math.sqrt(1 + COUNT**2 + SQUARE**2) * (1 + 2.0**-50)
     squares = covariances.largest_l1(dimensions) if full else 1.0
-    return Bound(l2=l2, l1=COUNT + math.sqrt(dimensions) * (1 + 2.0**-50) + SQUARE * squares, linf=1.0)
+    return Bound(
+        l2=l2, l1=COUNT + math.sqrt(dimensions) * (1 + 2.0**-50) + SQUARE * squares, linf=1.0
+    )
 
 
-def rounds(points: Points, start: Centres, count: int, kind: str, fit: Fit) -> tuple[Mixture, Floats]:
-    """A mixture from a start, and the noisy number of points of each component. `kind` is that of the covariances.
+def rounds(
+    points: Points, start: Centres, count: int, kind: str, fit: Fit
+) -> tuple[Mixture, Floats]:
+    """A mixture from a start, and the noisy number of points of each component. `kind` is that of
+    the covariances.
 
     Guarantees: depends on the points through `Fit.release` alone.
     """
@@ -146,16 +170,25 @@ def rounds(points: Points, start: Centres, count: int, kind: str, fit: Fit) -> t
     noise = fit.round(MOMENTS).deviation
     for _ in range(count):
         radii = np.clip(WIDE * np.sqrt(mixture.spreads), summary.SMALLEST, 2.0)
-        released = fit.release(MOMENTS, totals(points, mixture, radii), FULL_BITS if kind == "full" else BITS)
+        released = fit.release(
+            MOMENTS, totals(points, mixture, radii), FULL_BITS if kind == "full" else BITS
+        )
         counts = np.maximum(released[:, 0] / COUNT, noise / COUNT)
         sums, squares = released[:, 1 : 1 + width], released[:, 1 + width :] / SQUARE
-        told = np.maximum(1 - width * noise**2 / np.maximum((sums**2).sum(axis=1), 1e-300), 0.0)  # of a sum: what is no noise
+        told = np.maximum(
+            1 - width * noise**2 / np.maximum((sums**2).sum(axis=1), 1e-300), 0.0
+        )  # of a sum: what is no noise
         shift = (told / counts)[:, None] * sums
         shift /= np.maximum(np.sqrt((shift**2).sum(axis=1, keepdims=True)), 1.0)
         if kind == "full":
-            variances = covariances.settled(squares.reshape(-1, width, width), shift, counts, noise / SQUARE, radii)
+            variances = covariances.settled(
+                squares.reshape(-1, width, width), shift, counts, noise / SQUARE, radii
+            )
         else:
-            variances = _variances(squares, shift, counts, noise / SQUARE, kind == "spherical") * radii[:, None] ** 2
+            variances = (
+                _variances(squares, shift, counts, noise / SQUARE, kind == "spherical")
+                * radii[:, None] ** 2
+            )
             variances = np.maximum(variances, NARROWEST)
         means = mixture.means + radii[:, None] * shift
         means /= np.maximum(np.sqrt((means**2).sum(axis=1, keepdims=True)), 1.0)
@@ -163,8 +196,12 @@ def rounds(points: Points, start: Centres, count: int, kind: str, fit: Fit) -> t
     return mixture, counts
 
 
-def _variances(squares: Floats, shift: Floats, counts: Floats, noise: float, spherical: bool) -> Floats:
-    """Of each coordinate about the mean, from noisy sums of squares, where `noise` is the deviation of one."""
+def _variances(
+    squares: Floats, shift: Floats, counts: Floats, noise: float, spherical: bool
+) -> Floats:
+    """Of each coordinate about the mean, from noisy sums of squares, where `noise` is the deviation
+    of one.
+    """
     found = squares / counts[:, None] - shift**2
     level = np.maximum(found.mean(axis=1, keepdims=True), 0.02 / shift.shape[1])
     off = noise / counts[:, None] / level  # the error of a variance, over the mean one
@@ -174,18 +211,20 @@ def _variances(squares: Floats, shift: Floats, counts: Floats, noise: float, sph
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GaussianMixture(DensityMixin, PrivateEstimator):
-    """A mixture of Gaussians of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
+    """A mixture of Gaussians of numbers on their scales ([-1, 1], or [0, 1] where a range begins at
+    zero).
 
-    n_components:     how many Gaussians.
-    covariance_type:  "diag": a variance for each coordinate; "spherical": one for all of a component; "full": a matrix, for at most 64
+    n_components:     how many Gaussians. covariance_type:  "diag": a variance for each coordinate;
+    "spherical": one for all of a component; "full": a matrix, for at most 64
                       columns, which takes more records.
-    rounds:           noisy rounds of expectation and maximisation, after a start as `KMeans` has it, for half of the budget.
-    norm:             a public bound on the distance of scaled rows from the middle of their ranges; None for all that ranges allow.
-    structure:        the public seed of all that is drawn without regard to the records.
-    n_jobs:           threads that sums are made on, -1 for one on each core. Nothing that is released depends on it.
+    rounds:           noisy rounds of expectation and maximisation, after a start as `KMeans` has
+    it, for half of the budget. norm:             a public bound on the distance of scaled rows from
+    the middle of their ranges; None for all that ranges allow. structure:        the public seed of
+    all that is drawn without regard to the records. n_jobs:           threads that sums are made
+    on, -1 for one on each core. Nothing that is released depends on it.
 
-    After `fit`: `weights_`, `means_` in the units of the columns, `covariances_` (variances on the scales, or matrices) and `counts_`
-    (noisy).
+    After `fit`: `weights_`, `means_` in the units of the columns, `covariances_` (variances on the
+    scales, or matrices) and `counts_` (noisy).
     """
 
     n_components: int = 4
@@ -206,11 +245,19 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
         width, full = len(public.columns.columns), self.covariance_type == "full"
         if full:
             covariances.refuse_wide(width)
-        start = Need(summary.TREE, summary.tree_bound(width), releases=levels(self.n_components), share=STARTED)
+        start = Need(
+            summary.TREE,
+            summary.tree_bound(width),
+            releases=levels(self.n_components),
+            share=STARTED,
+        )
         return [start, Need(MOMENTS, bound(width, full), releases=self.rounds, share=1 - STARTED)]
 
     def _bits(self, public: Public) -> Mapping[str, int]:
-        return {summary.TREE: summary.TREE_BITS, MOMENTS: FULL_BITS if self.covariance_type == "full" else BITS}
+        return {
+            summary.TREE: summary.TREE_BITS,
+            MOMENTS: FULL_BITS if self.covariance_type == "full" else BITS,
+        }
 
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         ball = Ball.of(data.columns, self.norm)
@@ -232,7 +279,9 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
         rows = self._given(X).scaled()
         ball = self._ball
         far = self._mixture.logarithms((rows - ball.middle) / ball.radius)
-        return np.asarray(far - rows.shape[1] * (0.5 * math.log(2 * math.pi) + math.log(ball.radius)))
+        return np.asarray(
+            far - rows.shape[1] * (0.5 * math.log(2 * math.pi) + math.log(ball.radius))
+        )
 
     def score_samples(self, X: Any) -> Floats:
         """The logarithm of the density of each row, on the scales."""
@@ -252,10 +301,17 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
         return self._logarithms(X).argmax(axis=1)
 
     def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
-        """Fit, and give the likeliest component of each of the caller's own rows. These labels are as private as the rows."""
+        """Fit, and give the likeliest component of each of the caller's own rows. These labels are
+        as private as the rows.
+        """
         return self.fit(X, y).predict(X)
 
     def explain(self) -> Explanation:
         """The components: their weights and means."""
-        rows = tuple((f"{k}", float(self.weights_[k]), *self.means_[k].tolist()) for k in np.argsort(-self.weights_))
-        return Explanation(("component", "weight", *self._columns.names), rows, "weights and means are noisy")
+        rows = tuple(
+            (f"{k}", float(self.weights_[k]), *self.means_[k].tolist())
+            for k in np.argsort(-self.weights_)
+        )
+        return Explanation(
+            ("component", "weight", *self._columns.names), rows, "weights and means are noisy"
+        )

@@ -1,8 +1,9 @@
 """Records as points of the unit ball, on a grid: what clusters are made of.
 
-Numbers stand on their scales; the middle of their ranges is the middle of the ball. Coordinates are cut to 14 fractional bits,
-towards zero, which takes no point out of the ball. Centres stand on the same grid. So squared distances are sums without
-rounding: which centre is nearest depends on nothing but the point.
+Numbers stand on their scales; the middle of their ranges is the middle of the ball. Coordinates are
+cut to 14 fractional bits, towards zero, which takes no point out of the ball. Centres stand on the
+same grid. So squared distances are sums without rounding: which centre is nearest depends on
+nothing but the point.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def summed(size: int, like: NDArray[Any], work: Callable[[slice], NDArray[Any]])
 
 @dataclass(frozen=True)
 class Ball:
-    """Where points live, in public terms: the middle of the scaled ranges, and the largest distance from it that is kept."""
+    """Where points live, in public terms: the middle of the scaled ranges, and the largest distance
+    from it that is kept.
+    """
 
     columns: Columns
     radius: float
@@ -71,7 +74,11 @@ class Ball:
     @property
     def half_widths(self) -> Floats:
         """Of the box of all ranges, in units of the radius."""
-        return np.minimum(np.array([0.5 if c.scale == "unit" else 1.0 for c in self.columns.numbers]) / self.radius, 1.0)
+        return np.minimum(
+            np.array([0.5 if c.scale == "unit" else 1.0 for c in self.columns.numbers])
+            / self.radius,
+            1.0,
+        )
 
     def points(self, data: Records) -> Points:
         """Every record as a point; one outside the ball is moved to its edge.
@@ -93,7 +100,9 @@ class Ball:
     def raw(self, points: Floats) -> Floats:
         """Points in the units of the columns."""
         scaled = points * self.radius + self.middle
-        return np.stack([_raw(scaled[:, k], column) for k, column in enumerate(self.columns.numbers)], axis=1)
+        return np.stack(
+            [_raw(scaled[:, k], column) for k, column in enumerate(self.columns.numbers)], axis=1
+        )
 
 
 def _raw(scaled: Floats, column: Any) -> Floats:
@@ -105,7 +114,9 @@ def _raw(scaled: Floats, column: Any) -> Floats:
 
 
 def nearest(points: Floats, centres: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """The nearest centre of each point, the first of equals, and the square of its distance. Both stand on the grid."""
+    """The nearest centre of each point, the first of equals, and the square of its distance. Both
+    stand on the grid.
+    """
     squares = np.einsum("ij,ij->i", centres, centres) - 2 * points @ centres.T
     best = squares.argmin(axis=1)
     own = np.einsum("ij,ij->i", points, points)
@@ -113,7 +124,8 @@ def nearest(points: Floats, centres: Floats) -> tuple[NDArray[np.int64], Floats]
 
 
 def shortened(rows: Floats, squares: Floats, radius: Floats) -> Floats:
-    """Differences over the radius of their ball, those outside moved to its edge, on a grid of 12 bits.
+    """Differences over the radius of their ball, those outside moved to its edge, on a grid of 12
+    bits.
 
     `squares` are the squared norms of the rows.
 

@@ -18,7 +18,9 @@ DEEPER = 4
 
 @dataclass(frozen=True)
 class Centres:
-    """Centres, how many points each has, and the mean squared distance of all to their centres; all of them noisy."""
+    """Centres, how many points each has, and the mean squared distance of all to their centres; all
+    of them noisy.
+    """
 
     centres: Floats
     counts: Floats

@@ -1,10 +1,13 @@
-"""Private summaries of points: weighted points that stand for all, from which a start of clusters is made at no further cost.
+"""Private summaries of points: weighted points that stand for all, from which a start of clusters
+is made at no further cost.
 
-Tree. Level by level every node, a part of the space, counts its points and sums their places and squared places about its centre,
-in a ball whose radius shrinks with the spread that the level above has shown. A node is then cut through its mean, across the
-coordinate in which it is widest. The last level is the summary. It needs no grid, so that it works in many dimensions.
+Tree. Level by level every node, a part of the space, counts its points and sums their places and
+squared places about its centre, in a ball whose radius shrinks with the spread that the level above
+has shown. A node is then cut through its mean, across the coordinate in which it is widest. The
+last level is the summary. It needs no grid, so that it works in many dimensions.
 
-Grid (synopsis: Su et al. 2016). One histogram over equal cells of the cube; good in two or three dimensions.
+Grid (synopsis: Su et al. 2016). One histogram over equal cells of the cube; good in two or three
+dimensions.
 """
 
 from __future__ import annotations
@@ -17,7 +20,16 @@ from numpy.typing import NDArray
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound
-from dpfy.estimators.clusters.points import BITS, STEPS, Floats, Points, blocks, on_grid, shortened, summed
+from dpfy.estimators.clusters.points import (
+    BITS,
+    STEPS,
+    Floats,
+    Points,
+    blocks,
+    on_grid,
+    shortened,
+    summed,
+)
 from dpfy.estimators.fitting import Fit
 from dpfy.estimators.threads import each
 
@@ -56,8 +68,8 @@ def tree_bound(dimensions: int) -> Bound:
 def tree(points: Points, levels: int, fit: Fit) -> Summary:
     """The summary of so many releases.
 
-    Guarantees: a point adds to one node of each level, a vector of norm at most 1.5. Depends on the points through `Fit.release`
-    alone.
+    Guarantees: a point adds to one node of each level, a vector of norm at most 1.5. Depends on the
+    points through `Fit.release` alone.
     """
     width = points.shape[1]
     node = np.zeros(len(points), np.int64)
@@ -80,20 +92,28 @@ def tree(points: Points, levels: int, fit: Fit) -> Summary:
 
 
 def _totals(points: Points, node: NDArray[np.int64], centres: Floats, radii: Floats) -> Floats:
-    """Counts, sums and sums of squares of the points of each node, about its centre and over its radius."""
+    """Counts, sums and sums of squares of the points of each node, about its centre and over its
+    radius.
+    """
 
     def added(part: slice) -> Floats:
         rows, at = points[part].astype(np.float64), node[part]
         rows -= centres[at]
         moved = shortened(rows, np.einsum("ij,ij->i", rows, rows), radii[at])
-        vectors = np.concatenate([np.ones((len(at), 1)), moved, on_grid(SQUARE * moved**2, TREE_BITS)], axis=1)
+        vectors = np.concatenate(
+            [np.ones((len(at), 1)), moved, on_grid(SQUARE * moved**2, TREE_BITS)], axis=1
+        )
         return sums_by(at, vectors, len(centres))
 
     return summed(len(points), np.zeros((len(centres), 1 + 2 * points.shape[1])), added)
 
 
-def _cut(points: Points, node: NDArray[np.int64], centres: Floats, axis: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The children that points go to: right of the mean of their node in its widest coordinate, or not."""
+def _cut(
+    points: Points, node: NDArray[np.int64], centres: Floats, axis: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The children that points go to: right of the mean of their node in its widest coordinate, or
+    not.
+    """
 
     def right(part: slice) -> NDArray[np.bool_]:
         at = node[part]
@@ -109,7 +129,9 @@ def sums_by(label: NDArray[np.int64], rows: Floats, labels: int) -> Floats:
 
 
 def cells_of(dimensions: int, records: float, epsilon: float) -> int:
-    """Cells on each side of the grid: (records epsilon / 10)^(2 d / (2 + d)) in all (Su et al. 2016)."""
+    """Cells on each side of the grid: (records epsilon / 10)^(2 d / (2 + d)) in all (Su et al.
+    2016).
+    """
     whole = max(records * epsilon / 10, 1.0) ** (2 * dimensions / (2 + dimensions))
     side = max(2, int(whole ** (1 / dimensions) + 1e-9))
     while side > 2 and side**dimensions > MOST_CELLS:
@@ -121,12 +143,14 @@ def refuse_wide(dimensions: int) -> None:
     """Refuse a grid over too many dimensions."""
     if 2**dimensions > MOST_CELLS:
         raise Unsupported(
-            f"a grid over {dimensions} dimensions, which has at least 2^{dimensions} cells;", 'use method="coreset"'
+            f"a grid over {dimensions} dimensions, which has at least 2^{dimensions} cells;",
+            'use method="coreset"',
         )
 
 
 def lowered(counts: Floats, whole: float) -> Floats:
-    """Noisy counts, none below zero, that add up to `whole`: all are lowered by one number, and what falls below zero is zero.
+    """Noisy counts, none below zero, that add up to `whole`: all are lowered by one number, and
+    what falls below zero is zero.
 
     Noise in empty cells goes that way, which nothing else would tell from records.
     """
@@ -137,11 +161,15 @@ def lowered(counts: Floats, whole: float) -> Floats:
 
 
 def grid(points: Points, records: float, side: int, radius: Floats, fit: Fit) -> Summary:
-    """A histogram over equal cells of the box with these half widths, as weighted points in their middles; `records` is their number."""
+    """A histogram over equal cells of the box with these half widths, as weighted points in their
+    middles; `records` is their number.
+    """
     width = points.shape[1]
 
     def counted(part: slice) -> NDArray[np.int64]:
-        place = np.clip(np.floor((points[part] / radius + 1) / 2 * side), 0, side - 1).astype(np.int64)
+        place = np.clip(np.floor((points[part] / radius + 1) / 2 * side), 0, side - 1).astype(
+            np.int64
+        )
         return np.bincount(place @ (side ** np.arange(width)), minlength=side**width)
 
     counts = summed(len(points), np.zeros(side**width, np.int64), counted)

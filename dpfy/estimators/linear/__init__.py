@@ -1,5 +1,11 @@
 """Linear models: rows in the unit ball, losses, solvers."""
 
-from dpfy.estimators.linear.models import LinearRegression, LinearSVC, LogisticRegression, PoissonRegressor, Ridge
+from dpfy.estimators.linear.models import (
+    LinearRegression,
+    LinearSVC,
+    LogisticRegression,
+    PoissonRegressor,
+    Ridge,
+)
 
 __all__ = ["LinearRegression", "LinearSVC", "LogisticRegression", "PoissonRegressor", "Ridge"]

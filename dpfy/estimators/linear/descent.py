@@ -1,17 +1,21 @@
 """Noisy gradient descent on all records: the default solver of linear models.
 
-What is released: how the norms of the features are spread (one histogram), the sum of all rows (which is also their number), and
-`rounds` gradients. A record adds at most norm 1 to each, in units of its own largest slope and row.
+What is released: how the norms of the features are spread (one histogram), the sum of all rows
+(which is also their number), and `rounds` gradients. A record adds at most norm 1 to each, in units
+of its own largest slope and row.
 
 All else is post-processing of what was released:
 
-- Features are shortened to the median of their norms, and slopes are cut: a convex loss with a derivative of a smaller bound, whose
-  gradient needs less noise.
-- The step is preconditioned by what the sum of rows says of their second moments if columns were independent: categories have those
-  of their shares, numbers those of a uniform law. The rest of the way is plain gradient descent with momentum, whose length decides
-  how far directions come that noise could fill: for a time of `PACE` n mu / (radius clip), where mu is the whole budget.
-- The first gradient tells Poisson regression the mean of its targets: the constant term goes on from there, with the curvature there.
-- Where gradients that were released show a direction that is steeper than this picture says, the step is made shorter.
+- Features are shortened to the median of their norms, and slopes are cut: a convex loss with a
+  derivative of a smaller bound, whose gradient needs less noise.
+- The step is preconditioned by what the sum of rows says of their second moments if columns were
+  independent: categories have those of their shares, numbers those of a uniform law. The rest of
+  the way is plain gradient descent with momentum, whose length decides how far directions come that
+  noise could fill: for a time of `PACE` n mu / (radius clip), where mu is the whole budget.
+- The first gradient tells Poisson regression the mean of its targets: the constant term goes on
+  from there, with the curvature there.
+- Where gradients that were released show a direction that is steeper than this picture says, the
+  step is made shorter.
 - The answer is the mean of the later half of the iterates.
 """
 
@@ -35,7 +39,9 @@ ROUNDS = 50
 """Gradients of layouts with categories, whose rare words take longer than numbers alone."""
 PACE, MOMENTUM, LATER = 1 / 3, 0.8, 0.5
 CUT = 0.17
-"""How far slopes are cut where nobody says it: chosen, as the others here, on splits that no figure of the documentation is of."""
+"""How far slopes are cut where nobody says it: chosen, as the others here, on splits that no figure
+of the documentation is of.
+"""
 DRAWS = 32
 """Descents on noise alone that tell how far it moves weights."""
 STEEP = 3.0
@@ -48,7 +54,10 @@ class GradientDescent(Solver):
     def needs(self, task: Task) -> list[Need]:
         rounds = task.rounds or (ROUNDS if task.layout.sizes else task.loss.gradients)
         rest = 1 - MOMENTS_SHARE
-        return [Need(MOMENTS, UNIT, share=MOMENTS_SHARE), Need(GRADIENTS, UNIT, releases=rounds, share=rest)]
+        return [
+            Need(MOMENTS, UNIT, share=MOMENTS_SHARE),
+            Need(GRADIENTS, UNIT, releases=rounds, share=rest),
+        ]
 
     def bits(self, task: Task) -> Mapping[str, int]:
         return {MOMENTS: BITS, GRADIENTS: BITS}
@@ -57,11 +66,20 @@ class GradientDescent(Solver):
         task, design, radius = problem.task, problem.design, problem.radius
         size, mean = moments(problem, fit)
         held, outputs = fit.round(GRADIENTS), problem.target.shape[1]
-        steepest = cut(task.loss, task.clip, size * math.sqrt(held.releases) / held.scale, design.width * outputs)
+        steepest = cut(
+            task.loss,
+            task.clip,
+            size * math.sqrt(held.releases) / held.scale,
+            design.width * outputs,
+        )
         noise = held.scale * radius * steepest / size  # of a coordinate of a mean gradient
-        time = PACE / (noise / math.sqrt(held.releases))  # as if the budget were spent on one gradient
+        time = PACE / (
+            noise / math.sqrt(held.releases)
+        )  # as if the budget were spent on one gradient
         steps = held.releases / (1 - MOMENTUM) * (1 - LATER / 2)
-        precondition = Preconditioner(task.layout, mean, task.loss.usual, steps / time, problem.norm)
+        precondition = Preconditioner(
+            task.layout, mean, task.loss.usual, steps / time, problem.norm
+        )
         weights = np.zeros((design.width, outputs))
         weights[: task.layout.constant] = task.loss.start
         move, later, pace = np.zeros_like(weights), np.zeros_like(weights), 1.0
@@ -77,11 +95,15 @@ class GradientDescent(Solver):
             if step == 0 and task.layout.constant and outputs == 1:
                 begun, usual = task.loss.level(float(gradient[0, 0]))
                 if begun != task.loss.start:
-                    precondition = Preconditioner(task.layout, mean, usual, steps / time, problem.norm)
+                    precondition = Preconditioner(
+                        task.layout, mean, usual, steps / time, problem.norm
+                    )
                     weights[0] = begun
                     continue
             if before is not None:
-                pace = min(pace, _pace(weights - before[0], gradient - before[1], precondition, noise))
+                pace = min(
+                    pace, _pace(weights - before[0], gradient - before[1], precondition, noise)
+                )
             before = weights, gradient
             move = MOMENTUM * move - pace * precondition(gradient)
             weights = weights + move
@@ -89,14 +111,19 @@ class GradientDescent(Solver):
                 later += weights
         ridge = (task.alpha or 0.0) / size
         return Fitted(
-            later / (held.releases - first_kept), _spread(precondition, steps / time - ridge, noise, held.releases, outputs)
+            later / (held.releases - first_kept),
+            _spread(precondition, steps / time - ridge, noise, held.releases, outputs),
         )
 
 
 class Preconditioner:
-    """The inverse of usual E[xx'] + ridge, as if columns were independent, in the units of the features: a diagonal and a few ranks."""
+    """The inverse of usual E[xx'] + ridge, as if columns were independent, in the units of the
+    features: a diagonal and a few ranks.
+    """
 
-    def __init__(self, layout: Layout, mean: Floats, usual: float, ridge: float, norm: float) -> None:
+    def __init__(
+        self, layout: Layout, mean: Floats, usual: float, ridge: float, norm: float
+    ) -> None:
         first = int(layout.constant)
         at = first + layout.numbers
         spread, low = np.zeros(layout.width), [mean]
@@ -113,26 +140,42 @@ class Preconditioner:
             low.append(block)
             signs.append(-1.0)
             at += size
-        self.diagonal, self.low, self.ranks = usual * spread + ridge, np.stack(low, axis=1), usual * np.array(signs)
-        self.inner = np.linalg.inv(np.diag(1 / self.ranks) + self.low.T @ (self.low / self.diagonal[:, None]))
+        self.diagonal, self.low, self.ranks = (
+            usual * spread + ridge,
+            np.stack(low, axis=1),
+            usual * np.array(signs),
+        )
+        self.inner = np.linalg.inv(
+            np.diag(1 / self.ranks) + self.low.T @ (self.low / self.diagonal[:, None])
+        )
 
     def inverse(self, weights: Floats) -> Floats:
         """The matrix itself times weights."""
-        return np.asarray(self.diagonal[:, None] * weights + (self.low * self.ranks) @ (self.low.T @ weights))
+        return np.asarray(
+            self.diagonal[:, None] * weights + (self.low * self.ranks) @ (self.low.T @ weights)
+        )
 
     def __call__(self, gradient: Floats) -> Floats:
         straight = gradient / self.diagonal[:, None]
-        return np.asarray(straight - (self.low / self.diagonal[:, None]) @ (self.inner @ (self.low.T @ straight)))
+        return np.asarray(
+            straight - (self.low / self.diagonal[:, None]) @ (self.inner @ (self.low.T @ straight))
+        )
 
 
-def _spread(precondition: Preconditioner, less: float, noise: float, releases: int, outputs: int) -> Floats:
-    """About the deviation that noise gives each weight: the same descent on the quadratic that the preconditioner, less its own ridge,
-    stands for, with noise of the same scale and nothing else, many times over."""
+def _spread(
+    precondition: Preconditioner, less: float, noise: float, releases: int, outputs: int
+) -> Floats:
+    """About the deviation that noise gives each weight: the same descent on the quadratic that the
+    preconditioner, less its own ridge, stands for, with noise of the same scale and nothing else,
+    many times over.
+    """
     rng, first_kept = np.random.default_rng(0), releases - math.ceil(releases * LATER)
     weights = np.zeros((len(precondition.diagonal), DRAWS))
     move, later = np.zeros_like(weights), np.zeros_like(weights)
     for step in range(releases):
-        gradient = precondition.inverse(weights) - less * weights + noise * rng.normal(size=weights.shape)
+        gradient = (
+            precondition.inverse(weights) - less * weights + noise * rng.normal(size=weights.shape)
+        )
         move = MOMENTUM * move - precondition(gradient)
         weights = weights + move
         if step >= first_kept:
@@ -142,18 +185,24 @@ def _spread(precondition: Preconditioner, less: float, noise: float, releases: i
 
 
 def _variance(column: Number, mean: float) -> float:
-    """Of a number on its scale with this mean: on [-1, 1] a third of the largest there is, on [0, 1] (amounts, often zero) all of it."""
+    """Of a number on its scale with this mean: on [-1, 1] a third of the largest there is, on [0,
+    1] (amounts, often zero) all of it.
+    """
     return (1 - mean * mean) / 3 if column.scale == "symmetric" else mean * (1 - mean)
 
 
 def cut(loss: Loss, clip: float | None, signal: float, coordinates: int) -> float:
-    """The norm that slopes are cut to: as asked for, or the more the less noise there is. `signal` is n mu of all gradients together."""
+    """The norm that slopes are cut to: as asked for, or the more the less noise there is. `signal`
+    is n mu of all gradients together.
+    """
     asked = CUT * (signal / math.sqrt(coordinates)) ** 0.25 if clip is None else clip
     return min(loss.steepest, asked)
 
 
 def moments(problem: Problem, fit: Fit) -> tuple[float, Floats]:
-    """How many records there are, and the mean of their features. Half of what a record adds is its row, half says that it is there."""
+    """How many records there are, and the mean of their features. Half of what a record adds is its
+    row, half says that it is there.
+    """
     design, half = problem.design, 0.5**0.5
     sums = design.total(np.full((design.size, 1), half))[:, 0]
     one = np.trunc(half * 2.0**BITS) * 2.0**-BITS
@@ -165,7 +214,9 @@ def moments(problem: Problem, fit: Fit) -> tuple[float, Floats]:
 
 
 def _pace(moved: Floats, change: Floats, precondition: Preconditioner, noise: float) -> float:
-    """How much shorter steps must be: by the curvature along the last move that gradients show beyond their noise."""
+    """How much shorter steps must be: by the curvature along the last move that gradients show
+    beyond their noise.
+    """
     length = float((moved * moved).sum())
     if length == 0:
         return 1.0

@@ -1,8 +1,10 @@
-"""Records as rows of numbers in the unit ball, on a grid: what the sums of linear models are made of.
+"""Records as rows of numbers in the unit ball, on a grid: what the sums of linear models are made
+of.
 
-A row is (1, numbers on their scales, one-hot categories). Its features are shortened to a public norm, or to one that was bought, and the
-whole row is divided by the largest norm that is left and cut to 16 fractional bits, towards zero, which lengthens no row. A factor
-is cut to 14 bits. Sums of products then have 30, and blocks of 2^22 records are added up without rounding.
+A row is (1, numbers on their scales, one-hot categories). Its features are shortened to a public
+norm, or to one that was bought, and the whole row is divided by the largest norm that is left and
+cut to 16 fractional bits, towards zero, which lengthens no row. A factor is cut to 14 bits. Sums of
+products then have 30, and blocks of 2^22 records are added up without rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ ROW, FACTOR = 16, 14
 """Fractional bits of a row and of a factor."""
 BITS, GRAM = ROW + FACTOR, 2 * ROW
 BLOCK, GRAM_BLOCK = 1 << 22, 1 << 20
-"""Records whose products are added up without rounding: 2^22 products of 2^30 steps, 2^20 of 2^32."""
+"""Records whose products are added up without rounding: 2^22 products of 2^30 steps, 2^20 of
+2^32.
+"""
 SAFE = 1 - 2.0**-30
 """Below one by far more than the rounding of a norm."""
 DENSE = 3
@@ -35,14 +39,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the features of a row are: public. The first coordinate is a one where there is a `constant`."""
+    """Where the features of a row are: public. The first coordinate is a one where there is a
+    `constant`.
+    """
 
     columns: Columns
     constant: bool = True
 
     @property
     def numbers(self) -> int:
-        """How many coordinates are numbers; all but categories, also those whose range is not known yet."""
+        """How many coordinates are numbers; all but categories, also those whose range is not known
+        yet.
+        """
         return len(self.columns.columns) - len(self.columns.categories)
 
     @property
@@ -69,7 +77,10 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         """Of the features, in the order of a row and without the constant."""
         numbers = [c.name for c in self.columns.columns if c not in self.columns.categories]
-        return (*numbers, *(f"{c.name}={word}" for c in self.columns.categories for word in c.categories))
+        return (
+            *numbers,
+            *(f"{c.name}={word}" for c in self.columns.categories for word in c.categories),
+        )
 
     def radius(self, norm: float) -> float:
         """The largest norm of a row whose features have been shortened to `norm`."""
@@ -86,10 +97,14 @@ class Layout:
         return np.sqrt(squares)
 
     def rows(self, data: Records, norm: float, norms: Floats | None = None) -> Any:
-        """Rows with features of at most `norm`, the constant as it is: a dense matrix, or a sparse one where most of it is zero."""
+        """Rows with features of at most `norm`, the constant as it is: a dense matrix, or a sparse
+        one where most of it is zero.
+        """
         short = None
         if norm < self.largest:
-            short = np.minimum(1.0, norm / np.maximum(self.norms(data) if norms is None else norms, 1e-300))
+            short = np.minimum(
+                1.0, norm / np.maximum(self.norms(data) if norms is None else norms, 1e-300)
+            )
         if self.sparse:
             return self._sparse(data, short)
         full = (np.zeros if self.sizes else np.empty)((data.size, self.width))
@@ -105,7 +120,10 @@ class Layout:
         """The constant and the numbers, in the first columns of `out`."""
         out[:, : self.constant] = 1.0
         for part in parts(data.size):
-            values, place = data.scaled(part), out[part, self.constant : self.constant + self.numbers]
+            values, place = (
+                data.scaled(part),
+                out[part, self.constant : self.constant + self.numbers],
+            )
             if short is None:
                 place[:] = values
             else:
@@ -115,24 +133,39 @@ class Layout:
         first, many = self.constant + self.numbers, len(self.sizes)
         starts = first + np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
         inside = data.codes < np.array(self.sizes)
-        held, at = np.empty((data.size, first + many)), np.empty((data.size, first + many), np.int32)
+        held, at = (
+            np.empty((data.size, first + many)),
+            np.empty((data.size, first + many), np.int32),
+        )
         self._numbers(data, short, held)
         held[:, first:] = np.where(inside, 1.0 if short is None else short[:, None], 0.0)
         at[:, :first] = np.arange(first)
         at[:, first:] = np.where(inside, data.codes + starts, 0)
         ends = np.arange(data.size + 1, dtype=np.int64) * (first + many)
-        return scipy.sparse.csr_matrix((held.ravel(), at.ravel(), ends), shape=(data.size, self.width))
+        return scipy.sparse.csr_matrix(
+            (held.ravel(), at.ravel(), ends), shape=(data.size, self.width)
+        )
 
 
 class Design:
-    """Private rows in the unit ball, on the grid of 2^-16: divided by `radius`, the largest norm that they could have.
+    """Private rows in the unit ball, on the grid of 2^-16: divided by `radius`, the largest norm
+    that they could have.
 
-    Dense rows are kept in single precision, which holds them exactly, or made anew whenever they are read (`keep`: False).
+    Dense rows are kept in single precision, which holds them exactly, or made anew whenever they
+    are read (`keep`: False).
 
-    Guarantees: every row has at most norm 1. Sums (`total`, `gradient`, `gram`) are exact, whatever the order in which they are made.
+    Guarantees: every row has at most norm 1. Sums (`total`, `gradient`, `gram`) are exact, whatever
+    the order in which they are made.
     """
 
-    def __init__(self, layout: Layout, data: Records, norm: float, norms: Floats | None = None, keep: bool = True) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        data: Records,
+        norm: float,
+        norms: Floats | None = None,
+        keep: bool = True,
+    ) -> None:
         self.radius, self.size, self.width = layout.radius(norm), data.size, layout.width
         self._whole: Any = None
 
@@ -167,17 +200,26 @@ class Design:
         return self._made(place)
 
     def squares(self) -> Floats:
-        """The squared norm of each row: a sum without rounding, of at most one in steps of 2^-32."""
+        """The squared norm of each row: a sum without rounding, of at most one in steps of
+        2^-32.
+        """
         found = np.empty(self.size)
         for place in parts(self.size):
             rows = self.part(place)
-            found[place] = np.asarray((rows.multiply(rows) if scipy.sparse.issparse(rows) else rows * rows).sum(axis=1)).ravel()
+            found[place] = np.asarray(
+                (rows.multiply(rows) if scipy.sparse.issparse(rows) else rows * rows).sum(axis=1)
+            ).ravel()
         return found
 
     def scaled(self, factors: Floats) -> Design:
         """The rows times factors between 0 and 1, cut to their grid again."""
         design = object.__new__(Design)
-        design.radius, design.size, design.width, design._whole = self.radius, self.size, self.width, None
+        design.radius, design.size, design.width, design._whole = (
+            self.radius,
+            self.size,
+            self.width,
+            None,
+        )
         design._made = lambda place: on_grid(_times(self.part(place), factors[place]), SAFE)
         return design
 
@@ -185,13 +227,19 @@ class Design:
         """All rows, for a fingerprint."""
         for place in parts(self.size):
             rows = self.part(place)
-            yield from ((rows.data.tobytes(), rows.indices.tobytes()) if scipy.sparse.issparse(rows) else (rows.tobytes(),))
+            yield from (
+                (rows.data.tobytes(), rows.indices.tobytes())
+                if scipy.sparse.issparse(rows)
+                else (rows.tobytes(),)
+            )
 
     def scores(self, weights: Floats) -> Floats:
         """Each row times the weights [width, outputs]."""
         if self._whole is not None:
             return np.asarray(self._whole @ weights)
-        return np.concatenate([np.asarray(self.part(place) @ weights) for place in parts(self.size)])
+        return np.concatenate(
+            [np.asarray(self.part(place) @ weights) for place in parts(self.size)]
+        )
 
     def weighted(self, factors: Floats) -> Floats:
         """The sum over records of factor times row times row; rounded as double precision does."""
@@ -203,19 +251,28 @@ class Design:
         return total
 
     def total(self, factors: Floats) -> Floats:
-        """The sum over records of row times factors [records, outputs], cut to their grid: [width, outputs], exact with `BITS` bits.
+        """The sum over records of row times factors [records, outputs], cut to their grid: [width,
+        outputs], exact with `BITS` bits.
 
-        Guarantees: where the factors of a record have at most norm 1, what it adds has at most norm 1.
+        Guarantees: where the factors of a record have at most norm 1, what it adds has at most norm
+        1.
         """
         return self._sum(lambda rows, part: np.asarray(rows.T @ _cut(factors[part])), BITS, BLOCK)
 
     def gradient(self, weights: Floats, factors: Callable[[Floats, slice], Floats]) -> Floats:
-        """The same for factors that follow from the scores of a part of the records: every row is read once."""
+        """The same for factors that follow from the scores of a part of the records: every row is
+        read once.
+        """
         exact = without_rounding(weights)
-        return self._sum(lambda rows, part: np.asarray(rows.T @ _cut(factors(np.asarray(rows @ exact), part))), BITS, BLOCK)
+        return self._sum(
+            lambda rows, part: np.asarray(rows.T @ _cut(factors(np.asarray(rows @ exact), part))),
+            BITS,
+            BLOCK,
+        )
 
     def gram(self, factors: Floats | None = None) -> Floats:
-        """The sum over records of row times row, exact with `GRAM` bits, and beside it, from the same reading, `total(factors)`.
+        """The sum over records of row times row, exact with `GRAM` bits, and beside it, from the
+        same reading, `total(factors)`.
 
         Guarantees: a record adds a matrix of at most Frobenius norm 1.
         """
@@ -223,12 +280,18 @@ class Design:
         def product(rows: Any, part: slice) -> Floats:
             found = rows.T @ rows
             squares = np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
-            return squares if factors is None else np.concatenate([squares, np.asarray(rows.T @ _cut(factors[part]))], axis=1)
+            return (
+                squares
+                if factors is None
+                else np.concatenate([squares, np.asarray(rows.T @ _cut(factors[part]))], axis=1)
+            )
 
         return self._sum(product, GRAM, GRAM_BLOCK)
 
     def _sum(self, product: Callable[[Any, slice], Floats], bits: int, most: int) -> Floats:
-        """A sum of products over parts of the records. What `most` records add up to is exact; beyond, whole numbers are added."""
+        """A sum of products over parts of the records. What `most` records add up to is exact;
+        beyond, whole numbers are added.
+        """
         if self._whole is not None and self.size <= most:
             return product(self._whole, slice(0, self.size))
         whole: Any = 0
@@ -244,7 +307,9 @@ class Design:
 
 
 def on_grid(rows: Any, radius: float) -> Any:
-    """Rows of at most norm `radius`, in the unit ball and on its grid: cut towards zero, in place."""
+    """Rows of at most norm `radius`, in the unit ball and on its grid: cut towards zero, in
+    place.
+    """
     held = rows.data if scipy.sparse.issparse(rows) else rows
     held *= SAFE / radius * 2.0**ROW
     np.trunc(held, out=held)
@@ -253,8 +318,8 @@ def on_grid(rows: Any, radius: float) -> Any:
 
 
 def without_rounding(weights: Floats) -> Floats:
-    """Weights on a grid on which scores of rows are sums without rounding: a row in the unit ball has them in steps of 2^-16, and no sum
-    of some of their products is longer than the weights.
+    """Weights on a grid on which scores of rows are sums without rounding: a row in the unit ball
+    has them in steps of 2^-16, and no sum of some of their products is longer than the weights.
 
     Guarantees: the score of a record does not depend on where it stands among others.
     """
@@ -265,7 +330,11 @@ def without_rounding(weights: Floats) -> Floats:
 
 def _times(rows: Any, factors: Floats) -> Any:
     """Each row times its factor: a copy."""
-    return rows.multiply(factors[:, None]).tocsr() if scipy.sparse.issparse(rows) else rows * factors[:, None]
+    return (
+        rows.multiply(factors[:, None]).tocsr()
+        if scipy.sparse.issparse(rows)
+        else rows * factors[:, None]
+    )
 
 
 def _cut(factors: Floats) -> Floats:

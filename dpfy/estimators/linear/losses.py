@@ -1,4 +1,6 @@
-"""Losses of linear models: their derivatives in the scores, and how steep and how curved they are."""
+"""Losses of linear models: their derivatives in the scores, and how steep and how curved they
+are.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ Floats = NDArray[np.float64]
 class Loss(ABC):
     """A convex loss f(score, target), of one score or of one for each class.
 
-    `steepest` is the largest norm of its derivative in the scores, by which slopes are cut where it has none; `curvature` that of its
-    second derivative. `usual` is a second derivative that records have on average, for preconditioning. `one_sided`: the sign of
-    the derivative depends on the target alone.
+    `steepest` is the largest norm of its derivative in the scores, by which slopes are cut where it
+    has none; `curvature` that of its second derivative. `usual` is a second derivative that records
+    have on average, for preconditioning. `one_sided`: the sign of the derivative depends on the
+    target alone.
     """
 
     steepest: ClassVar[float]
@@ -33,7 +36,9 @@ class Loss(ABC):
     """How many noisy gradients are released where nobody says it and all columns are numbers."""
 
     def level(self, slope: float) -> tuple[float, float]:
-        """A better constant score, and the second derivative there, from the mean slope at `start`; as they were where none is known."""
+        """A better constant score, and the second derivative there, from the mean slope at `start`;
+        as they were where none is known.
+        """
         return self.start, self.usual
 
     @abstractmethod
@@ -85,7 +90,9 @@ class Softmax(Loss):
 
     def values(self, scores: Floats, target: Floats) -> Floats:
         top = scores.max(axis=1)
-        return np.asarray(top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - (scores * target).sum(axis=1))
+        return np.asarray(
+            top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - (scores * target).sum(axis=1)
+        )
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         raise NotImplementedError("the second derivative of a softmax is a matrix")
@@ -111,7 +118,9 @@ class Squared(Loss):
 
 @dataclass(frozen=True)
 class HuberHinge(Loss):
-    """The hinge max(0, 1 - m) of the margin m = score for target 1, -score for target 0, rounded off within 1/2 of its corner."""
+    """The hinge max(0, 1 - m) of the margin m = score for target 1, -score for target 0, rounded
+    off within 1/2 of its corner.
+    """
 
     steepest: ClassVar[float] = 1.0
     curvature: ClassVar[float] = 1.0
@@ -121,21 +130,31 @@ class HuberHinge(Loss):
 
     def slopes(self, scores: Floats, target: Floats) -> Floats:
         sign = 2 * target - 1
-        return np.asarray(-sign * np.clip((1 + self.WIDTH - sign * scores) / (2 * self.WIDTH), 0.0, 1.0))
+        return np.asarray(
+            -sign * np.clip((1 + self.WIDTH - sign * scores) / (2 * self.WIDTH), 0.0, 1.0)
+        )
 
     def values(self, scores: Floats, target: Floats) -> Floats:
         margin = (2 * target - 1) * scores
         inside = (1 + self.WIDTH - margin) ** 2 / (4 * self.WIDTH)
-        return np.asarray(np.where(margin > 1 + self.WIDTH, 0.0, np.where(margin < 1 - self.WIDTH, 1 - margin, inside)))[:, 0]
+        return np.asarray(
+            np.where(
+                margin > 1 + self.WIDTH, 0.0, np.where(margin < 1 - self.WIDTH, 1 - margin, inside)
+            )
+        )[:, 0]
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         margin = (2 * target - 1) * scores
-        return np.asarray(np.abs(1 - margin) < self.WIDTH).astype(np.float64)[:, 0] / (2 * self.WIDTH)
+        return np.asarray(np.abs(1 - margin) < self.WIDTH).astype(np.float64)[:, 0] / (
+            2 * self.WIDTH
+        )
 
 
 @dataclass(frozen=True)
 class Poisson(Loss):
-    """exp(score) - target score for targets in [0, 1], shares of their largest value; above score 0 it goes on as a straight line."""
+    """exp(score) - target score for targets in [0, 1], shares of their largest value; above score 0
+    it goes on as a straight line.
+    """
 
     steepest: ClassVar[float] = 1.0
     curvature: ClassVar[float] = 1.0
@@ -153,7 +172,9 @@ class Poisson(Loss):
         return np.asarray(np.exp(np.minimum(scores, 0.0)) - target)
 
     def values(self, scores: Floats, target: Floats) -> Floats:
-        return np.asarray(np.exp(np.minimum(scores, 0.0)) + np.maximum(scores, 0.0) - target * scores)[:, 0]
+        return np.asarray(
+            np.exp(np.minimum(scores, 0.0)) + np.maximum(scores, 0.0) - target * scores
+        )[:, 0]
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         return np.where(scores < 0, np.exp(np.minimum(scores, 0.0)), 0.0)[:, 0]

@@ -1,17 +1,21 @@
-"""Solvers whose proof is about the minimum of a strongly convex objective: objective and output perturbation.
+"""Solvers whose proof is about the minimum of a strongly convex objective: objective and output
+perturbation.
 
-What is minimised is sum_i f(x_i u) + lambda/2 |u|^2 + b u over rows x_i in the unit ball; the slopes of f are at most L, its
-curvature at most beta. The minimum is found to a certificate: the gradient, with all that rounding can have added to it, has at
-most norm `tolerance`, so that what was found is within tolerance / lambda of the minimum. What differs from the minimum is hidden
-by noise of its own, which is billed (approximate minima: Iyengar et al. 2019). Where the certificate is not reached nothing is
-released.
+What is minimised is sum_i f(x_i u) + lambda/2 |u|^2 + b u over rows x_i in the unit ball; the
+slopes of f are at most L, its curvature at most beta. The minimum is found to a certificate: the
+gradient, with all that rounding can have added to it, has at most norm `tolerance`, so that what
+was found is within tolerance / lambda of the minimum. What differs from the minimum is hidden by
+noise of its own, which is billed (approximate minima: Iyengar et al. 2019). Where the certificate
+is not reached nothing is released.
 
-Objective perturbation: b is Gaussian, drawn on a grid of 2^-40 of its deviation s. Put b + U in its place, U uniform in a cell: its
-density is that of a Gaussian within a factor of e^(+-eta), eta = 20 d 2^-40 where all coordinates are below 40 s, and the minimum
-moves by at most sqrt(d) 2^-41 s / lambda. So a loss of 2 eta is added to that of the event, and the move to the tolerance.
+Objective perturbation: b is Gaussian, drawn on a grid of 2^-40 of its deviation s. Put b + U in its
+place, U uniform in a cell: its density is that of a Gaussian within a factor of e^(+-eta), eta = 20
+d 2^-40 where all coordinates are below 40 s, and the minimum moves by at most sqrt(d) 2^-41 s /
+lambda. So a loss of 2 eta is added to that of the event, and the move to the tolerance.
 
-Output perturbation: one record moves the minimum by at most L / lambda (Chaudhuri & Monteleoni 2008). lambda follows from the
-number of records, as far as that may be known, so what is released is lambda u / L, which a record moves by at most 1.
+Output perturbation: one record moves the minimum by at most L / lambda (Chaudhuri & Monteleoni
+2008). lambda follows from the number of records, as far as that may be known, so what is released
+is lambda u / L, which a record moves by at most 1.
 """
 
 from __future__ import annotations
@@ -30,12 +34,23 @@ from dpfy.estimators.claim import Condition
 from dpfy.estimators.fitting import TERM, Fit, fixed
 from dpfy.estimators.linear.design import Design
 from dpfy.estimators.linear.losses import Loss
-from dpfy.estimators.linear.solver import Fitted, Floats, Problem, Solver, Task, count_needs, count_of, refuse_outputs
+from dpfy.estimators.linear.solver import (
+    Fitted,
+    Floats,
+    Problem,
+    Solver,
+    Task,
+    count_needs,
+    count_of,
+    refuse_outputs,
+)
 from dpfy.estimators.records import parts
 
 TERM_ROUND, MINIMUM = "linear term", "minimum"
 PULL = 0.8
-"""lambda over the deviation of the linear term: noise moves weights that the data does not hold by about one over it."""
+"""lambda over the deviation of the linear term: noise moves weights that the data does not hold by
+about one over it.
+"""
 FAR = 40
 """Deviations beyond which a normal number does not lie: the chance is below 1e-340."""
 PART = 4096
@@ -45,7 +60,9 @@ MOST_OF = 0.98
 UNIT_ROUND = 2.0**-53
 MOST_STEPS, LEAST_STEP = 200, 1e-10
 OUT, KEEP = 20, 1 - 2.0**-8
-"""Fractional bits of a released minimum, and what is left of its bound for what rounding to them adds: sqrt(d) 2^-20."""
+"""Fractional bits of a released minimum, and what is left of its bound for what rounding to them
+adds: sqrt(d) 2^-20.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,13 +96,20 @@ class Objective:
         """How much rounding can have taken from the norm of a gradient."""
         size, width = self.design.size, len(weights)
         length = float(np.linalg.norm(weights))
-        slopes = size * (self.loss.curvature * (width + 4) * length + 8 * self.steepest) * UNIT_ROUND
+        slopes = (
+            size * (self.loss.curvature * (width + 4) * length + 8 * self.steepest) * UNIT_ROUND
+        )
         sums = math.sqrt(width) * (PART + size / PART + 8) * size * self.steepest * UNIT_ROUND
-        return slopes + sums + 8 * UNIT_ROUND * (self.ridge * length + float(np.linalg.norm(self.term)))
+        return (
+            slopes
+            + sums
+            + 8 * UNIT_ROUND * (self.ridge * length + float(np.linalg.norm(self.term)))
+        )
 
 
 def minimise(objective: Objective, tolerance: float) -> Floats:
-    """The minimum, to a gradient of at most `tolerance`, rounding included; refused where that is not reached.
+    """The minimum, to a gradient of at most `tolerance`, rounding included; refused where that is
+    not reached.
 
     Newton steps, halved until the gradient is shorter, which along such a step it becomes.
     """
@@ -104,7 +128,10 @@ def minimise(objective: Objective, tolerance: float) -> Floats:
         else:
             break
         weights, gradient = weights - step * move, tried
-    rule = f"must be reached for the proof to hold; a gradient of {float(np.linalg.norm(gradient)):.3g} is left: raise alpha"
+    rule = (
+        f"must be reached for the proof to hold; a gradient of "
+        f"{float(np.linalg.norm(gradient)):.3g} is left: raise alpha"
+    )
     raise InvalidInput("minimum", f"tolerance {tolerance:g}", rule)
 
 
@@ -117,21 +144,31 @@ class Minimum(Solver):
     def refuse(self, task: Task) -> None:
         refuse_outputs(task, self.name)
         if task.alpha == 0:
-            raise InvalidInput("alpha", task.alpha, f"must be above 0 for solver={self.name!r}: its proof needs strong convexity")
+            raise InvalidInput(
+                "alpha",
+                task.alpha,
+                f"must be above 0 for solver={self.name!r}: its proof needs strong convexity",
+            )
 
     def conditions(self, task: Task) -> Sequence[Condition]:
         steep, curved = f"{task.steepest:g}", f"{task.loss.curvature:g}"
         return [
             Condition(
-                "convexity", "the objective is strongly convex", "the losses are convex, and a quadratic in all weights was added"
+                "convexity",
+                "the objective is strongly convex",
+                "the losses are convex, and a quadratic in all weights was added",
             ),
             Condition(
-                "slopes", f"slopes are at most {steep}, curvatures at most {curved}", "rows have norm 1, and slopes were cut"
+                "slopes",
+                f"slopes are at most {steep}, curvatures at most {curved}",
+                "rows have norm 1, and slopes were cut",
             ),
             Condition(
                 "optimum",
-                f"what is released is within {self.tolerance:g} / lambda of the minimum, beside its noise",
-                "the norm of the gradient, with its rounding, was computed, and a larger one refused",
+                f"what is released is within {self.tolerance:g} / lambda of the minimum, beside "
+                f"its noise",
+                "the norm of the gradient, with its rounding, was computed, and a larger one "
+                "refused",
             ),
         ]
 
@@ -150,15 +187,23 @@ class ObjectivePerturbation(Minimum):
     def ridge(self, task: Task, noise_multiplier: float) -> float:
         """lambda, for rows in the unit ball: public."""
         if task.alpha is not None:
-            return task.alpha / task.layout.radius(task.layout.largest if task.norm is None else task.norm) ** 2
+            return (
+                task.alpha
+                / task.layout.radius(task.layout.largest if task.norm is None else task.norm) ** 2
+            )
         return PULL * noise_multiplier * task.steepest
 
     def refuse(self, task: Task) -> None:
         super().refuse(task)
         radius = task.layout.radius(task.layout.largest if task.norm is None else task.norm)
-        least = task.loss.curvature * radius**2 / math.expm1(min(MOST_OF * task.terms.epsilon, 700.0))
+        least = (
+            task.loss.curvature * radius**2 / math.expm1(min(MOST_OF * task.terms.epsilon, 700.0))
+        )
         if task.alpha is not None and task.alpha < least:
-            rule = f"must be at least {least:.4g} for solver={self.name!r} at epsilon {task.terms.epsilon:g}, which a weaker one exceeds"
+            rule = (
+                f"must be at least {least:.4g} for solver={self.name!r} at epsilon "
+                f"{task.terms.epsilon:g}, which a weaker one exceeds"
+            )
             raise InvalidInput("alpha", task.alpha, rule)
 
     def needs(self, task: Task) -> list[Need]:
@@ -177,9 +222,16 @@ class ObjectivePerturbation(Minimum):
         task, design = problem.task, problem.design
         held = fit.round(TERM_ROUND).event
         assert isinstance(held, events.ObjectivePerturbation)
-        ridge, deviation = self.ridge(task, held.noise_multiplier), held.noise_multiplier * task.steepest
-        term = deviation * fit.draw(TERM_ROUND, design.width, lambda: (*design.content(), problem.target.tobytes()))
-        found = minimise(Objective(design, task.loss, problem.target, task.steepest, ridge, term), self.tolerance)
+        ridge, deviation = (
+            self.ridge(task, held.noise_multiplier),
+            held.noise_multiplier * task.steepest,
+        )
+        term = deviation * fit.draw(
+            TERM_ROUND, design.width, lambda: (*design.content(), problem.target.tobytes())
+        )
+        found = minimise(
+            Objective(design, task.loss, problem.target, task.steepest, ridge, term), self.tolerance
+        )
         moved = 2 * (self.tolerance + math.sqrt(design.width) * deviation * 2.0**-TERM)
         released = hidden(found, moved / ridge, fit)
         return Fitted(released[:, None] / problem.radius, deviation / ridge / problem.radius)
@@ -201,10 +253,17 @@ class OutputPerturbation(Minimum):
     def solve(self, problem: Problem, fit: Fit) -> Fitted:
         task, design = problem.task, problem.design
         size, noise = count_of(problem, fit), fit.round(MINIMUM).scale
-        ridge = (2 * size * task.loss.usual * (noise * task.steepest / problem.radius) ** 2) ** (1 / 3)
+        ridge = (2 * size * task.loss.usual * (noise * task.steepest / problem.radius) ** 2) ** (
+            1 / 3
+        )
         if task.alpha is not None:
             ridge = task.alpha / problem.radius**2
         still = np.zeros(design.width)
-        found = minimise(Objective(design, task.loss, problem.target, task.steepest, ridge, still), self.tolerance)
+        found = minimise(
+            Objective(design, task.loss, problem.target, task.steepest, ridge, still),
+            self.tolerance,
+        )
         most = (task.steepest + 2 * self.tolerance) / ridge
-        return Fitted(hidden(found, most, fit)[:, None] / problem.radius, noise * most / problem.radius)
+        return Fitted(
+            hidden(found, most, fit)[:, None] / problem.radius, noise * most / problem.radius
+        )

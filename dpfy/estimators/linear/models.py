@@ -1,4 +1,6 @@
-"""Linear models: logistic regression, linear support vectors, linear, ridge and Poisson regression."""
+"""Linear models: logistic regression, linear support vectors, linear, ridge and Poisson
+regression.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,16 @@ Floats = NDArray[np.float64]
 class LinearModel(PrivateEstimator, abstract=True):
     """What linear models have in common.
 
-    solver:         how the weights are found; see the table of docs/estimators.md.
-    alpha:          the weight of alpha/2 |w|^2 beside the sum of losses, on all weights; None for the rule of the solver.
-    fit_intercept:  whether there is a constant term.
-    norm:           a public bound on the norm of a row of scaled features, to which longer ones are shortened. None buys the median.
-    clip:           the norm to which slopes of the loss are cut. None for a rule: the less noise the farther.
-    rounds:         how many gradients are released, or passes made; None for the rule of the solver.
+    solver:         how the weights are found; see the table of docs/estimators.md. alpha:
+    the weight of alpha/2 |w|^2 beside the sum of losses, on all weights; None for the rule of the
+    solver. fit_intercept:  whether there is a constant term. norm:           a public bound on the
+    norm of a row of scaled features, to which longer ones are shortened. None buys the median.
+    clip:           the norm to which slopes of the loss are cut. None for a rule: the less noise
+    the farther. rounds:         how many gradients are released, or passes made; None for the rule
+    of the solver.
 
-    After `fit`: `coef_` and `intercept_` for features on their scales ([-1, 1] or [0, 1], one-hot categories), `feature_names_out_`.
+    After `fit`: `coef_` and `intercept_` for features on their scales ([-1, 1] or [0, 1], one-hot
+    categories), `feature_names_out_`.
     """
 
     solver: str = "gradient"
@@ -67,10 +71,14 @@ class LinearModel(PrivateEstimator, abstract=True):
                 check.positive(name, getattr(self, name))
         if self.alpha is not None:
             check.nonnegative("alpha", self.alpha)
-        outputs = len(target.labels) if isinstance(target, Classes) and len(target.labels) > 2 else 1
+        outputs = (
+            len(target.labels) if isinstance(target, Classes) and len(target.labels) > 2 else 1
+        )
         layout = Layout(columns, self.fit_intercept)
         norm = layout.largest if self.norm is None and not self._solver().buys_norm else self.norm
-        return Task(self._loss(outputs), layout, terms, outputs, self.alpha, norm, self.clip, self.rounds)
+        return Task(
+            self._loss(outputs), layout, terms, outputs, self.alpha, norm, self.clip, self.rounds
+        )
 
     def _needs(self, public: Public) -> Sequence[Need]:
         task = self._task(public.columns, public.target, public.terms)
@@ -87,7 +95,11 @@ class LinearModel(PrivateEstimator, abstract=True):
         task = self._task(data.columns, data.aim, public.terms)
         problem = problem_of(task, data, self._aims(data), fit, self._solver().keeps_rows)
         found = self._solver().solve(problem, fit)
-        return {"weights": found.weights, "norm": np.array([problem.norm]), "noise": np.atleast_1d(found.noise)}
+        return {
+            "weights": found.weights,
+            "norm": np.array([problem.norm]),
+            "noise": np.atleast_1d(found.noise),
+        }
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._weights, self._norm = model["weights"], float(model["norm"][0])
@@ -107,14 +119,19 @@ class LinearModel(PrivateEstimator, abstract=True):
         return np.asarray(self._layout.rows(given, self._norm) @ self._weights)
 
     def explain(self) -> Explanation:
-        """The coefficients, largest first, and about the standard deviation that noise gives each of them."""
+        """The coefficients, largest first, and about the standard deviation that noise gives each
+        of them.
+        """
         rows = [
             (f"{name}{tag}", float(w), float(n))
             for (tag, row), noise in zip(self._tagged(), np.atleast_2d(self._noise), strict=True)
             for name, w, n in zip(self.feature_names_out_, row, noise, strict=True)
         ]
         rows.sort(key=lambda row: -abs(row[1]))
-        note = "noise: about the standard deviation that noise gives a coefficient, by what was released"
+        note = (
+            "noise: about the standard deviation that noise gives a coefficient, by what was "
+            "released"
+        )
         return Explanation(("feature", "coefficient", "noise"), tuple(rows), note)
 
     def _tagged(self) -> list[tuple[str, Floats]]:
@@ -140,7 +157,11 @@ class LogisticRegression(PrivateClassifier, LinearModel):
 
     def _log_joint(self, given: Records) -> Floats:
         scores = self._scores(given)
-        return np.concatenate([np.zeros_like(scores), scores], axis=1) if scores.shape[1] == 1 else scores
+        return (
+            np.concatenate([np.zeros_like(scores), scores], axis=1)
+            if scores.shape[1] == 1
+            else scores
+        )
 
     def _tagged(self) -> list[tuple[str, Floats]]:
         names = [""] if len(self.coef_) == 1 else [f" ({label})" for label in self.classes_]
@@ -154,7 +175,10 @@ class LinearSVC(PrivateClassifier, LinearModel):
     def _target(self, X: Any, y: Any) -> Any:
         found = super()._target(X, y)
         if isinstance(found, Classes) and len(found.labels) > 2:
-            rule = "Only binary classification is supported. Use LogisticRegression, which has a softmax for more"
+            rule = (
+                "Only binary classification is supported. Use LogisticRegression, which has a "
+                "softmax for more"
+            )
             raise InvalidInput("classes", f"{len(found.labels)} classes", rule)
         return found
 
@@ -199,19 +223,27 @@ class LinearRegression(PrivateRegressor, LinearModel):
         """The expected value of each row, within the public range of the target."""
         given = self._given(X)
         assert isinstance(self._aim, Range)
-        return np.clip(self._scores(given)[:, 0] * self._aim.half + self._aim.middle, self._aim.low, self._aim.high)
+        return np.clip(
+            self._scores(given)[:, 0] * self._aim.half + self._aim.middle,
+            self._aim.low,
+            self._aim.high,
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Ridge(LinearRegression):
-    """Linear regression with alpha/2 |w|^2 beside the sum of losses, which are halves of squares of the target on the scale [-1, 1]."""
+    """Linear regression with alpha/2 |w|^2 beside the sum of losses, which are halves of squares of
+    the target on the scale [-1, 1].
+    """
 
     alpha: float | None = 1.0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PoissonRegressor(PrivateRegressor, LinearModel):
-    """Poisson regression of counts or rates, log-linear in the features. Targets below zero count as zero."""
+    """Poisson regression of counts or rates, log-linear in the features. Targets below zero count
+    as zero.
+    """
 
     def _loss(self, outputs: int) -> Loss:
         return Poisson()

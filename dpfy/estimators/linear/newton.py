@@ -1,10 +1,13 @@
-"""Newton's method with a noised Hessian (Ganesh et al. 2023): few rounds, each with a gradient and a second derivative.
+"""Newton's method with a noised Hessian (Ganesh et al. 2023): few rounds, each with a gradient and
+a second derivative.
 
-A record adds its row times its slope to the gradient, and f'' x x' to the Hessian, in units of their largest values: norm 1 each.
-Rows are shortened by the root of f'' and cut to their grid before they are multiplied, so that sums stay exact. For a softmax the
-Hessian is bounded by half the second moments of rows, which do not depend on the weights and are released once.
+A record adds its row times its slope to the gradient, and f'' x x' to the Hessian, in units of
+their largest values: norm 1 each. Rows are shortened by the root of f'' and cut to their grid
+before they are multiplied, so that sums stay exact. For a softmax the Hessian is bounded by half
+the second moments of rows, which do not depend on the weights and are released once.
 
-Eigenvalues that noise alone could have made are raised to its level, and steps are damped to where the quadratic picture holds.
+Eigenvalues that noise alone could have made are raised to its level, and steps are damped to where
+the quadratic picture holds.
 """
 
 from __future__ import annotations
@@ -52,17 +55,27 @@ class Newton(Solver):
         signal = size * math.sqrt(held.releases) / held.scale
         steepest = cut(task.loss, task.clip, signal, design.width * outputs)
         ridge = (task.alpha or 0.0) / problem.radius**2
-        weights, later = np.zeros((design.width, outputs)), np.zeros((design.width, outputs))  # for rows in the unit ball
+        weights, later = (
+            np.zeros((design.width, outputs)),
+            np.zeros((design.width, outputs)),
+        )  # for rows in the unit ball
         hessian = np.zeros((design.width, design.width))
-        prior = held.scale * steepest / math.sqrt(held.releases) / problem.radius  # a weight of one feature is about one
+        prior = (
+            held.scale * steepest / math.sqrt(held.releases) / problem.radius
+        )  # a weight of one feature is about one
         for step in range(held.releases):
             scores = design.scores(without_rounding(weights))
             if outputs == 1 or step == 0:
                 hessian = self._hessian(problem, scores, fit)
             slopes = unit_rows(task.loss.slopes(scores, problem.target) / steepest)
-            gradient = fit.release(GRADIENTS, design.total(slopes), BITS) * steepest + (ridge + prior) * weights
+            gradient = (
+                fit.release(GRADIENTS, design.total(slopes), BITS) * steepest
+                + (ridge + prior) * weights
+            )
             move = np.linalg.solve(hessian + (ridge + prior) * np.eye(design.width), gradient)
-            weights = weights - move * min(1.0, 2 * problem.radius / max(float(np.linalg.norm(move)), 1e-300))
+            weights = weights - move * min(
+                1.0, 2 * problem.radius / max(float(np.linalg.norm(move)), 1e-300)
+            )
             if step >= held.releases // 2:
                 later += weights
         inverse = np.linalg.inv(hessian + (ridge + prior) * np.eye(design.width))

@@ -1,16 +1,18 @@
-"""Solvers that release a quadratic function of the weights once, and minimise it: sufficient statistics, and the functional mechanism.
+"""Solvers that release a quadratic function of the weights once, and minimise it: sufficient
+statistics, and the functional mechanism.
 
-A record adds the matrix z z' of z = (x, t), row and target, less its last corner: x x' and x t twice, of norm at most sqrt(3) for a
-row in the unit ball and a target in [-1, 1]. All of it is one release with one bill. Entries that stand on both sides of the
-diagonal are released twice and averaged, which is the same as weighting them by sqrt 2. Replacing a record moves it by at most
+A record adds the matrix z z' of z = (x, t), row and target, less its last corner: x x' and x t
+twice, of norm at most sqrt(3) for a row in the unit ball and a target in [-1, 1]. All of it is one
+release with one bill. Entries that stand on both sides of the diagonal are released twice and
+averaged, which is the same as weighting them by sqrt 2. Replacing a record moves it by at most
 sqrt(8): the inner product of two such matrices is (x x')^2 + 2 (x x') t t' >= -(t t')^2 >= -1.
 
-With noise of deviation s in an entry the smallest eigenvalue is off by up to s sqrt(2 d). The ridge is what is missing to that
-(adaptive sufficient statistics: Wang 2018, where the smallest eigenvalue was a release of its own; here it is read off the noisy
-matrix).
+With noise of deviation s in an entry the smallest eigenvalue is off by up to s sqrt(2 d). The ridge
+is what is missing to that (adaptive sufficient statistics: Wang 2018, where the smallest eigenvalue
+was a release of its own; here it is read off the noisy matrix).
 
-For a logistic loss the functional mechanism (Zhang et al. 2012) takes its second-order expansion at 0, log 2 + (1/2 - y) z + z^2 /
-8.
+For a logistic loss the functional mechanism (Zhang et al. 2012) takes its second-order expansion at
+0, log 2 + (1/2 - y) z + z^2 / 8.
 """
 
 from __future__ import annotations
@@ -41,12 +43,18 @@ class Quadratic(Solver):
     def refuse(self, task: Task) -> None:
         if not isinstance(task.loss, Squared):
             raise Unsupported(
-                f'solver="statistics" for {type(task.loss).__name__}, which is no function of second moments,', WAY_OUT
+                f'solver="statistics" for {type(task.loss).__name__}, which is no function of '
+                f"second moments,",
+                WAY_OUT,
             )
 
     def needs(self, task: Task) -> list[Need]:
         width = task.layout.width  # the L1 norm of x x' is the square of that of x
-        bound = Bound(l2=REPLACE if task.terms.replaced else ADD, l1=width + 2 * math.sqrt(width) + 1e-9, linf=1.0)
+        bound = Bound(
+            l2=REPLACE if task.terms.replaced else ADD,
+            l1=width + 2 * math.sqrt(width) + 1e-9,
+            linf=1.0,
+        )
         return [Need(STATISTICS, bound)]
 
     def bits(self, task: Task) -> Mapping[str, int]:
@@ -60,21 +68,29 @@ class Quadratic(Solver):
         design, width = problem.design, problem.design.width
         bend, slope, target = self.parts(problem)
         moments = design.gram(np.clip(target, -1.0, 1.0))
-        released = fit.release(STATISTICS, np.concatenate([moments, moments[:, width:]], axis=1), GRAM)
+        released = fit.release(
+            STATISTICS, np.concatenate([moments, moments[:, width:]], axis=1), GRAM
+        )
         matrix, vector = released[:, :width], slope * released[:, width:].mean(axis=1)
         matrix = (matrix + matrix.T) / 2 * bend
         noise = fit.round(STATISTICS).scale
         alpha = problem.task.alpha
-        ridge = (0.0 if alpha is None else alpha / problem.radius**2) + missing(matrix, noise * bend)
+        ridge = (0.0 if alpha is None else alpha / problem.radius**2) + missing(
+            matrix, noise * bend
+        )
         inverse = np.linalg.inv(matrix + ridge * np.eye(width))
         weights = inverse @ vector
-        each = noise * np.sqrt((slope**2 + bend**2 * (weights @ weights + weights**2)) / 2)  # of the gradient at these weights
+        each = noise * np.sqrt(
+            (slope**2 + bend**2 * (weights @ weights + weights**2)) / 2
+        )  # of the gradient at these weights
         spread = np.sqrt(inverse**2 @ each**2)
         return Fitted(weights[:, None] / problem.radius, spread[:, None] / problem.radius)
 
 
 def missing(matrix: Floats, noise: float) -> float:
-    """How much must be added to the diagonal for noise of this deviation not to decide the answer."""
+    """How much must be added to the diagonal for noise of this deviation not to decide the
+    answer.
+    """
     reach = noise * math.sqrt(2 * len(matrix))
     least = float(np.linalg.eigvalsh(matrix)[0])
     return max(reach - max(least, 0.0), 2.0**-10 * reach) + max(-least, 0.0)
@@ -85,7 +101,10 @@ class Functional(Quadratic):
 
     def refuse(self, task: Task) -> None:
         if not isinstance(task.loss, Squared | Logistic):
-            raise Unsupported(f'solver="functional" for {type(task.loss).__name__}, which has no expansion here,', WAY_OUT)
+            raise Unsupported(
+                f'solver="functional" for {type(task.loss).__name__}, which has no expansion here,',
+                WAY_OUT,
+            )
 
     def parts(self, problem: Problem) -> tuple[float, float, Floats]:
         if isinstance(problem.task.loss, Logistic):
@@ -96,5 +115,9 @@ class Functional(Quadratic):
         if isinstance(task.loss, Squared):
             return ()
         return [
-            Condition("loss", "what is released is a polynomial of the weights", "the loss was expanded to second order at 0")
+            Condition(
+                "loss",
+                "what is released is a polynomial of the weights",
+                "the loss was expanded to second order at 0",
+            )
         ]

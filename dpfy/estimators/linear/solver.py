@@ -1,4 +1,6 @@
-"""What a solver of linear models is: what it will release, what its proof needs, and how it finds weights from what it releases."""
+"""What a solver of linear models is: what it will release, what its proof needs, and how it finds
+weights from what it releases.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ UNIT = Bound(l2=1.0)
 NORMS, COUNT = "norms of rows", "number of records"
 NORM_SHARE, COUNT_SHARE = 0.01, 0.01
 CELLS, RATIO, MIDDLE = 24, 0.9, 0.5
-"""The histogram of norms: cells that shrink by a ratio from the largest norm on; the quantile that is taken."""
+"""The histogram of norms: cells that shrink by a ratio from the largest norm on; the quantile that
+is taken.
+"""
 WAY_OUT = 'use solver="gradient", whose proof needs nothing but bounded slopes'
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is solved, as far as it is public: a loss, the layout of rows, and the settings of the model."""
+    """What is solved, as far as it is public: a loss, the layout of rows, and the settings of the
+    model.
+    """
 
     loss: Loss
     layout: Layout
@@ -51,7 +57,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Problem:
-    """A task with its private records: rows in the unit ball, times `design.radius`, and targets [records, outputs]."""
+    """A task with its private records: rows in the unit ball, times `design.radius`, and targets
+    [records, outputs].
+    """
 
     task: Task
     design: Design
@@ -66,7 +74,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Weights [width, outputs] for rows of features; `noise` is about the deviation that noise gives each weight, or at most that of all.
+    """Weights [width, outputs] for rows of features; `noise` is about the deviation that noise
+    gives each weight, or at most that of all.
 
     It follows from what was released and from the scale of the noise.
     """
@@ -78,7 +87,8 @@ class Fitted:
 class Solver(ABC):
     """A way to the weights.
 
-    Guarantees: `needs`, `bits` and `conditions` depend on the task alone; `solve` depends on the records through releases alone.
+    Guarantees: `needs`, `bits` and `conditions` depend on the task alone; `solve` depends on the
+    records through releases alone.
     """
 
     buys_norm: ClassVar[bool] = True
@@ -114,17 +124,23 @@ def norm_needs(norm: float | None, terms: Terms) -> list[Need]:
 
 
 def problem_of(task: Task, data: Records, target: Floats, fit: Fit, keep: bool = True) -> Problem:
-    """The records as rows, whose features are shortened to the public norm or to the median, which is bought."""
+    """The records as rows, whose features are shortened to the public norm or to the median, which
+    is bought.
+    """
     layout = task.layout
     if task.norm is not None and task.norm >= layout.largest:
-        return Problem(task, Design(layout, data, layout.largest, keep=keep), target, layout.largest)
+        return Problem(
+            task, Design(layout, data, layout.largest, keep=keep), target, layout.largest
+        )
     norms = layout.norms(data)
     norm = bought_norm(layout, norms, fit) if task.norm is None else task.norm
     return Problem(task, Design(layout, data, norm, norms, keep), target, norm)
 
 
 def bought_norm(layout: Layout, norms: Floats, fit: Fit, share: float = MIDDLE) -> float:
-    """The norm that this share of records has at most, rounded up to the edge of a cell; the largest possible one where noise hides it."""
+    """The norm that this share of records has at most, rounded up to the edge of a cell; the
+    largest possible one where noise hides it.
+    """
     edges = layout.largest * RATIO ** np.arange(CELLS)  # from the largest down
     places = np.clip(np.searchsorted(-edges, -norms, side="left") - 1, 0, CELLS - 1)
     counts = fit.release(NORMS, np.bincount(places, minlength=CELLS))
@@ -136,7 +152,11 @@ def bought_norm(layout: Layout, norms: Floats, fit: Fit, share: float = MIDDLE) 
 
 def count_needs(terms: Terms) -> list[Need]:
     """What buys the number of records, where it is not public."""
-    return [] if terms.records is not None or terms.replaced else [Need(COUNT, Bound.scalar(1.0), share=COUNT_SHARE)]
+    return (
+        []
+        if terms.records is not None or terms.replaced
+        else [Need(COUNT, Bound.scalar(1.0), share=COUNT_SHARE)]
+    )
 
 
 def count_of(problem: Problem, fit: Fit) -> float:
@@ -153,5 +173,7 @@ def refuse_outputs(task: Task, solver: str) -> None:
     """Refuse several outputs, where a proof is for one linear score."""
     if isinstance(task.loss, Softmax):
         raise Unsupported(
-            f'solver="{solver}" for {task.outputs} classes: its proof is for losses of one linear score, and', WAY_OUT
+            f'solver="{solver}" for {task.outputs} classes: its proof is for losses of one linear '
+            f"score, and",
+            WAY_OUT,
         )

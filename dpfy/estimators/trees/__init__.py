@@ -1,4 +1,6 @@
-"""Trees and boosting: additive functions, boosted trees, forests, a tree grown from the top, and soft trees."""
+"""Trees and boosting: additive functions, boosted trees, forests, a tree grown from the top, and
+soft trees.
+"""
 
 from dpfy.estimators.trees.additive import AdditiveBoostingClassifier, AdditiveBoostingRegressor
 from dpfy.estimators.trees.boosted import GradientBoostingClassifier, GradientBoostingRegressor

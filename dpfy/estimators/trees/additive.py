@@ -1,10 +1,12 @@
-"""Explainable boosting: a sum of one function for each column, learnt in rounds from noisy residuals of all columns at once.
+"""Explainable boosting: a sum of one function for each column, learnt in rounds from noisy
+residuals of all columns at once.
 
-One release counts the records in the cells of every column (fine and coarse, weighted) and the target. It says which fine cells
-stand by themselves, how sure a sum is, and where to begin. Then, round by round, each record adds its residual to its group in
-every column: L2 norm at most one for each column, jointly. Every round the functions move towards what the sums say after
-noise-aware smoothing (`smoothing`). Taking the columns one after the other (`cyclic`), as explainable boosting usually does (Nori
-et al. 2021), costs the same: as many releases more, each of one column.
+One release counts the records in the cells of every column (fine and coarse, weighted) and the
+target. It says which fine cells stand by themselves, how sure a sum is, and where to begin. Then,
+round by round, each record adds its residual to its group in every column: L2 norm at most one for
+each column, jointly. Every round the functions move towards what the sums say after noise-aware
+smoothing (`smoothing`). Taking the columns one after the other (`cyclic`), as explainable boosting
+usually does (Nori et al. 2021), costs the same: as many releases more, each of one column.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ Floats = NDArray[np.float64]
 
 COUNTS, RESIDUALS = "counts", "residuals"
 WEIGHT, WEIGHT_BITS = 5 / 16, 4
-"""What a record adds to coarse counts, to those of words and of the target, where it adds one to fine counts."""
+"""What a record adds to coarse counts, to those of words and of the target, where it adds one to
+fine counts.
+"""
 COUNTED = 0.15
 """The share of the budget that buys the counts."""
 MOMENTUM = 0.3
 BACK = 1.0
-"""A step went too far where sums then point back along it by more than this part of how they pointed forward: the rate is
-halved.
+"""A step went too far where sums then point back along it by more than this part of how they
+pointed forward: the rate is halved.
 """
 KEPT = 0.4
 """Sums of how many rounds, as a share of all, what is kept in the end rests on."""
@@ -82,7 +86,12 @@ class _Additive:
         noise = fit.round(RESIDUALS).deviation * beginning.clip
         found = boosted(rounds, fit, noise, (self.rounds, self.learning_rate, self.cyclic))
         of_cell = np.concatenate([*groups.of_cell])
-        facts = {"sizes": np.array(held.sizes, np.int64), "starts": groups.starts, "of_cell": of_cell, "counts": groups.counts}
+        facts = {
+            "sizes": np.array(held.sizes, np.int64),
+            "starts": groups.starts,
+            "of_cell": of_cell,
+            "counts": groups.counts,
+        }
         begun = {"begin": beginning.score, "clip": np.array([beginning.clip])}
         return facts | begun | {"function": found.function, "deviation": found.deviation}
 
@@ -96,7 +105,9 @@ class _Additive:
             for a, b in zip(self._starts, self._starts[1:], strict=False)
         ]
         for mean, a, b in zip(means, self._starts, self._starts[1:], strict=False):
-            function[a:b] -= mean  # each function is zero on average, and the intercept holds the rest
+            function[a:b] -= (
+                mean  # each function is zero on average, and the intercept holds the rest
+            )
         self.intercept_ = model["begin"] + np.sum(means, axis=0)
         self.function_, self.deviation_ = function, model["deviation"]
 
@@ -111,8 +122,16 @@ class _Additive:
         """The function of every column, with the band in which noise and chance leave it."""
         return Shapes(
             tuple(
-                Shape(column, self._of_cell[f], self.function_[a:b], self.deviation_[a:b], self._counts[a:b])
-                for f, (column, a, b) in enumerate(zip(self._columns.columns, self._starts, self._starts[1:], strict=False))  # type: ignore[attr-defined]
+                Shape(
+                    column,
+                    self._of_cell[f],
+                    self.function_[a:b],
+                    self.deviation_[a:b],
+                    self._counts[a:b],
+                )
+                for f, (column, a, b) in enumerate(
+                    zip(self._columns.columns, self._starts, self._starts[1:], strict=False)  # type: ignore[attr-defined]
+                )
             ),
             score_names(self._aim),  # type: ignore[attr-defined]
         )
@@ -120,8 +139,8 @@ class _Additive:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AdditiveBoostingClassifier(_Additive, PrivateClassifier):
-    """Classes by a sum of one function for each column: as good as boosted trees on many tables, and every function can be looked
-    at.
+    """Classes by a sum of one function for each column: as good as boosted trees on many tables,
+    and every function can be looked at.
 
     rounds:         how often residuals are released.
     learning_rate:  the part of the way to what the sums of a round say that is gone.
@@ -129,19 +148,21 @@ class AdditiveBoostingClassifier(_Additive, PrivateClassifier):
     max_bins:       fine cells of that range; those that hold many records are bins of their own.
     cyclic:         one column after the other in each round, not all at once. The bill is the same.
 
-    Missing values have a cell of their own where the schema gives no fill. After `fit`: `intercept_`, and `function_` and
-    `deviation_` [groups, scores]: what each group of cells adds to the score, and the standard deviation of that; `explain()`
-    shows them.
+    Missing values have a cell of their own where the schema gives no fill. After `fit`:
+    `intercept_`, and `function_` and `deviation_` [groups, scores]: what each group of cells adds
+    to the score, and the standard deviation of that; `explain()` shows them.
     """
 
     def _log_joint(self, given: Records) -> Floats:
-        return residuals.ClassResiduals(len(self.classes_)).log_joint(self._scores(given), self._clip)
+        return residuals.ClassResiduals(len(self.classes_)).log_joint(
+            self._scores(given), self._clip
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AdditiveBoostingRegressor(_Additive, PrivateRegressor):
-    """Numbers by a sum of one function for each column; see `AdditiveBoostingClassifier`. Residuals are clipped at twice the
-    deviation of the target.
+    """Numbers by a sum of one function for each column; see `AdditiveBoostingClassifier`. Residuals
+    are clipped at twice the deviation of the target.
     """
 
     def predict(self, X: Any) -> Floats:
@@ -150,30 +171,39 @@ class AdditiveBoostingRegressor(_Additive, PrivateRegressor):
 
 
 def counts_bound(numbers: int, others: int, terms: Terms) -> Bound:
-    """Of what a record adds to the counts: a one to the fine cells of each number, `WEIGHT` to their coarse bins, to each
-    category and the target.
+    """Of what a record adds to the counts: a one to the fine cells of each number, `WEIGHT` to
+    their coarse bins, to each category and the target.
 
     Where a record is replaced, two ones move in each histogram, and half of that counts.
     """
     l2 = math.sqrt(numbers + WEIGHT**2 * (numbers + others)) * (1 + 2.0**-50)
     return Bound(
-        l2=l2 / math.sqrt(2) * (1 + 2.0**-50) if terms.replaced else l2, l1=numbers + WEIGHT * (numbers + others), linf=1.0
+        l2=l2 / math.sqrt(2) * (1 + 2.0**-50) if terms.replaced else l2,
+        l1=numbers + WEIGHT * (numbers + others),
+        linf=1.0,
     )
 
 
-def counted(held: Cells, loss: Residuals, target: NDArray[Any], bins: int, fit: Fit) -> tuple[Groups, Beginning]:
+def counted(
+    held: Cells, loss: Residuals, target: NDArray[Any], bins: int, fit: Fit
+) -> tuple[Groups, Beginning]:
     """The one release of counts: groups of cells, and where to begin."""
     wanted = counted_cells(held.sizes, held.ordered, bins)
     totals = []
     for f, number in enumerate(held.ordered):
         counts = held.counts(f)
         if number:
-            coarse = np.bincount(np.arange(len(counts) - 1) * bins // (len(counts) - 1), counts[:-1], bins)
+            coarse = np.bincount(
+                np.arange(len(counts) - 1) * bins // (len(counts) - 1), counts[:-1], bins
+            )
             totals += [counts.astype(np.float64), coarse * WEIGHT]
         else:
             totals.append(counts * WEIGHT)
     totals.append(np.bincount(loss.places(target), minlength=loss.cells) * WEIGHT)
-    released = np.split(fit.release(COUNTS, np.concatenate(totals), WEIGHT_BITS), np.cumsum([len(t) for t in totals])[:-1])
+    released = np.split(
+        fit.release(COUNTS, np.concatenate(totals), WEIGHT_BITS),
+        np.cumsum([len(t) for t in totals])[:-1],
+    )
     weights = [1.0 if fine else WEIGHT for _, fine in wanted]
     noise = [fit.round(COUNTS).deviation / w for w in weights]
     found = [r / w for r, w in zip(released, weights, strict=False)]
@@ -181,17 +211,28 @@ def counted(held: Cells, loss: Residuals, target: NDArray[Any], bins: int, fit: 
 
 
 class Rounds:
-    """The records as rounds of boosting meet them: the sums of their residuals under functions so far."""
+    """The records as rounds of boosting meet them: the sums of their residuals under functions so
+    far.
+    """
 
-    def __init__(self, held: Cells, groups: Groups, loss: Residuals, target: NDArray[Any], beginning: Beginning) -> None:
+    def __init__(
+        self,
+        held: Cells,
+        groups: Groups,
+        loss: Residuals,
+        target: NDArray[Any],
+        beginning: Beginning,
+    ) -> None:
         self.groups, self.loss, self.beginning, self._target = groups, loss, beginning, target
-        self._group = [of.astype(np.uint16)[p] for of, p in zip(groups.of_cell, held.places, strict=True)]
+        self._group = [
+            of.astype(np.uint16)[p] for of, p in zip(groups.of_cell, held.places, strict=True)
+        ]
         self._steps = np.zeros((groups.size, loss.width), np.int32)
         self._scores = residuals.begun(beginning.score, len(target))
 
     def scores(self, function: Floats) -> list[residuals.Steps]:
-        """Of every record, in whole steps: sums of rounded functions, without further rounding. Only columns that changed are
-        added again.
+        """Of every record, in whole steps: sums of rounded functions, without further rounding.
+        Only columns that changed are added again.
         """
         steps = residuals.steps(function)
         changed = steps - self._steps
@@ -203,7 +244,8 @@ class Rounds:
         return self._scores
 
     def sums(self, function: Floats, columns: Sequence[int]) -> Floats:
-        """Sums of residuals in the groups of these columns [groups, scores], whole steps made of 2^-RESIDUAL_BITS.
+        """Sums of residuals in the groups of these columns [groups, scores], whole steps made of
+        2^-RESIDUAL_BITS.
 
         Guarantees: a record adds a vector of norm at most one for each column.
         """
@@ -222,8 +264,8 @@ class Found:
 
 
 def boosted(rounds: Rounds, fit: Fit, noise: float, how: tuple[int, float, bool]) -> Found:
-    """All rounds. `noise` is the standard deviation of a sum of residuals as released, `how` the rounds, the rate, and whether
-    columns take turns.
+    """All rounds. `noise` is the standard deviation of a sum of residuals as released, `how` the
+    rounds, the rate, and whether columns take turns.
 
     Guarantees: depends on the records through `Fit.release` alone.
     """
@@ -247,7 +289,9 @@ def boosted(rounds: Rounds, fit: Fit, noise: float, how: tuple[int, float, bool]
             told[at] += sums[at]
             if t % 3 == 0 and (turn is turns[-1] or not t):
                 level, spike = likeliest(chain, told / (t + 1), weight, noise**2 / (t + 1) + chance)
-            wanted = smooth(chain, sums, weight, noise**2 / max(1.0, KEPT * count) + chance, level, spike).mean
+            wanted = smooth(
+                chain, sums, weight, noise**2 / max(1.0, KEPT * count) + chance, level, spike
+            ).mean
             speed[at] = MOMENTUM * speed[at] + rate * (wanted - function)[at]
             function[at] += speed[at]
             forward[turn[0]] = (left * speed[at]).sum()

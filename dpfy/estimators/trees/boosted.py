@@ -1,8 +1,9 @@
-"""Gradient-boosted trees with random splits and Newton leaves (Maddock et al. 2022): all of the budget goes to the leaves.
+"""Gradient-boosted trees with random splits and Newton leaves (Maddock et al. 2022): all of the
+budget goes to the leaves.
 
-Each tree is random (`growing`). A record adds its clipped residual and its curvature to the leaf it falls in; one release gives
-the sums of all leaves of a tree. A leaf's value is the mean of what its sums leave possible, given the noise, and the next tree
-is fitted to what is left.
+Each tree is random (`growing`). A record adds its clipped residual and its curvature to the leaf it
+falls in; one release gives the sums of all leaves of a tree. A leaf's value is the mean of what its
+sums leave possible, given the noise, and the next tree is fitted to what is left.
 """
 
 from __future__ import annotations
@@ -70,14 +71,20 @@ class _Boosted:
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         assert data.target is not None
         loss, held = residuals.of(data.aim), cells(data, self.bins)
-        begin = loss.begin(fit.release(TARGET, np.bincount(loss.places(data.target), minlength=loss.cells)))
+        begin = loss.begin(
+            fit.release(TARGET, np.bincount(loss.places(data.target), minlength=loss.cells))
+        )
         trees = grown(held.sizes, held.ordered, self.n_estimators, self.max_depth, self.structure)
         noise, scores = fit.round(LEAVES).deviation, residuals.begun(begin.score, data.size)
         values = np.empty((trees.count, trees.leaves, loss.width))
         for t in range(trees.count):
             leaf = trees.leaf(t, held.places)
-            sums, curves = self._released(loss, (data.target, scores, leaf), begin.clip, trees.leaves, fit)
-            values[t] = leaf_values(sums, curves, begin, (noise * begin.clip, noise * loss.steepest / CURVED))
+            sums, curves = self._released(
+                loss, (data.target, scores, leaf), begin.clip, trees.leaves, fit
+            )
+            values[t] = leaf_values(
+                sums, curves, begin, (noise * begin.clip, noise * loss.steepest / CURVED)
+            )
             steps = residuals.steps(self.learning_rate * values[t])
             values[t] = steps * 2.0**-SCORE_BITS
             for k, score in enumerate(scores):
@@ -88,20 +95,35 @@ class _Boosted:
             "values": values,
             "sizes": np.array(held.sizes, np.int64),
         }
-        return facts | {"begin": begin.score, "clip": np.array([begin.clip]), "noise": np.array([noise * begin.clip])}
+        return facts | {
+            "begin": begin.score,
+            "clip": np.array([begin.clip]),
+            "noise": np.array([noise * begin.clip]),
+        }
 
     def _released(
-        self, loss: residuals.Residuals, records: tuple[Any, Any, Any], clip: float, leaves: int, fit: Fit
+        self,
+        loss: residuals.Residuals,
+        records: tuple[Any, Any, Any],
+        clip: float,
+        leaves: int,
+        fit: Fit,
     ) -> tuple[Floats, Floats]:
-        """Noisy sums of residuals and of curvatures in the leaves of one tree [leaves, scores], in their own units.
+        """Noisy sums of residuals and of curvatures in the leaves of one tree [leaves, scores], in
+        their own units.
 
         Guarantees: a record adds a vector of norm at most sqrt(1 + CURVED^2).
         """
         target, scores, leaf = records
-        added = [*loss.residuals(target, scores, clip), *(CURVED * c for c in loss.curvatures(scores))]
+        added = [
+            *loss.residuals(target, scores, clip),
+            *(CURVED * c for c in loss.curvatures(scores)),
+        ]
         sums = np.stack([np.bincount(leaf, a, leaves) for a in added], axis=1) * 2.0**-RESIDUAL_BITS
         released = fit.release(LEAVES, sums, RESIDUAL_BITS + CURVED_BITS)
-        return released[:, : loss.width] * clip, released[:, loss.width :] * (loss.steepest / CURVED)
+        return released[:, : loss.width] * clip, released[:, loss.width :] * (
+            loss.steepest / CURVED
+        )
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._trees, self._sizes = Trees(model["columns"], model["right"]), model["sizes"]
@@ -119,9 +141,14 @@ class _Boosted:
         """How much the questions of each column move the score."""
         names = self._columns.names  # type: ignore[attr-defined]
         sizes = importance(self._trees, self.values_, len(names))
-        rows = tuple((name, float(size)) for size, name in sorted(zip(sizes, names, strict=True), reverse=True))
+        rows = tuple(
+            (name, float(size))
+            for size, name in sorted(zip(sizes, names, strict=True), reverse=True)
+        )
         return Explanation(
-            ("column", "sum of steps"), rows, f"sums of residuals in a leaf have noise of standard deviation {self._noise:.3g}"
+            ("column", "sum of steps"),
+            rows,
+            f"sums of residuals in a leaf have noise of standard deviation {self._noise:.3g}",
         )
 
 
@@ -135,12 +162,14 @@ class GradientBoostingClassifier(_Boosted, PrivateClassifier):
     bins:           equal bins of the transformed range of a number, between which it is cut.
     structure:      the public seed of the splits.
 
-    Missing values go to a random side where the schema gives no fill. After `fit`: `intercept_`, and `values_` [trees, leaves,
-    scores].
+    Missing values go to a random side where the schema gives no fill. After `fit`: `intercept_`,
+    and `values_` [trees, leaves, scores].
     """
 
     def _log_joint(self, given: Records) -> Floats:
-        return residuals.ClassResiduals(len(self.classes_)).log_joint(self._scores(given), self._clip)
+        return residuals.ClassResiduals(len(self.classes_)).log_joint(
+            self._scores(given), self._clip
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -152,10 +181,16 @@ class GradientBoostingRegressor(_Boosted, PrivateRegressor):
         return residuals.number(self._scores(self._given(X)), self._aim)
 
 
-def leaf_values(sums: Floats, curves: Floats, begin: residuals.Beginning, noise: tuple[float, float]) -> Floats:
-    """The posterior mean of a leaf's value: its sum is curvature times value, with noise and chance; values have the variance
-    `level`^2.
+def leaf_values(
+    sums: Floats, curves: Floats, begin: residuals.Beginning, noise: tuple[float, float]
+) -> Floats:
+    """The posterior mean of a leaf's value: its sum is curvature times value, with noise and
+    chance; values have the variance `level`^2.
     """
-    weight = np.maximum(0.8 * curves, 0.25 * noise[1])  # part of a curvature is clipped away; noise can make it negative
+    weight = np.maximum(
+        0.8 * curves, 0.25 * noise[1]
+    )  # part of a curvature is clipped away; noise can make it negative
     spread = weight * (begin.spread / begin.curvature)
-    return np.asarray(begin.level**2 * weight * sums / ((begin.level * weight) ** 2 + noise[0] ** 2 + spread))
+    return np.asarray(
+        begin.level**2 * weight * sums / ((begin.level * weight) ** 2 + noise[0] ** 2 + spread)
+    )

@@ -1,8 +1,9 @@
 """The cells of every column, and how a noisy count of them joins fine cells to groups.
 
-A number has equal fine cells over its transformed public range, and one more for a missing value. A category has a cell for each
-word of its list, and one for all that is not listed or missing. Fine cells of numbers are joined to equal coarse bins, except
-those whose noisy count stands out, which stay by themselves: many records at one value are worth a value of their own.
+A number has equal fine cells over its transformed public range, and one more for a missing value. A
+category has a cell for each word of its list, and one for all that is not listed or missing. Fine
+cells of numbers are joined to equal coarse bins, except those whose noisy count stands out, which
+stay by themselves: many records at one value are worth a value of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ STANDS_OUT = 3.0
 
 @dataclass(frozen=True)
 class Cells:
-    """`places[f]` is the cell of each record in column f, `sizes[f]` how many cells it has, `ordered[f]` whether it is a
-    number.
+    """`places[f]` is the cell of each record in column f, `sizes[f]` how many cells it has,
+    `ordered[f]` whether it is a number.
     """
 
     places: tuple[Places, ...]
@@ -61,7 +62,9 @@ def cells(data: Records, fine: int) -> Cells:
 def cells_again(given: Records, sizes: NDArray[np.int64]) -> Cells:
     """The cells of other rows, by the sizes of a fit."""
     numbers = [
-        int(size) - 1 for size, column in zip(sizes, given.columns.columns, strict=True) if not isinstance(column, Category)
+        int(size) - 1
+        for size, column in zip(sizes, given.columns.columns, strict=True)
+        if not isinstance(column, Category)
     ]
     return cells(given, numbers[0] if numbers else 1)
 
@@ -78,10 +81,12 @@ def _of_number(units: Floats, fine: int) -> Places:
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of cells, column after column: cell c of column f is in group `starts[f] + of_cell[f][c]`.
+    """Groups of cells, column after column: cell c of column f is in group `starts[f] +
+    of_cell[f][c]`.
 
-    `links[g]` is how far group g is from the one before it in its column, as a share of the range; infinite for the first of a
-    column, for words and for missing values. `counts` are noisy numbers of records, at least one.
+    `links[g]` is how far group g is from the one before it in its column, as a share of the range;
+    infinite for the first of a column, for words and for missing values. `counts` are noisy numbers
+    of records, at least one.
     """
 
     of_cell: tuple[NDArray[np.int32], ...]
@@ -99,15 +104,25 @@ class Groups:
         return slice(int(self.starts[f]), int(self.starts[f + 1]))
 
 
-def counted_cells(sizes: Sequence[int], ordered: Sequence[bool], bins: int) -> list[tuple[int, bool]]:
-    """The histograms that are counted, in order: (cells, fine) of each; numbers have a fine one and one of their coarse bins."""
+def counted_cells(
+    sizes: Sequence[int], ordered: Sequence[bool], bins: int
+) -> list[tuple[int, bool]]:
+    """The histograms that are counted, in order: (cells, fine) of each; numbers have a fine one and
+    one of their coarse bins.
+    """
     found = []
     for size, number in zip(sizes, ordered, strict=True):
         found += [(size, True), (bins, False)] if number else [(size, False)]
     return found
 
 
-def grouped(sizes: Sequence[int], ordered: Sequence[bool], bins: int, counts: Sequence[Floats], noise: Sequence[float]) -> Groups:
+def grouped(
+    sizes: Sequence[int],
+    ordered: Sequence[bool],
+    bins: int,
+    counts: Sequence[Floats],
+    noise: Sequence[float],
+) -> Groups:
     """Groups from noisy histograms (`counted_cells`), each with noise of its standard deviation."""
     of_cell, starts, links, sums, at = [], [0], [], [], 0
     for size, number in zip(sizes, ordered, strict=True):
@@ -128,8 +143,8 @@ def grouped(sizes: Sequence[int], ordered: Sequence[bool], bins: int, counts: Se
 
 
 def _joined(fine: Floats, coarse: Floats, noise: float) -> tuple[NDArray[np.int64], Floats]:
-    """The group of each fine cell, and the count of each group: of cells that stand out their own, of others what is left of
-    their bin.
+    """The group of each fine cell, and the count of each group: of cells that stand out their own,
+    of others what is left of their bin.
     """
     alone = fine > STANDS_OUT * noise
     bin_of = np.arange(len(fine)) * len(coarse) // len(fine)

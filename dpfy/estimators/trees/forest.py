@@ -1,10 +1,11 @@
 """Random forests whose splits are random: noise in the leaves only, all trees in one release.
 
-A record adds what it knows (its class, or its number) to one leaf of every tree: L2 norm sqrt(trees), jointly. Each tree's leaves
-are smoothed by what is known about the noise (`smoothing`), trees that tell more weigh more, and one more number, released too,
-says how far the mean of all trees is to be stretched, since means of many weak trees lie too close together. Numbers are cut at
-random quantiles of noisy counts, which take a share of the budget; without one (`quantiles=False`) they are cut anywhere in their
-range.
+A record adds what it knows (its class, or its number) to one leaf of every tree: L2 norm
+sqrt(trees), jointly. Each tree's leaves are smoothed by what is known about the noise
+(`smoothing`), trees that tell more weigh more, and one more number, released too, says how far the
+mean of all trees is to be stretched, since means of many weak trees lie too close together. Numbers
+are cut at random quantiles of noisy counts, which take a share of the budget; without one
+(`quantiles=False`) they are cut anywhere in their range.
 """
 
 from __future__ import annotations
@@ -57,11 +58,19 @@ class _Forest:
         check.integer("bins", self.bins, least=2, most=4096)
         check.integer("structure", self.structure, least=0)
         numbers = len(public.columns.columns) - len(public.columns.categories)
-        counted = [Need(CELLS, one_of_each(numbers, public.terms), share=COUNTED)] if self.quantiles and numbers else []
+        counted = (
+            [Need(CELLS, one_of_each(numbers, public.terms), share=COUNTED)]
+            if self.quantiles and numbers
+            else []
+        )
         stretch = Bound(l2=math.sqrt(2) * (1 + 2.0**-50), l1=2.0, linf=1.0)
         return [
             *counted,
-            Need(LEAVES, leaves.bound(self.n_estimators, public.target, public.terms), share=1 - COUNTED - STRETCHED),
+            Need(
+                LEAVES,
+                leaves.bound(self.n_estimators, public.target, public.terms),
+                share=1 - COUNTED - STRETCHED,
+            ),
             Need(STRETCH, stretch, share=STRETCHED),
         ]
 
@@ -70,10 +79,23 @@ class _Forest:
 
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         held, told = cells(data, self.bins), leaves.known(data)
-        trees = grown(held.sizes, held.ordered, self.n_estimators, self.max_depth, self.structure, self._counted(held, fit))
+        trees = grown(
+            held.sizes,
+            held.ordered,
+            self.n_estimators,
+            self.max_depth,
+            self.structure,
+            self._counted(held, fit),
+        )
         leaf = [trees.leaf(t, held.places) for t in range(trees.count)]
-        sums = np.stack([np.stack([np.bincount(z, k, trees.leaves) for k in told], axis=1) for z in leaf])
-        values, mean = settled(fit.release(LEAVES, sums, BITS), fit.round(LEAVES).deviation, isinstance(data.aim, Classes))
+        sums = np.stack(
+            [np.stack([np.bincount(z, k, trees.leaves) for k in told], axis=1) for z in leaf]
+        )
+        values, mean = settled(
+            fit.release(LEAVES, sums, BITS),
+            fit.round(LEAVES).deviation,
+            isinstance(data.aim, Classes),
+        )
         facts: dict[str, NDArray[Any]] = {
             "columns": trees.columns,
             "right": trees.right,
@@ -84,7 +106,9 @@ class _Forest:
         return facts | {"values": values * self._stretched(leaf, values, deviation, fit)}
 
     def _counted(self, held: Cells, fit: Fit) -> list[Floats] | None:
-        """Noisy counts of the cells of numbers, in the places of all columns; what noise alone may be is taken off."""
+        """Noisy counts of the cells of numbers, in the places of all columns; what noise alone may
+        be is taken off.
+        """
         if not self.quantiles or not any(held.ordered):
             return None
         numbers = [f for f, number in enumerate(held.ordered) if number]
@@ -94,20 +118,29 @@ class _Forest:
         return [found.get(f, np.zeros(size)) for f, size in enumerate(held.sizes)]
 
     def _stretched(self, leaf: Sequence[Any], values: Floats, deviation: Floats, fit: Fit) -> float:
-        """The factor by which the forest fits best: from the products of its own deviation with that of the record, and with
-        itself.
+        """The factor by which the forest fits best: from the products of its own deviation with
+        that of the record, and with itself.
 
         Guarantees: a record adds two numbers of at most one.
         """
         moved = np.zeros_like(deviation)
         for t, z in enumerate(leaf):
             moved += values[t][z]
-        unit = 0.5 / max(float(np.sqrt((values**2).sum(axis=2).mean(axis=1)).sum()), 1e-9)  # then most are shorter than one
+        unit = 0.5 / max(
+            float(np.sqrt((values**2).sum(axis=2).mean(axis=1)).sum()), 1e-9
+        )  # then most are shorter than one
         moved *= unit
         moved /= np.maximum(np.sqrt((moved**2).sum(axis=1, keepdims=True)), 1.0)
-        products = fixed(np.stack([(moved * deviation).sum(axis=1) / 2, (moved**2).sum(axis=1)], axis=1), BITS)
+        products = fixed(
+            np.stack([(moved * deviation).sum(axis=1) / 2, (moved**2).sum(axis=1)], axis=1), BITS
+        )
         released = fit.release(STRETCH, np.clip(products, -1, 1).sum(axis=0), BITS)
-        return 2 * unit * max(float(released[0]), 0.0) / max(float(released[1]), fit.round(STRETCH).deviation)
+        return (
+            2
+            * unit
+            * max(float(released[0]), 0.0)
+            / max(float(released[1]), fit.round(STRETCH).deviation)
+        )
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._trees, self._sizes = Trees(model["columns"], model["right"]), model["sizes"]
@@ -124,7 +157,10 @@ class _Forest:
         """How much the questions of each column move the answer."""
         names = self._columns.names  # type: ignore[attr-defined]
         sizes = importance(self._trees, self.values_, len(names))
-        rows = tuple((name, float(size)) for size, name in sorted(zip(sizes, names, strict=True), reverse=True))
+        rows = tuple(
+            (name, float(size))
+            for size, name in sorted(zip(sizes, names, strict=True), reverse=True)
+        )
         return Explanation(("column", "sum of steps"), rows)
 
 
@@ -132,13 +168,13 @@ class _Forest:
 class RandomForestClassifier(_Forest, PrivateClassifier):
     """Classes by a forest of random trees: one release for all its leaves.
 
-    n_estimators:  how many trees. More of them share the noise of the same release.
-    max_depth:     questions of each tree.
-    bins:          equal bins of the transformed range of a number, between which it is cut.
-    quantiles:     cut numbers at random quantiles of noisy counts; otherwise anywhere in their range, at no cost.
-    structure:     the public seed of the splits.
+    n_estimators:  how many trees. More of them share the noise of the same release. max_depth:
+    questions of each tree. bins:          equal bins of the transformed range of a number, between
+    which it is cut. quantiles:     cut numbers at random quantiles of noisy counts; otherwise
+    anywhere in their range, at no cost. structure:     the public seed of the splits.
 
-    After `fit`: `mean_` [classes] is the share of each class, `values_` [trees, leaves, classes] what a leaf adds to it.
+    After `fit`: `mean_` [classes] is the share of each class, `values_` [trees, leaves, classes]
+    what a leaf adds to it.
     """
 
     def _log_joint(self, given: Records) -> Floats:
@@ -155,7 +191,9 @@ class RandomForestRegressor(_Forest, PrivateRegressor):
 
 
 def settled(sums: Floats, noise: float, classes: bool) -> tuple[Floats, Floats]:
-    """What a leaf adds to the mean [trees, leaves, outputs], weighed by how much its tree tells; and the mean [outputs]."""
+    """What a leaf adds to the mean [trees, leaves, outputs], weighed by how much its tree tells;
+    and the mean [outputs].
+    """
     trees, size, width = sums.shape
     chain = Chain.of(np.full(trees * size, np.inf), np.arange(trees + 1) * size)
     values, mean, counts = leaves.expected(sums.reshape(-1, width), noise, classes, chain)

@@ -1,8 +1,10 @@
-"""Random trees: every level asks one question of all records, which column and which of its cells being drawn at random.
+"""Random trees: every level asks one question of all records, which column and which of its cells
+being drawn at random.
 
-The questions come from a public seed and public sizes, or from counts that were released, so that a tree by itself costs nothing:
-only what is summed in its leaves needs noise (Geurts et al. 2006; Fletcher & Islam 2017). All nodes of a level ask the same,
-which makes a leaf a number of `depth` bits.
+The questions come from a public seed and public sizes, or from counts that were released, so that a
+tree by itself costs nothing: only what is summed in its leaves needs noise (Geurts et al. 2006;
+Fletcher & Islam 2017). All nodes of a level ask the same, which makes a leaf a number of `depth`
+bits.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trees:
-    """`columns[t, l]` is the column that level l of tree t asks for; `right[t, l, c]` whether its cell c goes right."""
+    """`columns[t, l]` is the column that level l of tree t asks for; `right[t, l, c]` whether its
+    cell c goes right.
+    """
 
     columns: NDArray[np.int64]
     right: NDArray[np.uint8]
@@ -44,12 +48,18 @@ class Trees:
 
 
 def grown(
-    sizes: Sequence[int], ordered: Sequence[bool], count: int, depth: int, seed: int, counts: Sequence[Floats] | None = None
+    sizes: Sequence[int],
+    ordered: Sequence[bool],
+    count: int,
+    depth: int,
+    seed: int,
+    counts: Sequence[Floats] | None = None,
 ) -> Trees:
     """Random trees over columns of these sizes.
 
-    A number is cut between two of its cells; of a category, every word goes right with probability one half, and so do missing
-    values. With `counts` of the cells, a number is cut at a random quantile.
+    A number is cut between two of its cells; of a category, every word goes right with probability
+    one half, and so do missing values. With `counts` of the cells, a number is cut at a random
+    quantile.
 
     Guarantees: depends on the arguments alone.
     """
@@ -69,8 +79,8 @@ def grown(
 
 
 def _asked(draw: np.random.Generator, columns: int, count: int, depth: int) -> NDArray[np.int64]:
-    """The columns of each tree, from one shuffled deck after the other: all are asked equally often, none twice in a tree while
-    others are left.
+    """The columns of each tree, from one shuffled deck after the other: all are asked equally
+    often, none twice in a tree while others are left.
     """
     found, deck = np.empty((count, depth), np.int64), list[int]()
     for t in range(count):
@@ -85,7 +95,9 @@ def _asked(draw: np.random.Generator, columns: int, count: int, depth: int) -> N
 
 
 def _cut(draw: np.random.Generator, cells: int, counts: Floats | None) -> int:
-    """The first cell that goes right: any but the first, or the one of a random quantile of the counts or the next."""
+    """The first cell that goes right: any but the first, or the one of a random quantile of the
+    counts or the next.
+    """
     if counts is None:
         return int(draw.integers(1, cells))
     part = np.cumsum(counts[:-1]) / max(float(counts[:-1].sum()), 1e-9)
@@ -93,12 +105,14 @@ def _cut(draw: np.random.Generator, cells: int, counts: Floats | None) -> int:
 
 
 def importance(trees: Trees, values: Floats, columns: int) -> Floats:
-    """For each column the sum of what its questions move: how far the means of the two sides lie apart, in `values` [trees,
-    leaves, scores].
+    """For each column the sum of what its questions move: how far the means of the two sides lie
+    apart, in `values` [trees, leaves, scores].
     """
     found = np.zeros(columns)
     for t in range(trees.count):
         for level, column in enumerate(trees.columns[t]):
             side = (np.arange(trees.leaves) >> level) & 1
-            found[column] += np.abs(values[t][side == 1].mean(axis=0) - values[t][side == 0].mean(axis=0)).mean()
+            found[column] += np.abs(
+                values[t][side == 1].mean(axis=0) - values[t][side == 0].mean(axis=0)
+            ).mean()
     return found

@@ -27,23 +27,32 @@ SPREAD = 0.1
 
 
 def bound(trees: int, target: Target | None, terms: Terms) -> Bound:
-    """A record adds its class as a one, or a one and its number from -1 to 1, to a leaf of each tree."""
+    """A record adds its class as a one, or a one and its number from -1 to 1, to a leaf of each
+    tree.
+    """
     if isinstance(target, Classes):
         return one_of_each(trees, terms)
     return Bound(l2=math.sqrt(2 * trees) * (1 + 2.0**-50), l1=2.0 * trees, linf=1.0)
 
 
 def known(data: Records) -> list[Floats]:
-    """What each record adds to its leaf: a one for its class; or a one, and its number in shares of its range, from -1 to 1."""
+    """What each record adds to its leaf: a one for its class; or a one, and its number in shares of
+    its range, from -1 to 1.
+    """
     if isinstance(data.aim, Classes):
         return [(data.labels == k).astype(np.float64) for k in range(data.classes)]
     aim, values = data.numeric
-    return [np.ones(data.size), fixed(np.clip(2 * (values - aim.low) / (aim.high - aim.low) - 1, -1, 1), BITS)]
+    return [
+        np.ones(data.size),
+        fixed(np.clip(2 * (values - aim.low) / (aim.high - aim.low) - 1, -1, 1), BITS),
+    ]
 
 
-def expected(sums: Floats, noise: float, classes: bool, chain: Chain) -> tuple[Floats, Floats, Floats]:
-    """From noisy sums [leaves, what is known]: how far each leaf is from the mean [leaves, outputs], that mean, and how many
-    records there are.
+def expected(
+    sums: Floats, noise: float, classes: bool, chain: Chain
+) -> tuple[Floats, Floats, Floats]:
+    """From noisy sums [leaves, what is known]: how far each leaf is from the mean [leaves,
+    outputs], that mean, and how many records there are.
 
     Outputs are the shares of classes, or the number.
     """
@@ -52,6 +61,12 @@ def expected(sums: Floats, noise: float, classes: bool, chain: Chain) -> tuple[F
     mean = np.clip(outputs.sum(axis=0) / counts.sum(), 0 if classes else -1, 1)
     weight = np.repeat(counts[:, None], outputs.shape[1], axis=1)
     left = outputs - weight * mean
-    noisy = noise**2 * ((1 - mean) ** 2 + (outputs.shape[1] - 1) * mean**2 if classes else 1 + mean**2)
+    noisy = noise**2 * (
+        (1 - mean) ** 2 + (outputs.shape[1] - 1) * mean**2 if classes else 1 + mean**2
+    )
     variance = noisy + weight * (mean * (1 - mean) if classes else SPREAD)
-    return smooth(chain, left, weight, variance, *likeliest(chain, left, weight, variance)).mean, mean, counts
+    return (
+        smooth(chain, left, weight, variance, *likeliest(chain, left, weight, variance)).mean,
+        mean,
+        counts,
+    )

@@ -1,12 +1,14 @@
 """What boosting makes small: residuals of bounded norm, in whole steps, from scores in whole steps.
 
-Every residual is divided by a clip, so that a record's has at most the norm one whatever the clip, which may thus follow from
-earlier releases. Scores are sums of whole numbers and residuals are looked up or computed by correctly rounded operations: what
-one record adds depends on nothing but that record and what was released.
+Every residual is divided by a clip, so that a record's has at most the norm one whatever the clip,
+which may thus follow from earlier releases. Scores are sums of whole numbers and residuals are
+looked up or computed by correctly rounded operations: what one record adds depends on nothing but
+that record and what was released.
 
-Clipping a residual moves the score at which the residuals of a probability q balance, and not their order: with s_y = min(1, clip
-/ |e_y - p|) the balance sum_y q_y s_y (e_y - p) = 0 says that q_y is proportional to p_y / s_y. So probabilities are put right
-after the fit (`ClassResiduals.log_joint`).
+Clipping a residual moves the score at which the residuals of a probability q balance, and not their
+order: with s_y = min(1, clip / |e_y - p|) the balance sum_y q_y s_y (e_y - p) = 0 says that q_y is
+proportional to p_y / s_y. So probabilities are put right after the fit
+(`ClassResiduals.log_joint`).
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ TARGET_CELLS = 64
 
 @dataclass(frozen=True)
 class Beginning:
-    """What the noisy histogram of the target says before the first round: a score for all, the clip, and how a record curves the
-    loss.
+    """What the noisy histogram of the target says before the first round: a score for all, the
+    clip, and how a record curves the loss.
 
-    `curvature` and `spread` [scores]: by how much a record's residual falls as its score rises, and the variance of a residual.
-    `level` is how far scores are thought to lie apart.
+    `curvature` and `spread` [scores]: by how much a record's residual falls as its score rises, and
+    the variance of a residual. `level` is how far scores are thought to lie apart.
     """
 
     score: Floats
@@ -79,8 +81,8 @@ class Residuals(Protocol):
         """
 
     def curvatures(self, scores: Sequence[Steps]) -> list[Floats]:
-        """By how much the residual of each score falls as the score rises, in whole steps of 2^-RESIDUAL_BITS and divided by
-        `steepest`.
+        """By how much the residual of each score falls as the score rises, in whole steps of
+        2^-RESIDUAL_BITS and divided by `steepest`.
 
         Guarantees: over the scores of one record, the L2 norm is at most one.
         """
@@ -104,7 +106,9 @@ class ClassResiduals:
 
     @property
     def steepest(self) -> float:
-        """p (1 - p) is at most a quarter, and their sum over classes at most one, so that the sum of squares is at most a quarter."""
+        """p (1 - p) is at most a quarter, and their sum over classes at most one, so that the sum
+        of squares is at most a quarter.
+        """
         return 0.25 if self.classes == 2 else 0.5
 
     def places(self, target: NDArray[Any]) -> NDArray[np.int64]:
@@ -116,7 +120,9 @@ class ClassResiduals:
         floor = max(1.0, 0.001 * float(np.maximum(counts, 0).sum()))
         shares = np.maximum(counts, floor)
         shares /= shares.sum()
-        curve = 0.64 * shares * (1 - shares)  # about the mean of p (1 - p) of a useful model, less what is clipped
+        curve = (
+            0.64 * shares * (1 - shares)
+        )  # about the mean of p (1 - p) of a useful model, less what is clipped
         clip = HALF_WAY * np.sqrt(self.classes / 2 if self.classes == 2 else 2)
         if self.classes > 2:
             score = np.log(shares)
@@ -136,22 +142,32 @@ class ClassResiduals:
         """p (1 - p) of each score, rounded towards zero."""
         if self.classes == 2:
             return [_curvature_table()[np.clip(scores[0], -FAR, FAR) + FAR]]
-        return [np.trunc(p * (1 - p) / self.steepest * ONE * (1 - 2.0**-40)) for p in _shares(scores)]
+        return [
+            np.trunc(p * (1 - p) / self.steepest * ONE * (1 - 2.0**-40)) for p in _shares(scores)
+        ]
 
     def log_joint(self, scores: Floats, clip: float) -> Floats:
-        """Logarithms of the probabilities of the classes, up to a constant for each row, put right for the clip."""
-        held = np.concatenate([np.zeros_like(scores), scores], axis=1) if self.classes == 2 else scores
+        """Logarithms of the probabilities of the classes, up to a constant for each row, put right
+        for the clip.
+        """
+        held = (
+            np.concatenate([np.zeros_like(scores), scores], axis=1) if self.classes == 2 else scores
+        )
         held = held - held.max(axis=1, keepdims=True)
         p = np.exp(held)
         p /= p.sum(axis=1, keepdims=True)
-        far = 1 - p if self.classes == 2 else np.sqrt(np.maximum(1 - 2 * p + (p * p).sum(axis=1, keepdims=True), 0))
+        far = (
+            1 - p
+            if self.classes == 2
+            else np.sqrt(np.maximum(1 - 2 * p + (p * p).sum(axis=1, keepdims=True), 0))
+        )
         return np.asarray(held + np.log(np.maximum(1.0, far / clip)))
 
 
 @dataclass(frozen=True)
 class NumberResiduals:
-    """A number in a public range, by Huber's loss: squared up to the clip, then straight. Scores are shares of the range, from -1
-    to 1.
+    """A number in a public range, by Huber's loss: squared up to the clip, then straight. Scores
+    are shares of the range, from -1 to 1.
     """
 
     low: float
@@ -230,7 +246,9 @@ def _logistic() -> Floats:
 @cache
 def _logistic_table(clip: float) -> Floats:
     """The clipped residual for each label and each score in steps."""
-    found: Floats = np.stack([np.rint(np.clip((y - _logistic()) / clip, -1, 1) * ONE) for y in (0, 1)])
+    found: Floats = np.stack(
+        [np.rint(np.clip((y - _logistic()) / clip, -1, 1) * ONE) for y in (0, 1)]
+    )
     return found
 
 
@@ -245,7 +263,9 @@ def _exponentials() -> Floats:
 
 
 def _shares(scores: Sequence[Steps]) -> list[Floats]:
-    """Probabilities. Sums are made class after class, so that they are rounded alike for every record, wherever it stands."""
+    """Probabilities. Sums are made class after class, so that they are rounded alike for every
+    record, wherever it stands.
+    """
     top = np.max(np.stack([*scores]), axis=0)
     parts = [_exponentials()[np.minimum(top - s, 2 * FAR)] for s in scores]
     whole = np.zeros(len(top))

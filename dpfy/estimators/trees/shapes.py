@@ -1,4 +1,6 @@
-"""The functions of an additive model, to look at: a table for each column, or one picture of all of them with their bands."""
+"""The functions of an additive model, to look at: a table for each column, or one picture of all of
+them with their bands.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ BAND = 2.0
 
 @dataclass(frozen=True)
 class Shape:
-    """What a column adds to the scores: `values` and `deviation` [groups, scores], `counts` [groups]; `of_cell` is the group of
-    each cell.
+    """What a column adds to the scores: `values` and `deviation` [groups, scores], `counts`
+    [groups]; `of_cell` is the group of each cell.
     """
 
     column: Column
@@ -61,29 +63,45 @@ class Shape:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The functions of all columns. `shapes["age"]` is the table of one; as text the columns stand by their importance."""
+    """The functions of all columns. `shapes["age"]` is the table of one; as text the columns stand
+    by their importance.
+    """
 
     shapes: tuple[Shape, ...]
     scores: tuple[str, ...]
 
     def __getitem__(self, name: str) -> Explanation:
-        """The function of a column: what each group adds to the score, and the half width of its band."""
+        """The function of a column: what each group adds to the score, and the half width of its
+        band.
+        """
         for shape in self.shapes:
             if shape.column.name == name:
                 return _table(shape, self.scores)
-        raise InvalidInput("column", name, f"must be one of {', '.join(s.column.name for s in self.shapes)[:200]}")
+        raise InvalidInput(
+            "column", name, f"must be one of {', '.join(s.column.name for s in self.shapes)[:200]}"
+        )
 
     def __str__(self) -> str:
-        rows = tuple((s.column.name, s.importance) for s in sorted(self.shapes, key=lambda s: -s.importance))
-        note = f"mean size of what a column adds to the score of {', '.join(self.scores)[:100]}; explain()[column] shows its function"
+        rows = tuple(
+            (s.column.name, s.importance) for s in sorted(self.shapes, key=lambda s: -s.importance)
+        )
+        note = (
+            f"mean size of what a column adds to the score of {', '.join(self.scores)[:100]}; "
+            f"explain()[column] shows its function"
+        )
         return str(Explanation(("column", "mean effect"), rows, note))
 
     def svg(self) -> str:
-        """A picture of all functions, the most important first, with bands of two standard deviations."""
+        """A picture of all functions, the most important first, with bands of two standard
+        deviations.
+        """
         held = sorted(self.shapes, key=lambda s: -s.importance)
         top = max(max(float(np.abs(s.values).max()) for s in held), 1e-9)
         high = math.ceil(len(held) / ACROSS) * (HIGH + GAP)
-        drawn = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{ACROSS * (WIDE + GAP)}" height="{high + 20}" font-size="11">']
+        drawn = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{ACROSS * (WIDE + GAP)}" '
+            f'height="{high + 20}" font-size="11">'
+        ]
         for k, shape in enumerate(held):
             x, y = (k % ACROSS) * (WIDE + GAP) + GAP // 2, (k // ACROSS) * (HIGH + GAP) + GAP // 2
             drawn.append(f'<g transform="translate({x},{y})">{_drawn(shape, top)}</g>')
@@ -98,7 +116,9 @@ class Shapes:
 def score_names(aim: Target | None) -> tuple[str, ...]:
     """The names of the scores of a target."""
     if isinstance(aim, Classes):
-        return tuple(str(label) for label in (aim.labels[1:] if len(aim.labels) == 2 else aim.labels))
+        return tuple(
+            str(label) for label in (aim.labels[1:] if len(aim.labels) == 2 else aim.labels)
+        )
     return ("the target",)
 
 
@@ -119,12 +139,17 @@ def _drawn(shape: Shape, top: float) -> str:
     ends = np.concatenate([[0], np.cumsum(sizes)]) / sizes.sum() * WIDE
     parts = [f'<line x1="0" y1="{HIGH / 2}" x2="{WIDE}" y2="{HIGH / 2}" stroke="#bbbbbb"/>']
     for k, colour in zip(
-        range(shape.values.shape[1]), ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377") * 99, strict=False
+        range(shape.values.shape[1]),
+        ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377") * 99,
+        strict=False,
     ):
         value, spread = shape.values[:, k], BAND * shape.deviation[:, k]
         band = [*_steps(ends, value + spread, top), *reversed(_steps(ends, value - spread, top))]
         parts.append(f'<polygon points="{" ".join(band)}" fill="{colour}" opacity="0.2"/>')
-        parts.append(f'<polyline points="{" ".join(_steps(ends, value, top))}" fill="none" stroke="{colour}"/>')
+        parts.append(
+            f'<polyline points="{" ".join(_steps(ends, value, top))}" fill="none" '
+            f'stroke="{colour}"/>'
+        )
     parts.append(f'<text x="2" y="-3">{escape(shape.column.name[:40])}</text>')
     return "".join(parts)
 
@@ -132,4 +157,8 @@ def _drawn(shape: Shape, top: float) -> str:
 def _steps(ends: Floats, values: Floats, top: float) -> list[str]:
     """The corners of a step function; what leaves the picture is drawn at its edge."""
     heights = HIGH / 2 * (1 - np.clip(values / top, -1, 1))
-    return [f"{x:.1f},{y:.1f}" for low, high, y in zip(ends, ends[1:], heights, strict=False) for x in (low, high)]
+    return [
+        f"{x:.1f},{y:.1f}"
+        for low, high, y in zip(ends, ends[1:], heights, strict=False)
+        for x in (low, high)
+    ]

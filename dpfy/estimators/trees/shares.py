@@ -1,8 +1,9 @@
 """Soft trees (Hazimeh et al. 2020) as functions, with the gradient of every record in closed form.
 
-A split sends a record to both sides, by shares that a smooth step of a linear score gives. A leaf's share is the product of those on
-its way, and a tree's score the sum of its leaves' values by their shares. With V the score of a part of the tree, the derivative in the
-score of a split is (share of the node) step' (V right - V left): no matrix of gradients is ever made.
+A split sends a record to both sides, by shares that a smooth step of a linear score gives. A leaf's
+share is the product of those on its way, and a tree's score the sum of its leaves' values by their
+shares. With V the score of a part of the tree, the derivative in the score of a split is (share of
+the node) step' (V right - V left): no matrix of gradients is ever made.
 
 Splits stand level by level, in each level tree by tree. Arrays have records last.
 """
@@ -45,26 +46,35 @@ class Ensemble:
 
 
 def smooth_step(scores: Array) -> tuple[Array, Array]:
-    """0 below -1/2, 1 above 1/2, and between them the cubic that meets both smoothly; and its slope."""
+    """0 below -1/2, 1 above 1/2, and between them the cubic that meets both smoothly; and its
+    slope.
+    """
     part = np.clip(scores, -0.5, 0.5)
     square = part * part
     return 0.5 + part * (1.5 - 2 * square), 1.5 - 6 * square
 
 
 class Passed:
-    """Records sent through the trees: `scores` [outputs, records], from scores of splits [splits, records] and values of leaves.
+    """Records sent through the trees: `scores` [outputs, records], from scores of splits [splits,
+    records] and values of leaves.
 
-    Guarantees: sums are made tree after tree by correctly rounded operations, so that what a record gets depends on nothing but itself,
-    the splits and the leaves.
+    Guarantees: sums are made tree after tree by correctly rounded operations, so that what a record
+    gets depends on nothing but itself, the splits and the leaves.
     """
 
     def __init__(self, shape: Ensemble, splits: Array, values: Array) -> None:
         self.shape = shape
-        right, self._slopes = zip(*(smooth_step(level) for level in shape.levels(splits)), strict=True)
+        right, self._slopes = zip(
+            *(smooth_step(level) for level in shape.levels(splits)), strict=True
+        )
         self._reached = [np.ones((shape.trees, 1, splits.shape[1]), splits.dtype)]
         for share in right:
             part = self._reached[-1] * share
-            self._reached.append(np.stack([self._reached[-1] - part, part], axis=2).reshape(shape.trees, -1, splits.shape[1]))
+            self._reached.append(
+                np.stack([self._reached[-1] - part, part], axis=2).reshape(
+                    shape.trees, -1, splits.shape[1]
+                )
+            )
         self._differ: list[Array] = []
         below = values.astype(splits.dtype)[:, :, :, None]
         for share in reversed(right):

@@ -1,10 +1,12 @@
-"""Noise-aware smoothing of a function on groups of cells: what a noisy sum says, given how smooth such functions are.
+"""Noise-aware smoothing of a function on groups of cells: what a noisy sum says, given how smooth
+such functions are.
 
-Within a column the function is a sum of two parts, both unknown: one that moves slowly from cell to cell (a chain: covariance
-level^2 exp(-distance / REACH)), and one that is independent in each cell (spike^2). Observed are sums z = h f + noise of known
-variance v. Chains have tridiagonal inverse covariances, so that posterior mean, variance and likelihood of all columns together
-take one pass over the groups. Words of a category are a chain without links. Level and spike of each column are those under which
-its sums are likeliest. All of it works on released numbers: it costs no privacy.
+Within a column the function is a sum of two parts, both unknown: one that moves slowly from cell to
+cell (a chain: covariance level^2 exp(-distance / REACH)), and one that is independent in each cell
+(spike^2). Observed are sums z = h f + noise of known variance v. Chains have tridiagonal inverse
+covariances, so that posterior mean, variance and likelihood of all columns together take one pass
+over the groups. Words of a category are a chain without links. Level and spike of each column are
+those under which its sums are likeliest. All of it works on released numbers: it costs no privacy.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ SPIKES = (0.02, 0.1, 0.3, 1.0, 3.0)
 
 @dataclass(frozen=True)
 class Chain:
-    """The inverse covariance of the slow part at level one: its diagonal and the entries beside it; `columns` are the starts of
-    the columns.
+    """The inverse covariance of the slow part at level one: its diagonal and the entries beside it;
+    `columns` are the starts of the columns.
     """
 
     diagonal: Floats
@@ -46,19 +48,29 @@ class Chain:
 
 @dataclass(frozen=True)
 class Smoothed:
-    """The posterior of a function: its mean [groups, scores], and for each column the logarithm of the likelihood of the sums."""
+    """The posterior of a function: its mean [groups, scores], and for each column the logarithm of
+    the likelihood of the sums.
+    """
 
     mean: Floats
     likelihood: Floats
 
 
-def smooth(chain: Chain, sums: Floats, weight: Floats, variance: Floats, level: Floats, spike: Floats) -> Smoothed:
-    """Given sums = weight * function + noise [groups, scores], with `level` and `spike` for each group."""
-    apart = (spike**2)[:, None] * weight**2 + variance  # variance of what the slow part does not explain
+def smooth(
+    chain: Chain, sums: Floats, weight: Floats, variance: Floats, level: Floats, spike: Floats
+) -> Smoothed:
+    """Given sums = weight * function + noise [groups, scores], with `level` and `spike` for each
+    group.
+    """
+    apart = (spike**2)[
+        :, None
+    ] * weight**2 + variance  # variance of what the slow part does not explain
     told, exact = weight * sums / apart, weight**2 / apart
     mean, likelihood = np.empty_like(sums), np.zeros(len(sums))
     for k in range(sums.shape[1]):
-        pivots, factors, _ = dpttrf(chain.diagonal / level**2 + exact[:, k], chain.beside / level[1:] ** 2)
+        pivots, factors, _ = dpttrf(
+            chain.diagonal / level**2 + exact[:, k], chain.beside / level[1:] ** 2
+        )
         mean[:, k], _ = dpttrs(pivots, factors, told[:, k])
         own = np.log(apart[:, k]) + np.log(pivots) + 2 * np.log(level) - chain.shrink
         likelihood -= 0.5 * (own + sums[:, k] ** 2 / apart[:, k] - told[:, k] * mean[:, k])
@@ -66,29 +78,41 @@ def smooth(chain: Chain, sums: Floats, weight: Floats, variance: Floats, level: 
     return Smoothed(mean + spikes, np.add.reduceat(likelihood, chain.columns))
 
 
-def likeliest(chain: Chain, sums: Floats, weight: Floats, variance: Floats) -> tuple[Floats, Floats]:
+def likeliest(
+    chain: Chain, sums: Floats, weight: Floats, variance: Floats
+) -> tuple[Floats, Floats]:
     """Level and spike of each group: for each column those under which its sums are likeliest."""
     size, found = len(sums), []
     pairs = [(level, spike) for level in LEVELS for spike in SPIKES]
     for level, spike in pairs:
-        found.append(smooth(chain, sums, weight, variance, np.full(size, level), np.full(size, spike)).likelihood)
+        found.append(
+            smooth(
+                chain, sums, weight, variance, np.full(size, level), np.full(size, spike)
+            ).likelihood
+        )
     best = np.array(pairs)[np.argmax(np.array(found), axis=0)]
     each = np.repeat(best, np.diff(np.append(chain.columns, size)), axis=0)
     return each[:, 0], each[:, 1]
 
 
-def deviation(chain: Chain, weight: Floats, variance: Floats, level: Floats, spike: Floats) -> Floats:
+def deviation(
+    chain: Chain, weight: Floats, variance: Floats, level: Floats, spike: Floats
+) -> Floats:
     """The standard deviation of the posterior in each group [groups, scores]."""
     apart = (spike**2)[:, None] * weight**2 + variance
     exact, found = weight**2 / apart, np.empty_like(weight)
     for k in range(weight.shape[1]):
-        found[:, k] = _inverse_diagonal(chain.diagonal / level**2 + exact[:, k], chain.beside / level[1:] ** 2)
+        found[:, k] = _inverse_diagonal(
+            chain.diagonal / level**2 + exact[:, k], chain.beside / level[1:] ** 2
+        )
     kept = (variance / apart) ** 2  # of the slow part's variance: what the spike does not take up
     return np.sqrt(kept * found + (spike**2)[:, None] * variance / apart)
 
 
 def _inverse_diagonal(diagonal: Floats, beside: Floats) -> Floats:
-    """The diagonal of the inverse of a positive tridiagonal matrix: from pivots of both directions."""
+    """The diagonal of the inverse of a positive tridiagonal matrix: from pivots of both
+    directions.
+    """
     down, _, _ = dpttrf(diagonal, beside)
     up, _, _ = dpttrf(diagonal[::-1].copy(), beside[::-1].copy())
     return np.asarray(1 / (down + up[::-1] - diagonal))

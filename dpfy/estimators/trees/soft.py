@@ -1,13 +1,17 @@
-"""Soft trees (Hazimeh et al. 2020) by noisy gradients of all records: splits and leaves are learnt together.
+"""Soft trees (Hazimeh et al. 2020) by noisy gradients of all records: splits and leaves are learnt
+together.
 
-- One release has the sum of rows and of rows times residuals. It gives the direction in which every tree begins as a soft staircase,
-  each with a public perturbation of its own, and the preconditioner of what follows.
-- Every round releases one sum: the gradients of all records in the weights of all splits and the values of all leaves, each
-  record's shortened to one norm. That norm is known in closed form, since a split's gradient is a number times the row.
-- Steps have momentum, and are as long as for linear models (`linear.descent`) with the same noise. The answer is the mean of the last
-  rounds.
+- One release has the sum of rows and of rows times residuals. It gives the direction in which every
+  tree begins as a soft staircase, each with a public perturbation of its own, and the
+  preconditioner of what follows.
+- Every round releases one sum: the gradients of all records in the weights of all splits and the
+  values of all leaves, each record's shortened to one norm. That norm is known in closed form,
+  since a split's gradient is a number times the row.
+- Steps have momentum, and are as long as for linear models (`linear.descent`) with the same noise.
+  The answer is the mean of the last rounds.
 
-What a record adds is made of its own row by correctly rounded operations and cut to a grid, towards zero; sums are exact.
+What a record adds is made of its own row by correctly rounded operations and cut to a grid, towards
+zero; sums are exact.
 """
 
 from __future__ import annotations
@@ -42,16 +46,24 @@ UNIT = Bound(l2=1.0)
 SAID, BEGUN = 0.02, 0.05
 """Shares of the budget: the histogram of the target, and the sums that trees begin with."""
 THIRD = math.floor(2.0**FACTOR / math.sqrt(3)) * 2.0**-FACTOR
-"""What each of the three parts of those sums weighs, so that together they have at most norm one."""
+"""What each of the three parts of those sums weighs, so that together they have at most norm
+one.
+"""
 FOR_ONE, FOR_EACH = 4, 2
 """Trees for one score, and for each of several, where nobody says how many."""
 CUT = 1.0
-"""The norm that gradients are shortened to, over that of a record in the middle of all roots with the largest residual."""
+"""The norm that gradients are shortened to, over that of a record in the middle of all roots with
+the largest residual.
+"""
 PACE, MOMENTUM, LATER = 0.2, 0.8, 0.3
 LEAF = 0.7
-"""How fast leaves learn. These were chosen on splits of Adult that no figure of the documentation is of."""
+"""How fast leaves learn. These were chosen on splits of Adult that no figure of the documentation
+is of.
+"""
 REACH, HEIGHT = 4.0, 2.0
-"""How far scores reach that the first staircases tell apart, and how high these are, in units of `Beginning.level`."""
+"""How far scores reach that the first staircases tell apart, and how high these are, in units of
+`Beginning.level`.
+"""
 RIDGE = 3.0
 """What is added to the curvature of the first step, over the noise of a slope."""
 TURNED, MOVED = 0.3, 0.1
@@ -101,17 +113,30 @@ class _Soft:
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         assert data.target is not None
         loss, layout = residuals.of(data.aim), Layout(data.columns)
-        begin = loss.begin(fit.release(TARGET, np.bincount(loss.places(data.target), minlength=loss.cells)))
-        shape = Ensemble(self.n_estimators or max(FOR_ONE, FOR_EACH * loss.width), self.max_depth, loss.width)
+        begin = loss.begin(
+            fit.release(TARGET, np.bincount(loss.places(data.target), minlength=loss.cells))
+        )
+        shape = Ensemble(
+            self.n_estimators or max(FOR_ONE, FOR_EACH * loss.width), self.max_depth, loss.width
+        )
         design = Design(layout, data, layout.largest)
         problem = _Problem(loss, begin, shape, layout, design, design.squares(), data.target)
         size, mean, slopes = problem.moments(fit)
         weights = problem.begun(size, mean, slopes, fit.round(MOMENTS).scale, self.structure)
         found = problem.descended(weights, size, mean, fit)
-        return {"splits": found.splits, "leaves": found.leaves, "begin": begin.score, "clip": np.array([begin.clip])}
+        return {
+            "splits": found.splits,
+            "leaves": found.leaves,
+            "begin": begin.score,
+            "clip": np.array([begin.clip]),
+        }
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
-        self._splits, self.leaves_, self.intercept_ = model["splits"], model["leaves"], model["begin"]
+        self._splits, self.leaves_, self.intercept_ = (
+            model["splits"],
+            model["leaves"],
+            model["begin"],
+        )
         self._clip = float(model["clip"][0])
 
     def _scores(self, given: Records) -> Floats:
@@ -124,29 +149,35 @@ class _Soft:
         return scores + self.intercept_
 
     def explain(self) -> Explanation:
-        """How much the splits of all trees look at each feature: the norm of its weights, largest first."""
+        """How much the splits of all trees look at each feature: the norm of its weights, largest
+        first.
+        """
         names = Layout(self._columns).names  # type: ignore[attr-defined]
         norms = np.sqrt((self._splits[1:] ** 2).sum(axis=1))
         rows = sorted(zip(names, norms.tolist(), strict=True), key=lambda row: -row[1])
         return Explanation(
-            ("feature", "norm of its weights"), tuple(rows), "weights are noisy, and began with a public perturbation"
+            ("feature", "norm of its weights"),
+            tuple(rows),
+            "weights are noisy, and began with a public perturbation",
         )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SoftTreeClassifier(_Soft, PrivateClassifier):
-    """Classes by soft trees (Hazimeh et al. 2020): every split sends a record to both sides, and all of them are learnt together.
+    """Classes by soft trees (Hazimeh et al. 2020): every split sends a record to both sides, and
+    all of them are learnt together.
 
-    n_estimators:  how many trees, whose leaves add up; None for four, or two for each of more than two classes.
-    max_depth:     of each tree.
-    rounds:        noisy gradients of all records.
+    n_estimators:  how many trees, whose leaves add up; None for four, or two for each of more than
+    two classes. max_depth:     of each tree. rounds:        noisy gradients of all records.
     structure:     the public seed of the perturbation that tells trees apart at the beginning.
 
     After `fit`: `leaves_` [trees, leaves, scores] and `intercept_`.
     """
 
     def _log_joint(self, given: Records) -> Floats:
-        return residuals.ClassResiduals(len(self.classes_)).log_joint(self._scores(given), self._clip)
+        return residuals.ClassResiduals(len(self.classes_)).log_joint(
+            self._scores(given), self._clip
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -182,18 +213,28 @@ class _Problem:
 
     @property
     def steepness(self) -> float:
-        """The norm of the derivatives of one score in the roots of its trees, in their middle, at the beginning."""
+        """The norm of the derivatives of one score in the roots of its trees, in their middle, at
+        the beginning.
+        """
         right, left = np.split(self.stairs, 2)[::-1]
-        return 1.5 * self.height * float(right.mean() - left.mean()) * math.sqrt(self.shape.trees / self.shape.outputs)
+        return (
+            1.5
+            * self.height
+            * float(right.mean() - left.mean())
+            * math.sqrt(self.shape.trees / self.shape.outputs)
+        )
 
     def moments(self, fit: Fit) -> tuple[float, Floats, Floats]:
-        """How many records there are, the mean of their rows, and that of rows times residuals [width, scores] at the beginning.
+        """How many records there are, the mean of their rows, and that of rows times residuals
+        [width, scores] at the beginning.
 
         Guarantees: a record adds a vector of norm at most one.
         """
         design, scores = self.design, residuals.begun(self.begin.score, self.design.size)
         found = self.loss.residuals(self.target, scores, self.begin.clip)
-        factors = np.stack([np.full(design.size, 1.0), *(r * 2.0**-RESIDUAL_BITS for r in found)], axis=1)
+        factors = np.stack(
+            [np.full(design.size, 1.0), *(r * 2.0**-RESIDUAL_BITS for r in found)], axis=1
+        )
         total = np.append(design.total(THIRD * factors).ravel(), THIRD * design.size)
         released = fit.release(MOMENTS, total, BITS) / THIRD
         size = max(float(released[-1]), 1.0)
@@ -202,12 +243,16 @@ class _Problem:
         return size, means[:, 0], means[:, 1:] * self.begin.clip
 
     def begun(self, size: float, mean: Floats, slopes: Floats, scale: float, seed: int) -> _Weights:
-        """Trees that are soft staircases along the direction that first slopes show, each with a perturbation of its own."""
+        """Trees that are soft staircases along the direction that first slopes show, each with a
+        perturbation of its own.
+        """
         shape, width = self.shape, self.layout.width
         noise = scale / THIRD * self.begin.clip * self.design.radius / size
         curves = [float(c) for c in self.begin.curvature]
         ways = [
-            Preconditioner(self.layout, mean, c, RIDGE * noise, self.layout.largest)(slopes[:, [k]])[:, 0]
+            Preconditioner(self.layout, mean, c, RIDGE * noise, self.layout.largest)(
+                slopes[:, [k]]
+            )[:, 0]
             for k, c in enumerate(curves)
         ]
         draw = np.random.Generator(np.random.PCG64(seed))
@@ -218,7 +263,9 @@ class _Problem:
             middles = (np.arange(2**level) + 0.5) / 2**level - 0.5
             for tree in range(shape.trees):
                 place = slice(at, at := at + 2**level)
-                splits[:, place] += (ways[tree % shape.outputs] / (2 * REACH * self.begin.level))[:, None]
+                splits[:, place] += (ways[tree % shape.outputs] / (2 * REACH * self.begin.level))[
+                    :, None
+                ]
                 splits[0, place] -= middles
         leaves = np.zeros(shape.values)
         for tree in range(shape.trees):
@@ -229,50 +276,76 @@ class _Problem:
         """Where noisy gradients lead: the mean of the last rounds."""
         held, begin, steep = fit.round(GRADIENTS), self.begin, self.steepness
         norm = CUT * begin.clip * self.design.radius * steep
-        noise = held.scale * norm / size / steep  # of a coordinate of a mean gradient, for one score
+        noise = (
+            held.scale * norm / size / steep
+        )  # of a coordinate of a mean gradient, for one score
         time = PACE / (noise / math.sqrt(held.releases))
         steps = held.releases / (1 - MOMENTUM) * (1 - LATER / 2)
         usual, ridge = float(begin.curvature.mean()), steps / time
         precondition = Preconditioner(self.layout, mean, usual, ridge, self.layout.largest)
-        move, later = _Weights(np.zeros_like(weights.splits), np.zeros_like(weights.leaves)), weights
+        move, later = (
+            _Weights(np.zeros_like(weights.splits), np.zeros_like(weights.leaves)),
+            weights,
+        )
         first = held.releases - max(1, math.ceil(held.releases * LATER))
         cut = weights.splits.size
         for step in range(held.releases):
             released = fit.release(GRADIENTS, self.gradient(weights, norm), BITS) * (norm / size)
-            splits, leaves = released[:cut].reshape(weights.splits.shape), released[cut:].reshape(weights.leaves.shape)
+            splits, leaves = (
+                released[:cut].reshape(weights.splits.shape),
+                released[cut:].reshape(weights.leaves.shape),
+            )
             move.splits = MOMENTUM * move.splits + precondition(splits) / steep**2
             move.leaves = MOMENTUM * move.leaves + LEAF / (usual + ridge) * leaves
-            weights = _Weights(weights.splits + move.splits, np.clip(weights.leaves + move.leaves, -FARTHEST, FARTHEST))
+            weights = _Weights(
+                weights.splits + move.splits,
+                np.clip(weights.leaves + move.leaves, -FARTHEST, FARTHEST),
+            )
             many = max(1, step - first + 1)  # of which `later` is the mean
             later = _Weights(
-                later.splits + (weights.splits - later.splits) / many, later.leaves + (weights.leaves - later.leaves) / many
+                later.splits + (weights.splits - later.splits) / many,
+                later.leaves + (weights.leaves - later.leaves) / many,
             )
         return later
 
     def gradient(self, weights: _Weights, norm: float) -> Floats:
-        """The sum over records of their gradients over `norm`, each shortened to norm one: of splits, then of leaves.
+        """The sum over records of their gradients over `norm`, each shortened to norm one: of
+        splits, then of leaves.
 
-        Guarantees: what a record adds has at most norm one, and depends on nothing but the record, the weights and the norm.
+        Guarantees: what a record adds has at most norm one, and depends on nothing but the record,
+        the weights and the norm.
         """
         leaves = np.zeros((self.shape.trees * 2**self.shape.depth, self.shape.outputs))
         factors = self._factors(weights, norm, leaves)
         splits = self.design.gradient(weights.splits * self.design.radius, factors)
         return np.concatenate([splits.ravel(), leaves.ravel()])
 
-    def _factors(self, weights: _Weights, norm: float, leaves: Floats) -> Callable[[Floats, slice], Floats]:
-        """What rows of a part of the records are multiplied by in the sum; what they add to the values of leaves goes to `leaves`."""
+    def _factors(
+        self, weights: _Weights, norm: float, leaves: Floats
+    ) -> Callable[[Floats, slice], Floats]:
+        """What rows of a part of the records are multiplied by in the sum; what they add to the
+        values of leaves goes to `leaves`.
+        """
         values, first = weights.leaves.astype(np.float32), residuals.steps(self.begin.score)
-        per_split, per_leaf = np.float32(self.begin.clip * self.design.radius / norm), np.float32(self.begin.clip / norm)
+        per_split, per_leaf = (
+            np.float32(self.begin.clip * self.design.radius / norm),
+            np.float32(self.begin.clip / norm),
+        )
 
         def found(scores: Floats, part: slice) -> Floats:
             factors = np.empty_like(scores)
             for some in parts(len(scores)):
-                factors[some] = own(scores[some], slice(part.start + some.start, part.start + some.stop))
+                factors[some] = own(
+                    scores[some], slice(part.start + some.start, part.start + some.stop)
+                )
             return factors
 
         def own(scores: Floats, part: slice) -> NDArray[np.float32]:
             passed = Passed(self.shape, np.ascontiguousarray(scores.T, np.float32), values)
-            steps = [begin + residuals.steps(score) for begin, score in zip(first, passed.scores, strict=True)]
+            steps = [
+                begin + residuals.steps(score)
+                for begin, score in zip(first, passed.scores, strict=True)
+            ]
             held = self.loss.residuals(self.target[part], steps, self.begin.clip)
             left = [(r * 2.0**-RESIDUAL_BITS).astype(np.float32) for r in held]
             splits, shares = passed.derivatives(left) * per_split, passed.leaves * per_leaf
@@ -286,7 +359,9 @@ class _Problem:
 
 
 def _squares(rows: Any) -> Floats:
-    """The sum of squares over rows, one after the other, so that it is rounded alike for every record, wherever it stands."""
+    """The sum of squares over rows, one after the other, so that it is rounded alike for every
+    record, wherever it stands.
+    """
     total = np.zeros(rows[0].shape)
     for row in rows:
         total += np.square(row, dtype=np.float64)

@@ -1,10 +1,13 @@
-"""One tree grown from the top with a budget that decays from level to level (DP-TopDown: Wang, Dick & Balcan 2020).
+"""One tree grown from the top with a budget that decays from level to level (DP-TopDown: Wang, Dick
+& Balcan 2020).
 
-At every level each node chooses its split by the exponential mechanism among all cuts of all columns; nodes share no record, so
-that the choices of a level are one choice for the bill. The score of a split is the sum over its two sides of (sum of what
-records add)^2 / records: for classes, Gini's index up to what no split changes. Adding a record changes it by more than -1 and at
-most 1. For numbers from -1 to 1 it is by more than -3 and at most 1, so the number of records of the node is added to all its
-scores, which changes no choice and leaves at most 2. Leaves are counted once, with the rest of the budget.
+At every level each node chooses its split by the exponential mechanism among all cuts of all
+columns; nodes share no record, so that the choices of a level are one choice for the bill. The
+score of a split is the sum over its two sides of (sum of what records add)^2 / records: for
+classes, Gini's index up to what no split changes. Adding a record changes it by more than -1 and at
+most 1. For numbers from -1 to 1 it is by more than -3 and at most 1, so the number of records of
+the node is added to all its scores, which changes no choice and leaves at most 2. Leaves are
+counted once, with the rest of the budget.
 """
 
 from __future__ import annotations
@@ -35,12 +38,16 @@ SCORE_BITS = 8
 ROUNDED = 2.0**-SCORE_BITS
 """What rounding two scores can add to the difference between them."""
 SIBLINGS = 0.05
-"""The distance between two leaves of one parent, as a share of a range; it doubles with every level above."""
+"""The distance between two leaves of one parent, as a share of a range; it doubles with every level
+above.
+"""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A full tree: node k, counted from the root level by level, asks `columns[k]`, and cell c goes right where `right[k, c]`."""
+    """A full tree: node k, counted from the root level by level, asks `columns[k]`, and cell c goes
+    right where `right[k, c]`.
+    """
 
     columns: NDArray[np.int64]
     right: NDArray[np.uint8]
@@ -75,8 +82,13 @@ class _TopDown:
         score = Bound(linf=(1.0 if isinstance(public.target, Classes) else 2.0) + ROUNDED)
         parts = np.array([self.decay**level for level in range(self.max_depth)])
         parts *= (1 - self.leaf_share) / parts.sum()
-        levels = [Need(_level(k), score, share=float(part), how=CHOICE) for k, part in enumerate(parts)]
-        return [*levels, Need(LEAVES, leaves.bound(1, public.target, public.terms), share=self.leaf_share)]
+        levels = [
+            Need(_level(k), score, share=float(part), how=CHOICE) for k, part in enumerate(parts)
+        ]
+        return [
+            *levels,
+            Need(LEAVES, leaves.bound(1, public.target, public.terms), share=self.leaf_share),
+        ]
 
     def _bits(self, public: Public) -> Mapping[str, int]:
         return {LEAVES: BITS}
@@ -84,7 +96,11 @@ class _TopDown:
     def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
         held, told = cells(data, self.bins), leaves.known(data)
         added = told if isinstance(data.aim, Classes) else told[1:]
-        candidates = [(f, cut) for f, size in enumerate(held.sizes) for cut in range(_cuts(size, held.ordered[f]))]
+        candidates = [
+            (f, cut)
+            for f, size in enumerate(held.sizes)
+            for cut in range(_cuts(size, held.ordered[f]))
+        ]
         columns = np.zeros((1 << self.max_depth) - 1, np.int64)
         right = np.zeros((len(columns), max(held.sizes)), np.uint8)
         at = np.zeros(data.size, np.int64)
@@ -96,8 +112,15 @@ class _TopDown:
             at = Splits(columns[: (2 << level) - 1], right[: (2 << level) - 1]).leaf(held.places)
         sums = np.stack([np.bincount(at, k, 1 << self.max_depth) for k in told], axis=1)
         released, noise = fit.release(LEAVES, sums, BITS), fit.round(LEAVES).deviation
-        values, mean, _ = leaves.expected(released, noise, isinstance(data.aim, Classes), _kinship(len(sums)))
-        return {"columns": columns, "right": right, "sizes": np.array(held.sizes, np.int64), "values": mean + values}
+        values, mean, _ = leaves.expected(
+            released, noise, isinstance(data.aim, Classes), _kinship(len(sums))
+        )
+        return {
+            "columns": columns,
+            "right": right,
+            "sizes": np.array(held.sizes, np.int64),
+            "values": mean + values,
+        }
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._splits, self._sizes = Splits(model["columns"], model["right"]), model["sizes"]
@@ -111,9 +134,14 @@ class _TopDown:
         names = self._columns.names  # type: ignore[attr-defined]
         weight = 0.5 ** np.floor(np.log2(np.arange(len(self._splits.columns)) + 1))
         sizes = np.bincount(self._splits.columns, weight, len(names))
-        rows = tuple((name, float(size)) for size, name in sorted(zip(sizes, names, strict=True), reverse=True))
+        rows = tuple(
+            (name, float(size))
+            for size, name in sorted(zip(sizes, names, strict=True), reverse=True)
+        )
         return Explanation(
-            ("column", "levels"), rows, "how many levels of the tree a column fills; a node counts by its share of its level"
+            ("column", "levels"),
+            rows,
+            "how many levels of the tree a column fills; a node counts by its share of its level",
         )
 
 
@@ -143,31 +171,44 @@ class DecisionTreeRegressor(_TopDown, PrivateRegressor):
 
 
 def scores(held: Cells, at: NDArray[np.int64], nodes: int, added: Sequence[Floats]) -> Floats:
-    """The score of every candidate in every node [nodes, candidates], in whole steps of 2^-SCORE_BITS."""
+    """The score of every candidate in every node [nodes, candidates], in whole steps of
+    2^-SCORE_BITS.
+    """
     found = []
     for f, (places, size) in enumerate(zip(held.places, held.sizes, strict=True)):
         where = at * size + places
-        parts = [np.bincount(where, minlength=nodes * size), *(np.bincount(where, a, nodes * size) for a in added)]
+        parts = [
+            np.bincount(where, minlength=nodes * size),
+            *(np.bincount(where, a, nodes * size) for a in added),
+        ]
         sums = np.stack(parts, axis=-1).reshape(nodes, size, -1)
         whole = sums.sum(axis=1, keepdims=True)
         left = np.cumsum(sums, axis=1)[:, : _cuts(size, True)] if held.ordered[f] else sums
-        same = 0.0 if len(added) > 1 else whole[..., 0]  # of numbers: for all candidates of a node alike
+        same = (
+            0.0 if len(added) > 1 else whole[..., 0]
+        )  # of numbers: for all candidates of a node alike
         found.append(_fit(left) + _fit(whole - left) + same)
     return np.asarray(np.rint(np.concatenate(found, axis=1) * 2.0**SCORE_BITS) * 2.0**-SCORE_BITS)
 
 
 def _fit(sums: Floats) -> Floats:
-    """The sum of squares over the number of records, 0 where there are none; the number comes first."""
+    """The sum of squares over the number of records, 0 where there are none; the number comes
+    first.
+    """
     return np.asarray((sums[..., 1:] ** 2).sum(axis=-1) / np.maximum(sums[..., 0], 1.0))
 
 
 def _cuts(size: int, ordered: bool) -> int:
-    """How many candidates a column has: cuts between the cells of a number, or one word against all others."""
+    """How many candidates a column has: cuts between the cells of a number, or one word against all
+    others.
+    """
     return size - 2 if ordered else size
 
 
 def _goes_right(held: Cells, column: int, cut: int, width: int) -> NDArray[np.uint8]:
-    """The cells of a column that go right: all above the cut and missing values; or all but one word."""
+    """The cells of a column that go right: all above the cut and missing values; or all but one
+    word.
+    """
     cell = np.arange(width)
     return (cell > cut if held.ordered[column] else cell != cut).astype(np.uint8)
 
@@ -177,6 +218,8 @@ def _level(level: int) -> str:
 
 
 def _kinship(leaves: int) -> Chain:
-    """Leaves from left to right: leaf k and the one before it have their ancestor as many levels up as k has zeros at its end."""
+    """Leaves from left to right: leaf k and the one before it have their ancestor as many levels up
+    as k has zeros at its end.
+    """
     place = np.arange(1, leaves)
     return Chain.of(np.concatenate([[np.inf], SIBLINGS * (place & -place)]), np.array([0, leaves]))

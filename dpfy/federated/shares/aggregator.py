@@ -1,4 +1,5 @@
-"""Secure aggregation as a seam: whole numbers in, their sum modulo 2^bits out, and nothing else seen; one that simulates it, for tests.
+"""Secure aggregation as a seam: whole numbers in, their sum modulo 2^bits out, and nothing else
+seen; one that simulates it, for tests.
 
 An engine with a protocol of its own (Flower's SecAgg+, say) keeps to `SecureSum`.
 """
@@ -22,7 +23,10 @@ class TooFew(Unsupported):
     """Fewer clients than the bill counts on were left in a round: nothing of it was released."""
 
     def __init__(self, survivors: int, least: int) -> None:
-        way_out = "nothing of it was released; wait for more clients, or plan with a smaller `least`, which needs larger shares"
+        way_out = (
+            "nothing of it was released; wait for more clients, or plan with a smaller `least`, "
+            "which needs larger shares"
+        )
         super().__init__(f"a round with {survivors} of at least {least} clients", way_out)
 
 
@@ -37,10 +41,12 @@ class Summed:
 class SecureSum(Protocol):
     """Whoever adds up the messages of a round.
 
-    Guarantees asked for: nobody sees anything of the messages of honest clients but the sum over all survivors, and that at most once a
-    round; with fewer than `least` survivors nobody sees that either, and `TooFew` is raised.
+    Guarantees asked for: nobody sees anything of the messages of honest clients but the sum over
+    all survivors, and that at most once a round; with fewer than `least` survivors nobody sees that
+    either, and `TooFew` is raised.
 
-    `words` say for the card what protocol it was, and what it does not withstand: one line. What begins with "simulated" was none.
+    `words` say for the card what protocol it was, and what it does not withstand: one line. What
+    begins with "simulated" was none.
     """
 
     @property
@@ -61,15 +67,22 @@ def checked(messages: Mapping[int, Message], bits: int, least: int) -> None:
     for client, message in messages.items():
         if message.dtype != np.uint64 or bool((message >> np.uint64(bits)).any()):
             raise InvalidInput(
-                f"message of client {client}", str(message.dtype), f"must be whole numbers below 2^{bits} (uint64)"
+                f"message of client {client}",
+                str(message.dtype),
+                f"must be whole numbers below 2^{bits} (uint64)",
             )
 
 
 @dataclass(frozen=True)
 class TrustedSum:
-    """Adds the messages up as they are. Whoever runs it is trusted with them: for simulations on one machine, where that is anyway so."""
+    """Adds the messages up as they are. Whoever runs it is trusted with them: for simulations on
+    one machine, where that is anyway so.
+    """
 
-    words: ClassVar[str] = f"{SIMULATED}: messages were added up as they came, and whoever ran the server could see each of them"
+    words: ClassVar[str] = (
+        f"{SIMULATED}: messages were added up as they came, and whoever ran the server could see "
+        f"each of them"
+    )
 
     def sum(self, messages: Mapping[int, Message], *, bits: int, least: int, round: int) -> Summed:
         """See `SecureSum`."""
@@ -82,23 +95,31 @@ class TrustedSum:
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """The protocol of Bonawitz et al. 2017 in one process: masks that two clients share cancel in the sum.
+    """The protocol of Bonawitz et al. 2017 in one process: masks that two clients share cancel in
+    the sum.
 
-    `clients` are those who agreed on masks before the round. Each two of them have a key; one adds the mask that follows from it, the other
-    takes it away. Of clients that vanished the masks are left over: the survivors hand the keys they shared with them to the server, each
-    only when at least `least` survivors are named to it. What this leaves out: key agreement, the second mask against a server that
-    lies about who vanished, signatures. It is for tests of what is around the protocol.
+    `clients` are those who agreed on masks before the round. Each two of them have a key; one adds
+    the mask that follows from it, the other takes it away. Of clients that vanished the masks are
+    left over: the survivors hand the keys they shared with them to the server, each only when at
+    least `least` survivors are named to it. What this leaves out: key agreement, the second mask
+    against a server that lies about who vanished, signatures. It is for tests of what is around the
+    protocol.
     """
 
     clients: Collection[int]
     randomness: Randomness
 
-    words: ClassVar[str] = f"{SIMULATED}: masks and updates were in one process, and whoever ran it could see every one"
+    words: ClassVar[str] = (
+        f"{SIMULATED}: masks and updates were in one process, and whoever ran it could see every "
+        f"one"
+    )
 
     def mask(self, one: int, other: int, round: int, size: int) -> Message:
         """What `one` adds, and `other` takes away if it has the larger number."""
         low, high = sorted((one, other))
-        drawn = self.randomness.generator(f"mask of {low} and {high}", round).integers(0, 1 << 64, size, dtype=np.uint64)
+        drawn = self.randomness.generator(f"mask of {low} and {high}", round).integers(
+            0, 1 << 64, size, dtype=np.uint64
+        )
         return drawn if one == low else (np.uint64(0) - drawn)
 
     def masked(self, client: int, message: Message, bits: int, round: int) -> Message:
@@ -113,7 +134,9 @@ class MaskedSum:
         """The sum of what came in, without the masks of those who vanished."""
         strangers = sorted(set(seen) - set(self.clients))
         if strangers:
-            raise InvalidInput("client", strangers[0], "agreed on no masks: it is not one of this round")
+            raise InvalidInput(
+                "client", strangers[0], "agreed on no masks: it is not one of this round"
+            )
         checked(seen, bits, least)
         total = TrustedSum().sum(seen, bits=bits, least=least, round=round).total
         for gone in set(self.clients) - set(seen):
@@ -122,6 +145,11 @@ class MaskedSum:
         return Summed(total & np.uint64((1 << bits) - 1), frozenset(seen))
 
     def sum(self, messages: Mapping[int, Message], *, bits: int, least: int, round: int) -> Summed:
-        """See `SecureSum`: those who are not among the messages vanished after the masks were agreed on."""
-        seen = {client: self.masked(client, message, bits, round) for client, message in messages.items()}
+        """See `SecureSum`: those who are not among the messages vanished after the masks were
+        agreed on.
+        """
+        seen = {
+            client: self.masked(client, message, bits, round)
+            for client, message in messages.items()
+        }
         return self.unmasked(seen, bits=bits, least=least, round=round)

@@ -1,4 +1,6 @@
-"""The scheme for a privacy budget: the finest steps that the bits allow, and the least shares that the budget allows."""
+"""The scheme for a privacy budget: the finest steps that the bits allow, and the least shares that
+the budget allows.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,15 @@ def choose(
     overflow: float = OVERFLOW,
     rotation: int | None = None,
 ) -> Scheme:
-    """The scheme of least error for so many bits: (epsilon, delta) for all rounds together, if `least` honest clients survive each.
+    """The scheme of least error for so many bits: (epsilon, delta) for all rounds together, if
+    `least` honest clients survive each.
 
-    The error falls with the step, since less is lost by rounding, until a sum no longer fits: the step returned is the least one for
-    which the probability of a wrap-around is within the bound asked for.
+    The error falls with the step, since less is lost by rounding, until a sum no longer fits: the
+    step returned is the least one for which the probability of a wrap-around is within the bound
+    asked for.
 
-    Guarantees: the tight accountant's epsilon for `rounds` times the event of the scheme is at most `epsilon`.
+    Guarantees: the tight accountant's epsilon for `rounds` times the event of the scheme is at most
+    `epsilon`.
     """
     kind = Adjacency.parse(adjacency)
     check.inside_unit("overflow", overflow)
@@ -55,14 +60,18 @@ def choose(
     draft = Shares(dimension, clients, clients if least is None else least, bits, 1.0, law, seed)
 
     def needed(event: Callable[[float], events.Event]) -> float:
-        return calibrate.noise(lambda z: events.Repeated(event(z), rounds), epsilon, delta, adjacency=kind)
+        return calibrate.noise(
+            lambda z: events.Repeated(event(z), rounds), epsilon, delta, adjacency=kind
+        )
 
     found = _finest(draft, needed(events.Gaussian), overflow)
     while True:
         multiplier = needed(found.event)
         if found.overflow(found.share(multiplier)) <= overflow:
             return Scheme(found, clip, multiplier)
-        found = replace(found, scaled=found.scaled / COARSER)  # shares had to be larger than for a Gaussian
+        found = replace(
+            found, scaled=found.scaled / COARSER
+        )  # shares had to be larger than for a Gaussian
         if found.scaled < 1:
             raise _too_few_bits(found)
 
@@ -88,7 +97,10 @@ def _finest(draft: Shares, multiplier: float, overflow: float) -> Shares:
 
 
 def _too_few_bits(shares: Shares) -> Unsupported:
-    return Unsupported(f"{shares.bits} bits for {shares.clients:,} clients", "use more bits, fewer clients, or a larger epsilon")
+    return Unsupported(
+        f"{shares.bits} bits for {shares.clients:,} clients",
+        "use more bits, fewer clients, or a larger epsilon",
+    )
 
 
 def plan(
@@ -109,20 +121,33 @@ def plan(
 ) -> Plan:
     """A plan whose noise the clients add: for :class:`dpfy.federated.shares.DistributedRounds`.
 
-    Of so many `clients` a round has all, or a `cohort` of so many on average, drawn by the server: which is no secret to it, so that
-    every round is billed as if a client were in it. `dimension` is the number of trainable parameters; `least` the number of honest
-    clients that survive a round, by default four fifths of the cohort.
+    Of so many `clients` a round has all, or a `cohort` of so many on average, drawn by the server:
+    which is no secret to it, so that every round is billed as if a client were in it. `dimension`
+    is the number of trainable parameters; `least` the number of honest clients that survive a
+    round, by default four fifths of the cohort.
 
     Guarantees: the plan's epsilon at `delta` is at most `epsilon`.
     """
     check.integer("clients", clients)
     mean = float(clients) if cohort is None else check.positive("cohort", cohort)
     rate = check.sampling_rate("cohort / clients", mean / clients)
-    most = clients if rate == 1 else min(clients, math.ceil(mean + SPREAD * math.sqrt(mean * (1 - rate))))
+    most = (
+        clients
+        if rate == 1
+        else min(clients, math.ceil(mean + SPREAD * math.sqrt(mean * (1 - rate))))
+    )
     survivors = max(1, math.floor(SURVIVORS * mean)) if least is None else least
     found = choose(
         dimension=dimension, clip=clip_norm, clients=most, bits=bits, epsilon=epsilon, delta=delta, rounds=rounds,
         least=survivors, law=law, adjacency=adjacency, overflow=overflow, rotation=rotation,
     )  # fmt: skip
-    recipe = Recipe(clients, PoissonSampler(rate), rounds, FlatClip(clip_norm), found.shares, CLIENT, Adjacency.parse(adjacency))
+    recipe = Recipe(
+        clients,
+        PoissonSampler(rate),
+        rounds,
+        FlatClip(clip_norm),
+        found.shares,
+        CLIENT,
+        Adjacency.parse(adjacency),
+    )
     return recipe.with_noise(found.noise_multiplier, delta=delta)

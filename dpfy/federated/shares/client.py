@@ -1,4 +1,6 @@
-"""The client's side of a round: one message, made of its own secret, and never two for one round."""
+"""The client's side of a round: one message, made of its own secret, and never two for one
+round.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ from dpfy.federated.shares.scheme import Message, Scheme
 class Client:
     """Encodes the vectors of one client, on its device, with noise from its own entropy.
 
-    Guarantees: asked again for a round it answers with the same bits, whatever the vector is by then, so that a server cannot have the
-    noise of a round with two vectors, nor a vector with two noises; a round before the last one is refused. That lasts as long as
-    the object: a client that forgot what it sent must not answer that round again.
+    Guarantees: asked again for a round it answers with the same bits, whatever the vector is by
+    then, so that a server cannot have the noise of a round with two vectors, nor a vector with two
+    noises; a round before the last one is refused. That lasts as long as the object: a client that
+    forgot what it sent must not answer that round again.
     """
 
     def __init__(self, scheme: Scheme, number: int, randomness: Randomness | None = None) -> None:
@@ -27,7 +30,9 @@ class Client:
         """What is sent for a vector in a round."""
         check.integer("round", round, 0)
         if self._last is not None and round < self._last[0]:
-            raise InvalidInput("round", round, f"is over: this client has answered round {self._last[0]}")
+            raise InvalidInput(
+                "round", round, f"is over: this client has answered round {self._last[0]}"
+            )
         if self._last is None or round > self._last[0]:
             self._last = (round, self.scheme.encode(vector, self._randomness, self.number, round))
         return self._last[1].copy()

@@ -1,7 +1,9 @@
-"""A random rotation that everybody knows: vectors whose length sits in few coordinates come out spread over all of them.
+"""A random rotation that everybody knows: vectors whose length sits in few coordinates come out
+spread over all of them.
 
-Coordinates of a rotated vector are about equally large, so that few bits are enough for each, and a sum seldom leaves its range.
-Nothing about privacy depends on it: the length that is billed is measured after it, on integers.
+Coordinates of a rotated vector are about equally large, so that few bits are enough for each, and a
+sum seldom leaves its range. Nothing about privacy depends on it: the length that is billed is
+measured after it, on integers.
 """
 
 from __future__ import annotations
@@ -29,19 +31,27 @@ def _matrix(size: int) -> Array:
 
 
 def hadamard(rows: Array) -> Array:
-    """The Walsh-Hadamard transform of the last axis, a power of two long, divided by the root of its length: its own inverse."""
+    """The Walsh-Hadamard transform of the last axis, a power of two long, divided by the root of
+    its length: its own inverse.
+    """
     size, width = rows.shape[-1], 1
     out = rows.reshape(-1, size)
     while width < size:
         block = min(RADIX, size // width)
-        out = np.matmul(_matrix(block), out.reshape(-1, block, width)) if width > 1 else out.reshape(-1, block) @ _matrix(block)
+        out = (
+            np.matmul(_matrix(block), out.reshape(-1, block, width))
+            if width > 1
+            else out.reshape(-1, block) @ _matrix(block)
+        )
         width *= block
     return out.reshape(rows.shape)
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Random signs and then a Hadamard transform, for one round: a function of a public seed. Vectors are padded with zeros."""
+    """Random signs and then a Hadamard transform, for one round: a function of a public seed.
+    Vectors are padded with zeros.
+    """
 
     seed: int
     round: int
@@ -49,7 +59,9 @@ class Rotation:
 
     def signs(self) -> Array:
         """+1 or -1 for each coordinate of a padded vector."""
-        key = hashlib.blake2b(f"rotation {self.seed} of round {self.round}".encode(), digest_size=16).digest()
+        key = hashlib.blake2b(
+            f"rotation {self.seed} of round {self.round}".encode(), digest_size=16
+        ).digest()
         drawn = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).integers(
             0, 2, padded(self.dimension), dtype=np.int8
         )

@@ -1,11 +1,13 @@
-"""From a client's vector to whole numbers modulo 2^bits that may be summed by anybody, and from their sum back to a vector.
+"""From a client's vector to whole numbers modulo 2^bits that may be summed by anybody, and from
+their sum back to a vector.
 
-    client:  clip -> rotate -> scale -> round at random, no longer than billed -> add a share of noise -> modulo 2^bits
-    server:  sum modulo 2^bits -> centre -> unscale -> rotate back
+    client:  clip -> rotate -> scale -> round at random, no longer than billed -> add a share of
+    noise -> modulo 2^bits server:  sum modulo 2^bits -> centre -> unscale -> rotate back
 
-The server, and whoever sees its messages, learns the sum alone: secure aggregation hides the rest. The sum is protected by the shares of
-all honest clients together; what follows it is post-processing. That goes for the wrap-around at 2^bits too: it costs accuracy and
-never privacy. `Scheme.overflow` bounds its probability.
+The server, and whoever sees its messages, learns the sum alone: secure aggregation hides the rest.
+The sum is protected by the shares of all honest clients together; what follows it is
+post-processing. That goes for the wrap-around at 2^bits too: it costs accuracy and never privacy.
+`Scheme.overflow` bounds its probability.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ Message = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the clients of a round encode vectors of an L2 norm of at most `clip`. Public, and known before any data is read.
+    """How the clients of a round encode vectors of an L2 norm of at most `clip`. Public, and known
+    before any data is read.
 
-    Guarantees: `event` is the whole bill of one round, for a client whose vector is zeroed out or replaced, if nobody sees anything of
-    the messages but the sum of all, and `shares.least` of those who are in it added their share and keep it to themselves.
+    Guarantees: `event` is the whole bill of one round, for a client whose vector is zeroed out or
+    replaced, if nobody sees anything of the messages but the sum of all, and `shares.least` of
+    those who are in it added their share and keep it to themselves.
     """
 
     shares: Shares
@@ -46,7 +50,9 @@ class Scheme:
 
     def __post_init__(self) -> None:
         check.positive("clip", self.clip)
-        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
+        check.noise_multiplier(
+            "noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier)
+        )
 
     @property
     def bits(self) -> int:
@@ -80,29 +86,38 @@ class Scheme:
 
     @property
     def stddev(self) -> float:
-        """Of the noise on a coordinate of the released sum when all clients take part, rounding included, in units of the vectors."""
+        """Of the noise on a coordinate of the released sum when all clients take part, rounding
+        included, in units of the vectors.
+        """
         return self.step * math.sqrt(self.shares.clients * (self.share**2 + 0.25))
 
     def encode(self, vector: Any, randomness: Randomness, client: int, round: int) -> Message:
         """What a client sends for its vector: on its own device, from its own secret.
 
-        Guarantees: before the noise the whole vector is no longer than billed, whatever `vector` holds; one that is not finite counts
-        as zero. Noise is always added. It is a function of (secret, seed of the rotations, client, round), so a message that is sent
-        again is the same. A secret is for one run: in two runs of one plan it would make the same noise.
+        Guarantees: before the noise the whole vector is no longer than billed, whatever `vector`
+        holds; one that is not finite counts as zero. Noise is always added. It is a function of
+        (secret, seed of the rotations, client, round), so a message that is sent again is the same.
+        A secret is for one run: in two runs of one plan it would make the same noise.
         """
         whole = self.whole(vector, randomness, client, round)
         return self.wrapped(whole + self.drawn(randomness, client, round))
 
-    def whole(self, vector: Any, randomness: Randomness, client: int, round: int) -> NDArray[np.int64]:
+    def whole(
+        self, vector: Any, randomness: Randomness, client: int, round: int
+    ) -> NDArray[np.int64]:
         """The vector, clipped, rotated and rounded."""
         flat, size = np.asarray(vector, np.float64).reshape(-1), self.shares.dimension
         if flat.size != size:
-            raise InvalidInput("vector", f"{flat.size} numbers", f"must have {size}, as the scheme says")
+            raise InvalidInput(
+                "vector", f"{flat.size} numbers", f"must have {size}, as the scheme says"
+            )
         with np.errstate(all="ignore"):
             norm = float(np.linalg.norm(flat))
             flat = flat * min(1.0, self.clip / norm) if 0 < norm < math.inf else np.zeros(size)
         rotated = self._rotation(round).forward(flat) / self.step
-        return rounding.rounded(rotated, self.shares.squared, self._bits("rounding", randomness, client, round))
+        return rounding.rounded(
+            rotated, self.shares.squared, self._bits("rounding", randomness, client, round)
+        )
 
     def drawn(self, randomness: Randomness, client: int, round: int) -> NDArray[np.int64]:
         """The client's share of the noise."""
@@ -124,12 +139,16 @@ class Scheme:
         """The noisy sum of the clipped vectors, from the sum of the messages."""
         if total.shape != (self.shares.coordinates,):
             raise InvalidInput(
-                "total", str(total.shape), f"must have {self.shares.coordinates} whole numbers, as the scheme says"
+                "total",
+                str(total.shape),
+                f"must have {self.shares.coordinates} whole numbers, as the scheme says",
             )
         return self._rotation(round).inverse(self.centred(total).astype(np.float64) * self.step)
 
     def _bits(self, what: str, randomness: Randomness, client: int, round: int) -> Bits:
-        """Of one client in one round, under the plan's own seed of rotations: plans do not share noise."""
+        """Of one client in one round, under the plan's own seed of rotations: plans do not share
+        noise.
+        """
         return Bits(randomness, f"{what} of client {client} by {self.shares.rotation}", round)
 
     def _rotation(self, round: int) -> Rotation:

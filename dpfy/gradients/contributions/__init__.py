@@ -1,1 +1,3 @@
-"""Contributions: what one use of a parameter adds to every example's gradient, its norm and its clipped sum, never written out."""
+"""Contributions: what one use of a parameter adds to every example's gradient, its norm and its
+clipped sum, never written out.
+"""

@@ -23,7 +23,9 @@ class Buffers:
 
 
 class PackedShapes:
-    """Tensors of some shapes side by side in one piece of memory, each at a multiple of eight elements."""
+    """Tensors of some shapes side by side in one piece of memory, each at a multiple of eight
+    elements.
+    """
 
     def __init__(self, shapes: Sequence[torch.Size]) -> None:
         self.total = 0
@@ -38,12 +40,16 @@ class PackedShapes:
 
 
 class BufferLayout:
-    """How the sums of some parameters, and the clip rule's coordinates beside them, lie in memory: side by side, in pieces of one dtype.
+    """How the sums of some parameters, and the clip rule's coordinates beside them, lie in memory:
+    side by side, in pieces of one dtype.
 
-    A piece has at most `most` bytes, or one parameter: small pieces find room where tensors of a layer were let go of.
+    A piece has at most `most` bytes, or one parameter: small pieces find room where tensors of a
+    layer were let go of.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], coordinates: Sequence[str] = (), most: float = math.inf) -> None:
+    def __init__(
+        self, params: Mapping[str, Tensor], coordinates: Sequence[str] = (), most: float = math.inf
+    ) -> None:
         shapes = {name: (sum_dtype(p.dtype), p.shape) for name, p in params.items()}
         first = next(iter(shapes.values()))[0]
         shapes |= {name: (first, torch.Size(())) for name in coordinates}
@@ -52,7 +58,9 @@ class BufferLayout:
         self.rows: list[tuple[torch.dtype, list[str], PackedShapes]] = []
         for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
             mine = {name: shape for name, (own, shape) in shapes.items() if own == dtype}
-            for names in cut([shape.numel() * dtype.itemsize for shape in mine.values()], list(mine), most):
+            for names in cut(
+                [shape.numel() * dtype.itemsize for shape in mine.values()], list(mine), most
+            ):
                 self.rows.append((dtype, names, PackedShapes([mine[name] for name in names])))
 
     def buffers(self, scratch: int) -> tuple[Buffers, tuple[int, ...]]:
@@ -63,7 +71,9 @@ class BufferLayout:
             places |= zip(mine, pieces.of(flat), strict=True)
         more = taken(scratch, torch.uint8, self.device)
         where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
-        return Buffers(places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more), where
+        return Buffers(
+            places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more
+        ), where
 
 
 def taken(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,7 +1,9 @@
-"""What one use of one parameter adds to every example's gradient, without writing that gradient out.
+"""What one use of one parameter adds to every example's gradient, without writing that gradient
+out.
 
-Each kind answers three questions: the squared norm of every example's part, the sum of the parts weighted example by example, and,
-for a few examples at a time, the parts themselves. A bounded number of elements exists at any moment.
+Each kind answers three questions: the squared norm of every example's part, the sum of the parts
+weighted example by example, and, for a few examples at a time, the parts themselves. A bounded
+number of elements exists at any moment.
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ GPU_CHUNK_ELEMENTS = 2**26
 """The same on a GPU, where small chunks cost launches."""
 
 CACHE_ELEMENTS = 2**18
-"""On a CPU, passes over large tensors are cut into parts of this size where their temporary tensors then stay in the cache."""
+"""On a CPU, passes over large tensors are cut into parts of this size where their temporary tensors
+then stay in the cache.
+"""
 
 KEEP_ELEMENTS = 2**23
-"""On a CPU, per-example gradients of one parameter up to this size are kept: their weighted sum is then one pass over memory."""
+"""On a CPU, per-example gradients of one parameter up to this size are kept: their weighted sum is
+then one pass over memory.
+"""
 
 LARGE_BYTES = 2**22
 """From this size on NumPy asks the system for large pages."""
@@ -56,9 +62,11 @@ class Contribution(Protocol):
         ...
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        """Squares of upper bounds of the norms as [parts, batch] partial sums in float64, and what to keep for the weighted sum.
+        """Squares of upper bounds of the norms as [parts, batch] partial sums in float64, and what
+        to keep for the weighted sum.
 
-        An upper bound for what the weighted sum will really add, up to a relative margin: see :class:`Estimate`.
+        An upper bound for what the weighted sum will really add, up to a relative margin: see
+        :class:`Estimate`.
         """
         ...
 
@@ -71,11 +79,15 @@ class Contribution(Protocol):
         ...
 
     def rounding(self) -> Tensor:
-        """[batch] in float64: how far, in length, a weighted sum with weight 1 may be from the example's exact gradient."""
+        """[batch] in float64: how far, in length, a weighted sum with weight 1 may be from the
+        example's exact gradient.
+        """
         ...
 
     def cleaned(self, keep: Tensor) -> Contribution:
-        """The same with the examples where `keep` is False replaced by exact zeros, whatever they held."""
+        """The same with the examples where `keep` is False replaced by exact zeros, whatever they
+        held.
+        """
         ...
 
 
@@ -85,7 +97,9 @@ def wide(t: Tensor) -> Tensor:
 
 
 def wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """The matrix product of `a` and `b`, or of many, in float32 for narrower factors: accumulated wide, and not rounded afterwards."""
+    """The matrix product of `a` and `b`, or of many, in float32 for narrower factors: accumulated
+    wide, and not rounded afterwards.
+    """
     product: Any = torch.mm if a.dim() == 2 else torch.bmm
     if a.dtype in (torch.float32, torch.float64):
         return product(a, b, out=out)  # type: ignore[no-any-return]
@@ -96,7 +110,9 @@ def wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def scaled(t: Tensor, weights: Tensor, scratch: Tensor | None = None) -> Tensor:
-    """Rows of `t` times `weights`, in the dtype of `t`; in the memory of `scratch`, bytes, where that is given."""
+    """Rows of `t` times `weights`, in the dtype of `t`; in the memory of `scratch`, bytes, where
+    that is given.
+    """
     factors = weights if weights.dtype is t.dtype else weights.to(t.dtype)
     place = None if scratch is None else scratch[: t.nbytes].view(t.dtype).view(t.shape)
     if factors.dim() == 1 and t.is_contiguous() and t.numel() and kernels.usable(t):
@@ -119,7 +135,9 @@ def scaled_wide(t: Tensor, weights: Tensor) -> Tensor:
 
 def kept(t: Tensor, keep: Tensor) -> Tensor:
     """`t` with the rows where `keep` is False set to zero (also NaN and infinite ones)."""
-    return torch.where(keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros((), dtype=t.dtype, device=t.device))
+    return torch.where(
+        keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros((), dtype=t.dtype, device=t.device)
+    )
 
 
 def row_chunks(batch: int, width: int, elements: int = CHUNK_ELEMENTS) -> list[slice]:
@@ -129,15 +147,19 @@ def row_chunks(batch: int, width: int, elements: int = CHUNK_ELEMENTS) -> list[s
 
 
 def large_pages(like: Tensor, *shape: int) -> Tensor:
-    """Memory of the type and device of `like`. On a CPU large pieces come from NumPy, which asks the system for large pages: the
-    page faults of small ones were a quarter of the time of some products that are put there."""
+    """Memory of the type and device of `like`. On a CPU large pieces come from NumPy, which asks
+    the system for large pages: the page faults of small ones were a quarter of the time of some
+    products that are put there.
+    """
     real = {torch.float32: np.float32, torch.float64: np.float64}.get(like.dtype)
     if like.device.type != "cpu" or real is None or math.prod(shape) * like.itemsize < LARGE_BYTES:
         return like.new_empty(shape)
     return torch.from_numpy(np.empty(shape, real))
 
 
-def norm_by_parts(batch: int, width: int, part: Callable[[slice], Tensor], elements: int = CHUNK_ELEMENTS) -> Tensor:
+def norm_by_parts(
+    batch: int, width: int, part: Callable[[slice], Tensor], elements: int = CHUNK_ELEMENTS
+) -> Tensor:
     """Squared norms from materialised gradients, a bounded chunk at a time: [batch]."""
     return torch.cat([row_squares(part(rows)) for rows in row_chunks(batch, width, elements)])
 
@@ -169,7 +191,9 @@ class Held:
 
 @dataclass(frozen=True, repr=False)
 class Direct(Held):
-    """Those that are small enough, [batch, *parameter]: biases, scales of normalisation layers, bare parameters."""
+    """Those that are small enough, [batch, *parameter]: biases, scales of normalisation layers,
+    bare parameters.
+    """
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         flat = as_rows(self.grads)
@@ -187,10 +211,14 @@ class Direct(Held):
 
 @dataclass(eq=False)
 class SumJob:
-    """Sums over positions that are not made yet, so that many layers can share one launch. See ``reductions.position_sums``."""
+    """Sums over positions that are not made yet, so that many layers can share one launch. See
+    ``reductions.position_sums``.
+    """
 
     layer: tuple[Tensor, ...] | None
-    block: Tensor | None = None  # [layers, kinds of sums, batch, width], for all layers of the launch
+    block: Tensor | None = (
+        None  # [layers, kinds of sums, batch, width], for all layers of the launch
+    )
     place: int = 0
 
     def result(self) -> Tensor:
@@ -202,11 +230,15 @@ class SumJob:
 
 
 def run_jobs(jobs: Sequence[SumJob]) -> None:
-    """Make the sums of all jobs that wait, one launch for each shape, and let go of their tensors."""
+    """Make the sums of all jobs that wait, one launch for each shape, and let go of their
+    tensors.
+    """
     alike: dict[tuple[object, ...], list[SumJob]] = {}
     for job in jobs:
         if job.layer is not None:
-            alike.setdefault((job.layer[0].shape, job.layer[0].dtype, job.layer[-1].dtype, len(job.layer)), []).append(job)
+            alike.setdefault(
+                (job.layer[0].shape, job.layer[0].dtype, job.layer[-1].dtype, len(job.layer)), []
+            ).append(job)
     for group in alike.values():
         block = reductions.position_sums([job.layer for job in group if job.layer is not None])
         for place, job in enumerate(group):
@@ -215,7 +247,9 @@ def run_jobs(jobs: Sequence[SumJob]) -> None:
 
 @dataclass(frozen=True)
 class Deferred:
-    """A direct contribution whose sums wait in a job. `which`: 0 for a shift (bias), 1 for a scale."""
+    """A direct contribution whose sums wait in a job. `which`: 0 for a shift (bias), 1 for a
+    scale.
+    """
 
     job: SumJob
     which: int
@@ -257,10 +291,15 @@ class Deferred:
 def storages(*parts: object) -> set[int]:
     """Where the memory of every tensor in some contributions begins.
 
-    By arithmetic: a storage that Python was asked for is let go of at another time than one that it was not, and the tensors of a step
-    would lie elsewhere when its work is recorded than when it is repeated.
+    By arithmetic: a storage that Python was asked for is let go of at another time than one that it
+    was not, and the tensors of a step would lie elsewhere when its work is recorded than when it is
+    repeated.
     """
-    return {t.data_ptr() - int(t.storage_offset()) * t.element_size() for part in parts for t in _tensors(part)}
+    return {
+        t.data_ptr() - int(t.storage_offset()) * t.element_size()
+        for part in parts
+        for t in _tensors(part)
+    }
 
 
 def _tensors(part: object) -> Iterator[Tensor]:

@@ -1,4 +1,6 @@
-"""Embedding tables: what the tokens of a batch add to their rows. Cost grows with the tokens, never with the table."""
+"""Embedding tables: what the tokens of a batch add to their rows. Cost grows with the tokens, never
+with the table.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ NARROW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, repr=False)
 class EmbeddingGradient:
-    """Embedding tables: position t adds grads[t] to row index[t] of the parameter. Cost grows with tokens, not with rows."""
+    """Embedding tables: position t adds grads[t] to row index[t] of the parameter. Cost grows with
+    tokens, not with rows.
+    """
 
     index: Tensor  # [batch, positions]
     grads: Tensor  # [batch, positions, columns of the parameter]
@@ -51,11 +55,20 @@ class EmbeddingGradient:
 
     def measured(self) -> tuple[Tensor, Contribution]:
         if self._pools():
-            return Pooled(self.index, self.grads[:, :1].expand_as(self.grads), self.count, count_rows(self.index)).measured()
+            return Pooled(
+                self.index,
+                self.grads[:, :1].expand_as(self.grads),
+                self.count,
+                count_rows(self.index),
+            ).measured()
         return self.estimate().upper, self
 
     def _pools(self) -> bool:
-        plain = not kernels.usable(self.grads) and self.grads.device.type == "cpu" and self.index.shape[1]
+        plain = (
+            not kernels.usable(self.grads)
+            and self.grads.device.type == "cpu"
+            and self.index.shape[1]
+        )
         return bool(plain) and same_at_all_positions(self.grads)
 
     def estimate(self) -> Estimate:
@@ -65,22 +78,45 @@ class EmbeddingGradient:
         if self.grads.device.type != "cpu" or not self.index.shape[1]:
             return self._estimate(self._by_gram(), rounding.gram_terms(self.grads.shape[2], 1))
         chunks = row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS)
-        return self._estimate(torch.cat([distinct_squares(self.index[rows], self.grads[rows]) for rows in chunks]))
+        return self._estimate(
+            torch.cat([distinct_squares(self.index[rows], self.grads[rows]) for rows in chunks])
+        )
 
     def _estimate(self, squares: Tensor, gram: int = 0) -> Estimate:
-        """All positions may meet in one row, where they may cancel: sqrt(positions) |G| bounds the absolute terms."""
-        factor = rounding.of_factors(self.dtype, self.grads.device) if self.grads.device.type != "cpu" else 0.0
-        return rounding.of_products(squares, self._sizes(), self.grads.shape[1], gram, factor + self._factor(), self.dtype)
+        """All positions may meet in one row, where they may cancel: sqrt(positions) |G| bounds the
+        absolute terms.
+        """
+        factor = (
+            rounding.of_factors(self.dtype, self.grads.device)
+            if self.grads.device.type != "cpu"
+            else 0.0
+        )
+        return rounding.of_products(
+            squares, self._sizes(), self.grads.shape[1], gram, factor + self._factor(), self.dtype
+        )
 
     def _sizes(self) -> Tensor:
-        """Not by how often rows really repeat: a route that sees the batch at once must give what one that does not gives."""
-        return row_squares(self.grads).add_(rounding.hidden(self.grads)).mul_(max(self.grads.shape[1], 1)).sqrt_()
+        """Not by how often rows really repeat: a route that sees the batch at once must give what
+        one that does not gives.
+        """
+        return (
+            row_squares(self.grads)
+            .add_(rounding.hidden(self.grads))
+            .mul_(max(self.grads.shape[1], 1))
+            .sqrt_()
+        )
 
     def _factor(self) -> float:
-        return rounding.unit(self.dtype) if self.dtype in NARROW and self.grads.device.type != "cpu" else 0.0
+        return (
+            rounding.unit(self.dtype)
+            if self.dtype in NARROW and self.grads.device.type != "cpu"
+            else 0.0
+        )
 
     def rounding(self) -> Tensor:
-        return self._sizes() * (rounding.gamma(self.grads.shape[1] + 4, self.dtype) + self._factor())
+        return self._sizes() * (
+            rounding.gamma(self.grads.shape[1] + 4, self.dtype) + self._factor()
+        )
 
     def _by_gram(self) -> Tensor:
         """sum over t, s with the same row of grads[t] . grads[s]: on any device."""
@@ -93,8 +129,12 @@ class EmbeddingGradient:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.grads.device.type != "cpu":
             half = self.grads.dtype == torch.float16  # in which a small multiple would underflow
-            parts = (scaled_wide(self.grads, weights) if half else wide(scaled(self.grads, weights))).flatten(0, 1)
-            return parts.new_zeros(self.count, parts.shape[-1]).index_add_(0, self.index.flatten(), parts)
+            parts = (
+                scaled_wide(self.grads, weights) if half else wide(scaled(self.grads, weights))
+            ).flatten(0, 1)
+            return parts.new_zeros(self.count, parts.shape[-1]).index_add_(
+                0, self.index.flatten(), parts
+            )
         total = zero_table(self.count, self.grads)
         for rows in row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS):
             parts = scaled_wide(self.grads[rows], weights[rows]).flatten(0, 1)
@@ -106,7 +146,9 @@ class EmbeddingGradient:
         batch, _, columns = grads.shape
         total = grads.new_zeros(batch * self.count, columns)
         offset = torch.arange(batch, device=index.device)[:, None] * self.count
-        return total.index_add_(0, (index + offset).flatten(), grads.flatten(0, 1)).view(batch, self.count, columns)
+        return total.index_add_(0, (index + offset).flatten(), grads.flatten(0, 1)).view(
+            batch, self.count, columns
+        )
 
     def cleaned(self, keep: Tensor) -> EmbeddingGradient:
         return replace(self, grads=kept(self.grads, keep))
@@ -124,14 +166,20 @@ class RowCounts:
 
 @dataclass(frozen=True, repr=False)
 class Pooled(EmbeddingGradient):
-    """The same where the gradient is the same at all positions of an example: a mean or sum of embeddings. Only the frequencies count."""
+    """The same where the gradient is the same at all positions of an example: a mean or sum of
+    embeddings. Only the frequencies count.
+    """
 
     counts: RowCounts
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        """By the formula of :meth:`EmbeddingGradient._estimate`: sizes are sqrt(positions) |G| = positions |g| where all are alike."""
+        """By the formula of :meth:`EmbeddingGradient._estimate`: sizes are sqrt(positions) |G| =
+        positions |g| where all are alike.
+        """
         positions, counts, once = self.grads.shape[1], self.counts, row_squares(self.grads[:, 0])
-        times = np.bincount(counts.owners.numpy(), np.square(counts.times.numpy(), dtype=np.float64), len(once))
+        times = np.bincount(
+            counts.owners.numpy(), np.square(counts.times.numpy(), dtype=np.float64), len(once)
+        )
         grown = np.sqrt(times * (1 + rounding.gamma(rounding.BLOCK + 8, self.dtype)))
         grown += positions * 2 * (rounding.gamma(positions + 8, self.dtype) + self._factor())
         return torch.from_numpy(np.square(grown, grown)).mul_(once)[None], self
@@ -139,18 +187,24 @@ class Pooled(EmbeddingGradient):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         sums = self._row_sums(weights)
         total = zero_table(self.count, sums)
-        total.numpy()[self.counts.rows.numpy()] = sums.numpy()  # half the time of torch's index_copy_
+        total.numpy()[self.counts.rows.numpy()] = (
+            sums.numpy()
+        )  # half the time of torch's index_copy_
         return total
 
     def sparse_sum(self, weights: Tensor) -> Tensor:
         """:meth:`weighted_sum` as a sparse tensor: the rows in use, in order and once each."""
         sums, size = self._row_sums(weights), (self.count, self.grads.shape[-1])
-        return torch.sparse_coo_tensor(self.counts.rows[None], sums, size, is_coalesced=True, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            self.counts.rows[None], sums, size, is_coalesced=True, check_invariants=False
+        )
 
     def _row_sums(self, weights: Tensor) -> Tensor:
         once, counts = scaled_wide(self.grads[:, 0], weights), self.counts
         times = counts.times.to(once.dtype)
-        return torch.nn.functional.embedding_bag(counts.owners, once, counts.begins, mode="sum", per_sample_weights=times)
+        return torch.nn.functional.embedding_bag(
+            counts.owners, once, counts.begins, mode="sum", per_sample_weights=times
+        )
 
     def cleaned(self, keep: Tensor) -> Pooled:
         return replace(self, grads=kept(self.grads[:, :1], keep).expand_as(self.grads))
@@ -158,9 +212,11 @@ class Pooled(EmbeddingGradient):
 
 @dataclass(frozen=True, repr=False)
 class RaggedEmbeddingGradient(EmbeddingGradient):
-    """Examples with different numbers of positions, filled up to the longest of the batch with gradients of zero.
+    """Examples with different numbers of positions, filled up to the longest of the batch with
+    gradients of zero.
 
-    Guarantees: the bound of an example depends on its own number of positions, `lengths`, not on how far it was filled up.
+    Guarantees: the bound of an example depends on its own number of positions, `lengths`, not on
+    how far it was filled up.
     """
 
     lengths: Tensor  # [batch]
@@ -169,17 +225,27 @@ class RaggedEmbeddingGradient(EmbeddingGradient):
         return self.estimate().upper, self
 
     def estimate(self) -> Estimate:
-        """The norms and how wrong they can be: the formula of :func:`rounding.of_products` with each example's own length."""
+        """The norms and how wrong they can be: the formula of :func:`rounding.of_products` with
+        each example's own length.
+        """
         on_cpu = self.grads.device.type == "cpu" and self.index.shape[1]
         chunks = row_chunks(len(self.grads), self.grads[0].numel(), CACHE_ELEMENTS)
-        squares = torch.cat([distinct_squares(self.index[r], self.grads[r]) for r in chunks]) if on_cpu else self._by_gram()
+        squares = (
+            torch.cat([distinct_squares(self.index[r], self.grads[r]) for r in chunks])
+            if on_cpu
+            else self._by_gram()
+        )
         gram = 0 if on_cpu else rounding.gram_terms(self.grads.shape[2], 1)
         sizes, error = self._sizes(), squares.abs() * rounding.gamma(rounding.BLOCK + 8, self.dtype)
         if gram:
             error = (
-                error + sizes.square() * rounding.gamma(gram, self.dtype) + self._lengths.square() * rounding.least(self.dtype)
+                error
+                + sizes.square() * rounding.gamma(gram, self.dtype)
+                + self._lengths.square() * rounding.least(self.dtype)
             )
-        factor = self._factor() + (0.0 if on_cpu else rounding.of_factors(self.dtype, self.grads.device))
+        factor = self._factor() + (
+            0.0 if on_cpu else rounding.of_factors(self.dtype, self.grads.device)
+        )
         return Estimate(squares, error, sizes * (2 * self._gamma(8) + 2 * factor))
 
     @property
@@ -198,14 +264,21 @@ class RaggedEmbeddingGradient(EmbeddingGradient):
 
 
 def zero_table(rows: int, like: Tensor) -> Tensor:
-    """Zeros for the sum of a table. NumPy asks the system for large pages, which every later pass over the table gains from."""
+    """Zeros for the sum of a table. NumPy asks the system for large pages, which every later pass
+    over the table gains from.
+    """
     return torch.from_numpy(
-        np.zeros((rows, like.shape[-1]), np.float64 if rounding.sum_dtype(like.dtype) is torch.float64 else np.float32)
+        np.zeros(
+            (rows, like.shape[-1]),
+            np.float64 if rounding.sum_dtype(like.dtype) is torch.float64 else np.float32,
+        )
     )
 
 
 def count_rows(index: Tensor) -> RowCounts:
-    """How often each example uses each row of [batch, positions] rows. Sorted by digits of 16 bits: NumPy is three times as fast so."""
+    """How often each example uses each row of [batch, positions] rows. Sorted by digits of 16 bits:
+    NumPy is three times as fast so.
+    """
     flat = index.numpy().reshape(-1)
     order = np.argsort(flat.astype(np.uint16), kind="stable")
     for shift in range(16, int(flat.max()).bit_length(), 16):
@@ -220,12 +293,17 @@ def count_rows(index: Tensor) -> RowCounts:
     np.subtract(starts[1:], starts[:-1], out=times[:-1])
     times[-1:] = flat.size - starts[-1:]
     return RowCounts(
-        *(torch.from_numpy(a.astype(np.int64, copy=False)) for a in (rows[starts[begins]], begins, owners[starts], times))
+        *(
+            torch.from_numpy(a.astype(np.int64, copy=False))
+            for a in (rows[starts[begins]], begins, owners[starts], times)
+        )
     )
 
 
 def same_at_all_positions(grads: Tensor) -> bool:
-    """Whether every position of an example has the same gradient, to the bit. NumPy compares many times faster than torch does."""
+    """Whether every position of an example has the same gradient, to the bit. NumPy compares many
+    times faster than torch does.
+    """
     if grads.stride(1) == 0 or grads.shape[1] == 1:
         return True
     flat, columns = grads.flatten(1).view(BITS[grads.dtype.itemsize]), grads.shape[2]
@@ -234,7 +312,9 @@ def same_at_all_positions(grads: Tensor) -> bool:
 
 
 def distinct_squares(index: Tensor, grads: Tensor) -> Tensor:
-    """[batch] squared norms of the gradients of a table: positions with the same row are added before they are squared."""
+    """[batch] squared norms of the gradients of a table: positions with the same row are added
+    before they are squared.
+    """
     ordered, order = index.sort(1)
     first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])

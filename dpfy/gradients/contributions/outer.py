@@ -1,4 +1,6 @@
-"""The weight of a linear layer: each example's gradient is a sum of outer products over its positions."""
+"""The weight of a linear layer: each example's gradient is a sum of outer products over its
+positions.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,15 @@ from dpfy.gradients.kernels import grams
 
 @dataclass(frozen=True, repr=False)
 class Outer:
-    """Sums of outer products over positions: gradient = sum over t of left[t] (x) right[t]. Linear layers and their kin."""
+    """Sums of outer products over positions: gradient = sum over t of left[t] (x) right[t]. Linear
+    layers and their kin.
+    """
 
     left: Tensor  # [batch, positions, rows of the parameter]
     right: Tensor  # [batch, positions, columns of the parameter]
-    left_gram: Callable[[slice], Tensor] | None = None  # of some examples, where several parameters share it: never to be changed
+    left_gram: Callable[[slice], Tensor] | None = (
+        None  # of some examples, where several parameters share it: never to be changed
+    )
 
     @property
     def batch(self) -> int:
@@ -65,21 +71,37 @@ class Outer:
         d = self.right.shape[-1]
         if positions == 1:
             squares = self._one_position()
-            return Estimate(squares, squares * rounding.gamma(2 * rounding.BLOCK + 16, self.dtype), self.rounding())
+            return Estimate(
+                squares,
+                squares * rounding.gamma(2 * rounding.BLOCK + 16, self.dtype),
+                self.rounding(),
+            )
         if kernels.usable(self.left):
             if self.by_gram:
                 return grams.gram_estimates([self.left], [self.right])[0]
-            return self._estimate(norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS), self._sizes())
-        return self._estimate(*self.gram()) if self._by_gram else self._estimate(self._products(), self._sizes())
+            return self._estimate(
+                norm_by_parts(batch, p * d, self.per_example, GPU_CHUNK_ELEMENTS), self._sizes()
+            )
+        return (
+            self._estimate(*self.gram())
+            if self._by_gram
+            else self._estimate(self._products(), self._sizes())
+        )
 
     @property
     def keeps(self) -> bool:
-        """Whether a GPU makes the products of the examples once, and keeps them: those of a narrow layer with many positions."""
+        """Whether a GPU makes the products of the examples once, and keeps them: those of a narrow
+        layer with many positions.
+        """
         positions, p, d = *self.left.shape[1:], self.right.shape[-1]
-        return not self.by_gram and routes.kept_on_gpu(p * d, positions * (p + d) * self.left.element_size())
+        return not self.by_gram and routes.kept_on_gpu(
+            p * d, positions * (p + d) * self.left.element_size()
+        )
 
     def kept(self) -> Direct:
-        """The products, in float32 or wider: what is kept is what was measured and what will be added."""
+        """The products, in float32 or wider: what is kept is what was measured and what will be
+        added.
+        """
         return Direct(wide_product(self.left.mT, self.right))
 
     def _one_position(self) -> Tensor:
@@ -100,11 +122,17 @@ class Outer:
         return self._size(row_squares(self.left), row_squares(self.right))
 
     def _size(self, left: Tensor, right: Tensor) -> Tensor:
-        return left.add(rounding.hidden(self.left)).mul_(right.add(rounding.hidden(self.right))).sqrt_()
+        return (
+            left.add(rounding.hidden(self.left))
+            .mul_(right.add(rounding.hidden(self.right)))
+            .sqrt_()
+        )
 
     def _factor(self) -> float:
         """How far factors are rounded before the product that is the weighted sum."""
-        narrow = rounding.unit(self.dtype) if self.dtype == torch.bfloat16 and self.left.is_cuda else 0.0
+        narrow = (
+            rounding.unit(self.dtype) if self.dtype == torch.bfloat16 and self.left.is_cuda else 0.0
+        )
         return narrow + 2 * rounding.of_factors(self.dtype, self.left.device)
 
     def rounding(self) -> Tensor:
@@ -128,12 +156,20 @@ class Outer:
         return torch.cat(parts)
 
     def gram(self) -> tuple[Tensor, Tensor]:
-        """sum over t, s of (left[t] . left[s]) (right[t] . right[s]), and the sizes, of which the diagonals tell."""
+        """sum over t, s of (left[t] . left[s]) (right[t] . right[s]), and the sizes, of which the
+        diagonals tell.
+        """
         parts, sizes = [], []
         for rows in row_chunks(self.left.shape[0], 2 * self.left.shape[1] ** 2):
-            first = rounding.self_products(self.left[rows]) if self.left_gram is None else self.left_gram(rows)
+            first = (
+                rounding.self_products(self.left[rows])
+                if self.left_gram is None
+                else self.left_gram(rows)
+            )
             second = rounding.self_products(self.right[rows])
-            left, right = (t.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64) for t in (first, second))
+            left, right = (
+                t.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64) for t in (first, second)
+            )
             sizes.append(self._size(left, right))
             parts.append(rounding.block_sums(second.mul_(first)))
         return torch.cat(parts), torch.cat(sizes)
@@ -142,7 +178,9 @@ class Outer:
         return wide_product(*self._factors(weights))
 
     def sum_into(self, weights: Tensor, place: Tensor, scratch: Tensor | None = None) -> Tensor:
-        """:meth:`weighted_sum` in the memory of `place`, where its dtype allows it; `scratch` serves if it is large enough."""
+        """:meth:`weighted_sum` in the memory of `place`, where its dtype allows it; `scratch`
+        serves if it is large enough.
+        """
         enough = scratch is not None and scratch.numel() >= self.scratch_bytes
         a, b = self._factors(weights, scratch if enough else None)
         wide_enough = place.dtype == (torch.float64 if a.dtype == torch.float64 else torch.float32)
@@ -157,13 +195,23 @@ class Outer:
         return min(self.left.nbytes, self.right.nbytes)
 
     def _factors(self, weights: Tensor, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Two matrices whose product is the weighted sum. Only a GPU scales in bfloat16: elsewhere the product is made wide anyway."""
+        """Two matrices whose product is the weighted sum. Only a GPU scales in bfloat16: elsewhere
+        the product is made wide anyway.
+        """
         left, right = self.left, self.right
         if left.dtype == torch.float16 or (left.dtype == torch.bfloat16 and not left.is_cuda):
             left, right, weights, scratch = left.float(), right.float(), weights.float(), None
-        if _positions_first(left) and _positions_first(right):  # the sum may go in the order of memory
-            left, right, weights = left.transpose(0, 1), right.transpose(0, 1), weights.view(1, -1, 1)
-        if left.shape[-1] < right.shape[-1]:  # of two alike the inputs: output gradients are less alike, see GramRounding
+        if _positions_first(left) and _positions_first(
+            right
+        ):  # the sum may go in the order of memory
+            left, right, weights = (
+                left.transpose(0, 1),
+                right.transpose(0, 1),
+                weights.view(1, -1, 1),
+            )
+        if (
+            left.shape[-1] < right.shape[-1]
+        ):  # of two alike the inputs: output gradients are less alike, see GramRounding
             left = scaled(left, weights, scratch)
         else:
             right = scaled(right, weights, scratch)
@@ -183,5 +231,7 @@ def outer(left: Tensor, right: Tensor) -> Outer | Direct:
 
 
 def _positions_first(t: Tensor) -> bool:
-    """Whether [batch, positions, width], or some columns of that, lies in memory as [positions, batch, width]."""
+    """Whether [batch, positions, width], or some columns of that, lies in memory as [positions,
+    batch, width].
+    """
     return t.stride(0) < t.stride(1) == t.stride(0) * t.shape[0] and t.stride(2) == 1

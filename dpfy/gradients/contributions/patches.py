@@ -1,6 +1,8 @@
-"""Two-dimensional convolutions as products over positions, on a CPU: the patches of a few images at a time, in memory that is reused.
+"""Two-dimensional convolutions as products over positions, on a CPU: the patches of a few images at
+a time, in memory that is reused.
 
-Writing patches out costs what the length of the pieces that are contiguous in both places makes it cost, so the layout is chosen by that.
+Writing patches out costs what the length of the pieces that are contiguous in both places makes it
+cost, so the layout is chosen by that.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """The window of a convolution without groups and dilation, and the images it walks over: shapes only."""
+    """The window of a convolution without groups and dilation, and the images it walks over: shapes
+    only.
+    """
 
     channels: int
     size: Pair
@@ -35,26 +39,38 @@ class Window:
 
     @property
     def divided(self) -> bool:
-        """Whether images are divided into one small image for each remainder of the stride: then positions in a row are contiguous.
+        """Whether images are divided into one small image for each remainder of the stride: then
+        positions in a row are contiguous.
 
-        The other layout has the channels last: then the inputs of a row of the kernel are contiguous. Measured: the longer piece wins.
+        The other layout has the channels last: then the inputs of a row of the kernel are
+        contiguous. Measured: the longer piece wins.
         """
         whole = all(k % s == 0 for k, s in zip(self.kernel, self.stride, strict=True))
         return whole and 4 * self.out[1] >= 3 * self.kernel[1] * self.channels
 
     def writer(self, many: int, like: Tensor) -> Callable[[Tensor], Tensor]:
-        """A function from up to `many` images to their patches, [images, positions, columns], valid until it is called again."""
+        """A function from up to `many` images to their patches, [images, positions, columns], valid
+        until it is called again.
+        """
         if self.kernel == (1, 1) and self.padding == (0, 0):
             (sh, sw) = self.stride
             return lambda x: x[:, :, ::sh, ::sw].flatten(2).to(like.dtype).mT
         return self._divided(many, like) if self.divided else self._channels_last(many, like)
 
     def _channels_last(self, many: int, like: Tensor) -> Callable[[Tensor], Tensor]:
-        (h, w), (kh, kw), (sh, sw), (ph, pw), (oh, ow) = self.size, self.kernel, self.stride, self.padding, self.out
+        (h, w), (kh, kw), (sh, sw), (ph, pw), (oh, ow) = (
+            self.size,
+            self.kernel,
+            self.stride,
+            self.padding,
+            self.out,
+        )
         channels, wide = self.channels, (w + 2 * pw) * self.channels
         images = like.new_zeros(many, h + 2 * ph, w + 2 * pw, channels)
         inside = images[:, ph : ph + h, pw : pw + w].permute(0, 3, 1, 2)
-        views = images.as_strided((many, oh, ow, kh, kw * channels), (images.stride(0), sh * wide, sw * channels, wide, 1))
+        views = images.as_strided(
+            (many, oh, ow, kh, kw * channels), (images.stride(0), sh * wide, sw * channels, wide, 1)
+        )
         patches = like.new_empty(views.shape)
         flat = patches.view(many, oh * ow, -1)
 
@@ -71,8 +87,14 @@ class Window:
         h, w = oh + qh - 1, ow + qw - 1
         rows, columns = min(self.size[0], h * sh - ph), min(self.size[1], w * sw - pw)
         images = like.new_zeros(many, self.channels, h, sh, w, sw)
-        inside = images.view(many, self.channels, h * sh, w * sw)[:, :, ph : ph + rows, pw : pw + columns]
-        divided = like.new_empty(many, self.channels * sh * sw, h, w) if sh * sw > 1 else images.view(many, self.channels, h, w)
+        inside = images.view(many, self.channels, h * sh, w * sw)[
+            :, :, ph : ph + rows, pw : pw + columns
+        ]
+        divided = (
+            like.new_empty(many, self.channels * sh * sw, h, w)
+            if sh * sw > 1
+            else images.view(many, self.channels, h, w)
+        )
         spread = divided.view(many, self.channels, sh, sw, h, w).permute(0, 1, 4, 2, 5, 3)
         shape = (many, self.channels * sh * sw, qh, qw, oh, ow)
         views = divided.as_strided(shape, (divided.stride(0), h * w, w, 1, w, 1))
@@ -95,7 +117,9 @@ class Window:
         if self.kernel == (1, 1):
             return grads[..., None, None]
         if not self.divided:
-            return grads.unflatten(last, (kh, kw, self.channels)).permute(*front, last + 2, last, last + 1)
+            return grads.unflatten(last, (kh, kw, self.channels)).permute(
+                *front, last + 2, last, last + 1
+            )
         parts = grads.unflatten(last, (self.channels, sh, sw, kh // sh, kw // sw))
         order = parts.permute(*front, last, last + 3, last + 1, last + 4, last + 2)
         return order.reshape(*grads.shape[:-1], self.channels, kh, kw)

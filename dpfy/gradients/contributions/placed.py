@@ -1,4 +1,6 @@
-"""Contributions to something made from a parameter: stacks of matrices, views, slices and other functions of parameters alone."""
+"""Contributions to something made from a parameter: stacks of matrices, views, slices and other
+functions of parameters alone.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Several:
 
 @dataclass(frozen=True)
 class Stacked(Several):
-    """Contributions to the blocks of a stack, one for every entry of its first dimension. They touch nothing in common."""
+    """Contributions to the blocks of a stack, one for every entry of its first dimension. They
+    touch nothing in common.
+    """
 
     @property
     def width(self) -> int:
@@ -65,9 +69,11 @@ class Stacked(Several):
 
 @dataclass(frozen=True)
 class Placed:
-    """A contribution to a view, a slice or a transposition of the parameter: the same numbers at other places, and zeros elsewhere.
+    """A contribution to a view, a slice or a transposition of the parameter: the same numbers at
+    other places, and zeros elsewhere.
 
-    `places` brings [many, *view] numbers to their places in [many, *parameter], `key` says which places those are.
+    `places` brings [many, *view] numbers to their places in [many, *parameter], `key` says which
+    places those are.
     """
 
     part: Contribution
@@ -110,7 +116,9 @@ class Placed:
 
 
 def apart(parts: Sequence[Contribution]) -> bool:
-    """Whether all of `parts` are placed, and no two of them touch the same entry of the parameter."""
+    """Whether all of `parts` are placed, and no two of them touch the same entry of the
+    parameter.
+    """
     placed = [part for part in parts if isinstance(part, Placed)]
     if len(placed) != len(parts) or len({part.shape for part in placed}) > 1:
         return False
@@ -141,7 +149,9 @@ class RowScaled:
         """The norms and how wrong they can be."""
         rows = row_squares(self.matrix).sqrt().to(self.factors.device)
         squares = row_squares(self.factors.double() * rows)
-        return Estimate(squares, squares * rounding.gamma(2 * rounding.BLOCK + 16, self.dtype), self.rounding())
+        return Estimate(
+            squares, squares * rounding.gamma(2 * rounding.BLOCK + 16, self.dtype), self.rounding()
+        )
 
     def measured(self) -> tuple[Tensor, Contribution]:
         return self.estimate().upper, self
@@ -164,15 +174,19 @@ class RowScaled:
 
 
 Push = Callable[[Tensor], list[Tensor | None]]
-"""[examples, *tensor] gradients of a function of parameters to [examples, *parameter] gradients of every parameter below it."""
+"""[examples, *tensor] gradients of a function of parameters to [examples, *parameter] gradients of
+every parameter below it.
+"""
 
 
 @dataclass(eq=False)
 class Below:
-    """A contribution to a function of parameters, and all parameters below it: what one of them costs, all of them cost together.
+    """A contribution to a function of parameters, and all parameters below it: what one of them
+    costs, all of them cost together.
 
-    Per-example gradients of the function are written out for some examples at a time and sent through it. Where they fit into memory for
-    all examples they are kept; else they are made twice, once for the norms and once for the sum, by the same arithmetic.
+    Per-example gradients of the function are written out for some examples at a time and sent
+    through it. Where they fit into memory for all examples they are kept; else they are made twice,
+    once for the norms and once for the sum, by the same arithmetic.
     """
 
     part: Contribution
@@ -185,7 +199,9 @@ class Below:
         """Examples whose gradients exist at one time."""
         some = self.part.per_example(slice(0, 1))
         most = GPU_CHUNK_ELEMENTS if some.is_cuda else CHUNK_ELEMENTS
-        return row_chunks(self.part.batch, some.numel() + sum(shape.numel() for shape in self.shapes), most)
+        return row_chunks(
+            self.part.batch, some.numel() + sum(shape.numel() for shape in self.shapes), most
+        )
 
     def grads(self, rows: slice) -> list[Tensor]:
         """The gradients of the examples in `rows` at every parameter."""
@@ -195,9 +211,15 @@ class Below:
 
     def everything(self, always: bool = False) -> list[Tensor] | None:
         """The gradients of all examples, where they fit."""
-        if not always and self.part.batch * sum(shape.numel() for shape in self.shapes) > KEEP_ELEMENTS:
+        if (
+            not always
+            and self.part.batch * sum(shape.numel() for shape in self.shapes) > KEEP_ELEMENTS
+        ):
             return None
-        return [torch.cat(pieces) for pieces in zip(*[self.grads(rows) for rows in self.chunks()], strict=True)]
+        return [
+            torch.cat(pieces)
+            for pieces in zip(*[self.grads(rows) for rows in self.chunks()], strict=True)
+        ]
 
     def squares(self, place: int) -> Tensor:
         """[batch] squared norms at one parameter."""
@@ -246,7 +268,9 @@ class Through:
         return self.below.grads(rows)[self.place]
 
     def rounding(self) -> Tensor:
-        return self.below.squares(self.place).sqrt() * few_roundings(self.below.part.per_example(slice(0, 1)))
+        return self.below.squares(self.place).sqrt() * few_roundings(
+            self.below.part.per_example(slice(0, 1))
+        )
 
     def cleaned(self, keep: Tensor) -> Through:
         below = self.below

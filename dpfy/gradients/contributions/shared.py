@@ -1,4 +1,6 @@
-"""Contributions that are known already, and parameters that are used several times: the cross terms are exact."""
+"""Contributions that are known already, and parameters that are used several times: the cross terms
+are exact.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.contributions import rounding
-from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, norm_by_parts, row_chunks, wide
+from dpfy.gradients.contributions.contribution import (
+    Contribution,
+    Deferred,
+    Direct,
+    norm_by_parts,
+    row_chunks,
+    wide,
+)
 from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbeddingGradient
 from dpfy.gradients.contributions.outer import Outer
@@ -79,8 +88,13 @@ class Shared(Several):
         fixed = kinds.get(RowScaled)
         if len(merged) == 2 and isinstance(outer, Outer) and isinstance(fixed, RowScaled):
             return outer.estimate().plus(fixed.estimate(), *rows_product(outer, fixed)).upper, self
-        # Uses may cancel: their sum is wrong by what each of them is, once in the norm and once in the weighted sum.
-        squares = norm_by_parts(self.batch, self.width * len(merged), Shared([widened(part) for part in merged]).per_example)
+        # Uses may cancel: their sum is wrong by what each of them is, once in the norm and once in
+        # the weighted sum.
+        squares = norm_by_parts(
+            self.batch,
+            self.width * len(merged),
+            Shared([widened(part) for part in merged]).per_example,
+        )
         return Estimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -103,13 +117,24 @@ class Shared(Several):
 
 
 def _no_wider(weights: Tensor, part: Contribution) -> Tensor:
-    """Weights in float64 for gradients in float64 alone: a parameter in float32 may have been used in both."""
-    return weights.float() if weights.dtype is torch.float64 and part.dtype is not torch.float64 else weights
+    """Weights in float64 for gradients in float64 alone: a parameter in float32 may have been used
+    in both.
+    """
+    return (
+        weights.float()
+        if weights.dtype is torch.float64 and part.dtype is not torch.float64
+        else weights
+    )
 
 
 def merge(parts: Sequence[Contribution]) -> list[Contribution]:
-    """Join uses of the same kind: sums of outer products and of rows are longer sums, direct gradients add."""
-    parts = [p.rest if isinstance(p, Measured) else p.direct() if isinstance(p, Deferred) else p for p in parts]
+    """Join uses of the same kind: sums of outer products and of rows are longer sums, direct
+    gradients add.
+    """
+    parts = [
+        p.rest if isinstance(p, Measured) else p.direct() if isinstance(p, Deferred) else p
+        for p in parts
+    ]
     outers = [p for p in parts if isinstance(p, Outer)]
     rows = [p for p in parts if isinstance(p, EmbeddingGradient)]
     direct = [p for p in parts if isinstance(p, Direct)]
@@ -117,18 +142,34 @@ def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     for part in parts:
         if isinstance(part, Placed):
             placed.setdefault(part.key, []).append(part)
-    merged: list[Contribution] = [p for p in parts if not isinstance(p, Outer | EmbeddingGradient | Direct | Placed | RowScaled)]
+    merged: list[Contribution] = [
+        p
+        for p in parts
+        if not isinstance(p, Outer | EmbeddingGradient | Direct | Placed | RowScaled)
+    ]
     fixed = [p for p in parts if isinstance(p, RowScaled)]
     if len(fixed) > 1 and all(torch.equal(p.matrix, fixed[0].matrix) for p in fixed[1:]):
-        fixed = [replace(fixed[0], factors=sum((p.factors for p in fixed[1:]), start=fixed[0].factors))]
+        fixed = [
+            replace(fixed[0], factors=sum((p.factors for p in fixed[1:]), start=fixed[0].factors))
+        ]
     merged += fixed
-    merged += [same[0] if len(same) == 1 else replace(same[0], part=Shared([p.part for p in same])) for same in placed.values()]
+    merged += [
+        same[0] if len(same) == 1 else replace(same[0], part=Shared([p.part for p in same]))
+        for same in placed.values()
+    ]
     if outers:
         merged.append(Outer(_along([p.left for p in outers]), _along([p.right for p in outers])))
     if rows:
-        joined = EmbeddingGradient(_along([p.index for p in rows]), _along([p.grads for p in rows]), rows[0].count)
+        joined = EmbeddingGradient(
+            _along([p.index for p in rows]), _along([p.grads for p in rows]), rows[0].count
+        )
         if any(isinstance(p, RaggedEmbeddingGradient) for p in rows):
-            own = [p.lengths if isinstance(p, RaggedEmbeddingGradient) else p.index.new_tensor(p.index.shape[1]) for p in rows]
+            own = [
+                p.lengths
+                if isinstance(p, RaggedEmbeddingGradient)
+                else p.index.new_tensor(p.index.shape[1])
+                for p in rows
+            ]
             lengths = torch.stack([each.expand(len(joined.index)) for each in own]).sum(0)
             joined = RaggedEmbeddingGradient(joined.index, joined.grads, joined.count, lengths)
         merged.append(joined)
@@ -138,32 +179,47 @@ def merge(parts: Sequence[Contribution]) -> list[Contribution]:
 
 
 def _along(parts: list[Tensor]) -> Tensor:
-    """All positions of the parts. One alone need not be copied: the gradient of a language model's head is as large as all else."""
+    """All positions of the parts. One alone need not be copied: the gradient of a language model's
+    head is as large as all else.
+    """
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def widened(part: Contribution) -> Contribution:
-    """`part` with its factors in float32 or wider: products that are written out in a narrow type hide what may not cancel."""
+    """`part` with its factors in float32 or wider: products that are written out in a narrow type
+    hide what may not cancel.
+    """
     if isinstance(part, Outer):
         return Outer(wide(part.left), wide(part.right))
     if isinstance(part, Direct | EmbeddingGradient):
         return replace(part, grads=wide(part.grads))
     if isinstance(part, Convolution):
-        return replace(part, inputs=wide(part.inputs), grads=wide(part.grads), weight=wide(part.weight))
+        return replace(
+            part, inputs=wide(part.inputs), grads=wide(part.grads), weight=wide(part.weight)
+        )
     if isinstance(part, Placed):
         return replace(part, part=widened(part.part))
-    return replace(part, parts=[widened(each) for each in part.parts]) if isinstance(part, Stacked | Shared) else part
+    return (
+        replace(part, parts=[widened(each) for each in part.parts])
+        if isinstance(part, Stacked | Shared)
+        else part
+    )
 
 
 def rows_product(outer: Outer, fixed: RowScaled) -> tuple[Tensor, Tensor]:
-    """Inner products, example by example, of a sum of outer products with the scaled rows of a fixed matrix; how wrong they can be.
+    """Inner products, example by example, of a sum of outer products with the scaled rows of a
+    fixed matrix; how wrong they can be.
 
-    sum over o, t of f_o left[t, o] (right[t] . row_o). A sum over t is wrong by gamma(columns + positions) times the sum of the absolute
-    terms, and sum over o of |f_o| |row_o| sum over t of |left[t, o]| |right[t]| is at most |f * rows| |left| |right|.
+    sum over o, t of f_o left[t, o] (right[t] . row_o). A sum over t is wrong by gamma(columns +
+    positions) times the sum of the absolute terms, and sum over o of |f_o| |row_o| sum over t of
+    |left[t, o]| |right[t]| is at most |f * rows| |left| |right|.
     """
     left, right, rows = wide(outer.left), wide(outer.right), wide(fixed.matrix).flatten(1)
     products = torch.cat(
-        [(left[part] * (right[part] @ rows.t().to(right.dtype))).sum(1) for part in row_chunks(len(left), left[0].numel())]
+        [
+            (left[part] * (right[part] @ rows.t().to(right.dtype))).sum(1)
+            for part in row_chunks(len(left), left[0].numel())
+        ]
     )
     count, dtype = right.shape[2] + left.shape[1] + 16, outer.dtype
     each = rounding.gamma(count, dtype) + 2 * rounding.of_factors(dtype, right.device)
@@ -173,24 +229,35 @@ def rows_product(outer: Outer, fixed: RowScaled) -> tuple[Tensor, Tensor]:
 
 
 def tied_product(outer: Outer, rows: EmbeddingGradient) -> tuple[Tensor, Tensor]:
-    """Inner products, example by example, of a linear head's gradient with that of the embedding it is tied to; how wrong they can be.
+    """Inner products, example by example, of a linear head's gradient with that of the embedding it
+    is tied to; how wrong they can be.
 
-    sum over t, s of left[t][index[s]] (right[t] . grads[s]): nothing of the size of the table is made for an example. With M the
-    first factors and N the second ones, an entry of N is wrong by gamma(width) |right[t]| |grads[s]|, so the sum by that times |M|
-    |right| |grads|, and by gamma(`SHORT`) |M| |N|.
+    sum over t, s of left[t][index[s]] (right[t] . grads[s]): nothing of the size of the table is
+    made for an example. With M the first factors and N the second ones, an entry of N is wrong by
+    gamma(width) |right[t]| |grads[s]|, so the sum by that times |M| |right| |grads|, and by
+    gamma(`SHORT`) |M| |N|.
     """
     products, errors = [], []
     width, dtype = rows.grads.shape[2], torch.promote_types(outer.dtype, rows.dtype)
     entries = outer.left.shape[1] * rows.index.shape[1]
     each = rounding.gamma(width + 4, dtype) + 2 * rounding.of_factors(dtype, outer.right.device)
     for part in row_chunks(len(outer.left), 2 * entries):
-        left, index, right, grads = outer.left[part], rows.index[part], wide(outer.right[part]), wide(rows.grads[part])
+        left, index, right, grads = (
+            outer.left[part],
+            rows.index[part],
+            wide(outer.right[part]),
+            wide(rows.grads[part]),
+        )
         first = wide(left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1)))
         common = torch.promote_types(right.dtype, grads.dtype)
         second = right.to(common) @ grads.to(common).mT
         size = (row_squares(right) * row_squares(grads)).sqrt_()
         wrong = each * size + entries * width * rounding.least(dtype)
-        wrong = wrong + rounding.gamma(rounding.SHORT + 4, dtype) * (row_squares(second).sqrt() + wrong)
-        errors.append(wrong * row_squares(first).sqrt() * (1 + 2.0**-8) + entries * rounding.least(dtype))
+        wrong = wrong + rounding.gamma(rounding.SHORT + 4, dtype) * (
+            row_squares(second).sqrt() + wrong
+        )
+        errors.append(
+            wrong * row_squares(first).sqrt() * (1 + 2.0**-8) + entries * rounding.least(dtype)
+        )
         products.append(rounding.block_sums(first * second))
     return torch.cat(products), torch.cat(errors)

@@ -1,7 +1,9 @@
-"""Parameters that are used piece by piece: rows of one matrix that project queries, keys and values.
+"""Parameters that are used piece by piece: rows of one matrix that project queries, keys and
+values.
 
-Each use explains some rows. Uses of different rows do not overlap, so their norms add and each writes its own rows of the sum; only
-where uses overlap are there cross terms, between those rows alone.
+Each use explains some rows. Uses of different rows do not overlap, so their norms add and each
+writes its own rows of the sum; only where uses overlap are there cross terms, between those rows
+alone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Piece = tuple[int, int, Contribution]
 
 @dataclass(frozen=True)
 class Sliced:
-    """What some rows of a parameter receive, each from its own contribution; the other rows receive nothing.
+    """What some rows of a parameter receive, each from its own contribution; the other rows receive
+    nothing.
 
     Guarantees: no two pieces share a row.
     """
@@ -37,7 +40,10 @@ class Sliced:
 
     def of(self, parts: Sequence[Contribution]) -> Sliced:
         """The same rows with other contributions."""
-        return Sliced(tuple((a, b, part) for (a, b, _), part in zip(self.pieces, parts, strict=True)), self.shape)
+        return Sliced(
+            tuple((a, b, part) for (a, b, _), part in zip(self.pieces, parts, strict=True)),
+            self.shape,
+        )
 
     @property
     def batch(self) -> int:
@@ -75,7 +81,9 @@ class Sliced:
         return self._filled((len(grads[0]), *self.shape), grads, 1)
 
     def _filled(self, shape: Sequence[int], found: Sequence[Tensor], dim: int = 0) -> Tensor:
-        total = found[0].new_zeros(shape, dtype=reduce(torch.promote_types, [each.dtype for each in found]))
+        total = found[0].new_zeros(
+            shape, dtype=reduce(torch.promote_types, [each.dtype for each in found])
+        )
         for (a, b, _), each in zip(self.pieces, found, strict=True):
             place = total.narrow(dim, a, b - a)
             place.copy_(each.view(place.shape))
@@ -96,4 +104,6 @@ def pieces_of(part: Contribution) -> list[Contribution]:
 def rows_of(part: Contribution, parameter: Tensor, start: int) -> Contribution:
     """`part` as rows from `start` on of `parameter`; `part` itself if these are all rows."""
     rows = part.width // parameter[0].numel() if parameter.dim() > 1 else part.width
-    return part if rows == len(parameter) else Sliced(((start, start + rows, part),), parameter.shape)
+    return (
+        part if rows == len(parameter) else Sliced(((start, start + rows, part),), parameter.shape)
+    )

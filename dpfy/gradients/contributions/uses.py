@@ -26,7 +26,11 @@ def together(uses: Sequence[Contribution]) -> Contribution:
     edges = sorted({row for a, b, _ in pieces for row in (a, b)})
     joined: list[Piece] = []
     for a, b in pairwise(edges):
-        found = [_narrowed(part, start, a, b, end) for start, end, part in pieces if start <= a and b <= end]
+        found = [
+            _narrowed(part, start, a, b, end)
+            for start, end, part in pieces
+            if start <= a and b <= end
+        ]
         if found:
             joined.append((a, b, found[0] if len(found) == 1 else Shared(found)))
     return _as_one(joined, shape)
@@ -38,7 +42,9 @@ def overlapping(uses: Sequence[Contribution]) -> bool:
         return False
     flat = [use.rest if isinstance(use, Measured) else use for use in uses]
     rows = sorted((a, b) for use in flat if isinstance(use, Sliced) for a, b, _ in use.pieces)
-    return not all(isinstance(use, Sliced) for use in flat) or any(b > c for (_, b), (c, _) in pairwise(rows))
+    return not all(isinstance(use, Sliced) for use in flat) or any(
+        b > c for (_, b), (c, _) in pairwise(rows)
+    )
 
 
 def _unwrapped(use: Contribution) -> Contribution:
@@ -60,7 +66,13 @@ def _narrowed(part: Contribution, start: int, a: int, b: int, end: int) -> Contr
     """Rows a to b of a part that holds the rows from `start` to `end`."""
     if (a, b) == (start, end):
         return part
-    inner = part.rest if isinstance(part, Measured) else part.direct() if isinstance(part, Deferred) else part
+    inner = (
+        part.rest
+        if isinstance(part, Measured)
+        else part.direct()
+        if isinstance(part, Deferred)
+        else part
+    )
     if isinstance(inner, Outer):
         return Outer(inner.left[..., a - start : b - start].contiguous(), inner.right)
     assert isinstance(inner, Direct)

@@ -1,4 +1,6 @@
-"""Work of the engine as CUDA graphs, and memory for it that is not taken from among the model's tensors."""
+"""Work of the engine as CUDA graphs, and memory for it that is not taken from among the model's
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ from dpfy.gradients.kernels.addresses import Tables, writing
 T = TypeVar("T")
 
 _POOLS: dict[tuple[str, int], torch.cuda.MemPool] = {}
-"""Memory by purpose and device, held here so that no garbage collection can end a pool: that is allowed only between allocations."""
+"""Memory by purpose and device, held here so that no garbage collection can end a pool: that is
+allowed only between allocations.
+"""
 
 
 def private_pool() -> AbstractContextManager[None]:
-    """Take memory from a place of its own, as graphs do: where the model's tensors lie then does not depend on who does the work."""
+    """Take memory from a place of its own, as graphs do: where the model's tensors lie then does
+    not depend on who does the work.
+    """
     return _from_pool("work")
 
 
@@ -31,7 +37,9 @@ def release_private_pool() -> None:
 
 def on(device: torch.device) -> AbstractContextManager[object]:
     """`device` as the current one; nothing is done where it is."""
-    return nullcontext() if torch.cuda.current_device() == device.index else torch.cuda.device(device)
+    return (
+        nullcontext() if torch.cuda.current_device() == device.index else torch.cuda.device(device)
+    )
 
 
 def queue(device: torch.device) -> torch.cuda.Stream | None:
@@ -42,8 +50,16 @@ def queue(device: torch.device) -> torch.cuda.Stream | None:
 def settings(device: torch.device) -> tuple[object, ...]:
     """What a graph depends on besides its tensors: how products are computed, and the queue."""
     matmul = torch.backends.cuda.matmul
-    reduced = (matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction)
-    return matmul.allow_tf32, torch.backends.cudnn.allow_tf32, *reduced, torch._C._cuda_getCurrentRawStream(device.index)
+    reduced = (
+        matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_fp16_reduced_precision_reduction,
+    )
+    return (
+        matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        *reduced,
+        torch._C._cuda_getCurrentRawStream(device.index),
+    )
 
 
 def _from_pool(purpose: str) -> AbstractContextManager[None]:
@@ -54,7 +70,9 @@ def _from_pool(purpose: str) -> AbstractContextManager[None]:
 
 
 def unowned(t: torch.Tensor) -> torch.Tensor:
-    """What lies where `t` lies, without keeping the memory: for memory of a graph, which its pool keeps."""
+    """What lies where `t` lies, without keeping the memory: for memory of a graph, which its pool
+    keeps.
+    """
     last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
     size = (last + 1) * t.element_size() if t.numel() else 0
     storage = torch._C._construct_storage_from_data_pointer(t.data_ptr(), t.device, size)  # type: ignore[attr-defined]
@@ -62,9 +80,13 @@ def unowned(t: torch.Tensor) -> torch.Tensor:
 
 
 class CudaGraph:
-    """Work that is launched whole, on the tensors it was recorded with: their memory must hold what the work is to read."""
+    """Work that is launched whole, on the tensors it was recorded with: their memory must hold what
+    the work is to read.
+    """
 
-    def __init__(self, device: torch.device, addresses: int, memory: AbstractContextManager[object]) -> None:
+    def __init__(
+        self, device: torch.device, addresses: int, memory: AbstractContextManager[object]
+    ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         with memory:
             self._tables = Tables(device, addresses)
@@ -73,7 +95,8 @@ class CudaGraph:
         """Record `work`. What it returns is written when the graph is replayed, not before."""
         here, collecting = torch.cuda.current_stream(), gc.isenabled()
         stream.wait_stream(here)
-        gc.disable()  # what a collection frees could be something that must not be freed during a capture
+        # what a collection frees could be something that must not be freed during a capture
+        gc.disable()
         try:
             with writing(self._tables), torch.cuda.stream(stream):
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -95,16 +118,20 @@ class CudaGraph:
 
 
 class GraphPool:
-    """Graphs that belong together: one pool of memory for all of them, so that they take turns in it.
+    """Graphs that belong together: one pool of memory for all of them, so that they take turns in
+    it.
 
-    `apart`: what they keep besides is not taken from among the model's tensors, so that those lie where they would lie without it.
+    `apart`: what they keep besides is not taken from among the model's tensors, so that those lie
+    where they would lie without it.
     """
 
     def __init__(self, apart: bool = True) -> None:
         self._apart = apart
         self._pool: Any = None
 
-    def record(self, work: Callable[[], T], device: torch.device, addresses: int) -> tuple[CudaGraph, T]:
+    def record(
+        self, work: Callable[[], T], device: torch.device, addresses: int
+    ) -> tuple[CudaGraph, T]:
         """`work` as a graph, and what it returns. `addresses`: how many its kernels may need."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -126,16 +153,22 @@ class GraphPool:
 
 @lru_cache(maxsize=16)
 def _recording_queue(device: int) -> torch.cuda.Stream:
-    """The queue on which graphs are recorded. One for all: products ask for up to 32 MiB of memory for each queue they were on."""
+    """The queue on which graphs are recorded. One for all: products ask for up to 32 MiB of memory
+    for each queue they were on.
+    """
     return torch.cuda.Stream(device)
 
 
 @lru_cache(maxsize=16)
 def problem(device: torch.device) -> Exception | None:
-    """What keeps graphs and memory apart from working on `device`, tried once: some ways of allocating memory do not allow them."""
+    """What keeps graphs and memory apart from working on `device`, tried once: some ways of
+    allocating memory do not allow them.
+    """
     try:
         if torch.cuda.get_allocator_backend() != "native":
-            raise Unsupported(f"graphs with the allocator {torch.cuda.get_allocator_backend()}", "use torch's own")
+            raise Unsupported(
+                f"graphs with the allocator {torch.cuda.get_allocator_backend()}", "use torch's own"
+            )
         with private_pool():
             given = torch.full((3,), 2.0, device=device)
         graph, made = GraphPool().record(lambda: given + 1, device, 64)

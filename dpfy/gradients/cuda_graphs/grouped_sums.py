@@ -1,7 +1,8 @@
 """The end of a step: multipliers, then sums group by group, by a recording or as usual.
 
-Sums need memory while all reports are still held. So they are made in groups, and after each group the reports that it alone needed make
-room for the next one. Who does the work must not matter for where tensors lie: all ways allocate and let go in the same order.
+Sums need memory while all reports are still held. So they are made in groups, and after each group
+the reports that it alone needed make room for the next one. Who does the work must not matter for
+where tensors lie: all ways allocate and let go in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bounded_sum import BoundedSum
 
 ROUNDING = 1e-3
-"""How far a recorded sum may be from the usual one, relative to its length and the bound: they differ by the order of additions."""
+"""How far a recorded sum may be from the usual one, relative to its length and the bound: they
+differ by the order of additions.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,28 +42,47 @@ class Request:
     def key(self, sums: BoundedSum) -> Key:
         """What it depends on besides the reports."""
         device = self.losses.device
-        return (self.clip, self.mask is None, len(self.losses), device, *graphs.settings(device), *sums.identity())
+        return (
+            self.clip,
+            self.mask is None,
+            len(self.losses),
+            device,
+            *graphs.settings(device),
+            *sums.identity(),
+        )
 
 
 class UsualSums:
-    """Without a recording. `scale`: multipliers of norms that are known to be finite, for a step that a recording began.
+    """Without a recording. `scale`: multipliers of norms that are known to be finite, for a step
+    that a recording began.
 
-    Guarantees: of examples without a finite norm exactly nothing is added. That is known before the first group is let go of.
+    Guarantees: of examples without a finite norm exactly nothing is added. That is known before the
+    first group is let go of.
     """
 
     def __init__(
-        self, held: HeldReports, request: Request, groups: tuple[SumGroup, ...] | None = None, scale: Tensor | None = None
+        self,
+        held: HeldReports,
+        request: Request,
+        groups: tuple[SumGroup, ...] | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         if not held.parts:
             held.again()
         with graphs.private_pool():
             scaled = held.weigh(request.clip, request.mask)
             self.groups = groups or sum_groups(scaled, held.order(), held.nbytes)
-            self._sums, self._flag, self._bad = held.sums, None if scale is not None else Flag(scaled.sound.device), False
+            self._sums, self._flag, self._bad = (
+                held.sums,
+                None if scale is not None else Flag(scaled.sound.device),
+                False,
+            )
             if self._flag is not None:
                 self._flag.put(scaled.sound)
                 self._flag.mark()
-            self._parts: list[Scaled | None] = [*parted(scaled if scale is None else replace(scaled, scale=scale), self.groups)]
+            self._parts: list[Scaled | None] = [
+                *parted(scaled if scale is None else replace(scaled, scale=scale), self.groups)
+            ]
 
     def made(self, place: int, buffers: Buffers | None = None) -> Grads:
         """The sums of a group, as far as it is known that norms were finite."""
@@ -98,7 +120,9 @@ class RepeatedSums:
         self.recording.weigh(self.request.mask)
 
     def sum(self, place: int, buffers: Buffers, where: Key) -> bool:
-        """The sums of a group; False if they are to be made as usual, and so are those after them."""
+        """The sums of a group; False if they are to be made as usual, and so are those after
+        them.
+        """
         self.moved = self.recording.end[place][1] != where
         return not self.moved and self.made(place, buffers)
 
@@ -111,11 +135,19 @@ class RepeatedSums:
 
 
 class NewSums(RepeatedSums):
-    """By graphs that are recorded now, each compared with the usual work before what that needs is let go of."""
+    """By graphs that are recorded now, each compared with the usual work before what that needs is
+    let go of.
+    """
 
     new = True
 
-    def __init__(self, recording: RecordedReports, request: Request, held: HeldReports, pool: graphs.GraphPool) -> None:
+    def __init__(
+        self,
+        recording: RecordedReports,
+        request: Request,
+        held: HeldReports,
+        pool: graphs.GraphPool,
+    ) -> None:
         super().__init__(recording, request)
         self._held, self._pool = held, pool
         self._parts: list[Scaled | None] = []
@@ -125,7 +157,9 @@ class NewSums(RepeatedSums):
         """Nothing is recorded unless the memory of the first group lies where it lay."""
 
     def made(self, place: int, buffers: Buffers) -> bool:
-        """Record the work on a group, and do it. False if that cannot be, gives another sum, or some norm was not finite."""
+        """Record the work on a group, and do it. False if that cannot be, gives another sum, or
+        some norm was not finite.
+        """
         try:
             self._record(place, buffers)
         except (RuntimeError, DpfyError) as problem:
@@ -137,7 +171,9 @@ class NewSums(RepeatedSums):
             return False
         self.usual = self.usual or UsualSums(self._held, self.request, self.groups)
         if not self._agrees(self.usual.made(place), buffers):
-            self.problem = DpfyError("a recorded step gave another sum than the step it was recorded from")
+            self.problem = DpfyError(
+                "a recorded step gave another sum than the step it was recorded from"
+            )
         return self.problem is None
 
     def _record(self, place: int, buffers: Buffers) -> None:
@@ -150,12 +186,17 @@ class NewSums(RepeatedSums):
             self.recording.scale = self.recording.record(self._pool, weighed).scale
         part = self._parts[place]
         assert part is not None
-        self.recording.record_sum(self._pool, lambda: self._held.sums.sum(part, last=True, buffers=buffers))
+        self.recording.record_sum(
+            self._pool, lambda: self._held.sums.sum(part, last=True, buffers=buffers)
+        )
 
     def _agrees(self, usual: Grads, buffers: Buffers) -> bool:
         """Whether the sums are those of the usual work on the same reports."""
         with graphs.private_pool():
-            gaps = [torch.linalg.vector_norm(buffers.places[name] - sums) for name, sums in usual.items()]
+            gaps = [
+                torch.linalg.vector_norm(buffers.places[name] - sums)
+                for name, sums in usual.items()
+            ]
             sizes = [torch.linalg.vector_norm(sums) for sums in usual.values()]
             gap, size = (float(torch.stack(each).double().norm()) for each in (gaps, sizes))
         bound = self.request.clip.bound.l2
@@ -172,8 +213,9 @@ class NewSums(RepeatedSums):
 class GroupedSums:
     """The sums of one step, from its reports, by `source` if there is one and as far as it serves.
 
-    Guarantees: a recording is repeated only into memory that lies where it lay. A report is let go of only when all that it contributes
-    to is summed, and it is known that every norm was finite or that what was not is left out.
+    Guarantees: a recording is repeated only into memory that lies where it lay. A report is let go
+    of only when all that it contributes to is summed, and it is known that every norm was finite or
+    that what was not is left out.
     """
 
     def __init__(self, held: HeldReports, request: Request, source: RepeatedSums | None) -> None:
@@ -188,14 +230,18 @@ class GroupedSums:
         return tuple(self._end)
 
     def value(self, layout: Callable[[tuple[str, ...], Clip], BufferLayout]) -> Grads:
-        """The sums in the order of the parameters, then the coordinates. `layout`: how those of some parameters lie in memory."""
+        """The sums in the order of the parameters, then the coordinates. `layout`: how those of
+        some parameters lie in memory.
+        """
         if self.source is not None:
             self.source.begin()
         groups, places = self.source.groups if self.source else self._as_usual(0).groups, Grads()
         for place, group in enumerate(groups):
             buffers, where = layout(group.names, self.request.clip).buffers(group.scratch)
             self._end.append((group, where))
-            self.served = self.served and self.source is not None and self.source.sum(place, buffers, where)
+            self.served = (
+                self.served and self.source is not None and self.source.sum(place, buffers, where)
+            )
             if not self.served:
                 self._as_usual(place).sum(place, buffers)
             places |= buffers.places
@@ -204,11 +250,17 @@ class GroupedSums:
         return {name: places.pop(name) for name in self.held.sums.params} | places
 
     def _as_usual(self, place: int) -> UsualSums:
-        """The usual work from the group at `place` on, with the multipliers that there are if some sums were made with them."""
+        """The usual work from the group at `place` on, with the multipliers that there are if some
+        sums were made with them.
+        """
         if self._usual is None and isinstance(self.source, NewSums):
             self._usual = self.source.usual
         if self._usual is None:
-            groups, scale = (None, None) if self.source is None else (self.source.groups, self.source.recording.scale)
+            groups, scale = (
+                (None, None)
+                if self.source is None
+                else (self.source.groups, self.source.recording.scale)
+            )
             self._usual = UsualSums(self.held, self.request, groups, scale if place else None)
         return self._usual
 

@@ -25,8 +25,9 @@ class Worked(NamedTuple):
 class HeldReports:
     """The reports of one step, section by section.
 
-    Guarantees: a report is held as long as some parameter that it contributes to is not done, and not longer, whoever does the work:
-    the model's tensors then lie at the same places whether a step is repeated, recorded or done as usual.
+    Guarantees: a report is held as long as some parameter that it contributes to is not done, and
+    not longer, whoever does the work: the model's tensors then lie at the same places whether a
+    step is repeated, recorded or done as usual.
     """
 
     def __init__(self, sums: BoundedSum, batch: int) -> None:
@@ -35,26 +36,41 @@ class HeldReports:
         self._done: set[str] = set()
 
     def hold(self, reports: list[Report], own: Own, names: list[tuple[str, ...]]) -> None:
-        """Take up reports that were worked on: those whose contributions hold their tensors, and the contributions of the others."""
+        """Take up reports that were worked on: those whose contributions hold their tensors, and
+        the contributions of the others.
+        """
         kept = [report if mine is None else None for report, mine in zip(reports, own, strict=True)]
         self._sections.append((kept, own, names))
 
     def work(self, reports: list[Report]) -> Worked:
         """Add what `reports` contribute to `parts`."""
         found = self.sums.explain(reports, self._batch)
-        for name, part in ((name, part) for parts in found for name, uses in parts.items() for part in uses):
+        for name, part in (
+            (name, part) for parts in found for name, uses in parts.items() for part in uses
+        ):
             self.parts.setdefault(name, []).append(part)
         own = [own_parts(report, parts) for report, parts in zip(reports, found, strict=True)]
         return Worked(own, [tuple(parts) for parts in found], nothing_made(reports, found))
 
     def again(self) -> None:
-        """What all reports that are held contribute to parameters that are not done: made anew, or what was left of them."""
+        """What all reports that are held contribute to parameters that are not done: made anew, or
+        what was left of them.
+        """
         self.parts = {}
         with graphs.private_pool():
-            kept = [report for reports, _, _ in self._sections for report in reports if report is not None]
+            kept = [
+                report
+                for reports, _, _ in self._sections
+                for report in reports
+                if report is not None
+            ]
             made = iter(self.sums.explain(kept, self._batch))
         for mine in (mine for _, own, _ in self._sections for mine in own):
-            found = [(name, part) for name, uses in next(made).items() for part in uses] if mine is None else mine
+            found = (
+                [(name, part) for name, uses in next(made).items() for part in uses]
+                if mine is None
+                else mine
+            )
             for name, part in found:
                 if name not in self._done:
                     self.parts.setdefault(name, []).append(part)
@@ -83,4 +99,8 @@ class HeldReports:
         for place, (reports, own, theirs) in enumerate(self._sections):
             left = [i for i, each in enumerate(theirs) if not self._done.issuperset(each)]
             if len(left) < len(theirs):
-                self._sections[place] = ([reports[i] for i in left], [own[i] for i in left], [theirs[i] for i in left])
+                self._sections[place] = (
+                    [reports[i] for i in left],
+                    [own[i] for i in left],
+                    [theirs[i] for i in left],
+                )

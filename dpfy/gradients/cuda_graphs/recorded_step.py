@@ -1,7 +1,9 @@
-"""What was recorded of a step, as graphs: the work on its reports, section by section, then multipliers and sums.
+"""What was recorded of a step, as graphs: the work on its reports, section by section, then
+multipliers and sums.
 
-The two routes differ in where a step begins. The recorder takes the reports of a backward pass that ran as always; a captured step
-runs forward and backward itself, on the way to its multipliers. From there on they are the same.
+The two routes differ in where a step begins. The recorder takes the reports of a backward pass that
+ran as always; a captured step runs forward and backward itself, on the way to its multipliers. From
+there on they are the same.
 """
 
 from __future__ import annotations
@@ -32,15 +34,18 @@ Weigh = Callable[[Tensor | None], Scaled]
 
 T = TypeVar("T")
 Own = list[list[tuple[str, Contribution]] | None]
-"""For each report its contributions, if they hold none of the tensors that were reported; else None."""
+"""For each report its contributions, if they hold none of the tensors that were reported; else
+None.
+"""
 
 
 @dataclass
 class Section:
-    """The work on some reports. `own`: the contributions of a report where none of the reported tensors is needed any more.
+    """The work on some reports. `own`: the contributions of a report where none of the reported
+    tensors is needed any more.
 
-    `names`: the parameters of each report. `idle`: nothing is computed. The graph is held all the same: the memory of all graphs goes
-    with the first of them.
+    `names`: the parameters of each report. `idle`: nothing is computed. The graph is held all the
+    same: the memory of all graphs goes with the first of them.
     """
 
     key: Key
@@ -56,10 +61,13 @@ class Section:
 
 
 class RecordedStep:
-    """Graphs for the multipliers of a step and for its sums, in as many parts as are recorded. All tensors in it are overwritten at
-    every use."""
+    """Graphs for the multipliers of a step and for its sums, in as many parts as are recorded. All
+    tensors in it are overwritten at every use.
+    """
 
-    def __init__(self, device: torch.device, mask: Tensor | None, queue: torch.cuda.Stream | None = None) -> None:
+    def __init__(
+        self, device: torch.device, mask: Tensor | None, queue: torch.cuda.Stream | None = None
+    ) -> None:
         self.device, self.mask = device, mask
         self.sound, self._queue = Flag(device), queue  # the current one, if it is not given
         self._sums: list[graphs.CudaGraph] = []
@@ -75,8 +83,12 @@ class RecordedStep:
         self._weigh, scaled = pool.record(multipliers, self.device, 1 << 17)
         return scaled
 
-    def record_sum(self, pool: graphs.GraphPool, add: Callable[[], T], addresses: int = 1 << 14) -> T:
-        """Record the next part of the sums, whose tensors are returned. `addresses`: how many their kernels may need."""
+    def record_sum(
+        self, pool: graphs.GraphPool, add: Callable[[], T], addresses: int = 1 << 14
+    ) -> T:
+        """Record the next part of the sums, whose tensors are returned. `addresses`: how many their
+        kernels may need.
+        """
         graph, total = pool.record(add, self.device, addresses)
         self._sums.append(graph)
         return total
@@ -98,17 +110,25 @@ class RecordedStep:
 
 
 class RecordedReports(RecordedStep):
-    """The same with the work on the reports of a step, section by section, before it, and the groups of its sums: where they lie."""
+    """The same with the work on the reports of a step, section by section, before it, and the
+    groups of its sums: where they lie.
+    """
 
-    def __init__(self, sections: list[Section], end: End, mask: Tensor | None, device: torch.device) -> None:
-        super().__init__(device, mask, graphs.queue(device))  # the key says that it is the current one
+    def __init__(
+        self, sections: list[Section], end: End, mask: Tensor | None, device: torch.device
+    ) -> None:
+        super().__init__(
+            device, mask, graphs.queue(device)
+        )  # the key says that it is the current one
         self.sections, self.end = sections, end
         self.misses, self.scale = 0, torch.empty(0)
 
     def share(self) -> None:
-        """Let recordings that take turns have the same memory: every use of one writes its own contributions and multipliers anew.
+        """Let recordings that take turns have the same memory: every use of one writes its own
+        contributions and multipliers anew.
 
-        They are still read where a step goes on otherwise than it began, before another recording is used.
+        They are still read where a step goes on otherwise than it began, before another recording
+        is used.
         """
         seen: dict[int, tuple[object, object]] = {}
         for section in self.sections:
@@ -123,14 +143,18 @@ def own_parts(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | 
 
 
 def nothing_made(reports: list[Report], found: list[Parts]) -> bool:
-    """Whether the contributions are but views of what was reported, so that repeating the work on them would do nothing."""
+    """Whether the contributions are but views of what was reported, so that repeating the work on
+    them would do nothing.
+    """
     parts = [part for parts in found for uses in parts.values() for part in uses]
     known = all(isinstance(piece, Outer | Direct) for part in parts for piece in pieces_of(part))
     return known and storages(*parts) <= storages(*[report.tensors for report in reports])
 
 
 def _unowned(part: Any, seen: dict[int, tuple[object, object]]) -> Any:
-    """The same contribution, whose tensors do not keep their memory. What is one thing stays one thing."""
+    """The same contribution, whose tensors do not keep their memory. What is one thing stays one
+    thing.
+    """
     if id(part) in seen:
         return seen[id(part)][1]
     made = part

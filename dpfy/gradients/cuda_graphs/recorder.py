@@ -1,10 +1,13 @@
-"""The engine's own part of a step as CUDA graphs: the model runs as always, what is done with its gradients is launched whole.
+"""The engine's own part of a step as CUDA graphs: the model runs as always, what is done with its
+gradients is launched whole.
 
-A private step has about as much to compute as a plain one, but in more and smaller pieces; on a fast GPU the time goes to launching
-them. The user's forward and backward pass cannot be recorded without asking, for they may do something else the next time. The norms
-and sums are the engine's, and they depend on nothing but the tensors that the layers report. In a training loop these lie at the same
-addresses at every step, because torch's allocator gives the same sequence of requests the same memory. So the work on them is recorded
-once, and repeated whenever every tensor lies where it lay.
+A private step has about as much to compute as a plain one, but in more and smaller pieces; on a
+fast GPU the time goes to launching them. The user's forward and backward pass cannot be recorded
+without asking, for they may do something else the next time. The norms and sums are the engine's,
+and they depend on nothing but the tensors that the layers report. In a training loop these lie at
+the same addresses at every step, because torch's allocator gives the same sequence of requests the
+same memory. So the work on them is recorded once, and repeated whenever every tensor lies where it
+lay.
 """
 
 from __future__ import annotations
@@ -32,34 +35,43 @@ SECTION = 12
 """Reports that are worked on together."""
 
 SECTION_BYTES = 2**25
-"""Gradients of normalisation layers may wait up to this size: nothing else needs them afterwards."""
+"""Gradients of normalisation layers may wait up to this size: nothing else needs them
+afterwards.
+"""
 
 SAME = 2
 """How many times in a row everything must lie where it lay before the work on it is recorded."""
 
 MOST_RECORDINGS = 24
-"""A few for each batch size: what the user still holds of the last step takes turns with what this one makes."""
+"""A few for each batch size: what the user still holds of the last step takes turns with what this
+one makes.
+"""
 
 MOST_MISSES = 3
 MOST_WATCHED = 200
 """A loop whose tensors keep moving is not worth watching for ever."""
 
 PAYS = 8
-"""How many times a recording must have been repeated, on average, before yet another one is made."""
+"""How many times a recording must have been repeated, on average, before yet another one is
+made.
+"""
 
 
 def bucket_size(expected: float) -> int:
-    """A number of rows of which random batches of `expected` units are a few multiples: about a sixteenth part, a power of two."""
+    """A number of rows of which random batches of `expected` units are a few multiples: about a
+    sixteenth part, a power of two.
+    """
     return 1 << max(3, int(expected / 16).bit_length() - 1) if expected >= 8 else 1
 
 
 class Recorder:
     """The recordings of one attached engine.
 
-    Guarantees: a recording is repeated only if every tensor it reads is at its address, with its shape, strides and dtype, reported by
-    the same layer in the same order with the same facts, for the same clip rule, batch size, parameters and numeric settings; in all
-    other cases the work is done as usual. The first sum of every recording is compared with that of the usual work. A batch with a NaN
-    or an infinity in it is never summed by a recording.
+    Guarantees: a recording is repeated only if every tensor it reads is at its address, with its
+    shape, strides and dtype, reported by the same layer in the same order with the same facts, for
+    the same clip rule, batch size, parameters and numeric settings; in all other cases the work is
+    done as usual. The first sum of every recording is compared with that of the usual work. A batch
+    with a NaN or an infinity in it is never summed by a recording.
     """
 
     def __init__(self, sums: BoundedSum) -> None:
@@ -76,7 +88,9 @@ class Recorder:
         self.problem: Exception | None = None
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None) -> Bounded[Grads] | None:
-        """The bounded sum of a model that is steady; None if nothing can be recorded here, and nothing was done."""
+        """The bounded sum of a model that is steady; None if nothing can be recorded here, and
+        nothing was done.
+        """
         with graphs.on(losses.device):
             if (problem := graphs.problem(losses.device) or _unfit(clip)) is not None:
                 self.give_up(problem)
@@ -88,17 +102,31 @@ class Recorder:
     def _weights(self, losses: Tensor) -> Tensor:
         """Ones like `losses`, the same as at the last step unless somebody wrote into them."""
         ones = self._ones
-        if ones.shape != losses.shape or ones.dtype is not losses.dtype or ones.device != losses.device or ones._version:
+        if (
+            ones.shape != losses.shape
+            or ones.dtype is not losses.dtype
+            or ones.device != losses.device
+            or ones._version
+        ):
             self._ones = ones = torch.ones_like(losses)
         return ones
 
     def layout(self, names: tuple[str, ...], clip: Clip) -> BufferLayout:
-        """How the sums of some parameters lie in memory: in one piece if these are all, else where there is room."""
+        """How the sums of some parameters lie in memory: in one piece if these are all, else where
+        there is room.
+        """
         params = {name: self.sums.params[name] for name in names}
-        key = (names, clip.coordinates, *[p.dtype for p in params.values()], next(iter(params.values())).device)
+        key = (
+            names,
+            clip.coordinates,
+            *[p.dtype for p in params.values()],
+            next(iter(params.values())).device,
+        )
         if key not in self._layouts:
             self._layouts[key] = BufferLayout(
-                params, clip.coordinates, math.inf if len(names) == len(self.sums.params) else PIECE_BYTES
+                params,
+                clip.coordinates,
+                math.inf if len(names) == len(self.sums.params) else PIECE_BYTES,
             )
         return self._layouts[key]
 
@@ -110,7 +138,9 @@ class Recorder:
         return report.grad.nbytes if self._small[site] else 0
 
     def found(self, first: Key) -> tuple[RecordedReports | None, list[Key] | None]:
-        """The recording that begins with `first`; or, if one is to be made now, the sections it will have."""
+        """The recording that begins with `first`; or, if one is to be made now, the sections it
+        will have.
+        """
         recording = self._recordings.pop(first, None)
         if recording is not None:
             self._recordings[first] = recording  # the latest used comes last
@@ -156,14 +186,18 @@ class Recorder:
     def give_up(self, problem: Exception | None = None) -> None:
         """Work as usual from now on."""
         self.on, self.problem = False, problem
-        if problem is not None:  # without the frames it went through, for they hold tensors of the step
+        if (
+            problem is not None
+        ):  # without the frames it went through, for they hold tensors of the step
             problem.__traceback__ = problem.__context__ = problem.__cause__ = None
         self._recordings.clear()
         self._watched.clear()
 
 
 class ReportedStep:
-    """One step: reports come in and are worked on, section by section, by a recording or as usual."""
+    """One step: reports come in and are worked on, section by section, by a recording or as
+    usual.
+    """
 
     def __init__(self, recorder: Recorder, request: Request) -> None:
         self._recorder, self._request = recorder, request
@@ -199,7 +233,11 @@ class ReportedStep:
                 return
             self._miss()
         if self._expected is not None:
-            if place < len(self._expected) - 1 and self._expected[place] == key and self._record(key, reports):
+            if (
+                place < len(self._expected) - 1
+                and self._expected[place] == key
+                and self._record(key, reports)
+            ):
                 return
             self._expected = None
         with graphs.private_pool():
@@ -210,7 +248,9 @@ class ReportedStep:
         """Record the work on `reports`, and do it. False if that cannot be."""
         before = {name: list(uses) for name, uses in self._held.parts.items()}
         try:
-            graph, worked = self._recorder.pool.record(lambda: self._held.work(reports), reports[0].grad.device, 1 << 12)
+            graph, worked = self._recorder.pool.record(
+                lambda: self._held.work(reports), reports[0].grad.device, 1 << 12
+            )
         except (RuntimeError, DpfyError) as problem:
             self._held.parts = before
             self._recorder.give_up(problem)
@@ -221,7 +261,9 @@ class ReportedStep:
         return True
 
     def _miss(self) -> None:
-        """Go on as usual: from what the recording left of the reports so far, or from the reports themselves."""
+        """Go on as usual: from what the recording left of the reports so far, or from the reports
+        themselves.
+        """
         assert self._recording is not None
         self._recorder.missed(self._recording)
         self._left, self._recording = self._recording, None  # what it left lies in its memory
@@ -242,14 +284,21 @@ class ReportedStep:
         return Bounded(total, clip.bound)
 
     def _source(self) -> RepeatedSums | None:
-        """The recording that began, or the one that was begun, if everything so far lies where it lay."""
+        """The recording that began, or the one that was begun, if everything so far lies where it
+        lay.
+        """
         if self._recording is not None:
             return RepeatedSums(self._recording, self._request)
         if self._expected is None or self._expected[:-1] != self._keys:
             return None
         mask, pool = self._request.mask, self._recorder.pool
         end, mine = cast(End, self._expected[-1]), None if mask is None else pool.like(mask)
-        return NewSums(RecordedReports(self._made, end, mine, self._request.losses.device), self._request, self._held, pool)
+        return NewSums(
+            RecordedReports(self._made, end, mine, self._request.losses.device),
+            self._request,
+            self._held,
+            pool,
+        )
 
     def _settle(self, sums: GroupedSums) -> None:
         """Let the recorder know how the step went."""

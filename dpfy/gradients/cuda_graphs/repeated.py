@@ -1,8 +1,9 @@
 """A loop over the steps of a sequence, some steps at a time as a CUDA graph.
 
-A step of a recurrence is a few small kernels, and a fast GPU waits for their launches. What some steps do is recorded once, on memory of
-its own; the loop then copies into that memory what these steps read, launches the graph, and copies out what they made. So the loop may
-read and write anywhere, and layers of one shape share a graph.
+A step of a recurrence is a few small kernels, and a fast GPU waits for their launches. What some
+steps do is recorded once, on memory of its own; the loop then copies into that memory what these
+steps read, launches the graph, and copies out what they made. So the loop may read and write
+anywhere, and layers of one shape share a graph.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from dpfy.core.errors import DpfyError
 from dpfy.gradients.cuda_graphs import graphs
 
 TOGETHER = 4
-"""Steps of a sequence in one graph: launches are few from here on, and the memory is small beside that of a sequence."""
+"""Steps of a sequence in one graph: launches are few from here on, and the memory is small beside
+that of a sequence.
+"""
 
 USUALLY = 2
 """How many times a loop of one shape runs as usual before it is recorded."""
@@ -27,19 +30,25 @@ ALIGNED = 512
 """Bytes: where a tensor may begin, as torch's allocator has it."""
 
 MOST, PAYS = 4, 8
-"""Shapes of which graphs are held; for another one, made once in so many loops, the one that was not used for longest makes room."""
+"""Shapes of which graphs are held; for another one, made once in so many loops, the one that was
+not used for longest makes room.
+"""
 
 Tensors: TypeAlias = Sequence[Tensor]
-Work: TypeAlias = Callable[[list[int], Tensors, Tensors, Tensors], tuple[Sequence[Tensors], Tensors]]
-"""(times in their order, what the steps read [step, ...], what passes from step to step, what stays) to what is made, for each kind one
-tensor a step in the order of time, and what passes on."""
+Work: TypeAlias = Callable[
+    [list[int], Tensors, Tensors, Tensors], tuple[Sequence[Tensors], Tensors]
+]
+"""(times in their order, what the steps read [step, ...], what passes from step to step, what
+stays) to what is made, for each kind one tensor a step in the order of time, and what passes on.
+"""
 
 
 class RepeatedLoop:
     """A loop over the steps of sequences.
 
-    Guarantees: what is made is what `work` makes, called for the same steps in the same order, if that depends on nothing but the
-    tensors it is given. While somebody else records or watches the single operations, graphs are not used.
+    Guarantees: what is made is what `work` makes, called for the same steps in the same order, if
+    that depends on nothing but the tensors it is given. While somebody else records or watches the
+    single operations, graphs are not used.
     """
 
     def __init__(self, work: Work, pool: graphs.GraphPool | None = None) -> None:
@@ -49,12 +58,17 @@ class RepeatedLoop:
         self.made = self.loops = 0
         self.problem: Exception | None = None
 
-    def __call__(self, backwards: bool, given: Tensors, carried: Tensors, fixed: Tensors, into: Tensors) -> Tensors:
-        """Run over all steps of `given`, the last one first if `backwards`; what is made is written into `into`, what passes on is
-        returned."""
+    def __call__(
+        self, backwards: bool, given: Tensors, carried: Tensors, fixed: Tensors, into: Tensors
+    ) -> Tensors:
+        """Run over all steps of `given`, the last one first if `backwards`; what is made is written
+        into `into`, what passes on is returned.
+        """
         length = len(given[0])
         starts = range(0, length, TOGETHER)
-        recorded = self._recorded(backwards, given, carried, fixed, into) if length >= TOGETHER else None
+        recorded = (
+            self._recorded(backwards, given, carried, fixed, into) if length >= TOGETHER else None
+        )
         if recorded is not None:
             recorded.begin(carried, fixed)
         for start in reversed(starts) if backwards else starts:
@@ -64,7 +78,10 @@ class RepeatedLoop:
                 recorded.run(read, write)
                 continue
             made, passed = self._work(
-                _times(len(write[0]), backwards), read, carried if recorded is None else recorded.carried, fixed
+                _times(len(write[0]), backwards),
+                read,
+                carried if recorded is None else recorded.carried,
+                fixed,
             )
             for parts, place in zip(made, write, strict=True):
                 torch.stack(list(parts), out=place)
@@ -91,9 +108,13 @@ class RepeatedLoop:
             if self._seen[key] <= USUALLY or self.made >= MOST + self.loops // PAYS:
                 return None
             try:
-                found = _SomeSteps(self._work, self._pool, backwards, [t[:TOGETHER] for t in given], carried, fixed)
+                found = _SomeSteps(
+                    self._work, self._pool, backwards, [t[:TOGETHER] for t in given], carried, fixed
+                )
             except (RuntimeError, DpfyError) as problem:
-                problem.__traceback__ = problem.__context__ = problem.__cause__ = None  # their frames hold tensors of the step
+                problem.__traceback__ = problem.__context__ = problem.__cause__ = (
+                    None  # their frames hold tensors of the step
+                )
                 self.problem = problem
                 return None
             self.made += 1
@@ -111,10 +132,18 @@ class _SomeSteps:
     """The work of a few steps as a graph."""
 
     def __init__(
-        self, work: Work, pool: graphs.GraphPool, backwards: bool, given: Tensors, carried: Tensors, fixed: Tensors
+        self,
+        work: Work,
+        pool: graphs.GraphPool,
+        backwards: bool,
+        given: Tensors,
+        carried: Tensors,
+        fixed: Tensors,
     ) -> None:
         room = iter(_room(pool, [*given, *carried, *fixed]))
-        self._given, self.carried, self._fixed = ([next(room) for _ in some] for some in (given, carried, fixed))
+        self._given, self.carried, self._fixed = (
+            [next(room) for _ in some] for some in (given, carried, fixed)
+        )
 
         def steps() -> list[Tensor]:
             made, passed = work(_times(TOGETHER, backwards), self._given, self.carried, self._fixed)
@@ -136,10 +165,15 @@ class _SomeSteps:
 
 
 def _room(pool: graphs.GraphPool, tensors: Tensors) -> list[Tensor]:
-    """Memory of the shapes of `tensors` that stays, in one piece: of small pieces the allocator would hold more than is asked for."""
+    """Memory of the shapes of `tensors` that stays, in one piece: of small pieces the allocator
+    would hold more than is asked for.
+    """
     starts = list(accumulate([-(-t.nbytes // ALIGNED) * ALIGNED for t in tensors], initial=0))
     whole = pool.like(tensors[0].new_empty((), dtype=torch.uint8).expand(starts[-1]))
-    return [whole[start : start + t.nbytes].view(t.dtype).view(t.shape) for start, t in zip(starts[:-1], tensors, strict=True)]
+    return [
+        whole[start : start + t.nbytes].view(t.dtype).view(t.shape)
+        for start, t in zip(starts[:-1], tensors, strict=True)
+    ]
 
 
 def _copy(into: Tensors, values: Tensors) -> None:
@@ -151,8 +185,13 @@ def _times(count: int, backwards: bool) -> list[int]:
 
 
 def _recordable(device: torch.device) -> bool:
-    """Whether what runs now may be a graph: nobody records already, or looks at single operations."""
+    """Whether what runs now may be a graph: nobody records already, or looks at single
+    operations.
+    """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return False
-    watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+    watched = (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
     return not watched and graphs.problem(device) is None

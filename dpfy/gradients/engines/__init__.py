@@ -1,1 +1,3 @@
-"""Engines: per-unit losses to the bounded sum, by the loop, by one vectorised backward, or by book-keeping."""
+"""Engines: per-unit losses to the bounded sum, by the loop, by one vectorised backward, or by
+book-keeping.
+"""

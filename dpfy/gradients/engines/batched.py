@@ -1,4 +1,6 @@
-"""The general engine: one vectorised backward through the vector of per-example losses, for any differentiable model."""
+"""The general engine: one vectorised backward through the vector of per-example losses, for any
+differentiable model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from torch import Tensor, nn
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import Grads, added, checked, clipped_sum, no_reentrant_checkpoints, zeros
+from dpfy.gradients.engine import (
+    Grads,
+    added,
+    checked,
+    clipped_sum,
+    no_reentrant_checkpoints,
+    zeros,
+)
 from dpfy.gradients.engines.loop import Watching, alone_where_needed, attached, dense, forget
 
 CHUNK_ELEMENTS = 2**26
@@ -16,9 +25,11 @@ CHUNK_ELEMENTS = 2**26
 
 
 class BatchedEngine(Watching):
-    """Per-example gradients from one batched vector-Jacobian product a chunk of examples, then clipped and summed.
+    """Per-example gradients from one batched vector-Jacobian product a chunk of examples, then
+    clipped and summed.
 
-    Memory is bounded: at most `chunk_elements` gradient elements (but always one example) exist at a time.
+    Memory is bounded: at most `chunk_elements` gradient elements (but always one example) exist at
+    a time.
     """
 
     name = "batched"
@@ -32,7 +43,10 @@ class BatchedEngine(Watching):
         self.detach()
         for name, module in model.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-                raise Unsupported(f"{name or type(module).__name__}: sparse=True in the batched engine", "set sparse=False")
+                raise Unsupported(
+                    f"{name or type(module).__name__}: sparse=True in the batched engine",
+                    "set sparse=False",
+                )
         super().attach(model)
 
     def bounded_sum(self, losses: Tensor, clip: Clip, mask: Tensor | None = None) -> Bounded[Grads]:
@@ -44,7 +58,9 @@ class BatchedEngine(Watching):
             return Bounded(total, clip.bound)
         names, tensors = list(params), list(params.values())
         for rows in chunks(len(losses), sum(p.numel() for p in tensors), self._chunk_elements):
-            per_unit = alone_where_needed(self._single, losses, rows, tensors, per_example(losses, tensors, rows))
+            per_unit = alone_where_needed(
+                self._single, losses, rows, tensors, per_example(losses, tensors, rows)
+            )
             added(total, clipped_sum(per_unit, names, clip, None if mask is None else mask[rows]))
         forget(self._single)
         return Bounded(total, clip.bound)
@@ -57,16 +73,25 @@ def chunks(batch: int, width: int, elements: int) -> list[slice]:
 
 
 def per_example(losses: Tensor, tensors: list[nn.Parameter], rows: slice) -> list[Tensor]:
-    """Gradients of ``losses[rows]``, one by one, stacked: a list of [rows, *parameter]. The graph is kept."""
+    """Gradients of ``losses[rows]``, one by one, stacked: a list of [rows, *parameter]. The graph
+    is kept.
+    """
     count = rows.stop - rows.start
     picks = torch.zeros(count, len(losses), dtype=losses.dtype, device=losses.device)
     picks[torch.arange(count), torch.arange(rows.start, rows.stop)] = 1
     try:
         with no_reentrant_checkpoints():
-            grads = torch.autograd.grad(losses, tensors, picks, retain_graph=True, allow_unused=True, is_grads_batched=True)
+            grads = torch.autograd.grad(
+                losses, tensors, picks, retain_graph=True, allow_unused=True, is_grads_batched=True
+            )
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, torch.OutOfMemoryError | Unsupported):
             raise
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Unsupported(f"a vectorised backward through this model ({first})", "use engine='loop'") from error
-    return [p.new_zeros(count, *p.shape) if g is None else dense(g) for p, g in zip(tensors, grads, strict=True)]
+        raise Unsupported(
+            f"a vectorised backward through this model ({first})", "use engine='loop'"
+        ) from error
+    return [
+        p.new_zeros(count, *p.shape) if g is None else dense(g)
+        for p, g in zip(tensors, grads, strict=True)
+    ]

@@ -1,7 +1,9 @@
-"""The fast engine: one backward without weight gradients, norms layer by layer, one weighted product per layer.
+"""The fast engine: one backward without weight gradients, norms layer by layer, one weighted
+product per layer.
 
-Book-keeping (Bu, Wang, Zha and Karypis 2023, "Differentially private optimization on large model at small cost"): the per-example
-gradient of a layer is a product of its input and its output gradient, so its norm and its weighted sum need no per-example tensor.
+Book-keeping (Bu, Wang, Zha and Karypis 2023, "Differentially private optimization on large model at
+small cost"): the per-example gradient of a layer is a product of its input and its output gradient,
+so its norm and its weighted sum need no per-example tensor.
 """
 
 from __future__ import annotations
@@ -34,11 +36,15 @@ from dpfy.gradients.tracing.single_example import SingleExample
 from dpfy.gradients.tracing.tape import Report, Site, Tape, infer_axis, probe_weights, spoilt
 from dpfy.gradients.tracing.untracked import AutogradGraph, Split, SplitPoints, find_split_points
 
-_SITES: weakref.WeakKeyDictionary[nn.Module, tuple[LayerRule, Tape, Site]] = weakref.WeakKeyDictionary()
+_SITES: weakref.WeakKeyDictionary[nn.Module, tuple[LayerRule, Tape, Site]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for ``module.forward`` while an engine is attached; a copy of the module made meanwhile runs its own forward."""
+    """Stands in for ``module.forward`` while an engine is attached; a copy of the module made
+    meanwhile runs its own forward.
+    """
     if torch.compiler.is_compiling():
         return _outside(module, *args, **kwargs)
     entry = _SITES.get(module)
@@ -49,7 +55,9 @@ def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     if rule.run is not run_bare and _swapped(module):
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
-    if "input" in kwargs and not args and rule.run is not run_bare:  # what torch's layers call what rules take by place
+    if (
+        "input" in kwargs and not args and rule.run is not run_bare
+    ):  # what torch's layers call what rules take by place
         args = (kwargs.pop("input"),)
     if (call := active()) is not None and rule.run is not run_bare:
         return run_lifted(call, rule, module, tape, site, args, kwargs)
@@ -57,14 +65,19 @@ def _tapped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _swapped(module: nn.Module) -> bool:
-    """Whether something else stands in the place of a parameter (`torch.func.functional_call`): autograd finds what that is made of."""
+    """Whether something else stands in the place of a parameter (`torch.func.functional_call`):
+    autograd finds what that is made of.
+    """
     return any(
-        p is not None and type(p) is not nn.Parameter and not isinstance(p, nn.Parameter) for p in module._parameters.values()
+        p is not None and type(p) is not nn.Parameter and not isinstance(p, nn.Parameter)
+        for p in module._parameters.values()
     )
 
 
 def _with_aliases(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The same for modules of the user's own: a compiled graph keeps them, and their parameters are then untracked in it."""
+    """The same for modules of the user's own: a compiled graph keeps them, and their parameters are
+    then untracked in it.
+    """
     if torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     return _tapped(module, *args, **kwargs)
@@ -72,16 +85,20 @@ def _with_aliases(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 @_disable_dynamo
 def _outside(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Outside of a compiled model's graphs: traced, a tap would be bound to the wrong layer or lose its report."""
+    """Outside of a compiled model's graphs: traced, a tap would be bound to the wrong layer or lose
+    its report.
+    """
     return without_alias(_tapped(module, *args, **kwargs))
 
 
 class BookkeepingEngine(Engine):
-    """Hooks on supported layers; any other use of a parameter is found at every step and goes through the batched route.
+    """Hooks on supported layers; any other use of a parameter is found at every step and goes
+    through the batched route.
 
-    Guarantees: exact for shared parameters and for modules used several times. A use that no layer rule explains is never missed:
-    supported layers run with constant weights, so any gradient that autograd still finds for a parameter is such a use.
-    The place of the batch in each layer's tensors is measured on the first batch, never assumed.
+    Guarantees: exact for shared parameters and for modules used several times. A use that no layer
+    rule explains is never missed: supported layers run with constant weights, so any gradient that
+    autograd still finds for a parameter is such a use. The place of the batch in each layer's
+    tensors is measured on the first batch, never assumed.
     """
 
     name = "bookkeeping"
@@ -108,7 +125,11 @@ class BookkeepingEngine(Engine):
             rule = rule_for(module) or bare_rule(module)
             if rule is None or not any(p.requires_grad for p in module.parameters()):
                 continue
-            site = Site(name or type(module).__name__, tuple(module.parameters(recurse=False)), batch_dims=rule.batch_dims)
+            site = Site(
+                name or type(module).__name__,
+                tuple(module.parameters(recurse=False)),
+                batch_dims=rule.batch_dims,
+            )
             self._sites[module] = site
             _SITES[module] = (rule, self._sums.tape, site)
             module.forward = MethodType(_with_aliases if rule is BARE else _tapped, module)  # type: ignore[method-assign]
@@ -120,7 +141,12 @@ class BookkeepingEngine(Engine):
         if self._single is not None:
             self._single.close()
             self._single = None
-        self._sums, self._recorder, self._split, self._without_batch = None, None, SplitPoints(), False
+        self._sums, self._recorder, self._split, self._without_batch = (
+            None,
+            None,
+            SplitPoints(),
+            False,
+        )
         self._routes, self._suspects = {}, set()
 
     def _release(self, module: nn.Module) -> None:
@@ -159,9 +185,11 @@ class BookkeepingEngine(Engine):
 
     @property
     def per_example_parameters(self) -> dict[str, str]:
-        """The parameters whose gradients went through a part of the graph example by example, in the last batch that was summed.
+        """The parameters whose gradients went through a part of the graph example by example, in
+        the last batch that was summed.
 
-        "vmap": vectorised over the examples. "loop": one by one, where torch has no vectorised backward.
+        "vmap": vectorised over the examples. "loop": one by one, where torch has no vectorised
+        backward.
         """
         return dict(self._routes)
 
@@ -171,7 +199,9 @@ class BookkeepingEngine(Engine):
         return frozenset(self._routes)
 
     def _scaled(self, losses: Tensor, clip: Clip, mask: Tensor | None) -> Scaled | None:
-        """Every example's multiplier; None if there is nothing to add up. What was measured and is not needed for the sums is let go."""
+        """Every example's multiplier; None if there is nothing to add up. What was measured and is
+        not needed for the sums is let go.
+        """
         parts = self._contributions(losses)
         return self.sums.weigh(parts, clip, mask, self.in_parts) if parts else None
 
@@ -180,11 +210,17 @@ class BookkeepingEngine(Engine):
         sums = self.sums
         parts: Parts = {}
         unseen = len(sums.seen) < len(sums.params)
-        graph = AutogradGraph.of(losses) if sums.tape.unsettled or sums.untracked or unseen else None
+        graph = (
+            AutogradGraph.of(losses) if sums.tape.unsettled or sums.untracked or unseen else None
+        )
         splits = {} if graph is None else self._splits(losses, graph)
         sound = not splits or bool(losses.isfinite().all())
         inbox = _Inbox(sums, parts)
-        found = arrivals(graph, splits, len(losses), sums.tape, sums.names, inbox) if graph and splits else []
+        found = (
+            arrivals(graph, splits, len(losses), sums.tape, sums.names, inbox)
+            if graph and splits
+            else []
+        )
         handles = [arrival.node.register_prehook(arrival) for arrival in found]
         edges = [arrival.asked for arrival in found if arrival.asked is not None]
         try:
@@ -196,7 +232,8 @@ class BookkeepingEngine(Engine):
         self._isolate(losses, parts, sound)
         forget(self._single)
         if self._single is not None and not sums.tape.unsettled and not sums.untracked:
-            self._single.close()  # only untracked uses need it, and it keeps the model's output alive
+            # only untracked uses need it, and it keeps the model's output alive
+            self._single.close()
         return parts
 
     def _splits(self, losses: Tensor, graph: AutogradGraph) -> dict[Source, Split]:
@@ -206,19 +243,33 @@ class BookkeepingEngine(Engine):
         if self.sums.tape.unsettled or not self._split.settled or None in known:
             sources = self._measure(losses, graph)
             known = [self._split.above(graph, source.key, source.node) for source in sources]
-        return {source: split for source, split in zip(sources, known, strict=True) if split is not None}
+        return {
+            source: split for source, split in zip(sources, known, strict=True) if split is not None
+        }
 
     def _sources(self, graph: AutogradGraph) -> list[Source]:
-        """Where gradients go that no layer rule explains: parameters still in the graph, and layers that run without a batch."""
-        leaves = [Source((self.sums.names[p],), node) for p, node in graph.leaves.items() if p in self.sums.names]
+        """Where gradients go that no layer rule explains: parameters still in the graph, and layers
+        that run without a batch.
+        """
+        leaves = [
+            Source((self.sums.names[p],), node)
+            for p, node in graph.leaves.items()
+            if p in self.sums.names
+        ]
         taps = [(node, node.where) for node in graph.taps if node.where[1].without_batch]
         return leaves + [
-            Source(tuple(self.sums.names[p] for p in where[1].params if p in self.sums.names), node, where)
+            Source(
+                tuple(self.sums.names[p] for p in where[1].params if p in self.sums.names),
+                node,
+                where,
+            )
             for node, where in taps
         ]
 
     def _measure(self, losses: Tensor, graph: AutogradGraph) -> list[Source]:
-        """Two backward passes with different weights show where the examples lie, in every layer and above every untracked use."""
+        """Two backward passes with different weights show where the examples lie, in every layer
+        and above every untracked use.
+        """
         sums, weights = self.sums, probe_weights(losses)
         reports: list[Report] = []
         with sums.tape.into(reports.append):
@@ -226,7 +277,9 @@ class BookkeepingEngine(Engine):
         again = iter(reports)
         with sums.tape.into(lambda second: self._compare(next(again), second, weights)):
             sums.backward(losses, list(sums.params), keep=True, weights=weights)
-        sums.tape.unsettled = not all(report.site.known() for report in reports if not report.site.without_batch)
+        sums.tape.unsettled = not all(
+            report.site.known() for report in reports if not report.site.without_batch
+        )
         sources = self._sources(graph)
         sums.untracked = {name for source in sources for name in source.names}
         with sums.tape.muted():
@@ -241,26 +294,43 @@ class BookkeepingEngine(Engine):
 
     def _compare(self, first: Report, second: Report, weights: Tensor) -> None:
         assert first.site is second.site
-        if not first.site.without_batch and not infer_axis(first.site, first.grad, second.grad, weights):
+        if not first.site.without_batch and not infer_axis(
+            first.site, first.grad, second.grad, weights
+        ):
             # For good: what lies above it is measured with the untracked uses.
             self._without_batch = first.site.settled = first.site.without_batch = True
-        elif not first.site.settled and len(weights) > 1 and spoilt(first.site, first.grad, len(weights)):
-            what = f"{first.site.name}: a non-finite gradient before it is known where the examples lie"
+        elif (
+            not first.site.settled
+            and len(weights) > 1
+            and spoilt(first.site, first.grad, len(weights))
+        ):
+            what = (
+                f"{first.site.name}: a non-finite gradient before it is known where the examples "
+                f"lie"
+            )
             raise Unsupported(what, "keep the losses of the first batch finite")
 
     def _isolate(self, losses: Tensor, parts: Parts, sound: bool) -> None:
-        """Below a split one bad example may have spoilt others: run the suspects alone. Layers with rows never have that trouble."""
+        """Below a split one bad example may have spoilt others: run the suspects alone. Layers with
+        rows never have that trouble.
+        """
         for name in self._suspects & set(parts):
             own = [part for part in parts[name] if isinstance(part, Direct)]
             if not own or bool(torch.stack([part.grads.isfinite().all() for part in own]).all()):
                 continue
-            # The example alone gives all that autograd finds for the parameter, and nothing of what layers report.
+            # The example alone gives all that autograd finds for the parameter, and nothing of what
+            # layers report.
             if sound or self._received[name] != len(parts[name]) or self._without_batch:
-                raise Unsupported(f"{name}: a non-finite gradient outside of a supported layer", "keep the losses finite")
+                raise Unsupported(
+                    f"{name}: a non-finite gradient outside of a supported layer",
+                    "keep the losses finite",
+                )
             each = [part.per_example(slice(0, len(losses))) for part in parts[name]]
             total = [sum(each[1:], start=each[0])]
             with self.sums.tape.muted():
-                fixed = alone_where_needed(self._single, losses, slice(0, len(losses)), [self.sums.params[name]], total)
+                fixed = alone_where_needed(
+                    self._single, losses, slice(0, len(losses)), [self.sums.params[name]], total
+                )
             parts[name] = [Direct(fixed[0])]
 
 

@@ -1,6 +1,7 @@
 """The bounded sum of one attached model, stage by stage: reports, contributions, multipliers, sums.
 
-Nothing here knows who calls the stages: an engine runs them as the gradients come, a recorder section by section or as graphs.
+Nothing here knows who calls the stages: an engine runs them as the gradients come, a recorder
+section by section or as graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.buffers import Buffers
 from dpfy.gradients.contributions.clipped_sum import Flag, InParts, Scaled, joins, weigh
-from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, SumJob, run_jobs
+from dpfy.gradients.contributions.contribution import (
+    Contribution,
+    Deferred,
+    Direct,
+    SumJob,
+    run_jobs,
+)
 from dpfy.gradients.contributions.shared import Measured
 from dpfy.gradients.contributions.sliced import pieces_of
 from dpfy.gradients.contributions.uses import overlapping, together
@@ -25,7 +32,9 @@ from dpfy.gradients.engine import Grads, no_autocast, no_reentrant_checkpoints, 
 from dpfy.gradients.tracing.tape import Report, Tape, rows_first
 
 MOST_WAITING = 36
-"""How many sums over positions may wait for a common launch: the tensors of normalisation layers are held meanwhile."""
+"""How many sums over positions may wait for a common launch: the tensors of normalisation layers
+are held meanwhile.
+"""
 
 Parts = dict[str, list[Contribution]]
 """By parameter, what its uses contribute."""
@@ -40,10 +49,12 @@ _HELD = (Direct, Deferred)
 
 
 class BoundedSum:
-    """Reports to contributions (:meth:`report`, :meth:`explain`), to multipliers (:meth:`weigh`), to sums (:meth:`sum`).
+    """Reports to contributions (:meth:`report`, :meth:`explain`), to multipliers (:meth:`weigh`),
+    to sums (:meth:`sum`).
 
-    Guarantees: a gradient that autograd still finds for a parameter outside of `untracked` is refused, never left out. An example
-    that is masked out, or whose norm is not finite, adds exactly zero to :meth:`total`.
+    Guarantees: a gradient that autograd still finds for a parameter outside of `untracked` is
+    refused, never left out. An example that is masked out, or whose norm is not finite, adds
+    exactly zero to :meth:`total`.
     """
 
     def __init__(self, params: dict[str, nn.Parameter]) -> None:
@@ -51,14 +62,18 @@ class BoundedSum:
         self.names: dict[Tensor, str] = {p: name for name, p in params.items()}
         self.tape = Tape()
         self.untracked: set[str] = set()
-        """Parameters with uses that no layer rule explains: whoever calls adds what these contribute."""
+        """Parameters with uses that no layer rule explains: whoever calls adds what these
+        contribute.
+        """
         self.seen: set[str] = set()
         self._several: set[str] = set()
         self._jobs: list[SumJob] = []
 
     @property
     def steady(self) -> bool:
-        """Whether every batch axis is known and every use has its rule: a step then asks the device nothing on its way."""
+        """Whether every batch axis is known and every use has its rule: a step then asks the device
+        nothing on its way.
+        """
         return not self.tape.unsettled and not self.untracked and len(self.seen) == len(self.params)
 
     def addresses(self) -> tuple[int, ...]:
@@ -67,7 +82,11 @@ class BoundedSum:
 
     def identity(self) -> tuple[object, ...]:
         """All that the work on reports depends on besides the reports."""
-        return (*self.addresses(), *[p.requires_grad for p in self.params.values()], len(self._several))
+        return (
+            *self.addresses(),
+            *[p.requires_grad for p in self.params.values()],
+            len(self._several),
+        )
 
     def report(
         self,
@@ -77,29 +96,47 @@ class BoundedSum:
         weights: Tensor | None = None,
         edges: Sequence[GradientEdge] = (),
     ) -> None:
-        """Run backward, to `edges` too, and hand every report to `receive`. Functions of untracked parameters are left alone."""
+        """Run backward, to `edges` too, and hand every report to `receive`. Functions of untracked
+        parameters are left alone.
+        """
         with self.tape.into(receive):
             names = [name for name in self.params if name not in self.untracked]
             missed = self.backward(losses, names, keep, weights, edges)
         if missed:
             listed = ", ".join(sorted(missed))
-            raise Unsupported(f"{listed}: a use outside of its layer that appeared after the first batch", "use engine='batched'")
+            raise Unsupported(
+                f"{listed}: a use outside of its layer that appeared after the first batch",
+                "use engine='batched'",
+            )
 
     def backward(
-        self, losses: Tensor, names: list[str], keep: bool, weights: Tensor | None = None, edges: Sequence[GradientEdge] = ()
+        self,
+        losses: Tensor,
+        names: list[str],
+        keep: bool,
+        weights: Tensor | None = None,
+        edges: Sequence[GradientEdge] = (),
     ) -> set[str]:
-        """Run backward to every tap; return the names of parameters that autograd itself still finds."""
+        """Run backward to every tap; return the names of parameters that autograd itself still
+        finds.
+        """
         weights = torch.ones_like(losses) if weights is None else weights
         targets: Any = [self.tape.anchor, *[self.params[name] for name in names], *edges]
         # To wake another thread for it, and to be woken by that, takes longer than it gains.
         with torch.autograd.set_multithreading_enabled(False), no_reentrant_checkpoints():
-            grads = torch.autograd.grad(losses, targets, weights, retain_graph=keep, allow_unused=True)
+            grads = torch.autograd.grad(
+                losses, targets, weights, retain_graph=keep, allow_unused=True
+            )
         return {name for name, g in zip(names, grads[1:], strict=False) if g is not None}
 
-    def gather(self, losses: Tensor, parts: Parts, keep: bool = False, edges: Sequence[GradientEdge] = ()) -> None:
+    def gather(
+        self, losses: Tensor, parts: Parts, keep: bool = False, edges: Sequence[GradientEdge] = ()
+    ) -> None:
         """Run backward, and add to `parts` what every report contributes, as it comes."""
         self._jobs.clear()
-        self.report(losses, lambda report: self._explain(report, len(losses), parts), keep, edges=edges)
+        self.report(
+            losses, lambda report: self._explain(report, len(losses), parts), keep, edges=edges
+        )
 
     def explain(self, reports: Sequence[Report], batch: int) -> list[Parts]:
         """What each report contributes. Nothing waits afterwards."""
@@ -115,21 +152,32 @@ class BoundedSum:
     def _explain(self, report: Report, batch: int, parts: Parts) -> None:
         if report.site.without_batch:
             return
-        for p, contribution in report.explain(report.grad, report.saved, rows_first(report.site, batch, report.grad)):
-            if isinstance(contribution, Deferred) and (not self._jobs or self._jobs[-1] is not contribution.job):
+        for p, contribution in report.explain(
+            report.grad, report.saved, rows_first(report.site, batch, report.grad)
+        ):
+            if isinstance(contribution, Deferred) and (
+                not self._jobs or self._jobs[-1] is not contribution.job
+            ):
                 self._jobs.append(contribution.job)
             if p not in self.names:
                 raise Unsupported(
-                    f"{report.site.name} with parameters of another module", "train the model that holds them, or freeze them"
+                    f"{report.site.name} with parameters of another module",
+                    "train the model that holds them, or freeze them",
                 )
             self.add(self.names[p], contribution, parts)
         if len(self._jobs) >= MOST_WAITING:
             self._flush()
 
     def add(self, name: str, contribution: Contribution, parts: Parts) -> None:
-        """Norms are taken while the layer's tensors are at hand; what is kept may be much smaller than they are. Not of a
-        parameter that may have other uses: their norm would then depend on what was kept, and that on the batch."""
-        if not isinstance(contribution, Measured) and self._used_once(name) and not any(map(_waits, pieces_of(contribution))):
+        """Norms are taken while the layer's tensors are at hand; what is kept may be much smaller
+        than they are. Not of a parameter that may have other uses: their norm would then depend on
+        what was kept, and that on the batch.
+        """
+        if (
+            not isinstance(contribution, Measured)
+            and self._used_once(name)
+            and not any(map(_waits, pieces_of(contribution)))
+        ):
             contribution = Measured.of(contribution)
         parts.setdefault(name, []).append(contribution)
 
@@ -141,29 +189,45 @@ class BoundedSum:
         run_jobs(self._jobs)
         self._jobs.clear()
 
-    def weigh(self, parts: Parts, clip: Clip, mask: Tensor | None, in_parts: InParts | None = None) -> Scaled:
-        """The multiplier of every example, from the norms of all that the parameters receive over all their uses."""
+    def weigh(
+        self, parts: Parts, clip: Clip, mask: Tensor | None, in_parts: InParts | None = None
+    ) -> Scaled:
+        """The multiplier of every example, from the norms of all that the parameters receive over
+        all their uses.
+        """
         self.seen |= set(parts)
         self._several |= {name for name, uses in parts.items() if overlapping(uses)}
         found = {name: together(uses) for name, uses in parts.items()}
         self._flush()
         return weigh(found, clip, self.params, mask, in_parts)
 
-    def sum(self, scaled: Scaled, last: bool = False, buffers: Buffers | None = None) -> Bounded[Grads]:
-        """The weighted sums of the parameters of `scaled`, in their order, in `buffers` if there are any. See :meth:`Scaled.sums`."""
+    def sum(
+        self, scaled: Scaled, last: bool = False, buffers: Buffers | None = None
+    ) -> Bounded[Grads]:
+        """The weighted sums of the parameters of `scaled`, in their order, in `buffers` if there
+        are any. See :meth:`Scaled.sums`.
+        """
         with torch.no_grad(), no_autocast(scaled.scale.device.type):
             sums = scaled.sums(last, buffers)
             for name in scaled.params:
                 if name not in sums:
                     place = None if buffers is None else buffers.places.get(name)
-                    sums[name] = zeros({name: self.params[name]}, scaled.clip)[name] if place is None else place.zero_()
+                    sums[name] = (
+                        zeros({name: self.params[name]}, scaled.clip)[name]
+                        if place is None
+                        else place.zero_()
+                    )
             total = {name: sums.pop(name) for name in scaled.params} | sums
         return Bounded(total, scaled.clip.bound)
 
-    def one_by_one(self, scaled: Scaled | None, clip: Clip, each: Callable[[str, Tensor], Tensor]) -> Bounded[Grads]:
-        """The bounded sum, one parameter after the other: `each` takes its sum, and what it gives back is kept.
+    def one_by_one(
+        self, scaled: Scaled | None, clip: Clip, each: Callable[[str, Tensor], Tensor]
+    ) -> Bounded[Grads]:
+        """The bounded sum, one parameter after the other: `each` takes its sum, and what it gives
+        back is kept.
 
-        Guarantees: `each` is called for the same names in the same order whatever the batch, also where there is nothing to add up.
+        Guarantees: `each` is called for the same names in the same order whatever the batch, also
+        where there is nothing to add up.
         """
         scaled = scaled if scaled is None or scaled.sound else scaled.cleaned()
         few = {} if scaled is None else scaled.few()

@@ -1,4 +1,6 @@
-"""The reference engine: one example at a time. Slow, obvious, exact in float64; every other engine is tested against it."""
+"""The reference engine: one example at a time. Slow, obvious, exact in float64; every other engine
+is tested against it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,25 @@ from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.contributions.rounding import as_rows
-from dpfy.gradients.engine import Engine, Grads, added, checked, clipped_sum, no_reentrant_checkpoints, trainable, zeros
+from dpfy.gradients.engine import (
+    Engine,
+    Grads,
+    added,
+    checked,
+    clipped_sum,
+    no_reentrant_checkpoints,
+    trainable,
+    zeros,
+)
 from dpfy.gradients.tracing.single_example import SingleExample
 
 T = TypeVar("T")
 
 
 class Watching(Engine):
-    """An engine that needs nothing of a model but its parameters, and its calls to run an example again by itself."""
+    """An engine that needs nothing of a model but its parameters, and its calls to run an example
+    again by itself.
+    """
 
     def __init__(self) -> None:
         self._params: dict[str, nn.Parameter] | None = None
@@ -37,7 +50,9 @@ class Watching(Engine):
 
 
 class LoopEngine(Watching):
-    """One ``autograd.grad`` for each example, clipped and added. Works for any differentiable model."""
+    """One ``autograd.grad`` for each example, clipped and added. Works for any differentiable
+    model.
+    """
 
     name = "loop"
 
@@ -49,7 +64,10 @@ class LoopEngine(Watching):
         names = list(params)
         for i in range(len(losses) if params else 0):
             if mask is None or mask[i]:
-                added(total, clipped_sum(self._one(losses, i, list(params.values())), names, clip, None))
+                added(
+                    total,
+                    clipped_sum(self._one(losses, i, list(params.values())), names, clip, None),
+                )
         forget(self._single)
         return Bounded(total, clip.bound)
 
@@ -60,17 +78,29 @@ class LoopEngine(Watching):
                 return [torch.zeros_like(p)[None] for p in params]
             with no_reentrant_checkpoints():
                 own = torch.autograd.grad(apart[i], params, allow_unused=True)
-            return [(torch.zeros_like(p) if g is None else dense(g))[None] for p, g in zip(params, own, strict=True)]
+            return [
+                (torch.zeros_like(p) if g is None else dense(g))[None]
+                for p, g in zip(params, own, strict=True)
+            ]
         with no_reentrant_checkpoints():
             grads = torch.autograd.grad(losses[i], params, retain_graph=True, allow_unused=True)
-        rows = [(torch.zeros_like(p) if g is None else dense(g))[None] for p, g in zip(params, grads, strict=True)]
+        rows = [
+            (torch.zeros_like(p) if g is None else dense(g))[None]
+            for p, g in zip(params, grads, strict=True)
+        ]
         return alone_where_needed(self._single, losses, slice(i, i + 1), params, rows)
 
 
 def alone_where_needed(
-    single: SingleExample | None, losses: Tensor, rows: slice, params: list[nn.Parameter], grads: list[Tensor]
+    single: SingleExample | None,
+    losses: Tensor,
+    rows: slice,
+    params: list[nn.Parameter],
+    grads: list[Tensor],
 ) -> list[Tensor]:
-    """`grads` ([rows, *parameter] each), where the examples that are not finite were run again by themselves."""
+    """`grads` ([rows, *parameter] each), where the examples that are not finite were run again by
+    themselves.
+    """
     finite = torch.stack([as_rows(g).isfinite().all(1) for g in grads]).all(0)
     if bool(finite.all()) or len(losses) == 1 or single is None:
         return grads

@@ -11,11 +11,17 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.layers.table import rule_for
 
-ENGINES: dict[str, type] = {"loop": LoopEngine, "batched": BatchedEngine, "bookkeeping": BookkeepingEngine}
+ENGINES: dict[str, type] = {
+    "loop": LoopEngine,
+    "batched": BatchedEngine,
+    "bookkeeping": BookkeepingEngine,
+}
 
 
 def choose(model: nn.Module, name: str = "auto") -> tuple[Engine, str]:
-    """The engine called `name`, or for "auto" the fastest that is exact for `model`, and one line that says why."""
+    """The engine called `name`, or for "auto" the fastest that is exact for `model`, and one line
+    that says why.
+    """
     check.one_of("engine", name, ["auto", *ENGINES])
     if name != "auto":
         return ENGINES[name](), f"engine {name}: asked for"
@@ -30,12 +36,14 @@ def choose(model: nn.Module, name: str = "auto") -> tuple[Engine, str]:
     if not covered:
         return (
             BookkeepingEngine(),
-            "engine bookkeeping: no layer of the model has a rule; by rules of the operations where there are some",
+            "engine bookkeeping: no layer of the model has a rule; by rules of the operations "
+            "where there are some",
         )
     if not strange:
         return BookkeepingEngine(), "engine bookkeeping: every layer of the model has a rule"
     shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
     return (
         BookkeepingEngine(),
-        f"engine bookkeeping: layer rules for {covered} of {own} parameters; by rules of the operations for {shown}",
+        f"engine bookkeeping: layer rules for {covered} of {own} parameters; by rules of the "
+        f"operations for {shown}",
     )

@@ -1,4 +1,6 @@
-"""Addresses for kernels that serve many layers in one launch, and what else every launch needs to know."""
+"""Addresses for kernels that serve many layers in one launch, and what else every launch needs to
+know.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ except ImportError:  # a CPU-only installation
 KINDS: dict[torch.dtype, Any] = (
     {}
     if triton is None
-    else {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
+    else {
+        torch.float32: tl.float32,
+        torch.bfloat16: tl.bfloat16,
+        torch.float16: tl.float16,
+        torch.float64: tl.float64,
+    }
 )
 
 
@@ -36,10 +43,11 @@ def table(tensors: list[list[Tensor]]) -> Tensor:
 
 
 class Tables:
-    """Addresses for the kernels of a CUDA graph. They never change, so they are sent once, before the first replay.
+    """Addresses for the kernels of a CUDA graph. They never change, so they are sent once, before
+    the first replay.
 
-    The memory is taken before the capture: what a capture allocates may have served, and will serve at every replay, another tensor
-    earlier in the graph. Keep the tables as long as the graph.
+    The memory is taken before the capture: what a capture allocates may have served, and will serve
+    at every replay, another tensor earlier in the graph. Keep the tables as long as the graph.
     """
 
     def __init__(self, device: torch.device, places: int = 1 << 17) -> None:
@@ -51,7 +59,9 @@ class Tables:
         start = len(self._here)
         self._here += numbers.flatten().tolist() + [0] * (-numbers.numel() % 32)
         if len(self._here) > len(self._there):
-            raise Unsupported(f"a captured step with more than {len(self._there)} addresses", "use graph=False")
+            raise Unsupported(
+                f"a captured step with more than {len(self._there)} addresses", "use graph=False"
+            )
         return self._there[start : start + numbers.numel()].view(numbers.shape)
 
     def send(self) -> None:
@@ -74,7 +84,9 @@ def writing(tables: Tables) -> Iterator[None]:
 
 
 def sent(numbers: list[list[int]], device: torch.device) -> Tensor:
-    """Integers on the device, without waiting for it: only pinned memory is copied behind the back of the host."""
+    """Integers on the device, without waiting for it: only pinned memory is copied behind the back
+    of the host.
+    """
     here = torch.tensor(numbers, dtype=torch.int64)
     if _tables is not None:
         return _tables.put(here)
@@ -82,10 +94,14 @@ def sent(numbers: list[list[int]], device: torch.device) -> Tensor:
 
 
 REACH = 2**31
-"""Within an example kernels count elements in 32 bits: where positions come before examples in memory its last one may lie far away."""
+"""Within an example kernels count elements in 32 bits: where positions come before examples in
+memory its last one may lie far away.
+"""
 
 
 def aligned(t: Tensor) -> Tensor:
-    """Dense in its last dimension, on an address that the kernels may take for a multiple of sixteen bytes, each example within reach."""
+    """Dense in its last dimension, on an address that the kernels may take for a multiple of
+    sixteen bytes, each example within reach.
+    """
     near = t.stride(1) * t.shape[1] < REACH
     return t if near and t.stride(-1) == 1 and t.data_ptr() % 16 == 0 else t.contiguous().clone()

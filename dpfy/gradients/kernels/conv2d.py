@@ -1,7 +1,9 @@
-"""Weight gradients of two-dimensional convolutions on a GPU, example by example, without writing patches or gradients out.
+"""Weight gradients of two-dimensional convolutions on a GPU, example by example, without writing
+patches or gradients out.
 
-The columns of a weight gradient are ordered tap by tap, channels last: for one tap the input is read at a constant shift. Both kernels
-that make products, for norms and for weighted sums, make the same ones. Nothing is added atomically: a step repeats bit for bit.
+The columns of a weight gradient are ordered tap by tap, channels last: for one tap the input is
+read at a constant shift. Both kernels that make products, for norms and for weighted sums, make the
+same ones. Nothing is added atomically: a step repeats bit for bit.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ try:
 except ImportError:  # a CPU-only installation
     triton = None
 else:
-    from dpfy.gradients.kernels.conv2d_programs import border_kernel, patch_gram_kernel, product_kernel
+    from dpfy.gradients.kernels.conv2d_programs import (
+        border_kernel,
+        patch_gram_kernel,
+        product_kernel,
+    )
 
 
 STAGE_BYTES = 2**23
@@ -31,18 +37,23 @@ PARTIAL_BYTES = 2**23
 """How much memory the partial sums of one weighted sum may take."""
 
 RUN_POSITIONS = 1024
-"""Kept products are sums over so many positions (a multiple of every depth of a tiling), added afterwards: images are few where they are
-large, and programs are many."""
+"""Kept products are sums over so many positions (a multiple of every depth of a tiling), added
+afterwards: images are few where they are large, and programs are many.
+"""
 
 MOST_EXAMPLES = 65_535
 """A launch has no more programs in its second dimension."""
 
 PROGRAMS = 264
-"""How many programs a GPU runs side by side, for cutting a sum: two on each of an H200's multiprocessors."""
+"""How many programs a GPU runs side by side, for cutting a sum: two on each of an H200's
+multiprocessors.
+"""
 
 
 def reduced(t: Tensor) -> bool:
-    """Whether products of `t` run on tensor cores: in TF32 where the user allows that for convolutions."""
+    """Whether products of `t` run on tensor cores: in TF32 where the user allows that for
+    convolutions.
+    """
     return t.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
 
 
@@ -54,13 +65,19 @@ class Tiling(NamedTuple):
     depth: int
     warps: int
     stages: int
-    order: str = "given"  # of the input: read where it lies, or copied with its borders: "channels last" or "channels first"
-    nested: bool = True  # one loop over examples around one over positions, or one for both, whose loads overlap between examples
+    # of the input: read where it lies, or copied with its borders: "channels last" or "channels
+    # first"
+    order: str = "given"
+    # one loop over examples around one over positions, or one for both, whose loads overlap between
+    # examples
+    nested: bool = True
 
 
 @dataclass(frozen=True)
 class ConvProblem:
-    """A two-dimensional convolution without groups: its input, its output gradient, and how the one is walked for the other."""
+    """A two-dimensional convolution without groups: its input, its output gradient, and how the one
+    is walked for the other.
+    """
 
     inputs: Tensor
     grads: Tensor
@@ -80,7 +97,9 @@ class ConvProblem:
         return self.grads.shape[2] * self.grads.shape[3]
 
     def simple(self) -> ConvProblem:
-        """The same with a kernel of one tap as a product over positions in one row, where they lie so."""
+        """The same with a kernel of one tap as a product over positions in one row, where they lie
+        so.
+        """
         if self.kernel != (1, 1) or self.padding != (0, 0):
             return self
         (sh, sw), (height, width) = self.stride, self.grads.shape[2:]
@@ -91,7 +110,9 @@ class ConvProblem:
         return replace(self, inputs=inputs, grads=grads, stride=(1, 1))
 
     def bordered(self, copy: Tensor) -> ConvProblem:
-        """The same over `copy`, from :meth:`new_zeros`: the input with all the zeros around it that the kernel can reach."""
+        """The same over `copy`, from :meth:`new_zeros`: the input with all the zeros around it that
+        the kernel can reach.
+        """
         many, channels, height, width = self.inputs.shape
         rows, columns = copy.shape[2:]
         copy, last = copy[:many], copy.stride(1) == 1
@@ -112,16 +133,24 @@ class ConvProblem:
 
     @property
     def _reach(self) -> tuple[int, int]:
-        """Rows and columns of the input with the zeros before it and those after it that the kernel can reach."""
+        """Rows and columns of the input with the zeros before it and those after it that the kernel
+        can reach.
+        """
         walked = zip(self.grads.shape[2:], self.stride, self.kernel, self.dilation, strict=True)
-        needed = [(count - 1) * stride + (taps - 1) * dilation + 1 for count, stride, taps, dilation in walked]
+        needed = [
+            (count - 1) * stride + (taps - 1) * dilation + 1
+            for count, stride, taps, dilation in walked
+        ]
         rows, columns = (
-            max(need, size + pad) for need, size, pad in zip(needed, self.inputs.shape[2:], self.padding, strict=True)
+            max(need, size + pad)
+            for need, size, pad in zip(needed, self.inputs.shape[2:], self.padding, strict=True)
         )
         return rows, columns
 
     def parts(self, order: str, most: int = STAGE_BYTES) -> Iterator[tuple[slice, ConvProblem]]:
-        """The same for runs of examples whose copies in `order` fit into so many bytes at `most`, the first run the longest."""
+        """The same for runs of examples whose copies in `order` fit into so many bytes at `most`,
+        the first run the longest.
+        """
         batch, (rows, columns) = len(self.inputs), self._reach
         size = batch
         if order != "given":
@@ -137,7 +166,16 @@ class ConvProblem:
     def arguments(self) -> tuple[int, ...]:
         """What every kernel is told about the shapes."""
         _, channels, height, width = self.inputs.shape
-        shape = (self.columns, channels, height, width, self.grads.shape[1], self.length, self.grads.shape[3], self.kernel[1])
+        shape = (
+            self.columns,
+            channels,
+            height,
+            width,
+            self.grads.shape[1],
+            self.length,
+            self.grads.shape[3],
+            self.kernel[1],
+        )
         steps = (*self.stride, *self.padding, *self.dilation)
         return *shape, *steps, *self.inputs.stride(), *self.grads.stride()
 
@@ -161,15 +199,27 @@ def _rows_follow(t: Tensor) -> bool:
 def _one_row(t: Tensor) -> Tensor:
     many, channels, height, width = t.shape
     return t.as_strided(
-        (many, channels, 1, height * width), (t.stride(0), t.stride(1), height * width * t.stride(3), t.stride(3))
+        (many, channels, 1, height * width),
+        (t.stride(0), t.stride(1), height * width * t.stride(3), t.stride(3)),
     )
 
 
 def _launch(
-    problem: ConvProblem, weights: Tensor, out: Tensor, again: bool, share: int, how: Tiling, total: bool, run: int = 0
+    problem: ConvProblem,
+    weights: Tensor,
+    out: Tensor,
+    again: bool,
+    share: int,
+    how: Tiling,
+    total: bool,
+    run: int = 0,
 ) -> None:
-    """Products of all examples of `problem`, `share` of them in one program. `run`: kept, as sums over so many positions."""
-    tiles = triton.cdiv(problem.grads.shape[1], how.outs) * triton.cdiv(problem.columns, how.columns)
+    """Products of all examples of `problem`, `share` of them in one program. `run`: kept, as sums
+    over so many positions.
+    """
+    tiles = triton.cdiv(problem.grads.shape[1], how.outs) * triton.cdiv(
+        problem.columns, how.columns
+    )
     batch = len(problem.inputs)
     product_kernel[(tiles, triton.cdiv(batch, share), triton.cdiv(problem.length, run) if run else 1)](
         problem.inputs, problem.grads, weights, out, int(again), out.stride(0), batch, share,
@@ -180,10 +230,14 @@ def _launch(
 
 
 def norms(problem: ConvProblem, how: Tiling | None = None) -> Tensor:
-    """Squared norms of the weight gradients, [tiles, batch] partial sums, from the products themselves."""
+    """Squared norms of the weight gradients, [tiles, batch] partial sums, from the products
+    themselves.
+    """
     problem = problem.simple()
     how = how or tiling(problem)
-    tiles = triton.cdiv(problem.grads.shape[1], how.outs) * triton.cdiv(problem.columns, how.columns)
+    tiles = triton.cdiv(problem.grads.shape[1], how.outs) * triton.cdiv(
+        problem.columns, how.columns
+    )
     out = torch.empty(tiles, len(problem.inputs), dtype=torch.float32, device=problem.inputs.device)
     for rows, part in problem.parts(how.order):
         share = 1 if how.nested else max(1, min(8, len(part.inputs) * tiles // (2 * PROGRAMS)))
@@ -200,7 +254,9 @@ def products(problem: ConvProblem, out: Tensor, how: Tiling | None = None) -> No
     problem = problem.simple()
     how, outs, columns = how or tiling(problem), problem.grads.shape[1], problem.columns
     runs = triton.cdiv(problem.length, RUN_POSITIONS)
-    for rows, part in problem.parts(how.order, max(STAGE_BYTES, problem.inputs.nbytes // 2)):  # few images are too little work
+    for rows, part in problem.parts(
+        how.order, max(STAGE_BYTES, problem.inputs.nbytes // 2)
+    ):  # few images are too little work
         many = len(part.inputs)
         if runs == 1 and (kh, kw) == (1, 1) and out.is_contiguous():
             _launch(part, out, out[rows], False, 1, how, False, RUN_POSITIONS)
@@ -212,9 +268,11 @@ def products(problem: ConvProblem, out: Tensor, how: Tiling | None = None) -> No
 
 
 def gram_estimate(problem: ConvProblem, order: str = "given") -> Estimate:
-    """Norms of the weight gradients of a convolution of at most 64 positions, from Gram matrices, and how wrong they can be.
+    """Norms of the weight gradients of a convolution of at most 64 positions, from Gram matrices,
+    and how wrong they can be.
 
-    On tensor cores factors are rounded here as they are for the weighted sum, so that their rounding is no error.
+    On tensor cores factors are rounded here as they are for the weighted sum, so that their
+    rounding is no error.
     """
     problem = problem.simple()
     return _gram_rounding(problem).estimate(Gram(*gram_sums(problem, order).double().unbind(0)))
@@ -227,9 +285,19 @@ def gram_upper(problem: ConvProblem, order: str = "given") -> Tensor:
 
 
 def _gram_rounding(problem: ConvProblem) -> GramRounding:
-    outs, columns, each = problem.grads.shape[1], problem.columns, 2 if reduced(problem.grads) else 1
+    outs, columns, each = (
+        problem.grads.shape[1],
+        problem.columns,
+        2 if reduced(problem.grads) else 1,
+    )
     return GramRounding(
-        problem.length, each * outs, each * columns, 2 * 64 + 8, 0.0, 0.0, 2 * gamma(problem.length + 8, torch.float32)
+        problem.length,
+        each * outs,
+        each * columns,
+        2 * 64 + 8,
+        0.0,
+        0.0,
+        2 * gamma(problem.length + 8, torch.float32),
     )
 
 
@@ -247,9 +315,11 @@ def gram_sums(problem: ConvProblem, order: str) -> Tensor:
 
 
 def weighted_sum(problem: ConvProblem, weights: Tensor, how: Tiling | None = None) -> Tensor:
-    """The sum over examples of weight times weight gradient, [outs, channels, kernel], made and handed out in float32.
+    """The sum over examples of weight times weight gradient, [outs, channels, kernel], made and
+    handed out in float32.
 
-    Guarantees: an example whose weight is 0 adds nothing, also if it holds NaN or infinity; weights are not rounded.
+    Guarantees: an example whose weight is 0 adds nothing, also if it holds NaN or infinity; weights
+    are not rounded.
     """
     channels, (kh, kw), weights = problem.inputs.shape[1], problem.kernel, weights.contiguous()
     problem = problem.simple()
@@ -271,24 +341,36 @@ def weighted_sum(problem: ConvProblem, weights: Tensor, how: Tiling | None = Non
 def tiling(problem: ConvProblem) -> Tiling:
     """How to cut the products of a layer for their norms.
 
-    Measured on an H200 with the convolutions of a WRN-16-4, launched as graphs: in bfloat16 a copy of the input with the channels
-    last, which makes all loads wide, is worth its time (64 channels, 32 x 32: 0.104 ms against 0.143 without, 0.32 with single loads).
+    Measured on an H200 with the convolutions of a WRN-16-4, launched as graphs: in bfloat16 a copy
+    of the input with the channels last, which makes all loads wide, is worth its time (64 channels,
+    32 x 32: 0.104 ms against 0.143 without, 0.32 with single loads).
     """
     outs, channels = problem.grads.shape[1], problem.inputs.shape[1]
     narrow = problem.grads.element_size() < 4
     tile_o = min(128, max(16, triton.next_power_of_2(outs)))
     tile_d = min(128, max(16, triton.next_power_of_2(problem.columns)))
-    copied = narrow and problem.kernel != (1, 1) and problem.inputs.stride(1) != 1 and channels % 8 == 0
+    copied = (
+        narrow and problem.kernel != (1, 1) and problem.inputs.stride(1) != 1 and channels % 8 == 0
+    )
     order = "channels last" if copied else "given"
     depth = 64 if narrow else 32
-    return Tiling(tile_o, tile_d, depth, 8 if tile_o * tile_d > 8192 else 4, 3, order, problem.length > 4 * depth)
+    return Tiling(
+        tile_o,
+        tile_d,
+        depth,
+        8 if tile_o * tile_d > 8192 else 4,
+        3,
+        order,
+        problem.length > 4 * depth,
+    )
 
 
 def tiling_of_sum(problem: ConvProblem) -> Tiling:
-    """The same for the weighted sum, which keeps a second tile of numbers: smaller tiles, of which more run side by side.
+    """The same for the weighted sum, which keeps a second tile of numbers: smaller tiles, of which
+    more run side by side.
 
-    Measured as above: 128 channels, 16 x 16, bfloat16 0.134 ms against 0.164, float32 0.152 against 0.211. Few positions in bfloat16 are
-    better off with the copy.
+    Measured as above: 128 channels, 16 x 16, bfloat16 0.134 ms against 0.164, float32 0.152 against
+    0.211. Few positions in bfloat16 are better off with the copy.
     """
     how = tiling(problem)
     narrow = problem.grads.element_size() < 4

@@ -1,5 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Norms of sums of outer products, from Gram matrices of the positions, and how wrong they can be."""
+"""Norms of sums of outer products, from Gram matrices of the positions, and how wrong they can
+be.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.rounding import Estimate, Gram, GramRounding, gamma, least, of_factors, unit
+from dpfy.gradients.contributions.rounding import (
+    Estimate,
+    Gram,
+    GramRounding,
+    gamma,
+    least,
+    of_factors,
+    unit,
+)
 
 try:
     import triton
@@ -18,15 +28,18 @@ except ImportError:  # a CPU-only installation
 from dpfy.gradients.kernels.addresses import KINDS, aligned, precision, table
 
 LONG = 512
-"""From so many positions on tensors are rounded before the Gram kernel. On an H200 that pays with 1,024 and not with 256."""
+"""From so many positions on tensors are rounded before the Gram kernel. On an H200 that pays with
+1,024 and not with 256.
+"""
 
 ROUNDED_BYTES = 2**28
 """Rounded copies that may exist at once."""
 
 
 TENSOR_RUN, PLAIN_RUN = 4096, 512
-"""Sums of so many products are added in Gram kernels: short ones lose fewer digits, but need a second tile of registers, which costs
-tensor cores more than it costs the others."""
+"""Sums of so many products are added in Gram kernels: short ones lose fewer digits, but need a
+second tile of registers, which costs tensor cores more than it costs the others.
+"""
 
 
 if triton is not None:
@@ -36,12 +49,22 @@ if triton is not None:
         base, step, rows, columns, row_ok, column_ok, begin, end, total,
         DEPTH: tl.constexpr, PRECISION: tl.constexpr, NARROW: tl.constexpr,
     ):  # fmt: skip
-        """`total` and the products of rows with columns of one example's matrix, over its elements from `begin` to `end`."""
+        """`total` and the products of rows with columns of one example's matrix, over its elements
+        from `begin` to `end`.
+        """
         depth = tl.arange(0, DEPTH)
         for k in range(begin, end, DEPTH):
             ok = (k + depth) < end
-            x = tl.load(base + rows[:, None] * step + (k + depth)[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
-            y = tl.load(base + columns[None, :] * step + (k + depth)[:, None], mask=column_ok[None, :] & ok[:, None], other=0.0)
+            x = tl.load(
+                base + rows[:, None] * step + (k + depth)[None, :],
+                mask=row_ok[:, None] & ok[None, :],
+                other=0.0,
+            )
+            y = tl.load(
+                base + columns[None, :] * step + (k + depth)[:, None],
+                mask=column_ok[None, :] & ok[:, None],
+                other=0.0,
+            )
             if NARROW:
                 x, y = x.to(tl.bfloat16), y.to(tl.bfloat16)
             total = tl.dot(x, y, total, input_precision=PRECISION)
@@ -52,20 +75,50 @@ if triton is not None:
         base, step, rows, columns, row_ok, column_ok, width,
         RUN: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, NARROW: tl.constexpr,
     ):  # fmt: skip
-        """One tile of a Gram matrix. With RUN, sums of that many products are added: shorter sums lose fewer digits."""
+        """One tile of a Gram matrix. With RUN, sums of that many products are added: shorter sums
+        lose fewer digits.
+        """
         total = tl.zeros((TILE, TILE), dtype=tl.float32)
         if RUN > 0:
             for begin in range(0, width, RUN):
                 part = tl.zeros((TILE, TILE), dtype=tl.float32)
                 end = tl.minimum(begin + RUN, width)
-                total += _dots(base, step, rows, columns, row_ok, column_ok, begin, end, part, DEPTH, PRECISION, NARROW)
+                total += _dots(
+                    base,
+                    step,
+                    rows,
+                    columns,
+                    row_ok,
+                    column_ok,
+                    begin,
+                    end,
+                    part,
+                    DEPTH,
+                    PRECISION,
+                    NARROW,
+                )
         else:
-            total = _dots(base, step, rows, columns, row_ok, column_ok, 0, width, total, DEPTH, PRECISION, NARROW)
+            total = _dots(
+                base,
+                step,
+                rows,
+                columns,
+                row_ok,
+                column_ok,
+                0,
+                width,
+                total,
+                DEPTH,
+                PRECISION,
+                NARROW,
+            )
         return total
 
     @triton.jit
     def store_gram(out, pitch, first, second, rows, columns, row_ok, DIAGONAL: tl.constexpr):
-        """The five sums of ``rounding.Gram`` over one tile, `pitch` apart; tiles above the diagonal count twice."""
+        """The five sums of ``rounding.Gram`` over one tile, `pitch` apart; tiles above the diagonal
+        count twice.
+        """
         twice = 1.0 if DIAGONAL else 2.0
         tl.store(out, twice * tl.sum(tl.sum(first * second, axis=1), axis=0))
         tl.store(out + 3 * pitch, twice * tl.sum(tl.sum(first * first, axis=1), axis=0))
@@ -84,10 +137,12 @@ if triton is not None:
         KIND: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
         NARROW: tl.constexpr, LEFT_RUN: tl.constexpr, RIGHT_RUN: tl.constexpr,
     ):  # fmt: skip
-        """One tile (i <= j) of sum over t, s of (left_t . left_s)(right_t . right_s), of one example and layer, and what bounds its error.
+        """One tile (i <= j) of sum over t, s of (left_t . left_s)(right_t . right_s), of one
+        example and layer, and what bounds its error.
 
-        `table` holds the addresses of the layers' two tensors. With ROWS the second factor is 1 where two positions hold the same
-        index, else 0. With NARROW the factors (never the sums) are rounded to bfloat16, which the estimate allows for.
+        `table` holds the addresses of the layers' two tensors. With ROWS the second factor is 1
+        where two positions hold the same index, else 0. With NARROW the factors (never the sums)
+        are rounded to bfloat16, which the estimate allows for.
         """
         pair, example, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         left = tl.multiple_of(tl.load(table + 2 * layer).to(tl.pointer_type(KIND)), 16)
@@ -103,14 +158,40 @@ if triton is not None:
         columns = j * TILE + tl.arange(0, TILE)
         row_ok, column_ok = rows < length, columns < length
         base = left + example.to(tl.int64) * left_row
-        first = _gram(base, left_step, rows, columns, row_ok, column_ok, p, LEFT_RUN, TILE, DEPTH, PRECISION, NARROW)
+        first = _gram(
+            base,
+            left_step,
+            rows,
+            columns,
+            row_ok,
+            column_ok,
+            p,
+            LEFT_RUN,
+            TILE,
+            DEPTH,
+            PRECISION,
+            NARROW,
+        )
         base = right + example.to(tl.int64) * right_row
         if ROWS:
             x = tl.load(base + rows * right_step, mask=row_ok, other=-1)
             y = tl.load(base + columns * right_step, mask=column_ok, other=-2)
             second = (x[:, None] == y[None, :]).to(tl.float32)
         else:
-            second = _gram(base, right_step, rows, columns, row_ok, column_ok, d, RIGHT_RUN, TILE, DEPTH, PRECISION, NARROW)
+            second = _gram(
+                base,
+                right_step,
+                rows,
+                columns,
+                row_ok,
+                column_ok,
+                d,
+                RIGHT_RUN,
+                TILE,
+                DEPTH,
+                PRECISION,
+                NARROW,
+            )
         pitch = tl.num_programs(0) * tl.num_programs(1)
         to = out + layer.to(tl.int64) * 5 * pitch + pair * tl.num_programs(1) + example
         if i == j:
@@ -124,7 +205,9 @@ if triton is not None:
         left_gamma, right_gamma, terms_gamma, left_factor, right_factor, added,
         TILE: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
-        """``GramRounding.estimate(...).upper`` of one layer and some examples, from partial sums; see there for what is computed."""
+        """``GramRounding.estimate(...).upper`` of one layer and some examples, from partial sums;
+        see there for what is computed.
+        """
         layer = tl.program_id(1)
         row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         base = sums + layer * layer_stride + row[None, :]
@@ -138,18 +221,39 @@ if triton is not None:
             mask = (part < parts)[:, None] & (row < batch)[None, :]
             where = base + part[:, None] * batch
             products += tl.sum(tl.load(where, mask=mask, other=0.0).to(tl.float64), axis=0)
-            left_trace += tl.sum(tl.load(where + sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0)
-            right_trace += tl.sum(tl.load(where + 2 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0)
-            left_square += tl.sum(tl.load(where + 3 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0)
-            right_square += tl.sum(tl.load(where + 4 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0)
+            left_trace += tl.sum(
+                tl.load(where + sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0
+            )
+            right_trace += tl.sum(
+                tl.load(where + 2 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0
+            )
+            left_square += tl.sum(
+                tl.load(where + 3 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0
+            )
+            right_square += tl.sum(
+                tl.load(where + 4 * sum_stride, mask=mask, other=0.0).to(tl.float64), axis=0
+            )
         loose = 1.03125
         left_size = left_trace * loose + left_least
         right_size = right_trace * loose + right_least
         left_wrong = left_size * left_gamma + left_least
         right_wrong = right_size * right_gamma + right_least
-        left_gram = tl.where(left_square < float("inf"), tl.sqrt(left_square), left_trace) * loose + n_root + left_wrong
-        right_gram = tl.where(right_square < float("inf"), tl.sqrt(right_square), right_trace) * loose + n_root + right_wrong
-        error = left_wrong * right_gram + right_wrong * left_gram + left_gram * right_gram * terms_gamma + n_n_eta
+        left_gram = (
+            tl.where(left_square < float("inf"), tl.sqrt(left_square), left_trace) * loose
+            + n_root
+            + left_wrong
+        )
+        right_gram = (
+            tl.where(right_square < float("inf"), tl.sqrt(right_square), right_trace) * loose
+            + n_root
+            + right_wrong
+        )
+        error = (
+            left_wrong * right_gram
+            + right_wrong * left_gram
+            + left_gram * right_gram * terms_gamma
+            + n_n_eta
+        )
         rounding = tl.sqrt(left_size * right_size) * (added * loose)
         if left_factor > 0:  # not 0 times infinity
             rounding += tl.sqrt(left_size * right_gram) * (left_factor * loose)
@@ -160,9 +264,11 @@ if triton is not None:
 
 
 def gram_estimate(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Estimate:
-    """Norms of sums of outer products and how wrong they and the weighted sums can be, [layers, batch], for layers of one shape.
+    """Norms of sums of outer products and how wrong they and the weighted sums can be, [layers,
+    batch], for layers of one shape.
 
-    left [batch, positions, p], right [batch, positions, d], or an integer index [batch, positions]: rows of an embedding.
+    left [batch, positions, p], right [batch, positions, d], or an integer index [batch, positions]:
+    rows of an embedding.
     """
     return _gram_rounding(lefts[0], rights[0]).estimate(
         Gram(*gram_sums(lefts, rights, tile).sum(2, dtype=torch.float64).unbind(1))
@@ -170,18 +276,26 @@ def gram_estimate(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> E
 
 
 def gram_uppers(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tensor:
-    """``gram_estimate(...).upper`` without its first dimension: [layers, batch], in one launch more than the sums."""
+    """``gram_estimate(...).upper`` without its first dimension: [layers, batch], in one launch more
+    than the sums.
+    """
     return upper(_gram_rounding(lefts[0], rights[0]), gram_sums(lefts, rights, tile))
 
 
 def upper(how: GramRounding, sums: Tensor) -> Tensor:
-    """``how.estimate(sums).upper`` of [layers, 5, parts, batch] partial sums in float32: [layers, batch] in float64, in one launch."""
+    """``how.estimate(sums).upper`` of [layers, 5, parts, batch] partial sums in float32: [layers,
+    batch] in float64, in one launch.
+    """
     layers, _, parts, batch = sums.shape
     out = torch.empty(layers, batch, dtype=torch.float64, device=sums.device)
-    eta, n, up = least(torch.float32), how.positions, 1 + 2.0**-20  # the kernel takes its numbers rounded to float32
+    eta, n, up = (
+        least(torch.float32),
+        how.positions,
+        1 + 2.0**-20,
+    )  # the kernel takes its numbers rounded to float32
     gammas = (gamma(terms, torch.float32) * up for terms in (how.left, how.right, how.terms))
     _upper_kernel[(triton.cdiv(batch, 16), layers)](
-        sums, out, sums.stride(0), sums.stride(1), parts, batch, n * eta**0.5 * up, n * n * eta * up, n * how.left * eta * up,
+        sums, out, sums.stride(0), sums.stride(1), parts, batch, n * eta**0.5 * up, n * n * eta * up, n * how.left * eta * up,  # noqa: E501
         n * how.right * eta * up, *gammas, how.left_factor * up, how.right_factor * up, how.added * up,
         TILE=min(64, triton.next_power_of_2(parts)), BLOCK=16, num_warps=4,
     )  # fmt: skip
@@ -192,19 +306,24 @@ def _gram_rounding(left: Tensor, right: Tensor) -> GramRounding:
     """How the Gram kernel and the weighted sum round."""
     rows = right.dim() == 2
     tensor_cores = left.dtype != torch.float32 or precision(left) == "tf32"
-    run, each = _run(left), 2 if tensor_cores else 1  # tensor cores cut digits off where they do not round
+    run, each = (
+        _run(left),
+        2 if tensor_cores else 1,
+    )  # tensor cores cut digits off where they do not round
 
     def terms(width: int) -> int:
         return each * (min(width, run) + -(-width // run)) + 2
 
     positions, p, d = left.shape[1], left.shape[2], 1 if rows else right.shape[2]
     narrow = unit(torch.bfloat16)
-    before = narrow if left.dtype == torch.float32 and tensor_cores else 0.0  # for the Gram matrices
+    before = (
+        narrow if left.dtype == torch.float32 and tensor_cores else 0.0
+    )  # for the Gram matrices
     product = 0.0 if rows else of_factors(left.dtype, left.device)  # for the weighted sum
     scaled = narrow if left.dtype == torch.bfloat16 else 0.0
     return GramRounding(
         positions, terms(p), 0 if rows else terms(d), 2 * 128 + 8,
-        before + product + (scaled if rows or p < d else 0.0), 0.0 if rows else before + product + (scaled if p >= d else 0.0),
+        before + product + (scaled if rows or p < d else 0.0), 0.0 if rows else before + product + (scaled if p >= d else 0.0),  # noqa: E501
         gamma(positions + 8, torch.float32),
     )  # fmt: skip
 
@@ -212,19 +331,31 @@ def _gram_rounding(left: Tensor, right: Tensor) -> GramRounding:
 def gram_estimates(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list[Estimate]:
     """:func:`gram_estimate`, layer by layer."""
     found = gram_estimate(lefts, rights, tile)
-    return [Estimate(*each) for each in zip(found.squares, found.error, found.rounding, strict=True)]
+    return [
+        Estimate(*each) for each in zip(found.squares, found.error, found.rounding, strict=True)
+    ]
 
 
 def gram_sums(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tensor:
-    """The sums of ``rounding.Gram`` for each of many layers of one shape, in one launch: [layers, 5, parts, batch] in float32."""
+    """The sums of ``rounding.Gram`` for each of many layers of one shape, in one launch: [layers,
+    5, parts, batch] in float32.
+    """
     rows = rights[0].dim() == 2
     if some := 0 if rows else _rounded_first(lefts[0], rights[0]):
         parts = [slice(start, start + some) for start in range(0, len(lefts), some)]
-        return torch.cat([gram_sums([t.bfloat16() for t in lefts[i]], [t.bfloat16() for t in rights[i]], tile) for i in parts])
+        return torch.cat(
+            [
+                gram_sums([t.bfloat16() for t in lefts[i]], [t.bfloat16() for t in rights[i]], tile)
+                for i in parts
+            ]
+        )
     lefts = [aligned(t) for t in lefts]
     rights = [t.to(torch.int64) if rows else aligned(t) for t in rights]
     left, right = lefts[0], rights[0]
-    if any(a.stride() != left.stride() or b.stride() != right.stride() for a, b in zip(lefts, rights, strict=True)):
+    if any(
+        a.stride() != left.stride() or b.stride() != right.stride()
+        for a, b in zip(lefts, rights, strict=True)
+    ):
         lefts, rights = [t.contiguous() for t in lefts], [t.contiguous() for t in rights]
         left, right = lefts[0], rights[0]
     batch, length, p = left.shape
@@ -237,8 +368,8 @@ def gram_sums(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Tenso
     _gram_kernel[(pairs, batch, len(lefts))](
         table([list(pair) for pair in zip(lefts, rights, strict=True)]), out, length, p, d,
         left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        KIND=KINDS[left.dtype], TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=precision(left),
-        NARROW=wide and precision(left) == "tf32", LEFT_RUN=run if p > run else 0, RIGHT_RUN=run if d > run else 0, **options,
+        KIND=KINDS[left.dtype], TILE=tile, DEPTH=32 if wide and tile < 128 else 64, ROWS=rows, PRECISION=precision(left),  # noqa: E501
+        NARROW=wide and precision(left) == "tf32", LEFT_RUN=run if p > run else 0, RIGHT_RUN=run if d > run else 0, **options,  # noqa: E501
     )  # fmt: skip
     return out
 
@@ -249,7 +380,9 @@ def _run(left: Tensor) -> int:
 
 
 def _rounded_first(left: Tensor, right: Tensor) -> int:
-    """How many layers at a time have their tensors rounded to bfloat16 before the kernel, which would round each at every use."""
+    """How many layers at a time have their tensors rounded to bfloat16 before the kernel, which
+    would round each at every use.
+    """
     if left.dtype != torch.float32 or precision(left) != "tf32" or left.shape[1] < LONG:
         return 0
     return ROUNDED_BYTES // ((left.nbytes + right.nbytes) // 2)

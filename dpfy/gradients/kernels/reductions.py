@@ -21,7 +21,8 @@ if triton is not None:
         KIND: tl.constexpr, STATISTICS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
         CENTRED: tl.constexpr,
     ):  # fmt: skip
-        """Sums over positions of g and (SCALE) of g * (a - mean) * rstd: one layer, one example, some columns, some positions.
+        """Sums over positions of g and (SCALE) of g * (a - mean) * rstd: one layer, one example,
+        some columns, some positions.
 
         `table` holds the addresses of g, a, mean, rstd of every layer.
         """
@@ -36,7 +37,9 @@ if triton is not None:
         share = (length + splits - 1) // splits
         begin = split * share
         end = tl.minimum(begin + share, length)
-        scale = tl.zeros((TILE, BLOCK), dtype=tl.float32)  # reduced once, at the end: a reduction makes all warps wait
+        scale = tl.zeros(
+            (TILE, BLOCK), dtype=tl.float32
+        )  # reduced once, at the end: a reduction makes all warps wait
         shift = tl.zeros((TILE, BLOCK), dtype=tl.float32)
         for t in range(begin, end, TILE):
             rows = t + tl.arange(0, TILE)
@@ -54,17 +57,22 @@ if triton is not None:
                     a = a - m[:, None]
                 scale += g * (a * r[:, None])
         kinds = 2 if SCALE else 1
-        to = ((layer * splits + split) * kinds * tl.num_programs(0) + example).to(tl.int64) * width + columns
+        to = ((layer * splits + split) * kinds * tl.num_programs(0) + example).to(
+            tl.int64
+        ) * width + columns
         tl.store(out + to, tl.sum(shift, axis=0), mask=ok)
         if SCALE:
             tl.store(out + to + tl.num_programs(0) * width, tl.sum(scale, axis=0), mask=ok)
 
     @triton.jit
     def _square_kernel(table, out, KIND: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr):
-        """The sum of squares of one row of one tensor, RUN of them in float32 at a time; `table`: address, width, row stride of each, and
-        where its sums go."""
+        """The sum of squares of one row of one tensor, RUN of them in float32 at a time; `table`:
+        address, width, row stride of each, and where its sums go.
+        """
         row, which = tl.program_id(0), tl.program_id(1)
-        base = tl.load(table + 4 * which).to(tl.pointer_type(KIND)) + row.to(tl.int64) * tl.load(table + 4 * which + 2)
+        base = tl.load(table + 4 * which).to(tl.pointer_type(KIND)) + row.to(tl.int64) * tl.load(
+            table + 4 * which + 2
+        )
         width, place = tl.load(table + 4 * which + 1), tl.load(table + 4 * which + 3)
         total = tl.zeros((BLOCK,), dtype=tl.float64)
         for begin in range(0, width, BLOCK * RUN):
@@ -75,12 +83,16 @@ if triton is not None:
                 part += x * x
             total += part.to(tl.float64)
         # Squares that underflow count as the largest they can be: 2^-126.
-        tl.store(out + place * tl.num_programs(0) + row, tl.sum(total) + (width + 2).to(tl.float64) * 1.1754943508222875e-38)
+        tl.store(
+            out + place * tl.num_programs(0) + row,
+            tl.sum(total) + (width + 2).to(tl.float64) * 1.1754943508222875e-38,
+        )
 
     @triton.jit
     def _add_rows_kernel(table, weights, rows, TILE: tl.constexpr, BLOCK: tl.constexpr):
-        """Some columns of the weighted sum of the rows of one matrix; `table` holds address, width and row stride of every matrix,
-        and where its sum goes."""
+        """Some columns of the weighted sum of the rows of one matrix; `table` holds address, width
+        and row stride of every matrix, and where its sum goes.
+        """
         block, which = tl.program_id(0), tl.program_id(1)
         base = tl.load(table + 4 * which).to(tl.pointer_type(tl.float32))
         width, stride = tl.load(table + 4 * which + 1), tl.load(table + 4 * which + 2)
@@ -91,7 +103,11 @@ if triton is not None:
             for start in range(0, rows, TILE):
                 row = start + tl.arange(0, TILE)
                 mask = (row < rows)[:, None] & (column < width)[None, :]
-                x = tl.load(base + row.to(tl.int64)[:, None] * stride + column[None, :], mask=mask, other=0.0)
+                x = tl.load(
+                    base + row.to(tl.int64)[:, None] * stride + column[None, :],
+                    mask=mask,
+                    other=0.0,
+                )
                 total += x * tl.load(weights + row, mask=row < rows, other=0.0)[:, None]
             tl.store(out + column, tl.sum(total, axis=0), mask=column < width)
 
@@ -124,10 +140,11 @@ if triton is not None:
 
 
 def position_sums(layers: list[tuple[Tensor, ...]]) -> Tensor:
-    """Per-example sums over positions for many layers of one shape, in one launch: [layers, 1 or 2, batch, width] in float32.
+    """Per-example sums over positions for many layers of one shape, in one launch: [layers, 1 or 2,
+    batch, width] in float32.
 
-    A layer is (g,), giving the sums of g; or (g, a, rstd) or (g, a, rstd, mean), giving also those of g * (a - mean) * rstd.
-    g, a [batch, positions, width]; rstd, mean [batch, positions].
+    A layer is (g,), giving the sums of g; or (g, a, rstd) or (g, a, rstd, mean), giving also those
+    of g * (a - mean) * rstd. g, a [batch, positions, width]; rstd, mean [batch, positions].
     """
     kept = [tuple(t.contiguous() for t in layer) for layer in layers]
     grads = kept[0][0]
@@ -136,8 +153,12 @@ def position_sums(layers: list[tuple[Tensor, ...]]) -> Tensor:
     block, many = 128, len(kept)
     blocks = triton.cdiv(width, block)
     splits = max(1, min(triton.cdiv(512, batch * blocks * many), triton.cdiv(length, 32)))
-    out = torch.empty(many, splits, 2 if scale else 1, batch, width, dtype=torch.float32, device=grads.device)
-    order = [[layer[0], layer[1 if scale else 0], layer[-1], layer[2 if scale else 0]] for layer in kept]
+    out = torch.empty(
+        many, splits, 2 if scale else 1, batch, width, dtype=torch.float32, device=grads.device
+    )
+    order = [
+        [layer[0], layer[1 if scale else 0], layer[-1], layer[2 if scale else 0]] for layer in kept
+    ]
     _scale_kernel[(batch, blocks * splits, many)](
         table(order), out, length, width, splits, blocks, KIND=KINDS[grads.dtype],
         STATISTICS=KINDS[kept[0][-1].dtype], TILE=32, BLOCK=block, SCALE=scale, CENTRED=centred, num_warps=4,
@@ -146,8 +167,9 @@ def position_sums(layers: list[tuple[Tensor, ...]]) -> Tensor:
 
 
 def row_squares(tensors: list[Tensor]) -> Tensor:
-    """Sums of squares of the rows of many matrices of one dtype and height, in a launch or two: [tensors, rows], as
-    ``rounding.row_squares``."""
+    """Sums of squares of the rows of many matrices of one dtype and height, in a launch or two:
+    [tensors, rows], as ``rounding.row_squares``.
+    """
     kept = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
     out = torch.empty(len(kept), len(kept[0]), dtype=torch.float64, device=kept[0].device)
     for narrow, group in _by_width(kept, 256):
@@ -160,36 +182,53 @@ def row_squares(tensors: list[Tensor]) -> Tensor:
 
 
 def _by_width(matrices: list[Tensor], most: int) -> list[tuple[bool, list[int]]]:
-    """The numbers of the matrices that are at most `most` wide, and of the others: a launch is as wide as its widest."""
+    """The numbers of the matrices that are at most `most` wide, and of the others: a launch is as
+    wide as its widest.
+    """
     narrow = [i for i, t in enumerate(matrices) if t.shape[1] <= most]
     others = [i for i, t in enumerate(matrices) if t.shape[1] > most]
     return [(few, group) for few, group in ((True, narrow), (False, others)) if group]
 
 
 def add_rows(matrices: list[Tensor], weights: Tensor, into: list[Tensor]) -> None:
-    """The weighted sums of the rows of many float32 matrices of one height, in a launch or two, each into its own dense float32 tensor."""
+    """The weighted sums of the rows of many float32 matrices of one height, in a launch or two,
+    each into its own dense float32 tensor.
+    """
     kept = [t if t.stride(-1) == 1 else t.contiguous() for t in matrices]
     block, weights = 64, weights.float().contiguous()
     for _, group in _by_width(kept, 2048):
-        where = [[kept[i].data_ptr(), kept[i].shape[1], kept[i].stride(0), into[i].data_ptr()] for i in group]
+        where = [
+            [kept[i].data_ptr(), kept[i].shape[1], kept[i].stride(0), into[i].data_ptr()]
+            for i in group
+        ]
         grid = (triton.cdiv(max(kept[i].shape[1] for i in group), block), len(group))
-        _add_rows_kernel[grid](sent(where, weights.device), weights, len(weights), TILE=32, BLOCK=block, num_warps=4)
+        _add_rows_kernel[grid](
+            sent(where, weights.device), weights, len(weights), TILE=32, BLOCK=block, num_warps=4
+        )
 
 
 def scale_rows(t: Tensor, weights: Tensor, out: Tensor) -> Tensor:
-    """[batch, ...] times [batch], all of one dtype and dense, rounded as torch rounds it, at the speed of memory."""
+    """[batch, ...] times [batch], all of one dtype and dense, rounded as torch rounds it, at the
+    speed of memory.
+    """
     width = t[0].numel()
-    _scale_rows_kernel[(triton.cdiv(width, 2048), len(t))](t, weights.contiguous(), out, width, BLOCK=2048, num_warps=4)
+    _scale_rows_kernel[(triton.cdiv(width, 2048), len(t))](
+        t, weights.contiguous(), out, width, BLOCK=2048, num_warps=4
+    )
     return out
 
 
 def pair_sums(grads: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """[many, channels, *space] twice to the sums over space of g and of g * a, both [many, channels] in float32."""
+    """[many, channels, *space] twice to the sums over space of g and of g * a, both [many,
+    channels] in float32.
+    """
     many, channels = grads.shape[:2]
     grads, inputs = grads.contiguous(), inputs.contiguous()
     rows, space = many * channels, grads[0, 0].numel()
     out = torch.empty(2, many, channels, dtype=torch.float32, device=grads.device)
     block = min(1024, triton.next_power_of_2(space))
     tile = max(1, 2048 // block)
-    _pair_kernel[(triton.cdiv(rows, tile),)](grads, inputs, out, rows, space, TILE=tile, BLOCK=block, num_warps=4)
+    _pair_kernel[(triton.cdiv(rows, tile),)](
+        grads, inputs, out, rows, space, TILE=tile, BLOCK=block, num_warps=4
+    )
     return out[0], out[1]

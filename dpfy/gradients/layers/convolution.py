@@ -17,11 +17,19 @@ from dpfy.gradients.tracing.tape import Site, Tape
 
 
 def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """Convolution of any dimension; padding that is not plain zeros is applied first, as the layer itself does."""
+    """Convolution of any dimension; padding that is not plain zeros is applied first, as the layer
+    itself does.
+    """
     if x.dim() != len(module.kernel_size) + 2:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     a, padding = padded(module, x)
-    return _convolved(module, a, tape, site, geometry(tuple(module.stride), padding, tuple(module.dilation), module.groups))
+    return _convolved(
+        module,
+        a,
+        tape,
+        site,
+        geometry(tuple(module.stride), padding, tuple(module.dilation), module.groups),
+    )
 
 
 @cache
@@ -32,12 +40,16 @@ def geometry(
     groups: int,
     extra: tuple[int, ...] | None = None,
 ) -> tuple[Geometry, tuple[Any, ...]]:
-    """How a convolution walks, and the same as torch wants to hear it. Transposed where there is `extra` output padding, be it zero."""
+    """How a convolution walks, and the same as torch wants to hear it. Transposed where there is
+    `extra` output padding, be it zero.
+    """
     how = Geometry(stride, padding, dilation, groups, extra is not None, extra or ())
     return how, (stride, padding, dilation, how.transposed, extra or (0,) * len(padding), groups)
 
 
-def _convolved(module: Any, x: Tensor, tape: Tape, site: Site, walk: tuple[Geometry, tuple[Any, ...]]) -> Tensor:
+def _convolved(
+    module: Any, x: Tensor, tape: Tape, site: Site, walk: tuple[Geometry, tuple[Any, ...]]
+) -> Tensor:
     (how, given), parameters = walk, module._parameters
     weight, bias = parameters["weight"], parameters["bias"]
 
@@ -46,7 +58,9 @@ def _convolved(module: Any, x: Tensor, tape: Tape, site: Site, walk: tuple[Geome
 
     if fused.one_node():
         return fused.run(fused.convolution, x, tape, site, explain, (how,), (weight, bias, *given))
-    return tape.tap(_convolution(x, weight.detach(), constant(bias), how), site, explain, (x,), facts=(how,))
+    return tape.tap(
+        _convolution(x, weight.detach(), constant(bias), how), site, explain, (x,), facts=(how,)
+    )
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
@@ -54,13 +68,19 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, how: Geometry) 
     count = len(how.stride)
     if how.transposed:
         upward: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[count - 1]
-        return upward(x, weight, bias, how.stride, how.padding, how.output_padding, how.groups, how.dilation)  # type: ignore[no-any-return]
+        return upward(
+            x, weight, bias, how.stride, how.padding, how.output_padding, how.groups, how.dilation
+        )  # type: ignore[no-any-return]
     along: Any = (F.conv1d, F.conv2d, F.conv3d)[count - 1]
     return along(x, weight, bias, how.stride, how.padding, how.dilation, how.groups)  # type: ignore[no-any-return]
 
 
-def convolution_parts(weight: Tensor, bias: Tensor | None, how: Geometry, g: Tensor, a: Tensor) -> Found:
-    """Contributions of a convolution whose tensors have the examples in front, and images of one example behind them."""
+def convolution_parts(
+    weight: Tensor, bias: Tensor | None, how: Geometry, g: Tensor, a: Tensor
+) -> Found:
+    """Contributions of a convolution whose tensors have the examples in front, and images of one
+    example behind them.
+    """
     images = 1
     if g.dim() > len(how.stride) + 2:
         images = g.shape[1]
@@ -84,16 +104,30 @@ def padded(module: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     none = (0,) * len(module.kernel_size)
     if module.padding_mode != "zeros":
         return F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode), none
-    return (x if module.padding == "valid" else F.pad(x, module._reversed_padding_repeated_twice)), none
+    return (
+        x if module.padding == "valid" else F.pad(x, module._reversed_padding_repeated_twice)
+    ), none
 
 
-def run_transposed(module: Any, tape: Tape, site: Site, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+def run_transposed(
+    module: Any, tape: Tape, site: Site, x: Tensor, output_size: list[int] | None = None
+) -> Tensor:
     """Transposed convolution of any dimension."""
     count = len(module.kernel_size)
     if x.dim() != count + 2:
         return type(module).forward(module, x, output_size)  # type: ignore[no-any-return]
     extra = tuple(
-        module._output_padding(x, output_size, module.stride, module.padding, module.kernel_size, count, module.dilation)
+        module._output_padding(
+            x,
+            output_size,
+            module.stride,
+            module.padding,
+            module.kernel_size,
+            count,
+            module.dilation,
+        )
     )
-    walk = geometry(tuple(module.stride), tuple(module.padding), tuple(module.dilation), module.groups, extra)
+    walk = geometry(
+        tuple(module.stride), tuple(module.padding), tuple(module.dilation), module.groups, extra
+    )
     return _convolved(module, x, tape, site, walk)

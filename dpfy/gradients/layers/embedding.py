@@ -45,17 +45,34 @@ def fits_embedding(module: nn.Embedding) -> bool:
     return module.max_norm is None and not module.scale_grad_by_freq
 
 
-def run_bag(module: nn.EmbeddingBag, tape: Tape, site: Site, index: Tensor, *rest: Any, **options: Any) -> Tensor:
-    """Sum or mean of table rows, for bags of equal size; other calls run as the module does, outside of this rule."""
+def run_bag(
+    module: nn.EmbeddingBag, tape: Tape, site: Site, index: Tensor, *rest: Any, **options: Any
+) -> Tensor:
+    """Sum or mean of table rows, for bags of equal size; other calls run as the module does,
+    outside of this rule.
+    """
     if index.dim() != 2 or any(v is not None for v in (*rest, *options.values())):
         return type(module).forward(module, index, *rest, **options)
     y = F.embedding_bag(index, module.weight.detach(), mode=module.mode)
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         grads, where = view(g), view(saved[0])
-        grads = (grads / where.shape[-1] if module.mode == "mean" else grads).unsqueeze(-2).expand(*where.shape, -1)
+        grads = (
+            (grads / where.shape[-1] if module.mode == "mean" else grads)
+            .unsqueeze(-2)
+            .expand(*where.shape, -1)
+        )
         flat = where.reshape(len(where), -1)
-        return wanted([(module.weight, lambda: EmbeddingGradient(flat, grads.reshape(*flat.shape, -1), module.num_embeddings))])
+        return wanted(
+            [
+                (
+                    module.weight,
+                    lambda: EmbeddingGradient(
+                        flat, grads.reshape(*flat.shape, -1), module.num_embeddings
+                    ),
+                )
+            ]
+        )
 
     return tape.tap(y, site, explain, (index,), facts=(module.mode,))
 

@@ -1,9 +1,11 @@
 """A layer and its tap as one node of the autograd graph.
 
-A tap of its own costs the host as much as the layer it listens to. Here the layer runs inside the node, out of autograd's sight,
-and the backward of the node reports to the tape what the layer saw before it hands the gradient on. Weights come in beside the inputs
-that autograd follows, so they are constants: any gradient that autograd still finds for a parameter is a use that no layer rule explains.
-They are saved like any tensor that backward needs, so that a weight changed in between is noticed.
+A tap of its own costs the host as much as the layer it listens to. Here the layer runs inside the
+node, out of autograd's sight, and the backward of the node reports to the tape what the layer saw
+before it hands the gradient on. Weights come in beside the inputs that autograd follows, so they
+are constants: any gradient that autograd still finds for a parameter is a use that no layer rule
+explains. They are saved like any tensor that backward needs, so that a weight changed in between is
+noticed.
 """
 
 from __future__ import annotations
@@ -34,25 +36,38 @@ def cast() -> bool:
 
 
 def as_cast(x: Tensor) -> Tensor:
-    """`x` as autocast hands it to a product: that is then kept, and not what it was made from as well."""
+    """`x` as autocast hands it to a product: that is then kept, and not what it was made from as
+    well.
+    """
     kind = x.device.type
-    if not _autocast() or not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.dtype is torch.float64:
+    if (
+        not _autocast()
+        or not torch.is_autocast_enabled(kind)
+        or not x.is_floating_point()
+        or x.dtype is torch.float64
+    ):
         return x
     return x.to(torch.get_autocast_dtype(kind))
 
 
 def packed() -> bool:
-    """Whether what is saved for backward goes through hooks, which may hand it out only once (activation checkpointing)."""
+    """Whether what is saved for backward goes through hooks, which may hand it out only once
+    (activation checkpointing).
+    """
     return _packing(False) is not None
 
 
 def hooks() -> object:
-    """What saved tensors go through now, to be compared: inside of a checkpointed part of a function it is another than before."""
+    """What saved tensors go through now, to be compared: inside of a checkpointed part of a
+    function it is another than before.
+    """
     return _packing(False)
 
 
 def one_node() -> bool:
-    """Whether a layer and its tap may be one node: a gradient is wanted, nobody casts its tensors or packs what it saves."""
+    """Whether a layer and its tap may be one node: a gradient is wanted, nobody casts its tensors
+    or packs what it saves.
+    """
     return _wanted() and not _autocast() and _packing(False) is None
 
 
@@ -65,7 +80,9 @@ def run(
     facts: tuple[object, ...],
     constants: tuple[Any, ...],
 ) -> Tensor:
-    """The layer `apply` of this module on `x`. Its output gradient is reported with the `facts` of this use."""
+    """The layer `apply` of this module on `x`. Its output gradient is reported with the `facts` of
+    this use.
+    """
     if not site.settled:
         tape.unsettled = True
     return apply(x, tape.anchor, (tape, site, explain, None, facts), constants)
@@ -75,11 +92,14 @@ class _Linear(Function):
     """y = x W' + b, in the shape of x. Constants: weight, bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]
+    ) -> Tensor:
         ctx.where = where
         x = as_cast(x)
         ctx.save_for_backward(x, constants[0])
-        # For torch the result is a view of its two-dimensional form, and of a view that a node returns no in-place change is legal.
+        # For torch the result is a view of its two-dimensional form, and of a view that a node
+        # returns no in-place change is legal.
         before = _excluded(_VIEWS)
         _exclude(_VIEWS, True)
         try:
@@ -104,7 +124,9 @@ class _Scale(Function):
     """x times something that is broadcast to its shape. Constants: that."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]
+    ) -> Tensor:
         ctx.where = where
         ctx.save_for_backward(x, *constants)
         return x * constants[0]
@@ -120,7 +142,9 @@ class _Lookup(Function):
     """Rows of a table. Constants: weight."""
 
     @staticmethod
-    def forward(ctx: Any, index: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, index: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]
+    ) -> Tensor:
         ctx.where = where
         ctx.save_for_backward(index)
         return torch.embedding(constants[0], index)
@@ -132,7 +156,9 @@ class _Lookup(Function):
 
 
 class _Normalised(Function):
-    """A normalisation that keeps its statistics. `ctx.below` takes the gradient on, given what was saved and `ctx.given`."""
+    """A normalisation that keeps its statistics. `ctx.below` takes the gradient on, given what was
+    saved and `ctx.given`.
+    """
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> InputGrads:  # type: ignore[override]
@@ -147,7 +173,9 @@ class _LayerNorm(_Normalised):
     """LayerNorm. Constants: normalised shape, weight, bias, eps."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]
+    ) -> Tensor:
         y, mean, rstd = torch.native_layer_norm(x, *constants)
         ctx.where, ctx.below, ctx.given = where, _below_layer_norm, constants[0]
         ctx.save_for_backward(x, mean, rstd, constants[1])
@@ -155,10 +183,14 @@ class _LayerNorm(_Normalised):
 
 
 class _GroupNorm(_Normalised):
-    """GroupNorm of a contiguous tensor. Constants: weight, bias, how many, channels, space, groups, eps."""
+    """GroupNorm of a contiguous tensor. Constants: weight, bias, how many, channels, space, groups,
+    eps.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]
+    ) -> Tensor:
         x = x.contiguous()
         y, mean, rstd = torch.native_group_norm(x, *constants)
         ctx.where, ctx.below, ctx.given = where, _below_group_norm, constants[2:6]
@@ -166,19 +198,27 @@ class _GroupNorm(_Normalised):
         return y
 
 
-def _below_layer_norm(shape: Any, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> Any:
+def _below_layer_norm(
+    shape: Any, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+) -> Any:
     return _layer_norm_backward(grad, x, shape, mean, rstd, weight, None, _ONLY_INPUT)
 
 
-def _below_group_norm(sizes: Any, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> Any:
+def _below_group_norm(
+    sizes: Any, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+) -> Any:
     return _group_norm_backward(grad.contiguous(), x, mean, rstd, weight, *sizes, _ONLY_INPUT)
 
 
 class _Convolution(Function):
-    """Any convolution. Constants: weight, bias, stride, padding, dilation, transposed, output padding, groups."""
+    """Any convolution. Constants: weight, bias, stride, padding, dilation, transposed, output
+    padding, groups.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, where: Where, constants: tuple[Any, ...]
+    ) -> Tensor:
         ctx.where, ctx.how = where, constants[2:]
         ctx.save_for_backward(x, constants[0])
         return torch.convolution(x, *constants)
@@ -189,7 +229,12 @@ class _Convolution(Function):
         report(ctx.where, grad, (x,))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
-        return _convolution_backward(grad, x, weight, None, *ctx.how, _ONLY_INPUT)[0], None, None, None
+        return (
+            _convolution_backward(grad, x, weight, None, *ctx.how, _ONLY_INPUT)[0],
+            None,
+            None,
+            None,
+        )
 
 
 _layer_norm_backward: Any = torch.ops.aten.native_layer_norm_backward.default
@@ -198,7 +243,9 @@ _convolution_backward: Any = torch.ops.aten.convolution_backward.default
 
 
 def _applied(node: Any) -> Callable[..., Tensor]:
-    """``node.apply`` without its look at function transforms, which a tapped layer never runs under; and a shorter way back."""
+    """``node.apply`` without its look at function transforms, which a tapped layer never runs
+    under; and a shorter way back.
+    """
     node._backward_cls.apply = node.backward
     return super(Function, node).apply  # type: ignore[misc, no-any-return]
 

@@ -1,7 +1,9 @@
-"""The recurrence of one direction on CUDA, step by step with torch's fused cells: LSTM and GRU of wide states.
+"""The recurrence of one direction on CUDA, step by step with torch's fused cells: LSTM and GRU of
+wide states.
 
-cuDNN takes fewer launches, but as it must be handed the gates (:mod:`dpfy.gradients.layers.cudnn`) it works with twice the memory of an
-ordinary step. Here the launches of some steps are one (:mod:`dpfy.gradients.cuda_graphs.repeated`).
+cuDNN takes fewer launches, but as it must be handed the gates (:mod:`dpfy.gradients.layers.cudnn`)
+it works with twice the memory of an ordinary step. Here the launches of some steps are one
+(:mod:`dpfy.gradients.cuda_graphs.repeated`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ Loops = dict[str, Any]
 def usable(kind: str, gates: Tensor, weights: Weights, steps: Steps) -> bool:
     """Whether the cells serve here: no projection, no step that an example does not have."""
     wide = gates.shape[1] * gates.shape[2] >= LARGE
-    return gates.is_cuda and wide and kind in ("LSTM", "GRU") and weights.project is None and steps.sizes is None
+    return (
+        gates.is_cuda
+        and wide
+        and kind in ("LSTM", "GRU")
+        and weights.project is None
+        and steps.sizes is None
+    )
 
 
 def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps, loops: Loops) -> Made:
@@ -42,20 +50,26 @@ def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps, lo
     cells = gates.new_empty(length + 1, batch, width)
     after = cells[:-1] if steps.reverse else cells[1:]
     cells[length if steps.reverse else 0] = c
-    h, c = _loop(loops, "lstm", _lstm_steps)(steps.reverse, [gates], [h, c], [weights.hidden], [output, after, done])
+    h, c = _loop(loops, "lstm", _lstm_steps)(
+        steps.reverse, [gates], [h, c], [weights.hidden], [output, after, done]
+    )
 
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
         matrix, cells, done = kept
         before, after = (cells[1:], cells[:-1]) if steps.reverse else (cells[:-1], cells[1:])
         first = [_or_zeros(hidden, cells[0]), _or_zeros(cell, cells[0])]
         given, found = [before, after, done, *_where_any(output)], torch.empty_like(done)
-        dh, dc = _loop(loops, "lstm back", _lstm_steps_back)(not steps.reverse, given, first, [matrix], [found])
+        dh, dc = _loop(loops, "lstm back", _lstm_steps_back)(
+            not steps.reverse, given, first, [matrix], [found]
+        )
         return Back(found, dh, dc)
 
     return Made(output, h, c, (weights.hidden, cells, done), back)
 
 
-def _lstm_steps(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
+def _lstm_steps(
+    times: list[int], given: Tensors, carried: Tensors, fixed: Tensors
+) -> tuple[Sequence[Tensors], Tensors]:
     (h, c), matrix, gates = carried, fixed[0].t(), given[0].unbind(0)
     made = {}
     for t in times:
@@ -64,11 +78,19 @@ def _lstm_steps(times: list[int], given: Tensors, carried: Tensors, fixed: Tenso
     return list(zip(*[made[t] for t in sorted(times)], strict=True)), (h, c)
 
 
-def _lstm_steps_back(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
-    (dh, dc), (matrix,), (before, after, done, *grads) = carried, fixed, [t.unbind(0) for t in given]
+def _lstm_steps_back(
+    times: list[int], given: Tensors, carried: Tensors, fixed: Tensors
+) -> tuple[Sequence[Tensors], Tensors]:
+    (dh, dc), (matrix,), (before, after, done, *grads) = (
+        carried,
+        fixed,
+        [t.unbind(0) for t in given],
+    )
     found = {}
     for t in times:
-        found[t], dc, _ = _lstm_back(dh + grads[0][t] if grads else dh, dc, before[t], after[t], done[t], False)
+        found[t], dc, _ = _lstm_back(
+            dh + grads[0][t] if grads else dh, dc, before[t], after[t], done[t], False
+        )
         dh = torch.mm(found[t], matrix)
     return [[found[t] for t in sorted(times)]], (dh, dc)
 
@@ -76,9 +98,15 @@ def _lstm_steps_back(times: list[int], given: Tensors, carried: Tensors, fixed: 
 def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, loops: Loops) -> Made:
     """See :mod:`dpfy.gradients.layers.recurrence`; `gates` stays as it is."""
     width, first = h.shape[1], h
-    shifts = () if weights.shift is None else (h.new_zeros(3 * width), F.pad(weights.shift, (2 * width, 0)))
+    shifts = (
+        ()
+        if weights.shift is None
+        else (h.new_zeros(3 * width), F.pad(weights.shift, (2 * width, 0)))
+    )
     output, done = (gates.new_empty(*gates.shape[:2], parts * width) for parts in (1, 5))
-    (h,) = _loop(loops, "gru", _gru_steps)(steps.reverse, [gates], [h], [weights.hidden, *shifts], [output, done])
+    (h,) = _loop(loops, "gru", _gru_steps)(
+        steps.reverse, [gates], [h], [weights.hidden, *shifts], [output, done]
+    )
 
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
         matrix, done = kept
@@ -93,7 +121,9 @@ def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, loops: Loops) 
     return Made(output, h, None, (weights.hidden, done), back, reset=reset)
 
 
-def _gru_steps(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
+def _gru_steps(
+    times: list[int], given: Tensors, carried: Tensors, fixed: Tensors
+) -> tuple[Sequence[Tensors], Tensors]:
     (h,), (hidden, *shifts), gates = carried, fixed, given[0].unbind(0)
     matrix, made = hidden.t(), {}
     for t in times:
@@ -102,7 +132,9 @@ def _gru_steps(times: list[int], given: Tensors, carried: Tensors, fixed: Tensor
     return list(zip(*[made[t] for t in sorted(times)], strict=True)), (h,)
 
 
-def _gru_steps_back(times: list[int], given: Tensors, carried: Tensors, fixed: Tensors) -> tuple[Sequence[Tensors], Tensors]:
+def _gru_steps_back(
+    times: list[int], given: Tensors, carried: Tensors, fixed: Tensors
+) -> tuple[Sequence[Tensors], Tensors]:
     (dh,), (matrix,), (done, *grads) = carried, fixed, [t.unbind(0) for t in given]
     found = {}
     for t in times:
@@ -114,14 +146,20 @@ def _gru_steps_back(times: list[int], given: Tensors, carried: Tensors, fixed: T
 def _loop(loops: Loops, name: str, work: Work) -> RepeatedLoop:
     """The loop of this name; all of them share the memory in which their graphs work."""
     if name not in loops:
-        loops[name] = RepeatedLoop(work, loops.setdefault("recurrent graphs", GraphPool(apart=False)))
+        loops[name] = RepeatedLoop(
+            work, loops.setdefault("recurrent graphs", GraphPool(apart=False))
+        )
     found: RepeatedLoop = loops[name]
     return found
 
 
 def _or_zeros(state: Grad, like: Tensor) -> Tensor:
     """The gradient of the last state, or that of a state nobody used."""
-    return torch.zeros_like(like, memory_format=torch.contiguous_format) if state is None else state.to(like.dtype)
+    return (
+        torch.zeros_like(like, memory_format=torch.contiguous_format)
+        if state is None
+        else state.to(like.dtype)
+    )
 
 
 def _where_any(grad: Grad) -> list[Tensor]:

@@ -1,6 +1,8 @@
-"""Layers inside of a loss for one record: the rule of a layer runs on the whole batch, whatever the layer was called on for a record.
+"""Layers inside of a loss for one record: the rule of a layer runs on the whole batch, whatever the
+layer was called on for a record.
 
-A layer may be called with a record as it is, or with a batch of one or more made from it: that batch becomes part of the outer one.
+A layer may be called with a record as it is, or with a batch of one or more made from it: that
+batch becomes part of the outer one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from dpfy.gradients.layers.attention import run_attention
 from dpfy.gradients.layers.convolution import run_convolution, run_transposed
 from dpfy.gradients.layers.embedding import run_bag, run_embedding
 from dpfy.gradients.layers.linear import run_linear, run_transformers_linear
-from dpfy.gradients.layers.normalization import run_group_norm, run_instance_norm, run_layer_norm, run_rms_norm
+from dpfy.gradients.layers.normalization import (
+    run_group_norm,
+    run_instance_norm,
+    run_layer_norm,
+    run_rms_norm,
+)
 from dpfy.gradients.layers.recurrent import run_cell, run_recurrent
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.tracing.one_record import Call, lowered
@@ -25,8 +32,12 @@ Run = Callable[..., Any]
 """The rule of a layer on tensors with a batch."""
 
 
-def run_lifted(call: Call, rule: LayerRule, module: Any, tape: Tape, site: Site, args: Any, kwargs: Any) -> Any:
-    """What the layer gives for one record. A call that no adapter here knows runs as the module itself does."""
+def run_lifted(
+    call: Call, rule: LayerRule, module: Any, tape: Tape, site: Site, args: Any, kwargs: Any
+) -> Any:
+    """What the layer gives for one record. A call that no adapter here knows runs as the module
+    itself does.
+    """
 
     def run(*values: Any, **options: Any) -> Any:
         return rule.run(module, tape, site, *values, **options)
@@ -47,11 +58,15 @@ def unfold(t: Tensor, own: int) -> Tensor:
 
 
 def _positions(keep: Callable[[Any], int]) -> Callable[..., Any]:
-    """Layers that take any dimensions before their last `keep`. A dimension of one in front is left out: rules are faster without."""
+    """Layers that take any dimensions before their last `keep`. A dimension of one in front is left
+    out: rules are faster without.
+    """
 
     def adapt(call: Call, module: Any, run: Run, x: Tensor) -> Any:
         single = x.dim() > keep(module) and x.shape[0] == 1
-        return lowered(call, lambda batch, x: run(x.squeeze(1)).unsqueeze(1) if single else run(x), x)
+        return lowered(
+            call, lambda batch, x: run(x.squeeze(1)).unsqueeze(1) if single else run(x), x
+        )
 
     return adapt
 
@@ -60,7 +75,9 @@ def _images(without: Callable[[Any], int]) -> Callable[..., Any]:
     """Layers that take a batch of images, or one image of so many dimensions."""
 
     def adapt(call: Call, module: Any, run: Run, x: Tensor, *rest: Any, **options: Any) -> Any:
-        if any(isinstance(value, Tensor) for value in (*rest, *options.values())) or x.dim() not in (
+        if any(
+            isinstance(value, Tensor) for value in (*rest, *options.values())
+        ) or x.dim() not in (
             without(module),
             without(module) + 1,
         ):
@@ -74,10 +91,16 @@ def _images(without: Callable[[Any], int]) -> Callable[..., Any]:
 
 def _groups(call: Call, module: nn.GroupNorm, run: Run, x: Tensor) -> Any:
     """Its first dimension is always a batch."""
-    return NotImplemented if x.dim() < 2 else lowered(call, lambda batch, t: unfold(run(fold(t)), x.shape[0]), x)
+    return (
+        NotImplemented
+        if x.dim() < 2
+        else lowered(call, lambda batch, t: unfold(run(fold(t)), x.shape[0]), x)
+    )
 
 
-def _bag(call: Call, module: nn.EmbeddingBag, run: Run, index: Tensor, *rest: Any, **options: Any) -> Any:
+def _bag(
+    call: Call, module: nn.EmbeddingBag, run: Run, index: Tensor, *rest: Any, **options: Any
+) -> Any:
     if index.dim() != 2 or any(value is not None for value in (*rest, *options.values())):
         return NotImplemented
     return lowered(call, lambda batch, t: unfold(run(fold(t)), index.shape[0]), index)
@@ -100,8 +123,12 @@ def _attention(
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
         return NotImplemented
     own = 1 if alone else query.shape[0 if first else 1]
-    inputs = {id(t): t for t in (query, key, value)}  # which of them are the same, the rule will want to know
-    masks = {name: t for name, t in (("padding", key_padding_mask), ("mask", attn_mask)) if t is not None}
+    inputs = {
+        id(t): t for t in (query, key, value)
+    }  # which of them are the same, the rule will want to know
+    masks = {
+        name: t for name, t in (("padding", key_padding_mask), ("mask", attn_mask)) if t is not None
+    }
 
     def work(batch: int, *values: Tensor) -> Any:
         put = {i: _sequences(t, alone, first) for i, t in zip(inputs, values, strict=False)}
@@ -113,11 +140,24 @@ def _attention(
             each = mask.dim() == 3  # one mask for all heads
             mask = mask.repeat_interleave(own * module.num_heads, 0) if each else mask.flatten(0, 1)
         q, k, v = (put[id(t)] for t in (query, key, value))
-        y, weights = run(q, k, v, padding, need_weights, shared if mask is None else mask, average_attn_weights, is_causal)
+        y, weights = run(
+            q,
+            k,
+            v,
+            padding,
+            need_weights,
+            shared if mask is None else mask,
+            average_attn_weights,
+            is_causal,
+        )
         y = _given_back(y, alone, first, own)
         return y if weights is None else (y, weights if alone else unfold(weights, own))
 
-    shared = attn_mask if attn_mask is not None and not _of_record(attn_mask) and attn_mask.dim() == 2 else None
+    shared = (
+        attn_mask
+        if attn_mask is not None and not _of_record(attn_mask) and attn_mask.dim() == 2
+        else None
+    )
     if shared is not None:
         masks.pop("mask")
     made = lowered(call, work, *inputs.values(), *masks.values())
@@ -152,9 +192,13 @@ def _recurrent(call: Call, module: Any, run: Run, input: Any, hx: Any = None) ->
     def work(batch: int, x: Tensor, *h: Tensor) -> Any:
         before = [_sequences(t, alone, False) for t in h]
         y, last = run(
-            _sequences(x, alone, first), None if hx is None else tuple(before) if isinstance(hx, tuple | list) else before[0]
+            _sequences(x, alone, first),
+            None if hx is None else tuple(before) if isinstance(hx, tuple | list) else before[0],
         )
-        ends = [_given_back(t, alone, False, own) for t in (last if isinstance(last, tuple) else (last,))]
+        ends = [
+            _given_back(t, alone, False, own)
+            for t in (last if isinstance(last, tuple) else (last,))
+        ]
         return (_given_back(y, alone, first, own), *ends)
 
     y, *last = lowered(call, work, input, *states)
@@ -169,8 +213,12 @@ def _cell(call: Call, module: Any, run: Run, input: Tensor, hx: Any = None) -> A
 
     def work(batch: int, x: Tensor, *h: Tensor) -> Any:
         x, *before = (t if alone else fold(t) for t in (x, *h))
-        made = run(x, None if hx is None else tuple(before) if isinstance(hx, tuple | list) else before[0])
-        back = [t if alone else unfold(t, own) for t in (made if isinstance(made, tuple) else (made,))]
+        made = run(
+            x, None if hx is None else tuple(before) if isinstance(hx, tuple | list) else before[0]
+        )
+        back = [
+            t if alone else unfold(t, own) for t in (made if isinstance(made, tuple) else (made,))
+        ]
         return tuple(back) if isinstance(made, tuple) else back[0]
 
     return lowered(call, work, input, *states)

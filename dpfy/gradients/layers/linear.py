@@ -32,12 +32,16 @@ def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
     return product(x, tape, site, explain, weight, bias)
 
 
-def product(x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor, bias: Tensor | None) -> Tensor:
+def product(
+    x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor, bias: Tensor | None
+) -> Tensor:
     """y = x W' + b; a user's in-place operation on y stays legal."""
     if not torch.is_grad_enabled():
         return F.linear(x, weight.detach(), constant(bias))
     if not fused.packed():
-        if fused.cast():  # what autocast makes of a parameter here it must not remember for other uses of it
+        if (
+            fused.cast()
+        ):  # what autocast makes of a parameter here it must not remember for other uses of it
             weight, bias = weight.detach(), constant(bias)
         return fused.run(fused.linear, x, tape, site, explain, (), (weight, bias))
     y = F.linear(x.reshape(-1, x.shape[-1]), weight.detach(), constant(bias))
@@ -45,23 +49,34 @@ def product(x: Tensor, tape: Tape, site: Site, explain: Explain, weight: Tensor,
     return tape.tap(y, site, explain, (x,), shape).view(shape)
 
 
-def outer_parts(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor, jobs: bool = True) -> Found:
-    """Contributions of y = a W' + b. With `jobs` the sums of a bias may wait for a common launch."""
+def outer_parts(
+    weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor, jobs: bool = True
+) -> Found:
+    """Contributions of y = a W' + b. With `jobs` the sums of a bias may wait for a common
+    launch.
+    """
     if g.dim() == 2 and not g.is_cuda:
         return _one_position(weight, bias, g, a.to(g.dtype))
     g, a = as_positions(g), as_positions(a)
     if jobs and kernels.usable(g) and g.shape[1] > 1:
         job = SumJob((g,))
-        return wanted([(weight, lambda: outer(g, a)), (bias, lambda: Deferred(job, 0, g.shape[2:]))])
+        return wanted(
+            [(weight, lambda: outer(g, a)), (bias, lambda: Deferred(job, 0, g.shape[2:]))]
+        )
     return wanted([(weight, lambda: outer(g, a)), (bias, lambda: Direct(total(g, 1)))])
 
 
 def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> Found:
-    """The same for one position an example: the norm of the output gradient serves weight and bias."""
+    """The same for one position an example: the norm of the output gradient serves weight and
+    bias.
+    """
     squares = row_squares(g)[None]
     return wanted(
         [
-            (weight, lambda: Measured(squares * row_squares(a), Outer(g.unsqueeze(1), a.unsqueeze(1)))),
+            (
+                weight,
+                lambda: Measured(squares * row_squares(a), Outer(g.unsqueeze(1), a.unsqueeze(1))),
+            ),
             (bias, lambda: Measured(squares, Direct(g))),
         ]
     )
@@ -73,6 +88,11 @@ def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> T
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         outs, ins = as_positions(view(g)), as_positions(view(saved[0]))
-        return wanted([(weight, lambda: outer(ins.to(outs.dtype), outs)), (bias, lambda: Direct(total(outs, 1)))])
+        return wanted(
+            [
+                (weight, lambda: outer(ins.to(outs.dtype), outs)),
+                (bias, lambda: Direct(total(outs, 1))),
+            ]
+        )
 
     return product(x, tape, site, explain, weight.detach().t(), bias)

@@ -24,8 +24,13 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
         a, m, r = saved[:3]
         if kernels.usable(g):
-            job, tail = _scale_job(view(g), view(a), view(r), view(m), keep), g.shape[g.dim() - keep :]
-            return wanted([(weight, lambda: Deferred(job, 1, tail)), (bias, lambda: Deferred(job, 0, tail))])
+            job, tail = (
+                _scale_job(view(g), view(a), view(r), view(m), keep),
+                g.shape[g.dim() - keep :],
+            )
+            return wanted(
+                [(weight, lambda: Deferred(job, 1, tail)), (bias, lambda: Deferred(job, 0, tail))]
+            )
         return wanted(
             [
                 (weight, lambda: Direct(total(view(g * ((a - m) * r)), keep))),
@@ -34,7 +39,9 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
         )
 
     if fused.one_node():
-        return fused.run(fused.layer_norm, x, tape, site, explain, (keep,), (shape, weight, bias, module.eps))
+        return fused.run(
+            fused.layer_norm, x, tape, site, explain, (keep,), (shape, weight, bias, module.eps)
+        )
     y, mean, rstd = torch.native_layer_norm(x, shape, constant(weight), constant(bias), module.eps)
     return tape.tap(y, site, explain, (x, mean, rstd), facts=(keep,))
 
@@ -52,7 +59,16 @@ def run_rms_norm(module: nn.RMSNorm, tape: Tape, site: Site, x: Tensor) -> Tenso
     y = F.rms_norm(x, shape, module.weight.detach(), module.eps)
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
-        return wanted([(module.weight, lambda: Direct(total(view(g * F.rms_norm(saved[0], shape, None, module.eps)), keep)))])
+        return wanted(
+            [
+                (
+                    module.weight,
+                    lambda: Direct(
+                        total(view(g * F.rms_norm(saved[0], shape, None, module.eps)), keep)
+                    ),
+                )
+            ]
+        )
 
     return tape.tap(y, site, explain, (x,), facts=(keep, module.eps))
 
@@ -68,7 +84,9 @@ def run_group_norm(module: nn.GroupNorm, tape: Tape, site: Site, x: Tensor) -> T
 
 
 def run_instance_norm(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """InstanceNorm is GroupNorm with one channel a group; autocast leaves its result as narrow as its input."""
+    """InstanceNorm is GroupNorm with one channel a group; autocast leaves its result as narrow as
+    its input.
+    """
     if x.dim() == module._get_no_batch_dim():
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     return _grouped(module, module.num_features, tape, site, x).to(x.dtype)
@@ -85,17 +103,27 @@ def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Ten
 
         def scale() -> Contribution:
             each = (many, groups, channels // groups)
-            centred = torch.addcmul(products.view(each), sums.view(each), m.to(sums.dtype)[..., None], value=-1)
+            centred = torch.addcmul(
+                products.view(each), sums.view(each), m.to(sums.dtype)[..., None], value=-1
+            )
             return Direct(total(view((centred * r[..., None]).view(many, channels)), 1))
 
         return wanted([(weight, scale), (bias, lambda: Direct(total(view(sums), 1)))])
 
     sizes = (many, channels, space, groups, module.eps)
     if fused.one_node():
-        return fused.run(fused.group_norm, x, tape, site, explain, (groups,), (weight, bias, *sizes))
+        return fused.run(
+            fused.group_norm, x, tape, site, explain, (groups,), (weight, bias, *sizes)
+        )
     x, scales, shifts = x.contiguous(), constant(weight), constant(bias)
-    if fused.cast() and x.device.type != "cpu":  # autocast casts group_norm, not the function that keeps its statistics
-        x, scales, shifts = wide(x), scales if scales is None else wide(scales), shifts if shifts is None else wide(shifts)
+    if (
+        fused.cast() and x.device.type != "cpu"
+    ):  # autocast casts group_norm, not the function that keeps its statistics
+        x, scales, shifts = (
+            wide(x),
+            scales if scales is None else wide(scales),
+            shifts if shifts is None else wide(shifts),
+        )
     y, mean, rstd = torch.native_group_norm(x, scales, shifts, *sizes)
     return tape.tap(y, site, explain, (x, mean, rstd), facts=(groups,))
 

@@ -1,8 +1,11 @@
-"""The recurrence of one direction of one recurrent layer, step by step in memory that is reused, and its way back.
+"""The recurrence of one direction of one recurrent layer, step by step in memory that is reused,
+and its way back.
 
-Everything here works on what torch calls gates: the products of the inputs, of all steps, made before the recurrence begins, to which
-each step adds the product of the state before it. The way back gives the gradient of these gates for all steps at once, from which
-weights and biases get theirs as one sum over steps: a recurrent layer is then as good as a linear one. Time comes first, then the batch.
+Everything here works on what torch calls gates: the products of the inputs, of all steps, made
+before the recurrence begins, to which each step adds the product of the state before it. The way
+back gives the gradient of these gates for all steps at once, from which weights and biases get
+theirs as one sum over steps: a recurrent layer is then as good as a linear one. Time comes first,
+then the batch.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Steps:
-    """The order of the steps, and to how many examples, the first ones, each belongs (None: to all)."""
+    """The order of the steps, and to how many examples, the first ones, each belongs (None: to
+    all).
+    """
 
     length: int
     reverse: bool = False
@@ -31,7 +36,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class Weights:
-    """What a step multiplies the state with. `shift`: what a GRU adds inside of its reset gate. `project`: the projection of an LSTM."""
+    """What a step multiplies the state with. `shift`: what a GRU adds inside of its reset gate.
+    `project`: the projection of an LSTM.
+    """
 
     hidden: Tensor
     shift: Tensor | None = None
@@ -45,7 +52,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class Back:
-    """Gradients of the gates of all steps, of the first states, and of what an LSTM with a projection gives out at every step."""
+    """Gradients of the gates of all steps, of the first states, and of what an LSTM with a
+    projection gives out at every step.
+    """
 
     gates: Tensor
     hidden: Tensor
@@ -59,10 +68,12 @@ Grad = Tensor | None
 
 @dataclass(frozen=True)
 class Made:
-    """A recurrence that has run. `kept` is for the way back, which takes it and the gradients of output, last state and last cell.
+    """A recurrence that has run. `kept` is for the way back, which takes it and the gradients of
+    output, last state and last cell.
 
-    The output of a step that an example does not have is the state it has there. `reset`: the reset gates of a GRU at all steps;
-    `full`: the outputs of an LSTM at all steps before their projection.
+    The output of a step that an example does not have is the state it has there. `reset`: the reset
+    gates of a GRU at all steps; `full`: the outputs of an LSTM at all steps before their
+    projection.
     """
 
     output: Tensor
@@ -80,9 +91,11 @@ class Made:
 
 
 def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) -> Made:
-    """Input and forget gate, new values, output gate: i, f, g, o. `gates` is overwritten, with sigmoid(-2 g) in the place of tanh(g).
+    """Input and forget gate, new values, output gate: i, f, g, o. `gates` is overwritten, with
+    sigmoid(-2 g) in the place of tanh(g).
 
-    On a CPU torch's tanh takes four times as long as its sigmoid, and tanh(x) = 1 - 2 sigmoid(-2 x) needs no pass of its own.
+    On a CPU torch's tanh takes four times as long as its sigmoid, and tanh(x) = 1 - 2 sigmoid(-2 x)
+    needs no pass of its own.
     """
     length, batch, width = gates.shape[0], gates.shape[1], gates.shape[2] // 4
     project, matrix = weights.project, weights.hidden.t()
@@ -96,7 +109,9 @@ def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) ->
     for t, n in steps.order(batch):
         if n < batch:
             outs[t][n:], cell[t + there][n:] = h[n:], cell[t + here][n:]
-        step, ti, tf, tg, to, out, whole = _of(n, each[t], i[t], f[t], g[t], o[t], outs[t], fulls[t])
+        step, ti, tf, tg, to, out, whole = _of(
+            n, each[t], i[t], f[t], g[t], o[t], outs[t], fulls[t]
+        )
         before, after, room, state = _of(n, cell[t + here], cell[t + there], scratch, h)
         step.addmm_(state, matrix)
         tg.mul_(-2.0)
@@ -107,7 +122,11 @@ def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) ->
         if project is not None:
             torch.mm(whole, project.t(), out=out)
         h = outs[t]
-    kept = (gates, cells, weights.hidden) if project is None else (gates, cells, weights.hidden, project)
+    kept = (
+        (gates, cells, weights.hidden)
+        if project is None
+        else (gates, cells, weights.hidden, project)
+    )
 
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
         return _lstm_back(kept, steps, output, hidden, cell)
@@ -127,14 +146,23 @@ def _lstm_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad, cell: Grad)
     length, batch, width = gates.shape[0], gates.shape[1], gates.shape[2] // 4
     before, after = (cells[1:], cells[:-1]) if steps.reverse else (cells[:-1], cells[1:])
     found, through = _lstm_slopes(gates, before, after)
-    f, inward = gates[..., width : 2 * width].unbind(0), found.view(length, batch, 4, width)[:, :, :3].unbind(0)
+    f, inward = (
+        gates[..., width : 2 * width].unbind(0),
+        found.view(length, batch, 4, width)[:, :, :3].unbind(0),
+    )
     each, outward, passed = found.unbind(0), found[..., 3 * width :].unbind(0), through.unbind(0)
     grads = None if output is None else output.unbind(0)
-    dh = gates.new_zeros(batch, matrix.shape[1]) if hidden is None else hidden.to(gates.dtype, copy=True)
+    dh = (
+        gates.new_zeros(batch, matrix.shape[1])
+        if hidden is None
+        else hidden.to(gates.dtype, copy=True)
+    )
     dc = gates.new_zeros(batch, width) if cell is None else cell.to(gates.dtype, copy=True)
     projected = None if project is None else gates.new_zeros(length, batch, matrix.shape[1])
     for t, n in steps.order(batch, back=True):
-        step, ti, to, tf, tc, th, tcell = _of(n, each[t], inward[t], outward[t], f[t], passed[t], dh, dc)
+        step, ti, to, tf, tc, th, tcell = _of(
+            n, each[t], inward[t], outward[t], f[t], passed[t], dh, dc
+        )
         if grads is not None:
             th.add_(*_of(n, grads[t]))
         wide = th
@@ -152,7 +180,9 @@ def _lstm_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad, cell: Grad)
 
 
 def _lstm_slopes(gates: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """What multiplies the gradient of the cell (of the output, for o) to give that of each gate; and the output's, to give the cell's."""
+    """What multiplies the gradient of the cell (of the output, for o) to give that of each gate;
+    and the output's, to give the cell's.
+    """
     i, _, g, o = gates.chunk(4, 2)
     found = torch.empty_like(gates)
     through = torch.empty_like(after, memory_format=torch.contiguous_format)
@@ -162,7 +192,9 @@ def _lstm_slopes(gates: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, 
         _slope(gates[part], slope)
         si.addcmul_(si, g[part], value=-2.0)
         sf.mul_(before[part])
-        sg.mul_(i[part]).mul_(4.0)  # twice from tanh, twice from its argument; the sign is gone with 1 - 2 sigmoid
+        sg.mul_(i[part]).mul_(
+            4.0
+        )  # twice from tanh, twice from its argument; the sign is gone with 1 - 2 sigmoid
         torch.mul(after[part], -2.0, out=out).sigmoid_()
         so.addcmul_(so, out, value=-2.0)
         _slope(out, out).mul_(o[part]).mul_(4.0)
@@ -203,7 +235,14 @@ def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps) -> Made:
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
         return _gru_back(kept, steps, output, hidden)
 
-    return Made(output, h.clone(), None, (gates, inner, output, first, weights.hidden), back, reset=gates[..., :width])
+    return Made(
+        output,
+        h.clone(),
+        None,
+        (gates, inner, output, first, weights.hidden),
+        back,
+        reset=gates[..., :width],
+    )
 
 
 def before_each(output: Tensor, first: Tensor, reverse: bool) -> Tensor:
@@ -211,10 +250,16 @@ def before_each(output: Tensor, first: Tensor, reverse: bool) -> Tensor:
     return torch.cat([output[1:], first[None]] if reverse else [first[None], output[:-1]])
 
 
-def reset_gates(gates: Tensor, weights: Weights, output: Tensor, first: Tensor, steps: Steps) -> Tensor:
-    """The reset gates of a GRU at all steps, from its outputs: for those who keep them to themselves."""
+def reset_gates(
+    gates: Tensor, weights: Weights, output: Tensor, first: Tensor, steps: Steps
+) -> Tensor:
+    """The reset gates of a GRU at all steps, from its outputs: for those who keep them to
+    themselves.
+    """
     width, before = gates.shape[2] // 3, before_each(output, first, steps.reverse)
-    flat = torch.addmm(gates[..., :width].flatten(0, 1), before.flatten(0, 1), weights.hidden[:width].t())
+    flat = torch.addmm(
+        gates[..., :width].flatten(0, 1), before.flatten(0, 1), weights.hidden[:width].t()
+    )
     return flat.sigmoid_().view(before.shape)
 
 
@@ -272,8 +317,16 @@ def plain(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, positive: bo
 def _plain_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad, positive: bool) -> Back:
     outputs, matrix = kept
     found = (outputs > 0).to(outputs.dtype) if positive else 1.0 - outputs.square()
-    batch, each, grads = outputs.shape[1], found.unbind(0), None if output is None else output.unbind(0)
-    dh = outputs.new_zeros(outputs.shape[1:]) if hidden is None else hidden.to(outputs.dtype, copy=True)
+    batch, each, grads = (
+        outputs.shape[1],
+        found.unbind(0),
+        None if output is None else output.unbind(0),
+    )
+    dh = (
+        outputs.new_zeros(outputs.shape[1:])
+        if hidden is None
+        else hidden.to(outputs.dtype, copy=True)
+    )
     for t, n in steps.order(batch, back=True):
         step, th = _of(n, each[t], dh)
         if grads is not None:

@@ -1,12 +1,15 @@
-"""`nn.LSTM`, `nn.GRU`, `nn.RNN`, their cells: for each layer and direction a product with the inputs of all steps, then a recurrence.
+"""`nn.LSTM`, `nn.GRU`, `nn.RNN`, their cells: for each layer and direction a product with the
+inputs of all steps, then a recurrence.
 
-The product is that of an ordinary linear layer. The recurrence is one node of the autograd graph; what comes back from it, the gradient
-of the gates at every step, is reported. With the inputs and the states before every step it explains all parameters of the direction:
-sums over steps of outer products, and of the gates' gradients themselves.
+The product is that of an ordinary linear layer. The recurrence is one node of the autograd graph;
+what comes back from it, the gradient of the gates at every step, is reported. With the inputs and
+the states before every step it explains all parameters of the direction: sums over steps of outer
+products, and of the gates' gradients themselves.
 
-On CUDA the recurrence is cuDNN's where cuDNN can do it (``layers/cudnn.py``), else and on a CPU that of ``layers/recurrence.py``. Norms and
-sums are made from the same reported tensors, so whatever rounding happened before they were reported (TF32, bfloat16) needs no allowance
-in the bound.
+On CUDA the recurrence is cuDNN's where cuDNN can do it (``layers/cudnn.py``), else and on a CPU
+that of ``layers/recurrence.py``. Norms and sums are made from the same reported tensors, so
+whatever rounding happened before they were reported (TF32, bfloat16) needs no allowance in the
+bound.
 """
 
 from __future__ import annotations
@@ -41,11 +44,16 @@ _NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 def fits_recurrent(module: nn.RNNBase) -> bool:
     """Whether it multiplies with its own parameters."""
     names = module._flat_weights_names
-    return all(a is module._parameters.get(name) for a, name in zip(module._flat_weights, names, strict=True))
+    return all(
+        a is module._parameters.get(name)
+        for a, name in zip(module._flat_weights, names, strict=True)
+    )
 
 
 def run_recurrent(module: Any, tape: Tape, site: Site, input: Any, hx: Any = None) -> Any:
-    """What the module computes; what torch would refuse, or nobody wants the gradient of, runs as the module itself does."""
+    """What the module computes; what torch would refuse, or nobody wants the gradient of, runs as
+    the module itself does.
+    """
     alone = isinstance(input, Tensor) and input.dim() == 2
     if alone:  # one sequence is a batch of one
         axis = 0 if module.batch_first else 1
@@ -61,12 +69,18 @@ def _run(module: Any, tape: Tape, site: Site, input: Any, hx: Any) -> tuple[Any,
     """Outputs and last states, as the module gives them."""
     how, x = _Sequences.of(input, module)
     first = how.first_states(hx, len(module._all_weights))
-    names, directions = iter(module._all_weights), (False, True) if module.bidirectional else (False,)
+    names, directions = (
+        iter(module._all_weights),
+        (False, True) if module.bidirectional else (False,),
+    )
     last: list[tuple[Tensor, ...]] = []
     for layer in range(module.num_layers):
         if layer and module.dropout:
             x = F.dropout(x, module.dropout, module.training)
-        made = [_Direction.of(module, next(names), back, tape, site).run(x, next(first), how) for back in directions]
+        made = [
+            _Direction.of(module, next(names), back, tape, site).run(x, next(first), how)
+            for back in directions
+        ]
         x = made[0][0] if len(made) == 1 else torch.cat([each[0] for each in made], 2)
         last += [each[1:] for each in made]
     ends = [torch.stack(each) for each in zip(*last, strict=True)]
@@ -79,10 +93,17 @@ def run_cell(module: Any, tape: Tape, site: Site, input: Tensor, hx: Any = None)
     """`nn.LSTMCell`, `nn.GRUCell`, `nn.RNNCell`: a layer of one step."""
     states = hx if isinstance(hx, tuple) else (hx, None)
     shapes = [tuple(t.shape) == (len(input), module.hidden_size) for t in states if t is not None]
-    if not torch.is_grad_enabled() or input.dim() != 2 or not all(shapes) or not _same(module, input, states):
+    if (
+        not torch.is_grad_enabled()
+        or input.dim() != 2
+        or not all(shapes)
+        or not _same(module, input, states)
+    ):
         return type(module).forward(module, input, hx)
     names = [name for name, p in module._parameters.items() if p is not None]
-    _, h, *c = _Direction.of(module, names, False, tape, site).run(input[None], states, _Sequences(1, len(input)))
+    _, h, *c = _Direction.of(module, names, False, tape, site).run(
+        input[None], states, _Sequences(1, len(input))
+    )
     return (h, c[0]) if c else h
 
 
@@ -96,9 +117,13 @@ def _kind(module: Any) -> str:
 
 
 def _same(module: Any, x: Tensor, states: Sequence[Tensor | None]) -> bool:
-    """Whether a product with `x` is possible: its width, and for all the same type and device, where nobody casts them."""
+    """Whether a product with `x` is possible: its width, and for all the same type and device,
+    where nobody casts them.
+    """
     all_of = [*states, *module._parameters.values()]
-    same = fused.cast() or all(t.dtype == x.dtype and t.device == x.device for t in all_of if t is not None)
+    same = fused.cast() or all(
+        t.dtype == x.dtype and t.device == x.device for t in all_of if t is not None
+    )
     return same and x.shape[-1] == module.input_size and x.numel() > 0
 
 
@@ -106,7 +131,9 @@ def _each(states: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """`change` of a state, of a state and a cell, or of nothing."""
     if states is None:
         return None
-    return tuple([change(t) for t in states]) if isinstance(states, tuple | list) else change(states)
+    return (
+        tuple([change(t) for t in states]) if isinstance(states, tuple | list) else change(states)
+    )
 
 
 def _known(module: Any, given: Any, hx: Any) -> bool:
@@ -120,12 +147,16 @@ def _known(module: Any, given: Any, hx: Any) -> bool:
         or not data.numel()
     ):
         return False
-    if not fused.cast() and any(p.dtype != data.dtype or p.device != data.device for p in module._flat_weights):
+    if not fused.cast() and any(
+        p.dtype != data.dtype or p.device != data.device for p in module._flat_weights
+    ):
         return False
     if hx is None:
         return True
     states = hx if isinstance(hx, tuple) else (hx,)
-    if len(states) != (2 if module.mode == "LSTM" else 1) or not all(isinstance(t, Tensor) for t in states):
+    if len(states) != (2 if module.mode == "LSTM" else 1) or not all(
+        isinstance(t, Tensor) for t in states
+    ):
         return False
     sizes = given.batch_sizes if packed else None
     shapes = [module.get_expected_hidden_size(data, sizes)]
@@ -136,8 +167,10 @@ def _known(module: Any, given: Any, hx: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Sequences:
-    """How the sequences of a call lie: steps, then examples. `sizes`: examples at every step, where they differ; `order`: from sorted by
-    length to the user's order; `rows`: of all steps of all examples in one row, those that exist."""
+    """How the sequences of a call lie: steps, then examples. `sizes`: examples at every step, where
+    they differ; `order`: from sorted by length to the user's order; `rows`: of all steps of all
+    examples in one row, those that exist.
+    """
 
     length: int
     batch: int
@@ -154,21 +187,39 @@ class _Sequences:
         sizes = tuple(given.batch_sizes.tolist())
         length, batch = len(sizes), sizes[0]
         if sizes[-1] == batch:
-            return cls(length, batch, order=given.unsorted_indices), given.data.view(length, batch, -1)
-        rows = (torch.arange(batch) < given.batch_sizes[:, None]).flatten().nonzero().squeeze(1).to(given.data.device)
-        dense = given.data.new_zeros(length * batch, given.data.shape[1]).index_copy(0, rows, given.data)
-        return cls(length, batch, sizes, given.unsorted_indices, rows), dense.view(length, batch, -1)
+            return cls(length, batch, order=given.unsorted_indices), given.data.view(
+                length, batch, -1
+            )
+        rows = (
+            (torch.arange(batch) < given.batch_sizes[:, None])
+            .flatten()
+            .nonzero()
+            .squeeze(1)
+            .to(given.data.device)
+        )
+        dense = given.data.new_zeros(length * batch, given.data.shape[1]).index_copy(
+            0, rows, given.data
+        )
+        return cls(length, batch, sizes, given.unsorted_indices, rows), dense.view(
+            length, batch, -1
+        )
 
     def first_states(self, hx: Any, count: int) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-        """The state and cell before the first step, sorted as the examples, for each of `count` directions."""
+        """The state and cell before the first step, sorted as the examples, for each of `count`
+        directions.
+        """
         states: list[Tensor | None] = [*hx] if isinstance(hx, tuple) else [hx]
         if self.order is not None:
-            states = [None if t is None else t.index_select(1, self.order.argsort()) for t in states]
+            states = [
+                None if t is None else t.index_select(1, self.order.argsort()) for t in states
+            ]
         each = [[None] * count if t is None else t.unbind(0) for t in (*states, None)]
         return iter(list(zip(each[0], each[1], strict=True)))
 
     def given_back(self, y: Tensor, given: Any, module: nn.RNNBase) -> Any:
-        """The output [step, example, feature] in the form of the input. Where torch lets it be changed in place, it is a copy."""
+        """The output [step, example, feature] in the form of the input. Where torch lets it be
+        changed in place, it is a copy.
+        """
         y = y if y.is_cuda else y.clone()
         if not isinstance(given, PackedSequence):
             return y.transpose(0, 1) if module.batch_first else y
@@ -193,27 +244,53 @@ class _Direction:
         parameters = {name.rsplit("_l", 1)[0]: module._parameters[name] for name in names}
         return cls(_kind(module), reverse, parameters, tape, site)
 
-    def run(self, x: Tensor, first: tuple[Tensor | None, Tensor | None], how: _Sequences) -> tuple[Tensor, ...]:
-        """Outputs of all steps, the last state, and the last cell of an LSTM, from the `first` state and cell, where there are any."""
+    def run(
+        self, x: Tensor, first: tuple[Tensor | None, Tensor | None], how: _Sequences
+    ) -> tuple[Tensor, ...]:
+        """Outputs of all steps, the last state, and the last cell of an LSTM, from the `first`
+        state and cell, where there are any.
+        """
         h, c = first
         flat = F.linear(x.flatten(0, 1), self.parameters["weight_ih"].detach(), self._shift())
         weights = self._weights()
-        with torch.no_grad(), no_autocast(flat.device.type), torch._C._ExcludeDispatchKeyGuard(_NO_VIEWS):
-            made = self._recur(flat.detach().view(how.length, how.batch, -1), weights, constant(h), constant(c), how)
+        with (
+            torch.no_grad(),
+            no_autocast(flat.device.type),
+            torch._C._ExcludeDispatchKeyGuard(_NO_VIEWS),
+        ):
+            made = self._recur(
+                flat.detach().view(how.length, how.batch, -1),
+                weights,
+                constant(h),
+                constant(c),
+                how,
+            )
             # On a CPU torch's autocast leaves the outputs of a GRU as wide as its states.
             made = made.to(x.dtype if self.kind == "GRU" and not flat.is_cuda else flat.dtype)
-        known = h is not None or how.length == 1  # else the states before are outputs, and zeros before the first
-        before = before_each(made.output, _first(made.output, constant(h)), self.reverse) if known else made.output
+        known = (
+            h is not None or how.length == 1
+        )  # else the states before are outputs, and zeros before the first
+        before = (
+            before_each(made.output, _first(made.output, constant(h)), self.reverse)
+            if known
+            else made.output
+        )
         saved = [x, before] if made.reset is None else [x, before, made.reset]
-        gates = self._reported(flat, self._explain(known), saved, how, (self.kind, self.reverse, known))
+        gates = self._reported(
+            flat, self._explain(known), saved, how, (self.kind, self.reverse, known)
+        )
         projected = None
         if made.full is not None:
             place = made.output.new_empty(how.length * how.batch, made.output.shape[-1])
-            projected = self._reported(place, self._explain_projection, [made.full], how, ("projection",))
+            projected = self._reported(
+                place, self._explain_projection, [made.full], how, ("projection",)
+            )
         return _Recurrence.apply(gates, projected, h, c, made)  # type: ignore[no-any-return, no-untyped-call]
 
     def _shift(self) -> Tensor | None:
-        """The biases that are added before the recurrence: all but that inside of a GRU's reset gate."""
+        """The biases that are added before the recurrence: all but that inside of a GRU's reset
+        gate.
+        """
         if "bias_ih" not in self.parameters:
             return None
         first, second = self.parameters["bias_ih"].detach(), self.parameters["bias_hh"].detach()
@@ -223,12 +300,18 @@ class _Direction:
         return first + F.pad(second[: 2 * width], (0, width))
 
     def _weights(self) -> Weights:
-        """What the recurrence multiplies with. Kept as the parameters' own memory, so that a change before the way back is noticed."""
+        """What the recurrence multiplies with. Kept as the parameters' own memory, so that a change
+        before the way back is noticed.
+        """
         bias = constant(self.parameters.get("bias_hh"))
         shift = bias[-(len(bias) // 3) :] if self.kind == "GRU" and bias is not None else None
-        return Weights(self.parameters["weight_hh"].detach(), shift, constant(self.parameters.get("weight_hr")))
+        return Weights(
+            self.parameters["weight_hh"].detach(), shift, constant(self.parameters.get("weight_hr"))
+        )
 
-    def _recur(self, gates: Tensor, weights: Weights, h: Tensor | None, c: Tensor | None, how: _Sequences) -> Made:
+    def _recur(
+        self, gates: Tensor, weights: Weights, h: Tensor | None, c: Tensor | None, how: _Sequences
+    ) -> Made:
         """The recurrence, in float32 or wider where it is our own."""
         steps = Steps(how.length, self.reverse, how.sizes)
         cells = fused_cells.usable(self.kind, gates, weights, steps)
@@ -245,24 +328,39 @@ class _Direction:
                 else fused_cells.gru(gates, weights, h, steps, loops)
             )
         if fast:
-            return cudnn.recur(self.kind, gates, weights, h, c if self.kind == "LSTM" else None, steps)
+            return cudnn.recur(
+                self.kind, gates, weights, h, c if self.kind == "LSTM" else None, steps
+            )
         if self.kind == "LSTM":
             return lstm(gates, weights, h, c, steps)
-        return gru(gates, weights, h, steps) if self.kind == "GRU" else plain(gates, weights, h, steps, self.kind == "RNN_RELU")
+        return (
+            gru(gates, weights, h, steps)
+            if self.kind == "GRU"
+            else plain(gates, weights, h, steps, self.kind == "RNN_RELU")
+        )
 
     def _reported(
-        self, flat: Tensor, explain: Explain, saved: list[Tensor], how: _Sequences, facts: tuple[object, ...]
+        self,
+        flat: Tensor,
+        explain: Explain,
+        saved: list[Tensor],
+        how: _Sequences,
+        facts: tuple[object, ...],
     ) -> Tensor:
-        """`flat`, [steps times examples, width], as [example, step, width], whose gradient will be reported with the `saved` tensors."""
+        """`flat`, [steps times examples, width], as [example, step, width], whose gradient will be
+        reported with the `saved` tensors.
+        """
         self.tape.unsettled = self.tape.unsettled or not self.site.settled
         where = (self.tape, self.site, explain, None, facts)
         told = [t.detach().transpose(0, 1) for t in saved]
         return _Gates.apply(flat, self.tape.anchor, where, (how.length, how.order), *told)  # type: ignore[no-any-return, no-untyped-call]
 
     def _explain(self, known: bool) -> Explain:
-        """From the gradients of the gates, inputs, and states before every step (outputs, if these are not `known`) to contributions.
+        """From the gradients of the gates, inputs, and states before every step (outputs, if these
+        are not `known`) to contributions.
 
-        What a GRU makes of its state for the new values lies inside of its reset gate, so its gradient is theirs times that gate.
+        What a GRU makes of its state for the new values lies inside of its reset gate, so its
+        gradient is theirs times that gate.
         """
         given, reverse, gru = self.parameters, self.reverse, self.kind == "GRU"
 
@@ -270,22 +368,35 @@ class _Direction:
             gates, x, before = (view(t) for t in (g, *saved[:2]))
             width = before.shape[-1]
             inner = gates[..., 2 * width :] * view(saved[2]) if gru else gates
-            ahead, after = (slice(1, None), slice(None, -1)) if reverse else (slice(None, -1), slice(1, None))
+            ahead, after = (
+                (slice(1, None), slice(None, -1)) if reverse else (slice(None, -1), slice(1, None))
+            )
             early, steps = (before, slice(None)) if known else (before[..., ahead, :], after)
-            common = cache(lambda start, stop: self_products(gates[start:stop])) if inner is gates and gates.dim() == 3 else None
+            common = (
+                cache(lambda start, stop: self_products(gates[start:stop]))
+                if inner is gates and gates.dim() == 3
+                else None
+            )
             whole, part = (
-                common and (lambda rows, some=some: common(rows.start, rows.stop)[:, some, some]) for some in (slice(None), steps)
+                common and (lambda rows, some=some: common(rows.start, rows.stop)[:, some, some])
+                for some in (slice(None), steps)
             )
             shift = cache(lambda: total(gates, 1))
 
             def hidden() -> Contribution:
                 if not gru:
                     return _outer(gates[..., steps, :], early, part)
-                pair, last = (_outer(t[..., steps, :], early) for t in (gates[..., : 2 * width], inner))
-                return Sliced(((0, 2 * width, pair), (2 * width, 3 * width, last)), given["weight_hh"].shape)
+                pair, last = (
+                    _outer(t[..., steps, :], early) for t in (gates[..., : 2 * width], inner)
+                )
+                return Sliced(
+                    ((0, 2 * width, pair), (2 * width, 3 * width, last)), given["weight_hh"].shape
+                )
 
             def inside() -> Contribution:
-                return Direct(torch.cat([shift()[:, : 2 * width], total(inner, 1)], 1) if gru else shift())
+                return Direct(
+                    torch.cat([shift()[:, : 2 * width], total(inner, 1)], 1) if gru else shift()
+                )
 
             return wanted(
                 [
@@ -304,7 +415,9 @@ class _Direction:
 
 
 def _first(like: Tensor, state: Tensor | None) -> Tensor:
-    """The state before the first step, [example, width], in the type of `like`, [step, example, width]."""
+    """The state before the first step, [example, width], in the type of `like`, [step, example,
+    width].
+    """
     return like.new_zeros(like.shape[1:]) if state is None else state.to(like.dtype)
 
 
@@ -313,10 +426,19 @@ def _outer(g: Tensor, a: Tensor, gram: Callable[[slice], Tensor] | None = None) 
 
 
 class _Gates(Function):
-    """[steps times examples, width] as [example, step, width], in the same memory; its gradient is reported."""
+    """[steps times examples, width] as [example, step, width], in the same memory; its gradient is
+    reported.
+    """
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, anchor: Tensor, where: Where, how: tuple[int, Tensor | None], *saved: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        flat: Tensor,
+        anchor: Tensor,
+        where: Where,
+        how: tuple[int, Tensor | None],
+        *saved: Tensor,
+    ) -> Tensor:
         ctx.where, ctx.order = where, how[1]
         ctx.save_for_backward(*saved)
         with torch._C._ExcludeDispatchKeyGuard(_NO_VIEWS):
@@ -333,24 +455,43 @@ class _Gates(Function):
 
 
 class _Recurrence(Function):
-    """A recurrence that has run already, as a function of gates, projected outputs and first states."""
+    """A recurrence that has run already, as a function of gates, projected outputs and first
+    states.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, gates: Tensor, projected: Tensor | None, h: Tensor | None, c: Tensor | None, made: Made
+        ctx: Any,
+        gates: Tensor,
+        projected: Tensor | None,
+        h: Tensor | None,
+        c: Tensor | None,
+        made: Made,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.back, ctx.like = made.back, [None if t is None else t.dtype for t in (gates, projected, h, c)]
+        ctx.back, ctx.like = (
+            made.back,
+            [None if t is None else t.dtype for t in (gates, projected, h, c)],
+        )
         ctx.save_for_backward(*made.kept)
-        return (made.output, made.hidden) if made.cell is None else (made.output, made.hidden, made.cell)
+        return (
+            (made.output, made.hidden)
+            if made.cell is None
+            else (made.output, made.hidden, made.cell)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads):
-            raise NotImplementedError("many gradients at once through a recurrence")  # they come one by one then
+            raise NotImplementedError(
+                "many gradients at once through a recurrence"
+            )  # they come one by one then
         output, hidden, cell = (*grads, None)[:3]
         back = ctx.back(ctx.saved_tensors, output, hidden, cell)
         projected = None if back.projected is None else back.projected.transpose(0, 1)
         found = (back.gates.transpose(0, 1), projected, back.hidden, back.cell)
         pairs = zip(found, ctx.like, ctx.needs_input_grad, strict=False)
-        return (*[t.to(dtype) if needed and t is not None else None for t, dtype, needed in pairs], None)
+        return (
+            *[t.to(dtype) if needed and t is not None else None for t, dtype, needed in pairs],
+            None,
+        )

@@ -1,7 +1,8 @@
 """What a layer rule is, and what the rules share.
 
-A rule computes what the layer computes, but with its parameters detached, and puts a tap on the result. Whatever gradient still
-reaches a parameter through autograd was therefore not explained by any rule, and the engine handles it by another route.
+A rule computes what the layer computes, but with its parameters detached, and puts a tap on the
+result. Whatever gradient still reaches a parameter through autograd was therefore not explained by
+any rule, and the engine handles it by another route.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ View = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LayerRule:
-    """How one layer type runs under the tape. `fits` says whether this very module can be explained."""
+    """How one layer type runs under the tape. `fits` says whether this very module can be
+    explained.
+    """
 
     run: Callable[..., Any]
     fits: Callable[[Any], bool] = lambda module: True
@@ -32,7 +35,9 @@ class LayerRule:
 
 
 def plain_parameters(module: nn.Module, own: tuple[str, ...] = ("weight", "bias")) -> bool:
-    """Whether `own` are the module's own parameters: not computed by a parametrization, and nothing beside them."""
+    """Whether `own` are the module's own parameters: not computed by a parametrization, and nothing
+    beside them.
+    """
     names = {name for name, p in module._parameters.items() if p is not None}
     listed = getattr(module, "_flat_weights_names", own)  # recurrent layers have a list of theirs
     read = {name for name in listed if getattr(module, name, None) is not None}

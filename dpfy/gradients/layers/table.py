@@ -8,7 +8,13 @@ from dpfy.gradients.layers.attention import PARAMETERS, fits_attention, run_atte
 from dpfy.gradients.layers.convolution import run_convolution, run_transposed
 from dpfy.gradients.layers.embedding import fits_bag, fits_embedding, run_bag, run_embedding
 from dpfy.gradients.layers.linear import run_linear, run_transformers_linear
-from dpfy.gradients.layers.normalization import has_scale, run_group_norm, run_instance_norm, run_layer_norm, run_rms_norm
+from dpfy.gradients.layers.normalization import (
+    has_scale,
+    run_group_norm,
+    run_instance_norm,
+    run_layer_norm,
+    run_rms_norm,
+)
 from dpfy.gradients.layers.recurrent import CELL, fits_recurrent, run_cell, run_recurrent
 from dpfy.gradients.layers.rule import LayerRule, plain_parameters
 
@@ -36,10 +42,16 @@ LAYERS: dict[type, LayerRule] = {
     nn.GRUCell: LayerRule(run_cell, own=CELL),
     nn.RNNCell: LayerRule(run_cell, own=CELL),
 }
-"""Layer type to its rule. A subclass counts only if it runs the very forward of the type in the table."""
+"""Layer type to its rule. A subclass counts only if it runs the very forward of the type in the
+table.
+"""
 
-FOREIGN: dict[tuple[str, str], LayerRule] = {("transformers.pytorch_utils", "Conv1D"): LayerRule(run_transformers_linear)}
-"""Rules for layers of optional packages, by module and class name, so that nothing need be imported."""
+FOREIGN: dict[tuple[str, str], LayerRule] = {
+    ("transformers.pytorch_utils", "Conv1D"): LayerRule(run_transformers_linear)
+}
+"""Rules for layers of optional packages, by module and class name, so that nothing need be
+imported.
+"""
 
 
 def rule_for(module: nn.Module) -> LayerRule | None:
@@ -51,5 +63,7 @@ def rule_for(module: nn.Module) -> LayerRule | None:
         rule = LAYERS.get(kind)
         if rule is not None:
             same = type(module).forward is kind.forward and "forward" not in vars(module)  # type: ignore[attr-defined]
-            return rule if same and plain_parameters(module, rule.own) and rule.fits(module) else None
+            return (
+                rule if same and plain_parameters(module, rule.own) and rule.fits(module) else None
+            )
     return None

@@ -25,7 +25,9 @@ def _attended(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention` of all records at once; torch maps its fast ways over records one by one."""
+    """`F.scaled_dot_product_attention` of all records at once; torch maps its fast ways over
+    records one by one.
+    """
     inputs = [query, key, value] + ([] if attn_mask is None else [attn_mask])
     size = max(t.dim() for t in inputs)
     fold = size > 3  # the first dimension of four and the batch are one
@@ -37,7 +39,14 @@ def _attended(
             aligned = [t.expand(-1, own, *[-1] * (size - 1)).flatten(0, 1) for t in aligned]
         q, k, v, *mask = aligned
         y = F.scaled_dot_product_attention(
-            q, k, v, mask[0] if mask else None, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            q,
+            k,
+            v,
+            mask[0] if mask else None,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
         )
         return y.unflatten(0, (batch, own)) if fold else y
 
@@ -55,14 +64,32 @@ def _entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`F.cross_entropy` of all records at once, where each has scores for one position or for a row of them."""
-    usual = weight is None and size_average is None and reduce is None and reduction in ("mean", "sum", "none")
-    if not usual or input.dim() not in (1, 2) or target.shape != input.shape[:-1] or target.is_floating_point():
-        return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    """`F.cross_entropy` of all records at once, where each has scores for one position or for a row
+    of them.
+    """
+    usual = (
+        weight is None
+        and size_average is None
+        and reduce is None
+        and reduction in ("mean", "sum", "none")
+    )
+    if (
+        not usual
+        or input.dim() not in (1, 2)
+        or target.shape != input.shape[:-1]
+        or target.is_floating_point()
+    ):
+        return F.cross_entropy(
+            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        )
 
     def work(batch: int, x: Tensor, y: Tensor) -> Tensor:
         losses = F.cross_entropy(
-            x.flatten(0, -2), y.flatten(), reduction="none", ignore_index=ignore_index, label_smoothing=label_smoothing
+            x.flatten(0, -2),
+            y.flatten(),
+            reduction="none",
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
         ).view(y.shape)
         if reduction == "none":
             return losses
@@ -73,7 +100,10 @@ def _entropy(
     return lowered(call, work, input, target)  # type: ignore[no-any-return]
 
 
-WHOLE: dict[Any, Callable[..., Tensor]] = {F.scaled_dot_product_attention: _attended, F.cross_entropy: _entropy}
+WHOLE: dict[Any, Callable[..., Tensor]] = {
+    F.scaled_dot_product_attention: _attended,
+    F.cross_entropy: _entropy,
+}
 """Functions of torch that are computed for the whole batch at once.
 
 Torch maps them over records by slower ways.

@@ -1,4 +1,6 @@
-"""What happens at a split point when its gradient arrives: every example's part is found, for all parameters below it."""
+"""What happens at a split point when its gradient arrives: every example's part is found, for all
+parameters below it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from dpfy.gradients.tracing.untracked import AutogradGraph, Split, SplitPoint, s
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A node whose gradient no layer rule explains: a parameter's own, or the tap of a layer that runs without a batch."""
+    """A node whose gradient no layer rule explains: a parameter's own, or the tap of a layer that
+    runs without a batch.
+    """
 
     names: tuple[str, ...]
     node: Any
@@ -41,17 +45,29 @@ class Source:
         """What the layer saved; under activation checkpointing it may be read only once."""
         return self.node.saved_tensors  # type: ignore[no-any-return]
 
-    def parts(self, part: Contribution, names: Mapping[Tensor, str], separate: bool) -> list[tuple[str, Contribution]]:
-        """Contributions to parameters from a contribution to this node. `separate`: row i was made from example i alone."""
+    def parts(
+        self, part: Contribution, names: Mapping[Tensor, str], separate: bool
+    ) -> list[tuple[str, Contribution]]:
+        """Contributions to parameters from a contribution to this node. `separate`: row i was made
+        from example i alone.
+        """
         if self.where is None:
             return [(self.names[0], part)]
         (_, _, explain, shape, _), saved = self.where, self.saved
         grads = part.per_example(slice(0, part.batch))
-        stacked = grads.reshape(len(grads), *(self.node._input_metadata[0].shape if shape is None else shape))
+        stacked = grads.reshape(
+            len(grads), *(self.node._input_metadata[0].shape if shape is None else shape)
+        )
         if len(saved) == 1 and not saved[0].is_floating_point():
-            # A table looked up at the same places for every example (position embeddings): all examples at once.
-            found = explain(stacked, saved, lambda t: t if t is stacked else t.expand(len(stacked), *t.shape))
-            return [(names[p], q if separate else Direct(q.per_example(slice(0, len(stacked))))) for p, q in found]
+            # A table looked up at the same places for every example (position embeddings): all
+            # examples at once.
+            found = explain(
+                stacked, saved, lambda t: t if t is stacked else t.expand(len(stacked), *t.shape)
+            )
+            return [
+                (names[p], q if separate else Direct(q.per_example(slice(0, len(stacked)))))
+                for p, q in found
+            ]
         rows: dict[Tensor, list[Tensor]] = {}
         for g in stacked:
             for p, each in explain(g, saved, lambda t: t[None]):
@@ -67,7 +83,9 @@ class Receiver(Protocol):
         ...
 
     def note(self, names: tuple[str, ...], route: str) -> None:
-        """The gradients of `names` were sent through the graph example by example: by "vmap" or in a "loop"."""
+        """The gradients of `names` were sent through the graph example by example: by "vmap" or in
+        a "loop".
+        """
         ...
 
 
@@ -82,7 +100,9 @@ class Arrival:
     receiver: Receiver
     uses: list[tuple[Source, SplitPoint, set[Any]]] = field(default_factory=list)
     asked: GradientEdge | None = None
-    """An edge below the node that backward must be asked for, because it would not come here otherwise."""
+    """An edge below the node that backward must be asked for, because it would not come here
+    otherwise.
+    """
     awake: set[Any] = field(default_factory=set)
     """Nodes that run in the backward pass anyway."""
 
@@ -92,9 +112,14 @@ class Arrival:
             return
         with self.tape.muted():
             for g in grads:
-                if g is not None and not all(point.axis.fits(g, self.batch) for _, point, _ in self.uses):
+                if g is not None and not all(
+                    point.axis.fits(g, self.batch) for _, point, _ in self.uses
+                ):
                     name, axis = self.uses[0][0].names[0], self.uses[0][1].axis
-                    what = f"{name}: a batch that lies in the {axis.name} at first and elsewhere later (shape {list(g.shape)})"
+                    what = (
+                        f"{name}: a batch that lies in the {axis.name} at first and elsewhere "
+                        f"later (shape {list(g.shape)})"
+                    )
                     raise Unsupported(what, "use engine='batched'")
             self._by_rule(grads[0])
             for source, point, _ in self.uses:
@@ -111,12 +136,19 @@ class Arrival:
             sources = {source.node: source for source, _, _ in uses}
             between = set().union(*[nodes for _, _, nodes in uses])
             names = tuple(name for source in sources.values() for name in source.names)
-            descent = Descent(list(sources), between, partial(self.receiver.note, names), bool(between & self.awake))
+            descent = Descent(
+                list(sources),
+                between,
+                partial(self.receiver.note, names),
+                bool(between & self.awake),
+            )
             child, number = self.node.next_functions[i]
             for goal, part in descent.down(child, number, uses[0][1].makers[i](grad, self.batch)):
                 self._hand_out(sources[goal], part, separate=True)
 
-    def _one_by_one(self, source: Source, point: SplitPoint, grads: tuple[Tensor | None, ...]) -> None:
+    def _one_by_one(
+        self, source: Source, point: SplitPoint, grads: tuple[Tensor | None, ...]
+    ) -> None:
         found, route = split_per_example(self.node, point, grads, source.target, self.batch)
         if found is not None:
             self.receiver.note(source.names, route)
@@ -128,19 +160,33 @@ class Arrival:
 
 
 def arrivals(
-    graph: AutogradGraph, splits: Mapping[Source, Split], batch: int, tape: Tape, names: Mapping[Tensor, str], receiver: Receiver
+    graph: AutogradGraph,
+    splits: Mapping[Source, Split],
+    batch: int,
+    tape: Tape,
+    names: Mapping[Tensor, str],
+    receiver: Receiver,
 ) -> list[Arrival]:
-    """What to do at every split point. Backward runs to the tape's anchor, and to the edges that the arrivals ask for: the smallest
-    below a node that it would not come to, so that no gradient is made in vain."""
+    """What to do at every split point. Backward runs to the tape's anchor, and to the edges that
+    the arrivals ask for: the smallest below a node that it would not come to, so that no gradient
+    is made in vain.
+    """
     awake = graph.above(node for leaf, node in graph.leaves.items() if leaf is tape.anchor)
     found: dict[Any, Arrival] = {}
     for source, split in splits.items():
         for node, point in split.points.items():
-            arrival = found.setdefault(node, Arrival(node, batch, tape, names, receiver, awake=awake))
+            arrival = found.setdefault(
+                node, Arrival(node, batch, tape, names, receiver, awake=awake)
+            )
             arrival.uses.append((source, point, split.between))
-    for node, arrival in sorted(found.items(), key=lambda item: item[0]._sequence_nr()):  # what ran first lies lowest
+    for node, arrival in sorted(
+        found.items(), key=lambda item: item[0]._sequence_nr()
+    ):  # what ran first lies lowest
         if node not in awake:
-            arrival.asked = min((GradientEdge(*edge) for edge in node.next_functions if edge[0] is not None), key=_elements)
+            arrival.asked = min(
+                (GradientEdge(*edge) for edge in node.next_functions if edge[0] is not None),
+                key=_elements,
+            )
             awake |= graph.above([node], awake)
     return list(found.values())
 

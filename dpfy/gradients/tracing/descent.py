@@ -1,8 +1,8 @@
 """From the place where a function of parameters meets the batch down to the parameters themselves.
 
-A contribution is taken through the nodes of the autograd graph without being written out: views and slices put it elsewhere, sums pass it
-on, scales and matrix products change one of its factors. What has no rule here is written out, some examples at a time, and sent
-through the rest of the graph.
+A contribution is taken through the nodes of the autograd graph without being written out: views and
+slices put it elsewhere, sums pass it on, scales and matrix products change one of its factors. What
+has no rule here is written out, some examples at a time, and sent through the rest of the graph.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ Reached = tuple[Any, Contribution]
 
 @dataclass
 class Descent:
-    """One way down. `goals`: the nodes of the parameters. `between`: the nodes that lead to them."""
+    """One way down. `goals`: the nodes of the parameters. `between`: the nodes that lead to
+    them.
+    """
 
     goals: Iterable[Any]
     between: set[Any]
@@ -53,7 +55,9 @@ class Descent:
             if isinstance(arriving, Shared):
                 todo += [(here, which, each) for each in arriving.parts]
                 continue
-            wanted = [i for i, (child, _) in enumerate(here.next_functions) if child in self.between]
+            wanted = [
+                i for i, (child, _) in enumerate(here.next_functions) if child in self.between
+            ]
             if here in self.goals:
                 done.append((here, shaped(arriving, output_meta(here, 0)[0])))
                 steps = None
@@ -69,7 +73,9 @@ class Descent:
 
     def _written_out(self, node: Any, number: int, part: Contribution) -> list[Reached]:
         edge, shape, dtype = GradientEdge(node, number), *output_meta(node, number)
-        goals = [goal for goal in self.goals if goal is not node and _leads(node, goal, self.between)]
+        goals = [
+            goal for goal in self.goals if goal is not node and _leads(node, goal, self.between)
+        ]
         targets = [GradientEdge(goal, 0) for goal in goals]
 
         def push(each: Tensor) -> list[Tensor | None]:
@@ -98,39 +104,58 @@ def _leads(node: Any, goal: Any, between: set[Any]) -> bool:
 
 
 def shaped(part: Contribution, shape: torch.Size) -> Contribution:
-    """`part` as a contribution to a tensor of `shape`, where it is one to a matrix with the same numbers in it."""
+    """`part` as a contribution to a tensor of `shape`, where it is one to a matrix with the same
+    numbers in it.
+    """
     if isinstance(part, Outer):
         own = torch.Size((part.left.shape[2], part.right.shape[2]))
     elif isinstance(part, EmbeddingGradient):
         own = torch.Size((part.count, part.grads.shape[2]))
     else:
         return part
-    return part if own == shape else Placed(part, lambda t: t.reshape(-1, *shape), own, shape, ("reshaped", own, shape))
+    return (
+        part
+        if own == shape
+        else Placed(part, lambda t: t.reshape(-1, *shape), own, shape, ("reshaped", own, shape))
+    )
 
 
-def sent_down(outputs: list[GradientEdge], sent: list[Tensor], targets: list[Any]) -> tuple[list[Tensor | None], str]:
-    """A backward from `outputs` to `targets` for every row of `sent`: vectorised, or one by one where torch cannot do that.
+def sent_down(
+    outputs: list[GradientEdge], sent: list[Tensor], targets: list[Any]
+) -> tuple[list[Tensor | None], str]:
+    """A backward from `outputs` to `targets` for every row of `sent`: vectorised, or one by one
+    where torch cannot do that.
 
     Returns [rows, *target] gradients, None for a target that gets none, and "vmap" or "loop".
     """
     try:
-        grads = torch.autograd.grad(outputs, targets, sent, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        grads = torch.autograd.grad(
+            outputs, targets, sent, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
         return [None if g is None else g.detach() for g in grads], "vmap"
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError, ValueError):
-        pass  # no vectorised form: a function of the user's own, a recurrent layer of a library, control flow that looks at values
+        # no vectorised form: a function of the user's own, a recurrent layer of a library, control
+        # flow that looks at values
+        pass
     try:
         rows = [
-            torch.autograd.grad(outputs, targets, [each[k] for each in sent], retain_graph=True, allow_unused=True)
+            torch.autograd.grad(
+                outputs, targets, [each[k] for each in sent], retain_graph=True, allow_unused=True
+            )
             for k in range(len(sent[0]))
         ]
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Unsupported(f"a second backward through this model ({first})", "use engine='loop'") from error
-    columns = [[None if g is None else _dense(g) for g in column] for column in zip(*rows, strict=True)]
+        raise Unsupported(
+            f"a second backward through this model ({first})", "use engine='loop'"
+        ) from error
+    columns = [
+        [None if g is None else _dense(g) for g in column] for column in zip(*rows, strict=True)
+    ]
     return [_stacked(column) for column in columns], "loop"
 
 
@@ -140,11 +165,19 @@ def _dense(grad: Tensor) -> Tensor:
 
 def _stacked(column: list[Tensor | None]) -> Tensor | None:
     some = next((g for g in column if g is not None), None)
-    return None if some is None else torch.stack([torch.zeros_like(some) if g is None else g for g in column])
+    return (
+        None
+        if some is None
+        else torch.stack([torch.zeros_like(some) if g is None else g for g in column])
+    )
 
 
-def step(node: Any, number: int, part: Contribution, wanted: list[int]) -> list[tuple[int, Contribution]] | None:
-    """What arrives at the `wanted` inputs of `node` from `part` at its output; None if no rule explains it."""
+def step(
+    node: Any, number: int, part: Contribution, wanted: list[int]
+) -> list[tuple[int, Contribution]] | None:
+    """What arrives at the `wanted` inputs of `node` from `part` at its output; None if no rule
+    explains it.
+    """
     name = node.name()
     if name in SAME:
         return [(0, part)]
@@ -164,7 +197,9 @@ SAME = {"ToCopyBackward0", "CloneBackward0", "AliasBackward0", "ViewAsBackward0"
 
 
 def scaled(part: Contribution, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
-    """`part`, a contribution to a tensor of `shape`, times a number or a tensor that broadcasts against `shape`; None if unknown."""
+    """`part`, a contribution to a tensor of `shape`, times a number or a tensor that broadcasts
+    against `shape`; None if unknown.
+    """
     if isinstance(part, Direct):
         return Direct(part.grads.reshape(-1, *shape) * factor)
     along = _along(factor, shape)
@@ -173,14 +208,24 @@ def scaled(part: Contribution, factor: Tensor | float, shape: torch.Size) -> Con
         return None if inner is None else replace(part, part=inner)
     if isinstance(part, Stacked) and along == "all":
         each = [scaled(one, factor, shape[1:]) for one in part.parts]
-        return None if any(one is None for one in each) else Stacked([one for one in each if one is not None])
+        return (
+            None
+            if any(one is None for one in each)
+            else Stacked([one for one in each if one is not None])
+        )
     # A number without dimensions, of whatever type and device, leaves others theirs.
     flat = factor.reshape(-1) if isinstance(factor, Tensor) and factor.dim() else factor
     if isinstance(part, Outer) and len(shape) == 2 and along:
-        return _outer(part.left, part.right * flat) if along == "columns" else _outer(part.left * flat, part.right)
+        return (
+            _outer(part.left, part.right * flat)
+            if along == "columns"
+            else _outer(part.left * flat, part.right)
+        )
     if isinstance(part, EmbeddingGradient) and len(shape) == 2 and along in ("all", "columns"):
         return EmbeddingGradient(part.index, part.grads * flat, part.count)
-    if isinstance(part, Convolution) and (along == "all" or (along == "rows" and not part.geometry.transposed)):
+    if isinstance(part, Convolution) and (
+        along == "all" or (along == "rows" and not part.geometry.transposed)
+    ):
         channels = flat.view(-1, *[1] * len(part.geometry.stride)) if along == "rows" else flat  # type: ignore[union-attr]
         return replace(part, grads=part.grads * channels)
     return None
@@ -192,7 +237,9 @@ def _outer(left: Tensor, right: Tensor) -> Outer:
 
 
 def _along(factor: Tensor | float, shape: torch.Size) -> str:
-    """Whether one number scales all of a tensor of `shape`, one each of its rows, or one each of its columns."""
+    """Whether one number scales all of a tensor of `shape`, one each of its rows, or one each of
+    its columns.
+    """
     if not isinstance(factor, Tensor) or factor.numel() == 1:
         return "all"
     aligned = (*[1] * (len(shape) - factor.dim()), *factor.shape)
@@ -204,23 +251,39 @@ def _along(factor: Tensor | float, shape: torch.Size) -> str:
 
 
 def row_products(part: Contribution, matrix: Tensor) -> Tensor | None:
-    """[batch, rows] inner products of the rows of every example's gradient with those of `matrix`; None if unknown."""
+    """[batch, rows] inner products of the rows of every example's gradient with those of `matrix`;
+    None if unknown.
+    """
     if isinstance(part, Direct):
-        return (part.grads.reshape(-1, *matrix.shape) * matrix).flatten(2).sum(2) if matrix.dim() > 1 else part.grads * matrix
+        return (
+            (part.grads.reshape(-1, *matrix.shape) * matrix).flatten(2).sum(2)
+            if matrix.dim() > 1
+            else part.grads * matrix
+        )
     if isinstance(part, Outer) and matrix.dim() == 2:
         left, right, fixed = wide(part.left), wide(part.right), wide(matrix)
         return (left * (right @ fixed.t().to(right.dtype))).sum(1)
     if isinstance(part, Convolution) and not part.geometry.transposed:
         how, grads = part.geometry, wide(part.grads)
         run: Any = (F.conv1d, F.conv2d, F.conv3d)[len(how.stride) - 1]
-        out = run(wide(part.inputs), matrix.to(grads.dtype), None, how.stride, how.padding, how.dilation, how.groups)
+        out = run(
+            wide(part.inputs),
+            matrix.to(grads.dtype),
+            None,
+            how.stride,
+            how.padding,
+            how.dilation,
+            how.groups,
+        )
         sums = (grads * out).flatten(2).sum(2)
         return sums if part.images == 1 else sums.unflatten(0, (-1, part.images)).sum(1)
     return None
 
 
 def _factor_part(part: Contribution, matrix: Tensor, shape: torch.Size) -> Direct | None:
-    """What a factor of `shape` receives that scales `matrix`, or its rows, or its columns; None if unknown."""
+    """What a factor of `shape` receives that scales `matrix`, or its rows, or its columns; None if
+    unknown.
+    """
     along = _along(torch.empty(shape, device="meta"), matrix.shape)
     if along == "columns" and isinstance(part, Outer):
         part, matrix, along = Outer(part.right, part.left), matrix.t(), "rows"
@@ -238,8 +301,12 @@ def _add(node: Any, i: int, part: Contribution, sign: float = 1.0) -> Contributi
     return _folded(part, out, shape, factor) if isinstance(part, Direct) else None
 
 
-def _folded(part: Direct, out: torch.Size, shape: torch.Size, factor: Tensor | float = 1.0) -> Direct:
-    """Per-example gradients of a tensor of shape `out` times a factor, summed to the `shape` that was broadcast to it."""
+def _folded(
+    part: Direct, out: torch.Size, shape: torch.Size, factor: Tensor | float = 1.0
+) -> Direct:
+    """Per-example gradients of a tensor of shape `out` times a factor, summed to the `shape` that
+    was broadcast to it.
+    """
     each = part.grads.reshape(-1, *out) * factor
     each = each.sum(list(range(1, 1 + len(out) - len(shape)))) if len(out) > len(shape) else each
     ones = [j + 1 for j, side in enumerate(shape) if side == 1 and each.shape[j + 1] > 1]
@@ -272,7 +339,9 @@ def _divide(node: Any, i: int, part: Contribution) -> Contribution | None:
 
 
 def _chosen(node: Any, i: int, part: Contribution) -> Contribution | None:
-    """Numbers taken where a condition holds, or (the second input of `where`, the input of `masked_fill`) where it does not."""
+    """Numbers taken where a condition holds, or (the second input of `where`, the input of
+    `masked_fill`) where it does not.
+    """
     if not isinstance(part, Direct):
         return None
     shape, out, two = input_shape(node, i), output_meta(node, 0)[0], node.name() == "WhereBackward0"
@@ -283,12 +352,16 @@ def _chosen(node: Any, i: int, part: Contribution) -> Contribution | None:
 
 
 def _mm(node: Any, i: int, part: Contribution) -> Contribution | None:
-    """y = a b, both made of parameters: a gradient L' R of y is (L)' (R b') for a and (L a)' (R) for b."""
+    """y = a b, both made of parameters: a gradient L' R of y is (L)' (R b') for a and (L a)' (R)
+    for b.
+    """
     read = saved(node, "mat2" if i == 0 else "self")
     if read is None or not isinstance(part, Outer):
         return None
     other = read[0].to(part.dtype)
-    return Outer(part.left, part.right @ other.mT) if i == 0 else Outer(part.left @ other, part.right)
+    return (
+        Outer(part.left, part.right @ other.mT) if i == 0 else Outer(part.left @ other, part.right)
+    )
 
 
 def _mv(node: Any, i: int, part: Contribution) -> Contribution | None:
@@ -296,7 +369,11 @@ def _mv(node: Any, i: int, part: Contribution) -> Contribution | None:
     if read is None or not isinstance(part, Direct):
         return None
     other = read[0].to(part.dtype)
-    return Outer(part.grads[:, None], other.expand(part.batch, 1, -1)) if i == 0 else Direct(part.grads @ other)
+    return (
+        Outer(part.grads[:, None], other.expand(part.batch, 1, -1))
+        if i == 0
+        else Direct(part.grads @ other)
+    )
 
 
 def _dot(node: Any, i: int, part: Contribution) -> Contribution | None:
@@ -311,13 +388,23 @@ def _norm(node: Any, i: int, part: Contribution) -> Contribution | None:
     read = saved(node, "self", "result")
     order = node._saved_p if node.name() == "NormBackward0" else node._saved_ord
     whole = read is not None and read[1].numel() == 1 and read[0].dim() > 0
-    if read is None or not whole or order != 2 or not isinstance(part, Direct) or not float(read[1]):
+    if (
+        read is None
+        or not whole
+        or order != 2
+        or not isinstance(part, Direct)
+        or not float(read[1])
+    ):
         return None
-    return RowScaled(part.grads.reshape(-1, 1).expand(-1, len(read[0])), read[0] / read[1].reshape(()))
+    return RowScaled(
+        part.grads.reshape(-1, 1).expand(-1, len(read[0])), read[0] / read[1].reshape(())
+    )
 
 
 def _weight_norm(node: Any, i: int, part: Contribution) -> Contribution | None:
-    """w = g v / |v|, row by row: with u = v / |v|, g gets <G, u> and v gets g / |v| (G - <G, u> u)."""
+    """w = g v / |v|, row by row: with u = v / |v|, g gets <G, u> and v gets g / |v| (G - <G, u>
+    u).
+    """
     read = saved(node, "v", "g", "result1")
     if read is None or node._saved_dim != 0:
         return None

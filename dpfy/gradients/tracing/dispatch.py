@@ -1,4 +1,6 @@
-"""Writes a program down while the user's code runs: two modes of torch, one sees the operations, one what Python reads."""
+"""Writes a program down while the user's code runs: two modes of torch, one sees the operations,
+one what Python reads.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +18,66 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpfy.gradients.tracing import packing
 from dpfy.gradients.tracing.modes import leave
 from dpfy.gradients.tracing.monitor import Followed, Monitor, site_of
-from dpfy.gradients.tracing.program import CARRIED, SCRATCH, Operation, Program, Ref, Unrecordable, filled, outputs_in
+from dpfy.gradients.tracing.program import (
+    CARRIED,
+    SCRATCH,
+    Operation,
+    Program,
+    Ref,
+    Unrecordable,
+    filled,
+    outputs_in,
+)
 
 NUMBERS = {"item", "__bool__", "__float__", "__int__", "__index__", "__complex__"}
-"""Calls that give Python one number of a tensor. Most ask the dispatcher for it; some of torch's older constructors do not."""
+"""Calls that give Python one number of a tensor. Most ask the dispatcher for it; some of torch's
+older constructors do not.
+"""
 
-COPIES = {"tolist", "numpy", "__array__", "__dlpack__", "__repr__", "untyped_storage", "storage", "__reduce_ex__", "data_ptr"}
+COPIES = {
+    "tolist",
+    "numpy",
+    "__array__",
+    "__dlpack__",
+    "__repr__",
+    "untyped_storage",
+    "storage",
+    "__reduce_ex__",
+    "data_ptr",
+}
 """Calls that give Python the contents of a tensor past the dispatcher."""
 
 FROM_NUMPY = {"from_numpy", "frombuffer"}
 """Calls that make a tensor of what Python holds, past the dispatcher."""
 
 MADE_OF = {"tensor", "as_tensor", "asarray", "new_tensor", "sparse_coo_tensor"}
-"""Calls that make a tensor of Python's numbers, and read tensors that lie in a list past the dispatcher."""
+"""Calls that make a tensor of Python's numbers, and read tensors that lie in a list past the
+dispatcher.
+"""
 
 TRUSTED = {"transformers", "peft", "dpfy"}
-"""Packages that read values to choose a faster way to the same result (such as no mask where nothing is masked)."""
+"""Packages that read values to choose a faster way to the same result (such as no mask where
+nothing is masked).
+"""
 
 SEEING = {__name__, Monitor.__module__}
 """Modules through which the user's calls go."""
 
 GIVES_BACK = frozenset({torch.ops.aten._cudnn_rnn.default})
-"""Operations that return, beside what they made, an input as it is: cuDNN its weights, which no schema tells."""
+"""Operations that return, beside what they made, an input as it is: cuDNN its weights, which no
+schema tells.
+"""
 
 
 class OperationRecorder:
-    """Writes down a program while it is on. Two modes of torch: one sees the operations, one what Python reads."""
+    """Writes down a program while it is on. Two modes of torch: one sees the operations, one what
+    Python reads.
+    """
 
     def __init__(self, monitor: Monitor | None = None) -> None:
-        """`monitor` is told of calls of torch's functions, from the first `start` to the first `stop`."""
+        """`monitor` is told of calls of torch's functions, from the first `start` to the first
+        `stop`.
+        """
         self.program, self.monitor = Program(), monitor
         self._operations, self._functions = _Operations(self), _Functions(self)
         self._eager: AbstractContextManager[Any] = nullcontext()
@@ -52,9 +85,15 @@ class OperationRecorder:
         self.on = False
 
     def start(self) -> None:
-        """Begin to write down. Compiled functions run as they were written until `stop`: a compiled one cannot be looked into."""
+        """Begin to write down. Compiled functions run as they were written until `stop`: a compiled
+        one cannot be looked into.
+        """
         self.on = True
-        self._eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        self._eager = (
+            torch.compiler.set_stance("force_eager")
+            if "torch._dynamo" in sys.modules
+            else nullcontext()
+        )
         self._eager.__enter__()
         self._functions.__enter__()
         self._operations.__enter__()
@@ -74,7 +113,9 @@ class OperationRecorder:
         if program.problem is not None or not self.on:
             return call(*args, **kwargs)
         try:
-            with torch._C.DisableTorchFunction():  # what is asked of tensors here is no call of the user's
+            with (
+                torch._C.DisableTorchFunction()
+            ):  # what is asked of tensors here is no call of the user's
                 before = self._before(call, args, kwargs)
         except Unrecordable as problem:
             program.problem = str(problem)
@@ -101,13 +142,19 @@ class OperationRecorder:
             program.of_python |= {ref.storage for ref in inputs}
         written = [r for name in _written(call) for r in _refs(_argument(call, name, *arguments))]
         for ref in written:
-            if (source := program.outside.get(ref.storage)) is not None and ref.storage not in program.initial:
+            if (
+                source := program.outside.get(ref.storage)
+            ) is not None and ref.storage not in program.initial:
                 program.initial[ref.storage] = source.clone()
         random = None
         if _random(call):
-            device = next((r.device for r in inputs), None) or torch.device(kwargs.get("device") or "cpu")
+            device = next((r.device for r in inputs), None) or torch.device(
+                kwargs.get("device") or "cpu"
+            )
             random = _generator(kwargs.get("generator"), device)
-        return Operation(call, arguments, inputs, [], written, graph=torch.is_grad_enabled(), random=random)
+        return Operation(
+            call, arguments, inputs, [], written, graph=torch.is_grad_enabled(), random=random
+        )
 
     def _after(self, operation: Operation, result: Any) -> None:
         program = self.program
@@ -120,10 +167,17 @@ class OperationRecorder:
         if origin and (plain or _shaped_by_values(operation)) and not _trusted(sys._getframe()):
             operation.read = plain and not _only_checks(*self.outer)
             operation.shaped = not plain
-        operation.view = not plain and not operation.written and all(r.storage in seen for r in operation.outputs)
+        operation.view = (
+            not plain
+            and not operation.written
+            and all(r.storage in seen for r in operation.outputs)
+        )
         if origin and not operation.view:
             given = seen if operation.call in GIVES_BACK else set()
-            for ref in (*[r for r in operation.outputs if r.storage not in given], *operation.written):
+            for ref in (
+                *[r for r in operation.outputs if r.storage not in given],
+                *operation.written,
+            ):
                 program.origin[ref.storage] = program.origin.get(ref.storage, 0) | origin
         if operation.outputs or operation.read or operation.written:
             program.operations.append(operation)
@@ -139,17 +193,23 @@ class OperationRecorder:
             self.program.operations.append(Operation(_same, ((ref,), {}), [ref], [], [], read=True))
 
     def called(self, name: str, args: Any, func: Callable[[], Any]) -> Any:
-        """Call a function of torch; write down what it reads without telling the dispatcher, and where numbers of earlier steps go."""
+        """Call a function of torch; write down what it reads without telling the dispatcher, and
+        where numbers of earlier steps go.
+        """
         if any(isinstance(value, Followed) for value in args):
             result = func()
-            made = outputs_in(result) or [t for t in args[:1] if isinstance(t, Tensor) and name.endswith("_")]
+            made = outputs_in(result) or [
+                t for t in args[:1] if isinstance(t, Tensor) and name.endswith("_")
+            ]
             self.program.mark([t for t in made if t.layout is torch.strided], CARRIED)
             return result
         if name in COPIES and args and isinstance(args[0], Tensor):
             self.copied(args[0])
         elif name in FROM_NUMPY:
             result = func()
-            self.program.of_python |= {self.program.ref(t).storage for t in outputs_in(result) if t.layout is torch.strided}
+            self.program.of_python |= {
+                self.program.ref(t).storage for t in outputs_in(result) if t.layout is torch.strided
+            }
             return result
         elif name in MADE_OF:
             for t in (t for arg in args if isinstance(arg, list | tuple) for t in outputs_in(arg)):
@@ -159,7 +219,9 @@ class OperationRecorder:
         elif name in NUMBERS and args and isinstance(args[0], Tensor):
             before = len(self.program.operations)
             result = func()
-            if self.program.problem is None and not any(o.read for o in self.program.operations[before:]):
+            if self.program.problem is None and not any(
+                o.read for o in self.program.operations[before:]
+            ):
                 self.copied(args[0])
             return result
         return func()
@@ -191,7 +253,9 @@ class _Functions(TorchFunctionMode):
         try:
             if recorder.monitor is None:
                 return self._call(func, name, args, kwargs)
-            return recorder.monitor.seen(site_of(func), func, args, kwargs, lambda *a, **k: self._call(func, name, a, k))
+            return recorder.monitor.seen(
+                site_of(func), func, args, kwargs, lambda *a, **k: self._call(func, name, a, k)
+            )
         finally:
             recorder.outer = outer
 
@@ -205,7 +269,9 @@ class _Functions(TorchFunctionMode):
 
 
 def compiled() -> bool:
-    """Whether something was given to the compiler in this process; torch itself gives it one function."""
+    """Whether something was given to the compiler in this process; torch itself gives it one
+    function.
+    """
     frames = sys.modules.get("torch._dynamo.eval_frame")
     return frames is not None and len(frames.cached_backends) > 1
 
@@ -215,7 +281,9 @@ def _same(t: Tensor) -> Any:
 
 
 def _shaped_by_values(operation: Operation) -> bool:
-    """Whether the shapes of what it gives follow from values: the rows that a mask keeps, how many numbers are not zero."""
+    """Whether the shapes of what it gives follow from values: the rows that a mask keeps, how many
+    numbers are not zero.
+    """
     if not _of_unknown_shape(operation.call):
         return False
     if operation.call is torch.ops.aten.index.Tensor:
@@ -224,13 +292,17 @@ def _shaped_by_values(operation: Operation) -> bool:
 
 
 def _only_checks(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether a function of torch reads values only to refuse wrong ones: `one_hot` with the number of classes given."""
+    """Whether a function of torch reads values only to refuse wrong ones: `one_hot` with the number
+    of classes given.
+    """
     classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
     return name == "one_hot" and isinstance(classes, int) and classes >= 0
 
 
 def _trusted(frame: Any) -> bool:
-    """Whether the code that asks, next to torch, belongs to a package that reads values for speed only."""
+    """Whether the code that asks, next to torch, belongs to a package that reads values for speed
+    only.
+    """
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         package = name.partition(".")[0]
@@ -258,7 +330,9 @@ def _of_unknown_shape(call: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _written(call: Any) -> tuple[str, ...]:
-    return tuple(a.name for a in call._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    return tuple(
+        a.name for a in call._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
 
 
 def _argument(call: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -269,7 +343,9 @@ def _argument(call: Any, name: str, args: Any, kwargs: Any) -> Any:
     return args[position] if position < len(args) else None
 
 
-def _generator(given: torch.Generator | None, device: torch.device) -> tuple[torch.Generator, Tensor]:
+def _generator(
+    given: torch.Generator | None, device: torch.device
+) -> tuple[torch.Generator, Tensor]:
     if given is not None:
         generator = given
     elif device.type == "cuda":

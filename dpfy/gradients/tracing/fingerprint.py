@@ -1,7 +1,9 @@
-"""The fingerprint of a recorded step: which operations, on what, with which constants - whatever the batch holds and however long it is.
+"""The fingerprint of a recorded step: which operations, on what, with which constants - whatever
+the batch holds and however long it is.
 
-A resumed run adds the noise that its first steps had before. That is safe only if it computes what was computed then, so the
-fingerprint of the run is kept, and the first step after a resume is compared with it before anything is released.
+A resumed run adds the noise that its first steps had before. That is safe only if it computes what
+was computed then, so the fingerprint of the run is kept, and the first step after a resume is
+compared with it before anything is released.
 """
 
 from __future__ import annotations
@@ -29,13 +31,20 @@ SCALES = {"mul", "div", "mul_", "div_", "add", "sub", "add_", "sub_", "pow", "tr
 
 
 def fingerprint(
-    program: Program, end: int, losses: Ref, names: Mapping[int, str], rows: int, lengths: list[list[int]] | None = None
+    program: Program,
+    end: int,
+    losses: Ref,
+    names: Mapping[int, str],
+    rows: int,
+    lengths: list[list[int]] | None = None,
 ) -> str:
-    """Of the first `end` operations of `program`, which made `losses` from `rows` examples; `names` knows parameters and fields.
+    """Of the first `end` operations of `program`, which made `losses` from `rows` examples; `names`
+    knows parameters and fields.
 
-    Only operations that the losses come from count, each with the constants of all its uses. `lengths` are the sides of each field of
-    the batch: where padding gives a step others, sizes may differ too. Packed sequences are gone through
-    step by step, as far as the longest goes: what is done then varies from the first step on.
+    Only operations that the losses come from count, each with the constants of all its uses.
+    `lengths` are the sides of each field of the batch: where padding gives a step others, sizes may
+    differ too. Packed sequences are gone through step by step, as far as the longest goes: what is
+    done then varies from the first step on.
     """
     used = _needed(program, end, losses, names)
     marks = {index: _outside(program, index, names) for index in program.outside}
@@ -54,12 +63,21 @@ def fingerprint(
         if entry not in (found := nodes.setdefault(mark, [])):
             found.append(entry)
     packed = [size for call in program.packed for size in (call.steps, call.longest)]
-    content = {"format": FORMAT, "rows": rows, "nodes": nodes, "varies": bool(packed), "lengths": lengths, "packed": packed}
+    content = {
+        "format": FORMAT,
+        "rows": rows,
+        "nodes": nodes,
+        "varies": bool(packed),
+        "lengths": lengths,
+        "packed": packed,
+    }
     return json.dumps(content, separators=(",", ":"))
 
 
 def difference(old: str, new: str) -> str | None:
-    """What the step of `new` does that those of `old` did not, in words; None if it is the same computation."""
+    """What the step of `new` does that those of `old` did not, in words; None if it is the same
+    computation.
+    """
     before, now = json.loads(old), json.loads(new)
     if before["varies"]:
         known = {entry[0] for uses in before["nodes"].values() for entry in uses}
@@ -75,7 +93,9 @@ def difference(old: str, new: str) -> str | None:
 
 
 def joined(old: str, new: str) -> str:
-    """The fingerprint of a run in which both steps occurred: what differs between them may differ again."""
+    """The fingerprint of a run in which both steps occurred: what differs between them may differ
+    again.
+    """
     before, now = json.loads(old), json.loads(new)
     if before["varies"] or before["nodes"].keys() != now["nodes"].keys():
         before["varies"] = True
@@ -90,22 +110,33 @@ def joined(old: str, new: str) -> str:
 
 def comparable(old: str, new: str) -> bool:
     """Whether two steps do the same operations, so that their constants can be compared."""
-    calls = [sorted(_kind(uses[0][0]) for uses in json.loads(text)["nodes"].values()) for text in (old, new)]
+    calls = [
+        sorted(_kind(uses[0][0]) for uses in json.loads(text)["nodes"].values())
+        for text in (old, new)
+    ]
     return calls[0] == calls[1]
 
 
 def changed_constants(old: str, new: str) -> str | None:
-    """An operation whose real constants differ between two comparable steps, or "a tensor" where its contents differ; else None."""
+    """An operation whose real constants differ between two comparable steps, or "a tensor" where
+    its contents differ; else None.
+    """
     before, now = json.loads(old)["nodes"], json.loads(new)["nodes"]
     for mark, uses in before.items():
         theirs = now.get(mark, [])
-        if len(uses) == len(theirs) == 1 and uses[0][1] != theirs[0][1] and ANY not in (uses[0][1], theirs[0][1]):
+        if (
+            len(uses) == len(theirs) == 1
+            and uses[0][1] != theirs[0][1]
+            and ANY not in (uses[0][1], theirs[0][1])
+        ):
             return _kind(uses[0][0])
     return "a tensor from outside" if before.keys() != now.keys() else None
 
 
 def scaled_by_size(old: str, new: str) -> str | None:
-    """The arithmetic operation whose constant is proportional to the number of examples, or to its inverse, in both steps."""
+    """The arithmetic operation whose constant is proportional to the number of examples, or to its
+    inverse, in both steps.
+    """
     before, now = json.loads(old), json.loads(new)
     m, n = before["rows"], now["rows"]
     for mark, uses in before["nodes"].items():
@@ -119,7 +150,8 @@ def scaled_by_size(old: str, new: str) -> str | None:
 
 
 def scaled_by_length(old: str, new: str) -> str | None:
-    """The arithmetic operation whose constant, in both steps, is the length of all packed sequences or of the longest, or its inverse.
+    """The arithmetic operation whose constant, in both steps, is the length of all packed sequences
+    or of the longest, or its inverse.
 
     A constant that both steps have is one.
     """
@@ -127,7 +159,9 @@ def scaled_by_length(old: str, new: str) -> str | None:
     pairs = zip(before.get("packed", ()), now.get("packed", ()), strict=False)
     first, second = _scaling(before), _scaling(now)
     for place in (place for place, (a, b) in enumerate(pairs) if a != b):
-        if found := _by_length(before, first - second, place) & _by_length(now, second - first, place):
+        if found := _by_length(before, first - second, place) & _by_length(
+            now, second - first, place
+        ):
             return min(found)
     return None
 
@@ -139,9 +173,16 @@ def _scaling(content: Mapping[str, Any]) -> set[tuple[str, float]]:
 
 
 def _by_length(content: Mapping[str, Any], scaling: set[tuple[str, float]], place: int) -> set[str]:
-    """The kinds among `scaling` that scale by a length of packed sequences, for the whole batch or for an example of it."""
+    """The kinds among `scaling` that scale by a length of packed sequences, for the whole batch or
+    for an example of it.
+    """
     length, rows = content["packed"][place], content["rows"]
-    return {kind for kind, a in scaling for b in (length, 1 / length, length / rows, rows / length) if _near(a, b)}
+    return {
+        kind
+        for kind, a in scaling
+        for b in (length, 1 / length, length / rows, rows / length)
+        if _near(a, b)
+    }
 
 
 def _near(a: float, b: float) -> bool:
@@ -158,14 +199,27 @@ def _numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
-def _alike(uses: list[list[Any]], others: list[list[Any]], before: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """The same constants; sizes may follow the number of examples. A loop over the examples has uses by their number.
+def _alike(
+    uses: list[list[Any]],
+    others: list[list[Any]],
+    before: Mapping[str, Any],
+    new: Mapping[str, Any],
+) -> bool:
+    """The same constants; sizes may follow the number of examples. A loop over the examples has
+    uses by their number.
 
-    Between two steps whose fields were padded to other lengths, sizes and numbers of uses may differ.
+    Between two steps whose fields were padded to other lengths, sizes and numbers of uses may
+    differ.
     """
-    rows, now, held = before["rows"], new["rows"], before.get("lengths")  # runs of before lengths were kept have none
+    rows, now, held = (
+        before["rows"],
+        new["rows"],
+        before.get("lengths"),
+    )  # runs of before lengths were kept have none
     if held is not None and new["lengths"] is not None and held != new["lengths"]:
-        return ANY in (uses[0][1], others[0][1]) or [use[1] for use in uses[:1]] == [use[1] for use in others[:1]]
+        return ANY in (uses[0][1], others[0][1]) or [use[1] for use in uses[:1]] == [
+            use[1] for use in others[:1]
+        ]
     if ANY in uses[0][1:] or ANY in others[0][1:]:
         return True
     if len(uses) != len(others):
@@ -180,7 +234,9 @@ def _alike(uses: list[list[Any]], others: list[list[Any]], before: Mapping[str, 
 
 
 def _fixed(ref: Ref, names: Mapping[int, str]) -> bool:
-    """Whether it is a parameter or buffer: an evaluation may put averaged weights in and take them out again."""
+    """Whether it is a parameter or buffer: an evaluation may put averaged weights in and take them
+    out again.
+    """
     return not names.get(ref.storage, FIELD).startswith(FIELD)
 
 
@@ -188,7 +244,11 @@ def _needed(program: Program, end: int, losses: Ref, names: Mapping[int, str]) -
     """The operations, in order, that `losses` come from."""
     wanted, used = {losses.storage}, []
     for operation in reversed(program.operations[:end]):
-        made = [r for r in (*operation.outputs, *operation.written) if operation.view or not _fixed(r, names)]
+        made = [
+            r
+            for r in (*operation.outputs, *operation.written)
+            if operation.view or not _fixed(r, names)
+        ]
         if any(r.storage in wanted for r in made):
             wanted.update(r.storage for r in operation.inputs)
             used.append(operation)
@@ -196,7 +256,9 @@ def _needed(program: Program, end: int, losses: Ref, names: Mapping[int, str]) -
 
 
 def _outside(program: Program, index: int, names: Mapping[int, str]) -> str:
-    """A name for a storage from outside: that of the parameter or field, or the hash of its content."""
+    """A name for a storage from outside: that of the parameter or field, or the hash of its
+    content.
+    """
     if index in names:
         return names[index]
     storage = program.initial.get(index, program.outside[index])
@@ -234,8 +296,13 @@ def _plain(operation: Operation) -> tuple[list[Any], list[int]]:
 
 
 def _listed(operation: Operation) -> bool:
-    """Whether a list of tensors is among the arguments: of a loop over the examples, which has no length of its own."""
-    return any(isinstance(a, list | tuple) and any(isinstance(r, Ref) for r in a) for a in operation.arguments[0])
+    """Whether a list of tensors is among the arguments: of a loop over the examples, which has no
+    length of its own.
+    """
+    return any(
+        isinstance(a, list | tuple) and any(isinstance(r, Ref) for r in a)
+        for a in operation.arguments[0]
+    )
 
 
 def _hash(value: Any) -> str:

@@ -8,11 +8,18 @@ from typing import Any
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 
 def leave(mode: TorchDispatchMode | TorchFunctionMode) -> None:
-    """Take `mode` off its stack, also from below modes that others entered meanwhile, which stay."""
+    """Take `mode` off its stack, also from below modes that others entered meanwhile, which
+    stay.
+    """
     stack: Callable[[], list[Any]]
     pop: Callable[..., Any]
     if isinstance(mode, TorchDispatchMode):

@@ -1,8 +1,10 @@
-"""The monitor: sees which functions of torch a user's loop calls, at a cost of about two microseconds a call.
+"""The monitor: sees which functions of torch a user's loop calls, at a cost of about two
+microseconds a call.
 
-Recording a step (dispatch.py) costs as much as the step, so only few steps are recorded. The monitor says which others should be: those
-that call torch from places in the code that no checked step called it from, and those that use what was computed from an earlier batch.
-It decides nothing: what it reports is recorded and checked.
+Recording a step (dispatch.py) costs as much as the step, so only few steps are recorded. The
+monitor says which others should be: those that call torch from places in the code that no checked
+step called it from, and those that use what was computed from an earlier batch. It decides nothing:
+what it reports is recorded and checked.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ CallSite = tuple[Any, int, int]
 """A call: which function of torch, and where in the user's code."""
 
 NUMBERS = {"item", "tolist"}
-"""Calls whose numbers can be followed through arithmetic: they are given as numbers that remember where they come from."""
+"""Calls whose numbers can be followed through arithmetic: they are given as numbers that remember
+where they come from.
+"""
 
 COPIES = {
     "__float__",
@@ -51,7 +55,9 @@ _whose: dict[int, tuple[int, CodeType]] = {}
 
 
 class FollowedFloat(float):
-    """A float that was read from a tensor of an earlier batch. Arithmetic with it gives such a number again."""
+    """A float that was read from a tensor of an earlier batch. Arithmetic with it gives such a
+    number again.
+    """
 
     __slots__ = ()
 
@@ -85,8 +91,15 @@ def _arithmetic(kind: type, name: str) -> None:
 
     def method(self: Any, *others: Any) -> Any:
         result = plain(self, *others)
-        if result is NotImplemented and kind is FollowedInt and others and isinstance(others[0], float):
-            return getattr(FollowedFloat(self), name)(*others)  # as Python does: a whole number meets a float as a float
+        if (
+            result is NotImplemented
+            and kind is FollowedInt
+            and others
+            and isinstance(others[0], float)
+        ):
+            return getattr(FollowedFloat(self), name)(
+                *others
+            )  # as Python does: a whole number meets a float as a float
         return result if result is NotImplemented else followed(result)
 
     method.__name__ = name
@@ -102,14 +115,16 @@ for _kind in Followed:
 
 
 class Monitor:
-    """Sees the calls of a loop between a batch and its `step` (`forward`), and from there to the next batch (`after`).
+    """Sees the calls of a loop between a batch and its `step` (`forward`), and from there to the
+    next batch (`after`).
 
-    `checked` are the places that checked steps called torch from, `new` those that they did not. `reused` are those where this step took
-    what earlier batches left, `backward` those in the user's hooks and functions that ran while gradients were computed, and `copied`
-    those where the loop read values of the last batch after its step in a way that cannot be followed.
+    `checked` are the places that checked steps called torch from, `new` those that they did not.
+    `reused` are those where this step took what earlier batches left, `backward` those in the
+    user's hooks and functions that ran while gradients were computed, and `copied` those where the
+    loop read values of the last batch after its step in a way that cannot be followed.
 
-    Guarantees: changes no tensor and no generator; numbers that the loop reads between `after` and the next batch are equal to what they
-    would be, of a type that inherits from float or int.
+    Guarantees: changes no tensor and no generator; numbers that the loop reads between `after` and
+    the next batch are equal to what they would be, of a type that inherits from float or int.
     """
 
     def __init__(self) -> None:
@@ -127,7 +142,9 @@ class Monitor:
         self._mode: _Calls | None = None
 
     def forward(self, batch: Sequence[Tensor], recorded: bool = False) -> None:
-        """A batch goes out: note where torch is called from. Whoever records the step as well tells of its calls by `seen`."""
+        """A batch goes out: note where torch is called from. Whoever records the step as well tells
+        of its calls by `seen`.
+        """
         self.leave()
         if self.aside:
             self.left.add(self.aside.alive())
@@ -154,7 +171,14 @@ class Monitor:
         if mode is not None:
             leave(mode)
 
-    def seen(self, site: tuple[CallSite, int], func: Any, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
+    def seen(
+        self,
+        site: tuple[CallSite, int],
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        call: Callable[..., Any] | None = None,
+    ) -> Any:
         """Note a call of `func` before the step, and make it (by `call`, if given)."""
         place, whose = site
         self.now.add(place)
@@ -164,7 +188,9 @@ class Monitor:
             self._see_functions(args)
         if func is REGISTER_HOOK and len(args) == 2:
             args = args[0], self._followed_hook(args[1])
-        used = (self.numbers or self.left.refs) and _any((*args, *kwargs.values()) if kwargs else args, self.of_earlier)
+        used = (self.numbers or self.left.refs) and _any(
+            (*args, *kwargs.values()) if kwargs else args, self.of_earlier
+        )
         result = (call or func)(*args, **kwargs) if kwargs else (call or func)(*args)
         if used:
             self.reused.add(place)
@@ -184,7 +210,9 @@ class Monitor:
         return seen
 
     def _find_functions(self, values: Any) -> None:
-        """Learn which of the user's own autograd functions are in use. Told of recorded steps alone, it costs other steps nothing."""
+        """Learn which of the user's own autograd functions are in use. Told of recorded steps
+        alone, it costs other steps nothing.
+        """
         for t in values:
             if isinstance(t, Tensor) and isinstance(node := t.grad_fn, BackwardCFunction):
                 kind = node._forward_cls  # type: ignore[attr-defined]
@@ -194,7 +222,11 @@ class Monitor:
     def _see_functions(self, values: Any) -> None:
         """See their backward passes."""
         for t in values:
-            if isinstance(t, Tensor) and isinstance(node := t.grad_fn, BackwardCFunction) and id(node) not in self._nodes:
+            if (
+                isinstance(t, Tensor)
+                and isinstance(node := t.grad_fn, BackwardCFunction)
+                and id(node) not in self._nodes
+            ):
                 self._nodes.add(id(node))
                 if node._forward_cls in self._functions:  # type: ignore[attr-defined]
                     mode = _Backward(self)
@@ -309,7 +341,11 @@ def _enter(mode: _Calls) -> None:
 def _pass_on(kept: _Weak, name: str, args: Any, result: Any) -> None:
     """What a call gives, or writes in place, holds values of what it took."""
     kept.add(_tensors(result))
-    if args and (name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")):
+    if args and (
+        name == "__setitem__"
+        or (name.endswith("_") and not name.endswith("__"))
+        or name.startswith("__i")
+    ):
         kept.add(_tensors(args[0]))
 
 
@@ -328,9 +364,11 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def site_of(func: Any) -> tuple[CallSite, int]:
-    """The function and the first caller that is neither torch nor this project; and whose code calls, next to torch.
+    """The function and the first caller that is neither torch nor this project; and whose code
+    calls, next to torch.
 
-    Code is known by its identity, and held: its hash is of all that it contains, which takes as long as the rest of this.
+    Code is known by its identity, and held: its hash is of all that it contains, which takes as
+    long as the rest of this.
     """
     frame, whose = sys._getframe(2), TORCH
     while True:
@@ -338,7 +376,10 @@ def site_of(func: Any) -> tuple[CallSite, int]:
         known = _whose.get(id(code))
         if known is None:
             package = frame.f_globals.get("__name__", "").partition(".")[0]
-            known = _whose[id(code)] = (TORCH if package == "torch" else OURS if package == "dpfy" else USER), code
+            known = _whose[id(code)] = (
+                (TORCH if package == "torch" else OURS if package == "dpfy" else USER),
+                code,
+            )
         owner = known[0]
         if whose == TORCH:
             whose = owner

@@ -1,7 +1,9 @@
-"""A program: every operation that ran between two points, as torch's dispatcher saw it, to be run again on other inputs.
+"""A program: every operation that ran between two points, as torch's dispatcher saw it, to be run
+again on other inputs.
 
-Tensors are known by where they lie: storage, offset, shape and strides. Views, detached tensors and changes in place then need no
-rules of their own: running the program again is running its operations on another piece of memory.
+Tensors are known by where they lie: storage, offset, shape and strides. Views, detached tensors and
+changes in place then need no rules of their own: running the program again is running its
+operations on another piece of memory.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dpfy.gradients.engine import no_autocast
 
 BATCH, CARRIED, DATA = 1, 2, 4
-"""Where a value comes from, as bits: the batch, a tensor that an earlier step left behind, or the records beside the batch."""
+"""Where a value comes from, as bits: the batch, a tensor that an earlier step left behind, or the
+records beside the batch.
+"""
 
 Contents = dict[int, torch.UntypedStorage]
 """By storage, what a run of a program starts from."""
 
 
 SCRATCH = frozenset({torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor})
-"""Operations that give a row an example first; what else they give, for the backward pass alone, is as long as the batch's longest."""
+"""Operations that give a row an example first; what else they give, for the backward pass alone, is
+as long as the batch's longest.
+"""
 
 
 class Unrecordable(Exception):
@@ -55,9 +61,11 @@ class Ref(NamedTuple):
 
 @dataclass(slots=True)
 class Operation:
-    """One call: `arguments` are (args, kwargs) with a Ref in the place of each tensor. A view has nothing to run again.
+    """One call: `arguments` are (args, kwargs) with a Ref in the place of each tensor. A view has
+    nothing to run again.
 
-    `read`: Python, or C++ for it, learns a value. `shaped`: the shape of what it gives follows from values, which Python may ask for.
+    `read`: Python, or C++ for it, learns a value. `shaped`: the shape of what it gives follows from
+    values, which Python may ask for.
     """
 
     call: Callable[..., Any]
@@ -79,10 +87,12 @@ class Operation:
 
 @dataclass(frozen=True)
 class Variation:
-    """What a run of a program does otherwise than the step that was recorded, beside the records that were replaced.
+    """What a run of a program does otherwise than the step that was recorded, beside the records
+    that were replaced.
 
-    `contents`: other contents of storages from outside (moved parameters). `arguments`: other constants of operations, by their id.
-    `seed`: random operations draw other numbers, the same ones in all runs with this seed.
+    `contents`: other contents of storages from outside (moved parameters). `arguments`: other
+    constants of operations, by their id. `seed`: random operations draw other numbers, the same
+    ones in all runs with this seed.
     """
 
     contents: Contents = field(default_factory=dict)
@@ -98,10 +108,11 @@ AS_IT_WAS = Variation()
 
 @dataclass
 class Program:
-    """Operations in order. `outside` are the storages that existed before, `initial` what those that were changed held.
+    """Operations in order. `outside` are the storages that existed before, `initial` what those
+    that were changed held.
 
-    `of_python` are those that hold numbers of Python or NumPy. `packed` and `padded` are the calls that pack sequences and that pad packed
-    ones (tracing/packing.py).
+    `of_python` are those that hold numbers of Python or NumPy. `packed` and `padded` are the calls
+    that pack sequences and that pad packed ones (tracing/packing.py).
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -172,7 +183,8 @@ class Program:
         return sum(storage.nbytes() for storage in made if storage is not None)
 
     def from_elsewhere(self, losses: Ref, known: Collection[int]) -> dict[int, StorageWeakRef]:
-        """By address, the storages that the losses come from and no operation here made; not those that are `known`, by address.
+        """By address, the storages that the losses come from and no operation here made; not those
+        that are `known`, by address.
 
         What Python's numbers were put into is not among them.
         """
@@ -180,14 +192,20 @@ class Program:
         return {
             address: weak
             for address, (index, weak) in self.known.items()
-            if index in self.outside and index in needed and address not in known and not self.origin.get(index, 0)
+            if index in self.outside
+            and index in needed
+            and address not in known
+            and not self.origin.get(index, 0)
         }
 
-    def run(self, replaced: Contents, keep: Sequence[Ref], variation: Variation = AS_IT_WAS) -> Memory:
-        """Run the operations again with other contents in some of the storages from outside, and in a `variation` of the step.
+    def run(
+        self, replaced: Contents, keep: Sequence[Ref], variation: Variation = AS_IT_WAS
+    ) -> Memory:
+        """Run the operations again with other contents in some of the storages from outside, and in
+        a `variation` of the step.
 
-        Guarantees: nothing that the program was recorded from is changed, torch's generators included. Random operations draw what
-        they drew.
+        Guarantees: nothing that the program was recorded from is changed, torch's generators
+        included. Random operations draw what they drew.
         """
         kept = frozenset([ref.storage for ref in keep])
         key = kept, len(self.operations)
@@ -202,21 +220,31 @@ class Program:
         return memory
 
     def needed(self, keep: Sequence[Ref]) -> list[Operation]:
-        """The operations, in order, that the content of `keep`, a value that was read or a shape made by values comes from."""
+        """The operations, in order, that the content of `keep`, a value that was read or a shape
+        made by values comes from.
+        """
         wanted, found = {ref.storage for ref in keep}, []
         for operation in reversed(self.operations):
             if operation.view:
                 continue
-            if operation.read or operation.shaped or any(r.storage in wanted for r in (*operation.outputs, *operation.written)):
+            if (
+                operation.read
+                or operation.shaped
+                or any(r.storage in wanted for r in (*operation.outputs, *operation.written))
+            ):
                 wanted.update(r.storage for r in operation.inputs)
                 found.append(operation)
         return found[::-1]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Around a run of the operations: no graph, no autocast, and the generators they use are put back."""
+        """Around a run of the operations: no graph, no autocast, and the generators they use are
+        put back.
+        """
         if self._around[0] != len(self.operations):
-            generators = {id(o.random[0]): o.random[0] for o in self.operations if o.random is not None}
+            generators = {
+                id(o.random[0]): o.random[0] for o in self.operations if o.random is not None
+            }
             devices = {ref.device.type for o in self.operations for ref in o.outputs[:1]}
             self._around = len(self.operations), list(generators.values()), devices
         _, used, devices = self._around
@@ -245,7 +273,10 @@ class Memory:
     @classmethod
     def start(cls, program: Program, replaced: Contents, variation: Variation) -> Memory:
         """What a run in a `variation` starts from. What operations write in place is its own."""
-        moved = {index: s.clone() if index in program.initial else s for index, s in variation.contents.items()}
+        moved = {
+            index: s.clone() if index in program.initial else s
+            for index, s in variation.contents.items()
+        }
         return cls(program, moved | replaced, variation)
 
     def at(self, ref: Ref) -> Tensor:
@@ -254,7 +285,9 @@ class Memory:
         found = views.get(ref)
         if found is None:
             empty = torch.empty(0, dtype=ref.dtype, device=ref.device)
-            found = views[ref] = empty.set_(self._storage(ref.storage), ref.offset, ref.shape, ref.stride)  # type: ignore[arg-type]
+            found = views[ref] = empty.set_(
+                self._storage(ref.storage), ref.offset, ref.shape, ref.stride
+            )  # type: ignore[arg-type]
         return found
 
     def _storage(self, index: int) -> torch.UntypedStorage:
@@ -264,12 +297,16 @@ class Memory:
             source = self.program.outside.get(index)
             if first is None and source is None:
                 raise Unrecordable("a tensor whose content was not seen")
-            storage = self.storages[index] = cast(torch.UntypedStorage, source if first is None else first.clone())
+            storage = self.storages[index] = cast(
+                torch.UntypedStorage, source if first is None else first.clone()
+            )
         return storage
 
     def do(self, operation: Operation) -> None:
         """Run one operation here."""
-        args, kwargs = filled(self.variation.arguments.get(id(operation), operation.arguments), self.at)
+        args, kwargs = filled(
+            self.variation.arguments.get(id(operation), operation.arguments), self.at
+        )
         if operation.random is not None:
             generator, state = operation.random
             if self.variation.seed is None:
@@ -277,7 +314,9 @@ class Memory:
             else:
                 self.draws += 1
                 generator.manual_seed(self.variation.seed + self.draws)
-        torch._C._set_grad_enabled(operation.graph)  # nothing here wants a gradient, but some operations keep more with it
+        torch._C._set_grad_enabled(
+            operation.graph
+        )  # nothing here wants a gradient, but some operations keep more with it
         result = _called(operation, args, kwargs)
         if operation.read:
             self.reads.append(result)
@@ -302,7 +341,9 @@ class Memory:
 
 
 def _called(operation: Operation, args: Any, kwargs: Any) -> Any:
-    """What the operation gives. The backward pass of attention adds in a fixed order, where torch can."""
+    """What the operation gives. The backward pass of attention adds in a fixed order, where torch
+    can.
+    """
     if behind_attention(operation) and not torch.are_deterministic_algorithms_enabled():
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
         torch.use_deterministic_algorithms(True)
@@ -326,7 +367,12 @@ def _behind_attention(call: Callable[..., Any]) -> bool:
 
 
 def _storage_of(t: Tensor) -> torch.UntypedStorage:
-    if t.layout is not torch.strided or type(t) not in (Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
+    if (
+        t.layout is not torch.strided
+        or type(t) not in (Tensor, torch.nn.Parameter)
+        or t.is_conj()
+        or t.is_neg()
+    ):
         raise Unrecordable(f"a tensor of type {type(t).__name__}, {t.layout}")
     return t.untyped_storage()
 

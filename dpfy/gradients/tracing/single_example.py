@@ -1,7 +1,9 @@
-"""One example alone: when a backward over the batch meets NaN or infinity, nobody can tell from it whose they are.
+"""One example alone: when a backward over the batch meets NaN or infinity, nobody can tell from it
+whose they are.
 
-In a shared graph zero times infinity is NaN, so one bad example spoils the gradients of all the others. Dropping them all would let
-one example change the sum by more than the bound. So the model is run again on each suspect by itself.
+In a shared graph zero times infinity is NaN, so one bad example spoils the gradients of all the
+others. Dropping them all would let one example change the sum by more than the bound. So the model
+is run again on each suspect by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from dpfy.gradients.tracing.structure import mapped, tensors_in
 
 @dataclass
 class _Call:
-    """One forward of the whole model: what went in, what came out, and the random state it started from."""
+    """One forward of the whole model: what went in, what came out, and the random state it started
+    from.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -30,7 +34,9 @@ class _Call:
 
 @dataclass
 class SingleExample:
-    """Remembers the model's calls since the last bounded sum, so that one example can be run by itself."""
+    """Remembers the model's calls since the last bounded sum, so that one example can be run by
+    itself.
+    """
 
     model: nn.Module
     calls: list[_Call] = field(default_factory=list)
@@ -51,7 +57,8 @@ class SingleExample:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and not self.busy and not running():
-            # Two calls are already too many to run again; older ones are let go, or unused forwards would pile up.
+            # Two calls are already too many to run again; older ones are let go, or unused forwards
+            # would pile up.
             self.calls = [*self.calls[-1:], _Call(args, kwargs, torch.random.get_rng_state())]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -59,10 +66,11 @@ class SingleExample:
             self.calls[-1].output = output
 
     def alone(self, losses: Tensor, row: int, params: list[nn.Parameter]) -> list[Tensor]:
-        """The gradient of ``losses[row]`` from a forward of that example alone; zeros if it is still not finite.
+        """The gradient of ``losses[row]`` from a forward of that example alone; zeros if it is
+        still not finite.
 
-        The loss reaches it through its gradient at the model's output, of which only this example's rows are used: one, or several
-        in a row if the examples of the output come unit by unit.
+        The loss reaches it through its gradient at the model's output, of which only this example's
+        rows are used: one, or several in a row if the examples of the output come unit by unit.
         """
         call = self._only_call()
         outputs = [t for t in tensors_in(call.output) if t.requires_grad]
@@ -76,14 +84,24 @@ class SingleExample:
         at_output = torch.autograd.grad(losses, outputs, pick, retain_graph=True, allow_unused=True)
         for g in at_output:
             if g is not None and any(
-                bool((part.nan_to_num(0.0, 0.0, 0.0) != 0).any()) for part in (g[: own.start], g[own.stop :])
+                bool((part.nan_to_num(0.0, 0.0, 0.0) != 0).any())
+                for part in (g[: own.start], g[own.stop :])
             ):
                 raise self._cannot()
         again = [t for t in tensors_in(self._run(call, own, total)) if t.requires_grad]
         pairs = [(t, g[own]) for t, g in zip(again, at_output, strict=True) if g is not None]
-        grads = torch.autograd.grad([t for t, _ in pairs], params, [g for _, g in pairs], allow_unused=True)
-        made = [torch.zeros_like(p) if g is None else g.detach() for p, g in zip(params, grads, strict=True)]
-        return made if all(bool(g.isfinite().all()) for g in made) else [torch.zeros_like(p) for p in params]
+        grads = torch.autograd.grad(
+            [t for t, _ in pairs], params, [g for _, g in pairs], allow_unused=True
+        )
+        made = [
+            torch.zeros_like(p) if g is None else g.detach()
+            for p, g in zip(params, grads, strict=True)
+        ]
+        return (
+            made
+            if all(bool(g.isfinite().all()) for g in made)
+            else [torch.zeros_like(p) for p in params]
+        )
 
     def _run(self, call: _Call, own: slice, total: int) -> Any:
         def pick(t: Tensor) -> Tensor:
@@ -103,5 +121,8 @@ class SingleExample:
         return self.calls[0]
 
     def _cannot(self) -> Unsupported:
-        what = "a non-finite gradient where one example cannot be run by itself (several forwards, or outputs without a batch)"
+        what = (
+            "a non-finite gradient where one example cannot be run by itself (several forwards, or "
+            "outputs without a batch)"
+        )
         return Unsupported(what, "use engine='bookkeeping', or keep the losses finite")

@@ -1,9 +1,11 @@
-"""What operations at a split point do to the parameter that they meet the batch with: contributions at once for all examples.
+"""What operations at a split point do to the parameter that they meet the batch with: contributions
+at once for all examples.
 
-Where a parameter, or anything computed from parameters, is multiplied, added, convolved or looked up with data, the gradient that arrives
-has one part per example, and so has the part of every example at the parameter's side: rows of the saved input times rows of the gradient.
-A rule reads the node of the autograd graph before the backward pass and answers with a function of the gradient, or None if this
-node is none of its kind; then the example's parts are sent down one by one.
+Where a parameter, or anything computed from parameters, is multiplied, added, convolved or looked
+up with data, the gradient that arrives has one part per example, and so has the part of every
+example at the parameter's side: rows of the saved input times rows of the gradient. A rule reads
+the node of the autograd graph before the backward pass and answers with a function of the gradient,
+or None if this node is none of its kind; then the example's parts are sent down one by one.
 """
 
 from __future__ import annotations
@@ -23,17 +25,23 @@ from dpfy.gradients.layers.rule import as_positions, total_space
 from dpfy.gradients.tracing.tape import BatchAxis
 
 Maker = Callable[[Tensor, int], Contribution]
-"""The gradient that arrives at a node, and the number of examples, to the contribution at one input of the node."""
+"""The gradient that arrives at a node, and the number of examples, to the contribution at one input
+of the node.
+"""
 
 Rule = Callable[[Any, int, BatchAxis], Maker | None]
-"""A node, the number of its input, and where the batch lies in its gradient, to the maker of contributions there."""
+"""A node, the number of its input, and where the batch lies in its gradient, to the maker of
+contributions there.
+"""
 
 MOST_BLOCKS = 128
 """Products of so many blocks (heads, experts) are taken block by block."""
 
 
 def saved(node: Any, *names: str) -> tuple[Any, ...] | None:
-    """Tensors that `node` saved; None if a hook guards them: under activation checkpointing only the node itself may unpack them."""
+    """Tensors that `node` saved; None if a hook guards them: under activation checkpointing only
+    the node itself may unpack them.
+    """
     for name in names:
         raw = getattr(node, f"_raw_saved_{name}", None)
         if raw is None or getattr(raw, "unpack_hook", True) is not None:
@@ -43,8 +51,10 @@ def saved(node: Any, *names: str) -> tuple[Any, ...] | None:
 
 
 def saved_again(node: Any, name: str) -> Any:
-    """A tensor that `node` saved, also under activation checkpointing: read in a backward pass of its own, for which the part of the
-    model around it is computed once more. The pass that is under way will find it unread."""
+    """A tensor that `node` saved, also under activation checkpointing: read in a backward pass of
+    its own, for which the part of the model around it is computed once more. The pass that is under
+    way will find it unread.
+    """
     if (found := saved(node, name)) is not None:
         return found[0]
     read: list[Any] = []
@@ -70,11 +80,15 @@ def maker(node: Any, i: int, axis: BatchAxis) -> Maker | None:
 
 def _real(node: Any, i: int) -> bool:
     child, number = node.next_functions[i]
-    return not any(meta.dtype.is_complex for meta in (node._input_metadata[0], child._input_metadata[number]))
+    return not any(
+        meta.dtype.is_complex for meta in (node._input_metadata[0], child._input_metadata[number])
+    )
 
 
 def _outer(left: Tensor, right: Tensor, axis: BatchAxis, batch: int, factor: float = 1.0) -> Outer:
-    """Sum over the examples' positions of left[t] (x) right[t]: two matrices whose first dimension holds the batch like `axis`."""
+    """Sum over the examples' positions of left[t] (x) right[t]: two matrices whose first dimension
+    holds the batch like `axis`.
+    """
     first, second = (as_positions(axis.at(0).rows_first(t, batch)) for t in (left, right))
     if factor != 1:
         first = first * factor
@@ -82,7 +96,13 @@ def _outer(left: Tensor, right: Tensor, axis: BatchAxis, batch: int, factor: flo
     return Outer(first.to(dtype), second.to(dtype))
 
 
-def _mm(node: Any, i: int, axis: BatchAxis, names: tuple[str, str] = ("self", "mat2"), factor: float = 1.0) -> Maker | None:
+def _mm(
+    node: Any,
+    i: int,
+    axis: BatchAxis,
+    names: tuple[str, str] = ("self", "mat2"),
+    factor: float = 1.0,
+) -> Maker | None:
     """y = a b. Rows of y are rows of a, columns of y are columns of b."""
     if axis.dim != 1 - i or (other := saved(node, names[1 - i])) is None:
         return None
@@ -95,11 +115,19 @@ def _mm(node: Any, i: int, axis: BatchAxis, names: tuple[str, str] = ("self", "m
 def _addmm(node: Any, i: int, axis: BatchAxis) -> Maker | None:
     """y = beta c + alpha a b."""
     if i == 0:
-        return _spread(lambda g: g if node._saved_beta == 1 else g * node._saved_beta, node, i, axis)
+        return _spread(
+            lambda g: g if node._saved_beta == 1 else g * node._saved_beta, node, i, axis
+        )
     return _mm(node, i - 1, axis, ("mat1", "mat2"), node._saved_alpha)
 
 
-def _bmm(node: Any, i: int, axis: BatchAxis, names: tuple[str, str] = ("self", "mat2"), factor: float = 1.0) -> Maker | None:
+def _bmm(
+    node: Any,
+    i: int,
+    axis: BatchAxis,
+    names: tuple[str, str] = ("self", "mat2"),
+    factor: float = 1.0,
+) -> Maker | None:
     """The same for a stack of matrices, as einsum makes it."""
     blocks = node._input_metadata[0].shape[0]
     if axis.dim != 2 - i or blocks > MOST_BLOCKS or (other := saved(node, names[1 - i])) is None:
@@ -116,7 +144,9 @@ def _bmm(node: Any, i: int, axis: BatchAxis, names: tuple[str, str] = ("self", "
 
 def _baddbmm(node: Any, i: int, axis: BatchAxis) -> Maker | None:
     if i == 0:
-        return _spread(lambda g: g if node._saved_beta == 1 else g * node._saved_beta, node, i, axis)
+        return _spread(
+            lambda g: g if node._saved_beta == 1 else g * node._saved_beta, node, i, axis
+        )
     return _bmm(node, i - 1, axis, ("batch1", "batch2"), node._saved_alpha)
 
 
@@ -128,7 +158,9 @@ def _mv(node: Any, i: int, axis: BatchAxis) -> Maker | None:
 
     def make(g: Tensor, batch: int) -> Contribution:
         rows, grads = (axis.rows_first(t, batch) for t in (data, g))
-        return Direct(torch.bmm(wide(grads).reshape(batch, 1, -1), wide(as_positions(rows))).squeeze(1))
+        return Direct(
+            torch.bmm(wide(grads).reshape(batch, 1, -1), wide(as_positions(rows))).squeeze(1)
+        )
 
     return make
 
@@ -141,8 +173,12 @@ def _convolution(node: Any, i: int, axis: BatchAxis) -> Maker | None:
     if read is None:
         return None
     extra = tuple(node._saved_output_padding) if node._saved_transposed else ()
-    stride, padding, dilation = (tuple(getattr(node, f"_saved_{name}")) for name in ("stride", "padding", "dilation"))
-    how = Geometry(stride, padding, dilation, node._saved_groups, bool(node._saved_transposed), extra)
+    stride, padding, dilation = (
+        tuple(getattr(node, f"_saved_{name}")) for name in ("stride", "padding", "dilation")
+    )
+    how = Geometry(
+        stride, padding, dilation, node._saved_groups, bool(node._saved_transposed), extra
+    )
 
     def make(g: Tensor, batch: int) -> Contribution:
         images = len(g) // batch
@@ -176,7 +212,9 @@ def _embedding(node: Any, i: int, axis: BatchAxis) -> Maker | None:
     if node._saved_scale_grad_by_freq or (read := saved(node, "indices")) is None:
         return None
     padding = node._saved_padding_idx
-    return _lookup(read[0], axis, node._saved_weight_sym_argsize_0, padding if 0 <= padding < 2**62 else -1)
+    return _lookup(
+        read[0], axis, node._saved_weight_sym_argsize_0, padding if 0 <= padding < 2**62 else -1
+    )
 
 
 def _index(node: Any, i: int, axis: BatchAxis) -> Maker | None:
@@ -191,26 +229,52 @@ def _index(node: Any, i: int, axis: BatchAxis) -> Maker | None:
 
 def _index_select(node: Any, i: int, axis: BatchAxis) -> Maker | None:
     read = saved(node, "index")
-    return None if read is None or node._saved_dim != 0 else _lookup(read[0], axis, node._saved_self_sym_sizes[0])
+    return (
+        None
+        if read is None or node._saved_dim != 0
+        else _lookup(read[0], axis, node._saved_self_sym_sizes[0])
+    )
 
 
 def _bag(node: Any, i: int, axis: BatchAxis) -> Maker | None:
-    """Sums, means or maxima of rows of a table. Modes 0, 1 and 2; bags may have any number of rows."""
+    """Sums, means or maxima of rows of a table. Modes 0, 1 and 2; bags may have any number of
+    rows.
+    """
     names = ("indices", "offsets", "result3") if node._saved_mode == 2 else ("indices", "offsets")
-    if i != 0 or axis.dim != 0 or node._saved_scale_grad_by_freq or (read := saved(node, *names)) is None:
+    if (
+        i != 0
+        or axis.dim != 0
+        or node._saved_scale_grad_by_freq
+        or (read := saved(node, *names)) is None
+    ):
         return None
     weights = saved(node, "per_sample_weights")
     if weights is None and node._saved_per_sample_weights is not None:
         return None
-    count, mode, padding = node._saved_weight_sym_argsize_0, node._saved_mode, node._saved_padding_idx
+    count, mode, padding = (
+        node._saved_weight_sym_argsize_0,
+        node._saved_mode,
+        node._saved_padding_idx,
+    )
     index, offsets = read[0].flatten(), read[1]
 
     def make(g: Tensor, batch: int) -> Contribution:
-        bags = torch.searchsorted(offsets[: len(g)].contiguous(), torch.arange(len(index), device=g.device), right=True) - 1
+        bags = (
+            torch.searchsorted(
+                offsets[: len(g)].contiguous(),
+                torch.arange(len(index), device=g.device),
+                right=True,
+            )
+            - 1
+        )
         real = index != (padding if 0 <= padding < 2**62 else -1)
-        sizes = torch.zeros(len(g), dtype=torch.long, device=g.device).index_add_(0, bags, real.long())
+        sizes = torch.zeros(len(g), dtype=torch.long, device=g.device).index_add_(
+            0, bags, real.long()
+        )
         if mode == 2:
-            return _maxima(read[2], torch.where(sizes[:, None] > 0, g, torch.zeros_like(g)), axis, batch, count)
+            return _maxima(
+                read[2], torch.where(sizes[:, None] > 0, g, torch.zeros_like(g)), axis, batch, count
+            )
         factors = real.to(g.dtype) if weights is None else weights[0].flatten().to(g.dtype) * real
         if mode == 1:
             factors = factors / sizes[bags].clamp(min=1)
@@ -230,32 +294,56 @@ def _maxima(best: Tensor, g: Tensor, axis: BatchAxis, batch: int, count: int) ->
     index, grads = (axis.rows_first(t, batch).reshape(batch, -1) for t in (where, g))
     part = EmbeddingGradient(index, grads[..., None], count * columns)
     shape = torch.Size((count, columns))
-    return Placed(part, lambda t: t.reshape(-1, *shape), torch.Size((count * columns, 1)), shape, ("entries", shape))
+    return Placed(
+        part,
+        lambda t: t.reshape(-1, *shape),
+        torch.Size((count * columns, 1)),
+        shape,
+        ("entries", shape),
+    )
 
 
 def _ragged(index: Tensor, grads: Tensor, owners: Tensor, batch: int, count: int) -> Contribution:
     """Rows that belong to examples, in any order and number, as a rectangle."""
-    lengths = torch.zeros(batch, dtype=torch.long, device=index.device).index_add_(0, owners, torch.ones_like(owners))
+    lengths = torch.zeros(batch, dtype=torch.long, device=index.device).index_add_(
+        0, owners, torch.ones_like(owners)
+    )
     order = owners.argsort(stable=True)
     sorted_owners = owners[order]
-    slots = torch.arange(len(order), device=index.device) - (lengths.cumsum(0) - lengths)[sorted_owners]
+    slots = (
+        torch.arange(len(order), device=index.device) - (lengths.cumsum(0) - lengths)[sorted_owners]
+    )
     most = max(int(lengths.max()), 1)
     where = index.new_zeros(batch, most).index_put_((sorted_owners, slots), index[order])
-    filled = grads.new_zeros(batch, most, grads.shape[1]).index_put_((sorted_owners, slots), grads[order])
+    filled = grads.new_zeros(batch, most, grads.shape[1]).index_put_(
+        (sorted_owners, slots), grads[order]
+    )
     return RaggedEmbeddingGradient(where.long(), filled, count, lengths)
 
 
 def _bilinear(node: Any, i: int, axis: BatchAxis) -> Maker | None:
     """y = x' W z, for every output: sums of products of three."""
-    plan = tuple(list(getattr(node, f"_saved_{name}")) for name in ("expand1", "expand2", "expand3", "sumdim"))
-    if i != 1 or plan != ([1, 3], [0], [1, 2], [2, 3]) or axis.dim != 0 or (read := saved(node, "i1", "i3")) is None:
+    plan = tuple(
+        list(getattr(node, f"_saved_{name}"))
+        for name in ("expand1", "expand2", "expand3", "sumdim")
+    )
+    if (
+        i != 1
+        or plan != ([1, 3], [0], [1, 2], [2, 3])
+        or axis.dim != 0
+        or (read := saved(node, "i1", "i3")) is None
+    ):
         return None
     first, second = read
-    return lambda g, batch: _outer((g[:, :, None] * first[:, None, :]).flatten(1), second, axis, batch)
+    return lambda g, batch: _outer(
+        (g[:, :, None] * first[:, None, :]).flatten(1), second, axis, batch
+    )
 
 
 def _spread(local: Callable[[Tensor], Tensor], node: Any, i: int, axis: BatchAxis) -> Maker | None:
-    """An input that broadcasts over the batch: `local` gives its gradient before that is summed to the input's shape."""
+    """An input that broadcasts over the batch: `local` gives its gradient before that is summed to
+    the input's shape.
+    """
     shape, out = input_shape(node, i), len(node._input_metadata[0].shape)
     missing = out - len(shape)
     if missing < 0 or (axis.dim >= missing and shape[axis.dim - missing] != 1):
@@ -294,7 +382,12 @@ def _divide(node: Any, i: int, axis: BatchAxis) -> Maker | None:
     read = saved(node, "other") if i == 0 else saved(node, "self", "other")
     if read is None:
         return None
-    return _spread((lambda g: g / read[0]) if i == 0 else (lambda g: -g * ((read[0] / read[1]) / read[1])), node, i, axis)
+    return _spread(
+        (lambda g: g / read[0]) if i == 0 else (lambda g: -g * ((read[0] / read[1]) / read[1])),
+        node,
+        i,
+        axis,
+    )
 
 
 def _prelu(node: Any, i: int, axis: BatchAxis) -> Maker | None:
@@ -307,7 +400,11 @@ def _layer_norm(node: Any, i: int, axis: BatchAxis) -> Maker | None:
     if i == 2:
         return _spread(lambda g: g, node, i, axis)
     read = saved(node, "input", "result1", "result2") if i == 1 else None
-    return None if read is None else _spread(lambda g: g * ((read[0] - read[1]) * read[2]), node, i, axis)
+    return (
+        None
+        if read is None
+        else _spread(lambda g: g * ((read[0] - read[1]) * read[2]), node, i, axis)
+    )
 
 
 def _group_norm(node: Any, i: int, axis: BatchAxis) -> Maker | None:

@@ -21,7 +21,9 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """`value` with every tensor in its tuples, lists and plain dicts replaced by ``change(tensor)``."""
+    """`value` with every tensor in its tuples, lists and plain dicts replaced by
+    ``change(tensor)``.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple) and type(value) is tuple:

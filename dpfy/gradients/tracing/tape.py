@@ -1,4 +1,6 @@
-"""The tape: what every use of every supported layer reports during one backward pass, and how the batch lies in it."""
+"""The tape: what every use of every supported layer reports during one backward pass, and how the
+batch lies in it.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,35 @@ from dpfy.gradients.contributions.contribution import Contribution
 from dpfy.gradients.contributions.rounding import of_factors
 
 PROBE_UNITS = {"cpu": 2**6, "cuda": 2**12}
-"""In units of its arithmetic, how far a row of a gradient may be from its expected multiple. Weights are powers of two, so what one
-example alone made is multiplied exactly, but for sums that a GPU adds in any order; what has a small part of another example is not.
-Where products of float32 may run in TF32, a sum that differs in its last bit is rounded to a number 2^-10 away by the next product."""
+"""In units of its arithmetic, how far a row of a gradient may be from its expected multiple.
+Weights are powers of two, so what one example alone made is multiplied exactly, but for sums that a
+GPU adds in any order; what has a small part of another example is not. Where products of float32
+may run in TF32, a sum that differs in its last bit is rounded to a number 2^-10 away by the next
+product.
+"""
 
 
 def probe_weights(losses: Tensor) -> Tensor:
-    """Different weights for different losses, all powers of two: multiplying by them is exact in every precision."""
+    """Different weights for different losses, all powers of two: multiplying by them is exact in
+    every precision.
+    """
     generator = torch.Generator().manual_seed(len(losses))
     exponents = torch.randperm(len(losses), generator=generator) % 8
     return torch.exp2(exponents.to(torch.float64)).to(losses)
 
 
-Explain = Callable[[Tensor, tuple[Tensor, ...], Callable[[Tensor], Tensor]], list[tuple[Tensor, Contribution]]]
+Explain = Callable[
+    [Tensor, tuple[Tensor, ...], Callable[[Tensor], Tensor]], list[tuple[Tensor, Contribution]]
+]
 """(output gradient, saved tensors, rows-first view) to the contributions of the layer's parameters.
 
 Of the saved tensors those that are reported come first; a node may have saved more for itself.
 """
 
 Where = tuple[Any, ...]
-"""What a node of the graph knows about the layer it stands for: tape, site, explanation, shape of the gradient (or None), facts."""
+"""What a node of the graph knows about the layer it stands for: tape, site, explanation, shape of
+the gradient (or None), facts.
+"""
 
 
 EXAMPLE_BY_EXAMPLE, POSITION_BY_POSITION = "example by example", "position by position"
@@ -42,7 +53,9 @@ EXAMPLE_BY_EXAMPLE, POSITION_BY_POSITION = "example by example", "position by po
 
 @dataclass(frozen=True)
 class BatchAxis:
-    """Where the examples are in a tensor: in dimension `dim`, alone, or `folded` into it together with positions."""
+    """Where the examples are in a tensor: in dimension `dim`, alone, or `folded` into it together
+    with positions.
+    """
 
     dim: int
     folded: str = ""
@@ -61,7 +74,9 @@ class BatchAxis:
         return rows > batch and rows % batch == 0 if self.folded else rows == batch
 
     def rows_first(self, t: Tensor, batch: int) -> Tensor:
-        """`t` with the examples in front; positions that were folded with them stay at their place."""
+        """`t` with the examples in front; positions that were folded with them stay at their
+        place.
+        """
         if not self.folded:
             return t if self.dim == 0 else t.movedim(self.dim, 0)
         if self.folded == EXAMPLE_BY_EXAMPLE:
@@ -69,11 +84,19 @@ class BatchAxis:
         return t.unflatten(self.dim, (-1, batch)).movedim(self.dim + 1, 0)
 
     def spread(self, values: Tensor, like: Tensor) -> Tensor:
-        """[many, batch] values to values that broadcast against `like`, which has this axis, with `many` in front."""
+        """[many, batch] values to values that broadcast against `like`, which has this axis, with
+        `many` in front.
+        """
         times = like.shape[self.dim] // values.shape[1]
         if times > 1:
-            values = values.repeat_interleave(times, 1) if self.folded == EXAMPLE_BY_EXAMPLE else values.repeat(1, times)
-        return values.view(len(values), *[1] * self.dim, values.shape[1], *[1] * (like.dim() - 1 - self.dim))
+            values = (
+                values.repeat_interleave(times, 1)
+                if self.folded == EXAMPLE_BY_EXAMPLE
+                else values.repeat(1, times)
+            )
+        return values.view(
+            len(values), *[1] * self.dim, values.shape[1], *[1] * (like.dim() - 1 - self.dim)
+        )
 
     def at(self, dim: int) -> BatchAxis:
         """The same in dimension `dim`."""
@@ -91,7 +114,9 @@ BATCH_AXES = tuple(
 
 @dataclass(eq=False)
 class Site:
-    """One patched module: its name, its parameters, and where the batch lies in its tensors as far as it is known."""
+    """One patched module: its name, its parameters, and where the batch lies in its tensors as far
+    as it is known.
+    """
 
     name: str
     params: tuple[nn.Parameter, ...]
@@ -110,19 +135,27 @@ class Site:
     routed: bool = False
 
     def without_batch_before(self) -> bool:
-        """`without_batch` as it was when the forward pass ran: what is computed again on the way back must be computed the same way."""
+        """`without_batch` as it was when the forward pass ran: what is computed again on the way
+        back must be computed the same way.
+        """
         if torch._C._current_graph_task_id() < 0:
             self.routed = self.without_batch
         return self.routed
 
     def part(self, name: str, *params: nn.Parameter | None) -> Site:
-        """The site of one product of a module that makes several. The batch must lie in the same dimension of all of them."""
+        """The site of one product of a module that makes several. The batch must lie in the same
+        dimension of all of them.
+        """
         if name not in self.parts:
-            self.parts[name] = Site(f"{self.name}.{name}", tuple(p for p in params if p is not None), whole=self)
+            self.parts[name] = Site(
+                f"{self.name}.{name}", tuple(p for p in params if p is not None), whole=self
+            )
         return self.parts[name]
 
     def known(self) -> bool:
-        """Whether the batch axis is settled; where zero gradients told nothing, another product of the module may tell."""
+        """Whether the batch axis is settled; where zero gradients told nothing, another product of
+        the module may tell.
+        """
         for other in () if self.settled or self.whole is None else self.whole.parts.values():
             if other.settled and not other.without_batch:
                 self.axis, self.settled = other.axis, True
@@ -147,12 +180,18 @@ class Report:
 
     def lies(self) -> tuple[object, ...]:
         """Who reported what, and where every tensor lies."""
-        return (self.site, self.facts, *[(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors])
+        return (
+            self.site,
+            self.facts,
+            *[(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors],
+        )
 
 
 @dataclass
 class Tape:
-    """Collects reports while `recording`. The anchor is a leaf that every tap hangs on, so that one backward reaches all of them."""
+    """Collects reports while `recording`. The anchor is a leaf that every tap hangs on, so that one
+    backward reaches all of them.
+    """
 
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
     recording: bool = False
@@ -189,15 +228,23 @@ class Tape:
         shape: torch.Size | None = None,
         facts: tuple[object, ...] = (),
     ) -> Tensor:
-        """`output`, with its gradient reported in the backward pass, in `shape` where given, with the `facts` of the use.
+        """`output`, with its gradient reported in the backward pass, in `shape` where given, with
+        the `facts` of the use.
 
-        Saved tensors go through autograd, so that activation checkpointing works and an in-place change of them is noticed.
+        Saved tensors go through autograd, so that activation checkpointing works and an in-place
+        change of them is noticed.
         """
         if not torch.is_grad_enabled():
             return output
         self.unsettled = self.unsettled or not site.settled
-        fresh = output.clone() if output._is_view() or (output.is_leaf and output.requires_grad) else output
-        return _apply(fresh, self.anchor, (self, site, explain, shape, facts), *[t.detach() for t in saved])  # type: ignore[no-any-return]
+        fresh = (
+            output.clone()
+            if output._is_view() or (output.is_leaf and output.requires_grad)
+            else output
+        )
+        return _apply(
+            fresh, self.anchor, (self, site, explain, shape, facts), *[t.detach() for t in saved]
+        )  # type: ignore[no-any-return]
 
 
 _LOOKING: list[bool] = []
@@ -216,7 +263,8 @@ def looking() -> Iterator[None]:
 def reads(where: Where) -> bool:
     """Whether the report will need the saved tensors.
 
-    Under activation checkpointing they may be read only once; those of a site without a batch axis were, further up.
+    Under activation checkpointing they may be read only once; those of a site without a batch axis
+    were, further up.
     """
     tape, site = where[:2]
     return tape.recording and not tape.passive and not site.without_batch
@@ -230,7 +278,10 @@ def report(where: Where, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
     if tape.recording:
         tape.receive(Report(where[1], grad, saved, where[2], where[4]))
     elif not _LOOKING:
-        raise DpfyError("backward: called on a model with a private engine attached; hand the losses to the engine instead")
+        raise DpfyError(
+            "backward: called on a model with a private engine attached; hand the losses to the "
+            "engine instead"
+        )
 
 
 class _Tap(torch.autograd.Function):
@@ -246,7 +297,11 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         where = ctx.where
-        report(where, grad if where[3] is None else grad.reshape(where[3]), ctx.saved_tensors if reads(where) else ())
+        report(
+            where,
+            grad if where[3] is None else grad.reshape(where[3]),
+            ctx.saved_tensors if reads(where) else (),
+        )
         return (grad, None, None, *[None] * (len(ctx.needs_input_grad) - 3))
 
 
@@ -255,10 +310,12 @@ _apply: Any = super(torch.autograd.Function, _Tap).apply
 
 
 def infer_axis(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> bool:
-    """Find where the examples lie in the site's gradients, from a second backward with known weights; False if nowhere.
+    """Find where the examples lie in the site's gradients, from a second backward with known
+    weights; False if nowhere.
 
-    Guarantees: an axis is taken only if row i of the gradient scaled with the weight of loss i, hence belongs to example i alone.
-    It counts as settled once no other axis would explain the same gradients.
+    Guarantees: an axis is taken only if row i of the gradient scaled with the weight of loss i,
+    hence belongs to example i alone. It counts as settled once no other axis would explain the same
+    gradients.
     """
     most = site.batch_dims or max(grad.dim() - 1, 1)
     fitting = [axis for axis in fitting_axes(grad, tilted, weights) if axis.dim < most]
@@ -271,33 +328,45 @@ def infer_axis(site: Site, grad: Tensor, tilted: Tensor, weights: Tensor) -> boo
 
 
 def tells(axis: BatchAxis, plain: Tensor, weights: Tensor) -> bool:
-    """Whether examples with different weights had a part in `plain`: if none had, or only such with one weight, then a sum over examples
-    would have scaled like rows of examples too."""
+    """Whether examples with different weights had a part in `plain`: if none had, or only such with
+    one weight, then a sum over examples would have scaled like rows of examples too.
+    """
     rows = axis.rows_first(plain, len(weights)).reshape(len(weights), -1)
     return len(weights[rows.nan_to_num(0.0, 0.0, 0.0).any(1)].unique()) > 1
 
 
 def spoilt(site: Site, grad: Tensor, batch: int) -> bool:
-    """Whether every example would have a gradient that is not finite, if the batch lay where it is guessed to lie."""
+    """Whether every example would have a gradient that is not finite, if the batch lay where it is
+    guessed to lie.
+    """
     rows = grad if site.axis is None else site.axis.rows_first(grad, batch)
     return not bool(rows.reshape(len(rows), -1).isfinite().all(1).any())
 
 
 def fitting_axes(plain: Tensor, tilted: Tensor, weights: Tensor) -> list[BatchAxis]:
-    """The axes along which every row of `tilted` is the row of `plain` times the weight of its example."""
+    """The axes along which every row of `tilted` is the row of `plain` times the weight of its
+    example.
+    """
     batch = len(weights)
     fitting = [axis for axis in BATCH_AXES if plain.dim() and axis.fits(plain, batch)]
-    return [axis for axis in fitting if _scales(axis.rows_first(plain, batch), axis.rows_first(tilted, batch), weights)]
+    return [
+        axis
+        for axis in fitting
+        if _scales(axis.rows_first(plain, batch), axis.rows_first(tilted, batch), weights)
+    ]
 
 
 def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     if plain.is_complex():
         plain, tilted = (torch.view_as_real(t.resolve_conj()) for t in (plain, tilted))
     rows, other = (t.reshape(len(t), -1).double() for t in (plain, tilted))
-    told = rows.isfinite() & other.isfinite()  # of one bad example only its own numbers are left out, wherever they lie
+    told = (
+        rows.isfinite() & other.isfinite()
+    )  # of one bad example only its own numbers are left out, wherever they lie
     rows, other = rows.where(told, 0.0), other.where(told, 0.0)
     gap = (other - weights.double()[:, None] * rows).norm(dim=1)
-    # Set against the row itself: beside one long row two short ones could change places, and nobody would see it.
+    # Set against the row itself: beside one long row two short ones could change places, and nobody
+    # would see it.
     size = weights.double() * rows.norm(dim=1)
     unit = max(torch.finfo(plain.dtype).eps, 2 * of_factors(plain.dtype, plain.device))
     tolerance = min(PROBE_UNITS.get(plain.device.type, 2**12) * unit, 0.01)
@@ -319,7 +388,8 @@ def rows_first(site: Site, batch: int, grad: Tensor) -> Callable[[Tensor], Tenso
     def view(t: Tensor) -> Tensor:
         if not fits(t, batch):
             raise Unsupported(
-                f"{site.name}: a batch that lies in the {axis.name} at first and elsewhere later (shape {list(t.shape)})",
+                f"{site.name}: a batch that lies in the {axis.name} at first and elsewhere later "
+                f"(shape {list(t.shape)})",
                 "use engine='batched'",
             )
         return front(t, batch)

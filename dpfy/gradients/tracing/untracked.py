@@ -1,9 +1,11 @@
-"""Parameters that no layer rule explains: bare ones, functional uses, layers that run on tensors without a batch.
+"""Parameters that no layer rule explains: bare ones, functional uses, layers that run on tensors
+without a batch.
 
-From the parameter the autograd graph is climbed until a node is met whose incoming gradient still has one part per example. Below
-that node examples are mixed, above it they are not: there the gradient is split, example by example, and sent down again.
-Which nodes those are is measured on the first batch, by two backward passes with different weights on the losses. At worst it is
-the losses themselves, which is the batched route.
+From the parameter the autograd graph is climbed until a node is met whose incoming gradient still
+has one part per example. Below that node examples are mixed, above it they are not: there the
+gradient is split, example by example, and sent down again. Which nodes those are is measured on the
+first batch, by two backward passes with different weights on the losses. At worst it is the losses
+themselves, which is the batched route.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from dpfy.gradients.tracing.split_rules import Maker, maker
 from dpfy.gradients.tracing.tape import BATCH_AXES, BatchAxis, fitting_axes, tells
 
 Path = tuple[tuple[str, int], ...]
-"""How a node is reached from a source: the names of the nodes on the way up, and by which input each was entered."""
+"""How a node is reached from a source: the names of the nodes on the way up, and by which input
+each was entered.
+"""
 
 AGREEING = 3
 """Batches that must tell the same before it counts as known."""
@@ -62,7 +66,9 @@ class AutogradGraph:
         return graph
 
     def above(self, targets: Iterable[Any], known: Collection[Any] = ()) -> set[Any]:
-        """The nodes from which one of `targets` can be reached, those targets with them, but for what lies above `known` ones."""
+        """The nodes from which one of `targets` can be reached, those targets with them, but for
+        what lies above `known` ones.
+        """
         todo = [target for target in targets if target in self.parents]
         seen = set(todo)
         while todo:
@@ -75,7 +81,8 @@ class AutogradGraph:
 
 @dataclass
 class SplitPoint:
-    """A node of the split: how the examples lie in its incoming gradient, and by which of its inputs the source is reached (if known).
+    """A node of the split: how the examples lie in its incoming gradient, and by which of its
+    inputs the source is reached (if known).
 
     `makers`: how each of these inputs gets its contributions, if all have a rule.
     """
@@ -87,13 +94,17 @@ class SplitPoint:
     def edges(self, node: Any) -> list[GradientEdge]:
         """Where the gradients go that are asked for at this point."""
         return [
-            GradientEdge(*edge) for i, edge in enumerate(node.next_functions) if edge[0] and (i in self.inputs or not self.inputs)
+            GradientEdge(*edge)
+            for i, edge in enumerate(node.next_functions)
+            if edge[0] and (i in self.inputs or not self.inputs)
         ]
 
 
 @dataclass
 class Split:
-    """The split points above one source, and the nodes between it and them, the source itself with them."""
+    """The split points above one source, and the nodes between it and them, the source itself with
+    them.
+    """
 
     points: dict[Any, SplitPoint]
     between: set[Any]
@@ -101,12 +112,16 @@ class Split:
 
 @dataclass
 class SplitPoints:
-    """Where the gradients of one kind of source are split: paths known to be separable (and how), and paths known not to be."""
+    """Where the gradients of one kind of source are split: paths known to be separable (and how),
+    and paths known not to be.
+    """
 
     separable: dict[Path, BatchAxis] = field(default_factory=dict)
     mixed: set[Path] = field(default_factory=set)
     untold: set[Path] = field(default_factory=set)
-    """Paths of which the batch did not tell: their sources are split at the losses, until another batch does."""
+    """Paths of which the batch did not tell: their sources are split at the losses, until another
+    batch does.
+    """
     told: bool = True
     """Whether the last batch that was measured told all of it."""
     batches: int = 0
@@ -114,11 +129,15 @@ class SplitPoints:
 
     @property
     def settled(self) -> bool:
-        """Whether enough batches agreed: by chance, one may look as if numbers of a parameter belonged to examples."""
+        """Whether enough batches agreed: by chance, one may look as if numbers of a parameter
+        belonged to examples.
+        """
         return self.told and self.batches >= AGREEING
 
     def above(self, graph: AutogradGraph, name: str, source: Any) -> Split | None:
-        """The split points above `source` in this graph; None if the graph has a path not seen before."""
+        """The split points above `source` in this graph; None if the graph has a path not seen
+        before.
+        """
         found: dict[Any, SplitPoint] = {}
         frontier: list[tuple[Any, Path]] = [(source, ((name, 0),))]
         between = {source}
@@ -137,21 +156,29 @@ class SplitPoints:
                     frontier.append((parent, way))
         for node, point in found.items():
             made = {i: maker(node, i, point.axis) for i in point.inputs}
-            point.makers = {i: make for i, make in made.items() if make is not None} if None not in made.values() else {}
+            point.makers = (
+                {i: make for i, make in made.items() if make is not None}
+                if None not in made.values()
+                else {}
+            )
         if _overlapping(found):
             return Split({graph.root: SplitPoint(BATCH_AXES[0])}, between)
         return Split(found, between)
 
 
 def _overlapping(points: dict[Any, SplitPoint]) -> bool:
-    """Whether gradients sent down from one of the points would pass through another, where they are counted too.
+    """Whether gradients sent down from one of the points would pass through another, where they are
+    counted too.
 
-    Points with a rule hand gradients to the inputs that lead to the source, others send them wherever autograd does.
+    Points with a rule hand gradients to the inputs that lead to the source, others send them
+    wherever autograd does.
     """
     if len(points) < 2:
         return False
     todo = [
-        edge.node for node, point in points.items() for edge in (point if point.makers else SplitPoint(point.axis)).edges(node)
+        edge.node
+        for node, point in points.items()
+        for edge in (point if point.makers else SplitPoint(point.axis)).edges(node)
     ]
     seen = set(todo)
     while todo:
@@ -194,9 +221,11 @@ def find_split_points(
     backward: Callable[[Tensor | None], object],
     weights: Tensor,
 ) -> None:
-    """Measure, level by level above the named sources, which nodes still have one part per example; remember it in `points`.
+    """Measure, level by level above the named sources, which nodes still have one part per example;
+    remember it in `points`.
 
-    Zero gradients tell nothing, and one example alone neither: then the split is right for this batch but not settled.
+    Zero gradients tell nothing, and one example alone neither: then the split is right for this
+    batch but not settled.
     """
     level: dict[Any, list[Path]] = {}
     for name, source in sources:
@@ -217,13 +246,17 @@ def find_split_points(
             for path in paths:
                 _learn(points, path, axes[0] if axes else None, told)
         mixed = {node: [p for p in paths if p in points.mixed] for node, paths in above.items()}
-        level = {node: [p for p in paths if p not in points.untold] for node, paths in mixed.items()}
+        level = {
+            node: [p for p in paths if p not in points.untold] for node, paths in mixed.items()
+        }
         level = {node: paths for node, paths in level.items() if paths}
     points.batches += points.told
 
 
 def _learn(points: SplitPoints, path: Path, axis: BatchAxis | None, told: bool) -> None:
-    """A path is separable only if every node ever reached by it was, in the same way, in every batch that told."""
+    """A path is separable only if every node ever reached by it was, in the same way, in every
+    batch that told.
+    """
     if not told:
         points.untold.add(path)
     elif axis is not None and path not in points.mixed and points.separable.get(path, axis) is axis:
@@ -236,20 +269,25 @@ def _learn(points: SplitPoints, path: Path, axis: BatchAxis | None, told: bool) 
 def _common_axes(
     plain: tuple[Tensor | None, ...], tilted: tuple[Tensor | None, ...], weights: Tensor
 ) -> tuple[list[BatchAxis], bool]:
-    """The axes along which every gradient that arrived at a node is separable, and whether the gradients tell that."""
+    """The axes along which every gradient that arrived at a node is separable, and whether the
+    gradients tell that.
+    """
     pairs = [(a, b) for a, b in zip(plain, tilted, strict=True) if a is not None and b is not None]
     fitting = [fitting_axes(a, b, weights) for a, b in pairs]
     good = [axis for axis in BATCH_AXES if fitting and all(axis in found for found in fitting)]
-    return good, len(good) <= 1 and all(any(tells(axis, a, weights) for a, _ in pairs) for axis in good)
+    return good, len(good) <= 1 and all(
+        any(tells(axis, a, weights) for a, _ in pairs) for axis in good
+    )
 
 
 def split_per_example(
     node: Any, point: SplitPoint, grads: tuple[Tensor | None, ...], target: Any, batch: int
 ) -> tuple[Tensor | None, str]:
-    """Per-example gradients at `target` (a parameter or an edge) from the gradients that arrive at `node`, and how they were made.
+    """Per-example gradients at `target` (a parameter or an edge) from the gradients that arrive at
+    `node`, and how they were made.
 
-    Every example's part is sent down by itself, with zeros in the place of all others. Where one of them is not finite it may spoil
-    the others' parts.
+    Every example's part is sent down by itself, with zeros in the place of all others. Where one of
+    them is not finite it may spoil the others' parts.
     """
     arriving = {i: g for i, g in enumerate(grads) if g is not None}
     some = next(iter(arriving.values()))

@@ -1,4 +1,6 @@
-"""Other circumstances of a recorded step: its parameters moved, and its switches turned on, as they may be at a later step."""
+"""Other circumstances of a recorded step: its parameters moved, and its switches turned on, as they
+may be at a later step.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,39 @@ from torch import nn
 from dpfy.gradients.tracing.program import BATCH, Contents, Operation, Program
 
 SPREAD = 0.1
-"""How far parameters are moved, relative to their size, so that a gate that starts at zero shows what lies behind it."""
+"""How far parameters are moved, relative to their size, so that a gate that starts at zero shows
+what lies behind it.
+"""
 
-SWITCHES = {"mul", "mul_", "div", "div_", "add", "add_", "sub", "sub_", "lerp", "lerp_", "addcmul", "addcmul_"}
+SWITCHES = {
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+    "lerp",
+    "lerp_",
+    "addcmul",
+    "addcmul_",
+}
 """Operations in which a constant 0 or 1 may be a switch."""
 
 
 def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int) -> Contents:
-    """Contents for the parameters' storages: every value moved at random, a parameter of zeros too."""
+    """Contents for the parameters' storages: every value moved at random, a parameter of zeros
+    too.
+    """
     found: Contents = {}
     for position, p in enumerate(t.detach() for t in params):
         storage = program.ref(p).storage
-        if storage in found or p.untyped_storage().nbytes() != p.numel() * p.element_size() or not p.is_contiguous():
+        if (
+            storage in found
+            or p.untyped_storage().nbytes() != p.numel() * p.element_size()
+            or not p.is_contiguous()
+        ):
             continue
         generator = torch.Generator().manual_seed(seed + position)
         size = p.float().square().mean().sqrt().nan_to_num(0.0, 0.0, 0.0)
@@ -33,7 +56,9 @@ def moved_parameters(program: Program, params: Sequence[nn.Parameter], seed: int
 
 
 def moved_constants(program: Program) -> dict[int, Any]:
-    """By operation, other arguments for those that multiply or mix by 0 or 1: a switch that is off, and may be on at another step."""
+    """By operation, other arguments for those that multiply or mix by 0 or 1: a switch that is off,
+    and may be on at another step.
+    """
     found = {}
     for operation in program.operations:
         if operation.name not in SWITCHES or not _of_batch(program, operation):
@@ -59,14 +84,20 @@ def _half(value: Any) -> Any:
 
 
 def moved_switches(program: Program, known: Collection[int]) -> Contents:
-    """Contents for single numbers from outside that are 0 or 1, and neither batch nor weight (`known`, by storage)."""
+    """Contents for single numbers from outside that are 0 or 1, and neither batch nor weight
+    (`known`, by storage).
+    """
     found: Contents = {}
     for index, storage in program.outside.items():
         if index in known or index in program.initial or program.origin.get(index, 0):
             continue
         refs = {r for o in program.operations for r in o.inputs if r.storage == index}
         if len(refs) == 1 and not (ref := next(iter(refs))).shape and ref.dtype.is_floating_point:
-            value = torch.empty(0, dtype=ref.dtype, device=ref.device).set_(storage, ref.offset, (), ())  # type: ignore[call-overload]
+            value = torch.empty(0, dtype=ref.dtype, device=ref.device).set_(
+                storage, ref.offset, (), ()
+            )  # type: ignore[call-overload]
             if storage.nbytes() == ref.dtype.itemsize and float(value) in (0.0, 1.0):
-                found[index] = torch.full((1,), 0.5, dtype=ref.dtype, device=ref.device).untyped_storage()
+                found[index] = torch.full(
+                    (1,), 0.5, dtype=ref.dtype, device=ref.device
+                ).untyped_storage()
     return found

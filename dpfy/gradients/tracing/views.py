@@ -1,4 +1,6 @@
-"""Views of a parameter: where the numbers of a contribution to a view lie in the tensor that is viewed."""
+"""Views of a parameter: where the numbers of a contribution to a view lie in the tensor that is
+viewed.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,11 @@ def _reshaped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Pl
 
 
 def _transposed(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
-    first, second = (0, 1) if node.name() == "TBackward0" else (_dim(d, len(view)) for d in (node._saved_dim0, node._saved_dim1))
+    first, second = (
+        (0, 1)
+        if node.name() == "TBackward0"
+        else (_dim(d, len(view)) for d in (node._saved_dim0, node._saved_dim1))
+    )
     return (lambda t: t) if len(view) < 2 else lambda t: t.transpose(first + 1, second + 1)
 
 
@@ -87,9 +93,12 @@ def _sliced(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Plac
     return _between(
         dim,
         slice(
-            *slice(*[n if n is None else _signed(n) for n in (node._saved_start, node._saved_end, node._saved_step)]).indices(
-                shape[dim]
-            )
+            *slice(
+                *[
+                    n if n is None else _signed(n)
+                    for n in (node._saved_start, node._saved_end, node._saved_step)
+                ]
+            ).indices(shape[dim])
         ),
         shape,
     )
@@ -104,7 +113,11 @@ def _selected(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Pl
 
 def _cut_off(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
     dim = _dim(node._saved_dim, len(shape))
-    sizes = node._saved_split_sizes if node.name() == "SplitWithSizesBackward0" else [node._saved_split_size] * number
+    sizes = (
+        node._saved_split_sizes
+        if node.name() == "SplitWithSizesBackward0"
+        else [node._saved_split_size] * number
+    )
     start = sum(sizes[:number])
     return _between(dim, slice(start, start + view[dim]), shape)
 
@@ -126,7 +139,10 @@ TRANSPOSES = {"TBackward0", "TransposeBackward0"}
 
 VIEWS: dict[str, Callable[[Any, int, torch.Size, torch.Size], Places]] = {
     **dict.fromkeys(TRANSPOSES, _transposed),
-    **dict.fromkeys(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"), _reshaped),
+    **dict.fromkeys(
+        ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"),
+        _reshaped,
+    ),
     **dict.fromkeys(("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"), _reshaped),
     "PermuteBackward0": _permuted,
     "SliceBackward0": _sliced,

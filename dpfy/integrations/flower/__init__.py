@@ -1,7 +1,7 @@
 """Flower with private rounds: a strategy for the server, a mod for the clients.
 
-    strategy = PrivateFedAvg(model, plan, "/srv/runs/x")      # server_app.py, instead of FedAvg(...)
-    app = ClientApp(mods=[private_mod])                         # client_app.py
+    strategy = PrivateFedAvg(model, plan, "/srv/runs/x")      # server_app.py, instead of
+    FedAvg(...) app = ClientApp(mods=[private_mod])                         # client_app.py
 
 The mod needs no torch, so names are found when they are first used.
 """

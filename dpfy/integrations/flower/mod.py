@@ -11,7 +11,17 @@ from dpfy.core.errors import InvalidInput
 from dpfy.integrations.flower import wire
 
 try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+    from flwr.app import (
+        Array,
+        ArrayRecord,
+        ConfigRecord,
+        Context,
+        Error,
+        Message,
+        MessageType,
+        MetricRecord,
+        RecordDict,
+    )
     from flwr.clientapp.typing import ClientAppCallable
     from flwr.common.constant import ErrorCode
 except ImportError:
@@ -19,11 +29,14 @@ except ImportError:
 
 
 def private_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The first mod of a client of :class:`PrivateFedAvg`: ``ClientApp(mods=[private_mod])``. Needs no torch.
+    """The first mod of a client of :class:`PrivateFedAvg`: ``ClientApp(mods=[private_mod])``. Needs
+    no torch.
 
-    Guarantees: a reply holds the trained arrays, moved back to within the clip norm of those received where the server states one, and
-    the weight 1. Metrics, the number of examples, other records, buffers, frozen weights and the texts of errors stay on the device. A
-    server that is not private, an evaluation and an update that is not finite are answered by an error without content.
+    Guarantees: a reply holds the trained arrays, moved back to within the clip norm of those
+    received where the server states one, and the weight 1. Metrics, the number of examples, other
+    records, buffers, frozen weights and the texts of errors stay on the device. A server that is
+    not private, an evaluation and an update that is not finite are answered by an error without
+    content.
     """
     terms = msg.content.config_records.get(wire.TERMS) if msg.has_content() else None
     if terms is None or msg.metadata.message_type != MessageType.TRAIN:
@@ -53,8 +66,12 @@ def private_mod(msg: Message, context: Context, call_next: ClientAppCallable) ->
     return Message(RecordDict(content), reply_to=msg)  # type: ignore[arg-type]
 
 
-def _bounded(received: dict[str, np.ndarray], trained: wire.Arrays, moving: list[str], clip: float) -> dict[str, Array]:
-    """`received`, with the arrays `moving` moved towards `trained`, by `clip` at most; in the types that were received."""
+def _bounded(
+    received: dict[str, np.ndarray], trained: wire.Arrays, moving: list[str], clip: float
+) -> dict[str, Array]:
+    """`received`, with the arrays `moving` moved towards `trained`, by `clip` at most; in the types
+    that were received.
+    """
     with np.errstate(all="ignore"):
         moves = {name: trained[name] - received[name] for name in moving}
         norm = math.sqrt(sum(float(np.square(move).sum()) for move in moves.values()))

@@ -23,7 +23,9 @@ POLL = 0.25
 
 
 def exchange(grid: Grid, messages: list[Message], timeout: float) -> Iterator[Message]:
-    """Send messages and give their replies as they come, until all are there or `timeout` seconds have passed."""
+    """Send messages and give their replies as they come, until all are there or `timeout` seconds
+    have passed.
+    """
     waiting = {key for key in grid.push_messages(messages) if key} if messages else set()
     end = time.monotonic() + timeout
     while waiting:
@@ -38,11 +40,12 @@ def exchange(grid: Grid, messages: list[Message], timeout: float) -> Iterator[Me
 class Population:
     """The clients that a plan counts: a name each, and a number for as long as the run lasts.
 
-    A node is known by the entry `identity` of its configuration, which its mod tells, or else by the key that it authenticates with
-    (without authentication: the one it made when it started).
+    A node is known by the entry `identity` of its configuration, which its mod tells, or else by
+    the key that it authenticates with (without authentication: the one it made when it started).
 
-    Guarantees: a name keeps its number, also when the server is killed; there are never more numbers than the plan counts clients; of
-    two nodes with one name at most one is asked in a round.
+    Guarantees: a name keeps its number, also when the server is killed; there are never more
+    numbers than the plan counts clients; of two nodes with one name at most one is asked in a
+    round.
     """
 
     def __init__(self, folder: Path, clients: int, identity: str | None) -> None:
@@ -55,8 +58,14 @@ class Population:
         if not self.file.is_file():
             return []
         held = reading.parsed_json(POPULATION, self.file.read_bytes())
-        if not isinstance(held, list) or len(set(map(str, held))) != len(held) or len(held) > self.clients:
-            raise Corrupt(f"checkpoint/{POPULATION}", "is no list of the names of clients: start a new run")
+        if (
+            not isinstance(held, list)
+            or len(set(map(str, held))) != len(held)
+            or len(held) > self.clients
+        ):
+            raise Corrupt(
+                f"checkpoint/{POPULATION}", "is no list of the names of clients: start a new run"
+            )
         return [str(name) for name in held]
 
     def present(self, grid: Grid, timeout: float) -> dict[int, int]:
@@ -69,12 +78,17 @@ class Population:
             self._names |= self._asked(grid, fresh, timeout)
         here = {node: self._names[node] for node in nodes if self._names.get(node)}
         self._admit(here.values())
-        return {self.numbers[name]: node for node, name in sorted(here.items()) if name in self.numbers}
+        return {
+            self.numbers[name]: node for node, name in sorted(here.items()) if name in self.numbers
+        }
 
     def _asked(self, grid: Grid, nodes: list[int], timeout: float) -> dict[int, str]:
         """The names that nodes give; one that gives none takes no part."""
         question = RecordDict({wire.TERMS: ConfigRecord({wire.NAME: str(self.identity)})})
-        messages = [Message(question, dst_node_id=node, message_type=MessageType.TRAIN, ttl=timeout) for node in nodes]
+        messages = [
+            Message(question, dst_node_id=node, message_type=MessageType.TRAIN, ttl=timeout)
+            for node in nodes
+        ]
         names = dict.fromkeys(nodes, "")
         for reply in exchange(grid, messages, timeout):
             said = None if reply.has_error() else reply.content.config_records.get(wire.TERMS)
@@ -83,7 +97,9 @@ class Population:
         return names
 
     def _admit(self, names: Iterable[str]) -> None:
-        """Give numbers to new names, in their order, while there are any left; written down before they are used."""
+        """Give numbers to new names, in their order, while there are any left; written down before
+        they are used.
+        """
         fresh = sorted(set(names) - self.numbers.keys())
         room = self.clients - len(self.numbers)
         self.turned_away |= set(fresh[room:])

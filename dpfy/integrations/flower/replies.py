@@ -24,9 +24,11 @@ TROUBLES = ("absent", "silent", "failed", "refused", "repeated", "strange", "unu
 
 @dataclass
 class RoundReport:
-    """What became of the clients of a round, by their numbers. For whoever runs the server alone: who was drawn is as private as the data.
+    """What became of the clients of a round, by their numbers. For whoever runs the server alone:
+    who was drawn is as private as the data.
 
-    Whatever the cause, a client whose update did not count has counted as zero, and is billed as all others are.
+    Whatever the cause, a client whose update did not count has counted as zero, and is billed as
+    all others are.
     """
 
     round: int
@@ -48,18 +50,27 @@ class RoundReport:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What went wrong, without how often and for whom: the names of the fields above that are not empty."""
+        """What went wrong, without how often and for whom: the names of the fields above that are
+        not empty.
+        """
         return tuple(name for name in TROUBLES if getattr(self, name))
 
 
 class Replies:
     """The updates of one round as they come in.
 
-    Guarantees: of a node that was asked the first reply counts, of others none; what is not the model's is refused before the cohort sees
-    it; the cohort gets the updates in the order of its clients, so that the sum does not depend on who answers first.
+    Guarantees: of a node that was asked the first reply counts, of others none; what is not the
+    model's is refused before the cohort sees it; the cohort gets the updates in the order of its
+    clients, so that the sum does not depend on who answers first.
     """
 
-    def __init__(self, asked: Mapping[int, int], sent: ArrayRecord, trainable: Mapping[str, Tensor], report: RoundReport) -> None:
+    def __init__(
+        self,
+        asked: Mapping[int, int],
+        sent: ArrayRecord,
+        trainable: Mapping[str, Tensor],
+        report: RoundReport,
+    ) -> None:
         self.report = report
         self._clients = {node: client for client, node in asked.items()}
         self._shapes = wire.shapes_of(sent)

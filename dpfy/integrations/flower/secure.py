@@ -1,4 +1,6 @@
-"""The server's part of secure aggregation: Flower's SecAgg+ sums whole numbers modulo 2^bits, and shows their sum alone."""
+"""The server's part of secure aggregation: Flower's SecAgg+ sums whole numbers modulo 2^bits, and
+shows their sum alone.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ try:
     from flwr.common import FitIns, Parameters, parameters_to_ndarrays
     from flwr.server.compat.legacy_context import LegacyContext
     from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
-    from flwr.server.workflow.secure_aggregation.secaggplus_workflow import SecAggPlusWorkflow, WorkflowState
+    from flwr.server.workflow.secure_aggregation.secaggplus_workflow import (
+        SecAggPlusWorkflow,
+        WorkflowState,
+    )
     from flwr.serverapp import Grid
 except ImportError:
     raise packages.missing("Flower's secure aggregation", "flwr") from None
@@ -44,18 +49,24 @@ class Asked:
 
 
 class Round:
-    """Stands where the protocol expects a strategy: says who is asked, and takes the sum that it shows."""
+    """Stands where the protocol expects a strategy: says who is asked, and takes the sum that it
+    shows.
+    """
 
     def __init__(self, nodes: list[int]) -> None:
         self.nodes = nodes
         self.survivors: list[int] = []
         self.shown: np.ndarray | None = None
 
-    def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> list[tuple[Asked, FitIns]]:
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: Any
+    ) -> list[tuple[Asked, FitIns]]:
         """Who is asked; what they are told comes later."""
         return [(Asked(node), FitIns(Parameters([], ""), {})) for node in self.nodes]
 
-    def aggregate_fit(self, server_round: int, results: list[tuple[Asked, Any]], failures: list[Any]) -> tuple[None, dict]:
+    def aggregate_fit(
+        self, server_round: int, results: list[tuple[Asked, Any]], failures: list[Any]
+    ) -> tuple[None, dict]:
         """The sum, as the protocol scales it."""
         self.survivors = [proxy.node_id for proxy, _ in results]
         (self.shown,) = parameters_to_ndarrays(results[0][1].parameters)
@@ -65,13 +76,15 @@ class Round:
 class SecAggPlus:
     """A `SecureSum` (:mod:`dpfy.federated.shares`) over the nodes of a Flower federation.
 
-    Guarantees: the server sends nothing from which it could have less than the sum over at least `least` clients by the protocol; a
-    client that vanishes before keys are shared is left out, one that vanishes later is recovered or the round shows nothing.
-    Flower makes each mask from a seed of 32 bits: the server is trusted not to search for them.
+    Guarantees: the server sends nothing from which it could have less than the sum over at least
+    `least` clients by the protocol; a client that vanishes before keys are shared is left out, one
+    that vanishes later is recovered or the round shows nothing. Flower makes each mask from a seed
+    of 32 bits: the server is trusted not to search for them.
     """
 
     words = (
-        "clients encoded their updates, each with its noise, and SecAgg+ of Flower summed them under masks; its masks come from seeds of "
+        "clients encoded their updates, each with its noise, and SecAgg+ of Flower summed them "
+        "under masks; its masks come from seeds of "
         "32 bits, so that the server is trusted not to search for them"
     )
 
@@ -86,12 +99,16 @@ class SecAggPlus:
         assert isinstance(rounds, DistributedRounds)
         return terms_of(rounds.scheme, list(trainable(rounds.model)), number)
 
-    def prepare(self, nodes: Mapping[int, int], content: Callable[[], RecordDict], secrets: Path) -> None:
+    def prepare(
+        self, nodes: Mapping[int, int], content: Callable[[], RecordDict], secrets: Path
+    ) -> None:
         """Whom to ask what in the round to come."""
         self._nodes, self._content, self._file = nodes, content, secrets / ASKED
 
     def make(self, cohort: Cohort) -> tuple[int, ...]:
-        """Make the round; who is missing in it. One with too few clients, or that a killed server had asked for, ends without a release."""
+        """Make the round; who is missing in it. One with too few clients, or that a killed server
+        had asked for, ends without a release.
+        """
         assert isinstance(cohort, SharesCohort)
         if self._file.is_file() and int(self._file.read_text()) >= cohort.step:
             cohort.skip()
@@ -143,14 +160,19 @@ class SecAggPlus:
             raise TooFew(survivors, workflow.reconstruction_threshold)
         steps = np.asarray(told.shown, np.float64) * len(told.survivors) / (1 << bits)
         if not np.all(np.abs(steps - np.rint(steps)) < 1e-3):
-            raise DpfyError("secure aggregation: a client sent another weight than 1; nothing of the round is used")
+            raise DpfyError(
+                "secure aggregation: a client sent another weight than 1; nothing of the round is "
+                "used"
+            )
         total = np.rint(steps).astype(np.int64) & ((1 << bits) - 1)
         self._survivors = frozenset(clients[node] for node in told.survivors)
         return Summed(total.astype(np.uint64), self._survivors)
 
 
 def _workflow(bits: int, least: int, timeout: float) -> SecAggPlusWorkflow:
-    """The protocol for whole numbers: every client is a neighbour of every other, and its own rounding leaves them as they are."""
+    """The protocol for whole numbers: every client is a neighbour of every other, and its own
+    rounding leaves them as they are.
+    """
     made = SecAggPlusWorkflow(1.0, least, timeout=timeout)
     made.quantization_range = made.modulus_range = 1 << bits
     made.clipping_range, made.max_weight = float(1 << (bits - 1)), float(1 << bits)
@@ -158,5 +180,10 @@ def _workflow(bits: int, least: int, timeout: float) -> SecAggPlusWorkflow:
 
 
 def _context(told: Round, number: int) -> LegacyContext:
-    state = RecordDict({MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: number + 1}), MAIN_PARAMS_RECORD: ArrayRecord()})
+    state = RecordDict(
+        {
+            MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: number + 1}),
+            MAIN_PARAMS_RECORD: ArrayRecord(),
+        }
+    )
     return LegacyContext(Context(0, 0, UserConfig(), state, UserConfig()), strategy=told)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The client's part of secure aggregation: its update leaves the device as whole numbers with noise, under masks."""
+"""The client's part of secure aggregation: its update leaves the device as whole numbers with
+noise, under masks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ try:
     from flwr.client.mod.secure_aggregation.secaggplus_mod import secaggplus_mod
     from flwr.clientapp.typing import ClientAppCallable
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
-    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE
+    from flwr.common.secure_aggregation.secaggplus_constants import (
+        RECORD_KEY_CONFIGS,
+        RECORD_KEY_STATE,
+    )
     from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 except ImportError:
     raise packages.missing("Flower's secure aggregation", "flwr") from None
@@ -29,11 +34,13 @@ MOST_BITS = 30
 
 
 def secure_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The only mod of a client whose noise comes in shares: ``ClientApp(mods=[secure_mod])``. Flower's SecAgg+ is inside of it.
+    """The only mod of a client whose noise comes in shares: ``ClientApp(mods=[secure_mod])``.
+    Flower's SecAgg+ is inside of it.
 
-    Guarantees: an update leaves the device clipped, in whole numbers, with this client's share of the noise, from its own entropy, and
-    under the masks of the protocol; asked again for a round within a run it sends the same bits. Fewer survivors than the server's
-    terms count on are not unmasked by this client.
+    Guarantees: an update leaves the device clipped, in whole numbers, with this client's share of
+    the noise, from its own entropy, and under the masks of the protocol; asked again for a round
+    within a run it sends the same bits. Fewer survivors than the server's terms count on are not
+    unmasked by this client.
     """
     if msg.metadata.message_type != MessageType.TRAIN or not msg.has_content():
         return refusal(msg, "only rounds of a private server are answered")
@@ -58,7 +65,7 @@ def terms_of(scheme: Scheme, trainable: list[str], number: int) -> ConfigRecord:
     return ConfigRecord(
         {
             "dimension": shares.dimension, "clients": shares.clients, "least": shares.least, "bits": shares.bits,
-            "scaled": float(shares.scaled), "law": shares.law, "rotation": str(shares.rotation), "clip": float(scheme.clip),
+            "scaled": float(shares.scaled), "law": shares.law, "rotation": str(shares.rotation), "clip": float(scheme.clip),  # noqa: E501
             "noise": float(scheme.noise_multiplier), wire.TRAINED: trainable, "round": number,
         }
     )  # fmt: skip
@@ -66,7 +73,9 @@ def terms_of(scheme: Scheme, trainable: list[str], number: int) -> ConfigRecord:
 
 def scheme_of(terms: ConfigRecord) -> Scheme:
     """The scheme that a server's terms state."""
-    held = {name: terms[name] for name in ("dimension", "clients", "least", "bits", "scaled", "law")}
+    held = {
+        name: terms[name] for name in ("dimension", "clients", "least", "bits", "scaled", "law")
+    }
     shares = Shares(**held, rotation=int(str(terms["rotation"])))  # type: ignore[arg-type]
     return Scheme(shares, float(terms["clip"]), float(terms["noise"]))  # type: ignore[arg-type]
 
@@ -76,13 +85,22 @@ def _encoded(msg: Message, context: Context, call_next: ClientAppCallable) -> Me
     terms = msg.content.config_records[wire.TERMS]
     scheme, number = scheme_of(terms), int(terms["round"])  # type: ignore[arg-type]
     agreed = context.state.config_records[RECORD_KEY_STATE]
-    if int(agreed["threshold"]) < scheme.shares.least or int(agreed["mod_range"]) != 1 << scheme.shares.bits:  # type: ignore[arg-type]
+    if (
+        int(agreed["threshold"]) < scheme.shares.least
+        or int(agreed["mod_range"]) != 1 << scheme.shares.bits
+    ):  # type: ignore[arg-type]
         raise DpfyError("the protocol unmasks fewer clients than the bill counts on")
     message = _sent(context, number)
     if message is None:
-        message = scheme.encode(_update(msg, context, call_next, terms), Randomness.from_os(), 0, number)
-        context.state.config_records[SENT] = ConfigRecord({"round": number, "message": message.tobytes()})
-    whole = scheme.centred(message).astype(np.float64) * float(1 << scheme.shares.bits)  # the protocol divides by it
+        message = scheme.encode(
+            _update(msg, context, call_next, terms), Randomness.from_os(), 0, number
+        )
+        context.state.config_records[SENT] = ConfigRecord(
+            {"round": number, "message": message.tobytes()}
+        )
+    whole = scheme.centred(message).astype(np.float64) * float(
+        1 << scheme.shares.bits
+    )  # the protocol divides by it
     result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([whole]), 1, {})
     return Message(fitres_to_recorddict(result, True), reply_to=msg)
 
@@ -97,7 +115,9 @@ def _sent(context: Context, number: int) -> Encoded | None:
     return np.frombuffer(held["message"], np.uint64)  # type: ignore[call-overload]
 
 
-def _update(msg: Message, context: Context, call_next: ClientAppCallable, terms: ConfigRecord) -> wire.NDArray[np.float64]:
+def _update(
+    msg: Message, context: Context, call_next: ClientAppCallable, terms: ConfigRecord
+) -> wire.NDArray[np.float64]:
     """Weights received minus weights trained, as one vector."""
     (sent,) = msg.content.array_records.values()
     shapes = wire.shapes_of(sent)

@@ -38,25 +38,33 @@ try:
 except ImportError:
     raise packages.missing("Flower", "flwr") from None
 
-EVALUATION = "what clients measure on their data is another release: measure on public data, with evaluate_fn"
+EVALUATION = (
+    "what clients measure on their data is another release: measure on public data, with "
+    "evaluate_fn"
+)
 
 
 class PrivateFedAvg(Strategy):
-    """Private rounds for a Flower `ServerApp`: put it where `FedAvg(...)` stood, and `private_mod` first among the clients' mods.
+    """Private rounds for a Flower `ServerApp`: put it where `FedAvg(...)` stood, and `private_mod`
+    first among the clients' mods.
 
         strategy = PrivateFedAvg(model, plan, "/srv/runs/x")
         result = strategy.start(grid, ArrayRecord(model.state_dict()), evaluate_fn=on_public_data)
 
-    `optimizer` takes the noisy mean of the updates as its gradient: without one, SGD with rate 1, which is federated averaging; with
-    momentum, Adam or Adagrad it is FedAvgM, FedAdam, FedAdagrad. `identity` is the entry of a node's configuration that says whose
-    node it is. With `sampling` that strategy of Flower chooses whom to ask, and the bill claims no amplification. Rounds begin when
-    `wait_for` clients are connected. A plan of :mod:`dpfy.federated.shares` runs over Flower's SecAgg+, with `secure_mod` at the clients.
-    `reports` holds a :class:`RoundReport` for each round made here.
+    `optimizer` takes the noisy mean of the updates as its gradient: without one, SGD with rate 1,
+    which is federated averaging; with momentum, Adam or Adagrad it is FedAvgM, FedAdam, FedAdagrad.
+    `identity` is the entry of a node's configuration that says whose node it is. With `sampling`
+    that strategy of Flower chooses whom to ask, and the bill claims no amplification. Rounds begin
+    when `wait_for` clients are connected. A plan of :mod:`dpfy.federated.shares` runs over Flower's
+    SecAgg+, with `secure_mod` at the clients. `reports` holds a :class:`RoundReport` for each round
+    made here.
 
-    Guarantees: the whole plan is reserved in the ledger, durably, before a message leaves. Who is asked in a round is drawn by the plan's
-    sampler from the run's secret, over the clients that the plan counts, connected or not. A client adds at most the clip norm to a
-    round, whatever it sends and however often; whoever is absent, late or faulty adds zero; noise and divisor do not depend on who
-    answers. A server that is killed and started again with the same folder goes on, with the bits that it would have made.
+    Guarantees: the whole plan is reserved in the ledger, durably, before a message leaves. Who is
+    asked in a round is drawn by the plan's sampler from the run's secret, over the clients that the
+    plan counts, connected or not. A client adds at most the clip norm to a round, whatever it sends
+    and however often; whoever is absent, late or faulty adds zero; noise and divisor do not depend
+    on who answers. A server that is killed and started again with the same folder goes on, with the
+    bits that it would have made.
     """
 
     def __init__(
@@ -74,10 +82,14 @@ class PrivateFedAvg(Strategy):
         self.model, self.plan, self.sampling = model, plan, sampling
         self.run = run if isinstance(run, Run) else Run(run)
         if sampling is not None and self.run.batches is None:
-            chosen = ForeignBatches(f"clients chosen by the strategy {type(sampling).__name__} of Flower")
+            chosen = ForeignBatches(
+                f"clients chosen by the strategy {type(sampling).__name__} of Flower"
+            )
             self.run = dataclasses.replace(self.run, batches=chosen)
         self.optimizer = (
-            optimizer if optimizer is not None else torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+            optimizer
+            if optimizer is not None
+            else torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
         )
         self.identity = identity
         self.wait_for = check.integer("wait_for", wait_for, most=plan.recipe.records)
@@ -98,9 +110,15 @@ class PrivateFedAvg(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Make the rounds of the plan that are left, and the card. `evaluate_fn` is called as by other strategies."""
+        """Make the rounds of the plan that are left, and the card. `evaluate_fn` is called as by
+        other strategies.
+        """
         if num_rounds is not None and num_rounds != self.plan.recipe.steps:
-            raise InvalidInput("num_rounds", num_rounds, f"must be the rounds of the plan: {self.plan.recipe.steps}")
+            raise InvalidInput(
+                "num_rounds",
+                num_rounds,
+                f"must be the rounds of the plan: {self.plan.recipe.steps}",
+            )
         if evaluate_config is not None:
             raise Unsupported("evaluation on clients", EVALUATION)
         timeout = check.positive("timeout", timeout)
@@ -112,19 +130,29 @@ class PrivateFedAvg(Strategy):
         self._begin_with(initial_arrays)
         rounds = self._rounds = self._made(place, grid, timeout)
         with rounds:
-            self._population = Population(rounds.folder.secrets, self.plan.recipe.records, self.identity)
+            self._population = Population(
+                rounds.folder.secrets, self.plan.recipe.records, self.identity
+            )
             self._timeout = timeout
             if rounds.steps_done == 0:
                 self._evaluated(result, 0, evaluate_fn)
             while (cohort := rounds.cohort()) is not None:
                 self._cohort, number = cohort, cohort.step + 1
-                messages = list(self.configure_train(number, self._arrays(), train_config or ConfigRecord(), grid))
-                self.aggregate_train(number, [] if self._protocol else exchange(grid, messages, timeout))
+                messages = list(
+                    self.configure_train(
+                        number, self._arrays(), train_config or ConfigRecord(), grid
+                    )
+                )
+                self.aggregate_train(
+                    number, [] if self._protocol else exchange(grid, messages, timeout)
+                )
                 self._evaluated(result, number, evaluate_fn)
         result.arrays = self._arrays()
         return result
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """The messages of a round, to the clients that were drawn for it and are there."""
         cohort, rounds = self._under_way()
         here = self._here(grid)
@@ -135,16 +163,23 @@ class PrivateFedAvg(Strategy):
         config["server-round"] = server_round
 
         def content() -> RecordDict:
-            return RecordDict({wire.ARRAYS: arrays, "config": config, wire.TERMS: self._terms(rounds, cohort)})  # type: ignore[dict-item]
+            return RecordDict(
+                {wire.ARRAYS: arrays, "config": config, wire.TERMS: self._terms(rounds, cohort)}
+            )  # type: ignore[dict-item]
 
         if self._protocol is not None:
             self._protocol.prepare(asked, content, rounds.folder.secrets)
         return [
-            Message(content(), dst_node_id=node, message_type=MessageType.TRAIN, ttl=self._timeout) for node in asked.values()
+            Message(content(), dst_node_id=node, message_type=MessageType.TRAIN, ttl=self._timeout)
+            for node in asked.values()
         ]
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """End the round: what came is clipped and summed, noised, and given to the optimizer. No metric of clients is released."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """End the round: what came is clipped and summed, noised, and given to the optimizer. No
+        metric of clients is released.
+        """
         cohort, _ = self._under_way()
         if self._replies is None:
             raise DpfyError("rounds: configure_train comes before aggregate_train")
@@ -157,14 +192,23 @@ class PrivateFedAvg(Strategy):
         self._cohort = None
         self.reports.append(taken.report)
         if taken.report.troubles:
-            log(WARNING, "round %s: some replies were %s (strategy.reports)", server_round, ", ".join(taken.report.troubles))
+            log(
+                WARNING,
+                "round %s: some replies were %s (strategy.reports)",
+                server_round,
+                ", ".join(taken.report.troubles),
+            )
         return self._arrays(), None
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """Nobody is asked."""
         return []
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Refused."""
         raise Unsupported("evaluation on clients", EVALUATION)
 
@@ -178,10 +222,17 @@ class PrivateFedAvg(Strategy):
             recipe.records,
             f"{recipe.expected_batch:g}",
         )
-        log(INFO, "\t└──> epsilon %s at delta %s", f"{self.plan.epsilon:.4g}", f"{self.plan.delta:g}")
+        log(
+            INFO,
+            "\t└──> epsilon %s at delta %s",
+            f"{self.plan.epsilon:.4g}",
+            f"{self.plan.delta:g}",
+        )
 
     def _made(self, place: Run, grid: Grid, timeout: float) -> PrivateRounds:
-        """The rounds of the plan: with noise added here, or, where the plan has it in shares, by the clients."""
+        """The rounds of the plan: with noise added here, or, where the plan has it in shares, by
+        the clients.
+        """
         given = (self.model, self.optimizer, self.plan, place)
         if not isinstance(self.plan.recipe.strategy, Shares):
             return PrivateRounds(*given, **self._options)
@@ -197,7 +248,9 @@ class PrivateFedAvg(Strategy):
             return self._protocol.terms(rounds, cohort.step)
         clip = rounds.clip
         names = list(trainable(rounds.model))
-        return ConfigRecord({wire.CLIP: clip.norm if isinstance(clip, FlatClip) else 0.0, wire.TRAINED: names})
+        return ConfigRecord(
+            {wire.CLIP: clip.norm if isinstance(clip, FlatClip) else 0.0, wire.TRAINED: names}
+        )
 
     def _place(self) -> Run:
         """The run folder; one that holds an unfinished or finished run is gone on with."""
@@ -210,34 +263,52 @@ class PrivateFedAvg(Strategy):
         try:
             self.model.load_state_dict(arrays.to_torch_state_dict())
         except (RuntimeError, TypeError, ValueError) as problem:
-            raise InvalidInput("initial_arrays", "arrays of another model", str(problem).splitlines()[-1].strip()) from None
+            raise InvalidInput(
+                "initial_arrays", "arrays of another model", str(problem).splitlines()[-1].strip()
+            ) from None
 
     def _here(self, grid: Grid) -> dict[int, int]:
-        """The nodes of the clients that are connected, by number, once there are enough of them for the first round."""
+        """The nodes of the clients that are connected, by number, once there are enough of them for
+        the first round.
+        """
         here = self._population.present(grid, self._timeout)
         while len(self._population.numbers) < self.wait_for:
-            log(INFO, "%s of %s clients are connected", len(self._population.numbers), self.wait_for)
+            log(
+                INFO, "%s of %s clients are connected", len(self._population.numbers), self.wait_for
+            )
             time.sleep(1.0)
             here = self._population.present(grid, self._timeout)
         return here
 
-    def _drawn(self, cohort: Cohort, here: dict[int, int], number: int, arrays: ArrayRecord, grid: Grid) -> tuple[int, ...]:
+    def _drawn(
+        self, cohort: Cohort, here: dict[int, int], number: int, arrays: ArrayRecord, grid: Grid
+    ) -> tuple[int, ...]:
         """Whom to ask, connected or not: the cohort of the plan, or whom `sampling` chooses."""
         if self.sampling is None:
             return tuple(int(client) for client in cohort.clients)
-        chosen = {m.metadata.dst_node_id for m in self.sampling.configure_train(number, arrays, ConfigRecord(), grid)}
+        chosen = {
+            m.metadata.dst_node_id
+            for m in self.sampling.configure_train(number, arrays, ConfigRecord(), grid)
+        }
         return tuple(sorted(client for client, node in here.items() if node in chosen))
 
     def _under_way(self) -> tuple[Cohort, PrivateRounds]:
         if self._cohort is None or self._rounds is None:
-            raise Unsupported("a round by itself", "call start: it reserves the plan and draws who takes part")
+            raise Unsupported(
+                "a round by itself", "call start: it reserves the plan and draws who takes part"
+            )
         return self._cohort, self._rounds
 
     def _arrays(self) -> ArrayRecord:
         """The model's weights and buffers as they are now."""
         return ArrayRecord(self.model.state_dict())
 
-    def _evaluated(self, result: Result, number: int, evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None) -> None:
+    def _evaluated(
+        self,
+        result: Result,
+        number: int,
+        evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> None:
         found = evaluate(number, self._arrays()) if evaluate else None
         if found is not None:
             log(INFO, "round %s: %s", number, dict(found))

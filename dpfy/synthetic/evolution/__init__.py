@@ -1,1 +1,3 @@
-"""Private evolution: samples of a public generator, chosen by noisy votes of private records (Lin et al. 2024)."""
+"""Private evolution: samples of a public generator, chosen by noisy votes of private records (Lin
+et al. 2024).
+"""

@@ -1,4 +1,6 @@
-"""An evolution as the self-test of the audit sees it: its steps one by one, each of which a mistake may replace."""
+"""An evolution as the self-test of the audit sees it: its steps one by one, each of which a mistake
+may replace.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def _first(crowd: Crowd, secret: Randomness) -> Population:
 
 @dataclass(frozen=True)
 class EvolutionSteps:
-    """The steps of an evolution. Only `voters` has a use for the records; that `first` is given them is for mistakes."""
+    """The steps of an evolution. Only `voters` has a use for the records; that `first` is given
+    them is for mistakes.
+    """
 
     first: Callable[[Crowd, Randomness], Population] = _first
     voters: Callable[[Population, Array], Array] = Population.vectors
@@ -53,7 +57,9 @@ class EvolutionSteps:
         population = self.first(crowd, secret)
         permit = rehearsal(CLAIM.event, CLAIM.releases, CLAIM.name, CLAIM.adjacency)
         voters = self.voters(population, crowd[0])
-        with mock.patch.multiple(run, votes_of=self.votes, noise_of_round=self.noise, heard_of=self.heard):
+        with mock.patch.multiple(
+            run, votes_of=self.votes, noise_of_round=self.noise, heard_of=self.heard
+        ):
             last, votes = evolved(population, voters, crowd[1], permit, secret)
         return [held.tolist() for held in last.samples], votes.tolist()
 
@@ -61,7 +67,9 @@ class EvolutionSteps:
 def _crowd(count: int, seed: int) -> Crowd:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, count)
-    return np.where(labels[:, None] == 0, [3.0, 3.0], [-3.0, 1.0]) + rng.normal(0, 0.3, (count, 2)), labels
+    return np.where(labels[:, None] == 0, [3.0, 3.0], [-3.0, 1.0]) + rng.normal(
+        0, 0.3, (count, 2)
+    ), labels
 
 
 def _with(crowd: Crowd, point: list[float], label: int) -> Crowd:
@@ -69,21 +77,29 @@ def _with(crowd: Crowd, point: list[float], label: int) -> Crowd:
 
 
 def neighbours() -> Iterator[tuple[str, Crowd, Crowd, bool]]:
-    """Two crowds each: with one record more, far away or in the middle; and two that have nothing in common (True)."""
+    """Two crowds each: with one record more, far away or in the middle; and two that have nothing
+    in common (True).
+    """
     some = _crowd(40, 0)
     yield "one record far away", some, _with(some, [1e6, -1e6], 1), False
     yield "one record in the middle", some, _with(some, [0.0, 0.0], 0), False
     yield "other records", some, _crowd(17, 1), True
 
 
-def runs(change: Callable[[Any], Any]) -> Iterator[tuple[str, Callable[[Crowd], Any], Crowd, Crowd, bool]]:
-    """For the audit: an evolution with the steps that `change` makes of the real ones, and two crowds to run it on."""
+def runs(
+    change: Callable[[Any], Any],
+) -> Iterator[tuple[str, Callable[[Crowd], Any], Crowd, Crowd, bool]]:
+    """For the audit: an evolution with the steps that `change` makes of the real ones, and two
+    crowds to run it on.
+    """
     steps: EvolutionSteps = change(EvolutionSteps())
     for name, one, other, strangers in neighbours():
         yield name, steps.samples, one, other, strangers
 
 
 def spent(change: Callable[[Any], Any]) -> tuple[float, float]:
-    """What all rounds take of the sum of squares, by the noise that they have, and what the claim allows."""
+    """What all rounds take of the sum of squares, by the noise that they have, and what the claim
+    allows.
+    """
     steps: EvolutionSteps = change(EvolutionSteps())
     return float(CLAIM.rounds * squares(steps.noise(CLAIM))), float(squares(CLAIM.noise_multiplier))

@@ -1,4 +1,6 @@
-"""The claim of an evolution: how many rounds of votes, over how many samples, and what all of them may spend."""
+"""The claim of an evolution: how many rounds of votes, over how many samples, and what all of them
+may spend.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ SAMPLES, FACTS = "samples.npz", "evolution.json"
 @register
 @dataclass(frozen=True)
 class Evolution(Claim):
-    """Noisy votes of private records for samples of a public generator, in `rounds` rounds, over `size` samples of each of `classes`.
+    """Noisy votes of private records for samples of a public generator, in `rounds` rounds, over
+    `size` samples of each of `classes`.
 
     `noise_multiplier` is that of the one Gaussian release to which all rounds together amount.
     """
@@ -36,9 +39,13 @@ class Evolution(Claim):
         check.integer("classes", self.classes, most=1000)
         check.integer("size", self.size, least=2, most=1 << 14)
         check.integer("rounds", self.rounds, most=100)
-        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
+        check.noise_multiplier(
+            "noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier)
+        )
         if self.adjacency is not Adjacency.ADD_OR_REMOVE_ONE or self.unit != EXAMPLE:
-            raise InvalidInput("adjacency", str(self.adjacency), "must be that one record is added or removed")
+            raise InvalidInput(
+                "adjacency", str(self.adjacency), "must be that one record is added or removed"
+            )
 
     @property
     def releases(self) -> int:
@@ -53,21 +60,32 @@ class Evolution(Claim):
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
         """A record votes once a round; the generator has not seen the records."""
         return [
-            Assumption("votes", "one record adds one vote to every round", "it voted for the nearest sample of its class", YES),
+            Assumption(
+                "votes",
+                "one record adds one vote to every round",
+                "it voted for the nearest sample of its class",
+                YES,
+            ),
             Assumption(
                 "generator",
                 "generator and embedding are public, and look at each sample by itself",
                 "the caller says so; of the embedding it was tried on public samples",
                 STATED,
             ),
-            Assumption("arithmetic", "counts and noise are exact", "votes are whole numbers, noise is drawn on a grid", YES),
+            Assumption(
+                "arithmetic",
+                "counts and noise are exact",
+                "votes are whole numbers, noise is drawn on a grid",
+                YES,
+            ),
         ]
 
     def describe(self) -> dict[str, Any]:
         """What is made, from what."""
         return {
             "title": "Private evolution",
-            "words": "A public generator made samples. Private records voted for those nearest to them; the counts were released with "
+            "words": "A public generator made samples. Private records voted for those nearest to "
+            "them; the counts were released with "
             "noise, and the generator varied the samples that had votes.",
             "classes": self.classes,
             "samples_of_a_class": self.size,

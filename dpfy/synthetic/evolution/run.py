@@ -1,6 +1,7 @@
 """An evolution, from what is asked to the run folder: reserve, read, vote, vary, card.
 
-What leaves the machine are samples of the public generator. The private records decide which, by votes with noise, and nothing else.
+What leaves the machine are samples of the public generator. The private records decide which, by
+votes with noise, and nothing else.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ HEARD = 2.0
 
 
 class PublicGenerator(Protocol):
-    """What makes samples and has never seen the private records. All its randomness comes from `rng`."""
+    """What makes samples and has never seen the private records. All its randomness comes from
+    `rng`.
+    """
 
     def random(self, count: int, label: int, rng: np.random.Generator) -> Samples:
         """So many samples of a class, one along the first axis each."""
@@ -57,7 +60,9 @@ class PublicGenerator(Protocol):
 
 @dataclass(frozen=True)
 class EvolutionOptions:
-    """Of an evolution: `classes` that records have, samples of a class (`size`), and `rounds` of votes."""
+    """Of an evolution: `classes` that records have, samples of a class (`size`), and `rounds` of
+    votes.
+    """
 
     classes: int = 1
     size: int = 100
@@ -97,13 +102,16 @@ def evolve(
     options: EvolutionOptions | None = None,
     embed: Embed = flat,
 ) -> Evolved:
-    """Samples of a public generator that are like private records, in a run folder that anyone can verify.
+    """Samples of a public generator that are like private records, in a run folder that anyone can
+    verify.
 
-    `records` is a pair (records, labels), or a function that gives one and is called when the bill is reserved. `embed` makes vectors of
-    records and of samples, each by itself; nearness is measured between them.
+    `records` is a pair (records, labels), or a function that gives one and is called when the bill
+    is reserved. `embed` makes vectors of records and of samples, each by itself; nearness is
+    measured between them.
 
-    Guarantees: the price is computed and reserved before `records` is called; a record adds one vote to each round; what is published are
-    samples of the generator, chosen by noisy votes. A killed run goes on to the same samples if the generator draws from its `rng` alone.
+    Guarantees: the price is computed and reserved before `records` is called; a record adds one
+    vote to each round; what is published are samples of the generator, chosen by noisy votes. A
+    killed run goes on to the same samples if the generator draws from its `rng` alone.
     """
     chosen = options or EvolutionOptions()
     check.epsilon("epsilon", epsilon)
@@ -117,8 +125,14 @@ def evolve(
         first = Population.first(claim, generator, embed, folder.randomness)
         voters = first.vectors(held)
         folder.bind("records", voters.tobytes() + labels.tobytes())
-        last, votes = evolved(first, voters, labels, folder.begin(claim.name), folder.randomness, folder.bind)
-        facts = {"samples": claim.classes * claim.size, "rounds": claim.rounds, "votes": [row.tolist() for row in votes.round(3)]}
+        last, votes = evolved(
+            first, voters, labels, folder.begin(claim.name), folder.randomness, folder.bind
+        )
+        facts = {
+            "samples": claim.classes * claim.size,
+            "rounds": claim.rounds,
+            "votes": [row.tolist() for row in votes.round(3)],
+        }
         folder.write(SAMPLES, last.packed())
         folder.write(FACTS, json.dumps(facts, indent=1).encode())
         folder.tell(claim.name, samples=facts["samples"])
@@ -131,12 +145,16 @@ def evolve(
 def finished(path: Path) -> Evolved:
     """A finished evolution."""
     facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
-    return Evolved(path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME)))
+    return Evolved(
+        path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+    )
 
 
 @dataclass(frozen=True)
 class Population:
-    """The samples of every class, all of one size, and how they become vectors. Public, or released."""
+    """The samples of every class, all of one size, and how they become vectors. Public, or
+    released.
+    """
 
     claim: Evolution
     generator: PublicGenerator
@@ -145,11 +163,17 @@ class Population:
     reach: float
 
     @classmethod
-    def first(cls, claim: Evolution, generator: PublicGenerator, embed: Embed, randomness: Randomness) -> Population:
+    def first(
+        cls, claim: Evolution, generator: PublicGenerator, embed: Embed, randomness: Randomness
+    ) -> Population:
         """Random samples; refuses an embedding that does not look at each of them by itself."""
         drawn = []
         for label in range(claim.classes):
-            held = np.asarray(generator.random(claim.size, label, randomness.generator(f"evolution class {label}", 0)))
+            held = np.asarray(
+                generator.random(
+                    claim.size, label, randomness.generator(f"evolution class {label}", 0)
+                )
+            )
             drawn.append(_checked(held, claim.size))
         vectors = np.concatenate([_vectors(embed, held) for held in drawn])
         alone = _vectors(embed, drawn[0][:1])
@@ -157,7 +181,9 @@ class Population:
         if not math.isfinite(length):
             raise InvalidInput("embed", length, "must give finite numbers for public samples")
         if not np.allclose(alone[0], vectors[0], rtol=1e-3, atol=1e-6 * length):
-            raise InvalidInput("embed", "another vector beside other samples", "must look at each sample by itself")
+            raise InvalidInput(
+                "embed", "another vector beside other samples", "must look at each sample by itself"
+            )
         return cls(claim, generator, embed, tuple(drawn), WIDE * max(length, 1e-12))
 
     def vectors(self, held: Samples) -> Array:
@@ -165,7 +191,9 @@ class Population:
         return bounded(_vectors(self.embed, held) / self.reach) if len(held) else np.zeros((0, 1))
 
     def next(self, votes: Array, randomness: Randomness, number: int) -> Population:
-        """Half of the places for samples drawn by their votes, the other half for variations of these."""
+        """Half of the places for samples drawn by their votes, the other half for variations of
+        these.
+        """
         made = []
         for label, held in enumerate(self.samples):
             rng = randomness.generator(f"evolution class {label}", number + 1)
@@ -201,7 +229,9 @@ def noise_of_round(claim: Evolution) -> float:
 
 
 def heard_of(found: Array, noise: float, counts: Whole) -> Array:
-    """Noisy votes, without those that the noise drowns; of the counts themselves nothing is used."""
+    """Noisy votes, without those that the noise drowns; of the counts themselves nothing is
+    used.
+    """
     return np.where(np.asarray(found) > HEARD * noise, found, 0.0)
 
 
@@ -213,9 +243,11 @@ def evolved(
     randomness: Randomness,
     bind: Callable[[str, bytes], None] = no_binding,
 ) -> tuple[Population, Array]:
-    """All rounds: votes with noise, then the next samples. The last votes choose among what is there.
+    """All rounds: votes with noise, then the next samples. The last votes choose among what is
+    there.
 
-    Guarantees: a record adds one to one count of a round, whatever it is; all rounds together are within the claim.
+    Guarantees: a record adds one to one count of a round, whatever it is; all rounds together are
+    within the claim.
     """
     claim = population.claim
     noise = noise_of_round(claim)
@@ -225,24 +257,32 @@ def evolved(
         counts = votes_of(voters, labels, places)
         bind(f"{claim.name} {number}", counts.tobytes())
         mechanism = PartOfGaussian(noise, whole=claim.event)
-        found = mechanism.release(Bounded(counts, Bound.scalar(1.0)), permit, randomness, number).value
+        found = mechanism.release(
+            Bounded(counts, Bound.scalar(1.0)), permit, randomness, number
+        ).value
         votes = heard_of(found, noise, counts).reshape(claim.classes, claim.size)
         population = population.next(votes, randomness, number)
     return population, votes
 
 
 def drawn_by(votes: Array, count: int, rng: np.random.Generator) -> Whole:
-    """So many places, in proportion to votes, as evenly as can be; all alike where nothing was heard."""
+    """So many places, in proportion to votes, as evenly as can be; all alike where nothing was
+    heard.
+    """
     weights = votes if votes.sum() > 0 else np.ones(len(votes))
     marks = (np.arange(count) + rng.random()) / count
-    found: Whole = np.minimum(np.searchsorted(weights.cumsum() / weights.sum(), marks), len(votes) - 1)
+    found: Whole = np.minimum(
+        np.searchsorted(weights.cumsum() / weights.sum(), marks), len(votes) - 1
+    )
     return rng.permutation(found)
 
 
 def _vectors(embed: Embed, held: Samples) -> Array:
     found = np.asarray(embed(held), np.float64)
     if found.ndim != 2 or len(found) != len(held):
-        raise InvalidInput("embed", f"an array of shape {found.shape}", "must give one vector for each sample")
+        raise InvalidInput(
+            "embed", f"an array of shape {found.shape}", "must give one vector for each sample"
+        )
     return found
 
 
@@ -259,7 +299,13 @@ def _read(records: Any, classes: int) -> tuple[Samples, Whole]:
         raise InvalidInput("records", type(given).__name__, "must be (records, labels)")
     held, labels = (np.asarray(part) for part in given)
     if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(held):
-        raise InvalidInput("labels", f"{labels.dtype} of shape {labels.shape}", "must be one whole number for each record")
+        raise InvalidInput(
+            "labels",
+            f"{labels.dtype} of shape {labels.shape}",
+            "must be one whole number for each record",
+        )
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise InvalidInput("labels", "labels", f"must lie from 0 to {classes - 1}: there are {classes} classes")
+        raise InvalidInput(
+            "labels", "labels", f"must lie from 0 to {classes - 1}: there are {classes} classes"
+        )
     return held, labels.astype(np.int64)

@@ -1,1 +1,3 @@
-"""Synthetic images with labels: noisy moments in a public basis, a mixture of Gaussians for every class, pictures drawn from it."""
+"""Synthetic images with labels: noisy moments in a public basis, a mixture of Gaussians for every
+class, pictures drawn from it.
+"""

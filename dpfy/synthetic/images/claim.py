@@ -1,4 +1,6 @@
-"""The claim of synthetic images: pictures of which size and classes, in which basis, and what all statistics together may spend."""
+"""The claim of synthetic images: pictures of which size and classes, in which basis, and what all
+statistics together may spend.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ MOST_CLASSES, MOST_ROUNDS = 1000, 20
 class ImageSynthesis(Claim):
     """Noisy statistics of private pictures, and pictures drawn from a model of them.
 
-    `noise_multiplier` is that of the one Gaussian release to which all statistics together amount: of brightness and pixels, of moments,
-    of `rounds` rounds of k-means, and of the clusters. A picture of `height` x `width` pixels is used by its lowest `frequencies` x
-    `frequencies` cosines, and has one of `classes` labels.
+    `noise_multiplier` is that of the one Gaussian release to which all statistics together amount:
+    of brightness and pixels, of moments, of `rounds` rounds of k-means, and of the clusters. A
+    picture of `height` x `width` pixels is used by its lowest `frequencies` x `frequencies`
+    cosines, and has one of `classes` labels.
     """
 
     height: int
@@ -43,9 +46,13 @@ class ImageSynthesis(Claim):
             check.integer(name, getattr(self, name))
         check.integer("classes", self.classes, most=MOST_CLASSES)
         check.integer("rounds", self.rounds, most=MOST_ROUNDS)
-        check.noise_multiplier("noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier))
+        check.noise_multiplier(
+            "noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier)
+        )
         if self.adjacency is not Adjacency.ADD_OR_REMOVE_ONE or self.unit != EXAMPLE:
-            raise InvalidInput("adjacency", str(self.adjacency), "must be that one picture is added or removed")
+            raise InvalidInput(
+                "adjacency", str(self.adjacency), "must be that one picture is added or removed"
+            )
 
     @property
     def name(self) -> str:
@@ -63,17 +70,21 @@ class ImageSynthesis(Claim):
         return events.Gaussian(self.noise_multiplier)
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
-        """A picture adds no more than its bound; nothing public was read from the pictures; the sum of squares was kept."""
+        """A picture adds no more than its bound; nothing public was read from the pictures; the sum
+        of squares was kept.
+        """
         return [
             Assumption(
                 "contribution",
                 "one picture adds at most the bound to every sum",
-                "every vector was shortened to a length of one and rounded, and is in one cluster of one class",
+                "every vector was shortened to a length of one and rounded, and is in one cluster "
+                "of one class",
                 YES,
             ),
             Assumption(
                 "basis",
-                "size, classes and cosines are public; directions, lengths and clusters follow from what was released",
+                "size, classes and cosines are public; directions, lengths and clusters follow "
+                "from what was released",
                 "they were given before the pictures were read, or computed from noisy sums alone",
                 YES,
             ),
@@ -83,15 +94,22 @@ class ImageSynthesis(Claim):
                 "a filter refused whatever would exceed it, before it was made",
                 YES,
             ),
-            Assumption("arithmetic", "sums and noise are exact", "sums are of whole numbers, noise is drawn on a grid", YES),
+            Assumption(
+                "arithmetic",
+                "sums and noise are exact",
+                "sums are of whole numbers, noise is drawn on a grid",
+                YES,
+            ),
         ]
 
     def describe(self) -> dict[str, Any]:
         """What is made, from what."""
         return {
             "title": "Synthetic images",
-            "words": "Moments of the pictures were measured with noise, class by class and cluster by cluster; the pictures were drawn "
-            "from Gaussians with these moments. No picture of the data is among them, nor a part of one.",
+            "words": "Moments of the pictures were measured with noise, class by class and cluster "
+            "by cluster; the pictures were drawn "
+            "from Gaussians with these moments. No picture of the data is among them, nor a part "
+            "of one.",
             "picture": f"{self.height} x {self.width} pixels",
             "classes": self.classes,
             "basis": f"cosines of the {self.frequencies} lowest frequencies along each side",

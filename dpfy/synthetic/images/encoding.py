@@ -1,7 +1,8 @@
-"""A picture as a vector of fixed length, and back: its low frequencies. Public, and for each picture by itself.
+"""A picture as a vector of fixed length, and back: its low frequencies. Public, and for each
+picture by itself.
 
-The vector of a picture is computed in whole numbers, so that not a bit of it depends on which pictures lie beside it in memory. That is
-what makes the bound on a picture's part in a sum a proof.
+The vector of a picture is computed in whole numbers, so that not a bit of it depends on which
+pictures lie beside it in memory. That is what makes the bound on a picture's part in a sum a proof.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ Bytes = NDArray[np.uint8]
 
 WHITE = 255
 FINE = 1 << 14
-"""Values of cosines, bounded vectors, centres and directions are whole multiples of 1 / FINE: products of two have 28 bits after the
-point, so that float64 adds 2^25 of them without an error."""
+"""Values of cosines, bounded vectors, centres and directions are whole multiples of 1 / FINE:
+products of two have 28 bits after the point, so that float64 adds 2^25 of them without an error.
+"""
 MOST_PIXELS = 1 << 14
 LEAST_SIDE = 4
 CHUNK = 1 << 12
@@ -37,7 +39,9 @@ def fine(values: Any) -> Array:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The map for pictures of `height` x `width` grey pixels: the lowest `frequencies` x `frequencies` of the cosine transform."""
+    """The map for pictures of `height` x `width` grey pixels: the lowest `frequencies` x
+    `frequencies` of the cosine transform.
+    """
 
     height: int
     width: int
@@ -47,7 +51,10 @@ class Encoding:
         for name, side in (("height", self.height), ("width", self.width)):
             check.integer(name, side, least=LEAST_SIDE, most=MOST_PIXELS)
         if self.height * self.width > MOST_PIXELS:
-            raise Unsupported(f"pictures of {self.height} x {self.width} pixels", f"scale them to at most {MOST_PIXELS} pixels")
+            raise Unsupported(
+                f"pictures of {self.height} x {self.width} pixels",
+                f"scale them to at most {MOST_PIXELS} pixels",
+            )
         check.integer("frequencies", self.frequencies, most=32)
 
     @property

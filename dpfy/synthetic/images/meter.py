@@ -1,4 +1,6 @@
-"""The meter of synthetic images: every look at the pictures goes through it. It knows what is left, and holds the permit."""
+"""The meter of synthetic images: every look at the pictures goes through it. It knows what is left,
+and holds the permit.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ROUNDED = 1 + 2.0**-20
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over pictures: one picture adds a vector of an L2 norm of at most `length`. A larger `weight` gives them less of the noise."""
+    """Sums over pictures: one picture adds a vector of an L2 norm of at most `length`. A larger
+    `weight` gives them less of the noise.
+    """
 
     total: Array = field(repr=False)
     length: float
@@ -44,8 +48,9 @@ class Noisy:
 class ImageMeter:
     """Sums over pictures, released within what their claim may spend.
 
-    Guarantees: nothing is released beyond the sum of squares of the claim, whatever is asked; the bound of several sums is that of all
-    together; what a release depends on is bound before its noise is drawn. `left` is exact.
+    Guarantees: nothing is released beyond the sum of squares of the claim, whatever is asked; the
+    bound of several sums is that of all together; what a release depends on is bound before its
+    noise is drawn. `left` is exact.
     """
 
     claim: ImageSynthesis
@@ -61,16 +66,26 @@ class ImageMeter:
         self.squares: list[Fraction] = []
 
     def release(self, share: Fraction, sums: dict[str, Sums]) -> list[Noisy]:
-        """These sums with noise that takes `share` of what the claim allows: they are one Gaussian release."""
+        """These sums with noise that takes `share` of what the claim allows: they are one Gaussian
+        release.
+        """
         cost = self.whole * share
         if cost > self.left:
-            raise BudgetExceeded(f"{', '.join(sums)} would take more than what is left of the sum of squares")
+            raise BudgetExceeded(
+                f"{', '.join(sums)} would take more than what is left of the sum of squares"
+            )
         noise = noise_of(cost)
-        bound = ROUNDED * math.sqrt(math.fsum((part.weight * part.length) ** 2 for part in sums.values()))
+        bound = ROUNDED * math.sqrt(
+            math.fsum((part.weight * part.length) ** 2 for part in sums.values())
+        )
         whole = np.concatenate([part.weight * part.total.ravel() for part in sums.values()])
-        self.bind(f"{self.claim.name} {self.step}", struct.pack("<dd", noise, bound) + whole.tobytes())
+        self.bind(
+            f"{self.claim.name} {self.step}", struct.pack("<dd", noise, bound) + whole.tobytes()
+        )
         mechanism = PartOfGaussian(noise, whole=self.claim.event)
-        found = mechanism.release(Bounded(whole, Bound(l2=bound)), self.permit, self.randomness, self.step).value
+        found = mechanism.release(
+            Bounded(whole, Bound(l2=bound)), self.permit, self.randomness, self.step
+        ).value
         self.left, self.step = self.left - squares(noise), self.step + 1
         self.squares.append(squares(noise))
         return self._kept(sums, np.asarray(found, np.float64), noise * bound)
@@ -79,5 +94,7 @@ class ImageMeter:
         """The released numbers as they were asked for; kept under their names."""
         ends: Sequence[int] = np.cumsum([part.total.size for part in sums.values()])[:-1].tolist()
         for (name, part), values in zip(sums.items(), np.split(found, ends), strict=True):
-            self.released[name] = Noisy(values.reshape(part.total.shape) / part.weight, deviation / part.weight)
+            self.released[name] = Noisy(
+                values.reshape(part.total.shape) / part.weight, deviation / part.weight
+            )
         return [self.released[name] for name in sums]

@@ -1,4 +1,6 @@
-"""Synthetic images, from what is asked to the run folder: plan, reserve, read, measure, draw, card. In this order."""
+"""Synthetic images, from what is asked to the run folder: plan, reserve, read, measure, draw, card.
+In this order.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,9 @@ class ImageTerms:
 class ImageOptions:
     """How images are made; none of it changes what they cost.
 
-    `images` is how many to make, by default as many as there seem to be. `clusters` is the number of Gaussians of a class, by default as
-    many as the noise allows. `frequencies` along each side of a picture are kept; k-means has so many `rounds`.
+    `images` is how many to make, by default as many as there seem to be. `clusters` is the number
+    of Gaussians of a class, by default as many as the noise allows. `frequencies` along each side
+    of a picture are kept; k-means has so many `rounds`.
     """
 
     images: int | None = None
@@ -81,7 +84,9 @@ class ImagePlan:
 
 @dataclass(frozen=True)
 class SyntheticImages:
-    """What a synthesis of images leaves: a run folder with the images, a sheet of some of them, what was measured, and the card."""
+    """What a synthesis of images leaves: a run folder with the images, a sheet of some of them,
+    what was measured, and the card.
+    """
 
     run: Path
     facts: dict[str, Any]
@@ -111,15 +116,20 @@ class SyntheticImages:
         }
 
 
-def plan(schema: ImageSchema, terms: ImageTerms, options: ImageOptions = IMAGE_DEFAULTS) -> ImagePlan:
+def plan(
+    schema: ImageSchema, terms: ImageTerms, options: ImageOptions = IMAGE_DEFAULTS
+) -> ImagePlan:
     """The claim of a synthesis of images.
 
-    Guarantees: the claim's event is within (epsilon, delta) by the accountant that the card will name. Nothing depends on the pictures.
+    Guarantees: the claim's event is within (epsilon, delta) by the accountant that the card will
+    name. Nothing depends on the pictures.
     """
     encoding = Encoding(schema.height, schema.width, options.frequencies)
     noise = least_noise(terms.epsilon, terms.delta, 0, 0.0, Adjacency.ADD_OR_REMOVE_ONE)
     side = encoding.side
-    claim = ImageSynthesis(schema.height, schema.width, schema.classes, side, options.rounds, noise, delta=terms.delta)
+    claim = ImageSynthesis(
+        schema.height, schema.width, schema.classes, side, options.rounds, noise, delta=terms.delta
+    )
     return ImagePlan(schema, encoding, claim, options)
 
 
@@ -135,11 +145,13 @@ def synthesize_images(
 ) -> SyntheticImages:
     """Synthetic images with labels, made from private ones, in a run folder that anyone can verify.
 
-    `data` is an NPZ file with arrays x and y, a pair of arrays, or a data set by name (mnist, fashion-mnist, embedded, digits; `data_dir`
-    is where the first two lie); `schema` says how large the pictures are and how many classes there are, for data without a name.
+    `data` is an NPZ file with arrays x and y, a pair of arrays, or a data set by name (mnist,
+    fashion-mnist, embedded, digits; `data_dir` is where the first two lie); `schema` says how large
+    the pictures are and how many classes there are, for data without a name.
 
-    Guarantees: everything that can be refused for a public reason is, and the price is computed and reserved, before `data` is opened. A
-    synthesis that is refused spends nothing and leaves no folder. A process killed at any moment goes on to the same bits.
+    Guarantees: everything that can be refused for a public reason is, and the price is computed and
+    reserved, before `data` is opened. A synthesis that is refused spends nothing and leaves no
+    folder. A process killed at any moment goes on to the same bits.
     """
     progress("planning", 0.0)
     made = plan(_schema(data, schema), terms, options)
@@ -161,7 +173,12 @@ def synthesize_images(
         folder.write(MEASUREMENTS, _kept(meter))
         folder.write(FACTS, json.dumps(facts, indent=1).encode())
         folder.tell(
-            name, **{key: facts[key] for key in ("images", "clusters_of_a_class", "axes", "records_estimated")}, sheet=SHEET
+            name,
+            **{
+                key: facts[key]
+                for key in ("images", "clusters_of_a_class", "axes", "records_estimated")
+            },
+            sheet=SHEET,
         )
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
@@ -172,10 +189,14 @@ def synthesize_images(
 def finished(path: Path) -> SyntheticImages:
     """A finished synthesis of images."""
     facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
-    return SyntheticImages(path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME)))
+    return SyntheticImages(
+        path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+    )
 
 
-def measured(meter: ImageMeter, data: Pictures, made: ImagePlan, progress: Progress = nothing_to_show) -> Mixture:
+def measured(
+    meter: ImageMeter, data: Pictures, made: ImagePlan, progress: Progress = nothing_to_show
+) -> Mixture:
     """All stages, one after the other: each asks about the pictures through the meter alone."""
     labels, vectors = data.labels, made.encoding.vectors(data.pixels)
     progress("levels", 0.0)
@@ -185,7 +206,10 @@ def measured(meter: ImageMeter, data: Pictures, made: ImagePlan, progress: Progr
     seen = stages.directions(meter, points, labels, known)
     inner = stages.bounded(((points - seen.means[labels]) @ seen.axes) / seen.reach)
     clusters = made.options.clusters or stages.clusters_for(
-        float(known.counts.sum()), made.schema.classes, seen.axes.shape[1], made.claim.noise_multiplier
+        float(known.counts.sum()),
+        made.schema.classes,
+        seen.axes.shape[1],
+        made.claim.noise_multiplier,
     )
     progress("k-means", 1 - float(meter.left / meter.whole))
     held = stages.centres(meter, inner, labels, seen, clusters)
@@ -206,10 +230,15 @@ def _schema(data: Any, schema: ImageSchema | None) -> ImageSchema:
     known = KNOWN.get(data) if isinstance(data, str) else None
     if schema is None and known is None:
         raise InvalidInput(
-            "schema", None, "must say how large the pictures are and how many classes there are: ImageSchema(28, 28, 10)"
+            "schema",
+            None,
+            "must say how large the pictures are and how many classes there are: ImageSchema(28, "
+            "28, 10)",
         )
     if known is not None and schema not in (None, known):
-        raise InvalidInput("schema", f"{schema}", f"must be that of {data}, {known}, or be left out")
+        raise InvalidInput(
+            "schema", f"{schema}", f"must be that of {data}, {known}, or be left out"
+        )
     found = schema or known
     assert found is not None
     return found
@@ -226,7 +255,14 @@ def _kept(meter: ImageMeter) -> bytes:
     from safetensors.numpy import save
 
     held = {name: np.ascontiguousarray(noisy.values) for name, noisy in meter.released.items()}
-    return save(held, {"deviations": json.dumps({name: noisy.deviation for name, noisy in meter.released.items()})})
+    return save(
+        held,
+        {
+            "deviations": json.dumps(
+                {name: noisy.deviation for name, noisy in meter.released.items()}
+            )
+        },
+    )
 
 
 def _facts(meter: ImageMeter, mixture: Mixture, labels: Bytes, made: ImagePlan) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""A sheet of pictures as one PNG file, a row for each class. Written here, so that nothing else has to be installed."""
+"""A sheet of pictures as one PNG file, a row for each class. Written here, so that nothing else has
+to be installed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def sheet(pictures: Bytes, labels: Bytes, classes: int) -> bytes:
-    """The first pictures of the first classes, as many as there is room for; places that stay empty are black."""
+    """The first pictures of the first classes, as many as there is room for; places that stay empty
+    are black.
+    """
     height, width = pictures.shape[1:]
     rows = min(classes, ROWS)
     found = np.zeros((rows, COLUMNS, height, width), np.uint8)
@@ -31,8 +35,18 @@ def png(pixels: Bytes) -> bytes:
     lines = np.zeros((height, width + 1), np.uint8)  # every line begins with its filter: none
     lines[:, 1:] = pixels
     header = struct.pack(">IIBBBBB", width, height, 8, GREY, 0, 0, 0)
-    return SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)) + _chunk(b"IEND", b"")
+    return (
+        SIGNATURE
+        + _chunk(b"IHDR", header)
+        + _chunk(b"IDAT", zlib.compress(lines.tobytes(), 9))
+        + _chunk(b"IEND", b"")
+    )
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )

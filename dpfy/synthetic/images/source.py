@@ -1,4 +1,6 @@
-"""Where private pictures come from: a data set by name, an NPZ file, or arrays. Sizes and classes are public, and never read off."""
+"""Where private pictures come from: a data set by name, an NPZ file, or arrays. Sizes and classes
+are public, and never read off.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from dpfy.synthetic.images.stages import Pictures, Whole
 
 NAMES = ("x", "y"), ("x_train", "y_train")
 ABOVE = 0.05
-"""Where more than this share of the pixels is above 1, they are bytes in disguise, and clamping them would leave white pictures."""
+"""Where more than this share of the pixels is above 1, they are bytes in disguise, and clamping
+them would leave white pictures.
+"""
 MOST_PICTURES = 1 << 25
 """So many can be added without an error."""
 
@@ -49,7 +53,8 @@ KNOWN = {
 
 
 def read(data: Any, schema: ImageSchema, data_dir: Path | str | None = None) -> Pictures:
-    """The private pictures: `data` is a name of `KNOWN`, an NPZ file with arrays x and y (or x_train and y_train), or a pair of arrays.
+    """The private pictures: `data` is a name of `KNOWN`, an NPZ file with arrays x and y (or
+    x_train and y_train), or a pair of arrays.
 
     Pixels are bytes, or numbers from 0 (black) to 1, which are clamped and rounded to bytes.
     """
@@ -61,16 +66,27 @@ def read(data: Any, schema: ImageSchema, data_dir: Path | str | None = None) -> 
         given, words = _pair(arrays.read(file), file.name), file.name
     else:
         given, words = _given(data), "images"
-    pixels, labels = _pixels(np.asarray(given[0]), schema, words), _labels(np.asarray(given[1]), schema, words)
+    pixels, labels = (
+        _pixels(np.asarray(given[0]), schema, words),
+        _labels(np.asarray(given[1]), schema, words),
+    )
     if len(pixels) != len(labels):
-        raise InvalidInput(words, f"{len(pixels)} pictures, {len(labels)} labels", "must have one label for each picture")
+        raise InvalidInput(
+            words,
+            f"{len(pixels)} pictures, {len(labels)} labels",
+            "must have one label for each picture",
+        )
     check.integer(words, len(pixels), least=0, most=MOST_PICTURES)
     return Pictures(pixels, labels)
 
 
 def _given(data: Any) -> tuple[Any, Any]:
     if not isinstance(data, tuple | list) or len(data) != 2:
-        raise InvalidInput("images", type(data).__name__, "must be a file, the name of a data set, or (pictures, labels)")
+        raise InvalidInput(
+            "images",
+            type(data).__name__,
+            "must be a file, the name of a data set, or (pictures, labels)",
+        )
     return data[0], data[1]
 
 
@@ -87,20 +103,38 @@ def _pixels(held: np.ndarray, schema: ImageSchema, name: str) -> Bytes:
     if held.ndim == 4 and held.shape[1] == 1:
         held = held[:, 0]
     if held.ndim != 3 or held.shape[1:] != size:
-        raise InvalidInput(name, f"pictures of shape {held.shape[1:]}", f"must be grey pictures of {size[0]} x {size[1]} pixels")
+        raise InvalidInput(
+            name,
+            f"pictures of shape {held.shape[1:]}",
+            f"must be grey pictures of {size[0]} x {size[1]} pixels",
+        )
     if held.dtype == np.uint8:
         return held
     if held.dtype.kind != "f":
-        raise InvalidInput(name, f"pixels of {held.dtype}", "must be bytes (uint8), or numbers from 0 to 1")
+        raise InvalidInput(
+            name, f"pixels of {held.dtype}", "must be bytes (uint8), or numbers from 0 to 1"
+        )
     with np.errstate(invalid="ignore"):
         if held.size and float((held > 1).mean()) > ABOVE:
-            raise InvalidInput(name, "many numbers above 1", "pixels must be numbers from 0 to 1, or bytes: .astype(numpy.uint8)")
+            raise InvalidInput(
+                name,
+                "many numbers above 1",
+                "pixels must be numbers from 0 to 1, or bytes: .astype(numpy.uint8)",
+            )
         return np.rint(np.clip(np.nan_to_num(held), 0, 1) * WHITE).astype(np.uint8)
 
 
 def _labels(held: np.ndarray, schema: ImageSchema, name: str) -> Whole:
     if held.dtype.kind not in "iu" or held.ndim != 1:
-        raise InvalidInput(name, f"labels of {held.dtype}, {held.ndim} axes", "must be whole numbers, one for each picture")
+        raise InvalidInput(
+            name,
+            f"labels of {held.dtype}, {held.ndim} axes",
+            "must be whole numbers, one for each picture",
+        )
     if len(held) and not (int(held.min()) >= 0 and int(held.max()) < schema.classes):
-        raise InvalidInput(name, "labels", f"must lie from 0 to {schema.classes - 1}: there are {schema.classes} classes")
+        raise InvalidInput(
+            name,
+            "labels",
+            f"must lie from 0 to {schema.classes - 1}: there are {schema.classes} classes",
+        )
     return held.astype(np.int64)

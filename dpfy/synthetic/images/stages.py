@@ -1,4 +1,6 @@
-"""What is asked about the pictures, stage by stage. Each stage sees the pictures, the meter, and what the stages before it released."""
+"""What is asked about the pictures, stage by stage. Each stage sees the pictures, the meter, and
+what the stages before it released.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from dpfy.synthetic.images.meter import ImageMeter, Noisy, Sums
 
 Whole = NDArray[np.int64]
 
-LEVELS, MOMENTS, ROUNDS, CLUSTERS = Fraction(3, 100), Fraction(17, 100), Fraction(30, 100), Fraction(50, 100)
+LEVELS, MOMENTS, ROUNDS, CLUSTERS = (
+    Fraction(3, 100),
+    Fraction(17, 100),
+    Fraction(30, 100),
+    Fraction(50, 100),
+)
 """Shares of the budget; all rounds of k-means together have one."""
 SHADES = 32
 """Ranges of brightness that pictures, and pixels, are counted in."""
@@ -26,7 +33,9 @@ ROOM = 1.3
 FEW = 3.0
 """Counts below this many standard deviations of their noise are taken for that."""
 COUNTS, FIRST, SECOND = 0.25, 0.5, 1.0
-"""Weights of counts, sums and products: the products need the most, and powers of two round nothing."""
+"""Weights of counts, sums and products: the products need the most, and powers of two round
+nothing.
+"""
 APART = 0.7
 """How far the first centres are from the mean of their class, in standard deviations."""
 MOST_PRODUCTS = 1 << 24
@@ -42,7 +51,9 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Levels:
-    """How long vectors are, how many pictures a class has, and which share of the pixels has which shade. Released."""
+    """How long vectors are, how many pictures a class has, and which share of the pixels has which
+    shade. Released.
+    """
 
     radius: float
     counts: Array
@@ -51,7 +62,9 @@ class Levels:
 
 @dataclass(frozen=True)
 class Directions:
-    """The mean of every class, the directions in which pictures of a class differ, and how far they do. Released."""
+    """The mean of every class, the directions in which pictures of a class differ, and how far they
+    do. Released.
+    """
 
     means: Array
     axes: Array
@@ -61,7 +74,9 @@ class Directions:
 
 @dataclass(frozen=True)
 class Centres:
-    """Centres of the clusters of every class, (classes, clusters, axes), in units of the reach. Released."""
+    """Centres of the clusters of every class, (classes, clusters, axes), in units of the reach.
+    Released.
+    """
 
     places: Array
     reach: float
@@ -69,7 +84,9 @@ class Centres:
 
 @dataclass(frozen=True)
 class Moments:
-    """Of every cluster: how many pictures, their sum and their products, in units of the centres' reach. Released."""
+    """Of every cluster: how many pictures, their sum and their products, in units of the centres'
+    reach. Released.
+    """
 
     counts: Noisy
     sums: Noisy
@@ -77,14 +94,17 @@ class Moments:
 
 
 def longest(size: int) -> float:
-    """The largest norm of a bounded vector of so many numbers: one, and half a step of rounding in each of them."""
+    """The largest norm of a bounded vector of so many numbers: one, and half a step of rounding in
+    each of them.
+    """
     return (1 + math.sqrt(size) / (2 * FINE)) * (1 + 2.0**-40)
 
 
 def bounded(vectors: Array) -> Array:
     """Vectors with a length of at most one, in whole multiples of 1 / FINE.
 
-    Guarantees: no row is longer than `longest`; a row with anything but finite numbers is zero; each row is made of itself alone.
+    Guarantees: no row is longer than `longest`; a row with anything but finite numbers is zero;
+    each row is made of itself alone.
     """
     with np.errstate(all="ignore"):
         held = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0.0)
@@ -93,7 +113,9 @@ def bounded(vectors: Array) -> Array:
 
 
 def packed(products: Array) -> Array:
-    """The upper triangle of symmetric matrices, off the diagonal times sqrt 2: a vector with the norm of the matrix."""
+    """The upper triangle of symmetric matrices, off the diagonal times sqrt 2: a vector with the
+    norm of the matrix.
+    """
     size = products.shape[-1]
     rows, columns = np.triu_indices(size)
     held: Array = products[..., rows, columns] * np.where(rows == columns, 1.0, math.sqrt(2))
@@ -105,7 +127,9 @@ def unpacked(values: Array) -> Array:
     size = (math.isqrt(8 * values.shape[-1] + 1) - 1) // 2
     rows, columns = np.triu_indices(size)
     found = np.zeros((*values.shape[:-1], size, size))
-    found[..., rows, columns] = found[..., columns, rows] = values * np.where(rows == columns, 1.0, math.sqrt(0.5))
+    found[..., rows, columns] = found[..., columns, rows] = values * np.where(
+        rows == columns, 1.0, math.sqrt(0.5)
+    )
     return found
 
 
@@ -116,9 +140,13 @@ def eigen(matrices: Array) -> tuple[Array, Array]:
 
 
 def levels(meter: ImageMeter, data: Pictures, vectors: Array, encoding: Encoding) -> Levels:
-    """Counts of pictures by brightness, of pictures by class, and shares of pixels by shade: a picture adds three vectors of length one."""
+    """Counts of pictures by brightness, of pictures by class, and shares of pixels by shade: a
+    picture adds three vectors of length one.
+    """
     lengths = np.sqrt(np.square(vectors).sum(axis=1) / encoding.pixels)
-    bright = np.bincount(np.minimum(lengths * SHADES, SHADES - 1).astype(np.int64), minlength=SHADES)
+    bright = np.bincount(
+        np.minimum(lengths * SHADES, SHADES - 1).astype(np.int64), minlength=SHADES
+    )
     counts = np.bincount(data.labels, minlength=meter.claim.classes)
     step = (WHITE + 1) // SHADES
     shades = np.bincount((data.pixels // step).ravel(), minlength=SHADES) / encoding.pixels
@@ -135,17 +163,24 @@ def levels(meter: ImageMeter, data: Pictures, vectors: Array, encoding: Encoding
     kept = np.maximum(by_shade.values, 0)
     radius = (min(bin_, SHADES - 1) + 1) / SHADES * math.sqrt(encoding.pixels)
     found = np.maximum(by_class.values, 0)
-    return Levels(radius, found, kept / kept.sum() if kept.sum() > 0 else np.full(SHADES, 1 / SHADES))
+    return Levels(
+        radius, found, kept / kept.sum() if kept.sum() > 0 else np.full(SHADES, 1 / SHADES)
+    )
 
 
 def directions(meter: ImageMeter, points: Array, labels: Whole, known: Levels) -> Directions:
-    """Sums by class and products of all bounded vectors; then the axes along which pictures of a class vary more than the noise does."""
+    """Sums by class and products of all bounded vectors; then the axes along which pictures of a
+    class vary more than the noise does.
+    """
     classes, size = meter.claim.classes, points.shape[1]
     _, sums = _summed(points, labels, classes)
     length = longest(size)
     first, second = meter.release(
         MOMENTS,
-        {"class sums": Sums(sums, length, FIRST), "products": Sums(packed(points.T @ points), length**2, SECOND)},
+        {
+            "class sums": Sums(sums, length, FIRST),
+            "products": Sums(packed(points.T @ points), length**2, SECOND),
+        },
     )
     counts = np.maximum(known.counts, FEW * meter.released["classes"].deviation)
     total = counts.sum()
@@ -159,7 +194,9 @@ def directions(meter: ImageMeter, points: Array, labels: Whole, known: Levels) -
 
 
 def axes_above_noise(values: Array, deviation: float) -> int:
-    """How many eigenvalues are above half of the largest that noise alone has (Wigner's edge); at least one, at most `MOST_AXES`."""
+    """How many eigenvalues are above half of the largest that noise alone has (Wigner's edge); at
+    least one, at most `MOST_AXES`.
+    """
     edge = math.sqrt(2 * len(values)) * deviation
     return int(np.clip((values > edge / 2).sum(), 1, MOST_AXES))
 
@@ -195,8 +232,12 @@ def _apart(points: Array, cells: Whole, count: int) -> list[Array]:
     return np.split(points[np.argsort(cells, kind="stable")], ends)
 
 
-def centres(meter: ImageMeter, points: Array, labels: Whole, seen: Directions, count: int) -> Centres:
-    """k-means in every class by rounds of noisy counts and sums (Su et al. 2016), from public random places."""
+def centres(
+    meter: ImageMeter, points: Array, labels: Whole, seen: Directions, count: int
+) -> Centres:
+    """k-means in every class by rounds of noisy counts and sums (Su et al. 2016), from public
+    random places.
+    """
     classes, axes = meter.claim.classes, points.shape[1]
     spread = np.sqrt(seen.variances) / seen.reach
     start = np.random.default_rng(0).standard_normal((classes, count, axes)) * (APART * spread)
@@ -212,13 +253,18 @@ def centres(meter: ImageMeter, points: Array, labels: Whole, seen: Directions, c
             },
         )
         places = bounded(moved.values / np.maximum(met.values, FEW * met.deviation)[:, None])
-    between = float((np.maximum(met.values, 0) @ np.square(places).sum(axis=1)) / max(np.maximum(met.values, 0).sum(), 1.0))
+    between = float(
+        (np.maximum(met.values, 0) @ np.square(places).sum(axis=1))
+        / max(np.maximum(met.values, 0).sum(), 1.0)
+    )
     reach = ROOM * math.sqrt(max(1 / ROOM**2 - between, 0.1 / ROOM**2))
     return Centres(places.reshape(classes, count, axes), reach)
 
 
 def moments(meter: ImageMeter, points: Array, labels: Whole, known: Centres) -> Moments:
-    """Counts, sums and products of what is left of the points of each cluster when its centre is taken off."""
+    """Counts, sums and products of what is left of the points of each cluster when its centre is
+    taken off.
+    """
     classes, count, axes = known.places.shape
     cells = labels * count + nearest(points, labels, known.places)
     rest = bounded((points - known.places.reshape(-1, axes)[cells]) / known.reach)

@@ -1,4 +1,6 @@
-"""The claims of rows that networks make: the rows themselves, which cost nothing beside a training, and the votes of teachers."""
+"""The claims of rows that networks make: the rows themselves, which cost nothing beside a training,
+and the votes of teachers.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,19 @@ from dpfy.core.unit import EXAMPLE, Adjacency
 from dpfy.synthetic.claim import FACTS, TABLE
 
 PUBLIC_DOMAIN = Assumption(
-    "domain", "columns, ranges, bins and categories are public", "they were taken from the schema, never from the data", YES
+    "domain",
+    "columns, ranges, bins and categories are public",
+    "they were taken from the schema, never from the data",
+    YES,
 )
 
 
 @register
 @dataclass(frozen=True)
 class GeneratedRows(Claim):
-    """Rows of a generator that saw nothing but the noisy steps of a training in the same folder: they cost nothing beside it."""
+    """Rows of a generator that saw nothing but the noisy steps of a training in the same folder:
+    they cost nothing beside it.
+    """
 
     domain: str
     rows: int
@@ -46,14 +53,21 @@ class GeneratedRows(Claim):
 
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
         """The generator never met a record."""
-        done = "it was given the weights that the discriminator has after its noisy steps, and random numbers"
-        return [Assumption("generator", "it is computed from what the training released", done, YES), PUBLIC_DOMAIN]
+        done = (
+            "it was given the weights that the discriminator has after its noisy steps, and random "
+            "numbers"
+        )
+        return [
+            Assumption("generator", "it is computed from what the training released", done, YES),
+            PUBLIC_DOMAIN,
+        ]
 
     def describe(self) -> dict[str, Any]:
         """The section of the card."""
         return {
             "title": "A synthetic table",
-            "words": "A discriminator was trained to tell records from generated rows; a generator learnt from its weights alone.",
+            "words": "A discriminator was trained to tell records from generated rows; a generator "
+            "learnt from its weights alone.",
             "domain": self.domain,
             "rows": self.rows,
         }
@@ -62,7 +76,8 @@ class GeneratedRows(Claim):
 @register
 @dataclass(frozen=True)
 class TeacherVotes(GaussianClaim):
-    """Noisy votes of `teachers`, each of which knows a part of the records of its own, on `questions` generated rows in every round.
+    """Noisy votes of `teachers`, each of which knows a part of the records of its own, on
+    `questions` generated rows in every round.
 
     `noise_multiplier` is that of the one Gaussian release to which the votes of all rounds amount.
     """
@@ -85,7 +100,9 @@ class TeacherVotes(GaussianClaim):
         check.integer("questions", self.questions, most=10_000)
         check.integer("rows", self.rows)
         if self.adjacency is not Adjacency.ADD_OR_REMOVE_ONE or self.unit != EXAMPLE:
-            raise InvalidInput("adjacency", str(self.adjacency), "must be that one record is added or removed")
+            raise InvalidInput(
+                "adjacency", str(self.adjacency), "must be that one record is added or removed"
+            )
 
     @property
     def name(self) -> str:
@@ -103,10 +120,16 @@ class TeacherVotes(GaussianClaim):
             Assumption(
                 "votes",
                 "one record changes each count of a round by at most 1",
-                "each record was given to one teacher, by a coin of its own; a teacher learnt from its own part and from generated rows",
+                "each record was given to one teacher, by a coin of its own; a teacher learnt from "
+                "its own part and from generated rows",
                 YES,
             ),
-            Assumption("arithmetic", "counts and noise are exact", "votes are whole numbers, noise is drawn on a grid", YES),
+            Assumption(
+                "arithmetic",
+                "counts and noise are exact",
+                "votes are whole numbers, noise is drawn on a grid",
+                YES,
+            ),
             PUBLIC_DOMAIN,
         ]
 
@@ -114,8 +137,10 @@ class TeacherVotes(GaussianClaim):
         """The section of the card."""
         return {
             "title": "A synthetic table",
-            "words": "Teachers, each of which knows a part of the records, voted on which generated rows look real; the counts were "
-            "released with noise. A student learnt from the answers, and the generator from the student.",
+            "words": "Teachers, each of which knows a part of the records, voted on which "
+            "generated rows look real; the counts were "
+            "released with noise. A student learnt from the answers, and the generator from the "
+            "student.",
             "domain": self.domain,
             "rows": self.rows,
             "teachers": self.teachers,

@@ -17,13 +17,28 @@ METHODS = {"dp-gan": gan.execute, "pate-gan": teachers.execute}
 
 
 def execute(
-    data: Any, domain: Domain, terms: SynthesisTerms, options: SynthesisOptions, place: Place, public: Any, progress: Progress
+    data: Any,
+    domain: Domain,
+    terms: SynthesisTerms,
+    options: SynthesisOptions,
+    place: Place,
+    public: Any,
+    progress: Progress,
 ) -> Path:
     """The finished folder of a synthesis by a network."""
-    way_out = f"is for methods that measure marginals, aim or mst say; {options.method} trains a network"
-    for field, given in (("workload", options.workload), ("target", options.target), ("public", public), ("user", terms.user)):
+    way_out = (
+        f"is for methods that measure marginals, aim or mst say; {options.method} trains a network"
+    )
+    for field, given in (
+        ("workload", options.workload),
+        ("target", options.target),
+        ("public", public),
+        ("user", terms.user),
+    ):
         if given is not None:
-            raise InvalidInput(field, given if isinstance(given, str | int) else type(given).__name__, way_out)
+            raise InvalidInput(
+                field, given if isinstance(given, str | int) else type(given).__name__, way_out
+            )
     if options.method == "pate-gan" and options.device != "cpu":
         raise InvalidInput("device", options.device, "must be cpu for pate-gan")
     with one_thread():

@@ -1,4 +1,6 @@
-"""What both kinds of networks need: rows as one-hot vectors, a generator of such rows, and a discriminator."""
+"""What both kinds of networks need: rows as one-hot vectors, a generator of such rows, and a
+discriminator.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from dpfy.core.random import Randomness
 from dpfy.synthetic.columns import Codes
 
 LATENT, WIDTH, HIDDEN = 64, 128, 128
-"""Random numbers that a row is made of; units of a layer of the generator, and of the discriminator."""
+"""Random numbers that a row is made of; units of a layer of the generator, and of the
+discriminator.
+"""
 TEMPERATURE = 0.5
 """Of the softmax through which the generator learns; the rows themselves are drawn."""
 RATE, BETAS = 1e-3, (0.5, 0.9)
@@ -27,7 +31,9 @@ DRAWN = 1 << 12
 
 @contextmanager
 def seeded(randomness: Randomness, name: str) -> Iterator[None]:
-    """Weights that are drawn inside are a function of the run's secret: a run that begins again begins with the same."""
+    """Weights that are drawn inside are a function of the run's secret: a run that begins again
+    begins with the same.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(randomness.key(f"weights of the {name}", 0, 7), "little"))
         yield
@@ -46,7 +52,11 @@ class Discriminator(nn.Module):
     def __init__(self, cells: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(cells, HIDDEN), nn.LeakyReLU(0.2), nn.Linear(HIDDEN, HIDDEN), nn.LeakyReLU(0.2), nn.Linear(HIDDEN, 1)
+            nn.Linear(cells, HIDDEN),
+            nn.LeakyReLU(0.2),
+            nn.Linear(HIDDEN, HIDDEN),
+            nn.LeakyReLU(0.2),
+            nn.Linear(HIDDEN, 1),
         )
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -68,11 +78,18 @@ class TableGenerator(nn.Module):
         )  # fmt: skip
 
     def drawn(self, rng: np.random.Generator, count: int) -> tuple[Tensor, ...]:
-        """Perturbed logits (Gumbel) of each column, [count, cells]: the largest of them is a draw from the softmax."""
+        """Perturbed logits (Gumbel) of each column, [count, cells]: the largest of them is a draw
+        from the softmax.
+        """
         device = next(self.parameters()).device
-        noise = torch.tensor(rng.standard_normal((count, LATENT), dtype=np.float32), device=device)  # in torch's own memory: the
-        # last bits of a product depend on where its factors lie, and a run that begins again must compute the same
-        shaken = np.maximum(rng.standard_exponential((count, sum(self.sizes)), dtype=np.float32), 1e-30)
+        noise = torch.tensor(
+            rng.standard_normal((count, LATENT), dtype=np.float32), device=device
+        )  # in torch's own memory: the
+        # last bits of a product depend on where its factors lie, and a run that begins again must
+        # compute the same
+        shaken = np.maximum(
+            rng.standard_exponential((count, sum(self.sizes)), dtype=np.float32), 1e-30
+        )
         logits = self.layers(noise) - torch.from_numpy(shaken).log().to(device)
         return logits.split(self.sizes, dim=1)
 
@@ -93,7 +110,9 @@ class TableGenerator(nn.Module):
 
 @dataclass(eq=False)
 class Maker:
-    """A generator with its optimizer. All its randomness is that of addresses in the run's secret: none depends on the records."""
+    """A generator with its optimizer. All its randomness is that of addresses in the run's secret:
+    none depends on the records.
+    """
 
     generator: TableGenerator
     optimizer: torch.optim.Optimizer
@@ -104,7 +123,9 @@ class Maker:
         """A new one."""
         with seeded(randomness, "generator"):
             generator = TableGenerator(sizes).to(device)
-        return cls(generator, torch.optim.Adam(generator.parameters(), lr=RATE, betas=BETAS), randomness)
+        return cls(
+            generator, torch.optim.Adam(generator.parameters(), lr=RATE, betas=BETAS), randomness
+        )
 
     @torch.no_grad()
     def fakes(self, stream: str, step: int, count: int) -> Tensor:
@@ -121,7 +142,9 @@ class Maker:
 
     def rows(self, count: int, rng: np.random.Generator) -> Codes:
         """So many rows, as cells."""
-        found = [self.generator.codes(rng, min(DRAWN, count - start)) for start in range(0, count, DRAWN)]
+        found = [
+            self.generator.codes(rng, min(DRAWN, count - start)) for start in range(0, count, DRAWN)
+        ]
         codes: Codes = torch.cat(found).cpu().numpy()
         return codes
 

@@ -1,1 +1,3 @@
-"""Synthetic text: a language model trained privately on texts, samples of it, and checks of what it may have learnt by heart."""
+"""Synthetic text: a language model trained privately on texts, samples of it, and checks of what it
+may have learnt by heart.
+"""

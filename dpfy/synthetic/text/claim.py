@@ -1,4 +1,6 @@
-"""The claim of sampled text, which costs nothing beside the training of the model that it is sampled from."""
+"""The claim of sampled text, which costs nothing beside the training of the model that it is
+sampled from.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ TEXTS, FACTS = "texts.jsonl", "texts.json"
 @register
 @dataclass(frozen=True)
 class GeneratedText(Claim):
-    """So many `texts`, sampled from the model that a training in the same folder releases; `tokens` says in words what it reads."""
+    """So many `texts`, sampled from the model that a training in the same folder releases; `tokens`
+    says in words what it reads.
+    """
 
     texts: int
     length: int
@@ -44,15 +48,26 @@ class GeneratedText(Claim):
     def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
         """Sampling is post-processing; nobody looked at the texts for a vocabulary."""
         return [
-            Assumption("sampling", "texts are made of the released model and random numbers", "they were", YES),
-            Assumption("vocabulary", "tokens, and the weights before training, are public", f"{self.tokens}", STATED),
+            Assumption(
+                "sampling",
+                "texts are made of the released model and random numbers",
+                "they were",
+                YES,
+            ),
+            Assumption(
+                "vocabulary",
+                "tokens, and the weights before training, are public",
+                f"{self.tokens}",
+                STATED,
+            ),
         ]
 
     def describe(self) -> dict[str, Any]:
         """The section of the card."""
         return {
             "title": "Synthetic text",
-            "words": "A language model was trained privately on texts, of each of which the first tokens were read; new texts were sampled "
+            "words": "A language model was trained privately on texts, of each of which the first "
+            "tokens were read; new texts were sampled "
             "from it.",
             "texts": self.texts,
             "tokens_of_a_text_at_most": self.length,

@@ -1,4 +1,6 @@
-"""Synthetic text, from what is asked to the run folder: plan, reserve, read, train privately, sample, card."""
+"""Synthetic text, from what is asked to the run folder: plan, reserve, read, train privately,
+sample, card.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from dpfy.report import card
 from dpfy.runs.folder import Place
 from dpfy.synthetic.networks.tables import seeded
 from dpfy.synthetic.text.claim import FACTS, TEXTS, GeneratedText
-from dpfy.synthetic.text.tokens import ByteTokens, ByteTransformer, Tokens, logits_of, losses_of, rows_of, sampled
+from dpfy.synthetic.text.tokens import (
+    ByteTokens,
+    ByteTransformer,
+    Tokens,
+    logits_of,
+    losses_of,
+    rows_of,
+    sampled,
+)
 from dpfy.training.load import load
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, RunFolder, complete
@@ -32,7 +42,9 @@ SAMPLED = 256
 
 @dataclass(frozen=True)
 class TextTerms:
-    """What synthetic text may cost. `records` is the public number of texts, one of which, added or removed, is hidden."""
+    """What synthetic text may cost. `records` is the public number of texts, one of which, added or
+    removed, is hidden.
+    """
 
     epsilon: float
     delta: float
@@ -46,9 +58,11 @@ class TextTerms:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How it is made: `texts` to sample, the first `length` tokens of each text are read, and how the model is trained (Adam).
+    """How it is made: `texts` to sample, the first `length` tokens of each text are read, and how
+    the model is trained (Adam).
 
-    `batch_size` texts take part in a step on average, in `epochs` passes; the contribution of a text is clipped to `clip_norm`.
+    `batch_size` texts take part in a step on average, in `epochs` passes; the contribution of a
+    text is clipped to `clip_norm`.
     """
 
     texts: int = 100
@@ -84,13 +98,24 @@ class SyntheticText:
 
 
 def planned(terms: TextTerms, options: TextOptions, tokens: Tokens) -> tuple[Plan, GeneratedText]:
-    """The plan of the training and the claim of the texts: nothing of it depends on the private texts."""
+    """The plan of the training and the claim of the texts: nothing of it depends on the private
+    texts.
+    """
     batch = min(options.batch_size, terms.records)
     unit = Unit(tokens=options.length)
-    recipe = dpsgd(terms.records, batch, epochs=options.epochs, clip_norm=options.clip_norm, unit=unit)
+    recipe = dpsgd(
+        terms.records, batch, epochs=options.epochs, clip_norm=options.clip_norm, unit=unit
+    )
     plan = recipe.calibrate(terms.epsilon, terms.delta)
-    about: dict[str, Any] = {"unit": unit, "adjacency": recipe.adjacency, "delta": plan.delta, "accountant": plan.accountant}
-    return plan, GeneratedText(options.texts, options.length, tokens.words, records=terms.records, **about)
+    about: dict[str, Any] = {
+        "unit": unit,
+        "adjacency": recipe.adjacency,
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+    }
+    return plan, GeneratedText(
+        options.texts, options.length, tokens.words, records=terms.records, **about
+    )
 
 
 def synthesize_text(
@@ -102,14 +127,17 @@ def synthesize_text(
     model: nn.Module | None = None,
     tokens: Tokens | None = None,
 ) -> SyntheticText:
-    """Train a language model privately on texts, and sample from it, in a run folder that anyone can verify.
+    """Train a language model privately on texts, and sample from it, in a run folder that anyone
+    can verify.
 
-    `texts` is a list of strings, or a function that gives one and is called when the bill is reserved. `model` is any causal language
-    model that gives logits for `input_ids`, Hugging Face's say, whose weights are public; with `tokens`, its public vocabulary. Without
-    it a small transformer of bytes is trained from random weights.
+    `texts` is a list of strings, or a function that gives one and is called when the bill is
+    reserved. `model` is any causal language model that gives logits for `input_ids`, Hugging Face's
+    say, whose weights are public; with `tokens`, its public vocabulary. Without it a small
+    transformer of bytes is trained from random weights.
 
-    Guarantees: the plan is reserved before `texts` is called; of each text the first `length` tokens are read, and its contribution to
-    a step is clipped as one; what is published is the trained model and samples of it. A killed run goes on to the same texts.
+    Guarantees: the plan is reserved before `texts` is called; of each text the first `length`
+    tokens are read, and its contribution to a step is clipped as one; what is published is the
+    trained model and samples of it. A killed run goes on to the same texts.
     """
     chosen, known = options or TextOptions(), tokens or ByteTokens()
     if model is not None:
@@ -127,7 +155,9 @@ def synthesize_text(
         trained = [p for p in language.parameters() if p.requires_grad]
         optimizer = torch.optim.Adam(trained, lr=chosen.learning_rate)
         runtime = Runtime(device=chosen.device, max_physical_batch=min(plan.recipe.records, 256))
-        with PrivateTraining(language, optimizer, (rows,), plan, folder, runtime=runtime) as training:
+        with PrivateTraining(
+            language, optimizer, (rows,), plan, folder, runtime=runtime
+        ) as training:
             for (part,) in training.batches():
                 training.step(losses_of(language, part, known.end))
             folder.tell(claim.name, **_sampled(folder, language, claim, known))
@@ -136,28 +166,43 @@ def synthesize_text(
 
 @torch.no_grad()
 def _try(model: nn.Module, tokens: Tokens, length: int) -> None:
-    """Refuse a model that does not know the tokens, or reads fewer of them at a time: on a text of ends, before anything is reserved."""
-    rule = f"must give logits for input_ids of {length} tokens, with the token {tokens.end} among those it knows"
+    """Refuse a model that does not know the tokens, or reads fewer of them at a time: on a text of
+    ends, before anything is reserved.
+    """
+    rule = (
+        f"must give logits for input_ids of {length} tokens, with the token {tokens.end} among "
+        f"those it knows"
+    )
     try:
         place = next(model.parameters()).device
-        found = logits_of(model, torch.full((1, length), tokens.end, dtype=torch.int64, device=place))
+        found = logits_of(
+            model, torch.full((1, length), tokens.end, dtype=torch.int64, device=place)
+        )
     except (AttributeError, IndexError, RuntimeError, StopIteration, TypeError, ValueError):
         raise InvalidInput("model", type(model).__name__, rule) from None
     if found.ndim != 3 or found.shape[1] != length or found.shape[2] <= tokens.end:
-        raise InvalidInput("model", f"{type(model).__name__} with logits of shape {tuple(found.shape)}", rule)
+        raise InvalidInput(
+            "model", f"{type(model).__name__} with logits of shape {tuple(found.shape)}", rule
+        )
 
 
 def _read(texts: Texts, tokens: Tokens, length: int, records: int) -> torch.Tensor:
     """The tokens of all texts; refuses what is no list of so many texts."""
     held = texts() if callable(texts) else texts
     if isinstance(held, str) or not all(isinstance(text, str) for text in held):
-        raise InvalidInput("texts", type(held).__name__, "must be a list of strings, one for each text")
+        raise InvalidInput(
+            "texts", type(held).__name__, "must be a list of strings, one for each text"
+        )
     if len(held) != records:
-        raise InvalidInput("records", records, "is not the number of texts, which must be public to be given")
+        raise InvalidInput(
+            "records", records, "is not the number of texts, which must be public to be given"
+        )
     return rows_of(held, tokens, length)
 
 
-def _sampled(folder: RunFolder, model: nn.Module, claim: GeneratedText, tokens: Tokens) -> dict[str, Any]:
+def _sampled(
+    folder: RunFolder, model: nn.Module, claim: GeneratedText, tokens: Tokens
+) -> dict[str, Any]:
     """Sample and write all texts; what the card repeats."""
     was, made = model.training, []
     model.eval()

@@ -12,7 +12,9 @@ from torch.nn import functional
 
 
 class Tokens(Protocol):
-    """How a text becomes numbers, and back. Public: a vocabulary that was made from the private texts is a release nobody billed."""
+    """How a text becomes numbers, and back. Public: a vocabulary that was made from the private
+    texts is a release nobody billed.
+    """
 
     @property
     def words(self) -> str:
@@ -56,7 +58,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[texts, positions, width] to the same."""
         size, length, width = x.shape
-        parts = self.queries(self.before(x)).reshape(size, length, 3, self.heads, width // self.heads)
+        parts = self.queries(self.before(x)).reshape(
+            size, length, 3, self.heads, width // self.heads
+        )
         q, k, v = parts.permute(2, 0, 3, 1, 4)
         hidden = torch.full((length, length), -math.inf, device=x.device).triu(1)
         shares = (q @ k.transpose(-1, -2) / math.sqrt(width // self.heads) + hidden).softmax(-1)
@@ -66,11 +70,16 @@ class Block(nn.Module):
 
 
 class ByteTransformer(nn.Module):
-    """A small causal language model of bytes: [texts, positions] to logits [texts, positions, 257]."""
+    """A small causal language model of bytes: [texts, positions] to logits [texts, positions,
+    257].
+    """
 
     def __init__(self, length: int, *, width: int = 96, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(ByteTokens.vocabulary, width), nn.Embedding(length, width)
+        self.token, self.place = (
+            nn.Embedding(ByteTokens.vocabulary, width),
+            nn.Embedding(length, width),
+        )
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.last, self.head = nn.LayerNorm(width), nn.Linear(width, ByteTokens.vocabulary)
 
@@ -85,14 +94,18 @@ class ByteTransformer(nn.Module):
 
 
 def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
-    """The logits of a model: itself a tensor, or the field of that name as Hugging Face's models give it."""
+    """The logits of a model: itself a tensor, or the field of that name as Hugging Face's models
+    give it.
+    """
     found = model(input_ids=ids)
     scores: Tensor = found if isinstance(found, Tensor) else found.logits
     return scores
 
 
 def rows_of(texts: Sequence[str], tokens: Tokens, length: int) -> Tensor:
-    """Texts as rows of `length` + 1 tokens: the end, the text, and the end again, to the right; what is longer is cut."""
+    """Texts as rows of `length` + 1 tokens: the end, the text, and the end again, to the right;
+    what is longer is cut.
+    """
     found = torch.full((len(texts), length + 1), tokens.end, dtype=torch.int64)
     for row, text in enumerate(texts):
         held = list(tokens.encode(text))[:length]
@@ -101,16 +114,24 @@ def rows_of(texts: Sequence[str], tokens: Tokens, length: int) -> Tensor:
 
 
 def losses_of(model: nn.Module, rows: Tensor, end: int) -> Tensor:
-    """One loss a text: the mean over its tokens and its first end of how badly each is guessed from those before it."""
+    """One loss a text: the mean over its tokens and its first end of how badly each is guessed from
+    those before it.
+    """
     following = rows[:, 1:]
     each = functional.cross_entropy(logits_of(model, rows[:, :-1]).mT, following, reduction="none")
-    counted = torch.cat([torch.ones_like(following[:, :1]), (following[:, :-1] != end).cummin(dim=1).values], dim=1)
+    counted = torch.cat(
+        [torch.ones_like(following[:, :1]), (following[:, :-1] != end).cummin(dim=1).values], dim=1
+    )
     return (each * counted).sum(dim=1) / counted.sum(dim=1)
 
 
 @torch.no_grad()
-def sampled(model: nn.Module, count: int, length: int, tokens: Tokens, generator: torch.Generator) -> list[str]:
-    """So many texts of at most `length` tokens, each token drawn from what the model says of those before it."""
+def sampled(
+    model: nn.Module, count: int, length: int, tokens: Tokens, generator: torch.Generator
+) -> list[str]:
+    """So many texts of at most `length` tokens, each token drawn from what the model says of those
+    before it.
+    """
     device = next(model.parameters()).device
     rows = torch.full((count, 1), tokens.end, dtype=torch.int64, device=device)
     going = torch.ones(count, dtype=torch.bool)

@@ -1,4 +1,6 @@
-"""The client: receives weights, trains on its own data, returns weights. The mod bounds them and sends nothing else."""
+"""The client: receives weights, trains on its own data, returns weights. The mod bounds them and
+sends nothing else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ def train(msg: Message, context: Context) -> Message:
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     torch.manual_seed(int(msg.content["config"]["server-round"]))
-    loader = load_data(int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]))
-    loss = train_fn(model, loader, int(context.run_config["local-epochs"]), float(context.run_config["lr"]))
+    loader = load_data(
+        int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    )
+    loss = train_fn(
+        model, loader, int(context.run_config["local-epochs"]), float(context.run_config["lr"])
+    )
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg
+    )

@@ -25,8 +25,17 @@ def main(grid: Grid, context: Context) -> None:
     """All rounds of the plan."""
     config = context.run_config
     clients, rounds = int(config["clients"]), int(config["num-server-rounds"])
-    recipe = dpfy.dpsgd(clients, float(config["cohort"]), steps=rounds, clip_norm=float(config["clip"]), unit=CLIENT)
+    recipe = dpfy.dpsgd(
+        clients, float(config["cohort"]), steps=rounds, clip_norm=float(config["clip"]), unit=CLIENT
+    )
     plan = recipe.with_noise(float(config["noise"]), delta=float(config["delta"]))
     model = Net()
-    strategy = PrivateFedAvg(model, plan, str(config["run"]), identity="partition-id", wait_for=clients)
-    strategy.start(grid, ArrayRecord(model.state_dict()), timeout=float(config["timeout"]), evaluate_fn=evaluate)
+    strategy = PrivateFedAvg(
+        model, plan, str(config["run"]), identity="partition-id", wait_for=clients
+    )
+    strategy.start(
+        grid,
+        ArrayRecord(model.state_dict()),
+        timeout=float(config["timeout"]),
+        evaluate_fn=evaluate,
+    )

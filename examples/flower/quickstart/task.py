@@ -28,7 +28,9 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def load_data(partition_id: int, num_partitions: int) -> DataLoader:
-    """The examples of one client: every `num_partitions`-th of the first 1,500; the rest is the public test set."""
+    """The examples of one client: every `num_partitions`-th of the first 1,500; the rest is the
+    public test set.
+    """
     images, labels = digits()
     mine = slice(partition_id, 1500, num_partitions)
     return DataLoader(TensorDataset(images[mine], labels[mine]), batch_size=32, shuffle=True)

@@ -1,4 +1,6 @@
-"""A federation in one process: a Grid whose nodes run a ClientApp when a message is pushed to them, and may be made unreliable."""
+"""A federation in one process: a Grid whose nodes run a ClientApp when a message is pushed to them,
+and may be made unreliable.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,16 @@ SHAPE = (3, 2)
 
 
 class Federation(Grid):
-    """Nodes 1000, 1001, ... with partitions 0, 1, ...; `meddle` sees each reply and gives the replies that arrive."""
+    """Nodes 1000, 1001, ... with partitions 0, 1, ...; `meddle` sees each reply and gives the
+    replies that arrive.
+    """
 
-    def __init__(self, app: ClientApp, nodes: int, meddle: Callable[[int, Message], list[Message]] | None = None) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: int,
+        meddle: Callable[[int, Message], list[Message]] | None = None,
+    ) -> None:
         self.app, self.nodes, self.meddle = app, {1000 + i: i for i in range(nodes)}, meddle
         self.asked: list[int] = []
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
@@ -44,7 +53,10 @@ class Federation(Grid):
         return list(self.nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, public_key=f"key {part:05d}".encode()) for node, part in self.nodes.items()]
+        return [
+            NodeInfo(node_id=node, public_key=f"key {part:05d}".encode())
+            for node, part in self.nodes.items()
+        ]
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -55,17 +67,28 @@ class Federation(Grid):
             key = f"message {next(self._ids)}"
             message.metadata.__dict__["_message_id"] = key
             node = message.metadata.dst_node_id
-            config = UserConfig({"partition-id": self.nodes[node], "num-partitions": len(self.nodes)})
-            content = RecordDict({name: _copied(record) for name, record in message.content.items()})
+            config = UserConfig(
+                {"partition-id": self.nodes[node], "num-partitions": len(self.nodes)}
+            )
+            content = RecordDict(
+                {name: _copied(record) for name, record in message.content.items()}
+            )
             local = Message(content, dst_node_id=node, message_type=message.metadata.message_type)
             local.metadata.__dict__["_message_id"] = key
             try:
-                reply = self.app(local, Context(0, node, config, self._states.setdefault(node, RecordDict()), UserConfig()))
+                reply = self.app(
+                    local,
+                    Context(
+                        0, node, config, self._states.setdefault(node, RecordDict()), UserConfig()
+                    ),
+                )
             except Exception as problem:
                 reply = Message(Error(code=0, reason=str(problem)), reply_to=local)
             if "dpfy" not in message.content or "name" not in message.content["dpfy"]:
                 self.asked.append(node)
-                self._replies[key] = [reply] if self.meddle is None else self.meddle(self.nodes[node], reply)
+                self._replies[key] = (
+                    [reply] if self.meddle is None else self.meddle(self.nodes[node], reply)
+                )
             else:
                 self._replies[key] = [reply]
             keys.append(key)
@@ -79,10 +102,16 @@ class Federation(Grid):
 
 
 def _copied(record):
-    return type(record)(dict(record)) if not isinstance(record, ArrayRecord) else ArrayRecord(dict(record.items()))
+    return (
+        type(record)(dict(record))
+        if not isinstance(record, ArrayRecord)
+        else ArrayRecord(dict(record.items()))
+    )
 
 
-def client_app(*mods, move: Callable[[int, int], float] = lambda part, number: 0.1 * (part + 1)) -> ClientApp:
+def client_app(
+    *mods, move: Callable[[int, int], float] = lambda part, number: 0.1 * (part + 1)
+) -> ClientApp:
     """An app whose clients add a number of their own to every weight."""
     app = ClientApp(mods=[private_mod, *mods])
 
@@ -90,9 +119,14 @@ def client_app(*mods, move: Callable[[int, int], float] = lambda part, number: 0
     def train(message: Message, context: Context) -> Message:
         number = int(message.content["config"]["server-round"])
         step = move(int(context.node_config["partition-id"]), number)
-        arrays = {name: Array(np.asarray(a.numpy() + step, np.float32)) for name, a in message.content["arrays"].items()}
+        arrays = {
+            name: Array(np.asarray(a.numpy() + step, np.float32))
+            for name, a in message.content["arrays"].items()
+        }
         metrics = MetricRecord({"train_loss": 3.5, "num-examples": 1000})
-        return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
+        )
 
     return app
 
@@ -102,7 +136,14 @@ def model() -> torch.nn.Module:
     return torch.nn.Linear(SHAPE[0], SHAPE[1])
 
 
-def plan(clients: int = 5, expected: float = 5, rounds: int = 3, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-2):
+def plan(
+    clients: int = 5,
+    expected: float = 5,
+    rounds: int = 3,
+    clip: float = 1.0,
+    noise: float = 1.0,
+    delta: float = 1e-2,
+):
     recipe = dpfy.dpsgd(clients, expected, steps=rounds, clip_norm=clip, unit=CLIENT)
     return recipe.with_noise(noise, delta=delta)
 

@@ -1,4 +1,6 @@
-"""A federation of processes on localhost: Flower's SuperLink, its SuperNodes, and servers that may be killed."""
+"""A federation of processes on localhost: Flower's SuperLink, its SuperNodes, and servers that may
+be killed.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def train(msg, context):
     made = np.random.default_rng([int(context.node_config["partition-id"]), int(msg.content["config"]["server-round"])])
     arrays = {name: Array((a.numpy() + 0.1 * made.normal(size=a.shape)).astype(np.float32)) for name, a in msg.content["arrays"].items()}
     return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 300})}), reply_to=msg)
-'''
+'''  # noqa: E501
 
 
 SECURE = '''"""Clients whose updates go through secure aggregation; the third vanishes whenever masked updates are asked for."""
@@ -104,7 +106,7 @@ def vanishing(message, context, call_next):
 
 app = ClientApp(mods=[vanishing, secure_mod])
 app.train()(light.train)
-'''
+'''  # noqa: E501
 SECURE_SERVER = '''"""A server that sees sums alone."""
 import dpfy
 from flwr.app import ArrayRecord
@@ -133,8 +135,14 @@ def secure_app(folder: Path) -> Path:
     made = faulty_app(folder, 5, light=True)
     (made / "quickstart" / "secure.py").write_text(SECURE)
     (made / "quickstart" / "secure_server.py").write_text(SECURE_SERVER)
-    settings = (made / "pyproject.toml").read_text().replace("quickstart.light:app", "quickstart.secure:app")
-    (made / "pyproject.toml").write_text(settings.replace("quickstart.faulty:app", "quickstart.secure_server:app"))
+    settings = (
+        (made / "pyproject.toml")
+        .read_text()
+        .replace("quickstart.light:app", "quickstart.secure:app")
+    )
+    (made / "pyproject.toml").write_text(
+        settings.replace("quickstart.faulty:app", "quickstart.secure_server:app")
+    )
     return made
 
 
@@ -145,10 +153,18 @@ def free_port() -> int:
 
 
 def faulty_app(folder: Path, seed: int, *, light: bool = False) -> Path:
-    """The example with a server whose network fails, and, if `light`, with clients that start fast."""
-    shutil.copytree(ROOT / "examples" / "flower", folder, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+    """The example with a server whose network fails, and, if `light`, with clients that start
+    fast.
+    """
+    shutil.copytree(
+        ROOT / "examples" / "flower", folder, ignore=shutil.ignore_patterns("__pycache__", "runs")
+    )
     (folder / "quickstart" / "faulty.py").write_text(FAULTY.replace("{SEED}", str(seed)))
-    settings = (folder / "pyproject.toml").read_text().replace("quickstart.server_app:app", "quickstart.faulty:app")
+    settings = (
+        (folder / "pyproject.toml")
+        .read_text()
+        .replace("quickstart.server_app:app", "quickstart.faulty:app")
+    )
     if light:
         (folder / "quickstart" / "light.py").write_text(LIGHT)
         settings = settings.replace("quickstart.client_app:app", "quickstart.light:app")
@@ -157,7 +173,9 @@ def faulty_app(folder: Path, seed: int, *, light: bool = False) -> Path:
 
 
 class Processes:
-    """A SuperLink and `nodes` SuperNodes, all children of this process (or simulated by Ray); gone when the block is left."""
+    """A SuperLink and `nodes` SuperNodes, all children of this process (or simulated by Ray); gone
+    when the block is left.
+    """
 
     def __init__(self, folder: Path, nodes: int, *, simulation: bool = False) -> None:
         self.folder, self.count, self.port = folder, 0 if simulation else nodes, free_port()
@@ -166,7 +184,8 @@ class Processes:
         home = folder / "home"
         home.mkdir(parents=True)
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "local"\n[superlink.local]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            f'[superlink]\ndefault = "local"\n[superlink.local]\naddress = '
+            f'"127.0.0.1:{self.port}"\ninsecure = true\n'
         )
         self.environment = os.environ | {
             "FLWR_HOME": str(home),
@@ -178,13 +197,23 @@ class Processes:
         }
 
     def __enter__(self) -> Processes:
-        flags = ["--insecure", "--disable-runtime-dependency-installation", "--port", str(self.port)]
+        flags = [
+            "--insecure",
+            "--disable-runtime-dependency-installation",
+            "--port",
+            str(self.port),
+        ]
         flags += ["--simulation"] if self.simulated else []
         self.link = self._start("superlink", "flower-superlink", *flags)
         until(lambda: _listens(self.port), 120)
         for part in range(self.count):
             self.start_node(part)
-        until(lambda: (self.folder / "superlink.log").read_text().count("Activated node_id") >= self.count, 240)
+        until(
+            lambda: (
+                (self.folder / "superlink.log").read_text().count("Activated node_id") >= self.count
+            ),
+            240,
+        )
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -194,7 +223,15 @@ class Processes:
     def start_node(self, part: int) -> None:
         """(Again) the node of one client."""
         config = f"partition-id={part} num-partitions={self.count}"
-        flags = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()), "--node-config", config]
+        flags = [
+            "--insecure",
+            "--superlink",
+            f"127.0.0.1:{self.port}",
+            "--port",
+            str(free_port()),
+            "--node-config",
+            config,
+        ]
         self.nodes[part] = self._start(f"node{part}", "flower-supernode", *flags)
 
     def kill_node(self, part: int) -> None:
@@ -206,15 +243,24 @@ class Processes:
         given = " ".join(f"{key.replace('_', '-')}={value!r}" for key, value in settings.items())
         command = [str(BIN / "flwr"), "run", str(app), "local", "-c", given]
         if self.simulated:
-            sizes = f"num-supernodes={self.simulated} client-resources-num-cpus=1 init-args-num-cpus=2"
+            sizes = (
+                f"num-supernodes={self.simulated} client-resources-num-cpus=1 init-args-num-cpus=2"
+            )
             command += ["--federation-config", sizes]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=300, check=False
+        )
         assert "Successfully started run" in done.stdout, done.stdout + done.stderr
 
     def _start(self, name: str, command: str, *flags: str) -> subprocess.Popen:
         log = (self.folder / f"{name}.log").open("a")
         return subprocess.Popen(
-            [str(BIN / command), *flags], stdout=log, stderr=log, env=self.environment, cwd=self.folder, start_new_session=True
+            [str(BIN / command), *flags],
+            stdout=log,
+            stderr=log,
+            env=self.environment,
+            cwd=self.folder,
+            start_new_session=True,
         )
 
 
@@ -244,7 +290,9 @@ def _below(parent: int) -> list[int]:
     parents = {}
     for number in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            parents[int(number)] = int(Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            parents[int(number)] = int(
+                Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[1]
+            )
     found, fresh = [], [parent]
     while fresh:
         fresh = [child for child, above in parents.items() if above in fresh]
@@ -265,7 +313,9 @@ def started(run: Path, before: int | None = None, seconds: float = 240) -> int:
 
 
 def alive(process: int) -> bool:
-    """Whether a process that is no child of ours is still there (one that ended and was not waited for is not)."""
+    """Whether a process that is no child of ours is still there (one that ended and was not waited
+    for is not).
+    """
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except FileNotFoundError:

@@ -9,7 +9,12 @@ import pytest
 
 pytest.importorskip("flwr.supercore.privacy_accounting")
 
-from flwr.supercore.privacy_accounting import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
+from flwr.supercore.privacy_accounting import (
+    GaussianPrivacyEvent,
+    NeighboringRelation,
+    PrivacyConfig,
+    SamplingMethod,
+)
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 
 import dpfy
@@ -26,13 +31,20 @@ RUNS = {
 
 def ours(clients, cohort, noise, rounds, delta, foreign=False):
     plan = dpfy.dpsgd(clients, cohort, steps=rounds, unit=CLIENT).with_noise(noise, delta=delta)
-    claim = Training(plan, ForeignBatches("clients chosen by the strategy FedAvg of Flower") if foreign else None)
+    claim = Training(
+        plan, ForeignBatches("clients chosen by the strategy FedAvg of Flower") if foreign else None
+    )
     return dpfy.accounting.epsilon(claim.event, delta)
 
 
 def theirs(clients, cohort, noise, rounds, delta, method):
-    accountant = RdpAccountant(PrivacyConfig(delta, clients, NeighboringRelation.ADD_OR_REMOVE_ONE, method))
-    accountant.compose(GaussianPrivacyEvent(noise_multiplier=noise, sample_size=cohort, population_size=clients), rounds)
+    accountant = RdpAccountant(
+        PrivacyConfig(delta, clients, NeighboringRelation.ADD_OR_REMOVE_ONE, method)
+    )
+    accountant.compose(
+        GaussianPrivacyEvent(noise_multiplier=noise, sample_size=cohort, population_size=clients),
+        rounds,
+    )
     return accountant.get_privacy_spent().epsilon
 
 
@@ -41,7 +53,7 @@ def table() -> list[str]:
     rows = []
     for name, run in RUNS.items():
         columns = (
-            ours(*run), theirs(*run, SamplingMethod.POISSON), ours(*run, foreign=True), theirs(*run, SamplingMethod.NO_AMPLIFICATION)
+            ours(*run), theirs(*run, SamplingMethod.POISSON), ours(*run, foreign=True), theirs(*run, SamplingMethod.NO_AMPLIFICATION)  # noqa: E501
         )  # fmt: skip
         rows.append(f"| {name} | {' | '.join(f'{epsilon:.5g}' for epsilon in columns)} |")
     return rows

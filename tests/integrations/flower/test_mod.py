@@ -16,14 +16,24 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dpfy.integrations.flower import private_mod
 
-SENT = {"a": np.ones((2, 2), np.float32), "n": np.array(7), "b": np.zeros(3), "mean": np.zeros(2, np.float32)}
+SENT = {
+    "a": np.ones((2, 2), np.float32),
+    "n": np.array(7),
+    "b": np.zeros(3),
+    "mean": np.zeros(2, np.float32),
+}
 
 
 def answered(trained=None, clip=0.0, kind="train", terms=True, fail=None, extra=None, name=None):
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
-    content = {"arrays": ArrayRecord({k: Array(v) for k, v in SENT.items()}), "config": ConfigRecord({"lr": 0.1})}
+    content = {
+        "arrays": ArrayRecord({k: Array(v) for k, v in SENT.items()}),
+        "config": ConfigRecord({"lr": 0.1}),
+    }
     if terms:
-        content["dpfy"] = ConfigRecord({"clip": clip, "trainable": ["a", "b"]} if name is None else {"name": name})
+        content["dpfy"] = ConfigRecord(
+            {"clip": clip, "trainable": ["a", "b"]} if name is None else {"name": name}
+        )
 
     def app(message, context):
         assert "dpfy" not in message.content
@@ -35,7 +45,9 @@ def answered(trained=None, clip=0.0, kind="train", terms=True, fail=None, extra=
         return Message(RecordDict(records | (extra or {})), reply_to=message)
 
     message = Message(RecordDict(content), dst_node_id=3, message_type=kind)
-    return private_mod(message, Context(0, 3, UserConfig({"partition-id": 4}), RecordDict(), UserConfig()), app)
+    return private_mod(
+        message, Context(0, 3, UserConfig({"partition-id": 4}), RecordDict(), UserConfig()), app
+    )
 
 
 def test_nothing_but_arrays_and_a_weight_of_one():
@@ -63,10 +75,14 @@ def test_buffers_stay_as_they_were_sent():
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
 def test_an_update_that_is_not_finite_is_not_sent(value):
     trained = {"b": np.full(3, value)}
-    assert answered(trained | {"b": np.full(3, 1e200)} if value == 1e300 else trained, clip=1.0).has_error()
+    assert answered(
+        trained | {"b": np.full(3, 1e200)} if value == 1e300 else trained, clip=1.0
+    ).has_error()
 
 
-@pytest.mark.parametrize("options", [{"terms": False}, {"kind": "evaluate"}, {"kind": "query"}, {"kind": "train.other"}])
+@pytest.mark.parametrize(
+    "options", [{"terms": False}, {"kind": "evaluate"}, {"kind": "query"}, {"kind": "train.other"}]
+)
 def test_only_rounds_of_a_private_server_are_answered(options):
     reply = answered(**options)
     assert reply.has_error()
@@ -91,5 +107,8 @@ def test_a_node_says_who_it_is_without_training():
 
 
 def test_a_client_needs_no_torch():
-    code = "import sys; from dpfy.integrations.flower import private_mod; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from dpfy.integrations.flower import private_mod; sys.exit('torch' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

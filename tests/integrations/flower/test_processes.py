@@ -1,4 +1,6 @@
-"""Flower's PyTorch quickstart pattern over its transport, on localhost: lost replies, dead clients, killed servers."""
+"""Flower's PyTorch quickstart pattern over its transport, on localhost: lost replies, dead clients,
+killed servers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def epsilon_of(run: Path) -> float:
 
 
 def finished(run: Path, seconds: float = 1800) -> None:
-    processes.until(lambda: (run / "report.html").is_file() and not (run / "checkpoint").exists(), seconds)
+    processes.until(
+        lambda: (run / "report.html").is_file() and not (run / "checkpoint").exists(), seconds
+    )
     assert all(f.holds for f in dpfy.verify(run))
 
 
@@ -42,9 +46,11 @@ def same(one: Path, other: Path) -> bool:
 
 
 def test_killed_servers_and_lost_replies(tmp_path):
-    """A run whose server is killed 20 times ends with the bits of one that is left alone; three replies in ten are spoilt in both.
+    """A run whose server is killed 20 times ends with the bits of one that is left alone; three
+    replies in ten are spoilt in both.
 
-    Every other server is killed when the sum of a round is on disk, before or while its noise is made; the others at any time.
+    Every other server is killed when the sum of a round is on disk, before or while its noise is
+    made; the others at any time.
     """
     chance, server = random.Random(0), None
     app = processes.faulty_app(tmp_path / "app", 5, light=True)
@@ -86,7 +92,9 @@ def test_simulation(tmp_path):
 
 
 def test_dead_clients(tmp_path):
-    """Two of five nodes are killed while a round is under way; it ends without them, and one comes back."""
+    """Two of five nodes are killed while a round is under way; it ends without them, and one comes
+    back.
+    """
     with processes.Processes(tmp_path, 5) as federation:
         (tmp_path / "runs").mkdir()
         run = tmp_path / "runs" / "run"
@@ -100,7 +108,9 @@ def test_dead_clients(tmp_path):
 
 
 def test_secure_aggregation_with_a_dropout(tmp_path):
-    """SecAgg+ over the transport: the third of five clients vanishes after keys were shared, in every round."""
+    """SecAgg+ over the transport: the third of five clients vanishes after keys were shared, in
+    every round.
+    """
     app, run = processes.secure_app(tmp_path / "app"), tmp_path / "runs" / "run"
     run.parent.mkdir()
     with processes.Processes(tmp_path, 5) as federation:

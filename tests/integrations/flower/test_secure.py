@@ -1,4 +1,6 @@
-"""Flower's SecAgg+ under plans whose noise comes in shares: the sum is exact, dropouts are survived, nothing else is shown."""
+"""Flower's SecAgg+ under plans whose noise comes in shares: the sum is exact, dropouts are
+survived, nothing else is shown.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def planned(clients=6, least=3, rounds=2, epsilon=8.0):
-    about = {"clients": clients, "dimension": 8, "rounds": rounds, "epsilon": epsilon, "delta": 1e-2, "least": least}
+    about = {
+        "clients": clients,
+        "dimension": 8,
+        "rounds": rounds,
+        "epsilon": epsilon,
+        "delta": 1e-2,
+        "least": least,
+    }
     return plan_of_shares(**about, clip_norm=1.0, bits=20, rotation=1)
 
 
@@ -40,8 +49,14 @@ def app(moves=lambda part: 0.05 * (part + 1), seen=None):
     @made.train()
     def fit(message, context):
         part = int(context.node_config["partition-id"])
-        arrays = {name: Array((a.numpy() - moves(part)).astype(np.float32)) for name, a in message.content["arrays"].items()}
-        content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"loss": 1.0, "num-examples": 77})}
+        arrays = {
+            name: Array((a.numpy() - moves(part)).astype(np.float32))
+            for name, a in message.content["arrays"].items()
+        }
+        content = {
+            "arrays": ArrayRecord(arrays),
+            "metrics": MetricRecord({"loss": 1.0, "num-examples": 77}),
+        }
         return Message(RecordDict(content), reply_to=message)
 
     return made
@@ -82,8 +97,13 @@ def test_the_terms_that_clients_get_are_the_scheme():
 
 def protocol_of(grid, made, folder):
     """A protocol that is ready for its first round, and the scheme of the plan."""
-    scheme, protocol = Scheme(made.recipe.strategy, 1.0, made.noise_multiplier), SecAggPlus(grid, 0.05)
-    arrays = ArrayRecord({"weight": Array(np.zeros((2, 3), np.float32)), "bias": Array(np.zeros(2, np.float32))})
+    scheme, protocol = (
+        Scheme(made.recipe.strategy, 1.0, made.noise_multiplier),
+        SecAggPlus(grid, 0.05),
+    )
+    arrays = ArrayRecord(
+        {"weight": Array(np.zeros((2, 3), np.float32)), "bias": Array(np.zeros(2, np.float32))}
+    )
 
     def content():
         return RecordDict({"arrays": arrays, "dpfy": terms_of(scheme, ["weight", "bias"], 0)})
@@ -92,11 +112,19 @@ def protocol_of(grid, made, folder):
     return protocol, scheme
 
 
-@pytest.mark.parametrize("gone", [{}, {1: "collect_masked_vectors"}, {4: "unmask"}, {0: "setup"}, {5: "share_keys"}])
+@pytest.mark.parametrize(
+    "gone", [{}, {1: "collect_masked_vectors"}, {4: "unmask"}, {0: "setup"}, {5: "share_keys"}]
+)
 def test_the_sum_is_that_of_the_messages(gone, monkeypatch, tmp_path):
-    """Every client's whole numbers are seen here; the protocol must show their sum modulo 2^bits, to the last bit."""
+    """Every client's whole numbers are seen here; the protocol must show their sum modulo 2^bits,
+    to the last bit.
+    """
     encoded, encode = [], Scheme.encode
-    monkeypatch.setattr(Scheme, "encode", lambda *given: encoded.append((given[1], encode(*given))) or encoded[-1][1])
+    monkeypatch.setattr(
+        Scheme,
+        "encode",
+        lambda *given: encoded.append((given[1], encode(*given))) or encoded[-1][1],
+    )
     grid = Dropping(app(), 6, gone)
     protocol, scheme = protocol_of(grid, planned(), tmp_path)
     found = protocol.sum(dict.fromkeys(range(6)), bits=20, least=3, round=0)
@@ -124,7 +152,9 @@ def test_too_few_show_nothing(tmp_path):
 def test_a_client_adds_its_noise_and_sends_the_same_bits_again(tmp_path):
     grid = Dropping(app(moves=lambda part: 0.0), 6)
     protocol, _ = protocol_of(grid, planned(), tmp_path)
-    first, again = (protocol.sum(dict.fromkeys(range(6)), bits=20, least=3, round=0).total for _ in range(2))
+    first, again = (
+        protocol.sum(dict.fromkeys(range(6)), bits=20, least=3, round=0).total for _ in range(2)
+    )
     assert first.any()
     np.testing.assert_array_equal(first, again)
 
@@ -139,16 +169,24 @@ def test_terms_below_the_protocol_are_not_answered(tmp_path):
 
 def test_what_the_server_sees_of_a_client_is_not_its_message(monkeypatch, tmp_path):
     encoded, encode = [], Scheme.encode
-    monkeypatch.setattr(Scheme, "encode", lambda *given: encoded.append(encode(*given)) or encoded[-1])
+    monkeypatch.setattr(
+        Scheme, "encode", lambda *given: encoded.append(encode(*given)) or encoded[-1]
+    )
     grid = Dropping(app(), 6)
     protocol, _ = protocol_of(grid, planned(), tmp_path)
     protocol.sum(dict.fromkeys(range(6)), bits=20, least=3, round=0)
-    masked = [r for r in grid.replies if r.has_content() and "masked_params" in r.content.config_records["secaggplus_configs"]]
+    masked = [
+        r
+        for r in grid.replies
+        if r.has_content() and "masked_params" in r.content.config_records["secaggplus_configs"]
+    ]
     assert len(masked) == 6
     for reply in masked:
         assert set(reply.content.metric_records["fitres.num_examples"].values()) == {1}
         assert all(not record for record in reply.content.array_records.values())
-        shown = np.load(io.BytesIO(reply.content.config_records["secaggplus_configs"]["masked_params"][1]))
+        shown = np.load(
+            io.BytesIO(reply.content.config_records["secaggplus_configs"]["masked_params"][1])
+        )
         assert not any((shown == message).mean() > 0.5 for message in encoded)
 
 

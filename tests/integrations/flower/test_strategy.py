@@ -1,4 +1,6 @@
-"""Private rounds under Flower: billed before a message leaves, bounded whatever comes back, resumed to the bit."""
+"""Private rounds under Flower: billed before a message leaves, bounded whatever comes back, resumed
+to the bit.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_the_rounds_are_those_of_the_private_loop(tmp_path):
     expected = by_hand(tmp_path / "hand", planned, lambda client, number: 0.1 * (client + 1))
     np.testing.assert_allclose(weights, expected, atol=1e-6)
     assert verified(tmp_path / "flower")
-    assert "client" in json.dumps(json.loads((tmp_path / "flower" / "privacy.json").read_text())["guarantee"])
+    assert "client" in json.dumps(
+        json.loads((tmp_path / "flower" / "privacy.json").read_text())["guarantee"]
+    )
 
 
 def test_the_plan_is_in_the_ledger_before_a_message_leaves(tmp_path):
@@ -89,7 +93,9 @@ def test_the_plan_is_in_the_ledger_before_a_message_leaves(tmp_path):
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_the_federated_tutorial_is_billed_tightly(tmp_path, lost):
-    """3,383 clients, 120 a round, noise 1.2, 100 rounds, delta 1e-5: billed whole before the first message, whoever answers."""
+    """3,383 clients, 120 a round, noise 1.2, 100 rounds, delta 1e-5: billed whole before the first
+    message, whoever answers.
+    """
     planned = plan(3383, 120, rounds=100, noise=1.2, delta=1e-5)
     made = federation.strategy(tmp_path / "run", planned)
     grid = Federation(client_app(), 3383, meddle=(lambda part, reply: []) if lost else None)
@@ -124,7 +130,9 @@ def stop_after(grid, rounds):
 def test_who_is_chosen_by_flower_is_billed_without_amplification(tmp_path):
     planned = plan(20, 4, rounds=3)
     train(tmp_path / "ours", planned=planned)
-    chosen = FedAvg(fraction_train=0.2, fraction_evaluate=0.0, min_train_nodes=4, min_available_nodes=4)
+    chosen = FedAvg(
+        fraction_train=0.2, fraction_evaluate=0.0, min_train_nodes=4, min_available_nodes=4
+    )
     theirs, _ = train(tmp_path / "theirs", planned=planned, sampling=chosen)
     assert all(len(report.drawn) == 4 for report in theirs.reports)
     train(tmp_path / "all", planned=plan(20, 20, rounds=3))
@@ -158,7 +166,9 @@ HUGE = {
 
 @pytest.mark.parametrize("kind", HUGE)
 def test_hostile_updates_are_bounded(tmp_path, kind):
-    """One of five clients sends nonsense, past its mod: the model moves no further than without it, by more than clip / cohort."""
+    """One of five clients sends nonsense, past its mod: the model moves no further than without it,
+    by more than clip / cohort.
+    """
     planned = plan(rounds=1, noise=1e-3, delta=0.01)
 
     def meddle(part, reply):
@@ -171,22 +181,36 @@ def test_hostile_updates_are_bounded(tmp_path, kind):
 
 
 def wrong(reply, arrays):
-    return Message(RecordDict({"arrays": ArrayRecord({k: Array(v) for k, v in arrays.items()})}), reply_to=_answered(reply))
+    return Message(
+        RecordDict({"arrays": ArrayRecord({k: Array(v) for k, v in arrays.items()})}),
+        reply_to=_answered(reply),
+    )
 
 
 STRANGE = {
-    "another shape": lambda r: wrong(r, {"weight": np.zeros((2, 4), np.float32), "bias": np.zeros(2, np.float32)}),
-    "another name": lambda r: wrong(r, {"weights": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}),
+    "another shape": lambda r: wrong(
+        r, {"weight": np.zeros((2, 4), np.float32), "bias": np.zeros(2, np.float32)}
+    ),
+    "another name": lambda r: wrong(
+        r, {"weights": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
+    ),
     "one array less": lambda r: wrong(r, {"weight": np.zeros((2, 3), np.float32)}),
-    "one array more": lambda r: wrong(r, {k: a.numpy() for k, a in r.content["arrays"].items()} | {"more": np.zeros(1)}),
-    "other order": lambda r: wrong(r, {"bias": np.zeros(2, np.float32), "weight": np.zeros((2, 3), np.float32)}),
+    "one array more": lambda r: wrong(
+        r, {k: a.numpy() for k, a in r.content["arrays"].items()} | {"more": np.zeros(1)}
+    ),
+    "other order": lambda r: wrong(
+        r, {"bias": np.zeros(2, np.float32), "weight": np.zeros((2, 3), np.float32)}
+    ),
     "text": lambda r: wrong(r, {"weight": np.full((2, 3), "x"), "bias": np.zeros(2, np.float32)}),
     "complex": lambda r: wrong(r, {"weight": np.full((2, 3), 1j), "bias": np.zeros(2, np.float32)}),
     "a lie about its shape": lambda r: _lying(r, (3, 2)),
     "a lie about its size": lambda r: _lying(r, (200, 300)),
-    "no arrays": lambda r: Message(RecordDict({"metrics": MetricRecord({"a": 1})}), reply_to=_answered(r)),
+    "no arrays": lambda r: Message(
+        RecordDict({"metrics": MetricRecord({"a": 1})}), reply_to=_answered(r)
+    ),
     "two records": lambda r: Message(
-        RecordDict({"arrays": r.content["arrays"], "again": r.content["arrays"]}), reply_to=_answered(r)
+        RecordDict({"arrays": r.content["arrays"], "again": r.content["arrays"]}),
+        reply_to=_answered(r),
     ),
 }
 
@@ -201,10 +225,14 @@ def _lying(reply, shape):
 @pytest.mark.parametrize("kind", STRANGE)
 def test_an_update_of_another_shape_is_refused_and_counts_as_zero(tmp_path, kind):
     planned = plan(rounds=1, clip=5.0, noise=0.1)
-    grid = Federation(client_app(), 5, lambda part, reply: [STRANGE[kind](reply) if part == 1 else reply])
+    grid = Federation(
+        client_app(), 5, lambda part, reply: [STRANGE[kind](reply) if part == 1 else reply]
+    )
     made, weights = train(tmp_path / "run", grid, planned)
     assert list(made.reports[0].refused) == [1]
-    expected = by_hand(tmp_path / "hand", planned, lambda client, _: None if client == 1 else 0.1 * (client + 1))
+    expected = by_hand(
+        tmp_path / "hand", planned, lambda client, _: None if client == 1 else 0.1 * (client + 1)
+    )
     np.testing.assert_allclose(weights, expected, atol=1e-6)
 
 
@@ -212,10 +240,18 @@ def test_lost_and_repeated_replies_count_as_zero_and_once(tmp_path):
     planned = plan(rounds=2, clip=5.0, noise=0.1)
 
     def meddle(part, reply):
-        return {0: [], 1: [reply, reply, reply], 2: [Message(Error(0, "gone"), reply_to=_answered(reply))]}.get(part, [reply])
+        return {
+            0: [],
+            1: [reply, reply, reply],
+            2: [Message(Error(0, "gone"), reply_to=_answered(reply))],
+        }.get(part, [reply])
 
     made, weights = train(tmp_path / "run", Federation(client_app(), 5, meddle), planned)
-    expected = by_hand(tmp_path / "hand", planned, lambda client, _: None if client in (0, 2) else 0.1 * (client + 1))
+    expected = by_hand(
+        tmp_path / "hand",
+        planned,
+        lambda client, _: None if client in (0, 2) else 0.1 * (client + 1),
+    )
     np.testing.assert_allclose(weights, expected, atol=1e-6)
     for report in made.reports:
         assert (report.silent, report.repeated, list(report.failed)) == ((0,), [1, 1], [2])
@@ -265,12 +301,19 @@ class Killed(BaseException):
 
 
 def test_a_killed_server_goes_on_to_the_same_bits(tmp_path):
-    """Stopped when each message of each round leaves, in turn; numbers of clients, cohorts, sums and noise are what they were."""
+    """Stopped when each message of each round leaves, in turn; numbers of clients, cohorts, sums
+    and noise are what they were.
+    """
     planned = plan(8, 4, rounds=6)
     _, undisturbed = train(tmp_path / "whole", planned=planned, identity="partition-id")
     for turn in range(20):
-        grid, made = Federation(client_app(), 8), federation.strategy(tmp_path / "cut", planned, identity="partition-id")
-        grid.nodes = {node + 10 * turn: part for node, part in grid.nodes.items()}  # nodes come back under other numbers
+        grid, made = (
+            Federation(client_app(), 8),
+            federation.strategy(tmp_path / "cut", planned, identity="partition-id"),
+        )
+        grid.nodes = {
+            node + 10 * turn: part for node, part in grid.nodes.items()
+        }  # nodes come back under other numbers
         grid.on_push = _killing(1 + turn % 3)
         try:
             result = made.start(grid, ArrayRecord(federation.model().state_dict()), timeout=0.05)
@@ -280,7 +323,9 @@ def test_a_killed_server_goes_on_to_the_same_bits(tmp_path):
     else:
         pytest.fail("the run did not end")
     assert turn >= 3
-    np.testing.assert_array_equal(undisturbed, np.concatenate([a.numpy().ravel() for a in result.arrays.values()]))
+    np.testing.assert_array_equal(
+        undisturbed, np.concatenate([a.numpy().ravel() for a in result.arrays.values()])
+    )
     assert verified(tmp_path / "cut")
     assert epsilon_of(tmp_path / "cut") == epsilon_of(tmp_path / "whole")
 
@@ -315,7 +360,14 @@ def test_connected_clients_are_not_asked_unless_they_were_drawn(tmp_path):
 def test_evaluation_on_clients_is_refused(tmp_path):
     with pytest.raises(Unsupported, match="public data"):
         train(tmp_path / "run", start={"evaluate_config": ConfigRecord()})
-    assert list(federation.strategy(tmp_path / "x").configure_evaluate(1, ArrayRecord(), ConfigRecord(), None)) == []
+    assert (
+        list(
+            federation.strategy(tmp_path / "x").configure_evaluate(
+                1, ArrayRecord(), ConfigRecord(), None
+            )
+        )
+        == []
+    )
 
 
 def test_other_rounds_than_planned_are_refused(tmp_path):
@@ -335,7 +387,10 @@ class WithBuffers(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear, self.frozen = torch.nn.Linear(2, 1), torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.linear, self.frozen = (
+            torch.nn.Linear(2, 1),
+            torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        )
         self.register_buffer("count", torch.tensor(7))
         self.register_buffer("mask", torch.tensor([True, False]))
 
@@ -344,7 +399,9 @@ class WithBuffers(torch.nn.Module):
 
 
 def test_only_what_is_trained_is_taken_from_clients(tmp_path):
-    """Clients change everything that they are sent; with the default timeout of Flower, a whole number."""
+    """Clients change everything that they are sent; with the default timeout of Flower, a whole
+    number.
+    """
     net = WithBuffers()
     made = PrivateFedAvg(net, plan(3, 3, rounds=1), tmp_path / "run", device="cpu")
     result = made.start(Federation(client_app(), 3), ArrayRecord(net.state_dict()), timeout=3600)

@@ -14,7 +14,9 @@ def accuracy(trial):
 
 
 def own_place(trial):
-    """Trains, and is scored by where its settings lie in the space alone: so the law of the best one is known."""
+    """Trains, and is scored by where its settings lie in the space alone: so the law of the best
+    one is known.
+    """
     toy.trained(trial)
     return trial.settings["place"]
 
