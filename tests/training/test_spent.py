@@ -17,6 +17,8 @@ from torch.nn import functional
 
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
+from dpfy.core.random import Randomness
+from dpfy.training.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -465,6 +467,26 @@ def test_a_torn_last_line_is_of_noise_that_was_never_made(tmp_path):
     ]
     again = released_by(tmp_path / "run")
     assert all(torch.equal(value, whole[step]) for step, value in again.items())
+
+
+def test_a_repeated_step_keeps_its_learning_rates_and_its_sum(tmp_path):
+    randomness = Randomness.for_tests(1)
+
+    def bound(rates, total=5):
+        journal = Journal(tmp_path, randomness, 0, due=(tmp_path / "steps.jsonl").exists())
+        try:
+            journal.bind(0, torch.tensor(total), rates)
+        finally:
+            journal.close()
+
+    bound([0.1, 0.2])
+    bound([0.1, 0.2])
+    for other in ([0.1, 0.3], [0.1], [0.2, 0.1]):
+        with pytest.raises(InvalidInput, match="learning rate"):
+            bound(other)
+    with pytest.raises(InvalidInput, match="another sum"):
+        bound([0.1, 0.2], total=6)
+    bound([0.1, 0.2])
 
 
 @pytest.mark.parametrize(
