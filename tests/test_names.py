@@ -1,11 +1,15 @@
-"""One name, one thing: no two modules of a package define public classes or aliases of one name;
-files of gradients/ stay short.
+"""One name, one thing: no public class name has two homes in the project; no module has the name of
+a standard library module; no small file serves a single importer; files of gradients/ stay short.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import sys
+import tokenize
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,8 +17,128 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "dpfy"
 PACKAGES = sorted(p.name for p in ROOT.iterdir() if (p / "__init__.py").exists())
+PROJECT = ROOT.parent
+SOURCES = sorted(
+    file
+    for package in (ROOT, PROJECT / "lab" / "dpfy_lab")
+    for file in package.rglob("*.py")
+    if "__pycache__" not in file.parts
+)
 MOST_LINES = 400
+FEWEST_LINES = 25
 ALIAS = re.compile(r"[A-Z][a-z]\w*")
+
+# Exceptions still to be removed. These lists only ever shrink.
+TWO_HOMES: set[str] = {
+    "Answer",
+    "Answers",
+    "Asked",
+    "Call",
+    "Candidate",
+    "Cells",
+    "Centres",
+    "Chain",
+    "Choice",
+    "Claim",
+    "Column",
+    "Columns",
+    "Comparison",
+    "Condition",
+    "Contribution",
+    "Convolution",
+    "Dense",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "Drawn",
+    "Engine",
+    "Estimate",
+    "Evaluation",
+    "Evidence",
+    "Family",
+    "Figure",
+    "Fit",
+    "Fitted",
+    "Gaussian",
+    "GaussianMixture",
+    "Grid",
+    "Groups",
+    "Inspection",
+    "Laplace",
+    "Lattice",
+    "Levels",
+    "Loss",
+    "Made",
+    "Measured",
+    "Method",
+    "Mixture",
+    "Model",
+    "Moments",
+    "Network",
+    "Noisy",
+    "Number",
+    "Objective",
+    "ObjectivePerturbation",
+    "Observed",
+    "Pair",
+    "Part",
+    "Parts",
+    "Piece",
+    "Plan",
+    "Poisson",
+    "Population",
+    "Printed",
+    "RandomizedResponse",
+    "Range",
+    "Rates",
+    "Recipe",
+    "Records",
+    "Release",
+    "Report",
+    "Round",
+    "Row",
+    "RunFolder",
+    "Scheme",
+    "Section",
+    "Seen",
+    "Setting",
+    "Several",
+    "Shape",
+    "Shuffled",
+    "Source",
+    "Split",
+    "Steps",
+    "Sum",
+    "Sums",
+    "Table",
+    "Tape",
+    "Target",
+    "Task",
+    "TeacherVotes",
+    "Terms",
+    "Training",
+    "Verdict",
+    "Weights",
+    "Whole",
+}
+SHADOWS: set[str] = {
+    "dpfy.cli.inspect",
+    "dpfy.core.random",
+    "dpfy.gradients.engines.select",
+    "dpfy.gradients.inspect",
+    "dpfy.local.numbers",
+    "dpfy.report.html",
+}
+SMALL: set[str] = {
+    "dpfy.audit.evolutions",
+    "dpfy.audit.pictures",
+    "dpfy.audit.tables",
+    "dpfy.cli.whole_bench",
+    "dpfy.estimators.linear.solvers",
+    "dpfy.federated.shares.client",
+    "dpfy.integrations.totals",
+    "dpfy.noise.families",
+    "dpfy.sampling.table",
+}
 
 
 def types(file: Path) -> dict[str, str]:
@@ -69,6 +193,104 @@ def test_homonyms_are_found(tmp_path: Path) -> None:
         "Layout": ["one", "two"],
         "Piece": ["one", "two"],
     }
+
+
+def module(file: Path) -> str:
+    """The dotted name of a file of the project."""
+    root = ROOT.parent if file.is_relative_to(ROOT) else PROJECT / "lab"
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def two_homes(files: list[Path]) -> dict[str, list[str]]:
+    """Public class name to the modules that define it, where there are several."""
+    homes: dict[str, set[str]] = defaultdict(set)
+    for file in files:
+        for name, meaning in types(file).items():
+            if meaning.startswith("a class of "):
+                homes[name].add(str(file))
+    return {name: sorted(where) for name, where in homes.items() if len(where) > 1}
+
+
+def test_no_public_class_name_has_two_homes() -> None:
+    assert {n: w for n, w in two_homes(SOURCES).items() if n not in TWO_HOMES} == {}
+
+
+def test_two_homes_are_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("class Terms: ...\nclass _Own: ...\nPiece = int\n")
+    (tmp_path / "two.py").write_text("if True:\n    class Terms: ...\nclass _Own: ...\nPiece = 1\n")
+    assert list(two_homes(sorted(tmp_path.glob("*.py")))) == ["Terms"]
+
+
+def test_no_module_has_the_name_of_a_standard_library_module() -> None:
+    """`dpfy.statistics` is the name of a family: a package of dpfy is only ever named with it."""
+    names = {module(f) for f in SOURCES if f.parent != ROOT and f.parent.parent != PROJECT / "lab"}
+    shadows = {n for n in names if n.rpartition(".")[2] in sys.stdlib_module_names}
+    assert shadows - SHADOWS - {"dpfy.statistics"} == set()
+
+
+def lines_of_code(text: str) -> int:
+    """Lines that hold code: without docstrings, comments and blank lines."""
+    prose: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                prose |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in layout | {tokenize.ENDMARKER}:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - prose)
+
+
+def test_lines_of_code_leave_out_docstrings_comments_and_blank_lines() -> None:
+    text = '"""Two\nlines."""\n\n# why\nx = [\n    1,\n]\n\n\ndef f():\n    """What."""\n    return 1\n'
+    assert lines_of_code(text) == 5
+
+
+def importers(files: list[Path]) -> dict[str, set[str]]:
+    """Module to the modules that import it, also lazily: by a string that is its name."""
+    known = {module(f) for f in files}
+    found: dict[str, set[str]] = {name: set() for name in known}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [a.name for a in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                parts = [f"{node.module}.{a.name}" for a in node.names]
+                names = [p if p in known else node.module for p in parts]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names = [node.value]
+            for name in set(names) & known:
+                found[name].add(module(file))
+    return found
+
+
+def entry_points() -> set[str]:
+    """Modules that the installed distributions name: commands, claims, the program itself."""
+    named: set[str] = set()
+    for file in (PROJECT / "pyproject.toml", PROJECT / "lab" / "pyproject.toml"):
+        if file.exists():
+            project = tomllib.loads(file.read_text())["project"]
+            tables = [project.get("scripts", {}), *project.get("entry-points", {}).values()]
+            named |= {value.partition(":")[0] for table in tables for value in table.values()}
+    return named
+
+
+def test_no_small_file_serves_a_single_importer() -> None:
+    """Such a file costs its reader a jump and saves nobody anything: it belongs where it is used."""
+    used, exempt = importers(SOURCES), entry_points() | SMALL
+    small = {
+        module(file): sorted(used[module(file)])
+        for file in SOURCES
+        if file.name not in ("__init__.py", "__main__.py")
+        and module(file) not in exempt
+        and len(used[module(file)]) <= 1
+        and lines_of_code(file.read_text()) < FEWEST_LINES
+    }
+    assert small == {}
 
 
 @pytest.mark.parametrize(
