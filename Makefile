@@ -12,10 +12,10 @@ RAY := .venv-ray
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" wheel torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e ".[dev]" -e lab
 	touch $(STAMP)
 
 train: setup
@@ -23,8 +23,8 @@ train: setup
 	$(BIN)/dpfy verify $(RUN)
 
 lint: setup
-	$(BIN)/ruff check dpfy tests benchmarks examples tools
-	$(BIN)/ruff format --check dpfy tests benchmarks examples tools
+	$(BIN)/ruff check dpfy lab tests benchmarks examples tools
+	$(BIN)/ruff format --check dpfy lab tests benchmarks examples tools
 
 types: setup
 	$(BIN)/mypy
@@ -82,4 +82,4 @@ bench: setup
 	$(BIN)/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist *.egg-info lab/build lab/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -134,3 +134,23 @@ def test_no_torch_at_import(module):
         ).stderr.strip()
         == ""
     )
+
+
+LAB = ROOT.parent / "lab" / "dpfy_lab"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_dpfy_never_names_the_lab(file):
+    """The lab is found through entry points alone: dpfy works where it is not installed."""
+    names = [
+        name
+        for node in ast.walk(ast.parse(file.read_text()))
+        for name in (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    ]
+    assert [name for name in names if name.split(".")[0] == LAB.name] == []
