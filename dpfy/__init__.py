@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpfy.data.owners import Users
     from dpfy.data.users import by_user
     from dpfy.gradients.engines.per_user import per_user, per_view
-    from dpfy.gradients.inspect import inspect
+    from dpfy.gradients.model_report import inspect
     from dpfy.integrations.opacus import from_opacus
     from dpfy.models.normalisation import Normalisation
     from dpfy.models.repair import repair
@@ -59,7 +59,7 @@ _HOME = {
     "InvalidInput": "dpfy.core.errors",
     "Unsupported": "dpfy.core.errors",
     "Ledger": "dpfy.core.ledger",
-    "inspect": "dpfy.gradients.inspect",
+    "inspect": "dpfy.gradients.model_report",
     "lazy": "dpfy.data.given",
     "by_user": "dpfy.data.users",
     "Users": "dpfy.data.owners",

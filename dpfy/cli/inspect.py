@@ -46,7 +46,7 @@ def inspect(
 
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
-    from dpfy.gradients.inspect import inspect as look
+    from dpfy.gradients.model_report import inspect as look
     from dpfy.models.build import build
     from dpfy.models.config import ModelConfig
     from dpfy.models.features import full_model

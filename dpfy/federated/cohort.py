@@ -14,9 +14,9 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Unit
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.rounding import row_squares
 from dpfy.gradients.engine import Grads, added, clipped_sum, zeros
 from dpfy.gradients.engines.batched import CHUNK_ELEMENTS, chunks
+from dpfy.gradients.per_example.rounding import row_squares
 
 Update = Mapping[str, object] | Sequence[object]
 """What a client sends: for each trainable parameter, by name or in their order, global weights

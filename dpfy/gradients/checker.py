@@ -18,9 +18,9 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from dpfy.core import supported
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.gradients.autograd.structure import mapped, tensors_in
+from dpfy.gradients.autograd.tape import looking, probe_weights
 from dpfy.gradients.engine import no_reentrant_checkpoints
-from dpfy.gradients.tracing.structure import mapped, tensors_in
-from dpfy.gradients.tracing.tape import looking, probe_weights
 
 
 def check_model(model: nn.Module) -> None:

@@ -41,7 +41,7 @@ MARGIN = {
 in.
 
 Engines hand over float64 upper bounds, with the rounding of narrower types already in them: see
-``dpfy.gradients.contributions.rounding``.
+``dpfy.gradients.per_example.rounding``.
 """
 
 

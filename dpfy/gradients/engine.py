@@ -16,7 +16,7 @@ from dpfy.core import supported
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions import rounding
+from dpfy.gradients.per_example import rounding
 
 Grads = dict[str, Tensor]
 """Parameter name to tensor, trainable parameters only, names as in ``model.named_parameters()``,
@@ -152,7 +152,7 @@ scaled and summed.
 In float32: the norm of a product of two rows is too short by at most gamma(``BLOCK`` + 4) = 5.4e-5,
 relatively; rounding the multiplier, scaling by it and the product itself lengthen by 4 u = 2.4e-7.
 Together less than 2^-14 = 6.1e-5. Clip rules add 2^-40 for their own arithmetic in float64. What
-may cancel is not here but in the norms: see ``dpfy.gradients.contributions.rounding``.
+may cancel is not here but in the norms: see ``dpfy.gradients.per_example.rounding``.
 """
 
 

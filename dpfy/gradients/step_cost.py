@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.gradients.autograd.structure import tensors_in
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Engine, trainable
 from dpfy.gradients.engines.select import choose
-from dpfy.gradients.tracing.structure import tensors_in
 
 WARM = 4
 """Steps before anything is measured: the first ones find out where the examples lie."""

@@ -24,9 +24,9 @@ from torch._compile import _disable_dynamo
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Private
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.clipped_sum import InParts
 from dpfy.gradients.engine import Engine, Grads, trainable, zeros
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.per_example.clipped_sum import InParts
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.part import Part
 from dpfy.noise.shard import Shard

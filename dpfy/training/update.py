@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Private
-from dpfy.gradients.contributions.buffers import PackedShapes
+from dpfy.gradients.per_example.buffers import PackedShapes
 from dpfy.noise.gaussian import dtype_of
 from dpfy.training.averaging import Averaging
 

@@ -18,12 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from dpfy.core.errors import DpfyError
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contributions.clipped_sum import Scaled
-from dpfy.gradients.contributions.contribution import Direct
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.bounded_sum import BoundedSum
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.per_example.clipped_sum import Scaled
+from dpfy.gradients.per_example.contribution import Direct
 
 V, D, T = 11, 6, 5
 

@@ -27,10 +27,10 @@ from dpfy.gradients.clip import (
     PsacClip,
     QuantileClip,
 )
-from dpfy.gradients.contributions import convolution, outer
-from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.engines.per_user import per_user
 from dpfy.gradients.engines.select import ENGINES
+from dpfy.gradients.per_example import convolution, outer
+from dpfy.gradients.per_example.embedding import EmbeddingGradient
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = [1.0, 1e4, 1e5, 1e6]

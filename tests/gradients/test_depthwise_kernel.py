@@ -19,13 +19,13 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import FlatClip, PerLayerClip
-from dpfy.gradients.contributions import kept_convolution
-from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.kernels.depthwise import Taps, tap_sums
 from dpfy.gradients.layers.convolution import geometry
+from dpfy.gradients.per_example import kept_convolution
+from dpfy.gradients.per_example.convolution import Convolution
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16 if DEVICE == "cuda" else torch.float16]

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dpfy.gradients.autograd.tape import Report
 from dpfy.gradients.checker import LossProbe
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contributions.contribution import Contribution
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.layers import fused
-from dpfy.gradients.tracing.tape import Report
+from dpfy.gradients.per_example.contribution import Contribution
 
 B = 5
 

@@ -23,15 +23,15 @@ from torch.utils._pytree import tree_map
 from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
+from dpfy.gradients.autograd.tape import Report
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.contributions import buffers, sum_groups
-from dpfy.gradients.contributions.buffers import BufferLayout
-from dpfy.gradients.contributions.clipped_sum import _Block, _Small
 from dpfy.gradients.cuda_graphs import graphs, recorder
 from dpfy.gradients.cuda_graphs.held_reports import HeldReports
 from dpfy.gradients.cuda_graphs.recorder import SAME
 from dpfy.gradients.engines import bounded_sum
-from dpfy.gradients.tracing.tape import Report
+from dpfy.gradients.per_example import buffers, sum_groups
+from dpfy.gradients.per_example.buffers import BufferLayout
+from dpfy.gradients.per_example.clipped_sum import _Block, _Small
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.update import rounded

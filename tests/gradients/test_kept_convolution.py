@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients.clip import FlatClip, PerLayerClip
-from dpfy.gradients.contributions import kept_convolution
-from dpfy.gradients.contributions.convolution import Convolution
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.layers.convolution import geometry
+from dpfy.gradients.per_example import kept_convolution
+from dpfy.gradients.per_example.convolution import Convolution
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -19,14 +19,14 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contributions import convolution
-from dpfy.gradients.contributions.convolution import Convolution, Geometry
-from dpfy.gradients.contributions.embedding import EmbeddingGradient
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.rounding import Gram, GramRounding
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.kernels import conv2d, grams, reductions
+from dpfy.gradients.per_example import convolution
+from dpfy.gradients.per_example.convolution import Convolution, Geometry
+from dpfy.gradients.per_example.embedding import EmbeddingGradient
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.rounding import Gram, GramRounding
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = torch.bfloat16 if DEVICE == "cuda" else torch.float16

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contributions.outer import Outer
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.per_example.outer import Outer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

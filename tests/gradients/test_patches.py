@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpfy.gradients.contributions import convolution, embedding, routes
-from dpfy.gradients.contributions.convolution import Convolution, Geometry, Patched
-from dpfy.gradients.contributions.embedding import EmbeddingGradient
-from dpfy.gradients.contributions.patches import Window
+from dpfy.gradients.per_example import convolution, embedding, routes
+from dpfy.gradients.per_example.convolution import Convolution, Geometry, Patched
+from dpfy.gradients.per_example.embedding import EmbeddingGradient
+from dpfy.gradients.per_example.patches import Window
 
 
 def shape(r: random.Random):

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.contributions import sum_groups
 from dpfy.gradients.cuda_graphs.held_reports import HeldReports
 from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder, ReportedStep
 from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.per_example import sum_groups
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,16 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpfy.gradients.autograd.tape import Report
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.contributions.buffers import BufferLayout, Buffers
-from dpfy.gradients.contributions.contribution import Deferred, Direct, SumJob, _tensors
-from dpfy.gradients.contributions.shared import Measured
 from dpfy.gradients.cuda_graphs import captured, graphs, recorder
 from dpfy.gradients.cuda_graphs.recorded_step import _unowned
 from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder
 from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.tracing.tape import Report
+from dpfy.gradients.per_example.buffers import BufferLayout, Buffers
+from dpfy.gradients.per_example.contribution import Deferred, Direct, SumJob, _tensors
+from dpfy.gradients.per_example.shared import Measured
 
 
 class Model(nn.Module):

@@ -27,10 +27,10 @@ from dpfy.gradients.engine import Engine
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.engines.per_user import per_user
-from dpfy.gradients.inspect import inspect
 from dpfy.gradients.kernels import addresses
 from dpfy.gradients.layers import cudnn, fused_cells
 from dpfy.gradients.layers.table import rule_for
+from dpfy.gradients.model_report import inspect
 
 sys.path.insert(0, str(Path(__file__).parent))
 from compared import answer, distance

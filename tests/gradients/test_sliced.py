@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.contribution import Contribution, Direct
-from dpfy.gradients.contributions.embedding import EmbeddingGradient
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.shared import Measured
-from dpfy.gradients.contributions.sliced import Sliced, rows_of
-from dpfy.gradients.contributions.uses import overlapping, together
+from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.embedding import EmbeddingGradient
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.shared import Measured
+from dpfy.gradients.per_example.sliced import Sliced, rows_of
+from dpfy.gradients.per_example.uses import overlapping, together
 
 B, ROWS, COLUMNS = 3, 6, 4
 RANGES = [(0, 6), (0, 2), (2, 6), (2, 4), (4, 6), (1, 5)]

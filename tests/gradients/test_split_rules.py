@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dpfy.core.errors import Unsupported
+from dpfy.gradients.autograd.tape import BATCH_AXES, tells
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contributions import outer, placed
-from dpfy.gradients.contributions.contribution import Direct
-from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbeddingGradient
-from dpfy.gradients.contributions.placed import Below, Through
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.gradients.tracing.tape import BATCH_AXES, tells
+from dpfy.gradients.per_example import outer, placed
+from dpfy.gradients.per_example.contribution import Direct
+from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
+from dpfy.gradients.per_example.placed import Below, Through
 
 sys.path.insert(0, str(Path(__file__).parent))
 from compared import Holding, NoVmap

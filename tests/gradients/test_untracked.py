@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpfy.core.errors import Unsupported
+from dpfy.gradients.autograd.tape import _scales
+from dpfy.gradients.autograd.untracked import AGREEING
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contributions.contribution import Direct
-from dpfy.gradients.contributions.embedding import EmbeddingGradient
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.gradients.tracing.tape import _scales
-from dpfy.gradients.tracing.untracked import AGREEING
+from dpfy.gradients.per_example.contribution import Direct
+from dpfy.gradients.per_example.embedding import EmbeddingGradient
 
 T, C, V = 5, 4, 11
 

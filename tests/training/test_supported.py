@@ -22,7 +22,7 @@ from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients import clip, engine
 from dpfy.gradients.checker import check_model
-from dpfy.gradients.contributions import rounding
+from dpfy.gradients.per_example import rounding
 from dpfy.noise import gaussian
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream

@@ -27,9 +27,9 @@ from torch.distributed.tensor.parallel import (
 import dpfy
 from dpfy.core.errors import Lost, Unsupported
 from dpfy.gradients.clip import FlatClip, PerLayerClip
-from dpfy.gradients.contributions.clipped_sum import InParts
 from dpfy.gradients.cuda_graphs.captured import CapturedSum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.gradients.per_example.clipped_sum import InParts
 from dpfy.training.tensor_parallel import TensorParallel
 
 KINDS = ["dpsgd", "banded", "adaptive", "few", "layers", "otherwise"]

@@ -17,12 +17,12 @@ from torch import Tensor
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.clipped_sum import Scaled
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.cuda_graphs.recorded_step import RecordedStep
 from dpfy.gradients.engine import Grads, checked, no_autocast
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
+from dpfy.gradients.per_example.clipped_sum import Scaled
 
 LossesOf = Callable[..., Tensor]
 """A batch's tensors to one loss per unit, through the model."""

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from dpfy.core.errors import DpfyError
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.buffers import BufferLayout, Buffers
-from dpfy.gradients.contributions.clipped_sum import Flag, Scaled
-from dpfy.gradients.contributions.sum_groups import SumGroup, parted, sum_groups
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.cuda_graphs.held_reports import HeldReports
 from dpfy.gradients.cuda_graphs.recorded_step import End, Key, RecordedReports
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bounded_sum import BoundedSum
+from dpfy.gradients.per_example.buffers import BufferLayout, Buffers
+from dpfy.gradients.per_example.clipped_sum import Flag, Scaled
+from dpfy.gradients.per_example.sum_groups import SumGroup, parted, sum_groups
 
 ROUNDING = 1e-3
 """How far a recorded sum may be from the usual one, relative to its length and the bound: they

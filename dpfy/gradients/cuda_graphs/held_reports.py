@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from dpfy.gradients.autograd.tape import Report
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.clipped_sum import Scaled
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.cuda_graphs.recorded_step import Own, nothing_made, own_parts
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
-from dpfy.gradients.tracing.tape import Report
+from dpfy.gradients.per_example.clipped_sum import Scaled
 
 
 class Worked(NamedTuple):

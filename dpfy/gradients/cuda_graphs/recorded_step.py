@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.clipped_sum import Flag, Scaled
-from dpfy.gradients.contributions.contribution import Contribution, Direct, storages
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.sliced import pieces_of
-from dpfy.gradients.contributions.sum_groups import SumGroup
+from dpfy.gradients.autograd.tape import Report
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.engines.bounded_sum import Parts
-from dpfy.gradients.tracing.tape import Report
+from dpfy.gradients.per_example.clipped_sum import Flag, Scaled
+from dpfy.gradients.per_example.contribution import Contribution, Direct, storages
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.sliced import pieces_of
+from dpfy.gradients.per_example.sum_groups import SumGroup
 
 Key = tuple[object, ...]
 End = tuple[tuple[SumGroup, Key], ...]

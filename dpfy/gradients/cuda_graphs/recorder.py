@@ -20,16 +20,16 @@ from torch import Tensor
 
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
+from dpfy.gradients.autograd.tape import Report, Site
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.buffers import BufferLayout
-from dpfy.gradients.contributions.sum_groups import PIECE_BYTES
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.cuda_graphs.grouped_sums import GroupedSums, NewSums, RepeatedSums, Request
 from dpfy.gradients.cuda_graphs.held_reports import HeldReports
 from dpfy.gradients.cuda_graphs.recorded_step import End, Key, RecordedReports, Section
 from dpfy.gradients.engine import Grads, zeros
 from dpfy.gradients.engines.bounded_sum import BoundedSum
-from dpfy.gradients.tracing.tape import Report, Site
+from dpfy.gradients.per_example.buffers import BufferLayout
+from dpfy.gradients.per_example.sum_groups import PIECE_BYTES
 
 SECTION = 12
 """Reports that are worked on together."""

@@ -18,10 +18,11 @@ from torch._compile import _disable_dynamo
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
+from dpfy.gradients.autograd.arrival import Source, arrivals
+from dpfy.gradients.autograd.single_example import SingleExample
+from dpfy.gradients.autograd.tape import Report, Site, Tape, infer_axis, probe_weights, spoilt
+from dpfy.gradients.autograd.untracked import AutogradGraph, Split, SplitPoints, find_split_points
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.buffers import Buffers
-from dpfy.gradients.contributions.clipped_sum import InParts, Scaled
-from dpfy.gradients.contributions.contribution import Contribution, Direct
 from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
@@ -30,11 +31,10 @@ from dpfy.gradients.layers.bare import BARE, bare_rule, run_bare, without_alias
 from dpfy.gradients.layers.lifted import run_lifted
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
-from dpfy.gradients.tracing.arrival import Source, arrivals
+from dpfy.gradients.per_example.buffers import Buffers
+from dpfy.gradients.per_example.clipped_sum import InParts, Scaled
+from dpfy.gradients.per_example.contribution import Contribution, Direct
 from dpfy.gradients.tracing.one_record import active, transformed
-from dpfy.gradients.tracing.single_example import SingleExample
-from dpfy.gradients.tracing.tape import Report, Site, Tape, infer_axis, probe_weights, spoilt
-from dpfy.gradients.tracing.untracked import AutogradGraph, Split, SplitPoints, find_split_points
 
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[LayerRule, Tape, Site]] = (
     weakref.WeakKeyDictionary()

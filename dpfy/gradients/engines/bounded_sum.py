@@ -15,21 +15,21 @@ from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
+from dpfy.gradients.autograd.tape import Report, Tape, rows_first
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.buffers import Buffers
-from dpfy.gradients.contributions.clipped_sum import Flag, InParts, Scaled, joins, weigh
-from dpfy.gradients.contributions.contribution import (
+from dpfy.gradients.engine import Grads, no_autocast, no_reentrant_checkpoints, zeros
+from dpfy.gradients.per_example.buffers import Buffers
+from dpfy.gradients.per_example.clipped_sum import Flag, InParts, Scaled, joins, weigh
+from dpfy.gradients.per_example.contribution import (
     Contribution,
     Deferred,
     Direct,
     SumJob,
     run_jobs,
 )
-from dpfy.gradients.contributions.shared import Measured
-from dpfy.gradients.contributions.sliced import pieces_of
-from dpfy.gradients.contributions.uses import overlapping, together
-from dpfy.gradients.engine import Grads, no_autocast, no_reentrant_checkpoints, zeros
-from dpfy.gradients.tracing.tape import Report, Tape, rows_first
+from dpfy.gradients.per_example.shared import Measured
+from dpfy.gradients.per_example.sliced import pieces_of
+from dpfy.gradients.per_example.uses import overlapping, together
 
 MOST_WAITING = 36
 """How many sums over positions may wait for a common launch: the tensors of normalisation layers

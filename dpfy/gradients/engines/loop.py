@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
+from dpfy.gradients.autograd.single_example import SingleExample
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.rounding import as_rows
 from dpfy.gradients.engine import (
     Engine,
     Grads,
@@ -23,7 +23,7 @@ from dpfy.gradients.engine import (
     trainable,
     zeros,
 )
-from dpfy.gradients.tracing.single_example import SingleExample
+from dpfy.gradients.per_example.rounding import as_rows
 
 T = TypeVar("T")
 

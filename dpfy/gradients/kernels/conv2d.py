@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.rounding import Estimate, Gram, GramRounding, gamma
 from dpfy.gradients.kernels import grams
+from dpfy.gradients.per_example.rounding import Estimate, Gram, GramRounding, gamma
 
 try:
     import triton

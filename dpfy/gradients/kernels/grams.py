@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.rounding import (
+from dpfy.gradients.per_example.rounding import (
     Estimate,
     Gram,
     GramRounding,

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpfy.gradients.contributions.contribution import Direct
-from dpfy.gradients.contributions.sliced import rows_of
+from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers.linear import outer_parts, product, run_linear
 from dpfy.gradients.layers.rule import Found, View, plain_parameters, total
-from dpfy.gradients.tracing.tape import Site, Tape
+from dpfy.gradients.per_example.contribution import Direct
+from dpfy.gradients.per_example.sliced import rows_of
 
 PARAMETERS = (
     "in_proj_weight",

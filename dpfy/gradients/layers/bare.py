@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from dpfy.gradients.contributions.contribution import Direct
+from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.linear import run_linear
 from dpfy.gradients.layers.normalization import run_layer_norm
 from dpfy.gradients.layers.rule import Found, LayerRule, View
+from dpfy.gradients.per_example.contribution import Direct
 from dpfy.gradients.tracing.one_record import Call, active, lowered, transformed
-from dpfy.gradients.tracing.tape import Site, Tape
 
 IDLE = object()
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpfy.gradients.contributions import kept_convolution
-from dpfy.gradients.contributions.contribution import Contribution, Direct
-from dpfy.gradients.contributions.convolution import Convolution, Geometry
+from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.rule import Found, View, constant, total_space, wanted
-from dpfy.gradients.tracing.tape import Site, Tape
+from dpfy.gradients.per_example import kept_convolution
+from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.convolution import Convolution, Geometry
 
 
 def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpfy.gradients.contributions.embedding import EmbeddingGradient
+from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.bare import rows_alias
 from dpfy.gradients.layers.rule import Found, View, wanted
-from dpfy.gradients.tracing.tape import Site, Tape
+from dpfy.gradients.per_example.embedding import EmbeddingGradient
 
 
 def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -> Tensor:

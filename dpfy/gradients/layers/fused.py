@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from dpfy.gradients.tracing.tape import Explain, Site, Tape, Where, reads, report
+from dpfy.gradients.autograd.tape import Explain, Site, Tape, Where, reads, report
 
 InputGrads = tuple[Tensor | None, None, None, None]
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers.attention import run_attention
 from dpfy.gradients.layers.convolution import run_convolution, run_transposed
 from dpfy.gradients.layers.embedding import run_bag, run_embedding
@@ -26,7 +27,6 @@ from dpfy.gradients.layers.normalization import (
 from dpfy.gradients.layers.recurrent import run_cell, run_recurrent
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.tracing.one_record import Call, lowered
-from dpfy.gradients.tracing.tape import Site, Tape
 
 Run = Callable[..., Any]
 """The rule of a layer on tensors with a batch."""

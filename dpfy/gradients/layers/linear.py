@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contributions.contribution import Deferred, Direct, SumJob
-from dpfy.gradients.contributions.outer import Outer, outer
-from dpfy.gradients.contributions.rounding import row_squares
-from dpfy.gradients.contributions.shared import Measured
+from dpfy.gradients.autograd.tape import Explain, Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.rule import Found, View, as_positions, constant, total, wanted
-from dpfy.gradients.tracing.tape import Explain, Site, Tape
+from dpfy.gradients.per_example.contribution import Deferred, Direct, SumJob
+from dpfy.gradients.per_example.outer import Outer, outer
+from dpfy.gradients.per_example.rounding import row_squares
+from dpfy.gradients.per_example.shared import Measured
 
 
 def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, SumJob, wide
+from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.kernels import reductions
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.rule import Found, View, constant, total, total_space, wanted
-from dpfy.gradients.tracing.tape import Site, Tape
+from dpfy.gradients.per_example.contribution import Contribution, Deferred, Direct, SumJob, wide
 
 
 def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:

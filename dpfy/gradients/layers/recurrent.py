@@ -25,15 +25,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.utils.rnn import PackedSequence
 
-from dpfy.gradients.contributions.contribution import Contribution, Direct
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.rounding import self_products
-from dpfy.gradients.contributions.sliced import Sliced
+from dpfy.gradients.autograd.tape import Explain, Site, Tape, Where, reads, report
 from dpfy.gradients.engine import no_autocast
 from dpfy.gradients.layers import cudnn, fused, fused_cells
 from dpfy.gradients.layers.recurrence import Made, Steps, Weights, before_each, gru, lstm, plain
 from dpfy.gradients.layers.rule import Found, View, as_positions, constant, total, wanted
-from dpfy.gradients.tracing.tape import Explain, Site, Tape, Where, reads, report
+from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.rounding import self_products
+from dpfy.gradients.per_example.sliced import Sliced
 
 CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 """The parameters of a cell."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfy.gradients.contributions.contribution import Contribution
+from dpfy.gradients.per_example.contribution import Contribution
 
 Found = list[tuple[Tensor, Contribution]]
 View = Callable[[Tensor], Tensor]

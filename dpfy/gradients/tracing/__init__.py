@@ -1,3 +1,1 @@
-"""Tracing: what a step did, from the autograd graph and the dispatcher: reports, batch axes,
-untracked uses, mixing of examples.
-"""
+"""Tracing: what a step did, from the dispatcher: recorded programs and mixing of examples."""

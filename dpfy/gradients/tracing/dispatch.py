@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpfy.gradients.tracing import packing
+from dpfy.gradients.autograd import packing
 from dpfy.gradients.tracing.modes import leave
 from dpfy.gradients.tracing.monitor import Followed, Monitor, site_of
 from dpfy.gradients.tracing.program import (

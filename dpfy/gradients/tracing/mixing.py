@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.contributions.rounding import of_factors
-from dpfy.gradients.tracing.packing import MASK, PADDED, KeptLengths
+from dpfy.gradients.autograd.packing import MASK, PADDED, KeptLengths
+from dpfy.gradients.autograd.tape import Tape
+from dpfy.gradients.per_example.rounding import of_factors
 from dpfy.gradients.tracing.program import (
     AS_IT_WAS,
     BATCH,
@@ -32,7 +33,6 @@ from dpfy.gradients.tracing.program import (
     Variation,
     behind_attention,
 )
-from dpfy.gradients.tracing.tape import Tape
 
 UNORDERED = {
     "_embedding_bag_backward",

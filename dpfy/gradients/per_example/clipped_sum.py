@@ -11,17 +11,17 @@ from torch import Tensor
 
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.contributions.buffers import Buffers
-from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct, kept
-from dpfy.gradients.contributions.convolution import Convolution
-from dpfy.gradients.contributions.embedding import Pooled
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.placed import Placed, Stacked, Through
-from dpfy.gradients.contributions.rounding import as_rows, sum_dtype
-from dpfy.gradients.contributions.shared import Measured, Shared
-from dpfy.gradients.contributions.sliced import Sliced, pieces_of
 from dpfy.gradients.engine import cautious, group_rows, multipliers
 from dpfy.gradients.kernels import grams, reductions
+from dpfy.gradients.per_example.buffers import Buffers
+from dpfy.gradients.per_example.contribution import Contribution, Deferred, Direct, kept
+from dpfy.gradients.per_example.convolution import Convolution
+from dpfy.gradients.per_example.embedding import Pooled
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.placed import Placed, Stacked, Through
+from dpfy.gradients.per_example.rounding import as_rows, sum_dtype
+from dpfy.gradients.per_example.shared import Measured, Shared
+from dpfy.gradients.per_example.sliced import Sliced, pieces_of
 
 BLOCK_ROWS = 1024
 """More rows than this are added up by a product: the kernel goes through them one after another."""

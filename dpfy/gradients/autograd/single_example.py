@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dpfy.core.errors import Unsupported
+from dpfy.gradients.autograd.structure import mapped, tensors_in
 from dpfy.gradients.tracing.one_record import running
-from dpfy.gradients.tracing.structure import mapped, tensors_in
 
 
 @dataclass

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import torch
 
-from dpfy.gradients.contributions.contribution import Contribution, Deferred, Direct
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.shared import Measured, Shared
-from dpfy.gradients.contributions.sliced import Piece, Sliced
+from dpfy.gradients.per_example.contribution import Contribution, Deferred, Direct
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.shared import Measured, Shared
+from dpfy.gradients.per_example.sliced import Piece, Sliced
 
 
 def together(uses: Sequence[Contribution]) -> Contribution:

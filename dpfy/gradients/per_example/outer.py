@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contributions import rounding, routes
-from dpfy.gradients.contributions.contribution import (
+from dpfy.gradients.kernels import grams
+from dpfy.gradients.per_example import rounding, routes
+from dpfy.gradients.per_example.contribution import (
     CACHE_ELEMENTS,
     GPU_CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
@@ -25,8 +26,7 @@ from dpfy.gradients.contributions.contribution import (
     scaled,
     wide_product,
 )
-from dpfy.gradients.contributions.rounding import Estimate, row_squares
-from dpfy.gradients.kernels import grams
+from dpfy.gradients.per_example.rounding import Estimate, row_squares
 
 
 @dataclass(frozen=True, repr=False)

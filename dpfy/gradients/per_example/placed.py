@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions import rounding
-from dpfy.gradients.contributions.contribution import (
+from dpfy.gradients.per_example import rounding
+from dpfy.gradients.per_example.contribution import (
     CHUNK_ELEMENTS,
     GPU_CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
@@ -22,7 +22,7 @@ from dpfy.gradients.contributions.contribution import (
     row_chunks,
     wide,
 )
-from dpfy.gradients.contributions.rounding import Estimate, row_squares
+from dpfy.gradients.per_example.rounding import Estimate, row_squares
 
 
 @dataclass(frozen=True)

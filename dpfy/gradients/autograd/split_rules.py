@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.contribution import Contribution, Direct, wide
-from dpfy.gradients.contributions.convolution import Convolution, Geometry
-from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbeddingGradient
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.placed import Placed, Stacked
+from dpfy.gradients.autograd.tape import BatchAxis
 from dpfy.gradients.layers.rule import as_positions, total_space
-from dpfy.gradients.tracing.tape import BatchAxis
+from dpfy.gradients.per_example.contribution import Contribution, Direct, wide
+from dpfy.gradients.per_example.convolution import Convolution, Geometry
+from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.placed import Placed, Stacked
 
 Maker = Callable[[Tensor, int], Contribution]
 """The gradient that arrives at a node, and the number of examples, to the contribution at one input

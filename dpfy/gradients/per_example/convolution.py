@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contributions import rounding, routes
-from dpfy.gradients.contributions.contribution import (
+from dpfy.gradients.kernels import conv2d
+from dpfy.gradients.per_example import rounding, routes
+from dpfy.gradients.per_example.contribution import (
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
     Contribution,
@@ -26,9 +27,8 @@ from dpfy.gradients.contributions.contribution import (
     scaled_wide,
     wide,
 )
-from dpfy.gradients.contributions.patches import Window
-from dpfy.gradients.contributions.rounding import Estimate, row_squares
-from dpfy.gradients.kernels import conv2d
+from dpfy.gradients.per_example.patches import Window
+from dpfy.gradients.per_example.rounding import Estimate, row_squares
 
 GROUPED_WIDTH = 80_000
 """Convolutions with more weights than this run faster example by example than folded into groups

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import DpfyError
+from dpfy.gradients.autograd.structure import tensors_in
 from dpfy.gradients.checker import check_model, probe_mixing
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.contributions import routes
-from dpfy.gradients.contributions.contribution import KEEP_ELEMENTS
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.select import choose
 from dpfy.gradients.layers.table import rule_for
+from dpfy.gradients.per_example import routes
+from dpfy.gradients.per_example.contribution import KEEP_ELEMENTS
 from dpfy.gradients.step_cost import StepCost, step_cost, wavy
-from dpfy.gradients.tracing.structure import tensors_in
 
 
 @dataclass(frozen=True)

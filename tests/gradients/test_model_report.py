@@ -14,10 +14,10 @@ from torch import nn
 
 from dpfy.cli.app import main
 from dpfy.core.errors import InvalidInput
-from dpfy.gradients.contributions.contribution import KEEP_ELEMENTS, Direct
-from dpfy.gradients.contributions.convolution import Convolution, Geometry
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.inspect import inspect
+from dpfy.gradients.model_report import inspect
+from dpfy.gradients.per_example.contribution import KEEP_ELEMENTS, Direct
+from dpfy.gradients.per_example.convolution import Convolution, Geometry
+from dpfy.gradients.per_example.outer import Outer
 from dpfy.gradients.step_cost import step_cost
 
 sys.path.insert(0, str(Path(__file__).parent))

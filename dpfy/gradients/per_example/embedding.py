@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contributions import rounding
-from dpfy.gradients.contributions.contribution import (
+from dpfy.gradients.kernels import grams
+from dpfy.gradients.per_example import rounding
+from dpfy.gradients.per_example.contribution import (
     CACHE_ELEMENTS,
     Contribution,
     kept,
@@ -21,8 +22,7 @@ from dpfy.gradients.contributions.contribution import (
     scaled_wide,
     wide,
 )
-from dpfy.gradients.contributions.rounding import Estimate, row_squares
-from dpfy.gradients.kernels import grams
+from dpfy.gradients.per_example.rounding import Estimate, row_squares
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by size in bytes, to compare floating-point numbers to the bit."""

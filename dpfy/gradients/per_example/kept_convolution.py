@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contributions import routes
-from dpfy.gradients.contributions.contribution import CACHE_ELEMENTS, Direct, row_chunks, wide
-from dpfy.gradients.contributions.convolution import Convolution, weight_gradient
 from dpfy.gradients.kernels import conv2d, depthwise
+from dpfy.gradients.per_example import routes
+from dpfy.gradients.per_example.contribution import CACHE_ELEMENTS, Direct, row_chunks, wide
+from dpfy.gradients.per_example.convolution import Convolution, weight_gradient
 
 MOST_BELOW = 8
 """On a GPU: with more channels of the larger tensor in a group than this, products by tensor cores

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels
-from dpfy.gradients.contributions import rounding
-from dpfy.gradients.contributions.rounding import as_rows, row_squares
 from dpfy.gradients.kernels import reductions
+from dpfy.gradients.per_example import rounding
+from dpfy.gradients.per_example.rounding import as_rows, row_squares
 
 CHUNK_ELEMENTS = 2**22
 """How many elements of per-example gradients may exist at once while a norm is computed."""

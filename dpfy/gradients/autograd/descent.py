@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.contributions.contribution import Contribution, Direct, wide
-from dpfy.gradients.contributions.convolution import Convolution
-from dpfy.gradients.contributions.embedding import EmbeddingGradient
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.placed import Below, Placed, RowScaled, Stacked, Through
-from dpfy.gradients.contributions.shared import Shared
-from dpfy.gradients.tracing.split_rules import input_shape, saved, saved_again
-from dpfy.gradients.tracing.views import VIEWS, output_meta, placed
+from dpfy.gradients.autograd.split_rules import input_shape, saved, saved_again
+from dpfy.gradients.autograd.views import VIEWS, output_meta, placed
+from dpfy.gradients.per_example.contribution import Contribution, Direct, wide
+from dpfy.gradients.per_example.convolution import Convolution
+from dpfy.gradients.per_example.embedding import EmbeddingGradient
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.placed import Below, Placed, RowScaled, Stacked, Through
+from dpfy.gradients.per_example.shared import Shared
 
 MOST_PIECES = 32
 """A contribution that would fall into more pieces than this is written out instead."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import DpfyError, Unsupported
-from dpfy.gradients.contributions.contribution import Contribution
-from dpfy.gradients.contributions.rounding import of_factors
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.rounding import of_factors
 
 PROBE_UNITS = {"cpu": 2**6, "cuda": 2**12}
 """In units of its arithmetic, how far a row of a gradient may be from its expected multiple.

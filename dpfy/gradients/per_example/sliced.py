@@ -15,8 +15,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.contribution import Contribution
-from dpfy.gradients.contributions.outer import Outer
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.outer import Outer
 
 Piece = tuple[int, int, Contribution]
 """First row, row after the last one, and what these rows receive."""

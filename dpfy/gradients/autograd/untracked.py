@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from dpfy.gradients.contributions.contribution import row_chunks
-from dpfy.gradients.tracing.descent import sent_down
-from dpfy.gradients.tracing.split_rules import Maker, maker
-from dpfy.gradients.tracing.tape import BATCH_AXES, BatchAxis, fitting_axes, tells
+from dpfy.gradients.autograd.descent import sent_down
+from dpfy.gradients.autograd.split_rules import Maker, maker
+from dpfy.gradients.autograd.tape import BATCH_AXES, BatchAxis, fitting_axes, tells
+from dpfy.gradients.per_example.contribution import row_chunks
 
 Path = tuple[tuple[str, int], ...]
 """How a node is reached from a source: the names of the nodes on the way up, and by which input

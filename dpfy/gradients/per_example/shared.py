@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions import rounding
-from dpfy.gradients.contributions.contribution import (
+from dpfy.gradients.per_example import rounding
+from dpfy.gradients.per_example.contribution import (
     Contribution,
     Deferred,
     Direct,
@@ -19,11 +19,11 @@ from dpfy.gradients.contributions.contribution import (
     row_chunks,
     wide,
 )
-from dpfy.gradients.contributions.convolution import Convolution
-from dpfy.gradients.contributions.embedding import EmbeddingGradient, RaggedEmbeddingGradient
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.placed import Placed, RowScaled, Several, Stacked, apart
-from dpfy.gradients.contributions.rounding import Estimate, row_squares
+from dpfy.gradients.per_example.convolution import Convolution
+from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.placed import Placed, RowScaled, Several, Stacked, apart
+from dpfy.gradients.per_example.rounding import Estimate, row_squares
 
 
 @dataclass(frozen=True, repr=False)

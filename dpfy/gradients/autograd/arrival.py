@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.contributions.contribution import Contribution, Direct
-from dpfy.gradients.tracing.descent import Descent
-from dpfy.gradients.tracing.tape import Tape
-from dpfy.gradients.tracing.untracked import AutogradGraph, Split, SplitPoint, split_per_example
+from dpfy.gradients.autograd.descent import Descent
+from dpfy.gradients.autograd.tape import Tape
+from dpfy.gradients.autograd.untracked import AutogradGraph, Split, SplitPoint, split_per_example
+from dpfy.gradients.per_example.contribution import Contribution, Direct
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpfy.gradients.contributions.clipped_sum import Scaled, scratch_bytes
-from dpfy.gradients.contributions.rounding import sum_dtype
+from dpfy.gradients.per_example.clipped_sum import Scaled, scratch_bytes
+from dpfy.gradients.per_example.rounding import sum_dtype
 
 GROUPS = 4
 """Sums are made in so many groups of about the same size: each is a launch, and the memory of the

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.contribution import Contribution, Direct
-from dpfy.gradients.contributions.outer import Outer
-from dpfy.gradients.contributions.placed import Placed
-from dpfy.gradients.tracing.split_rules import input_shape
+from dpfy.gradients.autograd.split_rules import input_shape
+from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.placed import Placed
 
 
 def output_meta(node: Any, number: int) -> tuple[torch.Size, torch.dtype]:

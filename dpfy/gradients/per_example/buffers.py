@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfy.gradients.contributions.rounding import sum_dtype
 from dpfy.gradients.engine import Grads
+from dpfy.gradients.per_example.rounding import sum_dtype
 
 
 @dataclass(frozen=True)
