@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 import dpfy
-from dpfy.audit import families, whitebox
-from dpfy.training import audited
+from dpfy.audit import families, observation, whitebox
 
 RATE, STEPS, REAL, DELTA = 0.1, 40, 500, 1e-5
 
@@ -38,8 +37,8 @@ def network() -> nn.Module:
 def white_box(plan: dpfy.Plan, canaries: int, seed: int) -> whitebox.Observed:
     """One training with canaries, seen by the attacker."""
     coins = whitebox.fair_coins(canaries, seed)
-    seen = audited.observe_table(
-        network(), real(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed
+    seen = observation.observe_table(
+        network(), real(), plan, np.where(coins, observation.LENGTH, 0.0), seed=seed
     )
     return whitebox.Observed(seen, coins)
 
@@ -54,7 +53,7 @@ def tight(canaries: int = 90_000) -> None:
     for epsilon in (1.0, 3.0, 8.0):
         started = time.perf_counter()
         plan = recipe(canaries).calibrate(epsilon, DELTA)
-        family = families.ClaimedFamily(audited.claimed_curve(plan))
+        family = families.ClaimedFamily(observation.claimed_curve(plan))
         claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
         verdict = whitebox.audit(white_box(plan, canaries, 1), claim)
         seconds = round(time.perf_counter() - started, 1)
@@ -73,7 +72,7 @@ def sound(
     own curve: no search.
     """
     plan = recipe(canaries, steps).with_noise(0.8, delta=DELTA)
-    family = families.ClaimedFamily(audited.claimed_curve(plan))
+    family = families.ClaimedFamily(observation.claimed_curve(plan))
     allowed = (1 + family.advantage(1.0)) / 2
     claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
     exceeded, plain = 0, 0

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
     from dpfy.training.normalise import private_batchnorm
+    from dpfy.training.parallel.world import World
     from dpfy.training.per_record import per_record
     from dpfy.training.plateau import Plateau
     from dpfy.training.predict import predict
     from dpfy.training.run import Run, RunFolder
     from dpfy.training.runtime import Runtime
     from dpfy.training.update import Update
-    from dpfy.training.world import World
 
 # Names are found when first used, so that `import dpfy` and the calculators never pay for torch.
 _HOME = {
@@ -107,7 +107,7 @@ _HOME = {
     "RunFolder": "dpfy.training.run",
     "Runtime": "dpfy.training.runtime",
     "Update": "dpfy.training.update",
-    "World": "dpfy.training.world",
+    "World": "dpfy.training.parallel.world",
 }
 
 __all__ = [

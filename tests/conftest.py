@@ -14,15 +14,15 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 
 LONG = (
-    "training/test_faults.py",
+    "training/integrity/test_faults.py",
     "accounting/test_laws.py",
     "estimators/test_estimator.py",
     "docs/test_blocks.py",
     "tuning/test_resume.py",
-    "training/test_ranks.py",
+    "training/parallel/test_ranks.py",
     "fuzz/test_fuzz.py",
-    "training/test_tensor_parallel.py",
-    "training/test_rank_deaths.py",
+    "training/parallel/test_tensor_parallel.py",
+    "training/parallel/test_rank_deaths.py",
 )
 """Files of few tests that take long: begun first, so that no process is left alone with one at the
 end.

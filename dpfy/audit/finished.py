@@ -54,7 +54,7 @@ def by_updates(
 def of_stream(
     seen: Any, confidence: float
 ) -> tuple[Verdict, list[LowerBound], Scores, Family, dict[str, float]]:
-    """A noise stream by itself (`dpfy.training.stream_audit.StreamSeen`): the optimal attack, and a
+    """A noise stream by itself (`dpfy.audit.noise_stream.StreamSeen`): the optimal attack, and a
     test of the noise alone.
     """
     facts = seen.facts
@@ -76,7 +76,7 @@ def of_stream(
 
 
 def of_people(seen: Any, claim: Claim, confidence: float) -> dict[str, Any]:
-    """Of canary users (`dpfy.training.user_audit.UsersSeen`): estimates from their cosines, and
+    """Of canary users (`dpfy.audit.user_training.UsersSeen`): estimates from their cosines, and
     what so many canaries can find.
     """
     final = cosines.estimate(

@@ -17,7 +17,7 @@ from dpfy.cli.train import Set
 from dpfy.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from dpfy.training.audit_job import Evidence
+    from dpfy.audit.job import Evidence
 
 app = typer.Typer(
     name="audit",
@@ -70,7 +70,7 @@ def mechanism(
     which error of scale the test would have found.
     """
     from dpfy.audit import finished
-    from dpfy.training.stream_audit import StreamFacts, audited
+    from dpfy.audit.noise_stream import StreamFacts, audited
 
     _check(confidence, plot, canaries)
     facts = StreamFacts(noise_multiplier, sampling_rate, steps, epochs, bands, delta)
@@ -112,11 +112,11 @@ def users(
     """
     from dpfy.audit import finished
     from dpfy.audit.families import ClaimedFamily
+    from dpfy.audit.observation import claimed_curve
+    from dpfy.audit.user_training import UserFacts, audited_users, by_records
     from dpfy.audit.whitebox import Claim, Observed
     from dpfy.federated.audit import observe_rounds
     from dpfy.federated.clients import CLIENT
-    from dpfy.training.audited import claimed_curve
-    from dpfy.training.user_audit import UserFacts, audited_users, by_records
 
     _check(confidence, plot, canaries)
     facts = UserFacts(
@@ -176,10 +176,10 @@ def train(
     """Train a configuration with canaries in it, then audit the run. It is a training like any
     other, and billed like any other.
     """
+    from dpfy.audit import job as audit_job
     from dpfy.audit.whitebox import fair_coins
     from dpfy.core import settings
     from dpfy.runs.folder import fresh_path
-    from dpfy.training import audit_job
     from dpfy.training import config as configuration
 
     flags = {
@@ -230,7 +230,7 @@ def run(
 
 def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> None:
     from dpfy.audit import finished
-    from dpfy.training import audit_job
+    from dpfy.audit import job as audit_job
 
     _check(confidence, plot)
     seen = audit_job.evidence(folder)
@@ -246,8 +246,8 @@ def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> N
 def _judged(seen: Evidence, confidence: float) -> Any:
     from dpfy.audit import finished
     from dpfy.audit.families import ClaimedFamily
+    from dpfy.audit.observation import claimed_curve
     from dpfy.audit.whitebox import Claim, Observed
-    from dpfy.training.audited import claimed_curve
 
     plan, rate = seen.plan, getattr(seen.plan.recipe.sampler, "rate", 1.0)
     family = ClaimedFamily(claimed_curve(plan))

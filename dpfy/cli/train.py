@@ -184,7 +184,8 @@ def _train(
         tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
         return
     from dpfy.runs.folder import fresh_path
-    from dpfy.training import job, launch, ready
+    from dpfy.training import job, ready
+    from dpfy.training.parallel import launch
 
     folder = out or fresh_path()
     with resumable(folder, "dpfy train"), launch.joined() as first:

@@ -8,7 +8,7 @@ record.
 Caught at a resume: another number of records, another record at one of `SAMPLE` places that only
 the run's secret knows (if a share p of the records was changed, this happens with probability 1 -
 (1 - p)^SAMPLE), and any change that moves the sum of a step that is made again
-(:mod:`dpfy.training.journal`). Not caught: other values of few records that were not drawn since
+(:mod:`dpfy.training.integrity.journal`). Not caught: other values of few records that were not drawn since
 the last checkpoint. No noise is made twice then: the later steps read the data as they find it.
 """
 

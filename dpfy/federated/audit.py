@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from dpfy.audit.observation import Array, _released, watched
 from dpfy.federated.rounds import PrivateRounds
 from dpfy.gradients.engine import trainable
 from dpfy.plan.recipe import Plan
-from dpfy.training.audited import Array, _released, watched
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run
 

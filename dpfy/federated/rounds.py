@@ -25,10 +25,10 @@ from dpfy.gradients.engine import Engine, Grads
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import ROUND
 from dpfy.sampling.check_in import CheckInSampler
-from dpfy.training import checkpoint
 from dpfy.training.admission import check_parts
 from dpfy.training.batches import Batches
-from dpfy.training.checkpoint import Snapshot
+from dpfy.training.integrity import checkpoint
+from dpfy.training.integrity.checkpoint import Snapshot
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime

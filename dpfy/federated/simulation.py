@@ -26,10 +26,11 @@ from dpfy.gradients.engines.per_user import per_user
 from dpfy.noise.shares import Shares
 from dpfy.plan.recipe import Plan
 from dpfy.sampling.check_in import CheckInSampler
-from dpfy.training import computation, evaluation, metrics
+from dpfy.training import evaluation, metrics
 from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC
 from dpfy.training.fit import Result, finished
+from dpfy.training.integrity import computation
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.objective import BatchLosses, Objective

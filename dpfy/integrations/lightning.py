@@ -26,8 +26,8 @@ from dpfy.core import check, packages
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.integrations import apart, ending, epoch, measured
 from dpfy.plan.recipe import Plan
-from dpfy.training import state
 from dpfy.training.admission import NARROW
+from dpfy.training.integrity import state
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime

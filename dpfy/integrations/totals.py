@@ -9,7 +9,7 @@ import math
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
-from dpfy.training.public import CLOSE
+from dpfy.training.integrity.publication import CLOSE
 
 
 class Totals:

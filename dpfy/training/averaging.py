@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpfy.core import check
 from dpfy.gradients.engine import trainable
-from dpfy.training.local import local
+from dpfy.training.parallel.dtensor import local
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
 from dpfy.gradients.engine import Grads
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.training import progress
+from dpfy.training.parallel.world import World
 from dpfy.training.watch import Watch
-from dpfy.training.world import World
 
 
 @dataclass(frozen=True, repr=False)

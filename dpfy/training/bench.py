@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpfy.audit.observation import observe_crash, observe_error, observe_gradients, observe_write
+from dpfy.audit.user_training import observe_users
 from dpfy.core import events
 from dpfy.core.book import rehearsal
 from dpfy.core.errors import DpfyError
@@ -43,9 +45,7 @@ from dpfy.prediction import bench as answers
 from dpfy.synthetic import bench as synthetic
 from dpfy.synthetic.evolution import bench as synthetic_evolution
 from dpfy.synthetic.images import bench as synthetic_images
-from dpfy.training.audited import observe_crash, observe_error, observe_gradients, observe_write
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.user_audit import observe_users
 
 Array = NDArray[np.float64]
 CORRELATED_STEPS, CORRELATED_RESUME = 12, 6

@@ -19,8 +19,9 @@ from dpfy.models import repair as repaired
 from dpfy.plan.claim import NOTHING, PUBLIC, SEARCHED
 from dpfy.report import card, evaluations
 from dpfy.report.words import absent
-from dpfy.training import guard, weights
-from dpfy.training.local import full
+from dpfy.training import weights
+from dpfy.training.integrity import guard
+from dpfy.training.parallel.dtensor import full
 from dpfy.training.run import TRAINING, RunFolder
 from dpfy.training.watch import Checks
 

@@ -22,22 +22,23 @@ from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
 from dpfy.runs.folder import fresh_path
-from dpfy.training import evaluation, metrics, overlap
+from dpfy.training import evaluation, metrics
 from dpfy.training.admission import check_parts, owned
 from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC
-from dpfy.training.follower import Follower
+from dpfy.training.integrity import overlap
 from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.objective import BatchLosses, Objective
+from dpfy.training.parallel.read_only_run import Follower
+from dpfy.training.parallel.world import World
 from dpfy.training.per_record import PerRecord
 from dpfy.training.plateau import Rule, check_rule
 from dpfy.training.progress import spent
 from dpfy.training.run import Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
-from dpfy.training.world import World
 
 BEFORE = "finished before"
 

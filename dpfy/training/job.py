@@ -40,15 +40,15 @@ from dpfy.training.config import (
     read_toml,
 )
 from dpfy.training.fit import BEFORE, Result, fit
-from dpfy.training.follower import Follower, opened
 from dpfy.training.ftrl import Ftrl
-from dpfy.training.launch import restarted
 from dpfy.training.losses import OF_CLASSES
+from dpfy.training.parallel.launch import restarted
+from dpfy.training.parallel.read_only_run import Follower, opened
+from dpfy.training.parallel.world import World
 from dpfy.training.plateau import Plateau
 from dpfy.training.ready import UNKNOWN
 from dpfy.training.run import TRAINING, Run, RunFolder, ended, finish_erasure
 from dpfy.training.update import Update
-from dpfy.training.world import World
 
 WRITERS = 539
 """Who wrote MNIST's training images."""

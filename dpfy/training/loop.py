@@ -30,7 +30,7 @@ from dpfy.gradients.engine import Grads, no_reentrant_checkpoints, trainable
 from dpfy.gradients.engines.select import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
-from dpfy.training import computation, finish, guard, resume, schedulers, state
+from dpfy.training import finish, schedulers
 from dpfy.training.admission import (
     check_first,
     check_optimizer,
@@ -41,24 +41,25 @@ from dpfy.training.admission import (
 )
 from dpfy.training.averaging import swapped
 from dpfy.training.batches import Batches, Captures, Drawing
-from dpfy.training.follower import Follower, taken
-from dpfy.training.guard import Guard
-from dpfy.training.halt import Halt, leave
-from dpfy.training.journal import Journal
-from dpfy.training.layout import layout_of, placed, unwrapped
+from dpfy.training.integrity import computation, guard, resume, state
+from dpfy.training.integrity.guard import Guard
+from dpfy.training.integrity.halt import Halt, leave
+from dpfy.training.integrity.journal import Journal
+from dpfy.training.integrity.publication import Seen
+from dpfy.training.integrity.settings import Settings
+from dpfy.training.integrity.standing import Standing
+from dpfy.training.integrity.state import TrainState
 from dpfy.training.logical import LogicalBatch
+from dpfy.training.parallel.layout import layout_of, placed, unwrapped
+from dpfy.training.parallel.read_only_run import Follower, taken
+from dpfy.training.parallel.world import World
 from dpfy.training.physical import rows_at_once
-from dpfy.training.private_step import PrivateStep, stream_of
-from dpfy.training.public import Seen
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
-from dpfy.training.settings import Settings
-from dpfy.training.standing import Standing
-from dpfy.training.state import TrainState
+from dpfy.training.step import PrivateStep, stream_of
 from dpfy.training.update import Rates, Update, clear_gradients, rates_of
 from dpfy.training.watch import Watch
-from dpfy.training.world import World
 
 
 class PrivateTraining(Standing):

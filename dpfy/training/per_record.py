@@ -17,7 +17,7 @@ from dpfy.data.batch import Batch
 from dpfy.data.lazy import LazyRecords
 from dpfy.data.owners import Owned, UserSource
 from dpfy.gradients.record_losses import RowLoss, losses_of_rows, losses_one_by_one
-from dpfy.training.local import local
+from dpfy.training.parallel.dtensor import local
 
 PARAMETERS = ["model", "record"]
 """A function with parameters of these names is one of a record; those of (outputs, targets) are

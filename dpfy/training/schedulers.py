@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.training import computation
+from dpfy.training.integrity import computation
 
 GIVE = "give the scheduler to the run: PrivateTraining(..., scheduler=scheduler); the run steps it"
 KIND = "dpfy kind"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.training.local import full, local
+from dpfy.training.parallel.dtensor import full, local
 
 TUNERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper")
 """Layers of peft that hold an adapter beside the layer that they adapt, by name, so that peft need

@@ -32,7 +32,7 @@ from dpfy.runs.mark import erase_folder
 from dpfy.training import job
 from dpfy.training import run as runs
 from dpfy.training.config import read_toml
-from dpfy.training.world import World
+from dpfy.training.parallel.world import World
 from dpfy.tuning import pool
 from dpfy.tuning.claim import TRIALS, PublicTuning
 from dpfy.tuning.config import SearchConfig

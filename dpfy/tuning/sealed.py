@@ -30,7 +30,8 @@ from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.plan.claim import Training
 from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures
-from dpfy.training import checkpoint, metrics
+from dpfy.training import metrics
+from dpfy.training.integrity import checkpoint
 from dpfy.training.run import TRAINING, Run, RunFolder
 
 TOLD, LOCK = "told.json", "lock"

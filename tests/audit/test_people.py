@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from dpfy.audit import cosines, finished, people
 from dpfy.audit.families import ClaimedFamily, gaussian_epsilon
+from dpfy.audit.observation import claimed_curve
+from dpfy.audit.user_training import UserFacts, audited_users, by_records
 from dpfy.audit.whitebox import Claim, Observed, audit
 from dpfy.cli.app import app
 from dpfy.core.errors import InvalidInput
 from dpfy.federated.audit import observe_rounds
 from dpfy.federated.clients import CLIENT
-from dpfy.training.audited import claimed_curve
-from dpfy.training.user_audit import UserFacts, audited_users, by_records
 
 FACTS = UserFacts(noise_multiplier=1.5, users=40, canaries=150, records=3, rate=0.5, steps=6)
 

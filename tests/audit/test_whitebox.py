@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 import dpfy
-from dpfy.audit import families, mechanism, plot, scores, whitebox
+from dpfy.audit import families, mechanism, observation, plot, scores, whitebox
 from dpfy.audit.bounds import Scores
+from dpfy.audit.noise_stream import StreamFacts
+from dpfy.audit.noise_stream import audited as stream_seen
 from dpfy.core.errors import InvalidInput
-from dpfy.training import audited
-from dpfy.training.stream_audit import StreamFacts
-from dpfy.training.stream_audit import audited as stream_seen
 
 DELTA, RATE, REAL = 1e-5, 0.1, 200
 
@@ -39,8 +38,8 @@ def audit(
     records = REAL + canaries
     plan = dpfy.dpsgd(records, rate * records, steps=steps).calibrate(epsilon, DELTA)
     coins = whitebox.fair_coins(canaries, seed)
-    seen = audited.observe_table(
-        network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed
+    seen = observation.observe_table(
+        network(), task(), plan, np.where(coins, observation.LENGTH, 0.0), seed=seed
     )
     observed = whitebox.Observed(seen, coins)
     claim = whitebox.Claim(
@@ -48,7 +47,7 @@ def audit(
         DELTA,
         plan.noise_multiplier,
         rate,
-        families.ClaimedFamily(audited.claimed_curve(plan)),
+        families.ClaimedFamily(observation.claimed_curve(plan)),
     )
     return whitebox.audit(observed, claim), observed, claim
 
@@ -84,13 +83,13 @@ def test_sound_over_two_hundred_repetitions():
     plan = dpfy.dpsgd(REAL + canaries, RATE * (REAL + canaries), steps=8).with_noise(
         0.8, delta=DELTA
     )
-    family = families.ClaimedFamily(audited.claimed_curve(plan))
+    family = families.ClaimedFamily(observation.claimed_curve(plan))
     claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
     exceeded = 0
     for seed in range(200):
         coins = whitebox.fair_coins(canaries, seed)
-        seen = audited.observe_table(
-            network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=seed
+        seen = observation.observe_table(
+            network(), task(), plan, np.where(coins, observation.LENGTH, 0.0), seed=seed
         )
         limit = whitebox.best_attack(whitebox.Observed(seen, coins), claim, confidence)[3]
         exceeded += limit > (1 + family.advantage(1.0)) / 2
@@ -100,8 +99,8 @@ def test_sound_over_two_hundred_repetitions():
 def test_canaries_show_as_one_clip_norm_and_noise_as_billed():
     plan = dpfy.dpsgd(600, 60, steps=10, clip_norm=0.3).with_noise(0.5, delta=1e-4)
     coins = whitebox.fair_coins(400, 3)
-    seen = audited.observe_table(
-        network(), task(), plan, np.where(coins, audited.LENGTH, 0.0), seed=3
+    seen = observation.observe_table(
+        network(), task(), plan, np.where(coins, observation.LENGTH, 0.0), seed=3
     )
     assert seen.shape == (10, 400)
     assert seen[:, ~coins].std() == pytest.approx(0.5, rel=0.05)
@@ -111,11 +110,11 @@ def test_canaries_show_as_one_clip_norm_and_noise_as_billed():
 def test_gradient_canaries_resume_bit_for_bit():
     model = nn.Linear(3, 2).double()
     plan = dpfy.dpsgd(8, 4, steps=6).with_noise(1.0, delta=1e-3)
-    whole = audited.observe_gradients(model, np.eye(8), plan, seed=4)
+    whole = observation.observe_gradients(model, np.eye(8), plan, seed=4)
     assert np.array_equal(
-        whole, audited.observe_gradients(model, np.eye(8), plan, seed=4, interrupt=2)
+        whole, observation.observe_gradients(model, np.eye(8), plan, seed=4, interrupt=2)
     )
-    assert not np.array_equal(whole, audited.observe_gradients(model, np.eye(8), plan, seed=5))
+    assert not np.array_equal(whole, observation.observe_gradients(model, np.eye(8), plan, seed=5))
 
 
 def test_likelihood_ratio_is_the_ratio_of_densities():

@@ -19,12 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from calls import call, refused
 
+from dpfy.audit import job as audit_job
 from dpfy.audit.whitebox import fair_coins
 from dpfy.cli import interrupt
 from dpfy.core.ledger import Ledger
 from dpfy.runs import folder
 from dpfy.runs.mark import Mark
-from dpfy.training import audit_job, config, job
+from dpfy.training import config, job
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import RunFolder
 

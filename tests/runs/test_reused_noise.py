@@ -26,7 +26,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
 from dpfy.runs import holder
 from dpfy.runs.folder import Place, finish_erasure
-from dpfy.training import journal
+from dpfy.training.integrity import journal
 from dpfy.training.run import complete
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))

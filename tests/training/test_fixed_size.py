@@ -194,7 +194,7 @@ def test_on_the_command_line(tmp_path, capsys):
 
 
 def test_an_audit_of_such_a_run_is_refused_with_the_way_out():
-    from dpfy.training.audit_job import _auditable
+    from dpfy.audit.job import _auditable
 
     with pytest.raises(Unsupported, match="audit Poisson batches"):
         _auditable(recipe().with_noise(1.25, delta=1e-3))

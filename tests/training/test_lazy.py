@@ -276,7 +276,7 @@ def test_a_change_that_the_sample_misses_is_found_by_the_sum_of_a_step_made_agai
     data = Others()
 
     def dies_after_the_noise() -> None:
-        import dpfy.training.private_step as module
+        import dpfy.training.step as module
 
         made = module.hand_over
 

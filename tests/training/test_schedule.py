@@ -246,7 +246,7 @@ def test_verification_passes_and_finds_an_edited_schedule(tmp_path):
 
 
 def test_an_audit_of_a_scheduled_run_is_refused_with_the_way_out():
-    from dpfy.training.audit_job import _auditable
+    from dpfy.audit.job import _auditable
 
     with pytest.raises(Unsupported, match="auditing Schedule noise"):
         _auditable(recipe().with_noise(1.25, delta=1e-3))

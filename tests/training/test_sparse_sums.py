@@ -23,7 +23,7 @@ from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import SquareRoot
 from dpfy.training import logical
-from dpfy.training.checksum import checksum
+from dpfy.training.integrity.checksum import checksum
 
 VOCABULARY, RECORDS = 200, 120
 

@@ -1,0 +1,321 @@
+"""A whole training job with canaries in it, and what it leaves for the audit: canaries.npz in the
+run folder.
+
+The private records are trained on as ever, so the run is reserved and billed as ever. The canaries
+are synthetic: that they, and the coins that decided which of them were in, stand in the run folder
+tells nothing about the private records beyond the released model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dpfy.audit.observation import LENGTH, observe_table
+from dpfy.core import check, reading
+from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
+from dpfy.core.participation import Poisson
+from dpfy.core.random import Randomness
+from dpfy.core.storage import write_atomically
+from dpfy.core.unit import EXAMPLE
+from dpfy.gradients.clip import FlatClip
+from dpfy.models import build, features
+from dpfy.noise.strategy import Identity
+from dpfy.plan.recipe import Plan
+from dpfy.runs.mark import CANARIES
+from dpfy.training import job
+from dpfy.training.config import SECTIONS, JobConfig, make
+from dpfy.training.fit import fit
+from dpfy.training.run import Run, RunFolder, load_plan
+from dpfy.training.update import Update
+
+FILE = CANARIES
+ATTACKS = ("white-box", "final-model")
+NOBODY = -100
+"""The target of a canary that is out: its loss, and so its gradient, is exactly zero."""
+LIT = 0.05
+"""Share of bright pixels in a crafted image: unlike any record, and nearly orthogonal to the other
+canaries.
+"""
+
+
+@dataclass(frozen=True, repr=False)
+class Evidence:
+    """What an audit of a run reads: the plan, the coins, and what the attacker saw: updates, or the
+    model's answers on the canaries.
+    """
+
+    plan: Plan
+    attack: str
+    included: NDArray[np.bool_]
+    projections: NDArray[np.float64] | None = None
+    margins: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+
+
+def train(
+    config: JobConfig,
+    out: Path,
+    included: NDArray[np.bool_],
+    *,
+    attack: str = "white-box",
+    seed: int | None = None,
+    progress: bool = False,
+) -> None:
+    """Run the job into `out` with one canary for each coin in `included`; those that are out are
+    blank records.
+
+    Guarantees: the plan, for private records and canaries together, is reserved before any data is
+    read.
+    """
+    check.one_of("attack", attack, ATTACKS)
+    with_canaries = dataclasses.replace(
+        config.privacy, records=job.records_of(config) + len(included)
+    )
+    _train(
+        dataclasses.replace(config, privacy=with_canaries),
+        out,
+        (attack, included),
+        seed=seed,
+        progress=progress,
+    )
+
+
+def resume(out: Path, *, progress: bool = False) -> None:
+    """Go on with the unfinished run with canaries in `out`: same coins, same canaries, same
+    bits.
+    """
+    if job.is_finished(out):
+        job.finished(out)
+        return
+    config = make(job.stored_config(out), {})
+    if not (out / FILE).is_file():
+        rule = (
+            "was stopped before its canaries were stored, and nothing was released: start it again "
+            "in another folder"
+        )
+        raise InvalidInput("run", str(out), rule)
+    held = _held(out)
+    _train(
+        config,
+        out,
+        (str(held["attack"]), held["included"].astype(bool)),
+        resume=True,
+        progress=progress,
+    )
+
+
+def _train(
+    config: JobConfig,
+    out: Path,
+    coins: tuple[str, NDArray[np.bool_]],
+    *,
+    resume: bool = False,
+    seed: int | None = None,
+    progress: bool = False,
+) -> None:
+    plan = job.plan_of(config)
+    _auditable(plan)
+    attack, included = coins
+    texts = (config.to_toml(publish=True), config.to_toml(publish=False))
+    every = config.runtime.checkpoint_every
+    budget = job.budget_of(config.ledger, plan.delta)
+    run = Run(
+        out,
+        resume=resume,
+        ledger=config.ledger.path,
+        budget=budget,
+        seed=seed,
+        checkpoint_every=every,
+        config=texts,
+    )
+    with RunFolder(run, plan) as folder:
+        data = job.load(config, plan.recipe.records - len(included))
+        assert data.classes is not None
+        extract = features.features(config.model) or (lambda records: records)
+        model = build.build(config.model, data.features, data.classes)
+        x, y = data.train.tensors
+        runtime = config.runtime.runtime(progress)
+        if not (out / FILE).is_file():
+            crafts = (
+                crafted(len(included), tuple(x.shape[1:]), data.classes, seed)
+                if attack == "final-model"
+                else None
+            )
+            _store(out, attack=attack, included=included, **_arrays(crafts))
+        if attack == "white-box":
+            observe_table(
+                model,
+                (extract(x), y),
+                plan,
+                np.where(included, LENGTH, 0.0),
+                run=folder,
+                optimizer=lambda wrapped: job.optimizer_of(config.training, wrapped),
+                runtime=runtime,
+                keep=lambda seen: _store(
+                    out, attack=attack, included=included, projections=seen.astype(np.float32)
+                ),
+            )
+            return
+        held, public = _held(out), config.data.test_use == "public"
+        canaries, labels = (torch.from_numpy(held[k]) for k in ("features", "labels"))
+        targets = torch.where(torch.from_numpy(included), labels, NOBODY)
+        fit(
+            model,
+            (torch.cat([extract(x), extract(canaries)]), torch.cat([y, targets])),
+            plan=plan,
+            optimizer=job.optimizer_of(config.training, model),
+            run=folder,
+            test=(extract(data.test.tensors[0]), data.test.tensors[1]) if public else None,
+            test_is="public" if public else None,
+            runtime=runtime,
+            update=Update(config.training.average),
+        )
+
+
+def _arrays(crafts: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    return {} if crafts is None else {"features": crafts[0].numpy(), "labels": crafts[1].numpy()}
+
+
+def crafted(
+    count: int, shape: tuple[int, ...], classes: int, seed: int | None
+) -> tuple[Tensor, Tensor]:
+    """Synthetic canaries: images with a few bright pixels (other records: Gaussian vectors), each
+    with a uniform label.
+    """
+    randomness = Randomness.from_os() if seed is None else Randomness.for_tests(seed)
+    rng = randomness.generator("audit canaries", 0)
+    values = (
+        rng.random((count, *shape)) < LIT
+        if len(shape) == 3
+        else rng.standard_normal((count, *shape))
+    )
+    return torch.from_numpy(values.astype(np.float32)), torch.from_numpy(
+        rng.integers(classes, size=count)
+    )
+
+
+def evidence(folder: Path) -> Evidence:
+    """What the run in `folder` leaves for an audit; for final-model canaries, its released model is
+    asked.
+    """
+    held = _held(folder)
+    attack, included = str(held["attack"]), held["included"].astype(bool)
+    if attack == "white-box" and "projections" not in held:
+        raise InvalidInput(
+            "run", str(folder), "is unfinished; resume it with dpfy audit train --resume"
+        )
+    plan = load_plan(folder)
+    try:
+        if attack == "white-box":
+            seen = held["projections"].astype(np.float64)
+            found = Evidence(plan, attack, included, projections=seen)
+        else:
+            seen = _margins(folder, *(torch.from_numpy(held[k]) for k in ("features", "labels")))
+            found = Evidence(plan, attack, included, margins=seen)
+    except (DpfyError, MemoryError):
+        raise
+    except (
+        Exception
+    ) as problem:  # damaged arrays and weights raise a dozen types from three libraries
+        raise Corrupt(
+            FILE,
+            f"canaries, model and configuration do not fit each other ({type(problem).__name__})",
+        ) from None
+    rows = (plan.recipe.steps,) if attack == "white-box" else ()
+    if (
+        seen.shape != (*rows, *included.shape)
+        or not np.isfinite(seen).all()
+        or len(set(included.tolist())) != 2
+    ):
+        raise Corrupt(
+            FILE, "holds no canaries of this run, or none that were in, or none that were out"
+        )
+    return found
+
+
+def _held(folder: Path) -> dict[str, Any]:
+    """The arrays of the file of canaries."""
+    if not (folder / FILE).is_file():
+        raise InvalidInput(
+            "run", str(folder), f"holds no {FILE}: train with canaries first (dpfy audit train)"
+        )
+    try:
+        with np.load(folder / FILE, allow_pickle=False) as stored:
+            held = dict(stored)
+        check.one_of("attack", str(held["attack"]), ATTACKS)
+        needed = (
+            {"included"}
+            if str(held["attack"]) == "white-box"
+            else {"included", "features", "labels"}
+        )
+        if not needed <= set(held):
+            raise ValueError
+    except MemoryError:
+        raise
+    except Exception:  # a damaged archive raises a dozen types from three libraries
+        raise Corrupt(FILE, "is not a file of canaries") from None
+    return held
+
+
+def _margins(folder: Path, canaries: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """By how much the released model's logit of each canary's label is above the log-sum-exp of the
+    others.
+    """
+    if not (folder / "model.safetensors").is_file():
+        raise InvalidInput("run", str(folder), "has no released model: the run is unfinished")
+    weights = load_file(folder / "model.safetensors")
+    config = make(
+        {k: v for k, v in reading.toml("config", folder / "config.toml").items() if k in SECTIONS},
+        {},
+    )
+    classes = len(next(reversed([w for w in weights.values() if w.dim() == 1])))
+    model = build.build(config.model, tuple(canaries.shape[1:]), classes)
+    model.load_state_dict(weights)
+    model.eval()
+    extract = features.features(config.model) or (lambda records: records)
+    with torch.no_grad():
+        logits = model(extract(canaries)).double()
+    own = logits.gather(1, labels[:, None]).squeeze(1)
+    others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    margins: NDArray[np.float64] = (own - others).numpy()
+    return margins
+
+
+def _auditable(plan: Plan) -> None:
+    if not isinstance(pattern := plan.recipe.sampler.participation, Poisson) and isinstance(
+        plan.recipe.strategy, Identity
+    ):
+        raise Unsupported(
+            f"auditing a training run with {pattern.words}",
+            "canaries are added or left out: audit Poisson batches, add-or-remove-one",
+        )
+    if not isinstance(pattern, Poisson) or not isinstance(plan.recipe.strategy, Identity):
+        raise Unsupported(
+            f"auditing {type(plan.recipe.strategy).__name__} noise in a training run",
+            "audit DP-SGD here, and correlated noise with dpfy audit mechanism --bands",
+        )
+    if not isinstance(plan.recipe.clip, FlatClip):
+        raise Unsupported(
+            f"auditing a training run with {type(plan.recipe.clip).__name__}",
+            "audit flat clipping (training.clip)",
+        )
+    if plan.recipe.unit != EXAMPLE:
+        raise Unsupported(
+            "auditing a training run on users of several records",
+            "audit records: leave data.user out",
+        )
+
+
+def _store(folder: Path, **arrays: Any) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_atomically(folder / FILE, buffer.getvalue())

@@ -1,0 +1,238 @@
+"""The guard: what a run may change is changed by the run alone. Weights, buffers, optimizer and
+shape of the model are watched.
+
+Every tensor of torch counts the writes to it. Between two steps nobody but the run writes, so the
+counters must stand still; buffers and frozen weights stand still for the whole run. Writes that
+pass by the counters (through ``.data``, or a NumPy view) are found by checksums: at the first
+steps, at the last, at others drawn from the run's secret, and at as many more as half a percent of
+the time allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from operator import is_
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.core.errors import Unsupported
+from dpfy.core.random import Randomness
+from dpfy.gradients.engine import trainable
+from dpfy.training.integrity.checksum import checksum
+from dpfy.training.parallel.dtensor import local
+
+FIRST = 4
+"""Steps at the beginning before each of which contents are looked at."""
+
+SELDOM = 32
+"""Afterwards one step in so many, drawn at random."""
+
+SHARE = 0.005
+"""Of the time of a run, for looking at contents at further steps."""
+
+OUTSIDE = (
+    "only training.step may move weights; load them before the run begins, and state a rule of "
+    "weights alone as Update(project=...)"
+)
+STILL = (
+    "what is not trained must stay as it was, or it would carry data past the noise: remove it, or "
+    "compute it before the run begins"
+)
+BILLED = "leave it to the run: noise that forgets what it was is not the noise that is billed"
+SHAPE = (
+    "leave them alone while a run lasts; what a first pass makes (caches, say), make before it "
+    "with a public example"
+)
+
+
+class Guard:
+    """Remembers a model, its optimizer, the average of its weights and the memory of its noise as a
+    step left them.
+
+    Guarantees: `check` returns only if since the last `accept` no parameter, buffer, averaged
+    weight, memory of the noise or state of the optimizer was written, replaced, added, frozen or
+    unfrozen in a way that torch counts; and, where `accept` was told to look, in any way (the
+    memory of the noise, which may be many times the model, is only counted).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: Mapping[str, Tensor],
+        records: Iterable[Tensor],
+        noise: Mapping[str, Tensor],
+        aliases: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> None:
+        """`aliases` are tensors that may stand in for a parameter in its module while it
+        computes.
+        """
+        self._optimizer, self._records, self._aliases = optimizer, list(records), aliases
+        self.trainable = trainable(model)
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._names = {id(local(t)): name for name, t in named.items()}
+        self._moving = [local(t) for t in (*self.trainable.values(), *average.values())]
+        self._still = [local(t) for name, t in named.items() if name not in self.trainable]
+        self.frozen = [p for p in model.parameters() if not p.requires_grad]
+        self._dicts = [d for m in model.modules() for d in (m._parameters, m._buffers, m._modules)]
+        self._sizes = [len(d) for d in self._dicts]
+        self._held = list(chain.from_iterable(d.values() for d in self._dicts))
+        self._grouped = self._groups()
+        self._wanted = self._requires()
+        self._still_marks, self._still_sum = _marks(self._still), checksum(self._still)
+        self._data_marks = _marks(self._records)
+        self._began, self._looked = time.perf_counter(), 0.0
+        self.accept(noise, look=True)
+
+    def accept(self, noise: Mapping[str, Tensor], *, look: bool = False) -> None:
+        """Take weights, optimizer and `noise` as they are now: a step of the run moved them. With
+        `look`, note their contents too.
+        """
+        states = self._states()
+        self._noise, self._noise_marks = noise, _marks(noise.values())
+        self._moved, self._state, self._sum = _marks(self._moving), _marks(states), None
+        now = time.perf_counter()
+        if look or self._looked < SHARE * (now - self._began):
+            self._sum = checksum([*self._moving, *states])
+            self._looked += time.perf_counter() - now
+
+    def restored(self) -> None:
+        """The run has put the weights back as they were: their counters have moved, their contents
+        have not.
+        """
+        self._moved = _marks(self._moving)
+
+    def check(self) -> None:
+        """Refuse whatever was changed by others since `accept`."""
+        self.check_shape()
+        if self._groups() != self._grouped:
+            raise Unsupported("parameter groups of the optimizer changed while a run lasts", SHAPE)
+        self._compare(self._still, self._still_marks, "changed in training", STILL)
+        self._compare(self._moving, self._moved, "written to outside of training.step", OUTSIDE)
+        if _marks(states := self._states()) != self._state:
+            raise Unsupported(
+                "a state of the optimizer written to outside of training.step", OUTSIDE
+            )
+        if _marks(self._noise.values()) != self._noise_marks:
+            raise Unsupported("the memory of the noise written to outside of training.step", BILLED)
+        if _marks(self._records) != self._data_marks:
+            raise Unsupported(
+                "training data written to while a run lasts",
+                "change what a batch gives, never the data itself",
+            )
+        if self._sum is not None:
+            self._look(self._sum, states)
+
+    def check_shape(self) -> None:
+        """Refuse a model with other modules, parameters or buffers than before, or others that want
+        a gradient.
+        """
+        now = list(chain.from_iterable([d.values() for d in self._dicts]))
+        if self._aliases:
+            now = [self._aliases.get(id(t), t) for t in now]
+        if [len(d) for d in self._dicts] != self._sizes or not all(map(is_, now, self._held)):
+            raise Unsupported(
+                "a module, parameter or buffer added, replaced or removed while a run lasts", SHAPE
+            )
+        if self._requires() != self._wanted:
+            raise Unsupported("a parameter frozen or unfrozen while a run lasts", SHAPE)
+
+    def _look(self, moved: Tensor, states: list[Tensor]) -> None:
+        started = time.perf_counter()
+        if not torch.equal(checksum(self._still), self._still_sum):
+            raise Unsupported("a buffer or frozen weight changed in training through .data", STILL)
+        if not torch.equal(checksum([*self._moving, *states]), moved):
+            raise Unsupported(
+                "a weight or the optimizer's state written to outside of training.step through "
+                ".data",
+                OUTSIDE,
+            )
+        self._looked += time.perf_counter() - started
+
+    def _compare(self, tensors: list[Tensor], marks: list[int], what: str, way_out: str) -> None:
+        now = _marks(tensors)
+        if now != marks:
+            changed = next(
+                i for i, (a, b) in enumerate(zip(now, marks, strict=True)) if a != b
+            ) % len(tensors)
+            raise Unsupported(
+                f"{self._names.get(id(tensors[changed]), 'an averaged weight')}, {what},", way_out
+            )
+
+    def _requires(self) -> list[bool]:
+        return [p.requires_grad for p in chain(self.trainable.values(), self.frozen)]
+
+    def _groups(self) -> list[int]:
+        return [id(p) for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _states(self) -> list[Tensor]:
+        return [
+            local(v)
+            for s in self._optimizer.state.values()
+            for v in s.values()
+            if isinstance(v, Tensor)
+        ]
+
+
+def _marks(tensors: Iterable[Tensor]) -> list[int]:
+    """Counters of writes, then places in memory."""
+    many = list(tensors)
+    return [t._version for t in many] + [t.data_ptr() for t in many]
+
+
+def looks(step: int, steps: int, randomness: Randomness) -> bool:
+    """Whether contents are looked at before the noise of `step`: at the first, the last (`steps` is
+    the end), and some drawn steps.
+    """
+    return step < FIRST or step == steps or randomness.key("look", step, 1)[0] % SELDOM == 0
+
+
+def seal(model: nn.Module, randomness: Randomness) -> dict[str, str]:
+    """A keyed fingerprint of every tensor that training must leave alone, by its name in the
+    state_dict or among the buffers.
+    """
+    mine = trainable(model)
+    moving = {
+        local(t).untyped_storage().data_ptr()
+        for t in model.parameters()
+        if t.requires_grad and t.numel()
+    }
+    named = {
+        name: local(t) for name, t in {**dict(model.named_buffers()), **model.state_dict()}.items()
+    }
+    return {
+        name: "moves"
+        if name in mine or (t.numel() and t.untyped_storage().data_ptr() in moving)
+        else randomness.tag(f"still {name}", _raw(t))
+        for name, t in sorted(named.items())
+    }
+
+
+def _raw(t: Tensor) -> bytes:
+    kind = f"{t.dtype} {tuple(t.shape)} ".encode()
+    flat = t.detach().cpu().contiguous().reshape(-1)
+    return kind + (flat.view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+
+
+def check_state(model: nn.Module) -> None:
+    """Refuse a model whose state holds more than tensors: it would be published, or lost,
+    unseen.
+    """
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            rule = "keep what is published in parameters and buffers"
+            raise Unsupported(
+                f"{name or 'the model'} ({type(module).__name__}): extra state of a module "
+                f"(get_extra_state)",
+                rule,
+            )
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise Unsupported(
+                f"{name}: a {type(value).__name__} in the state_dict",
+                "keep what is published in parameters and buffers",
+            )

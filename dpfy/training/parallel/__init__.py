@@ -1,0 +1,3 @@
+"""Training on several processes: their group, and how each layout of a model spreads sums, noise
+and gradients over them.
+"""
