@@ -123,8 +123,7 @@ TWO_HOMES: set[str] = {
 SHADOWS: set[str] = {
     "dpfy.cli.inspect",
     "dpfy.core.random",
-    "dpfy.gradients.engines.select",
-    "dpfy.gradients.inspect",
+    "dpfy.gradients.engines.choice",
     "dpfy.local.numbers",
     "dpfy.report.html",
 }

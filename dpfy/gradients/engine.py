@@ -156,7 +156,7 @@ may cancel is not here but in the norms: see ``dpfy.gradients.per_example.roundi
 """
 
 
-def cautious(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = False) -> Tensor:
+def inflate_norms(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = False) -> Tensor:
     """Squared norms inflated by what arithmetic in `dtype` may do, relatively, to norms and
     contributions.
 
@@ -180,7 +180,7 @@ def multipliers(
     """[groups, batch] multipliers in `dtype`: 0 for units that are masked out or have any norm that
     is not finite.
     """
-    return silence(clip.scale(squared_norms), squared_norms, mask).to(dtype)
+    return zero_invalid(clip.scale(squared_norms), squared_norms, mask).to(dtype)
 
 
 def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tensor | None) -> Grads:
@@ -196,7 +196,7 @@ def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tens
     squared_norms = torch.stack(
         [sum((squares[i] for i in members), start=torch.zeros_like(squares[0])) for members in rows]
     )
-    squared_norms = cautious(
+    squared_norms = inflate_norms(
         squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps)
     )
     scale = multipliers(clip, squared_norms, mask, rounding.sum_dtype(per_unit[0].dtype))
@@ -217,7 +217,7 @@ def added(total: Grads, part: Grads) -> None:
         total[name] = total[name].add_(value) if name in total else value
 
 
-def silence(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor:
+def zero_invalid(scale: Tensor, squared_norms: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the multipliers of masked units, and in every group those of a unit with any non-finite
     group.
     """

@@ -15,11 +15,11 @@ from dpfy.gradients.autograd.structure import tensors_in
 from dpfy.gradients.checker import check_model, probe_mixing
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.engines.select import choose
+from dpfy.gradients.engines.choice import choose
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.per_example import routes
 from dpfy.gradients.per_example.contribution import KEEP_ELEMENTS
-from dpfy.gradients.step_cost import StepCost, step_cost, wavy
+from dpfy.gradients.step_cost import StepCost, sine_loss, step_cost
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LayerView:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class ModelReport:
     """The whole model: engine, layers, expected ratio of time to the plain step (without noise),
     and problems found.
     """
@@ -135,7 +135,7 @@ def inspect(
     sample: Tensor | tuple[Tensor, ...],
     batch: int | None = None,
     measure: bool = False,
-) -> Inspection:
+) -> ModelReport:
     """Look at `model` with a public or random `sample` batch: routes, expected costs, problems.
     Nothing is changed or trained.
 
@@ -174,7 +174,7 @@ def inspect(
     except DpfyError as error:
         engine = f"no engine: {error}"
     cost = step_cost(model, inputs) if measure and not problems else None
-    return Inspection(engine, tuple(views), tuple(problems), routes, cost)
+    return ModelReport(engine, tuple(views), tuple(problems), routes, cost)
 
 
 APART = "taken apart where examples are separate"
@@ -202,7 +202,7 @@ def _per_example(
     engine.attach(model)
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            engine.bounded_sum(wavy(model(*inputs)), FlatClip(1.0))
+            engine.bounded_sum(sine_loss(model(*inputs)), FlatClip(1.0))
         return engine.per_example_parameters
     except DpfyError as error:
         problems.append(str(error))

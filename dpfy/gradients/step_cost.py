@@ -19,7 +19,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.gradients.autograd.structure import tensors_in
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Engine, trainable
-from dpfy.gradients.engines.select import choose
+from dpfy.gradients.engines.choice import choose
 
 WARM = 4
 """Steps before anything is measured: the first ones find out where the examples lie."""
@@ -83,7 +83,7 @@ class StepCost:
         )
 
 
-def wavy(output: Any) -> Tensor:
+def sine_loss(output: Any) -> Tensor:
     """Some loss for every example, from outputs whose first dimension is the batch: for models
     whose own loss is not known.
     """
@@ -102,7 +102,7 @@ def wavy(output: Any) -> Tensor:
 def step_cost(
     model: nn.Module,
     inputs: Tensor | tuple[Tensor, ...],
-    losses: Losses = wavy,
+    losses: Losses = sine_loss,
     rounds: int = 5,
     engine: Engine | None = None,
 ) -> StepCost:

@@ -27,7 +27,7 @@ from dpfy.data.split import stated
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.cuda_graphs.captured import LossesOf
 from dpfy.gradients.engine import Grads, no_reentrant_checkpoints, trainable
-from dpfy.gradients.engines.select import choose
+from dpfy.gradients.engines.choice import choose
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
 from dpfy.training import finish, schedulers

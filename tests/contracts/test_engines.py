@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Engine, Grads
-from dpfy.gradients.engines.select import ENGINES, choose
+from dpfy.gradients.engines.choice import ENGINES, choose
 
 
 @pytest.fixture(params=sorted(ENGINES))

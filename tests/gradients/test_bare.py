@@ -223,7 +223,7 @@ class Positions(nn.Module):
         return x + self.rows().to(x.device)
 
 
-class Scaled(Positions):
+class ClippedSum(Positions):
     def forward(self, x: Tensor) -> Tensor:
         return self.rows()[0] * x + self.rows() * x
 
@@ -295,7 +295,7 @@ STEADY = [
 ]
 OTHERS = [
     OwnOtherwise,
-    Scaled,
+    ClippedSum,
     Written,
     Otherwise,
     LookedUpBefore,

@@ -22,7 +22,7 @@ from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.bounded_sum import BoundedSum
 from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.gradients.per_example.clipped_sum import Scaled
+from dpfy.gradients.per_example.clipped_sum import ClippedSum
 from dpfy.gradients.per_example.contribution import Direct
 
 V, D, T = 11, 6, 5
@@ -367,19 +367,19 @@ def test_what_was_measured_is_let_go_before_the_sums(monkeypatch: pytest.MonkeyP
     """Gradients that are joined to others for the sums must not be held beside them."""
     made: list[weakref.ref[object]] = []
     alive: list[int] = []
-    add, sums = BoundedSum.add, Scaled.sums
+    add, sums = BoundedSum.add, ClippedSum.sums
 
     def noting(self: BoundedSum, name: str, part: object, parts: object) -> None:
         if isinstance(part, Direct):
             made.append(weakref.ref(part))
         add(self, name, part, parts)
 
-    def looking(self: Scaled, *how: object) -> object:
+    def looking(self: ClippedSum, *how: object) -> object:
         alive.append(sum(ref() is not None for ref in made))
         return sums(self, *how)
 
     monkeypatch.setattr(BoundedSum, "add", noting)
-    monkeypatch.setattr(Scaled, "sums", looking)
+    monkeypatch.setattr(ClippedSum, "sums", looking)
     model, engine = (
         nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)),
         BookkeepingEngine(),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.checker import LossProbe, check_model, probe_mixing
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.engines.select import choose
+from dpfy.gradients.engines.choice import choose
 
 
 class Centre(nn.Module):

@@ -26,7 +26,7 @@ from dpfy.gradients.clip import (
     QuantileClip,
 )
 from dpfy.gradients.engine import zeros
-from dpfy.gradients.engines.select import choose
+from dpfy.gradients.engines.choice import choose
 
 
 def test_short_gradients_pass_and_long_ones_are_cut() -> None:

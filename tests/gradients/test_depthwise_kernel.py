@@ -25,7 +25,7 @@ from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.kernels.depthwise import Taps, tap_sums
 from dpfy.gradients.layers.convolution import geometry
 from dpfy.gradients.per_example import kept_convolution
-from dpfy.gradients.per_example.convolution import Convolution
+from dpfy.gradients.per_example.convolution import ConvolutionGradient
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16 if DEVICE == "cuda" else torch.float16]
@@ -87,7 +87,7 @@ PRODUCTS: dict[str, tuple[type, tuple[int, ...], dict[str, object], tuple[int, .
 
 def case(
     name: str, many: int, dtype: torch.dtype, last: bool, products: bool = False
-) -> tuple[Convolution, Tensor]:
+) -> tuple[ConvolutionGradient, Tensor]:
     """A convolution and the weight gradients of its examples in float64."""
     kind, given, options, size = PRODUCTS[name] if products else LAYERS[name]
     layer = kind(*given, **options, bias=False).to(DEVICE).double()
@@ -104,7 +104,7 @@ def case(
     how = geometry(
         tuple(layer.stride), tuple(layer.padding), tuple(layer.dilation), layer.groups, extra
     )[0]
-    return Convolution(a, g, layer.weight.detach().to(dtype), how), torch.stack(each)
+    return ConvolutionGradient(a, g, layer.weight.detach().to(dtype), how), torch.stack(each)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -177,7 +177,7 @@ def test_frames_of_one_example_are_added(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.manual_seed(0)
     monkeypatch.setattr(kernels, "usable", lambda t: True)
     part, expected = case("3x3", 4, torch.float32, last=False)
-    folded = Convolution(part.inputs, part.grads, part.weight, part.geometry, images=2)
+    folded = ConvolutionGradient(part.inputs, part.grads, part.weight, part.geometry, images=2)
     found = kept_convolution.kept(folded, bias=True)[0].grads
     assert float((found - expected.unflatten(0, (2, 2)).sum(1)).norm()) <= 1e-6 * float(
         expected.norm()
@@ -204,8 +204,10 @@ def test_more_images_than_one_dimension_of_a_launch() -> None:
         (torch.zeros(2, 2, 1, 1, device=DEVICE), 1),
     ):
         how = geometry((1, 1), ((weight.shape[2] - 1) // 2,) * 2, (1, 1), groups)[0]
-        own = kept_convolution.kept(Convolution(x, g, weight, how), bias=False)[0].grads
-        last = kept_convolution.kept(Convolution(x[-3:], g[-3:], weight, how), bias=False)[0].grads
+        own = kept_convolution.kept(ConvolutionGradient(x, g, weight, how), bias=False)[0].grads
+        last = kept_convolution.kept(ConvolutionGradient(x[-3:], g[-3:], weight, how), bias=False)[
+            0
+        ].grads
         assert torch.equal(own[-3:], last)
 
 

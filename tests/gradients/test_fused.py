@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dpfy.gradients.autograd.tape import Report
+from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.checker import LossProbe
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Grads
@@ -331,8 +331,8 @@ def test_a_probe_may_look_through(kind: str, attached: Attach) -> None:
     assert engine.bounded_sum(losses, FlatClip(1.0)).value
 
 
-def reported(engine: BookkeepingEngine, losses: Tensor) -> list[Report]:
-    reports: list[Report] = []
+def reported(engine: BookkeepingEngine, losses: Tensor) -> list[LayerReport]:
+    reports: list[LayerReport] = []
     engine.sums.report(losses, reports.append)
     return reports
 
@@ -398,13 +398,13 @@ def test_the_padding_row_is_a_fact(padding: int | None, attached: Attach) -> Non
 
 
 def test_settings_that_rule_out_one_node() -> None:
-    assert fused.one_node()
+    assert fused.can_fuse()
     with torch.no_grad():
-        assert not fused.one_node()
+        assert not fused.can_fuse()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert fused.cast()
-        assert not fused.one_node()
+        assert fused.autocast_active()
+        assert not fused.can_fuse()
     with torch.autograd.graph.save_on_cpu():
-        assert fused.packed()
-        assert not fused.one_node()
-    assert fused.one_node()
+        assert fused.saved_tensor_hooks_active()
+        assert not fused.can_fuse()
+    assert fused.can_fuse()

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from dpfy.core.book import rehearsal
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.gradients.autograd.tape import Report
+from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
 from dpfy.gradients.cuda_graphs import graphs, recorder
 from dpfy.gradients.cuda_graphs.held_reports import HeldReports
@@ -158,7 +158,7 @@ class GroupedStage(Stage):
         the next step.
         """
         losses = self.losses(seed, **how)
-        reports: list[Report] = []
+        reports: list[LayerReport] = []
         self.engine.sums.report(losses, reports.append)
         self.arena.events, self.arena.peak, self.released = [], 0, 0
         waiting = list(self._moved(reports))
@@ -176,7 +176,7 @@ class GroupedStage(Stage):
         self.steps.append(self.arena.events)
         return copies
 
-    def _moved(self, reports: list[Report]) -> Iterator[Report]:
+    def _moved(self, reports: list[LayerReport]) -> Iterator[LayerReport]:
         """The reports in the arena; what one tensor is in several of them stays one tensor."""
         seen: dict[tuple[object, ...], Tensor] = {}
         for report in reports:
@@ -186,7 +186,7 @@ class GroupedStage(Stage):
                 if key not in seen:
                     seen[key] = self.arena.like(t)
                 mine.append(seen[key])
-            yield Report(report.site, mine[0], tuple(mine[1:]), report.explain)
+            yield LayerReport(report.site, mine[0], tuple(mine[1:]), report.explain)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:

@@ -18,7 +18,7 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.layers.convolution import geometry
 from dpfy.gradients.per_example import kept_convolution
-from dpfy.gradients.per_example.convolution import Convolution
+from dpfy.gradients.per_example.convolution import ConvolutionGradient
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -146,11 +146,11 @@ def test_an_example_has_the_same_bits_in_any_batch(device: str, dtype: torch.dty
             geometry(layer.stride, layer.padding, layer.dilation, layer.groups)[0],
             layer.weight.detach(),
         )
-        whole = kept_convolution.kept(Convolution(x, g, weight, how), bias=False)[0].grads
+        whole = kept_convolution.kept(ConvolutionGradient(x, g, weight, how), bias=False)[0].grads
         for many in (1, 2, 5, 16):
-            part = kept_convolution.kept(Convolution(x[:many], g[:many], weight, how), bias=False)[
-                0
-            ].grads
+            part = kept_convolution.kept(
+                ConvolutionGradient(x[:many], g[:many], weight, how), bias=False
+            )[0].grads
             assert torch.equal(part, whole[:many])
 
 
@@ -158,10 +158,12 @@ def test_what_is_kept_goes_by_the_shapes_of_one_image() -> None:
     weight, how = torch.zeros(64, 1, 7, 7), geometry((1, 1), (3, 3), (1, 1), 64)[0]
     for many in (1, 3, 1000):
         large, small = (torch.zeros(1, 64, side, side).expand(many, -1, -1, -1) for side in (8, 2))
-        assert kept_convolution.keeps(Convolution(large, large, weight, how))
-        assert not kept_convolution.keeps(Convolution(small, small, weight, how))
+        assert kept_convolution.keeps(ConvolutionGradient(large, large, weight, how))
+        assert not kept_convolution.keeps(ConvolutionGradient(small, small, weight, how))
     assert not kept_convolution.keeps(
-        Convolution(small, small, torch.zeros(64, 64, 3, 3), geometry((1, 1), (1, 1), (1, 1), 1)[0])
+        ConvolutionGradient(
+            small, small, torch.zeros(64, 64, 3, 3), geometry((1, 1), (1, 1), (1, 1), 1)[0]
+        )
     )
 
 

@@ -23,7 +23,7 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.kernels import conv2d, grams, reductions
 from dpfy.gradients.per_example import convolution
-from dpfy.gradients.per_example.convolution import Convolution, Geometry
+from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
 from dpfy.gradients.per_example.outer import Outer
 from dpfy.gradients.per_example.rounding import Gram, GramRounding
@@ -351,7 +351,7 @@ def test_convolution_by_every_route(
     problem, each = problem_of(name, 3, torch.contiguous_format, torch.float32)
     weight = torch.zeros(each.shape[1:], device=DEVICE)
     geometry = Geometry(problem.stride, problem.padding, problem.dilation, 1)
-    part = Convolution(problem.inputs, problem.grads, weight, geometry)
+    part = ConvolutionGradient(problem.inputs, problem.grads, weight, geometry)
     weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
     monkeypatch.setattr(
         conv2d, "reduced", lambda t: reduced and DEVICE == "cpu"

@@ -16,7 +16,7 @@ from dpfy.cli.app import main
 from dpfy.core.errors import InvalidInput
 from dpfy.gradients.model_report import inspect
 from dpfy.gradients.per_example.contribution import KEEP_ELEMENTS, Direct
-from dpfy.gradients.per_example.convolution import Convolution, Geometry
+from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
 from dpfy.gradients.per_example.outer import Outer
 from dpfy.gradients.step_cost import step_cost
 
@@ -94,12 +94,14 @@ def test_routes_of_convolutions_are_those_that_the_engine_takes(
 ) -> None:
     taken: list[str] = []
     monkeypatch.setattr(
-        Convolution, "_by_gram", _noting(taken, "gram matrices", Convolution._by_gram)
+        ConvolutionGradient,
+        "_by_gram",
+        _noting(taken, "gram matrices", ConvolutionGradient._by_gram),
     )
     layer = nn.Conv2d(outs, outs, 3)
     told = inspect(layer, torch.randn(2, outs, size, size)).layers[0].route
     x = torch.randn(2, outs, size, size)
-    kept = Convolution(
+    kept = ConvolutionGradient(
         x,
         torch.randn(2, outs, size - 2, size - 2),
         layer.weight,
@@ -109,7 +111,7 @@ def test_routes_of_convolutions_are_those_that_the_engine_takes(
         taken[0]
         if taken
         else "products kept"
-        if not isinstance(kept, Convolution)
+        if not isinstance(kept, ConvolutionGradient)
         else "products in chunks"
     )
 

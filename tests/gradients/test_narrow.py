@@ -11,7 +11,7 @@ from torch import nn
 
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.engines.select import ENGINES
+from dpfy.gradients.engines.choice import ENGINES
 
 BATCH, CLIP = 256, 1.0
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dpfy.gradients.per_example import convolution, embedding, routes
-from dpfy.gradients.per_example.convolution import Convolution, Geometry, Patched
+from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry, Patched
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
 from dpfy.gradients.per_example.patches import Window
 
@@ -33,10 +33,10 @@ def case(seed, batch=7):
     )
     y = F.conv2d(x, weight, None, stride, padding)
     g = torch.randn(y.shape, dtype=torch.float64, generator=generator)
-    return Convolution(x, g, weight, Geometry(stride, padding, (1, 1), 1))
+    return ConvolutionGradient(x, g, weight, Geometry(stride, padding, (1, 1), 1))
 
 
-def each(part: Convolution):
+def each(part: ConvolutionGradient):
     """The gradient of every example by autograd."""
     weight = part.weight.clone().requires_grad_()
     how, found = part.geometry, []
@@ -97,7 +97,7 @@ def test_products_of_patches(monkeypatch, seed, keep):
 def test_channels_that_lie_last_in_memory(seed):
     part = case(seed)
     x, g = (t.contiguous(memory_format=torch.channels_last) for t in (part.inputs, part.grads))
-    last = Convolution(x, g, part.weight, part.geometry)
+    last = ConvolutionGradient(x, g, part.weight, part.geometry)
     assert torch.equal(convolution.positions_last(g), g.flatten(2))
     for keep in (True, False):
         norms, rest = last._by_patches(last._window(), keep)
@@ -122,11 +122,11 @@ def test_the_route_that_is_chosen(monkeypatch, seed, positions):
 
 def test_bfloat16_patches_are_multiplied_in_float32():
     part = case(3)
-    narrow = Convolution(
+    narrow = ConvolutionGradient(
         part.inputs.bfloat16(), part.grads.bfloat16(), part.weight.bfloat16(), part.geometry
     )
     norms, rest = narrow._by_patches(narrow._window(), keep=True)
-    wide = Convolution(
+    wide = ConvolutionGradient(
         narrow.inputs.double(), narrow.grads.double(), narrow.weight.double(), part.geometry
     )
     assert rest.dtype == torch.float32

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpfy.gradients.autograd.tape import Report
+from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
 from dpfy.gradients.cuda_graphs import captured, graphs, recorder
 from dpfy.gradients.cuda_graphs.recorded_step import _unowned
@@ -26,7 +26,7 @@ from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.per_example.buffers import BufferLayout, Buffers
 from dpfy.gradients.per_example.contribution import Deferred, Direct, SumJob, _tensors
-from dpfy.gradients.per_example.shared import Measured
+from dpfy.gradients.per_example.shared import MeasuredContribution
 
 
 class Model(nn.Module):
@@ -97,7 +97,7 @@ class Stage:
             self.usual(seed, FlatClip(1.0), None)
         assert self.engine.sums.steady
         self.recorder = Recorder(self.engine.sums)
-        self.places: dict[object, list[Report]] = {}
+        self.places: dict[object, list[LayerReport]] = {}
         self.made_buffers: dict[object, Any] = {}
         monkeypatch.setattr(graphs, "private_pool", nullcontext)
         monkeypatch.setattr(graphs, "release_private_pool", lambda: None)
@@ -160,7 +160,7 @@ class Stage:
         """
         self.where = where
         losses = self.losses(seed, **how)
-        reports: list[Report] = []
+        reports: list[LayerReport] = []
         self.engine.sums.report(losses, reports.append)
         held = self.places.setdefault((where, len(losses)), [])
         with torch.no_grad():
@@ -168,7 +168,7 @@ class Stage:
             for i, report in enumerate(reports):
                 if i == len(held):
                     held.append(
-                        Report(
+                        LayerReport(
                             report.site,
                             report.grad.clone(),
                             tuple(t.clone() for t in report.saved),
@@ -287,7 +287,7 @@ def test_a_part_that_moves_makes_the_rest_usual(stage: Stage) -> None:
     held = stage.places[(0, 6)]
     for place in (len(held) - 1, len(held) - 4, len(held) - 1):
         report = held[place]
-        held[place] = Report(report.site, report.grad.clone(), report.saved, report.explain)
+        held[place] = LayerReport(report.site, report.grad.clone(), report.saved, report.explain)
         for seed in range(4):
             stage.check(seed + place)
     assert stage.recorder.on
@@ -304,7 +304,7 @@ def test_a_fact_that_changes_is_noticed(stage: Stage) -> None:
         stage.check(seed)
     before = stage.recorder.repeated
     held = stage.places[(0, 6)]
-    held[3] = Report(held[3].site, held[3].grad, held[3].saved, held[3].explain, ("another",))
+    held[3] = LayerReport(held[3].site, held[3].grad, held[3].saved, held[3].explain, ("another",))
     stage.check(9)
     assert stage.recorder.repeated == before
 
@@ -427,7 +427,7 @@ def test_contributions_without_memory_of_their_own_are_the_same_contributions() 
     held = [
         pair,
         None,
-        [("c", Measured(torch.rand(1, 3), Direct(torch.randn(3, 5, 6)[:, 1:4, ::2])))],
+        [("c", MeasuredContribution(torch.rand(1, 3), Direct(torch.randn(3, 5, 6)[:, 1:4, ::2])))],
     ]
     made = _unowned(held, {})
     assert made[1] is None

@@ -13,9 +13,9 @@ from torch import Tensor
 from dpfy.gradients.per_example.contribution import Contribution, Direct
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
 from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.shared import Measured
+from dpfy.gradients.per_example.shared import MeasuredContribution
 from dpfy.gradients.per_example.sliced import Sliced, rows_of
-from dpfy.gradients.per_example.uses import overlapping, together
+from dpfy.gradients.per_example.uses import combine_uses, overlapping
 
 B, ROWS, COLUMNS = 3, 6, 4
 RANGES = [(0, 6), (0, 2), (2, 6), (2, 4), (4, 6), (1, 5)]
@@ -37,7 +37,7 @@ def use(r: random.Random, parameter: Tensor, start: int, stop: int) -> Contribut
             torch.randint(0, ROWS, (B, 3)), torch.randn(B, 3, COLUMNS, dtype=dtype), ROWS
         )
     placed = rows_of(part, parameter, start)
-    return Measured.of(placed) if r.random() < 0.3 else placed
+    return MeasuredContribution.of(placed) if r.random() < 0.3 else placed
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -50,7 +50,7 @@ def test_joined_uses_are_what_they_are_written_out(seed: int) -> None:
         (each.per_example(slice(0, B)).reshape(B, ROWS, COLUMNS) for each in uses),
         start=torch.zeros(()).double(),
     )
-    whole, weights = together(uses), torch.rand(B, dtype=torch.float64)
+    whole, weights = combine_uses(uses), torch.rand(B, dtype=torch.float64)
     norms, rest = whole.measured()
     assert torch.allclose(norms.sum(0), written.square().sum((1, 2)), rtol=1e-9)
     assert bool((norms.sum(0) >= written.square().sum((1, 2)) * (1 - 1e-12)).all())
@@ -76,7 +76,7 @@ def test_rows_that_do_not_meet_do_not_overlap() -> None:
     assert not overlapping([one, two])
     assert overlapping([one, three])
     assert overlapping([one, Direct(torch.randn(B, ROWS, COLUMNS))])
-    assert isinstance(together([one, two]), Sliced)
+    assert isinstance(combine_uses([one, two]), Sliced)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -100,7 +100,7 @@ def test_what_nearly_cancels_is_not_longer_than_its_norm(
         if overlap:
             uses.append(rows_of(Outer(-q.left, q.right * (1 - gap)), parameter, 0))
             uses.append(rows_of(Outer(-kv.left * (1 - gap), kv.right), parameter, width))
-        norms, rest = together(uses).measured()
+        norms, rest = combine_uses(uses).measured()
         for i in range(2):
             one = torch.zeros(2, device=device, dtype=torch.float32)
             one[i] = 1.0

@@ -24,7 +24,7 @@ from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.per_example import outer, placed
 from dpfy.gradients.per_example.contribution import Direct
 from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
-from dpfy.gradients.per_example.placed import Below, Through
+from dpfy.gradients.per_example.placed import FunctionGradient, ParameterFunction
 
 sys.path.insert(0, str(Path(__file__).parent))
 from compared import Holding, NoVmap
@@ -402,7 +402,9 @@ def test_sums_through_a_function_are_of_all_examples(monkeypatch: pytest.MonkeyP
     expected = torch.einsum("b,boi,ik->ok", weights.double(), grads, matrix)
     for most in (1, 3 * 18, 10**6):
         monkeypatch.setattr(placed, "CHUNK_ELEMENTS", most)
-        part = Through(Below(Direct(grads), lambda each: [each @ matrix], [torch.Size((3, 4))]), 0)
+        part = FunctionGradient(
+            ParameterFunction(Direct(grads), lambda each: [each @ matrix], [torch.Size((3, 4))]), 0
+        )
         assert len(part.below.chunks()) == {1: 7, 3 * 18: 3, 10**6: 1}[most]
         assert torch.allclose(part.weighted_sum(weights.double()), expected)
         assert torch.allclose(part.measured()[0][0], (grads @ matrix).square().sum((1, 2)))

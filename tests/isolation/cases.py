@@ -27,7 +27,7 @@ from dpfy.core.errors import DpfyError
 from dpfy.data.given import as_source
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Grads, trainable
-from dpfy.gradients.engines.select import choose
+from dpfy.gradients.engines.choice import choose
 
 RECORDS, WIDTH, CLASSES, WORDS, LENGTH = 256, 6, 3, 11, 5
 STEPS = 200

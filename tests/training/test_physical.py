@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpfy.gradients.cuda_graphs.recorder import bucket_size
-from dpfy.gradients.engines.select import ENGINES
+from dpfy.gradients.engines.choice import ENGINES
 from dpfy.sampling.sampler import physical
 from dpfy.training.physical import padded_size
 

@@ -16,12 +16,17 @@ from torch.autograd.graph import GradientEdge
 from dpfy.core.errors import Unsupported
 from dpfy.gradients.autograd.descent import Descent
 from dpfy.gradients.autograd.tape import Tape
-from dpfy.gradients.autograd.untracked import AutogradGraph, Split, SplitPoint, split_per_example
+from dpfy.gradients.autograd.untracked import (
+    AutogradGraph,
+    SplitPoint,
+    UntrackedSplit,
+    split_per_example,
+)
 from dpfy.gradients.per_example.contribution import Contribution, Direct
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class UntrackedSource:
     """A node whose gradient no layer rule explains: a parameter's own, or the tap of a layer that
     runs without a batch.
     """
@@ -98,7 +103,7 @@ class Arrival:
     tape: Tape
     names: Mapping[Tensor, str]
     receiver: Receiver
-    uses: list[tuple[Source, SplitPoint, set[Any]]] = field(default_factory=list)
+    uses: list[tuple[UntrackedSource, SplitPoint, set[Any]]] = field(default_factory=list)
     asked: GradientEdge | None = None
     """An edge below the node that backward must be asked for, because it would not come here
     otherwise.
@@ -127,7 +132,7 @@ class Arrival:
                     self._one_by_one(source, point, grads)
 
     def _by_rule(self, grad: Tensor | None) -> None:
-        by_input: dict[int, list[tuple[Source, SplitPoint, set[Any]]]] = {}
+        by_input: dict[int, list[tuple[UntrackedSource, SplitPoint, set[Any]]]] = {}
         for use in self.uses:
             for i in use[1].makers:
                 by_input.setdefault(i, []).append(use)
@@ -147,21 +152,21 @@ class Arrival:
                 self._hand_out(sources[goal], part, separate=True)
 
     def _one_by_one(
-        self, source: Source, point: SplitPoint, grads: tuple[Tensor | None, ...]
+        self, source: UntrackedSource, point: SplitPoint, grads: tuple[Tensor | None, ...]
     ) -> None:
         found, route = split_per_example(self.node, point, grads, source.target, self.batch)
         if found is not None:
             self.receiver.note(source.names, route)
             self._hand_out(source, Direct(found), separate=False)
 
-    def _hand_out(self, source: Source, part: Contribution, separate: bool) -> None:
+    def _hand_out(self, source: UntrackedSource, part: Contribution, separate: bool) -> None:
         for name, each in source.parts(part, self.names, separate):
             self.receiver.receive(name, each, separate)
 
 
 def arrivals(
     graph: AutogradGraph,
-    splits: Mapping[Source, Split],
+    splits: Mapping[UntrackedSource, UntrackedSplit],
     batch: int,
     tape: Tape,
     names: Mapping[Tensor, str],

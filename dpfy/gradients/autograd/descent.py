@@ -20,10 +20,16 @@ from dpfy.core.errors import Unsupported
 from dpfy.gradients.autograd.split_rules import input_shape, saved, saved_again
 from dpfy.gradients.autograd.views import VIEWS, output_meta, placed
 from dpfy.gradients.per_example.contribution import Contribution, Direct, wide
-from dpfy.gradients.per_example.convolution import Convolution
+from dpfy.gradients.per_example.convolution import ConvolutionGradient
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
 from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.placed import Below, Placed, RowScaled, Stacked, Through
+from dpfy.gradients.per_example.placed import (
+    FunctionGradient,
+    ParameterFunction,
+    RowScaled,
+    Stacked,
+    ViewGradient,
+)
 from dpfy.gradients.per_example.shared import Shared
 
 MOST_PIECES = 32
@@ -83,10 +89,10 @@ class Descent:
             self.note(route)
             return found
 
-        below = Below(part, push, [output_meta(goal, 0)[0] for goal in goals])
+        below = ParameterFunction(part, push, [output_meta(goal, 0)[0] for goal in goals])
         kept = below.everything(always=self.eager)
         if kept is None:
-            return [(goal, Through(below, place)) for place, goal in enumerate(goals)]
+            return [(goal, FunctionGradient(below, place)) for place, goal in enumerate(goals)]
         return [(goal, Direct(grads)) for goal, grads in zip(goals, kept, strict=True)]
 
 
@@ -116,7 +122,9 @@ def shaped(part: Contribution, shape: torch.Size) -> Contribution:
     return (
         part
         if own == shape
-        else Placed(part, lambda t: t.reshape(-1, *shape), own, shape, ("reshaped", own, shape))
+        else ViewGradient(
+            part, lambda t: t.reshape(-1, *shape), own, shape, ("reshaped", own, shape)
+        )
     )
 
 
@@ -203,7 +211,7 @@ def scaled(part: Contribution, factor: Tensor | float, shape: torch.Size) -> Con
     if isinstance(part, Direct):
         return Direct(part.grads.reshape(-1, *shape) * factor)
     along = _along(factor, shape)
-    if isinstance(part, Placed) and along == "all":
+    if isinstance(part, ViewGradient) and along == "all":
         inner = scaled(part.part, factor, part.view)
         return None if inner is None else replace(part, part=inner)
     if isinstance(part, Stacked) and along == "all":
@@ -223,7 +231,7 @@ def scaled(part: Contribution, factor: Tensor | float, shape: torch.Size) -> Con
         )
     if isinstance(part, EmbeddingGradient) and len(shape) == 2 and along in ("all", "columns"):
         return EmbeddingGradient(part.index, part.grads * flat, part.count)
-    if isinstance(part, Convolution) and (
+    if isinstance(part, ConvolutionGradient) and (
         along == "all" or (along == "rows" and not part.geometry.transposed)
     ):
         channels = flat.view(-1, *[1] * len(part.geometry.stride)) if along == "rows" else flat  # type: ignore[union-attr]
@@ -263,7 +271,7 @@ def row_products(part: Contribution, matrix: Tensor) -> Tensor | None:
     if isinstance(part, Outer) and matrix.dim() == 2:
         left, right, fixed = wide(part.left), wide(part.right), wide(matrix)
         return (left * (right @ fixed.t().to(right.dtype))).sum(1)
-    if isinstance(part, Convolution) and not part.geometry.transposed:
+    if isinstance(part, ConvolutionGradient) and not part.geometry.transposed:
         how, grads = part.geometry, wide(part.grads)
         run: Any = (F.conv1d, F.conv2d, F.conv3d)[len(how.stride) - 1]
         out = run(

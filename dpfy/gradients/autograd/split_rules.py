@@ -19,10 +19,10 @@ from torch import Tensor
 from dpfy.gradients.autograd.tape import BatchAxis
 from dpfy.gradients.layers.rule import as_positions, total_space
 from dpfy.gradients.per_example.contribution import Contribution, Direct, wide
-from dpfy.gradients.per_example.convolution import Convolution, Geometry
+from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
 from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
 from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.placed import Placed, Stacked
+from dpfy.gradients.per_example.placed import Stacked, ViewGradient
 
 Maker = Callable[[Tensor, int], Contribution]
 """The gradient that arrives at a node, and the number of examples, to the contribution at one input
@@ -188,7 +188,9 @@ def _convolution(node: Any, i: int, axis: BatchAxis) -> Maker | None:
         inputs, grads = (axis.rows_first(t, batch) for t in (read[0], g))
         if images > 1:
             inputs, grads = inputs.flatten(0, 1), grads.flatten(0, 1)
-        return Convolution(inputs.to(g.dtype), grads, read[1].detach().to(g.dtype), how, images)
+        return ConvolutionGradient(
+            inputs.to(g.dtype), grads, read[1].detach().to(g.dtype), how, images
+        )
 
     return make
 
@@ -294,7 +296,7 @@ def _maxima(best: Tensor, g: Tensor, axis: BatchAxis, batch: int, count: int) ->
     index, grads = (axis.rows_first(t, batch).reshape(batch, -1) for t in (where, g))
     part = EmbeddingGradient(index, grads[..., None], count * columns)
     shape = torch.Size((count, columns))
-    return Placed(
+    return ViewGradient(
         part,
         lambda t: t.reshape(-1, *shape),
         torch.Size((count * columns, 1)),

@@ -163,7 +163,7 @@ class Site:
 
 
 @dataclass(slots=True)
-class Report:
+class LayerReport:
     """One use of a site in one backward pass."""
 
     site: Site
@@ -197,12 +197,12 @@ class Tape:
     recording: bool = False
     passive: bool = False
     unsettled: bool = False
-    receive: Callable[[Report], None] = lambda report: None
+    receive: Callable[[LayerReport], None] = lambda report: None
     kept: dict[str, Any] = field(default_factory=dict)
     """What layers keep from step to step for their own use, as long as the engine is attached."""
 
     @contextmanager
-    def into(self, receive: Callable[[Report], None]) -> Iterator[None]:
+    def into(self, receive: Callable[[LayerReport], None]) -> Iterator[None]:
         """Send every report of the backward passes inside to `receive`."""
         self.recording, self.receive = True, receive
         try:
@@ -276,7 +276,7 @@ def report(where: Where, grad: Tensor, saved: tuple[Tensor, ...]) -> None:
     if tape.passive:
         return
     if tape.recording:
-        tape.receive(Report(where[1], grad, saved, where[2], where[4]))
+        tape.receive(LayerReport(where[1], grad, saved, where[2], where[4]))
     elif not _LOOKING:
         raise DpfyError(
             "backward: called on a model with a private engine attached; hand the losses to the "

@@ -101,7 +101,7 @@ class SplitPoint:
 
 
 @dataclass
-class Split:
+class UntrackedSplit:
     """The split points above one source, and the nodes between it and them, the source itself with
     them.
     """
@@ -134,7 +134,7 @@ class SplitPoints:
         """
         return self.told and self.batches >= AGREEING
 
-    def above(self, graph: AutogradGraph, name: str, source: Any) -> Split | None:
+    def above(self, graph: AutogradGraph, name: str, source: Any) -> UntrackedSplit | None:
         """The split points above `source` in this graph; None if the graph has a path not seen
         before.
         """
@@ -146,7 +146,7 @@ class SplitPoints:
             for parent, i in graph.parents[node]:
                 way = (*path, (parent.name(), i))
                 if way in self.untold:
-                    return Split({graph.root: SplitPoint(BATCH_AXES[0])}, between)
+                    return UntrackedSplit({graph.root: SplitPoint(BATCH_AXES[0])}, between)
                 if way in self.separable:
                     found.setdefault(parent, SplitPoint(self.separable[way])).inputs.add(i)
                 elif way not in self.mixed:
@@ -162,8 +162,8 @@ class SplitPoints:
                 else {}
             )
         if _overlapping(found):
-            return Split({graph.root: SplitPoint(BATCH_AXES[0])}, between)
-        return Split(found, between)
+            return UntrackedSplit({graph.root: SplitPoint(BATCH_AXES[0])}, between)
+        return UntrackedSplit(found, between)
 
 
 def _overlapping(points: dict[Any, SplitPoint]) -> bool:

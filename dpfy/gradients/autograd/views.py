@@ -13,7 +13,7 @@ from torch import Tensor
 from dpfy.gradients.autograd.split_rules import input_shape
 from dpfy.gradients.per_example.contribution import Contribution, Direct
 from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.placed import Placed
+from dpfy.gradients.per_example.placed import ViewGradient
 
 
 def output_meta(node: Any, number: int) -> tuple[torch.Size, torch.dtype]:
@@ -31,17 +31,17 @@ def placed(node: Any, number: int, part: Contribution) -> Contribution:
         return Direct(places(part.grads.reshape(-1, *view)))
     facts = tuple(str(getattr(node, name)) for name in dir(node) if name.startswith("_saved_"))
     key = ((node.name(), number, view, shape, facts),)
-    if isinstance(part, Placed):
+    if isinstance(part, ViewGradient):
         before, inner, its, chain = part.places, part.part, part.view, (*part.key, *key)
-        return _simplified(Placed(inner, lambda t: places(before(t)), its, shape, chain))
-    return _simplified(Placed(part, places, view, shape, key))
+        return _simplified(ViewGradient(inner, lambda t: places(before(t)), its, shape, chain))
+    return _simplified(ViewGradient(part, places, view, shape, key))
 
 
 _ORDERS: dict[tuple[object, ...], str] = {}
 """What chains of views come to for a matrix: nothing, a transposition, or something else."""
 
 
-def _simplified(placed: Placed) -> Contribution:
+def _simplified(placed: ViewGradient) -> Contribution:
     """Chains of views that bring a matrix back to itself, or transpose it, as einsum makes them."""
     part = placed.part
     if not isinstance(part, Outer) or len(placed.shape) != 2 or placed.width != part.width:

@@ -22,7 +22,7 @@ from dpfy.gradients.cuda_graphs.recorded_step import RecordedStep
 from dpfy.gradients.engine import Grads, checked, no_autocast
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
-from dpfy.gradients.per_example.clipped_sum import Scaled
+from dpfy.gradients.per_example.clipped_sum import ClippedSum
 
 LossesOf = Callable[..., Tensor]
 """A batch's tensors to one loss per unit, through the model."""
@@ -97,7 +97,7 @@ class _CapturedStep:
         self._batch = tuple(t.clone() for t in batch)
         self._step = RecordedStep(mask.device, mask.clone())
 
-        def weigh(mask: Tensor | None) -> Scaled:
+        def weigh(mask: Tensor | None) -> ClippedSum:
             losses, parts = losses_of(*self._batch), Parts()
             mask = checked(losses, mask)
             with torch.no_grad(), no_autocast(losses.device.type):

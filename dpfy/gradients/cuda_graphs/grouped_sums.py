@@ -22,7 +22,7 @@ from dpfy.gradients.cuda_graphs.recorded_step import End, Key, RecordedReports
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bounded_sum import BoundedSum
 from dpfy.gradients.per_example.buffers import BufferLayout, Buffers
-from dpfy.gradients.per_example.clipped_sum import Flag, Scaled
+from dpfy.gradients.per_example.clipped_sum import ClippedSum, Flag
 from dpfy.gradients.per_example.sum_groups import SumGroup, parted, sum_groups
 
 ROUNDING = 1e-3
@@ -80,7 +80,7 @@ class UsualSums:
             if self._flag is not None:
                 self._flag.put(scaled.sound)
                 self._flag.mark()
-            self._parts: list[Scaled | None] = [
+            self._parts: list[ClippedSum | None] = [
                 *parted(scaled if scale is None else replace(scaled, scale=scale), self.groups)
             ]
 
@@ -150,7 +150,7 @@ class NewSums(RepeatedSums):
     ) -> None:
         super().__init__(recording, request)
         self._held, self._pool = held, pool
-        self._parts: list[Scaled | None] = []
+        self._parts: list[ClippedSum | None] = []
         self.usual: UsualSums | None = None
 
     def begin(self) -> None:
@@ -177,7 +177,7 @@ class NewSums(RepeatedSums):
         return self.problem is None
 
     def _record(self, place: int, buffers: Buffers) -> None:
-        def weighed(mask: Tensor | None) -> Scaled:
+        def weighed(mask: Tensor | None) -> ClippedSum:
             scaled = self._held.weigh(self.request.clip, mask)
             self._parts = [*parted(scaled, self.groups)]
             return scaled

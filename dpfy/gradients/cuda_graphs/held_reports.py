@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dpfy.gradients.autograd.tape import Report
+from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.cuda_graphs.recorded_step import Own, nothing_made, own_parts
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
-from dpfy.gradients.per_example.clipped_sum import Scaled
+from dpfy.gradients.per_example.clipped_sum import ClippedSum
 
 
 class Worked(NamedTuple):
-    """What was made of some reports: see :class:`Section`."""
+    """What was made of some reports: see :class:`ReportSection`."""
 
     own: Own
     names: list[tuple[str, ...]]
@@ -32,17 +32,17 @@ class HeldReports:
 
     def __init__(self, sums: BoundedSum, batch: int) -> None:
         self.sums, self.parts, self._batch = sums, Parts(), batch
-        self._sections: list[tuple[list[Report | None], Own, list[tuple[str, ...]]]] = []
+        self._sections: list[tuple[list[LayerReport | None], Own, list[tuple[str, ...]]]] = []
         self._done: set[str] = set()
 
-    def hold(self, reports: list[Report], own: Own, names: list[tuple[str, ...]]) -> None:
+    def hold(self, reports: list[LayerReport], own: Own, names: list[tuple[str, ...]]) -> None:
         """Take up reports that were worked on: those whose contributions hold their tensors, and
         the contributions of the others.
         """
         kept = [report if mine is None else None for report, mine in zip(reports, own, strict=True)]
         self._sections.append((kept, own, names))
 
-    def work(self, reports: list[Report]) -> Worked:
+    def work(self, reports: list[LayerReport]) -> Worked:
         """Add what `reports` contribute to `parts`."""
         found = self.sums.explain(reports, self._batch)
         for name, part in (
@@ -75,7 +75,7 @@ class HeldReports:
                 if name not in self._done:
                     self.parts.setdefault(name, []).append(part)
 
-    def weigh(self, clip: Clip, mask: Tensor | None) -> Scaled:
+    def weigh(self, clip: Clip, mask: Tensor | None) -> ClippedSum:
         """Multipliers from the contributions, which are let go of but for what the sums need."""
         parts, self.parts = self.parts, {}
         return self.sums.weigh(parts, clip, mask)

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dpfy.gradients.autograd.tape import Report
+from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.engines.bounded_sum import Parts
-from dpfy.gradients.per_example.clipped_sum import Flag, Scaled
+from dpfy.gradients.per_example.clipped_sum import ClippedSum, Flag
 from dpfy.gradients.per_example.contribution import Contribution, Direct, storages
 from dpfy.gradients.per_example.outer import Outer
 from dpfy.gradients.per_example.sliced import pieces_of
@@ -29,7 +29,7 @@ Key = tuple[object, ...]
 End = tuple[tuple[SumGroup, Key], ...]
 """The groups of the sums of a step, and where the memory of each lies."""
 
-Weigh = Callable[[Tensor | None], Scaled]
+Weigh = Callable[[Tensor | None], ClippedSum]
 """From the mask of a step to the multipliers of its examples."""
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ None.
 
 
 @dataclass
-class Section:
+class ReportSection:
     """The work on some reports. `own`: the contributions of a report where none of the reported
     tensors is needed any more.
 
@@ -72,10 +72,10 @@ class RecordedStep:
         self.sound, self._queue = Flag(device), queue  # the current one, if it is not given
         self._sums: list[graphs.CudaGraph] = []
 
-    def record(self, pool: graphs.GraphPool, weigh: Weigh) -> Scaled:
+    def record(self, pool: graphs.GraphPool, weigh: Weigh) -> ClippedSum:
         """Record the multipliers: `weigh` with the mask of this step, and what that gives."""
 
-        def multipliers() -> Scaled:
+        def multipliers() -> ClippedSum:
             scaled = weigh(self.mask)
             self.sound.put(scaled.sound)
             return scaled
@@ -115,7 +115,7 @@ class RecordedReports(RecordedStep):
     """
 
     def __init__(
-        self, sections: list[Section], end: End, mask: Tensor | None, device: torch.device
+        self, sections: list[ReportSection], end: End, mask: Tensor | None, device: torch.device
     ) -> None:
         super().__init__(
             device, mask, graphs.queue(device)
@@ -136,13 +136,13 @@ class RecordedReports(RecordedStep):
         self.scale = graphs.unowned(self.scale)
 
 
-def own_parts(report: Report, parts: Parts) -> list[tuple[str, Contribution]] | None:
+def own_parts(report: LayerReport, parts: Parts) -> list[tuple[str, Contribution]] | None:
     """The contributions of `report`, if they hold none of its tensors."""
     found = [(name, part) for name, uses in parts.items() for part in uses]
     return None if storages(*[part for _, part in found]) & storages(report.tensors) else found
 
 
-def nothing_made(reports: list[Report], found: list[Parts]) -> bool:
+def nothing_made(reports: list[LayerReport], found: list[Parts]) -> bool:
     """Whether the contributions are but views of what was reported, so that repeating the work on
     them would do nothing.
     """

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
-from dpfy.gradients.autograd.tape import Report, Site
+from dpfy.gradients.autograd.tape import LayerReport, Site
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.cuda_graphs.grouped_sums import GroupedSums, NewSums, RepeatedSums, Request
 from dpfy.gradients.cuda_graphs.held_reports import HeldReports
-from dpfy.gradients.cuda_graphs.recorded_step import End, Key, RecordedReports, Section
+from dpfy.gradients.cuda_graphs.recorded_step import End, Key, RecordedReports, ReportSection
 from dpfy.gradients.engine import Grads, zeros
 from dpfy.gradients.engines.bounded_sum import BoundedSum
 from dpfy.gradients.per_example.buffers import BufferLayout
@@ -130,7 +130,7 @@ class Recorder:
             )
         return self._layouts[key]
 
-    def waits(self, report: Report) -> int:
+    def waits(self, report: LayerReport) -> int:
         """Bytes that are held only until the report was worked on."""
         site = report.site
         if site not in self._small:
@@ -202,15 +202,15 @@ class ReportedStep:
     def __init__(self, recorder: Recorder, request: Request) -> None:
         self._recorder, self._request = recorder, request
         self._held = HeldReports(recorder.sums, len(request.losses))
-        self._waiting: list[Report] = []
+        self._waiting: list[LayerReport] = []
         self._bytes = 0
         self._keys: list[Key] = []
         self._recording: RecordedReports | None = None
         self._left: RecordedReports | None = None
         self._expected: list[Key] | None = None
-        self._made: list[Section] = []
+        self._made: list[ReportSection] = []
 
-    def receive(self, report: Report) -> None:
+    def receive(self, report: LayerReport) -> None:
         """Take up a report, and work on those that wait when there are enough."""
         self._waiting.append(report)
         self._bytes += self._recorder.waits(report)
@@ -244,7 +244,7 @@ class ReportedStep:
             worked = self._held.work(reports)
         self._held.hold(reports, worked.own, worked.names)
 
-    def _record(self, key: Key, reports: list[Report]) -> bool:
+    def _record(self, key: Key, reports: list[LayerReport]) -> bool:
         """Record the work on `reports`, and do it. False if that cannot be."""
         before = {name: list(uses) for name, uses in self._held.parts.items()}
         try:
@@ -255,7 +255,7 @@ class ReportedStep:
             self._held.parts = before
             self._recorder.give_up(problem)
             return False
-        self._made.append(Section(key, graph, *worked))
+        self._made.append(ReportSection(key, graph, *worked))
         self._made[-1].replay()
         self._held.hold(reports, worked.own, worked.names)
         return True

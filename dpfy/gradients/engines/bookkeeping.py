@@ -18,10 +18,15 @@ from torch._compile import _disable_dynamo
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
-from dpfy.gradients.autograd.arrival import Source, arrivals
+from dpfy.gradients.autograd.arrival import UntrackedSource, arrivals
 from dpfy.gradients.autograd.single_example import SingleExample
-from dpfy.gradients.autograd.tape import Report, Site, Tape, infer_axis, probe_weights, spoilt
-from dpfy.gradients.autograd.untracked import AutogradGraph, Split, SplitPoints, find_split_points
+from dpfy.gradients.autograd.tape import LayerReport, Site, Tape, infer_axis, probe_weights, spoilt
+from dpfy.gradients.autograd.untracked import (
+    AutogradGraph,
+    SplitPoints,
+    UntrackedSplit,
+    find_split_points,
+)
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
@@ -32,7 +37,7 @@ from dpfy.gradients.layers.lifted import run_lifted
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.per_example.buffers import Buffers
-from dpfy.gradients.per_example.clipped_sum import InParts, Scaled
+from dpfy.gradients.per_example.clipped_sum import ClippedSum, ShardedNorms
 from dpfy.gradients.per_example.contribution import Contribution, Direct
 from dpfy.gradients.tracing.one_record import active, transformed
 
@@ -102,7 +107,7 @@ class BookkeepingEngine(Engine):
     """
 
     name = "bookkeeping"
-    in_parts: InParts | None = None
+    in_parts: ShardedNorms | None = None
     """How norms are added over ranks that hold parts of the parameters. For callers to set."""
 
     def __init__(self) -> None:
@@ -198,7 +203,7 @@ class BookkeepingEngine(Engine):
         """The names in :attr:`per_example_parameters`."""
         return frozenset(self._routes)
 
-    def _scaled(self, losses: Tensor, clip: Clip, mask: Tensor | None) -> Scaled | None:
+    def _scaled(self, losses: Tensor, clip: Clip, mask: Tensor | None) -> ClippedSum | None:
         """Every example's multiplier; None if there is nothing to add up. What was measured and is
         not needed for the sums is let go.
         """
@@ -236,7 +241,9 @@ class BookkeepingEngine(Engine):
             self._single.close()
         return parts
 
-    def _splits(self, losses: Tensor, graph: AutogradGraph) -> dict[Source, Split]:
+    def _splits(
+        self, losses: Tensor, graph: AutogradGraph
+    ) -> dict[UntrackedSource, UntrackedSplit]:
         """Where the gradients of every untracked use are split, measured if this batch needs it."""
         sources = self._sources(graph)
         known = [self._split.above(graph, source.key, source.node) for source in sources]
@@ -247,18 +254,18 @@ class BookkeepingEngine(Engine):
             source: split for source, split in zip(sources, known, strict=True) if split is not None
         }
 
-    def _sources(self, graph: AutogradGraph) -> list[Source]:
+    def _sources(self, graph: AutogradGraph) -> list[UntrackedSource]:
         """Where gradients go that no layer rule explains: parameters still in the graph, and layers
         that run without a batch.
         """
         leaves = [
-            Source((self.sums.names[p],), node)
+            UntrackedSource((self.sums.names[p],), node)
             for p, node in graph.leaves.items()
             if p in self.sums.names
         ]
         taps = [(node, node.where) for node in graph.taps if node.where[1].without_batch]
         return leaves + [
-            Source(
+            UntrackedSource(
                 tuple(self.sums.names[p] for p in where[1].params if p in self.sums.names),
                 node,
                 where,
@@ -266,12 +273,12 @@ class BookkeepingEngine(Engine):
             for node, where in taps
         ]
 
-    def _measure(self, losses: Tensor, graph: AutogradGraph) -> list[Source]:
+    def _measure(self, losses: Tensor, graph: AutogradGraph) -> list[UntrackedSource]:
         """Two backward passes with different weights show where the examples lie, in every layer
         and above every untracked use.
         """
         sums, weights = self.sums, probe_weights(losses)
-        reports: list[Report] = []
+        reports: list[LayerReport] = []
         with sums.tape.into(reports.append):
             sums.backward(losses, list(sums.params), keep=True)
         again = iter(reports)
@@ -292,7 +299,7 @@ class BookkeepingEngine(Engine):
             )
         return sources
 
-    def _compare(self, first: Report, second: Report, weights: Tensor) -> None:
+    def _compare(self, first: LayerReport, second: LayerReport, weights: Tensor) -> None:
         assert first.site is second.site
         if not first.site.without_batch and not infer_axis(
             first.site, first.grad, second.grad, weights

@@ -15,11 +15,11 @@ from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
-from dpfy.gradients.autograd.tape import Report, Tape, rows_first
+from dpfy.gradients.autograd.tape import LayerReport, Tape, rows_first
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, no_autocast, no_reentrant_checkpoints, zeros
 from dpfy.gradients.per_example.buffers import Buffers
-from dpfy.gradients.per_example.clipped_sum import Flag, InParts, Scaled, joins, weigh
+from dpfy.gradients.per_example.clipped_sum import ClippedSum, Flag, ShardedNorms, joins, weigh
 from dpfy.gradients.per_example.contribution import (
     Contribution,
     Deferred,
@@ -27,9 +27,9 @@ from dpfy.gradients.per_example.contribution import (
     SumJob,
     run_jobs,
 )
-from dpfy.gradients.per_example.shared import Measured
+from dpfy.gradients.per_example.shared import MeasuredContribution
 from dpfy.gradients.per_example.sliced import pieces_of
-from dpfy.gradients.per_example.uses import overlapping, together
+from dpfy.gradients.per_example.uses import combine_uses, overlapping
 
 MOST_WAITING = 36
 """How many sums over positions may wait for a common launch: the tensors of normalisation layers
@@ -91,7 +91,7 @@ class BoundedSum:
     def report(
         self,
         losses: Tensor,
-        receive: Callable[[Report], None],
+        receive: Callable[[LayerReport], None],
         keep: bool = False,
         weights: Tensor | None = None,
         edges: Sequence[GradientEdge] = (),
@@ -138,7 +138,7 @@ class BoundedSum:
             losses, lambda report: self._explain(report, len(losses), parts), keep, edges=edges
         )
 
-    def explain(self, reports: Sequence[Report], batch: int) -> list[Parts]:
+    def explain(self, reports: Sequence[LayerReport], batch: int) -> list[Parts]:
         """What each report contributes. Nothing waits afterwards."""
         found: list[Parts] = [{} for _ in reports]
         try:
@@ -149,7 +149,7 @@ class BoundedSum:
             self._jobs.clear()
         return found
 
-    def _explain(self, report: Report, batch: int, parts: Parts) -> None:
+    def _explain(self, report: LayerReport, batch: int, parts: Parts) -> None:
         if report.site.without_batch:
             return
         for p, contribution in report.explain(
@@ -174,11 +174,11 @@ class BoundedSum:
         what was kept, and that on the batch.
         """
         if (
-            not isinstance(contribution, Measured)
+            not isinstance(contribution, MeasuredContribution)
             and self._used_once(name)
             and not any(map(_waits, pieces_of(contribution)))
         ):
-            contribution = Measured.of(contribution)
+            contribution = MeasuredContribution.of(contribution)
         parts.setdefault(name, []).append(contribution)
 
     def _used_once(self, name: str) -> bool:
@@ -190,22 +190,22 @@ class BoundedSum:
         self._jobs.clear()
 
     def weigh(
-        self, parts: Parts, clip: Clip, mask: Tensor | None, in_parts: InParts | None = None
-    ) -> Scaled:
+        self, parts: Parts, clip: Clip, mask: Tensor | None, in_parts: ShardedNorms | None = None
+    ) -> ClippedSum:
         """The multiplier of every example, from the norms of all that the parameters receive over
         all their uses.
         """
         self.seen |= set(parts)
         self._several |= {name for name, uses in parts.items() if overlapping(uses)}
-        found = {name: together(uses) for name, uses in parts.items()}
+        found = {name: combine_uses(uses) for name, uses in parts.items()}
         self._flush()
         return weigh(found, clip, self.params, mask, in_parts)
 
     def sum(
-        self, scaled: Scaled, last: bool = False, buffers: Buffers | None = None
+        self, scaled: ClippedSum, last: bool = False, buffers: Buffers | None = None
     ) -> Bounded[Grads]:
         """The weighted sums of the parameters of `scaled`, in their order, in `buffers` if there
-        are any. See :meth:`Scaled.sums`.
+        are any. See :meth:`ClippedSum.sums`.
         """
         with torch.no_grad(), no_autocast(scaled.scale.device.type):
             sums = scaled.sums(last, buffers)
@@ -221,7 +221,7 @@ class BoundedSum:
         return Bounded(total, scaled.clip.bound)
 
     def one_by_one(
-        self, scaled: Scaled | None, clip: Clip, each: Callable[[str, Tensor], Tensor]
+        self, scaled: ClippedSum | None, clip: Clip, each: Callable[[str, Tensor], Tensor]
     ) -> Bounded[Grads]:
         """The bounded sum, one parameter after the other: `each` takes its sum, and what it gives
         back is kept.
@@ -230,16 +230,16 @@ class BoundedSum:
         where there is nothing to add up.
         """
         scaled = scaled if scaled is None or scaled.sound else scaled.cleaned()
-        few = {} if scaled is None else scaled.few()
+        held = {} if scaled is None else scaled.held_sums()
         total: Grads = {}
         for name, p in self.params.items():
-            found = few.pop(name, None) if name in few or scaled is None else scaled.one(name)
+            found = held.pop(name, None) if name in held or scaled is None else scaled.sum_of(name)
             total[name] = each(name, zeros({name: p}, clip)[name] if found is None else found)
         beside = zeros(self.params, clip) if scaled is None else clip.beside(scaled.scale)
         total |= {name: each(name, beside[name]) for name in clip.coordinates}
         return Bounded(total, clip.bound)
 
-    def total(self, scaled: Scaled, buffers: Buffers | None = None) -> Bounded[Grads]:
+    def total(self, scaled: ClippedSum, buffers: Buffers | None = None) -> Bounded[Grads]:
         """The bounded sum, of examples without a finite norm nothing."""
         if not scaled.sound.is_cuda:  # known already
             return self.sum(scaled if scaled.sound else scaled.cleaned(), buffers=buffers)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.kernels import grams
-from dpfy.gradients.per_example.rounding import Estimate, Gram, GramRounding, gamma
+from dpfy.gradients.per_example.rounding import Gram, GramRounding, NormEstimate, gamma
 
 try:
     import triton
@@ -267,7 +267,7 @@ def products(problem: ConvProblem, out: Tensor, how: Tiling | None = None) -> No
         out[rows].copy_(added.view(many, outs, kh, kw, channels).permute(0, 1, 4, 2, 3))
 
 
-def gram_estimate(problem: ConvProblem, order: str = "given") -> Estimate:
+def gram_estimate(problem: ConvProblem, order: str = "given") -> NormEstimate:
     """Norms of the weight gradients of a convolution of at most 64 positions, from Gram matrices,
     and how wrong they can be.
 

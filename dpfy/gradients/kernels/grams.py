@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.per_example.rounding import (
-    Estimate,
     Gram,
     GramRounding,
+    NormEstimate,
     gamma,
     least,
     of_factors,
@@ -263,7 +263,7 @@ if triton is not None:
         tl.store(out + layer * batch + row, norm * norm, mask=row < batch)
 
 
-def gram_estimate(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> Estimate:
+def gram_estimate(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> NormEstimate:
     """Norms of sums of outer products and how wrong they and the weighted sums can be, [layers,
     batch], for layers of one shape.
 
@@ -328,11 +328,11 @@ def _gram_rounding(left: Tensor, right: Tensor) -> GramRounding:
     )  # fmt: skip
 
 
-def gram_estimates(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list[Estimate]:
+def gram_estimates(lefts: list[Tensor], rights: list[Tensor], tile: int = 0) -> list[NormEstimate]:
     """:func:`gram_estimate`, layer by layer."""
     found = gram_estimate(lefts, rights, tile)
     return [
-        Estimate(*each) for each in zip(found.squares, found.error, found.rounding, strict=True)
+        NormEstimate(*each) for each in zip(found.squares, found.error, found.rounding, strict=True)
     ]
 
 

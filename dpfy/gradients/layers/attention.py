@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers.linear import outer_parts, product, run_linear
-from dpfy.gradients.layers.rule import Found, View, plain_parameters, total
+from dpfy.gradients.layers.rule import Found, RowsFirst, plain_parameters, total
 from dpfy.gradients.per_example.contribution import Direct
 from dpfy.gradients.per_example.sliced import rows_of
 
@@ -174,7 +174,7 @@ def _rows(
     if not weight.requires_grad and (bias is None or not bias.requires_grad):
         return F.linear(x, part, shift)
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         found = outer_parts(weight, bias, view(g), view(saved[0]), jobs=shift is bias)
         starts = {id(weight): start, id(bias): offset}
         return [(p, rows_of(each, p, starts[id(p)])) for p, each in found]
@@ -189,7 +189,7 @@ def _with_row(module: Any, tape: Tape, site: Site, name: str, t: Tensor) -> Tens
         *((t.shape[0], 1) if module.batch_first else (1, t.shape[1])), -1
     )
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         sums = total(view(g), 1)
         return [(parameter, Direct(sums.view(len(sums), *parameter.shape)))]
 

@@ -25,7 +25,7 @@ from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.linear import run_linear
 from dpfy.gradients.layers.normalization import run_layer_norm
-from dpfy.gradients.layers.rule import Found, LayerRule, View
+from dpfy.gradients.layers.rule import Found, LayerRule, RowsFirst
 from dpfy.gradients.per_example.contribution import Direct
 from dpfy.gradients.tracing.one_record import Call, active, lowered, transformed
 
@@ -61,7 +61,7 @@ class _Origin:
         of a module that is checkpointed is left to autograd.
         """
         before = like.dim() - _own_dims(self.shape)
-        if before < 1 or fused.hooks() != self.hooks:
+        if before < 1 or fused.saved_tensor_hooks() != self.hooks:
             return None
         key = (kind, like.dim())
         if key not in self.sites:
@@ -201,7 +201,9 @@ def rows_alias(
     are added to it.
     """
     sites = site.origins.setdefault("rows", {})
-    origin = _Origin(site.name, weight, tape, y.shape, explain, (index,), sites, fused.hooks())
+    origin = _Origin(
+        site.name, weight, tape, y.shape, explain, (index,), sites, fused.saved_tensor_hooks()
+    )
     return _alias(Alias, y, origin, y._version)  # type: ignore[no-any-return]
 
 
@@ -230,10 +232,10 @@ def _multiplied(a: object, b: object) -> Tensor | None:
         return None
     origin, value, x = pair
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         return origin.explained(view(g * saved[0]), saved[1:])
 
-    if fused.one_node() and not origin.made_from:
+    if fused.can_fuse() and not origin.made_from:
         return fused.run(fused.scale, x, origin.tape, site, explain, (), (value,))
     return origin.tape.tap(x * value, site, explain, (x, *origin.made_from))
 
@@ -266,7 +268,11 @@ def _layer(
         or any(p.requires_grad for p in frozen)
     ):
         return None
-    known = [origin for origin in origins if origin is not None and origin.hooks == fused.hooks()]
+    known = [
+        origin
+        for origin in origins
+        if origin is not None and origin.hooks == fused.saved_tensor_hooks()
+    ]
     if not known or len(known) < len(origins):
         return None
     first, kind = known[0], f"{run.__name__} of {', '.join(origin.name for origin in known)}"
@@ -323,7 +329,7 @@ def run_bare(module: nn.Module, tape: Tape, site: Site, *args: Any, **kwargs: An
         name: _alias(Bare, p, origins[name], None) for name, p in before.items()
     }
     for origin in origins.values():
-        origin.hooks = fused.hooks()
+        origin.hooks = fused.saved_tensor_hooks()
     own.update(aliases)
     try:
         return forward(module, *args, **kwargs)

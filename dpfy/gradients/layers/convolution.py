@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers import fused
-from dpfy.gradients.layers.rule import Found, View, constant, total_space, wanted
+from dpfy.gradients.layers.rule import Found, RowsFirst, constant, total_space, wanted
 from dpfy.gradients.per_example import kept_convolution
 from dpfy.gradients.per_example.contribution import Contribution, Direct
-from dpfy.gradients.per_example.convolution import Convolution, Geometry
+from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
 
 
 def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
@@ -53,10 +53,10 @@ def _convolved(
     (how, given), parameters = walk, module._parameters
     weight, bias = parameters["weight"], parameters["bias"]
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         return convolution_parts(weight, bias, how, view(g), view(saved[0]))
 
-    if fused.one_node():
+    if fused.can_fuse():
         return fused.run(fused.convolution, x, tape, site, explain, (how,), (weight, bias, *given))
     return tape.tap(
         _convolution(x, weight.detach(), constant(bias), how), site, explain, (x,), facts=(how,)
@@ -90,7 +90,7 @@ def convolution_parts(
         sums = total_space(g)
         return Direct(sums if images == 1 else sums.unflatten(0, (-1, images)).sum(1))
 
-    part = Convolution(a.to(g.dtype), g, weight.detach().to(g.dtype), how, images)
+    part = ConvolutionGradient(a.to(g.dtype), g, weight.detach().to(g.dtype), how, images)
     if weight.requires_grad and kept_convolution.keeps(part):
         own, sums = kept_convolution.kept(part, bias is not None and bias.requires_grad)
         return wanted([(weight, lambda: own), (bias, lambda: sums or shift())])

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.gradients.layers.recurrence import Back, Grad, Kept, Made, Steps, Weights, reset_gates
+from dpfy.gradients.layers.recurrence import (
+    Back,
+    Grad,
+    Kept,
+    RecurrenceResult,
+    RecurrentSteps,
+    RecurrentWeights,
+    reset_gates,
+)
 
 MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 
@@ -31,7 +39,7 @@ WIDEST = 8192
 """Of wider gates the identity would cost more, in time and memory, than is gained."""
 
 
-def usable(gates: Tensor, weights: Weights) -> bool:
+def usable(gates: Tensor, weights: RecurrentWeights) -> bool:
     """Whether cuDNN can do it, and better than the loop would; projections do not fit the
     scheme.
     """
@@ -51,7 +59,7 @@ class _Order:
     rows: Tensor | None
 
     @classmethod
-    def of(cls, steps: Steps, batch: int, device: torch.device) -> _Order:
+    def of(cls, steps: RecurrentSteps, batch: int, device: torch.device) -> _Order:
         """For these steps."""
         if steps.sizes is None:
             return cls(steps.length, batch, steps.reverse, None)
@@ -76,8 +84,13 @@ class _Order:
 
 
 def recur(
-    kind: str, gates: Tensor, weights: Weights, h: Tensor, c: Tensor | None, steps: Steps
-) -> Made:
+    kind: str,
+    gates: Tensor,
+    weights: RecurrentWeights,
+    h: Tensor,
+    c: Tensor | None,
+    steps: RecurrentSteps,
+) -> RecurrenceResult:
     """See :mod:`dpfy.gradients.layers.recurrence`; `gates` stays as it is."""
     width, order = gates.shape[2], _Order.of(steps, gates.shape[1], gates.device)
     how = (MODES[kind], weights.hidden.shape[1], 0, 1, False)
@@ -109,7 +122,7 @@ def recur(
 
     output, start = order.out_of(made, h), range(len(first))
     reset = reset_gates(gates, weights, output, h, steps) if kind == "GRU" else None
-    return Made(
+    return RecurrenceResult(
         output, hn[0], None if c is None else cn[0], (made, reserve, *first, *given), back, reset
     )
 

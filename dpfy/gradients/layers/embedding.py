@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.bare import rows_alias
-from dpfy.gradients.layers.rule import Found, View, wanted
+from dpfy.gradients.layers.rule import Found, RowsFirst, wanted
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
 
 
@@ -22,7 +22,7 @@ def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -
     if not torch.is_grad_enabled():
         return F.embedding(index, weight.detach())
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         grads, where = view(g), view(saved[0])
         where = where.reshape(len(where), -1)
         grads = grads.reshape(*where.shape, -1)
@@ -55,7 +55,7 @@ def run_bag(
         return type(module).forward(module, index, *rest, **options)
     y = F.embedding_bag(index, module.weight.detach(), mode=module.mode)
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         grads, where = view(g), view(saved[0])
         grads = (
             (grads / where.shape[-1] if module.mode == "mean" else grads)

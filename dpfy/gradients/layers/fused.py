@@ -30,7 +30,7 @@ _VIEWS = torch._C.DispatchKey.ADInplaceOrView
 _ONLY_INPUT = (True, False, False)
 
 
-def cast() -> bool:
+def autocast_active() -> bool:
     """Whether autocast may change the tensors that a layer works on."""
     return _autocast()  # type: ignore[no-any-return]
 
@@ -50,21 +50,21 @@ def as_cast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind))
 
 
-def packed() -> bool:
+def saved_tensor_hooks_active() -> bool:
     """Whether what is saved for backward goes through hooks, which may hand it out only once
     (activation checkpointing).
     """
     return _packing(False) is not None
 
 
-def hooks() -> object:
+def saved_tensor_hooks() -> object:
     """What saved tensors go through now, to be compared: inside of a checkpointed part of a
     function it is another than before.
     """
     return _packing(False)
 
 
-def one_node() -> bool:
+def can_fuse() -> bool:
     """Whether a layer and its tap may be one node: a gradient is wanted, nobody casts its tensors
     or packs what it saves.
     """

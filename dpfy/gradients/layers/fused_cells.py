@@ -17,7 +17,15 @@ from torch import Tensor
 
 from dpfy.gradients.cuda_graphs.graphs import GraphPool
 from dpfy.gradients.cuda_graphs.repeated import RepeatedLoop, Tensors, Work
-from dpfy.gradients.layers.recurrence import Back, Grad, Kept, Made, Steps, Weights, reset_gates
+from dpfy.gradients.layers.recurrence import (
+    Back,
+    Grad,
+    Kept,
+    RecurrenceResult,
+    RecurrentSteps,
+    RecurrentWeights,
+    reset_gates,
+)
 
 LARGE = 2**17
 """Gates at a step, of all examples, from which on the cells are used."""
@@ -31,7 +39,7 @@ Loops = dict[str, Any]
 """The loops of an attached engine by what they do, and the memory of their graphs."""
 
 
-def usable(kind: str, gates: Tensor, weights: Weights, steps: Steps) -> bool:
+def usable(kind: str, gates: Tensor, weights: RecurrentWeights, steps: RecurrentSteps) -> bool:
     """Whether the cells serve here: no projection, no step that an example does not have."""
     wide = gates.shape[1] * gates.shape[2] >= LARGE
     return (
@@ -43,7 +51,14 @@ def usable(kind: str, gates: Tensor, weights: Weights, steps: Steps) -> bool:
     )
 
 
-def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps, loops: Loops) -> Made:
+def lstm(
+    gates: Tensor,
+    weights: RecurrentWeights,
+    h: Tensor,
+    c: Tensor,
+    steps: RecurrentSteps,
+    loops: Loops,
+) -> RecurrenceResult:
     """See :mod:`dpfy.gradients.layers.recurrence`; `gates` stays as it is."""
     length, batch, width = gates.shape[0], gates.shape[1], h.shape[1]
     output, done = gates.new_empty(length, batch, width), torch.empty_like(gates)
@@ -64,7 +79,7 @@ def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps, lo
         )
         return Back(found, dh, dc)
 
-    return Made(output, h, c, (weights.hidden, cells, done), back)
+    return RecurrenceResult(output, h, c, (weights.hidden, cells, done), back)
 
 
 def _lstm_steps(
@@ -95,7 +110,9 @@ def _lstm_steps_back(
     return [[found[t] for t in sorted(times)]], (dh, dc)
 
 
-def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, loops: Loops) -> Made:
+def gru(
+    gates: Tensor, weights: RecurrentWeights, h: Tensor, steps: RecurrentSteps, loops: Loops
+) -> RecurrenceResult:
     """See :mod:`dpfy.gradients.layers.recurrence`; `gates` stays as it is."""
     width, first = h.shape[1], h
     shifts = (
@@ -118,7 +135,7 @@ def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, loops: Loops) 
         return Back(found, dh)
 
     reset = reset_gates(gates, weights, output, first, steps)
-    return Made(output, h, None, (weights.hidden, done), back, reset=reset)
+    return RecurrenceResult(output, h, None, (weights.hidden, done), back, reset=reset)
 
 
 def _gru_steps(

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from dpfy.gradients import kernels
 from dpfy.gradients.autograd.tape import Explain, Site, Tape
 from dpfy.gradients.layers import fused
-from dpfy.gradients.layers.rule import Found, View, as_positions, constant, total, wanted
+from dpfy.gradients.layers.rule import Found, RowsFirst, as_positions, constant, total, wanted
 from dpfy.gradients.per_example.contribution import Deferred, Direct, SumJob
 from dpfy.gradients.per_example.outer import Outer, outer
 from dpfy.gradients.per_example.rounding import row_squares
-from dpfy.gradients.per_example.shared import Measured
+from dpfy.gradients.per_example.shared import MeasuredContribution
 
 
 def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
@@ -24,10 +24,10 @@ def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
     weight, bias = parameters["weight"], parameters["bias"]
     assert weight is not None
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         return outer_parts(weight, bias, view(g), view(saved[0]))
 
-    if fused.one_node():
+    if fused.can_fuse():
         return fused.run(fused.linear, x, tape, site, explain, (), (weight, bias))
     return product(x, tape, site, explain, weight, bias)
 
@@ -38,9 +38,9 @@ def product(
     """y = x W' + b; a user's in-place operation on y stays legal."""
     if not torch.is_grad_enabled():
         return F.linear(x, weight.detach(), constant(bias))
-    if not fused.packed():
+    if not fused.saved_tensor_hooks_active():
         if (
-            fused.cast()
+            fused.autocast_active()
         ):  # what autocast makes of a parameter here it must not remember for other uses of it
             weight, bias = weight.detach(), constant(bias)
         return fused.run(fused.linear, x, tape, site, explain, (), (weight, bias))
@@ -75,9 +75,11 @@ def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> 
         [
             (
                 weight,
-                lambda: Measured(squares * row_squares(a), Outer(g.unsqueeze(1), a.unsqueeze(1))),
+                lambda: MeasuredContribution(
+                    squares * row_squares(a), Outer(g.unsqueeze(1), a.unsqueeze(1))
+                ),
             ),
-            (bias, lambda: Measured(squares, Direct(g))),
+            (bias, lambda: MeasuredContribution(squares, Direct(g))),
         ]
     )
 
@@ -86,7 +88,7 @@ def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> T
     """The `Conv1D` of transformers: a linear layer whose weight is stored transposed."""
     weight, bias = module._parameters["weight"], module._parameters["bias"]
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         outs, ins = as_positions(view(g)), as_positions(view(saved[0]))
         return wanted(
             [

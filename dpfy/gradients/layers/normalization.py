@@ -12,7 +12,7 @@ from dpfy.gradients import kernels
 from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.kernels import reductions
 from dpfy.gradients.layers import fused
-from dpfy.gradients.layers.rule import Found, View, constant, total, total_space, wanted
+from dpfy.gradients.layers.rule import Found, RowsFirst, constant, total, total_space, wanted
 from dpfy.gradients.per_example.contribution import Contribution, Deferred, Direct, SumJob, wide
 
 
@@ -21,7 +21,7 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
     shape, parameters = module.normalized_shape, module._parameters
     weight, bias, keep = parameters["weight"], parameters["bias"], len(shape)
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         a, m, r = saved[:3]
         if kernels.usable(g):
             job, tail = (
@@ -38,7 +38,7 @@ def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> T
             ]
         )
 
-    if fused.one_node():
+    if fused.can_fuse():
         return fused.run(
             fused.layer_norm, x, tape, site, explain, (keep,), (shape, weight, bias, module.eps)
         )
@@ -58,7 +58,7 @@ def run_rms_norm(module: nn.RMSNorm, tape: Tape, site: Site, x: Tensor) -> Tenso
     shape, keep = list(module.normalized_shape), len(module.normalized_shape)
     y = F.rms_norm(x, shape, module.weight.detach(), module.eps)
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         return wanted(
             [
                 (
@@ -97,7 +97,7 @@ def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Ten
     space = x.numel() // (many * channels) if many else 1
     weight, bias = module._parameters["weight"], module._parameters["bias"]
 
-    def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         a, m, r = saved[:3]
         sums, products = pair_sums(g, a)
 
@@ -111,13 +111,13 @@ def _grouped(module: Any, groups: int, tape: Tape, site: Site, x: Tensor) -> Ten
         return wanted([(weight, scale), (bias, lambda: Direct(total(view(sums), 1)))])
 
     sizes = (many, channels, space, groups, module.eps)
-    if fused.one_node():
+    if fused.can_fuse():
         return fused.run(
             fused.group_norm, x, tape, site, explain, (groups,), (weight, bias, *sizes)
         )
     x, scales, shifts = x.contiguous(), constant(weight), constant(bias)
     if (
-        fused.cast() and x.device.type != "cpu"
+        fused.autocast_active() and x.device.type != "cpu"
     ):  # autocast casts group_norm, not the function that keeps its statistics
         x, scales, shifts = (
             wide(x),

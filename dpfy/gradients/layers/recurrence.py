@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Steps:
+class RecurrentSteps:
     """The order of the steps, and to how many examples, the first ones, each belongs (None: to
     all).
     """
@@ -35,7 +35,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Weights:
+class RecurrentWeights:
     """What a step multiplies the state with. `shift`: what a GRU adds inside of its reset gate.
     `project`: the projection of an LSTM.
     """
@@ -44,10 +44,10 @@ class Weights:
     shift: Tensor | None = None
     project: Tensor | None = None
 
-    def to(self, dtype: torch.dtype) -> Weights:
+    def to(self, dtype: torch.dtype) -> RecurrentWeights:
         """In another type."""
         shift, project = (None if t is None else t.to(dtype) for t in (self.shift, self.project))
-        return Weights(self.hidden.to(dtype), shift, project)
+        return RecurrentWeights(self.hidden.to(dtype), shift, project)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ Grad = Tensor | None
 
 
 @dataclass(frozen=True)
-class Made:
+class RecurrenceResult:
     """A recurrence that has run. `kept` is for the way back, which takes it and the gradients of
     output, last state and last cell.
 
@@ -84,13 +84,15 @@ class Made:
     reset: Tensor | None = None
     full: Tensor | None = None
 
-    def to(self, dtype: torch.dtype) -> Made:
+    def to(self, dtype: torch.dtype) -> RecurrenceResult:
         """With outputs of another type; the way back stays as it is."""
         cell = None if self.cell is None else self.cell.to(dtype)
         return replace(self, output=self.output.to(dtype), hidden=self.hidden.to(dtype), cell=cell)
 
 
-def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) -> Made:
+def lstm(
+    gates: Tensor, weights: RecurrentWeights, h: Tensor, c: Tensor, steps: RecurrentSteps
+) -> RecurrenceResult:
     """Input and forget gate, new values, output gate: i, f, g, o. `gates` is overwritten, with
     sigmoid(-2 g) in the place of tanh(g).
 
@@ -132,7 +134,9 @@ def lstm(gates: Tensor, weights: Weights, h: Tensor, c: Tensor, steps: Steps) ->
         return _lstm_back(kept, steps, output, hidden, cell)
 
     last = cells[0 if steps.reverse else length].clone()
-    return Made(output, h.clone(), last, kept, back, full=None if project is None else full)
+    return RecurrenceResult(
+        output, h.clone(), last, kept, back, full=None if project is None else full
+    )
 
 
 def _of(n: int, *parts: Tensor) -> tuple[Tensor, ...]:
@@ -140,7 +144,7 @@ def _of(n: int, *parts: Tensor) -> tuple[Tensor, ...]:
     return parts if n == len(parts[0]) else tuple([part[:n] for part in parts])
 
 
-def _lstm_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad, cell: Grad) -> Back:
+def _lstm_back(kept: Kept, steps: RecurrentSteps, output: Grad, hidden: Grad, cell: Grad) -> Back:
     gates, cells, matrix = kept[:3]
     project = kept[3] if len(kept) > 3 else None
     length, batch, width = gates.shape[0], gates.shape[1], gates.shape[2] // 4
@@ -212,7 +216,9 @@ def _cached(t: Tensor) -> list[slice]:
     return [slice(start, start + some) for start in range(0, len(t), some)]
 
 
-def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps) -> Made:
+def gru(
+    gates: Tensor, weights: RecurrentWeights, h: Tensor, steps: RecurrentSteps
+) -> RecurrenceResult:
     """Reset and update gate and the new values: r, z, n. `gates` is overwritten."""
     length, batch, width = gates.shape[0], gates.shape[1], gates.shape[2] // 3
     output, inner = gates.new_empty(length, batch, width), gates.new_empty(length, batch, width)
@@ -235,7 +241,7 @@ def gru(gates: Tensor, weights: Weights, h: Tensor, steps: Steps) -> Made:
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
         return _gru_back(kept, steps, output, hidden)
 
-    return Made(
+    return RecurrenceResult(
         output,
         h.clone(),
         None,
@@ -251,7 +257,7 @@ def before_each(output: Tensor, first: Tensor, reverse: bool) -> Tensor:
 
 
 def reset_gates(
-    gates: Tensor, weights: Weights, output: Tensor, first: Tensor, steps: Steps
+    gates: Tensor, weights: RecurrentWeights, output: Tensor, first: Tensor, steps: RecurrentSteps
 ) -> Tensor:
     """The reset gates of a GRU at all steps, from its outputs: for those who keep them to
     themselves.
@@ -263,7 +269,7 @@ def reset_gates(
     return flat.sigmoid_().view(before.shape)
 
 
-def _gru_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad) -> Back:
+def _gru_back(kept: Kept, steps: RecurrentSteps, output: Grad, hidden: Grad) -> Back:
     gates, inner, outputs, first, matrix = kept
     batch, width = gates.shape[1], gates.shape[2] // 3
     r, z, _ = gates.split(width, 2)
@@ -297,7 +303,9 @@ def _gru_slopes(gates: Tensor, inner: Tensor, before: Tensor) -> Tensor:
     return found
 
 
-def plain(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, positive: bool) -> Made:
+def plain(
+    gates: Tensor, weights: RecurrentWeights, h: Tensor, steps: RecurrentSteps, positive: bool
+) -> RecurrenceResult:
     """tanh of the gates, or their `positive` parts. The output lies where the gates lay."""
     batch, matrix, outs = gates.shape[1], weights.hidden.t(), gates.unbind(0)
     for t, n in steps.order(batch):
@@ -311,10 +319,12 @@ def plain(gates: Tensor, weights: Weights, h: Tensor, steps: Steps, positive: bo
     def back(kept: Kept, output: Grad, hidden: Grad, cell: Grad) -> Back:
         return _plain_back(kept, steps, output, hidden, positive)
 
-    return Made(gates, h.clone(), None, (gates, weights.hidden), back)
+    return RecurrenceResult(gates, h.clone(), None, (gates, weights.hidden), back)
 
 
-def _plain_back(kept: Kept, steps: Steps, output: Grad, hidden: Grad, positive: bool) -> Back:
+def _plain_back(
+    kept: Kept, steps: RecurrentSteps, output: Grad, hidden: Grad, positive: bool
+) -> Back:
     outputs, matrix = kept
     found = (outputs > 0).to(outputs.dtype) if positive else 1.0 - outputs.square()
     batch, each, grads = (

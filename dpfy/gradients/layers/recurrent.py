@@ -28,8 +28,16 @@ from torch.nn.utils.rnn import PackedSequence
 from dpfy.gradients.autograd.tape import Explain, Site, Tape, Where, reads, report
 from dpfy.gradients.engine import no_autocast
 from dpfy.gradients.layers import cudnn, fused, fused_cells
-from dpfy.gradients.layers.recurrence import Made, Steps, Weights, before_each, gru, lstm, plain
-from dpfy.gradients.layers.rule import Found, View, as_positions, constant, total, wanted
+from dpfy.gradients.layers.recurrence import (
+    RecurrenceResult,
+    RecurrentSteps,
+    RecurrentWeights,
+    before_each,
+    gru,
+    lstm,
+    plain,
+)
+from dpfy.gradients.layers.rule import Found, RowsFirst, as_positions, constant, total, wanted
 from dpfy.gradients.per_example.contribution import Contribution, Direct
 from dpfy.gradients.per_example.outer import Outer
 from dpfy.gradients.per_example.rounding import self_products
@@ -121,7 +129,7 @@ def _same(module: Any, x: Tensor, states: Sequence[Tensor | None]) -> bool:
     where nobody casts them.
     """
     all_of = [*states, *module._parameters.values()]
-    same = fused.cast() or all(
+    same = fused.autocast_active() or all(
         t.dtype == x.dtype and t.device == x.device for t in all_of if t is not None
     )
     return same and x.shape[-1] == module.input_size and x.numel() > 0
@@ -147,7 +155,7 @@ def _known(module: Any, given: Any, hx: Any) -> bool:
         or not data.numel()
     ):
         return False
-    if not fused.cast() and any(
+    if not fused.autocast_active() and any(
         p.dtype != data.dtype or p.device != data.device for p in module._flat_weights
     ):
         return False
@@ -299,21 +307,26 @@ class _Direction:
         width = len(second) // 3
         return first + F.pad(second[: 2 * width], (0, width))
 
-    def _weights(self) -> Weights:
+    def _weights(self) -> RecurrentWeights:
         """What the recurrence multiplies with. Kept as the parameters' own memory, so that a change
         before the way back is noticed.
         """
         bias = constant(self.parameters.get("bias_hh"))
         shift = bias[-(len(bias) // 3) :] if self.kind == "GRU" and bias is not None else None
-        return Weights(
+        return RecurrentWeights(
             self.parameters["weight_hh"].detach(), shift, constant(self.parameters.get("weight_hr"))
         )
 
     def _recur(
-        self, gates: Tensor, weights: Weights, h: Tensor | None, c: Tensor | None, how: _Sequences
-    ) -> Made:
+        self,
+        gates: Tensor,
+        weights: RecurrentWeights,
+        h: Tensor | None,
+        c: Tensor | None,
+        how: _Sequences,
+    ) -> RecurrenceResult:
         """The recurrence, in float32 or wider where it is our own."""
-        steps = Steps(how.length, self.reverse, how.sizes)
+        steps = RecurrentSteps(how.length, self.reverse, how.sizes)
         cells = fused_cells.usable(self.kind, gates, weights, steps)
         fast = cells or cudnn.usable(gates, weights)
         dtype = gates.dtype if fast or gates.dtype == torch.float64 else torch.float32
@@ -364,7 +377,7 @@ class _Direction:
         """
         given, reverse, gru = self.parameters, self.reverse, self.kind == "GRU"
 
-        def explain(g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+        def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
             gates, x, before = (view(t) for t in (g, *saved[:2]))
             width = before.shape[-1]
             inner = gates[..., 2 * width :] * view(saved[2]) if gru else gates
@@ -409,7 +422,7 @@ class _Direction:
 
         return explain
 
-    def _explain_projection(self, g: Tensor, saved: tuple[Tensor, ...], view: View) -> Found:
+    def _explain_projection(self, g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:
         """From the gradients of the projected outputs and the outputs before."""
         return wanted([(self.parameters["weight_hr"], lambda: _outer(view(g), view(saved[0])))])
 
@@ -466,7 +479,7 @@ class _Recurrence(Function):
         projected: Tensor | None,
         h: Tensor | None,
         c: Tensor | None,
-        made: Made,
+        made: RecurrenceResult,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.back, ctx.like = (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpfy.gradients.per_example.contribution import Contribution
 
 Found = list[tuple[Tensor, Contribution]]
-View = Callable[[Tensor], Tensor]
+RowsFirst = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)

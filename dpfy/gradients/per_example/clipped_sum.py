@@ -11,16 +11,16 @@ from torch import Tensor
 
 from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip
-from dpfy.gradients.engine import cautious, group_rows, multipliers
+from dpfy.gradients.engine import group_rows, inflate_norms, multipliers
 from dpfy.gradients.kernels import grams, reductions
 from dpfy.gradients.per_example.buffers import Buffers
 from dpfy.gradients.per_example.contribution import Contribution, Deferred, Direct, kept
-from dpfy.gradients.per_example.convolution import Convolution
+from dpfy.gradients.per_example.convolution import ConvolutionGradient
 from dpfy.gradients.per_example.embedding import Pooled
 from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.placed import Placed, Stacked, Through
+from dpfy.gradients.per_example.placed import FunctionGradient, Stacked, ViewGradient
 from dpfy.gradients.per_example.rounding import as_rows, sum_dtype
-from dpfy.gradients.per_example.shared import Measured, Shared
+from dpfy.gradients.per_example.shared import MeasuredContribution, Shared
 from dpfy.gradients.per_example.sliced import Sliced, pieces_of
 
 BLOCK_ROWS = 1024
@@ -35,7 +35,7 @@ pass.
 def scratch_bytes(parts: Iterable[Contribution]) -> int:
     """The scratch memory that buffers for these contributions should have."""
     rests = (
-        each.rest if isinstance(each, Measured) else each
+        each.rest if isinstance(each, MeasuredContribution) else each
         for part in parts
         for each in pieces_of(part)
     )
@@ -43,7 +43,7 @@ def scratch_bytes(parts: Iterable[Contribution]) -> int:
 
 
 @dataclass(frozen=True, repr=False)
-class Scaled:
+class ClippedSum:
     """Contributions and the multiplier of every example in every clip group: all that is left is to
     add up.
 
@@ -73,13 +73,13 @@ class Scaled:
             for name, count in self.clip.beside(self.scale).items()
         }
 
-    def few(self) -> dict[str, Tensor]:
+    def held_sums(self) -> dict[str, Tensor]:
         """The sums of what is held directly, in joined tensors."""
         return _add_up(
             [(joined, {}) for joined, _ in self.rests], self.scale, self.params, Buffers({}), True
         )
 
-    def one(self, name: str) -> Tensor | None:
+    def sum_of(self, name: str) -> Tensor | None:
         """The sum of one parameter that is not among those, which is let go of; None if it has no
         contribution.
         """
@@ -90,7 +90,7 @@ class Scaled:
                 )[name]
         return None
 
-    def of(self, names: Collection[str]) -> Scaled:
+    def of(self, names: Collection[str]) -> ClippedSum:
         """What some of the parameters receive, and nothing of the others."""
         rests: Rests = [
             (
@@ -103,7 +103,7 @@ class Scaled:
             self, rests=rests, params={n: p for n, p in self.params.items() if n in names}
         )
 
-    def cleaned(self) -> Scaled:
+    def cleaned(self) -> ClippedSum:
         """The same with exact zeros in the place of whatever examples without a finite norm
         held.
         """
@@ -119,7 +119,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class InParts:
+class ShardedNorms:
     """Of parameters that lie in parts on several ranks, which all see the same examples: whose
     norms count on this one, and how norms are added over all of them.
 
@@ -135,8 +135,8 @@ def weigh(
     clip: Clip,
     params: Mapping[str, Tensor],
     mask: Tensor | None,
-    in_parts: InParts | None = None,
-) -> Scaled:
+    in_parts: ShardedNorms | None = None,
+) -> ClippedSum:
     """Norms of all contributions and the multipliers that `clip` gives them."""
     names = list(params)
     groups = [
@@ -164,12 +164,12 @@ def weigh(
         squared_norms = in_parts.added(squared_norms.double().contiguous())
     dtypes = {part.dtype for part in found.values()}
     narrowest = _narrowest(dtypes | {params[name].dtype for name in found})
-    squared_norms = cautious(squared_norms, narrowest, any(map(_convolves, found.values())))
+    squared_norms = inflate_norms(squared_norms, narrowest, any(map(_convolves, found.values())))
     scale = multipliers(
         clip, squared_norms, mask, torch.float64 if torch.float64 in dtypes else torch.float32
     )
     sound = squared_norms.amax() < math.inf  # False for NaN too, in fewer operations than isfinite
-    return Scaled(rests, scale, squared_norms, sound, clip, params)
+    return ClippedSum(rests, scale, squared_norms, sound, clip, params)
 
 
 def _weighed(found: dict[str, Contribution], members: list[str]) -> tuple[Tensor | None, Rest]:
@@ -494,13 +494,17 @@ def _blocks(found: dict[str, Contribution], members: list[str]) -> list[_Block]:
 
 def _convolves(part: Contribution) -> bool:
     """Whether the weighted sum of `part` is a convolution of the library's."""
-    while isinstance(part, Measured):
+    while isinstance(part, MeasuredContribution):
         part = part.rest
     if isinstance(part, (Shared, Stacked)):
         return any(map(_convolves, part.parts))
-    if isinstance(part, Through):
+    if isinstance(part, FunctionGradient):
         return _convolves(part.below.part)
-    return _convolves(part.part) if isinstance(part, Placed) else isinstance(part, Convolution)
+    return (
+        _convolves(part.part)
+        if isinstance(part, ViewGradient)
+        else isinstance(part, ConvolutionGradient)
+    )
 
 
 def _narrowest(dtypes: set[torch.dtype]) -> torch.dtype:

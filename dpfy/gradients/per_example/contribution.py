@@ -66,7 +66,7 @@ class Contribution(Protocol):
         to keep for the weighted sum.
 
         An upper bound for what the weighted sum will really add, up to a relative margin: see
-        :class:`Estimate`.
+        :class:`NormEstimate`.
         """
         ...
 

@@ -28,7 +28,7 @@ from dpfy.gradients.per_example.contribution import (
     wide,
 )
 from dpfy.gradients.per_example.patches import Window
-from dpfy.gradients.per_example.rounding import Estimate, row_squares
+from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 GROUPED_WIDTH = 80_000
 """Convolutions with more weights than this run faster example by example than folded into groups
@@ -67,7 +67,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, repr=False)
-class Convolution:
+class ConvolutionGradient:
     """Weights of a convolution. `images` inputs belong to each example (1 unless the model folds
     frames into the batch).
     """
@@ -130,7 +130,7 @@ class Convolution:
         """Terms of each weight's gradient."""
         return self.images * (self.inputs if self.geometry.transposed else self.grads)[0, 0].numel()
 
-    def _estimate(self, squares: Tensor, gram: int = 0) -> Estimate:
+    def _estimate(self, squares: Tensor, gram: int = 0) -> NormEstimate:
         factor = 2 * rounding.of_factors(self.dtype, self.grads.device, convolved=True)
         return rounding.of_products(
             squares, self._sizes(), LIBRARY * self._positions, gram, factor, self.dtype
@@ -323,7 +323,7 @@ class Convolution:
         ).unflatten(0, (many, w.shape[0]))
         return grads if self.images == 1 else grads.unflatten(0, (-1, self.images)).sum(1)
 
-    def cleaned(self, keep: Tensor) -> Convolution:
+    def cleaned(self, keep: Tensor) -> ConvolutionGradient:
         each = keep.repeat_interleave(self.images) if self.images > 1 else keep
         return replace(self, inputs=kept(self.inputs, each), grads=kept(self.grads, each))
 
@@ -355,7 +355,7 @@ class Remade:
     may need an allowance.
     """
 
-    part: Convolution
+    part: ConvolutionGradient
     window: Window
 
     @property

@@ -22,7 +22,7 @@ from dpfy.gradients.per_example.contribution import (
     scaled_wide,
     wide,
 )
-from dpfy.gradients.per_example.rounding import Estimate, row_squares
+from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by size in bytes, to compare floating-point numbers to the bit."""
@@ -71,7 +71,7 @@ class EmbeddingGradient:
         )
         return bool(plain) and same_at_all_positions(self.grads)
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """The norms and how wrong they can be, with nothing kept."""
         if kernels.usable(self.grads):
             return grams.gram_estimates([self.grads], [self.index])[0]
@@ -82,7 +82,7 @@ class EmbeddingGradient:
             torch.cat([distinct_squares(self.index[rows], self.grads[rows]) for rows in chunks])
         )
 
-    def _estimate(self, squares: Tensor, gram: int = 0) -> Estimate:
+    def _estimate(self, squares: Tensor, gram: int = 0) -> NormEstimate:
         """All positions may meet in one row, where they may cancel: sqrt(positions) |G| bounds the
         absolute terms.
         """
@@ -224,7 +224,7 @@ class RaggedEmbeddingGradient(EmbeddingGradient):
     def measured(self) -> tuple[Tensor, Contribution]:
         return self.estimate().upper, self
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """The norms and how wrong they can be: the formula of :func:`rounding.of_products` with
         each example's own length.
         """
@@ -246,7 +246,7 @@ class RaggedEmbeddingGradient(EmbeddingGradient):
         factor = self._factor() + (
             0.0 if on_cpu else rounding.of_factors(self.dtype, self.grads.device)
         )
-        return Estimate(squares, error, sizes * (2 * self._gamma(8) + 2 * factor))
+        return NormEstimate(squares, error, sizes * (2 * self._gamma(8) + 2 * factor))
 
     @property
     def _lengths(self) -> Tensor:

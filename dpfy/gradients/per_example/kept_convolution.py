@@ -19,7 +19,7 @@ from dpfy.gradients import kernels
 from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.per_example import routes
 from dpfy.gradients.per_example.contribution import CACHE_ELEMENTS, Direct, row_chunks, wide
-from dpfy.gradients.per_example.convolution import Convolution, weight_gradient
+from dpfy.gradients.per_example.convolution import ConvolutionGradient, weight_gradient
 
 MOST_BELOW = 8
 """On a GPU: with more channels of the larger tensor in a group than this, products by tensor cores
@@ -33,7 +33,7 @@ SINGLE_ELEMENTS = 2**14
 """On a CPU: images of fewer numbers are not worth a call each."""
 
 
-def keeps(part: Convolution) -> bool:
+def keeps(part: ConvolutionGradient) -> bool:
     """Whether the gradients are made once and kept."""
     elements = part.inputs[0].numel() + part.grads[0].numel() if len(part.grads) else MOST_ELEMENTS
     if elements >= MOST_ELEMENTS:
@@ -48,7 +48,7 @@ def keeps(part: Convolution) -> bool:
     return tap_by_tap and routes.grouped_kept(part.weight.shape[1], part.width, elements)
 
 
-def kept(part: Convolution, bias: bool) -> tuple[Direct, Direct | None]:
+def kept(part: ConvolutionGradient, bias: bool) -> tuple[Direct, Direct | None]:
     """The gradients of weight and (`bias`, where they cost nothing more) bias, of a part that
     :func:`keeps`.
     """
@@ -67,7 +67,7 @@ def kept(part: Convolution, bias: bool) -> tuple[Direct, Direct | None]:
     return Direct(torch.cat(found)), None
 
 
-def _of_images(part: Convolution, bias: bool) -> tuple[Tensor, Tensor | None]:
+def _of_images(part: ConvolutionGradient, bias: bool) -> tuple[Tensor, Tensor | None]:
     """[images, *weight], and the sums of the output gradient where they cost nothing more."""
     if not kernels.usable(part.grads):
         return _on_cpu(part), None
@@ -79,7 +79,7 @@ def _of_images(part: Convolution, bias: bool) -> tuple[Tensor, Tensor | None]:
     return grads.view(len(grads), *part.weight.shape), sums if free else None
 
 
-def _walk(part: Convolution) -> tuple[Tensor, Tensor, depthwise.Taps]:
+def _walk(part: ConvolutionGradient) -> tuple[Tensor, Tensor, depthwise.Taps]:
     """Which tensor walks over which, and how."""
     how = part.geometry
     near, far = (part.inputs, part.grads) if how.transposed else (part.grads, part.inputs)
@@ -92,7 +92,7 @@ def _walk(part: Convolution) -> tuple[Tensor, Tensor, depthwise.Taps]:
     )
 
 
-def _products(part: Convolution) -> Tensor:
+def _products(part: ConvolutionGradient) -> Tensor:
     """[images, *weight] by the kernel that measures products, group by group."""
     shape = part.weight.shape
     out = torch.empty(len(part.grads), *shape, dtype=torch.float32, device=part.grads.device)
@@ -102,7 +102,7 @@ def _products(part: Convolution) -> Tensor:
     return out
 
 
-def _on_cpu(part: Convolution) -> Tensor:
+def _on_cpu(part: ConvolutionGradient) -> Tensor:
     """[images, *weight] by the fastest of three ways (measured at one thread).
 
     The library folds images into groups well where kernels are small, and walks over single images

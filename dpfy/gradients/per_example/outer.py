@@ -26,7 +26,7 @@ from dpfy.gradients.per_example.contribution import (
     scaled,
     wide_product,
 )
-from dpfy.gradients.per_example.rounding import Estimate, row_squares
+from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,13 +65,13 @@ class Outer:
             return self._estimate(row_squares(grads), self._sizes()).upper, Direct(grads)
         return self.estimate().upper, self
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """The norms and how wrong they can be, with nothing kept."""
         batch, positions, p = self.left.shape
         d = self.right.shape[-1]
         if positions == 1:
             squares = self._one_position()
-            return Estimate(
+            return NormEstimate(
                 squares,
                 squares * rounding.gamma(2 * rounding.BLOCK + 16, self.dtype),
                 self.rounding(),
@@ -107,7 +107,7 @@ class Outer:
     def _one_position(self) -> Tensor:
         return row_squares(self.left) * row_squares(self.right)
 
-    def _estimate(self, squares: Tensor, sizes: Tensor) -> Estimate:
+    def _estimate(self, squares: Tensor, sizes: Tensor) -> NormEstimate:
         positions, p, d = *self.left.shape[1:], self.right.shape[-1]
         gram = rounding.gram_terms(p, d) if self._by_gram else 0
         return rounding.of_products(squares, sizes, positions, gram, self._factor(), self.dtype)

@@ -22,7 +22,7 @@ from dpfy.gradients.per_example.contribution import (
     row_chunks,
     wide,
 )
-from dpfy.gradients.per_example.rounding import Estimate, row_squares
+from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Stacked(Several):
 
 
 @dataclass(frozen=True)
-class Placed:
+class ViewGradient:
     """A contribution to a view, a slice or a transposition of the parameter: the same numbers at
     other places, and zeros elsewhere.
 
@@ -107,7 +107,7 @@ class Placed:
     def rounding(self) -> Tensor:
         return self.part.rounding()
 
-    def cleaned(self, keep: Tensor) -> Placed:
+    def cleaned(self, keep: Tensor) -> ViewGradient:
         return replace(self, part=self.part.cleaned(keep))
 
     def support(self, device: torch.device) -> Tensor:
@@ -119,7 +119,7 @@ def apart(parts: Sequence[Contribution]) -> bool:
     """Whether all of `parts` are placed, and no two of them touch the same entry of the
     parameter.
     """
-    placed = [part for part in parts if isinstance(part, Placed)]
+    placed = [part for part in parts if isinstance(part, ViewGradient)]
     if len(placed) != len(parts) or len({part.shape for part in placed}) > 1:
         return False
     touched = torch.stack([part.support(torch.device("cpu")) for part in placed])
@@ -145,11 +145,11 @@ class RowScaled:
     def dtype(self) -> torch.dtype:
         return self.factors.dtype
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> NormEstimate:
         """The norms and how wrong they can be."""
         rows = row_squares(self.matrix).sqrt().to(self.factors.device)
         squares = row_squares(self.factors.double() * rows)
-        return Estimate(
+        return NormEstimate(
             squares, squares * rounding.gamma(2 * rounding.BLOCK + 16, self.dtype), self.rounding()
         )
 
@@ -180,7 +180,7 @@ every parameter below it.
 
 
 @dataclass(eq=False)
-class Below:
+class ParameterFunction:
     """A contribution to a function of parameters, and all parameters below it: what one of them
     costs, all of them cost together.
 
@@ -240,10 +240,10 @@ class Below:
 
 
 @dataclass(frozen=True)
-class Through:
+class FunctionGradient:
     """What a parameter receives through a function of parameters that no rule explains."""
 
-    below: Below
+    below: ParameterFunction
     place: int
 
     @property
@@ -272,6 +272,8 @@ class Through:
             self.below.part.per_example(slice(0, 1))
         )
 
-    def cleaned(self, keep: Tensor) -> Through:
+    def cleaned(self, keep: Tensor) -> FunctionGradient:
         below = self.below
-        return Through(Below(below.part.cleaned(keep), below.push, below.shapes), self.place)
+        return FunctionGradient(
+            ParameterFunction(below.part.cleaned(keep), below.push, below.shapes), self.place
+        )

@@ -8,7 +8,7 @@ more where products underflow, be they flushed to zero or not (Higham 2002, "Acc
 of numerical algorithms", chapter 3). A sum of squares has no cancellation, so a relative margin
 covers it once n is bounded: rows are squared in blocks of `BLOCK`, and the blocks are added in
 float64. A sum of anything else may cancel, so its error is set against the absolute terms, not
-against the result: see :class:`Estimate`.
+against the result: see :class:`NormEstimate`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def of_factors(dtype: torch.dtype, device: torch.device, convolved: bool = False
 
 
 @dataclass(frozen=True)
-class Estimate:
+class NormEstimate:
     """Squared norms of per-example gradients as they were computed, and how wrong they and the
     weighted sum can be. All float64, [batch].
 
@@ -132,18 +132,18 @@ class Estimate:
             self.squares.clamp(min=0).add_(self.error).sqrt_().add_(self.rounding).square_()[None]
         )
 
-    def plus(self, other: Estimate, cross: Tensor, wrong: Tensor) -> Estimate:
+    def plus(self, other: NormEstimate, cross: Tensor, wrong: Tensor) -> NormEstimate:
         """Of the sum of two gradients, from their inner products and how wrong these can be."""
         squares, error = (
             self.squares + other.squares + 2 * cross,
             self.error + other.error + 2 * wrong,
         )
-        return Estimate(squares, error, self.rounding + other.rounding)
+        return NormEstimate(squares, error, self.rounding + other.rounding)
 
 
 def of_products(
     squares: Tensor, sizes: Tensor, positions: int, gram: int, factor: float, dtype: torch.dtype
-) -> Estimate:
+) -> NormEstimate:
     """Of gradients L' R, by whatever route `squares` were computed from L and R: products written
     out, or Gram matrices in runs.
 
@@ -157,7 +157,7 @@ def of_products(
     error = squares.abs() * gamma(BLOCK + 8, dtype)
     if gram:
         error = error + sizes.square() * gamma(gram, dtype) + positions**2 * least(dtype)
-    return Estimate(squares, error, sizes * (2 * gamma(positions + 8, dtype) + 2 * factor))
+    return NormEstimate(squares, error, sizes * (2 * gamma(positions + 8, dtype) + 2 * factor))
 
 
 def gram_terms(left: int, right: int) -> int:
@@ -225,7 +225,7 @@ class GramRounding:
     right_factor: float
     added: float
 
-    def estimate(self, found: Gram) -> Estimate:
+    def estimate(self, found: Gram) -> NormEstimate:
         """The estimate that these sums give, in float32.
 
         An entry of P is wrong by at most gamma(left) |l_t| |l_s| + left eta, so P by gamma(left)
@@ -261,7 +261,7 @@ class GramRounding:
             rounding += (left_size * right_gram).sqrt_().mul_(self.left_factor * loose)
         if self.right_factor:
             rounding += (right_size * left_gram).sqrt_().mul_(self.right_factor * loose)
-        return Estimate(found.products, error.add_(n * n * eta), rounding)
+        return NormEstimate(found.products, error.add_(n * n * eta), rounding)
 
 
 def _length(square: Tensor, trace: Tensor) -> Tensor:

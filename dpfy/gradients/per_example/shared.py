@@ -19,22 +19,22 @@ from dpfy.gradients.per_example.contribution import (
     row_chunks,
     wide,
 )
-from dpfy.gradients.per_example.convolution import Convolution
+from dpfy.gradients.per_example.convolution import ConvolutionGradient
 from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
 from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.placed import Placed, RowScaled, Several, Stacked, apart
-from dpfy.gradients.per_example.rounding import Estimate, row_squares
+from dpfy.gradients.per_example.placed import RowScaled, Several, Stacked, ViewGradient, apart
+from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 
 @dataclass(frozen=True, repr=False)
-class Measured:
+class MeasuredContribution:
     """A contribution whose norms are known already, and what was kept of it."""
 
     norms: Tensor  # [parts, batch]
     rest: Contribution
 
     @classmethod
-    def of(cls, part: Contribution) -> Measured:
+    def of(cls, part: Contribution) -> MeasuredContribution:
         """Measure `part` now."""
         norms, rest = part.measured()
         return cls(norms, rest)
@@ -63,8 +63,8 @@ class Measured:
     def rounding(self) -> Tensor:
         return self.rest.rounding()
 
-    def cleaned(self, keep: Tensor) -> Measured:
-        return Measured(self.norms, self.rest.cleaned(keep))
+    def cleaned(self, keep: Tensor) -> MeasuredContribution:
+        return MeasuredContribution(self.norms, self.rest.cleaned(keep))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Shared(Several):
             self.width * len(merged),
             Shared([widened(part) for part in merged]).per_example,
         )
-        return Estimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
+        return NormEstimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(_no_wider(weights, self.parts[0]))
@@ -132,20 +132,24 @@ def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     gradients add.
     """
     parts = [
-        p.rest if isinstance(p, Measured) else p.direct() if isinstance(p, Deferred) else p
+        p.rest
+        if isinstance(p, MeasuredContribution)
+        else p.direct()
+        if isinstance(p, Deferred)
+        else p
         for p in parts
     ]
     outers = [p for p in parts if isinstance(p, Outer)]
     rows = [p for p in parts if isinstance(p, EmbeddingGradient)]
     direct = [p for p in parts if isinstance(p, Direct)]
-    placed: dict[tuple[object, ...], list[Placed]] = {}
+    placed: dict[tuple[object, ...], list[ViewGradient]] = {}
     for part in parts:
-        if isinstance(part, Placed):
+        if isinstance(part, ViewGradient):
             placed.setdefault(part.key, []).append(part)
     merged: list[Contribution] = [
         p
         for p in parts
-        if not isinstance(p, Outer | EmbeddingGradient | Direct | Placed | RowScaled)
+        if not isinstance(p, Outer | EmbeddingGradient | Direct | ViewGradient | RowScaled)
     ]
     fixed = [p for p in parts if isinstance(p, RowScaled)]
     if len(fixed) > 1 and all(torch.equal(p.matrix, fixed[0].matrix) for p in fixed[1:]):
@@ -193,11 +197,11 @@ def widened(part: Contribution) -> Contribution:
         return Outer(wide(part.left), wide(part.right))
     if isinstance(part, Direct | EmbeddingGradient):
         return replace(part, grads=wide(part.grads))
-    if isinstance(part, Convolution):
+    if isinstance(part, ConvolutionGradient):
         return replace(
             part, inputs=wide(part.inputs), grads=wide(part.grads), weight=wide(part.weight)
         )
-    if isinstance(part, Placed):
+    if isinstance(part, ViewGradient):
         return replace(part, part=widened(part.part))
     return (
         replace(part, parts=[widened(each) for each in part.parts])

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpfy.gradients.per_example.clipped_sum import Scaled, scratch_bytes
+from dpfy.gradients.per_example.clipped_sum import ClippedSum, scratch_bytes
 from dpfy.gradients.per_example.rounding import sum_dtype
 
 GROUPS = 4
@@ -37,7 +37,7 @@ class SumGroup:
     scratch: int
 
 
-def sum_groups(scaled: Scaled, order: Sequence[str], held: int) -> tuple[SumGroup, ...]:
+def sum_groups(scaled: ClippedSum, order: Sequence[str], held: int) -> tuple[SumGroup, ...]:
     """The groups of all parameters of `scaled`; `order`: those that are used, by their last use;
     `held`: bytes that are held for them.
 
@@ -65,6 +65,6 @@ def sum_groups(scaled: Scaled, order: Sequence[str], held: int) -> tuple[SumGrou
     )
 
 
-def parted(scaled: Scaled, groups: Sequence[SumGroup]) -> list[Scaled]:
+def parted(scaled: ClippedSum, groups: Sequence[SumGroup]) -> list[ClippedSum]:
     """`scaled` group by group."""
     return [scaled] if len(groups) == 1 else [scaled.of(frozenset(group.names)) for group in groups]

@@ -9,11 +9,11 @@ import torch
 
 from dpfy.gradients.per_example.contribution import Contribution, Deferred, Direct
 from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.shared import Measured, Shared
+from dpfy.gradients.per_example.shared import MeasuredContribution, Shared
 from dpfy.gradients.per_example.sliced import Piece, Sliced
 
 
-def together(uses: Sequence[Contribution]) -> Contribution:
+def combine_uses(uses: Sequence[Contribution]) -> Contribution:
     """All uses of one parameter as one contribution. The cross terms are exact."""
     if len(uses) == 1:
         return uses[0]
@@ -40,7 +40,7 @@ def overlapping(uses: Sequence[Contribution]) -> bool:
     """Whether some row of the parameter may be used more than once."""
     if len(uses) < 2:
         return False
-    flat = [use.rest if isinstance(use, Measured) else use for use in uses]
+    flat = [use.rest if isinstance(use, MeasuredContribution) else use for use in uses]
     rows = sorted((a, b) for use in flat if isinstance(use, Sliced) for a, b, _ in use.pieces)
     return not all(isinstance(use, Sliced) for use in flat) or any(
         b > c for (_, b), (c, _) in pairwise(rows)
@@ -49,8 +49,12 @@ def overlapping(uses: Sequence[Contribution]) -> bool:
 
 def _unwrapped(use: Contribution) -> Contribution:
     """Measured rows as rows that are measured."""
-    if isinstance(use, Measured) and isinstance(use.rest, Sliced) and len(use.rest.pieces) == 1:
-        return use.rest.of([Measured(use.norms, use.rest.parts[0])])
+    if (
+        isinstance(use, MeasuredContribution)
+        and isinstance(use.rest, Sliced)
+        and len(use.rest.pieces) == 1
+    ):
+        return use.rest.of([MeasuredContribution(use.norms, use.rest.parts[0])])
     return use
 
 
@@ -58,7 +62,7 @@ def _cut(use: Contribution, shape: torch.Size) -> tuple[Piece, ...] | None:
     """The pieces of `use`; None if it is of a kind that cannot be cut."""
     if isinstance(use, Sliced):
         return use.pieces
-    inner = use.rest if isinstance(use, Measured) else use
+    inner = use.rest if isinstance(use, MeasuredContribution) else use
     return ((0, shape[0], use),) if isinstance(inner, Outer | Direct | Deferred) else None
 
 
@@ -68,7 +72,7 @@ def _narrowed(part: Contribution, start: int, a: int, b: int, end: int) -> Contr
         return part
     inner = (
         part.rest
-        if isinstance(part, Measured)
+        if isinstance(part, MeasuredContribution)
         else part.direct()
         if isinstance(part, Deferred)
         else part

@@ -341,11 +341,11 @@ def check_sum(program: Program, seen: Observed, changed: Replacement, mine: Memo
         for ref, whole in zip(refs, seen.arrived, strict=True)
     ):
         return
-    together = Replacement(changed.batch, changed.batch, torch.zeros_like(changed.rows)).contents(
-        program, seen.weights
-    )
-    again = program.run(together, refs)
-    steps = _unsteady(program, together, refs, again)
+    combine_uses = Replacement(
+        changed.batch, changed.batch, torch.zeros_like(changed.rows)
+    ).contents(program, seen.weights)
+    again = program.run(combine_uses, refs)
+    steps = _unsteady(program, combine_uses, refs, again)
     if not steps or not all(
         _adds_up(again.at(ref), mine.at(ref), theirs.at(ref), steps.get(ref)) for ref in refs
     ):

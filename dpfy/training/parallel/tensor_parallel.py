@@ -26,7 +26,7 @@ from dpfy.core.values import Private
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads, trainable, zeros
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.per_example.clipped_sum import InParts
+from dpfy.gradients.per_example.clipped_sum import ShardedNorms
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.part import Part
 from dpfy.noise.shard import Shard
@@ -98,7 +98,7 @@ class TensorParallel(Whole):
                 for name, p in trainable(self.model).items()
                 if self.world.first or not _everywhere(p)
             }
-            engine.in_parts = InParts(frozenset(counted), self.world.summed)
+            engine.in_parts = ShardedNorms(frozenset(counted), self.world.summed)
         self._engine = engine
 
     def zeros(self, parameters: dict[str, nn.Parameter], clip: Clip) -> Grads:

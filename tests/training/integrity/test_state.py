@@ -17,7 +17,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import CLIPS, FlatClip
-from dpfy.gradients.engines.select import ENGINES
+from dpfy.gradients.engines.choice import ENGINES
 from dpfy.plan.recipe import SAMPLERS, STRATEGIES
 from dpfy.training import loop
 from dpfy.training.integrity import checkpoint, resume

@@ -29,7 +29,7 @@ from dpfy.core.errors import Lost, Unsupported
 from dpfy.gradients.clip import FlatClip, PerLayerClip
 from dpfy.gradients.cuda_graphs.captured import CapturedSum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.per_example.clipped_sum import InParts
+from dpfy.gradients.per_example.clipped_sum import ShardedNorms
 from dpfy.training.parallel.tensor_parallel import TensorParallel
 
 KINDS = ["dpsgd", "banded", "adaptive", "few", "layers", "otherwise"]
@@ -252,7 +252,7 @@ def test_nothing_is_recorded_where_other_ranks_have_a_part() -> None:
         (SimpleNamespace(is_cuda=True),),
     )
     assert capture._can(batch)  # type: ignore[arg-type]
-    engine.in_parts = InParts({"weight", "bias"}, lambda norms: norms)
+    engine.in_parts = ShardedNorms({"weight", "bias"}, lambda norms: norms)
     assert not capture._can(batch)  # type: ignore[arg-type]
     engine.in_parts, engine.each = None, lambda name, total: total
     assert not capture._can(batch)  # type: ignore[arg-type]
