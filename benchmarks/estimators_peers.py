@@ -39,7 +39,7 @@ def adult() -> dict[str, Any]:
     from dpfy.estimators.columns import Columns
     from dpfy.estimators.linear.design import Layout
     from dpfy.estimators.records import read
-    from dpfy.studies.classical_adult import RICH, table
+    from dpfy_lab.studies.classical_adult import RICH, table
 
     X, y = table(None)
     columns = Columns(tuple(schema.load("adult").features))
@@ -56,7 +56,7 @@ def adult() -> dict[str, Any]:
 
 def sets(names: Any) -> dict[str, tuple[Any, Any]]:
     """Regression sets: rows of norm 1, targets within [-1, 1]."""
-    from dpfy.studies.classical_regression import prepared
+    from dpfy_lab.studies.classical_regression import prepared
 
     return {name: prepared(name, None) for name in names}
 

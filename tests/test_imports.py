@@ -60,11 +60,8 @@ MAY_IMPORT = {
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "synthetic": BELOW_PLAN | {"plan", "data", "report", "runs", "training", "prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},
-    "studies": ABOVE_PLAN
-    | {"federated", "local", "estimators", "tuning", "synthetic", "prediction", "labels"},
     "cli": ABOVE_PLAN
     | {
-        "studies",
         "federated",
         "local",
         "estimators",

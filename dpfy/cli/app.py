@@ -30,10 +30,10 @@ from dpfy.cli import (
     init,
     inspect,
     ledger,
+    plugins,
     predict,
     query,
     report,
-    reproduce,
     sign,
     synthesize,
     synthesize_images,
@@ -58,6 +58,7 @@ COMPLETE = "_DPFY_COMPLETE"
 
 app = typer.Typer(
     name="dpfy",
+    cls=plugins.VerbGroup,
     help=HELP,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -80,7 +81,6 @@ app.add_typer(audit.app, name="audit")
 synthesize.app.command("images")(synthesize_images.images)
 app.add_typer(synthesize.app, name="synthesize")
 app.command("explore")(explore.explore)
-app.command("reproduce")(reproduce.reproduce)
 compare.app.command("runs")(compare_runs.runs)
 compare.app.command("mechanisms")(compare_mechanisms.mechanisms)
 compare.app.command("local")(compare_local.local)

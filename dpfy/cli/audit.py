@@ -1,6 +1,4 @@
-"""`dpfy audit`: measure from outside what the code leaks. Exit status 1 if a claim is exceeded, or
-a seeded bug is missed.
-"""
+"""`dpfy audit`: measure from outside what the code leaks. Exit status 1 if a claim is exceeded."""
 
 from __future__ import annotations
 
@@ -9,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import out as say
 from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.target import save, target
 from dpfy.cli.train import Set
 from dpfy.core.errors import InvalidInput
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="audit",
+    cls=VerbGroup,
     help="Attack our own guarantee: lower bounds on epsilon, measured from outside, beside what "
     "was claimed.",
     no_args_is_help=True,
@@ -286,55 +285,6 @@ def labels(
         as_json=as_json,
     )
     raise typer.Exit(1 if verdict.violated else 0)
-
-
-@app.command("selftest")
-def selftest(
-    every: Annotated[
-        bool,
-        typer.Option(
-            "--every", help="Run every check on every bug, not only the one that must catch it."
-        ),
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Switch in classic mistakes, one at a time, and show that each is caught; the code as it is
-    must pass.
-    """
-    import sys
-
-    import torch
-
-    from dpfy.audit import selftest as suite
-    from dpfy.cli.whole_bench import WholeBench
-
-    torch.set_num_threads(1)
-
-    def show(row: suite.Row) -> None:
-        words = (
-            "passes every check"
-            if not row.bug.caught_by
-            else f"{row.bug.words}: {', '.join(row.caught_by) or 'NOT CAUGHT'}"
-        )
-        seconds = sum(row.seconds.values())
-        line = f"{'ok    ' if row.good else 'FAILED'} {row.bug.name}: {words} ({seconds:.1f} s)"
-        print(line, file=sys.stderr) if as_json else say(line)
-
-    rows = suite.run(WholeBench(), every=every, show=show)
-    good = all(row.good for row in rows)
-    seconds = sum(sum(row.seconds.values()) for row in rows)
-    summary = {
-        "good": good,
-        "bugs": len(rows) - 1,
-        "seconds": round(seconds, 1),
-        "rows": [row.to_json() for row in rows],
-    }
-    tell(
-        summary,
-        f"{len(rows) - 1} bugs, {sum(row.good for row in rows[1:])} caught; {seconds:.0f} s",
-        as_json=as_json,
-    )
-    raise typer.Exit(0 if good else 1)
 
 
 MOST_CANARIES = 2**20

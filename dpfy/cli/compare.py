@@ -11,10 +11,13 @@ import typer
 
 from dpfy.cli.account import ADJACENCY
 from dpfy.cli.answer import tell
+from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.target import save, target
 
 app = typer.Typer(
-    help="Compare bounds, tuning routes and more, side by side.", no_args_is_help=True
+    cls=VerbGroup,
+    help="Compare bounds, tuning routes and more, side by side.",
+    no_args_is_help=True,
 )
 PLOT = typer.Option(help="Also draw the table as an SVG file.")
 TUNED_STEPS = 10_000_000

@@ -11,10 +11,12 @@ from typing import Annotated
 import typer
 
 from dpfy.cli.answer import tell
+from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.target import PICTURE, save, target
 
 app = typer.Typer(
     name="ledger",
+    cls=VerbGroup,
     help="What a data set has spent, on what, and what is left of its budget.",
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from dpfy.cli.answer import one_line, tell
+from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.predict_student import student
 
 ESTIMATOR = "estimator.safetensors"
@@ -25,14 +25,10 @@ RELEASED = "released"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-class Verbs(TyperGroup):
+class PredictVerbs(VerbGroup):
     """The verbs below; anything else is a run and its records: `dpfy predict RUN DATA`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put in the name of the verb where it was left out."""
-        if args and args[0] not in self.commands and args[0] != "--help":
-            args = [RELEASED, *args]
-        return super().parse_args(ctx, args)
+    default = RELEASED
 
 
 HELP = """Predict with a released model, or answer from private voters.
@@ -46,7 +42,7 @@ released (PATE).
 
 Example: dpfy predict runs/x people.csv --out predictions.csv
 """  # noqa: E501
-app = typer.Typer(help=HELP, no_args_is_help=True, cls=Verbs, rich_markup_mode="rich")
+app = typer.Typer(help=HELP, no_args_is_help=True, cls=PredictVerbs, rich_markup_mode="rich")
 app.command("student")(student)
 
 

@@ -10,24 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.plugins import VerbGroup
 
 DEFAULT = "table"
 
 
-class Group(TyperGroup):
-    """A group whose first word, if it is the name of no verb, is the argument of the default
-    one.
-    """
+class SynthesizeVerbs(VerbGroup):
+    """The verbs below; anything else is a table: `dpfy synthesize DATA`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever, with the default verb put in."""
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
-            args = [DEFAULT, *args]
-        return list(super().parse_args(ctx, args))
+    default = DEFAULT
 
 
 app = typer.Typer(
@@ -38,7 +32,7 @@ app = typer.Typer(
     "evaluate[/b] says how good a table is.",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    cls=Group,
+    cls=SynthesizeVerbs,
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -12,31 +12,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from dpfy.cli.account import ADJACENCY
 from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.target import save, target
 
 SVG = {".svg": (b"<?xml",)}
 PLANNED_STEPS = 10_000_000
 
 
-class Default(TyperGroup):
-    """A verb of its own with another verb below it: what is no name of one of them is given to
-    `run`.
-    """
+class TuneVerbs(VerbGroup):
+    """A verb of its own with another verb below it."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever, with `run` before what does not name a verb."""
-        if not args or (args[0] not in self.commands and args[0] not in ("--help",)):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+    default = "run"
+    default_alone = True
 
 
 app = typer.Typer(
-    cls=Default,
+    cls=TuneVerbs,
     help="Search for the settings of a private training, within a budget for everything. dpfy tune "
     "[JOB.toml] searches; dpfy tune plan "
     "says what it would cost.",

@@ -1,19 +1,19 @@
 """What a release promises, known before the data is read. Every kind of release is one class that
 keeps to this.
 
-A kind is a name and a class. Those that come with dpfy stand in `HOMES`, the fixed table by which a
-file is read; another one makes itself known with :func:`register` where it is defined. Nothing that
-a file names is ever imported.
+A kind is a name and a class. An installed distribution, dpfy or a plug-in, registers it by an entry
+point of the group `dpfy.claims`; one that belongs to no distribution registers itself with
+:func:`register` where it is defined. A file names a kind, never a module: what it names is imported
+only where an entry point has that name.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
-from dpfy.core import check, events
+from dpfy.core import check, events, plugins
 from dpfy.core.codec import Codec
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
@@ -87,8 +87,8 @@ class Claim:
     A kind of release is a frozen dataclass that inherits from this, adds its own fields and says
     what it does. The defaults are those of one central release of sums under the tight accountant.
 
-    - `kind`: the name of the class of claims, in `HOMES` or given to :func:`register`. `name`: what
-      its reservation is called, once in a folder. `purpose`: one of `PURPOSES`.
+    - `kind`: the name of the class of claims, that of an entry point or given to :func:`register`.
+      `name`: what its reservation is called, once in a folder. `purpose`: one of `PURPOSES`.
     - `event`: the whole bill. `releases`: how many times noise is drawn under it. `delta`: where
       the guarantee is stated, 0 for a pure one. `accountant`: by which accountant.
     - `unit`: whose data is protected. `adjacency`: which change of the data is hidden. `trust`: one
@@ -210,41 +210,18 @@ class Claim:
         return read
 
 
-HOMES = {
-    "answers": "dpfy.prediction.claim",
-    "student": "dpfy.prediction.claim",
-    "vote-bill": "dpfy.prediction.vote_bill",
-    "training": "dpfy.plan.claim",
-    "evaluation": "dpfy.plan.claim",
-    "moments": "dpfy.models.moments",
-    "normalisation": "dpfy.models.normalisation",
-    "query": "dpfy.statistics.claim",
-    "local": "dpfy.local.claim",
-    "shuffled": "dpfy.local.claim",
-    "metric-text": "dpfy.local.words",
-    "fit": "dpfy.estimators.claim",
-    "tuning": "dpfy.tuning.claim",
-    "public-tuning": "dpfy.tuning.claim",
-    "synthesis": "dpfy.synthetic.claim",
-    "image-synthesis": "dpfy.synthetic.images.claim",
-    "evolution": "dpfy.synthetic.evolution.claim",
-    "generated-rows": "dpfy.synthetic.networks.claim",
-    "teacher-votes": "dpfy.synthetic.networks.claim",
-    "generated-text": "dpfy.synthetic.text.claim",
-    "label-responses": "dpfy.labels.claim",
-    "label-sums": "dpfy.labels.claim",
-}
-"""Where the kinds that come with dpfy are defined."""
-
 _KINDS: dict[str, type[Any]] = {}
 C = TypeVar("C", bound=type[Any])
 
 
 def register(cls: C) -> C:
     """Make a kind of claim known, by its `kind`; for use as a decorator. A name that is taken is
-    refused.
+    refused, and so are those of dpfy itself.
     """
     name = check.one_line("claim.kind", getattr(cls, "kind", None))
+    own = plugins.own(plugins.CLAIMS).get(name)
+    if own is not None and own != f"{cls.__module__}:{cls.__qualname__}":
+        raise InvalidInput("claim.kind", name, f"is taken by {own}")
     if _KINDS.setdefault(name, cls) is not cls and _KINDS[name].__qualname__ != cls.__qualname__:
         raise InvalidInput("claim.kind", name, "is taken by another class")
     _KINDS[name] = cls
@@ -253,12 +230,15 @@ def register(cls: C) -> C:
 
 def kind_of(name: str) -> type[Any]:
     """The class of claims called `name`; unknown ones are `Unsupported`."""
-    if name not in _KINDS and name in HOMES:
-        importlib.import_module(HOMES[name])
+    if name not in _KINDS and (found := plugins.find(plugins.CLAIMS, name)) is not None:
+        if getattr(found, "kind", None) != name:
+            raise Unsupported(f"{found!r} as the kind of release {name!r}", "its kind differs")
+        register(found)
     if name not in _KINDS:
         raise Unsupported(
             f"a release of kind {name!r}",
-            "import what defines it first, or use the version of dpfy that made it",
+            "install the plug-in that made it, or import what defines it, or use the version of "
+            "dpfy that made it",
         )
     return _KINDS[name]
 

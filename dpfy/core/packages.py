@@ -29,6 +29,7 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
     "dp_accounting": "dp-accounting",
     "google.protobuf": "protobuf",
+    "dpfy_lab": "dpfy-lab",
 }
 """Import name to the name that pip knows, where they differ."""
 

@@ -113,13 +113,16 @@ def verbs() -> dict[tuple[str, ...], list[Any]]:
     import typer
 
     from dpfy.cli.app import app
+    from dpfy.cli.plugins import PluginCommand
 
     found: dict[tuple[str, ...], list[Any]] = {}
 
     def walk(command: Any, path: tuple[str, ...]) -> None:
         if hasattr(command, "commands"):
-            for name, inner in command.commands.items():
-                walk(inner, (*path, name))
+            for name in command.list_commands(None):
+                walk(command.get_command(None, name), (*path, name))
+        elif isinstance(command, PluginCommand):
+            walk(command.command(), path)
         else:
             found[path] = list(command.params)
 

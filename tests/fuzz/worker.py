@@ -109,8 +109,8 @@ def cheap() -> None:
     from dpfy.audit import selftest
     from dpfy.core.errors import InvalidInput
     from dpfy.report.server import Explorer
-    from dpfy.studies import progress
     from dpfy.training import job
+    from dpfy_lab.studies import progress
 
     webbrowser.open = lambda *_, **__: True  # type: ignore[assignment]
     Explorer.serve_forever = lambda self, poll_interval=0.5: None  # type: ignore[method-assign]

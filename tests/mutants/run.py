@@ -1,4 +1,4 @@
-"""Plants small mistakes in copies of the package, one at a time, and looks whether the suite
+"""Plants small mistakes in copies of the packages, one at a time, and looks whether the suite
 notices: `make mutants`.
 
 Each entry of the lists (*.toml) names a file, a piece of it, what it becomes, and what must notice:
@@ -24,6 +24,8 @@ from rich.console import Console
 from rich.progress import track
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("dpfy", "lab/dpfy_lab")
+"""What is copied, and may have a mistake planted in it."""
 LISTS = sorted(Path(__file__).parent.glob("*.toml"))
 AREAS = (
     "sampling",
@@ -105,18 +107,21 @@ def python_of(tests: tuple[str, ...]) -> str:
 
 
 def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tuple[int, str]:
-    """Run `tests` on a copy of the package with the mistake planted (none: as it is, and as long as
-    it takes); the exit status and the end of the output.
+    """Run `tests` on copies of the packages with the mistake planted (none: as they are, and as long
+    as it takes); the exit status and the end of the output.
     """
     with tempfile.TemporaryDirectory(prefix="dpfy-mutant-") as folder:
-        shutil.copytree(
-            ROOT / "dpfy", Path(folder) / "dpfy", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        for package in PACKAGES:
+            shutil.copytree(
+                ROOT / package,
+                Path(folder) / package,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
         if mutant is not None:
             file = Path(folder) / mutant.file
             file.write_text(mutant.planted(file.read_text()))
         environment = os.environ | {
-            "PYTHONPATH": folder,
+            "PYTHONPATH": os.pathsep.join([folder, str(Path(folder) / "lab")]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
         }
@@ -147,15 +152,16 @@ def examine(mutant: Mutant | None, tests: tuple[str, ...], jobs: int = 1) -> tup
 
 
 def _require_copy(folder: str, environment: dict[str, str], python: str) -> None:
-    """The copy, and not the project's own package, is what gets imported: else every mistake would
-    survive, or none.
+    """The copies, and not the project's own packages, are what gets imported: else every mistake
+    would survive, or none.
     """
-    command = [python, "-P", "-c", "import dpfy; print(dpfy.__file__)"]
-    found = subprocess.run(
+    command = [python, "-P", "-c", "import dpfy, dpfy_lab; print(dpfy.__file__, dpfy_lab.__file__)"]
+    done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    ).stdout
-    if not found.startswith(folder):
-        raise RuntimeError(f"the copy is not what is imported, but {found.strip() or 'nothing'}")
+    )
+    found = done.stdout.split()
+    if len(found) != len(PACKAGES) or not all(file.startswith(folder) for file in found):
+        raise RuntimeError(f"the copies are not imported, but {' '.join(found) or done.stderr}")
 
 
 def judged(mutant: Mutant) -> Outcome:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from dpfy.cli import app
 from dpfy.report.publish import publish
 from dpfy.report.verify import verify
-from dpfy.studies import STUDIES, study
-from dpfy.studies.study import Options, stored
+from dpfy_lab.studies import STUDIES, study
+from dpfy_lab.studies.study import Options, stored
 
 ROOT = Path(__file__).parent.parent
 V1 = ROOT / "samples" / "v1"

@@ -1,0 +1,83 @@
+"""Groups of verbs, to which installed plug-ins add by entry points of `dpfy.commands`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from dpfy.core import packages, plugins
+
+LAB = ("reproduce", "audit.selftest")
+"""The verbs of the distribution dpfy-lab. Where it is not installed, they say so."""
+PANEL = "Commands of plug-ins"
+
+
+class PluginCommand(TyperCommand):
+    """A verb of a plug-in. The plug-in is imported when the verb is called, and not to list it."""
+
+    def __init__(self, path: str, distribution: str) -> None:
+        super().__init__(
+            path.rpartition(".")[2],
+            help=f"From {distribution}.",
+            rich_help_panel=PANEL,
+            rich_markup_mode="rich",
+        )
+        self.path = path
+
+    def command(self) -> Any:
+        """The verb itself, as the plug-in defines it."""
+        found = plugins.find(plugins.COMMANDS, self.path)
+        if found is None:
+            raise packages.missing(f"dpfy {self.path.replace('.', ' ')}", "dpfy_lab")
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            single.command(self.name)(found)
+            found = single
+        return typer.main.get_command(found)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """That of the verb itself."""
+        return self.command().make_context(info_name, args, parent, **extra)
+
+
+class VerbGroup(TyperGroup):
+    """A group of verbs that plug-ins can add to; a verb of dpfy itself is never replaced."""
+
+    default: ClassVar[str] = ""
+    """The verb that is meant where the first word is no verb; empty: that is an error."""
+    default_alone: ClassVar[bool] = False
+    """Whether the default is meant too where there is no word at all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put in the default verb where it was left out."""
+        if self.default and (args or self.default_alone):
+            named = args and (args[0] == "--help" or self.get_command(ctx, args[0]) is not None)
+            args = args if named else [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs of dpfy, then those of plug-ins."""
+        own, prefix = super().list_commands(ctx), self._path("")
+        added = [
+            path.removeprefix(prefix)
+            for path in plugins.installed(plugins.COMMANDS)
+            if path.startswith(prefix) and "." not in path.removeprefix(prefix)
+        ]
+        return own + [name for name in added if name not in own]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb `cmd_name`; None where there is none."""
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        path = self._path(cmd_name)
+        distribution = plugins.installed(plugins.COMMANDS).get(path)
+        if distribution is None and path not in LAB:
+            return None
+        return PluginCommand(path, distribution or "dpfy-lab")
+
+    def _path(self, name: str) -> str:
+        return name if self.name == "dpfy" else f"{self.name}.{name}"

@@ -1,0 +1,100 @@
+"""Entry points: which classes and commands belong to a name, in dpfy and in installed plug-ins.
+
+A distribution adds to dpfy by an entry point in its `pyproject.toml`. What dpfy adds to itself is
+in `dpfy/entry_points.txt`, from which its own metadata is made too. That file is read from the
+package, so that it always fits the code beside it, also in a source tree that nobody installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from dpfy.core.errors import Unsupported
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+CLAIMS = "dpfy.claims"
+"""Kinds of releases: the name is the kind, the object its class (`dpfy.core.claim.Claim`)."""
+COMMANDS = "dpfy.commands"
+"""Verbs of the command line: `verb`, or `group.verb`; the object is a function for Typer or a
+`typer.Typer`.
+"""
+OWN = "entry_points.txt"
+
+
+def find(group: str, name: str) -> Any:
+    """The object that the entry point `name` of `group` refers to; None where there is none.
+
+    Args:
+        group: One of the groups above.
+        name: The whole name. It may come from a file that nobody trusts.
+
+    Returns:
+        The object, imported by this call.
+
+    Raises:
+        Unsupported: The plug-in cannot be imported, or two of them have this name.
+
+    Guarantees:
+        Nothing is imported but what an installed distribution registered under exactly this name.
+        A name of dpfy itself means the same whatever is installed.
+    """
+    if (target := own(group).get(name)) is not None:
+        module, _, attribute = target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    points = _installed(group).get(name, ())
+    if not points:
+        return None
+    if len(points) > 1:
+        homes = " and ".join(sorted(map(origin, points)))
+        raise Unsupported(f"{name!r} of {group}, which {homes} both add", "uninstall all but one")
+    try:
+        return points[0].load()
+    except Exception as problem:
+        raise Unsupported(
+            f"{name!r} of {group}, which {origin(points[0])} adds, cannot be imported "
+            f"({type(problem).__name__}: {problem}) and",
+            "repair or uninstall it",
+        ) from problem
+
+
+@cache
+def own(group: str) -> dict[str, str]:
+    """What dpfy registers itself in `group`: names, each with `module:attribute`."""
+    found: dict[str, str] = {}
+    inside = False
+    for line in (pkgutil.get_data("dpfy", OWN) or b"").decode().splitlines():
+        if line.startswith("["):
+            inside = line.strip() == f"[{group}]"
+        elif inside and "=" in line:
+            name, _, target = line.partition("=")
+            found[name.strip()] = target.strip()
+    return found
+
+
+def installed(group: str) -> dict[str, str]:
+    """The names that plug-ins add to `group`, each with the distribution that adds it. Imports no
+    plug-in.
+    """
+    return {name: origin(points[0]) for name, points in sorted(_installed(group).items())}
+
+
+def origin(point: EntryPoint) -> str:
+    """The name of the distribution that an entry point comes from."""
+    return point.dist.name if point.dist is not None else "an unnamed distribution"
+
+
+@cache
+def _installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
+    """The entry points of all distributions but dpfy, by name."""
+    from importlib.metadata import entry_points  # not free: only for who asks for plug-ins
+
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in entry_points(group=group):
+        if origin(point) != "dpfy":
+            found[point.name] = (*found.get(point.name, ()), point)
+    return found

@@ -1,0 +1,1 @@
+"""The verbs that dpfy-lab adds to the command line."""
