@@ -36,7 +36,7 @@ test-all: lint types
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not gpu"
 
 test-gpu: setup
-	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py tests/training/test_mixing_cuda.py tests/training/integrity/test_spent.py
+	$(BIN)/pytest -m "not slow" tests/gradients tests/noise tests/training/test_correlated.py tests/isolation/test_mixing_cuda.py tests/training/integrity/test_spent.py
 
 # Flower needs older typer, rich, starlette and uvicorn than the suite has: its tests have an environment of their own.
 $(FLOWER)/.ready: pyproject.toml constraints.txt

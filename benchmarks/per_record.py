@@ -23,11 +23,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-import watch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dpfy
+import isolation
 
 RUN = 15
 """Steps of a run."""
@@ -45,20 +45,20 @@ def steps(
     """Seconds of each step of a run."""
     torch.manual_seed(0)
     model = make()
-    data = torch.randn(watch.RECORDS, 1, 28, 28), torch.randint(0, 10, (watch.RECORDS,))
+    data = torch.randn(isolation.RECORDS, 1, 28, 28), torch.randint(0, 10, (isolation.RECORDS,))
     fixed = {
         "sampling": "without-replacement",
         "adjacency": "replace-one",
     }  # all batches of one size
-    plan = dpfy.dpsgd(watch.RECORDS, batch, steps=rounds, **fixed).with_noise(1.0, delta=1e-5)
+    plan = dpfy.dpsgd(isolation.RECORDS, batch, steps=rounds, **fixed).with_noise(1.0, delta=1e-5)
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
     run, loss = (
         dpfy.Run(folder / str(per_record), seed=1, checkpoint_every=1e9),
         dpfy.per_record(one),
     )
     with dpfy.PrivateTraining(model, sgd, data, plan, run) as training:
-        if per_record and training.watch is not None:
-            training.watch.isolate(loss.words)
+        if per_record and training.isolation is not None:
+            training.isolation.isolate(loss.words)
         held, started, done = training.records.held, time.process_time(), 0
         for x, y in training.batches():
             losses: Any = (
@@ -96,7 +96,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=60)
     rounds = options.parse_args().rounds
     torch.set_num_threads(1)
-    for make in (watch.perceptron, watch.convolutions, watch.transformer):
+    for make in (isolation.perceptron, isolation.convolutions, isolation.transformer):
         for batch in (64, 256):
             plain, apart = ratio(make, batch, rounds)
             told = (

@@ -95,8 +95,9 @@ def test_the_ranks_of_the_benchmark() -> None:
 
 def test_the_benchmark_of_losses_for_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     import per_record
-    import watch
 
-    monkeypatch.setattr(watch, "RECORDS", 64)
-    plain, apart = per_record.ratio(watch.linear, 16, 5)
+    import isolation
+
+    monkeypatch.setattr(isolation, "RECORDS", 64)
+    plain, apart = per_record.ratio(isolation.linear, 16, 5)
     assert min(plain, apart) > 0

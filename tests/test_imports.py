@@ -15,6 +15,7 @@ BELOW_PLAN = {"core", "accounting", "mechanisms", "sampling", "gradients", "nois
 ABOVE_PLAN = BELOW_PLAN | {
     "plan",
     "models",
+    "isolation",
     "data",
     "report",
     "runs",
@@ -33,7 +34,8 @@ MAY_IMPORT = {
     "noise": {"core", "mechanisms"},
     "plan": {"core", "accounting", "sampling", "gradients", "noise"},
     "models": {"core"},
-    "data": {"core"},
+    "isolation": {"core", "sampling", "gradients", "plan"},
+    "data": {"core", "isolation"},
     "audit": {"core"},
     "report": {"core", "accounting", "plan", "audit"},
     "runs": {"core", "report"},
@@ -46,6 +48,7 @@ MAY_IMPORT = {
     "training": BELOW_PLAN
     | {
         "plan",
+        "isolation",
         "models",
         "data",
         "report",
@@ -56,7 +59,8 @@ MAY_IMPORT = {
         "synthetic",
         "labels",
     },
-    "federated": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training", "audit"},
+    "federated": BELOW_PLAN
+    | {"plan", "models", "isolation", "data", "report", "runs", "training", "audit"},
     "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
     "synthetic": BELOW_PLAN | {"plan", "data", "report", "runs", "training", "prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},

@@ -58,7 +58,7 @@ def plain(name: str, value: object, rows: int) -> Batch:
     own.
 
     Guarantees: what passes has no leaf but tensors and None, so that nothing enters a loss that the
-    watch over mixing cannot replace; a message names the place of a leaf, never its value.
+    isolation check cannot replace; a message names the place of a leaf, never its value.
     """
     if isinstance(value, Mapping):
         return {key: plain(f"{name}[{key!r}]", part, rows) for key, part in value.items()}

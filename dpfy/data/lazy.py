@@ -16,8 +16,8 @@ from dpfy.core import check
 from dpfy.core.random import Randomness
 from dpfy.data import repeatable
 from dpfy.data.batch import Batch, Draw, leaves, placed
-from dpfy.data.isolation import Inspected
 from dpfy.data.reader import Collate, Failed, Read, Reader
+from dpfy.isolation.inspection import Inspected
 
 PREFETCH = 2
 """Batches that each worker reads ahead, as torch does."""

@@ -21,10 +21,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, default_collate
 
 from dpfy.core.errors import DpfyError, InvalidInput
-from dpfy.data.batch import Batch, Draw, Look, plain
-from dpfy.data.collating import Made, check_batch, fresh
-from dpfy.data.isolation import ASKED_TRIES, LEAST_TRIES, Inspected, Inspection
-from dpfy.data.items import OURS, check_item, look_into
+from dpfy.data.batch import Batch, Draw, Look, leaves, plain
+from dpfy.isolation.collate import Made, check_batch, fresh
+from dpfy.isolation.inspection import ASKED_TRIES, LEAST_TRIES, Inspected, Inspection
+from dpfy.isolation.items import OURS, check_item, look_into
 
 Collate = Callable[[list[Any]], Any]
 
@@ -147,7 +147,7 @@ class Reader(Dataset[Any]):
         draw: Draw,
         rng: np.random.Generator,
     ) -> int:
-        """See :func:`dpfy.data.collating.check_batch`."""
+        """See :func:`dpfy.isolation.collate.check_batch`."""
         others: list[Any] | None = None
         starts: dict[int, object] = {}
         least = ASKED_TRIES if draw.look is Look.ALWAYS else LEAST_TRIES
@@ -165,17 +165,23 @@ class Reader(Dataset[Any]):
             self._seed_batch(draw, number)
             found = self._joined([_copied(item) for item in items])
             return Made(
-                pytree.tree_map_only(Tensor, torch.clone, found),
+                tuple(t.clone() for t in leaves(found)),
                 after := _next(),
                 after != starts[number],
             )
 
         return check_batch(
-            make, parts, others, self.views, batch, self.inspection.tries(least), rng
+            make,
+            parts,
+            others,
+            self.views,
+            leaves(batch),
+            self.inspection.tries(least),
+            rng,
         )
 
     def _check_item(self, row: tuple[int, int], item: Any, draw: Draw, look: Inspection) -> int:
-        """See :func:`dpfy.data.items.check_item`."""
+        """See :func:`dpfy.isolation.items.check_item`."""
         inner = look_into(self.dataset, row[0])
         assert inner is not None
         starts: dict[int, object] = {}

@@ -22,6 +22,7 @@ from dpfy.federated.cohort import Cohort, Tally
 from dpfy.federated.participations import Participations
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads
+from dpfy.isolation.check import CheckSummary
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import ROUND
 from dpfy.sampling.check_in import CheckInSampler
@@ -33,7 +34,6 @@ from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
-from dpfy.training.watch import Checks
 
 CHECKED = (
     "the update of each client was bounded as it came, whatever the client had computed: no step "
@@ -65,7 +65,7 @@ class UpdateEngine(Engine):
 
 
 @dataclass
-class UpdateChecks(Checks):
+class UpdateChecks(CheckSummary):
     """What the card says about mixing where no gradient was computed by the server."""
 
     @property
@@ -153,8 +153,8 @@ class PrivateRounds(PrivateTraining):
         if self.world.count > 1:
             raise Unsupported("rounds on several ranks", "serve a federation from one process")
         super()._open()
-        assert self.watch is not None
-        self.watch.checks = UpdateChecks()
+        assert self.isolation is not None
+        self.isolation.summary = UpdateChecks()
         self._cohort = None
 
     def cohorts(self, arrivals: Arrivals | None = None) -> Iterator[Cohort]:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.layers.whole_batch import WHOLE
-from dpfy.gradients.tracing.one_record import KEEP_NONE, ONE_BY_ONE, Apart, Call, current
+from dpfy.gradients.one_record import KEEP_NONE, ONE_BY_ONE, Apart, Call, current
 
 OUTSIDE = ("an index", "must lie inside the table, the classes or the tensor that it is used for")
 

@@ -330,7 +330,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._hush(False)
         if (
             self.training is not None
-            and self.training.watch is not None
+            and self.training.isolation is not None
             and not self.training.folder.finished
         ):
             self.training.__exit__(type(exception), exception, exception.__traceback__)

@@ -18,16 +18,16 @@ from torch.utils import _pytree as pytree
 from dpfy.core.random import Randomness
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, Draw, Look
-from dpfy.data.isolation import Inspected, Mixing, secret_steps
 from dpfy.data.lazy import LazyRecords, Source
 from dpfy.data.owners import DrawnRecords
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
 from dpfy.gradients.engine import Grads
+from dpfy.isolation.check import IsolationCheck
+from dpfy.isolation.inspection import Inspected, Mixing, secret_steps
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.training import progress
 from dpfy.training.parallel.world import World
-from dpfy.training.watch import Watch
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,7 @@ class Drawing:
     recipe: Recipe
     randomness: Randomness
     records: Source
-    watch: Watch
+    isolation: IsolationCheck
     most: int
     row_multiple: int
     world: World = field(default_factory=World)
@@ -92,7 +92,7 @@ class Drawing:
     def _cut(
         self, step: int, indices: NDArray[np.int64]
     ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-        return self.watch.pieces(step, indices, self.most, self.row_multiple)
+        return self.isolation.pieces(step, indices, self.most, self.row_multiple)
 
     def since(
         self, step: int, device: torch.device
@@ -101,7 +101,7 @@ class Drawing:
         after the other.
 
         Guarantees: where a batch was found to mix records it is not given; the refusal is final, as
-        one of the watch is.
+        one of the check is.
         """
         self.close()
         drawn, ahead, again = tee(
@@ -111,16 +111,16 @@ class Drawing:
         return drawn, self._sound(chain.from_iterable(again), self._reading)
 
     def _sound(self, pieces: Iterator[Piece], reading: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches of these pieces. A refusal is given to the watch, which keeps it in the run's
+        """The batches of these pieces. A refusal is given to the isolation, which keeps it in the run's
         folder once steps were released.
         """
         for piece in pieces:
             try:
                 batch = next(reading)
             except Mixing as refusal:
-                self.watch.refusal = refusal
+                self.isolation.refusal = refusal
                 if piece.step > 0:
-                    self.watch._store(str(refusal))
+                    self.isolation._store(str(refusal))
                 raise
             yield batch
 

@@ -33,7 +33,7 @@ from dpfy.data.records import Records
 from dpfy.gradients.checker import LossProbe, check_model
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.choice import choose
-from dpfy.gradients.tracing.program import Program
+from dpfy.isolation.program import Program
 from dpfy.labels import bench as labels
 from dpfy.local.bench import kept_answers, local_reports
 from dpfy.noise.banded import Banded

@@ -15,6 +15,7 @@ from torch import Tensor
 import dpfy
 from dpfy.core.codec import number
 from dpfy.core.errors import Unsupported
+from dpfy.isolation.check import CheckSummary
 from dpfy.models import repair as repaired
 from dpfy.plan.claim import NOTHING, PUBLIC, SEARCHED
 from dpfy.report import card, evaluations
@@ -23,7 +24,6 @@ from dpfy.training import weights
 from dpfy.training.integrity import guard
 from dpfy.training.parallel.dtensor import full
 from dpfy.training.run import TRAINING, RunFolder
-from dpfy.training.watch import Checks
 
 NO_NORMS = (
     "gradient norms were not released: showing them would cost privacy, and no reservation pays "
@@ -151,10 +151,12 @@ def _checked(training: PrivateTraining) -> str:
     """What was checked of the isolation of examples: in what the loop computes, and in how batches
     are read (by this process).
     """
-    if training.watch is None:
-        return Checks().words
+    if training.isolation is None:
+        return CheckSummary().words
     return "; ".join(
-        words for words in (training.watch.checks.words, training.drawing.inspected.words) if words
+        words
+        for words in (training.isolation.summary.words, training.drawing.inspected.words)
+        if words
     )
 
 

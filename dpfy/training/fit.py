@@ -180,8 +180,8 @@ def fit(
             evaluation.rehearse(training, held_out, aim, use, test_bound)
         model.train()
         noted = metrics.last_step(training.folder.path)
-        if aim.record is not None and training.watch is not None:
-            training.watch.isolate(aim.record.words)
+        if aim.record is not None and training.isolation is not None:
+            training.isolation.isolate(aim.record.words)
         step = training.captured(aim.losses_of(model, training.records))
         for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None, stop):
             step(batch)

@@ -28,6 +28,7 @@ from dpfy.gradients.checker import check_model
 from dpfy.gradients.cuda_graphs.captured import LossesOf
 from dpfy.gradients.engine import Grads, no_reentrant_checkpoints, trainable
 from dpfy.gradients.engines.choice import choose
+from dpfy.isolation.check import IsolationCheck
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
 from dpfy.training import finish, schedulers
@@ -59,7 +60,6 @@ from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
 from dpfy.training.step import PrivateStep, stream_of
 from dpfy.training.update import Rates, Update, clear_gradients, rates_of
-from dpfy.training.watch import Watch
 
 
 class PrivateTraining(Standing):
@@ -132,7 +132,7 @@ class PrivateTraining(Standing):
         self._asked: object = None
         self._given: Batches | None = None
         self._pieces = None
-        self.watch: Watch | None = None
+        self.isolation: IsolationCheck | None = None
 
     def __enter__(self) -> PrivateTraining:
         """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one,
@@ -200,7 +200,7 @@ class PrivateTraining(Standing):
         self._journal = journal = resume.journal_of(self, snapshot)
         self.spread.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
-        self.watch = Watch(
+        self.isolation = IsolationCheck(
             model,
             self.engine,
             self.records,
@@ -209,9 +209,9 @@ class PrivateTraining(Standing):
             kept,
             varies(recipe.sampler.participation),
         )
-        self.watch.keeps, self.watch.alone = self.world.first, self.world.count == 1
+        self.isolation.keeps, self.isolation.alone = self.world.first, self.world.count == 1
         cut = (self.physical_batch, self.row_multiple, self.spread.readers)
-        self.drawing = Drawing(recipe, randomness, self.records, self.watch, *cut)
+        self.drawing = Drawing(recipe, randomness, self.records, self.isolation, *cut)
         self._guard = Guard(
             model,
             self.optimizer,
@@ -281,7 +281,7 @@ class PrivateTraining(Standing):
 
     def _remaining(self) -> Iterator[Batch]:
         self._require_live()
-        watch, padded = self._require_sound(), self.row_multiple > 1
+        isolation, padded = self._require_sound(), self.row_multiple > 1
         self._asked = mine = object()
         if self._entry:
             schedulers.require_known(self)
@@ -294,7 +294,7 @@ class PrivateTraining(Standing):
             self._state = replace(self._state, random=state.generators(self.device))
             self._pieces = LogicalBatch(len(pieces))
             if not pieces:
-                watch.empty(self.steps_done)
+                isolation.empty(self.steps_done)
                 self._update(
                     Bounded(
                         self.spread.zeros(self._guard.trainable, self.clip),
@@ -305,11 +305,11 @@ class PrivateTraining(Standing):
             for piece in pieces:
                 batch = next(batches)
                 self._pieces.expect(piece.mask(self.device, padded), len(piece.indices))
-                self.spread.together(piece.step, watch, piece.place == 0)
+                self.spread.together(piece.step, isolation, piece.place == 0)
                 self._seen.batch = leaves(batch)
-                watch.begin(piece.step, self._seen.batch, first=piece.place == 0)
+                isolation.begin(piece.step, self._seen.batch, first=piece.place == 0)
                 yield batch
-                watch.pause()
+                isolation.pause()
                 self._require_live()
                 if self._asked is not mine:
                     raise InvalidInput(
@@ -365,7 +365,7 @@ class PrivateTraining(Standing):
         )
 
         def step(*batch: Batch) -> None:
-            if capture is None or self._require_sound().looking:
+            if capture is None or self._require_sound().recording:
                 self.step(losses_of(*batch))
             else:
                 pieces = self._awaited()
@@ -481,8 +481,8 @@ class PrivateTraining(Standing):
 
     def _detach(self) -> None:
         self.engine.detach()
-        if self.watch is not None:
-            self.watch.close()
+        if self.isolation is not None:
+            self.isolation.close()
             self.drawing.close()
 
     def _require_entered(self) -> None:
@@ -494,11 +494,11 @@ class PrivateTraining(Standing):
             )
         self._require_sound()
 
-    def _require_sound(self) -> Watch:
+    def _require_sound(self) -> IsolationCheck:
         """A refusal ends the run, also where the caller caught it."""
-        assert self.watch is not None
-        self.watch.require_sound()
-        return self.watch
+        assert self.isolation is not None
+        self.isolation.require_sound()
+        return self.isolation
 
     def _require_live(self) -> None:
         self._require_entered()

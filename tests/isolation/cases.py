@@ -306,7 +306,7 @@ def train(
                         job.after(losses)
     except DpfyError as refusal:
         return Outcome(done, str(refusal), time.perf_counter() - started, None)
-    checks = None if training is None or training.watch is None else training.watch.checks
+    checks = None if training is None or training.isolation is None else training.isolation.summary
     return Outcome(None, "", time.perf_counter() - started, checks)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.isolation import cases
+from tests.isolation import test_mixing_refused as earlier
 from tests.isolation.cases import (
     CLASSES,
     EVERY,
@@ -38,7 +39,6 @@ from tests.isolation.cases import (
     net,
     plain,
 )
-from tests.training import test_mixing_refused as earlier
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from tests.isolation import cases
+from tests.isolation import test_mixing_accepted as earlier
 from tests.isolation.cases import CLASSES, LENGTH, WIDTH, WORDS, Apply, Case, Job, ce, net, plain
-from tests.training import test_mixing_accepted as earlier
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import dpfy
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.tracing.monitor import Followed
-from dpfy.training import watch
+from dpfy.isolation import check
+from dpfy.isolation.monitor import Followed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def _every_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps here are so short that the monitor would see some of them only."""
-    monkeypatch.setattr(watch, "FREE", 60.0)
+    monkeypatch.setattr(check, "FREE", 60.0)
 
 
 def train(
@@ -182,8 +182,8 @@ def test_new_code_at_a_step_of_which_the_losses_alone_were_to_be_checked(tmp_pat
     steps: list[int] = []
 
     def saw(training: dpfy.PrivateTraining) -> None:
-        assert training.watch is not None
-        steps.append(min(training.watch._due - training.watch._cut - {0}))
+        assert training.isolation is not None
+        steps.append(min(training.isolation._due - training.isolation._cut - {0}))
 
     def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
         h = m[0](x)  # type: ignore[index]

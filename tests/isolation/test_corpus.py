@@ -1,4 +1,4 @@
-"""The corpora of this folder against the watch: ordinary programs are accepted, programs that mix
+"""The corpora of this folder against the isolation check: ordinary programs are accepted, programs that mix
 are refused, and both are what they say.
 
 `python -m tests.isolation.test_corpus [ordinary|mixing|moves] [runs] [part of a name]` prints a

@@ -4,30 +4,27 @@ reach no loss.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.isolation import small_runs
+from tests.isolation.small_runs import CLASSES, RECORDS, WIDTH, ce
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 import dpfy
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.tracing.dispatch import OperationRecorder
-
-sys.path.insert(0, str(Path(__file__).parent))
-import watched
-from watched import CLASSES, RECORDS, WIDTH, ce
+from dpfy.isolation.recorder import OperationRecorder
 
 LONGEST = 16
 
 
 def data() -> tuple[Tensor, Tensor, Tensor]:
-    g = watched.seeded()
+    g = small_runs.seeded()
     x = torch.randn(RECORDS, LONGEST, WIDTH, generator=g)
     lengths = 1 + (LONGEST * torch.rand(RECORDS, generator=g) ** 3).long()  # a few are long
     return x, lengths, torch.randint(0, CLASSES, (RECORDS,), generator=g)
@@ -71,7 +68,7 @@ def plain(model: nn.Module, x: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
     return ce(model(x, lengths), y)
 
 
-ACCEPTED: dict[str, tuple[nn.Module, watched.Losses]] = {
+ACCEPTED: dict[str, tuple[nn.Module, small_runs.Losses]] = {
     "last state": (Reader(last), plain),
     "both ways": (Reader(last, "GRU", bidirectional=True), plain),
     "last output": (Reader(picked, "RNN"), plain),
@@ -88,10 +85,10 @@ ACCEPTED: dict[str, tuple[nn.Module, watched.Losses]] = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_packed_sequences_train(name: str, engine: str, tmp_path: Path) -> None:
     model, losses = ACCEPTED[name]
-    training = watched.train(tmp_path, model, losses, data(), engine=engine)
-    assert training.watch is not None
-    assert training.watch.checks.replayed
-    assert not training.watch.checks.through_model, training.watch.checks.why
+    training = small_runs.train(tmp_path, model, losses, data(), engine=engine)
+    assert training.isolation is not None
+    assert training.isolation.summary.replayed
+    assert not training.isolation.summary.through_model, training.isolation.summary.why
 
 
 def sorted_by_hand(model: Any, x: Tensor, n: Tensor, y: Tensor) -> Tensor:
@@ -101,7 +98,7 @@ def sorted_by_hand(model: Any, x: Tensor, n: Tensor, y: Tensor) -> Tensor:
 
 
 def test_sequences_sorted_by_the_caller(tmp_path: Path) -> None:
-    watched.train(tmp_path, Reader(last), sorted_by_hand, data())
+    small_runs.train(tmp_path, Reader(last), sorted_by_hand, data())
 
 
 def by_all(model: Any, x: Tensor, n: Tensor, y: Tensor) -> Tensor:
@@ -128,7 +125,7 @@ def average(outputs: Any, state: Tensor) -> Tensor:
     return pad_packed_sequence(outputs, batch_first=True)[0].mean(1)
 
 
-REFUSED: dict[str, tuple[nn.Module, watched.Losses]] = {
+REFUSED: dict[str, tuple[nn.Module, small_runs.Losses]] = {
     "divided by all lengths": (Reader(last), lambda m, x, n, y: plain(m, x, n, y) / n.sum()),
     "divided by the longest": (Reader(last), lambda m, x, n, y: plain(m, x, n, y) / n.max()),
     "divided by the number of steps": (Reader(last), by_all),
@@ -147,7 +144,7 @@ REFUSED: dict[str, tuple[nn.Module, watched.Losses]] = {
 def test_lengths_of_others_are_refused(name: str, tmp_path: Path) -> None:
     model, losses = REFUSED[name]
     with pytest.raises(Unsupported) as refused:
-        watched.train(tmp_path, model, losses, data())
+        small_runs.train(tmp_path, model, losses, data())
     assert "\n" not in str(refused.value)
     assert any(
         word in str(refused.value) for word in ("mix", "lengths of other", "torch.where", "depend")

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from tests.isolation import small_runs
+from tests.isolation.small_runs import net, plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
@@ -26,26 +28,22 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.isolation.check import CheckLevel
 from dpfy.training.objective import Objective
-from dpfy.training.watch import Kind
-
-sys.path.insert(0, str(Path(__file__).parent))
-import watched
-from watched import net, plain
 
 
 def loop(path: Path, count: int, how: str, *, resume: bool = False) -> dpfy.PrivateTraining:
     """`count` steps of a run; with `how`, its losses count as isolated by construction."""
     torch.manual_seed(0)
     model = net()
-    plan = dpfy.dpsgd(watched.RECORDS, 12, steps=20).with_noise(1.0, delta=1e-3)
+    plan = dpfy.dpsgd(small_runs.RECORDS, 12, steps=20).with_noise(1.0, delta=1e-3)
     run = dpfy.Run(path / "run", seed=1, resume=resume)
     with dpfy.PrivateTraining(
-        model, torch.optim.SGD(model.parameters(), lr=0.05), watched.vectors(), plan, run
+        model, torch.optim.SGD(model.parameters(), lr=0.05), small_runs.vectors(), plan, run
     ) as training:
-        assert training.watch is not None
+        assert training.isolation is not None
         if how:
-            training.watch.isolate(how)
+            training.isolation.isolate(how)
         for x, y in training.batches():
             training.step(plain(model, x, y))
             if training.steps_done == count:
@@ -58,10 +56,10 @@ def test_isolated_losses_are_neither_recorded_nor_replayed_and_the_report_says_s
     tmp_path: Path,
 ) -> None:
     training = loop(tmp_path, 20, "one by one")
-    assert training.watch is not None
-    checks = training.watch.checks
+    assert training.isolation is not None
+    checks = training.isolation.summary
     assert (checks.recorded, checks.replayed, checks.through_model) == (0, 0, 0)
-    assert all(training.watch.kind(step) is Kind.NOTHING for step in range(20))
+    assert all(training.isolation.kind(step) is CheckLevel.NOTHING for step in range(20))
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert "isolated by construction: one by one" in json.dumps(card)
 
@@ -195,7 +193,7 @@ class Through(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(watched.WIDTH, 8), nn.Linear(8, watched.CLASSES)
+        self.body, self.head = nn.Linear(small_runs.WIDTH, 8), nn.Linear(8, small_runs.CLASSES)
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
@@ -211,8 +209,8 @@ class Counts(nn.Module):
 
     def __init__(self, write: bool) -> None:
         super().__init__()
-        self.body, self.write = nn.Linear(watched.WIDTH, watched.CLASSES), write
-        self.register_buffer("mean", torch.zeros(watched.WIDTH))
+        self.body, self.write = nn.Linear(small_runs.WIDTH, small_runs.CLASSES), write
+        self.register_buffer("mean", torch.zeros(small_runs.WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.write:
@@ -337,22 +335,22 @@ REFUSED: dict[str, Callable[[], Made]] = {
     "scalar in C++": lambda: read(lambda x: torch.full((2,), x.sum())),
     "equal": lambda: read(lambda x: torch.equal(x, x + 1)),
     "close": lambda: read(lambda x: torch.allclose(x, x + 1)),
-    "written outside": lambda: read(lambda x: torch.zeros(watched.WIDTH).copy_(x)),
+    "written outside": lambda: read(lambda x: torch.zeros(small_runs.WIDTH).copy_(x)),
     "scripted": lambda: through(torch.jit.script(scripted)),
-    "resized into the neighbours": lambda: read(lambda x: x.clone().resize_(2 * watched.WIDTH)),
+    "resized into the neighbours": lambda: read(lambda x: x.clone().resize_(2 * small_runs.WIDTH)),
     "resized by its operation": lambda: read(
-        lambda x: torch.ops.aten.resize_(x.clone(), [2 * watched.WIDTH])
+        lambda x: torch.ops.aten.resize_(x.clone(), [2 * small_runs.WIDTH])
     ),
     "another shape of its memory": lambda: read(
-        lambda x: torch._reshape_alias_copy(x, (2 * watched.WIDTH,), (1,))
+        lambda x: torch._reshape_alias_copy(x, (2 * small_runs.WIDTH,), (1,))
     ),
     "operation of a compiler": lambda: read(
-        lambda x: torch.ops.inductor._reinterpret_tensor(x, (2 * watched.WIDTH,), (1,))
+        lambda x: torch.ops.inductor._reinterpret_tensor(x, (2 * small_runs.WIDTH,), (1,))
     ),
-    "neighbours in memory": lambda: read(lambda x: x.as_strided((2 * watched.WIDTH,), (1,))),
+    "neighbours in memory": lambda: read(lambda x: x.as_strided((2 * small_runs.WIDTH,), (1,))),
 }
 
-DATA = watched.vectors()
+DATA = small_runs.vectors()
 
 
 def frames(name: str) -> Any:
@@ -365,7 +363,7 @@ def frames(name: str) -> Any:
 
 def fitted(path: Path, made: Made, steps: int = 6, **options: Any) -> dpfy.Result:
     model, loss = made
-    plan = dpfy.dpsgd(watched.RECORDS, 24, steps=steps).with_noise(1.0, delta=1e-3)
+    plan = dpfy.dpsgd(small_runs.RECORDS, 24, steps=steps).with_noise(1.0, delta=1e-3)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
     run = options.pop("run", None) or dpfy.Run(path / "run", seed=5)
     return dpfy.fit(
@@ -390,8 +388,8 @@ class Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router, self.head = nn.Linear(watched.WIDTH, 3), nn.Linear(8, watched.CLASSES)
-        self.experts = nn.ModuleList(nn.Linear(watched.WIDTH, 8) for _ in range(3))
+        self.router, self.head = nn.Linear(small_runs.WIDTH, 3), nn.Linear(8, small_runs.CLASSES)
+        self.experts = nn.ModuleList(nn.Linear(small_runs.WIDTH, 8) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.router(x).softmax(-1)
@@ -410,7 +408,7 @@ class CountsPositions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.head = nn.Linear(watched.WIDTH, 8), nn.Linear(8, watched.CLASSES)
+        self.body, self.head = nn.Linear(small_runs.WIDTH, 8), nn.Linear(8, small_runs.CLASSES)
         self.cache: dict[int, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -467,9 +465,9 @@ HARMLESS: dict[str, tuple[Callable[[], Made], Any]] = {
     "a dict": (lambda: (net(), per_record(as_dict)), {"x": DATA[0], "y": DATA[1]}),
     "one field": (lambda: (net(), per_record(lambda m, r: m(r[0]).square().mean())), DATA[0]),
     "length of the record": (lambda: with_term(lambda m, x: x.sum() / len(x) / x.shape[0]), DATA),
-    "dropout": (lambda: (net(nn.Linear(watched.WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, watched.CLASSES)), per_record(entropy)), DATA),  # noqa: E501
+    "dropout": (lambda: (net(nn.Linear(small_runs.WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, small_runs.CLASSES)), per_record(entropy)), DATA),  # noqa: E501
     "noise": (lambda: with_term(lambda m, x: (x + torch.randn(x.shape)).square().mean() * torch.rand(())), DATA),
-    "positions": (lambda: (CountsPositions(), per_record(entropy)), watched.sequences()),
+    "positions": (lambda: (CountsPositions(), per_record(entropy)), small_runs.sequences()),
     "own gradient": (lambda: (net(), per_record(slope)), DATA),
     "a function of autograd": (lambda: through(Doubles.apply), DATA),
     "a counter": (counting, DATA),
@@ -481,7 +479,7 @@ HARMLESS: dict[str, tuple[Callable[[], Made], Any]] = {
     "several "
     "tensors": (lambda: through(lambda h: torch.cat([*h.chunk(2, -1)][::-1], -1).split(4, -1)[0].repeat(2)), DATA),
     "experts, one by "
-    "one": (lambda: (Experts(), per_record(entropy, vectorised=False)), watched.sequences()),
+    "one": (lambda: (Experts(), per_record(entropy, vectorised=False)), small_runs.sequences()),
     "read, one by one": (
         lambda: (net(), per_record(lambda m, r: entropy(m, r) * (2 if r[0].sum().item() > 0 else 1), vectorised=False)), DATA  # noqa: E501
     ),
@@ -489,7 +487,7 @@ HARMLESS: dict[str, tuple[Callable[[], Made], Any]] = {
         lambda: (Through(lambda h: checkpoint(torch.tanh, h, use_reentrant=False)), per_record(entropy, vectorised=False)), DATA  # noqa: E501
     ),
     "dropout, one by one": (
-        lambda: (net(nn.Linear(watched.WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, watched.CLASSES)), per_record(entropy, vectorised=False)),  # noqa: E501
+        lambda: (net(nn.Linear(small_runs.WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, small_runs.CLASSES)), per_record(entropy, vectorised=False)),  # noqa: E501
         DATA,
     ),
 }  # fmt: skip
@@ -530,7 +528,7 @@ def test_no_record_moves_the_clipped_sum_further_than_the_bound(name: str) -> No
     most = 0.0
     for seed in range(4):
         g = torch.Generator().manual_seed(seed)
-        picked = torch.randperm(watched.RECORDS, generator=g)[:rows]
+        picked = torch.randperm(small_runs.RECORDS, generator=g)[:rows]
         batch = pytree.tree_map(
             lambda t, picked=picked: t[picked], data if not isinstance(data, Tensor) else (data,)
         )
@@ -538,7 +536,7 @@ def test_no_record_moves_the_clipped_sum_further_than_the_bound(name: str) -> No
 
         def other(t: Tensor, row: int = row) -> Tensor:
             t = t.clone()
-            t[row] = t[row] * 50 if t.is_floating_point() else (t[row] + 1) % watched.CLASSES
+            t[row] = t[row] * 50 if t.is_floating_point() else (t[row] + 1) % small_runs.CLASSES
             return t
 
         without = total(batch, counts)
@@ -584,7 +582,7 @@ def test_one_by_one_what_is_kept_is_refused_too(name: str, tmp_path: Path) -> No
 
 def test_experts_are_refused_with_the_way_that_trains_them(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="vectorised=False"):
-        fitted(tmp_path, (Experts(), per_record(entropy)), data=watched.sequences())
+        fitted(tmp_path, (Experts(), per_record(entropy)), data=small_runs.sequences())
 
 
 @pytest.mark.filterwarnings("ignore:run .* unfinished")
@@ -599,7 +597,7 @@ def test_a_resumed_run_releases_the_same_and_refuses_another_loss(tmp_path: Path
                 raise Ends
 
         steps: list[int] = []
-        plan = dpfy.dpsgd(watched.RECORDS, 24, steps=6).with_noise(1.0, delta=1e-3)
+        plan = dpfy.dpsgd(small_runs.RECORDS, 24, steps=6).with_noise(1.0, delta=1e-3)
         torch.manual_seed(0)
         model = net()
         sgd = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -637,7 +635,7 @@ def test_a_resumed_run_releases_the_same_and_refuses_another_loss(tmp_path: Path
 
 
 def test_users_and_views_are_made_of_rows(tmp_path: Path) -> None:
-    owners = torch.arange(watched.RECORDS) // 4
+    owners = torch.arange(small_runs.RECORDS) // 4
     plan = dpfy.dpsgd(24, 6, steps=4, unit=dpfy.Unit("user", 3)).with_noise(1.0, delta=1e-3)
     weights = []
     for loss in ("cross_entropy", per_record(entropy)):
@@ -660,7 +658,7 @@ def test_users_and_views_are_made_of_rows(tmp_path: Path) -> None:
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
-        return watched.RECORDS
+        return small_runs.RECORDS
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         return DATA[0][i], DATA[1][i]

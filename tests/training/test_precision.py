@@ -4,22 +4,19 @@ way out.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.isolation import small_runs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dpfy
 from dpfy.core.errors import DpfyError, Unsupported
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import watched
 
-
-def under(dtype: torch.dtype, scale: bool = False) -> watched.Losses:
+def under(dtype: torch.dtype, scale: bool = False) -> small_runs.Losses:
     """Losses of a forward pass under autocast, scaled as torch's recipe for float16 has it."""
     scaler = torch.amp.GradScaler("cpu")
 
@@ -36,18 +33,18 @@ def in_half(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def test_autocast_to_bfloat16_trains(tmp_path: Path) -> None:
-    assert watched.train(tmp_path, watched.net(), under(torch.bfloat16)).steps_done == 4
+    assert small_runs.train(tmp_path, small_runs.net(), under(torch.bfloat16)).steps_done == 4
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
 def test_float16_is_refused(engine: str, tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"float16 on the way .*bfloat16"):
-        watched.train(tmp_path, watched.net(), under(torch.float16), engine=engine)
+        small_runs.train(tmp_path, small_runs.net(), under(torch.float16), engine=engine)
 
 
 def test_parameters_in_float16_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"parameters in float16 .*bfloat16"):
-        watched.train(tmp_path, watched.net().half(), in_half)
+        small_runs.train(tmp_path, small_runs.net().half(), in_half)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]  # nothing is reserved
 
 
@@ -58,14 +55,14 @@ def test_scaled_losses_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
         Unsupported,
         match=r"losses multiplied by 65536, as by a GradScaler, .*hand them over unscaled",
     ):
-        watched.train(tmp_path, watched.net(), under(dtype, scale=True))
+        small_runs.train(tmp_path, small_runs.net(), under(dtype, scale=True))
 
 
 @pytest.mark.parametrize("weight", [torch.tensor(100.0), 2, 1e5, -0.5])
 def test_losses_weighted_by_the_user_are_not(weight: float | Tensor, tmp_path: Path) -> None:
     assert (
-        watched.train(
-            tmp_path, watched.net(), lambda m, x, y: watched.plain(m, x, y) * weight
+        small_runs.train(
+            tmp_path, small_runs.net(), lambda m, x, y: small_runs.plain(m, x, y) * weight
         ).steps_done
         == 4
     )
@@ -74,12 +71,12 @@ def test_losses_weighted_by_the_user_are_not(weight: float | Tensor, tmp_path: P
 def test_a_refusal_that_is_caught_is_not_forgotten(tmp_path: Path) -> None:
     """Nothing is released with losses that nobody looked at."""
     model, plan = (
-        watched.net(),
-        dpfy.dpsgd(watched.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3),
+        small_runs.net(),
+        dpfy.dpsgd(small_runs.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3),
     )
     sgd, losses, refused = torch.optim.SGD(model.parameters(), lr=0.1), under(torch.float16), []
     training = dpfy.PrivateTraining(
-        model, sgd, watched.vectors(), plan, dpfy.Run(tmp_path / "run", seed=1)
+        model, sgd, small_runs.vectors(), plan, dpfy.Run(tmp_path / "run", seed=1)
     )
 
     def body() -> None:

@@ -40,7 +40,7 @@ def forgive(training: Any) -> None:
 def lose_journal(training: Any) -> None:
     """Forget which sums the noise of the last steps was made for."""
     training.private_step.journal._made = {}
-    training.watch._expected = None
+    training.isolation._expected = None
 
 
 def look_away(training: Any) -> None:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpfy.core.errors import Unsupported
 from dpfy.gradients.autograd.structure import mapped, tensors_in
-from dpfy.gradients.tracing.one_record import running
+from dpfy.gradients.one_record import running
 
 
 @dataclass

@@ -36,10 +36,10 @@ from dpfy.gradients.layers.bare import BARE, bare_rule, run_bare, without_alias
 from dpfy.gradients.layers.lifted import run_lifted
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
+from dpfy.gradients.one_record import active, transformed
 from dpfy.gradients.per_example.buffers import Buffers
 from dpfy.gradients.per_example.clipped_sum import ClippedSum, ShardedNorms
 from dpfy.gradients.per_example.contribution import Contribution, Direct
-from dpfy.gradients.tracing.one_record import active, transformed
 
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[LayerRule, Tape, Site]] = (
     weakref.WeakKeyDictionary()

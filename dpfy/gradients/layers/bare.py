@@ -26,8 +26,8 @@ from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.linear import run_linear
 from dpfy.gradients.layers.normalization import run_layer_norm
 from dpfy.gradients.layers.rule import Found, LayerRule, RowsFirst
+from dpfy.gradients.one_record import Call, active, lowered, transformed
 from dpfy.gradients.per_example.contribution import Direct
-from dpfy.gradients.tracing.one_record import Call, active, lowered, transformed
 
 IDLE = object()
 

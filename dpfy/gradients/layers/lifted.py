@@ -26,7 +26,7 @@ from dpfy.gradients.layers.normalization import (
 )
 from dpfy.gradients.layers.recurrent import run_cell, run_recurrent
 from dpfy.gradients.layers.rule import LayerRule
-from dpfy.gradients.tracing.one_record import Call, lowered
+from dpfy.gradients.one_record import Call, lowered
 
 Run = Callable[..., Any]
 """The rule of a layer on tensors with a batch."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpfy.gradients.tracing.one_record import Call, lowered
+from dpfy.gradients.one_record import Call, lowered
 
 
 def _attended(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.gradients.tracing.monitor import Followed
+from dpfy.isolation.monitor import Followed
 from dpfy.training.integrity.copies import is_constant
 
 CLOSE, NEAR = 1e-5, 1e-6

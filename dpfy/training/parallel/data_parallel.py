@@ -20,6 +20,7 @@ from dpfy.core.random import Randomness
 from dpfy.core.values import Private
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads, zeros
+from dpfy.isolation.check import IsolationCheck
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
@@ -28,7 +29,6 @@ from dpfy.training.integrity.checksum import checksum
 from dpfy.training.parallel import rank_files
 from dpfy.training.parallel.world import World
 from dpfy.training.update import rounded
-from dpfy.training.watch import Watch
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Whole:
         """The sum over no records."""
         return zeros(parameters, clip)
 
-    def together(self, step: int, watch: Watch, first: bool) -> None:
+    def together(self, step: int, isolation: IsolationCheck, first: bool) -> None:
         """Make the model ready for a batch of `step`, the `first` of it or not."""
 
     def stream(self, whole: NoiseStream, parameters: Grads, clip: Clip) -> NoiseStream:

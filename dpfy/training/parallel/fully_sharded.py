@@ -21,12 +21,12 @@ from dpfy.core.values import Private
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads, trainable
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
+from dpfy.isolation.check import CheckLevel, IsolationCheck
 from dpfy.noise.part import Part
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.parallel.data_parallel import Whole
 from dpfy.training.parallel.dtensor import local, spread_like
-from dpfy.training.watch import Kind, Watch
 
 WAY_OUT = (
     "shard the whole model by its first dimension over all ranks of the run: fully_shard(layer) "
@@ -102,12 +102,14 @@ class FullySharded(Whole):
             for name, sizes in self.sizes.items()
         }
 
-    def together(self, step: int, watch: Watch, first: bool) -> None:
+    def together(self, step: int, isolation: IsolationCheck, first: bool) -> None:
         """Before a batch goes out: gather all weights if some rank will look at it or measure, else
         let layers gather their own.
         """
         assert self._engine is not None
-        needed = (first and watch.kind(step) is not Kind.NOTHING) or not self._engine.sums.steady
+        needed = (
+            first and isolation.kind(step) is not CheckLevel.NOTHING
+        ) or not self._engine.sums.steady
         if any(self.world.exchange(f"a batch of step {step}", needed)):
             self._gather()
         else:

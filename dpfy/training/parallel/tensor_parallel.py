@@ -27,6 +27,7 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads, trainable, zeros
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.per_example.clipped_sum import ShardedNorms
+from dpfy.isolation.check import IsolationCheck
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.part import Part
 from dpfy.noise.shard import Shard
@@ -36,7 +37,6 @@ from dpfy.training.integrity.state import generators, set_generators
 from dpfy.training.parallel.data_parallel import Whole
 from dpfy.training.parallel.dtensor import local, spread_like
 from dpfy.training.parallel.world import World
-from dpfy.training.watch import Watch
 
 COLUMNS, ROWS = "ColwiseParallel", "RowwiseParallel"
 KINDS = {(nn.Linear, 0): COLUMNS, (nn.Linear, 1): ROWS, (nn.Embedding, 1): COLUMNS}
@@ -105,7 +105,7 @@ class TensorParallel(Whole):
         """The sum over no records, as this rank makes it."""
         return zeros({name: local(p) for name, p in parameters.items()}, clip)  # type: ignore[misc]
 
-    def together(self, step: int, watch: Watch, first: bool) -> None:
+    def together(self, step: int, isolation: IsolationCheck, first: bool) -> None:
         """Where one rank must measure, all of them do: they wait for each other inside of the
         model.
         """

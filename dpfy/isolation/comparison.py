@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.autograd.packing import MASK, PADDED, KeptLengths
 from dpfy.gradients.autograd.tape import Tape
 from dpfy.gradients.per_example.rounding import of_factors
-from dpfy.gradients.tracing.program import (
+from dpfy.isolation.packed_sequences import MASK, PADDED, KeptLengths
+from dpfy.isolation.program import (
     AS_IT_WAS,
     BATCH,
     CARRIED,
@@ -71,7 +71,7 @@ UNREAD = (
 
 
 @dataclass(frozen=True)
-class Observed:
+class ExampleParts:
     """What must not change: losses, gradients of parameters, and what arrived at layers (gradient,
     saved tensors).
 
@@ -97,14 +97,14 @@ class Observed:
         ]
 
     @classmethod
-    def forward(cls, program: Program, losses: Tensor) -> Observed:
+    def forward(cls, program: Program, losses: Tensor) -> ExampleParts:
         """The losses alone, without a backward pass."""
         return cls(None, program.ref(losses), [], [], [])
 
 
 def observe(
     program: Program, losses: Tensor, weights: Tensor, engine: Any, params: Sequence[nn.Parameter]
-) -> Observed:
+) -> ExampleParts:
     """Run backward as the engine will, with `weights` for the losses; the graph is kept. Call it
     while `program` is recorded.
     """
@@ -119,7 +119,7 @@ def observe(
     else:
         grads = _gradients(losses, targets, weights)
     dense = [g.to_dense() if g.is_sparse else g for g in grads if g is not None]
-    return Observed(
+    return ExampleParts(
         program.ref(weights),
         program.ref(losses),
         [program.ref(g) for g in dense],
@@ -189,7 +189,7 @@ class Replacement:
 
 def check_apart(
     program: Program,
-    seen: Observed,
+    seen: ExampleParts,
     losses: Tensor,
     changes: Sequence[Replacement],
     variation: Variation = AS_IT_WAS,
@@ -221,7 +221,7 @@ def check_apart(
     return plain
 
 
-def check_losses(program: Program, seen: Observed, losses: Tensor, change: Replacement) -> None:
+def check_losses(program: Program, seen: ExampleParts, losses: Tensor, change: Replacement) -> None:
     """The same for the losses alone, in one run: what was recorded is what they must be. Only if
     they are not is the step run again too.
     """
@@ -243,7 +243,7 @@ class _Runs:
     """Runs of one program in one variation."""
 
     program: Program
-    seen: Observed
+    seen: ExampleParts
     kept: KeptLengths
     variation: Variation
 
@@ -322,7 +322,7 @@ def codes(program: Program) -> bool:
     )
 
 
-def check_sum(program: Program, seen: Observed, changed: Replacement, mine: Memory) -> None:
+def check_sum(program: Program, seen: ExampleParts, changed: Replacement, mine: Memory) -> None:
     """Refuse a backward pass over the batch in which the gradients of some examples change with
     those of others.
 
@@ -409,7 +409,7 @@ def _adds_up(whole: Tensor, a: Tensor, b: Tensor, room: Tensor | None = None) ->
 def _differs(
     plain: Memory,
     other: Memory,
-    seen: Observed,
+    seen: ExampleParts,
     rows: Tensor,
     room: dict[Ref, Tensor] | None = None,
 ) -> bool:

@@ -1,4 +1,4 @@
-"""A few private steps on tiny data, for the tests of what the watch accepts and refuses."""
+"""A few private steps on tiny data, for the tests of what the isolation check accepts and refuses."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpfy.gradients.autograd import packing
-from dpfy.gradients.tracing.modes import leave
-from dpfy.gradients.tracing.monitor import Followed, Monitor, site_of
-from dpfy.gradients.tracing.program import (
+from dpfy.isolation import packed_sequences
+from dpfy.isolation.modes import leave
+from dpfy.isolation.monitor import Followed, Monitor, site_of
+from dpfy.isolation.program import (
     CARRIED,
     SCRATCH,
     Operation,
@@ -263,8 +263,8 @@ class _Functions(TorchFunctionMode):
         recorder = self._recorder
         if not recorder.on or recorder.program.problem is not None:
             return func(*args, **kwargs)
-        if name in (packing.PACK, packing.PAD):
-            return packing.called(recorder.program, name, func, args, kwargs)
+        if name in (packed_sequences.PACK, packed_sequences.PAD):
+            return packed_sequences.called(recorder.program, name, func, args, kwargs)
         return recorder.called(name, (*args, *kwargs.values()), lambda: func(*args, **kwargs))
 
 

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfy.data.batch import Batch, leaves
-from dpfy.data.isolation import AGAIN, APART, FEW, WHOLE, Mixing
+from dpfy.isolation.inspection import AGAIN, APART, FEW, WHOLE, Mixing
 
 MIXED = "a collate function by which one record changes the row of another"
 STRUCTURE = "a collate function whose structure depends on the records"
@@ -22,15 +21,18 @@ COUNTED = "a collate function by which the number of records changes their rows"
 KEPT = "a collate function that gives another batch when it is called again"
 
 
+Tensors = tuple[Tensor, ...]
+"""The tensors of a batch, in the order of its structure."""
+
 ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Made(NamedTuple):
-    """A batch as a collate function made it, where the random generators stood after it, and
-    whether it drew from them.
+    """The tensors of a batch as a collate function made it, where the random generators stood
+    after it, and whether it drew from them.
     """
 
-    batch: Batch
+    tensors: Tensors
     after: object
     draws: bool
 
@@ -50,7 +52,7 @@ def check_batch(
     items: list[Any],
     others: Sequence[Any] | None,
     group: int,
-    batch: Batch,
+    batch: Tensors,
     tries: Iterable[int],
     rng: np.random.Generator,
 ) -> int:
@@ -74,7 +76,7 @@ def check_batch(
             else len(chosen) - 1
         )
         compared += _compare(make, [records[place] for place in chosen], kept, others, number, rng)
-    if not _equal(make(items, 0).batch, batch):
+    if not _equal(make(items, 0).tensors, batch):
         raise Mixing(KEPT, AGAIN)
     return compared
 
@@ -110,14 +112,14 @@ def _compare(
         return False
     stay = np.array([place for place in range(size) if place not in donors])
     mine, new = _rows(position, stay, group), _rows(after, stay, group)
-    for a, b in _pairs(first.batch, second.batch):
+    for a, b in _pairs(first.tensors, second.tensors):
         if a.shape[1:] != b.shape[1:] and first.draws:
             return False
         if not _same_corner(a[mine], b[new]):
             again = make([item for place in position for item in records[place]], number)
             raise (
                 Mixing(COUNTED if alone else MIXED, APART)
-                if _equal(first.batch, again.batch)
+                if _equal(first.tensors, again.tensors)
                 else Mixing(KEPT, AGAIN)
             )
     return True
@@ -198,14 +200,13 @@ def _rows(position: NDArray[np.int64], stay: NDArray[np.int64], group: int) -> T
     return torch.from_numpy((where[:, None] * group + np.arange(group)).reshape(-1))
 
 
-def _pairs(one: Batch, other: Batch) -> list[tuple[Tensor, Tensor]]:
+def _pairs(one: Tensors, other: Tensors) -> list[tuple[Tensor, Tensor]]:
     """The tensors of two batches, one by one."""
-    mine, new = leaves(one), leaves(other)
-    if len(mine) != len(new) or any(
-        a.dim() != b.dim() or a.dtype != b.dtype for a, b in zip(mine, new, strict=True)
+    if len(one) != len(other) or any(
+        a.dim() != b.dim() or a.dtype != b.dtype for a, b in zip(one, other, strict=True)
     ):
         raise Mixing(STRUCTURE, APART)
-    return list(zip(mine, new, strict=True))
+    return list(zip(one, other, strict=True))
 
 
 def _same_corner(one: Tensor, other: Tensor) -> bool:
@@ -220,7 +221,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _equal(one: Batch, other: Batch) -> bool:
+def _equal(one: Tensors, other: Tensors) -> bool:
     return all(a.shape == b.shape and same_bits(a, b) for a, b in _pairs(one, other))
 
 

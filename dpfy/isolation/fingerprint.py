@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dpfy.gradients.tracing.program import BATCH, Operation, Program, Ref
+from dpfy.isolation.program import BATCH, Operation, Program, Ref
 
 FORMAT = "steps-1"
 MOST_HASHED = 1 << 24

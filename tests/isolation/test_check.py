@@ -1,4 +1,4 @@
-"""When the watch looks, what it keeps, and that a resumed run must compute what the run before it
+"""When the isolation check looks, what it keeps, and that a resumed run must compute what the run before it
 did.
 """
 
@@ -6,37 +6,34 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.isolation import small_runs
+from tests.isolation.small_runs import WIDTH, Apply, ce, net, plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.training.watch import PARTS, Checks, Kind, Watch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import watched
-from watched import WIDTH, Apply, ce, net, plain
+from dpfy.isolation.check import PARTS, CheckLevel, CheckSummary, IsolationCheck
 
 
 def training(
     path: Path, model: nn.Module, *, steps: int = 40, resume: bool = False, seed: int = 1
 ) -> dpfy.PrivateTraining:
-    plan = dpfy.dpsgd(watched.RECORDS, 12, steps=steps).with_noise(1.0, delta=1e-3)
+    plan = dpfy.dpsgd(small_runs.RECORDS, 12, steps=steps).with_noise(1.0, delta=1e-3)
     run = dpfy.Run(path / "run", seed=seed, resume=resume)
     return dpfy.PrivateTraining(
-        model, torch.optim.SGD(model.parameters(), lr=0.05), watched.vectors(), plan, run
+        model, torch.optim.SGD(model.parameters(), lr=0.05), small_runs.vectors(), plan, run
     )
 
 
 def some_steps(
-    path: Path, model: nn.Module, losses: watched.Losses, count: int, resume: bool = False
+    path: Path, model: nn.Module, losses: small_runs.Losses, count: int, resume: bool = False
 ) -> dpfy.PrivateTraining:
     with training(path, model, resume=resume) as made:
         for x, y in made.batches():
@@ -46,7 +43,7 @@ def some_steps(
     return made
 
 
-OTHER: dict[str, watched.Losses] = {
+OTHER: dict[str, small_runs.Losses] = {
     "twice": lambda m, x, y: 2 * plain(m, x, y),
     "smoothed": lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1, reduction="none"),
     "shifted": lambda m, x, y: ce(m(x + 1), y),
@@ -146,13 +143,13 @@ def test_a_loop_that_breaks_off_leaves_no_mode(tmp_path: Path) -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
-def opened(path: Path, model: nn.Module, **options: Any) -> Watch:
-    """The watch of a training that is entered and left."""
+def opened(path: Path, model: nn.Module, **options: Any) -> IsolationCheck:
+    """The isolation check of a training that is entered and left."""
     made = training(path, model, **options)
     with pytest.raises(ZeroDivisionError), made:
         raise ZeroDivisionError
-    assert made.watch is not None
-    return made.watch
+    assert made.isolation is not None
+    return made.isolation
 
 
 def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(tmp_path: Path) -> None:
@@ -169,9 +166,9 @@ def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(tmp_path: Pat
 def test_a_resumed_run_is_checked_where_it_was_to_be_checked_when_it_began(tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = some_steps(tmp_path, net(), plain, 5)
-    assert made.watch is not None
+    assert made.isolation is not None
     found = opened(tmp_path, net(), resume=True)
-    assert (found._due, found._cut) == (made.watch._due, made.watch._cut)
+    assert (found._due, found._cut) == (made.isolation._due, made.isolation._cut)
     kept = tmp_path / "run" / "checkpoint" / "watch.json"
     content = json.loads(kept.read_bytes())
     for damaged in (0.5, "4", None, True):
@@ -182,18 +179,22 @@ def test_a_resumed_run_is_checked_where_it_was_to_be_checked_when_it_began(tmp_p
 
 def test_the_step_before_a_check_is_recorded_too(tmp_path: Path) -> None:
     """What it leaves behind is then known when it is used."""
-    watch = opened(tmp_path, net(), steps=200)
-    assert len(watch._due) == 2 + PARTS
-    assert watch.kind(0) is Kind.THOROUGH
-    watch._done, watch.checks.replayed, watch.alone = 2, 1, False
-    for step in sorted(watch._due)[2:]:
-        assert watch.kind(step) is (Kind.CHECK if step in watch._cut else Kind.LIGHT)
-        assert watch.kind(step - 1) >= (Kind.RECORD if step in watch._cut else Kind.NOTHING)
-    assert sum(watch.kind(step) is Kind.NOTHING for step in range(200)) >= 200 - PARTS - 4
-    assert len(watch._cut) == 2
+    isolation = opened(tmp_path, net(), steps=200)
+    assert len(isolation._due) == 2 + PARTS
+    assert isolation.kind(0) is CheckLevel.THOROUGH
+    isolation._done, isolation.summary.replayed, isolation.alone = 2, 1, False
+    for step in sorted(isolation._due)[2:]:
+        assert isolation.kind(step) is (
+            CheckLevel.CHECK if step in isolation._cut else CheckLevel.LIGHT
+        )
+        assert isolation.kind(step - 1) >= (
+            CheckLevel.RECORD if step in isolation._cut else CheckLevel.NOTHING
+        )
+    assert sum(isolation.kind(step) is CheckLevel.NOTHING for step in range(200)) >= 200 - PARTS - 4
+    assert len(isolation._cut) == 2
 
 
-def unseen(mixing: bool) -> watched.Losses:
+def unseen(mixing: bool) -> small_runs.Losses:
     """A model whose operations torch's dispatcher does not show: they run in another thread."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -209,10 +210,10 @@ def test_what_cannot_be_recorded_is_looked_at_through_the_model(
     engine: str, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    made = watched.train(tmp_path, net(), unseen(False), engine=engine)
-    assert made.watch is not None
-    assert made.watch.checks.through_model
-    assert not made.watch.checks.replayed
+    made = small_runs.train(tmp_path, net(), unseen(False), engine=engine)
+    assert made.isolation is not None
+    assert made.isolation.summary.through_model
+    assert not made.isolation.summary.replayed
     assert "the model was run on changed inputs" in (tmp_path / "run" / "privacy.json").read_text()
 
 
@@ -220,21 +221,21 @@ def test_what_cannot_be_recorded_is_looked_at_through_the_model(
 def test_and_is_refused_where_it_mixes(change: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="mix"):
-        watched.train(tmp_path, Apply(change), unseen(True))
+        small_runs.train(tmp_path, Apply(change), unseen(True))
 
 
 def test_the_card_says_what_was_not_checked() -> None:
-    assert "not checked" in Checks().words
-    assert "no other example's part changed" in Checks(recorded=3, replayed=2).words
-    assert "gradients alone" in Checks(recorded=3, through_model=2, why="x").words
+    assert "not checked" in CheckSummary().words
+    assert "no other example's part changed" in CheckSummary(recorded=3, replayed=2).words
+    assert "gradients alone" in CheckSummary(recorded=3, through_model=2, why="x").words
 
 
 def test_real_numbers_that_are_places_in_a_table(tmp_path: Path) -> None:
     """Records far from the data would point outside of the table."""
-    x = torch.randint(0, 5, (watched.RECORDS, 4), generator=watched.seeded()).float()
+    x = torch.randint(0, 5, (small_runs.RECORDS, 4), generator=small_runs.seeded()).float()
     model = nn.Sequential(nn.Embedding(5, 8), nn.Flatten(), nn.Linear(32, 3))
-    made = watched.train(
-        tmp_path, model, lambda m, x, y: ce(m(x.long()), y), (x, watched.vectors()[1])
+    made = small_runs.train(
+        tmp_path, model, lambda m, x, y: ce(m(x.long()), y), (x, small_runs.vectors()[1])
     )
-    assert made.watch is not None
-    assert made.watch.checks.replayed
+    assert made.isolation is not None
+    assert made.isolation.summary.replayed

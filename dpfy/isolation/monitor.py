@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from dpfy.gradients.tracing.modes import leave
+from dpfy.isolation.modes import leave
 
 CallSite = tuple[Any, int, int]
 """A call: which function of torch, and where in the user's code."""

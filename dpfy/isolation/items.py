@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from dpfy.data.collating import same_bits
-from dpfy.data.isolation import AGAIN, ALONE, Mixing
-from dpfy.data.lines import LIBRARIES
+from dpfy.isolation.collate import same_bits
+from dpfy.isolation.inspection import AGAIN, ALONE, Mixing
+from dpfy.isolation.lines import LIBRARIES
 
 READS = "a data set whose items are made of several records"
 CHANGES = "a data set whose items depend on which were read before"

@@ -1,5 +1,5 @@
-"""The watch over a run: at some steps it records what the user's code does with a batch, and checks
-that no example reaches another.
+"""The check of a training run: at some steps it records what the user's code does with a batch, and
+checks that no example reaches another.
 
 Which steps: the first two with records, the first after a resume, one in each part of the run,
 chosen by the run's secret, more of them where time allows, and steps that call torch from places
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,11 +31,22 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.random import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
-from dpfy.data.lazy import Source
 from dpfy.gradients.checker import LossProbe, probe_call
 from dpfy.gradients.engine import trainable
-from dpfy.gradients.tracing.dispatch import OperationRecorder, compiled
-from dpfy.gradients.tracing.fingerprint import (
+from dpfy.isolation.comparison import (
+    APART,
+    READ,
+    UNREAD,
+    ExampleParts,
+    Replacement,
+    check_apart,
+    check_flow,
+    check_losses,
+    check_sum,
+    codes,
+    observe,
+)
+from dpfy.isolation.fingerprint import (
     FIELD,
     changed_constants,
     comparable,
@@ -45,22 +56,10 @@ from dpfy.gradients.tracing.fingerprint import (
     scaled_by_length,
     scaled_by_size,
 )
-from dpfy.gradients.tracing.mixing import (
-    APART,
-    READ,
-    UNREAD,
-    Observed,
-    Replacement,
-    check_apart,
-    check_flow,
-    check_losses,
-    check_sum,
-    codes,
-    observe,
-)
-from dpfy.gradients.tracing.monitor import CallSite, Monitor
-from dpfy.gradients.tracing.program import BATCH, CARRIED, DATA, Program, Unrecordable, Variation
-from dpfy.gradients.tracing.variations import moved_constants, moved_parameters, moved_switches
+from dpfy.isolation.monitor import CallSite, Monitor
+from dpfy.isolation.program import BATCH, CARRIED, DATA, Program, Unrecordable, Variation
+from dpfy.isolation.recorder import OperationRecorder, compiled
+from dpfy.isolation.variations import moved_constants, moved_parameters, moved_switches
 from dpfy.plan.claim import NOT_CHECKED
 from dpfy.sampling.sampler import physical
 
@@ -124,7 +123,7 @@ WHOLE, PART = "checked by replay", NOT_CHECKED
 """How the sentence for the report begins."""
 
 
-class Kind(IntEnum):
+class CheckLevel(IntEnum):
     """What is done at a step: nothing, recording alone, a check of the losses, of gradients too, or
     in other circumstances as well.
     """
@@ -137,7 +136,7 @@ class Kind(IntEnum):
 
 
 @dataclass
-class Checks:
+class CheckSummary:
     """What was checked, for the report: steps recorded, steps run again with replaced records and
     the most records in one of them, steps looked at through the model, and places of the code that
     call torch in steps that were not checked alone.
@@ -188,8 +187,26 @@ class Checks:
         return "not checked for examples that mix: no step had a record to replace"
 
 
+class TrainingRecords(Protocol):
+    """What the check needs of the training records (:class:`dpfy.data.lazy.Source`)."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All records, one tensor a field, where they are in memory; else none."""
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The tensors in memory that hold records."""
+
+    @property
+    def rows_each(self) -> int:
+        """How many rows of the model a row of the batch is for."""
+
+
 @dataclass
-class Watch:
+class IsolationCheck:
     """Records and checks the steps of one training. `begin` when a batch is handed out, `end` with
     its losses, before the sum, and `after` when the step is made, until the next batch is asked for
     (`pause`). `varies` says whether batches have random sizes.
@@ -202,12 +219,12 @@ class Watch:
 
     model: nn.Module
     engine: Any
-    records: Source
+    records: TrainingRecords
     randomness: Randomness
     steps: int
     file: Path
     varies: bool
-    checks: Checks = field(default_factory=Checks)
+    summary: CheckSummary = field(default_factory=CheckSummary)
     fingerprint: str | None = None
     refusal: DpfyError | None = None
     seconds: float = 0.0
@@ -218,7 +235,7 @@ class Watch:
         self._done = 0
         self._step = 0
         self._pending = False
-        self._kind = Kind.NOTHING
+        self._kind = CheckLevel.NOTHING
         self._expected: str | None = None
         self._isolated = False
         self._carried: dict[int, StorageWeakRef] = {}
@@ -252,25 +269,25 @@ class Watch:
         A run that was begun with checks cannot go on without them, nor the other way round (`begin`
         refuses that).
         """
-        if self._expected is not None or self._done or self.checks.constructed not in ("", how):
+        if self._expected is not None or self._done or self.summary.constructed not in ("", how):
             raise InvalidInput("resume losses", f"isolated by construction: {how}", AS_STARTED)
         self._isolated, self._due, self._cut = True, set(), set()
-        self.checks.constructed = how
+        self.summary.constructed = how
         self._store(None)
 
-    def kind(self, step: int) -> Kind:
+    def kind(self, step: int) -> CheckLevel:
         """What is to be done at `step`."""
         if self._isolated:
-            return Kind.NOTHING
-        if not self.checks.replayed and (step in self._due or self._pending):
-            return Kind.THOROUGH
+            return CheckLevel.NOTHING
+        if not self.summary.replayed and (step in self._due or self._pending):
+            return CheckLevel.THOROUGH
         if step in self._cut:
-            return Kind.CHECK
+            return CheckLevel.CHECK
         if step in self._due or self._pending:
-            return Kind.LIGHT
+            return CheckLevel.LIGHT
         if self._done < 2 or step + 1 in self._cut or self._suspects(step):
-            return Kind.RECORD
-        return Kind.LIGHT if self._time_left(step) else Kind.NOTHING
+            return CheckLevel.RECORD
+        return CheckLevel.LIGHT if self._time_left(step) else CheckLevel.NOTHING
 
     def _suspects(self, step: int) -> bool:
         """Whether code ran that no check has seen, and there is room for recording it."""
@@ -322,28 +339,37 @@ class Watch:
 
         What was begun and never ended is left.
         """
-        if self.checks.constructed and not self._isolated:
+        if self.summary.constructed and not self._isolated:
             raise InvalidInput("resume losses", "computed from a whole batch", AS_STARTED)
         if self._recorder is not None:
             self.close()
         self._kind = (
-            self.kind(step) if first else Kind.RECORD if self._suspects(step) else Kind.NOTHING
+            self.kind(step)
+            if first
+            else CheckLevel.RECORD
+            if self._suspects(step)
+            else CheckLevel.NOTHING
         )
-        if self._kind is Kind.RECORD and step != 1 and step + 1 not in self._cut and compiled():
+        if (
+            self._kind is CheckLevel.RECORD
+            and step != 1
+            and step + 1 not in self._cut
+            and compiled()
+        ):
             # Compiled code runs as it was written while it is recorded, and may round otherwise: a
             # resumed run must not do so where the run before it did not. Another computation is
             # found by the journal of sums.
-            self._kind = Kind.NOTHING
-        if self._kind >= Kind.LIGHT:
+            self._kind = CheckLevel.NOTHING
+        if self._kind >= CheckLevel.LIGHT:
             self._pending = len(batch[0]) < 2
-            self._kind = Kind.RECORD if self._pending else self._kind
+            self._kind = CheckLevel.RECORD if self._pending else self._kind
         if self._sees and not (late := self._monitor.backward) <= self._monitor.checked:
             self._behind |= late - self._monitor.checked
             self._unseen |= self._behind
         self._step, self._sees = step, self._monitored()
         if self._sees:
-            self._monitor.forward(batch, recorded=self._kind is not Kind.NOTHING)
-        if self._kind is Kind.NOTHING:
+            self._monitor.forward(batch, recorded=self._kind is not CheckLevel.NOTHING)
+        if self._kind is CheckLevel.NOTHING:
             return
         self._batch = batch
         self._recorder = OperationRecorder(self._monitor if self._sees else None)
@@ -351,7 +377,7 @@ class Watch:
         program.carried = self._carried | self._kept()
         program.mark(batch, BATCH)
         program.mark(self.records.held, DATA)
-        if self._kind >= Kind.LIGHT and not self.checks.replayed:
+        if self._kind >= CheckLevel.LIGHT and not self.summary.replayed:
             self._probe = LossProbe(self.model, self.records.rows_each)
         self._collects = gc.isenabled()
         # it would go through all objects of the process for those made here, which are freed at
@@ -369,7 +395,7 @@ class Watch:
             self._second = True  # what the batch before this one left behind is used now
             return True
         self._second = False
-        if self._kind is not Kind.NOTHING:
+        if self._kind is not CheckLevel.NOTHING:
             return True
         return 2 * self._coin.random() * self._cost < FREE + WATCHING * (
             time.perf_counter() - self._began
@@ -385,7 +411,7 @@ class Watch:
         return {s._cdata: StorageWeakRef(s) for s in storages if s._cdata not in known}
 
     @property
-    def looking(self) -> bool:
+    def recording(self) -> bool:
         """Whether the batch that is out is being recorded."""
         return self._recorder is not None
 
@@ -449,30 +475,31 @@ class Watch:
         program = recorder.program
         found = self._behind or self._unseen & monitor.now
         if len(losses) > 1 and (
-            (self._kind is Kind.RECORD and found) or (self._kind is Kind.LIGHT and monitor.new)
+            (self._kind is CheckLevel.RECORD and found)
+            or (self._kind is CheckLevel.LIGHT and monitor.new)
         ):
-            self._kind = Kind.THOROUGH
+            self._kind = CheckLevel.THOROUGH
         kind = self._kind
         self._extra += bool(self._unseen)
         try:
             self._examine(recorder, losses)
-            if kind >= Kind.LIGHT:
-                self.checks.replayed += 1
-                self.checks.rows = max(self.checks.rows, len(losses))
+            if kind >= CheckLevel.LIGHT:
+                self.summary.replayed += 1
+                self.summary.rows = max(self.summary.rows, len(losses))
         except Unrecordable as problem:
-            self.checks.why = str(problem)
+            self.summary.why = str(problem)
             if any(operation.read for operation in program.operations):
                 raise Unsupported(READ, UNREAD) from None
             if self._probe is not None:
                 self._through_model(losses)
-        if kind >= Kind.LIGHT:
+        if kind >= CheckLevel.LIGHT:
             monitor.checked |= monitor.now | monitor.backward
         self._cleared |= monitor.reused
         self._unseen -= self._cleared | monitor.checked
         self._behind -= monitor.checked
         self._carried = program.alive(BATCH | CARRIED)
-        self.checks.recorded += 1
-        self.checks.unseen = len(self._unseen)
+        self.summary.recorded += 1
+        self.summary.unseen = len(self._unseen)
         self._done += 1
 
     def _examine(self, recorder: OperationRecorder, losses: Tensor) -> None:
@@ -480,14 +507,14 @@ class Watch:
         _require_recorded(program)
         end, params = len(program.operations), list(trainable(self.model).values())
         check_flow(program, program.ref(losses), [*self.model.parameters(), *self.model.buffers()])
-        if self._done < 2 or kind >= Kind.CHECK or self._unseen:
+        if self._done < 2 or kind >= CheckLevel.CHECK or self._unseen:
             self._compare(program, end, losses)
         self._look_elsewhere(program, losses)
-        if kind < Kind.LIGHT:
+        if kind < CheckLevel.LIGHT:
             return
         rows = self._rows_to_replace(len(losses))
-        if kind is Kind.LIGHT or not _has_room(program, losses.device):
-            self._check_forward(program, losses, rows, thorough=kind is Kind.THOROUGH)
+        if kind is CheckLevel.LIGHT or not _has_room(program, losses.device):
+            self._check_forward(program, losses, rows, thorough=kind is CheckLevel.THOROUGH)
             return
         weights = torch.ones_like(losses)
         recorder.start()
@@ -499,7 +526,7 @@ class Watch:
         change = self._replacement(losses, rows, (self._step + 1) % HALVES)
         plain = check_apart(program, seen, losses, [change])
         check_sum(program, seen, change, plain)
-        if kind is Kind.THOROUGH:
+        if kind is CheckLevel.THOROUGH:
             self._check_forward(program, losses, rows, thorough=True)
         else:
             drawn = any(operation.random is not None for operation in program.operations)
@@ -516,7 +543,7 @@ class Watch:
         """Check the losses alone; if `thorough`, with all ways of replacing records, and with other
         weights and switches.
         """
-        seen = Observed.forward(program, losses)
+        seen = ExampleParts.forward(program, losses)
         if not thorough:
             way = self._step % self._ways if self._step % 2 else self._step // 2 % HALVES
             check_losses(program, seen, losses, self._replacement(losses, rows, way))
@@ -542,7 +569,9 @@ class Watch:
         """Check the losses in other circumstances than those of the step."""
         for variation in variations:
             with suppress(Unrecordable):  # numbers for which its operations are not made
-                check_apart(program, Observed.forward(program, losses), losses, [change], variation)
+                check_apart(
+                    program, ExampleParts.forward(program, losses), losses, [change], variation
+                )
 
     def _look_elsewhere(self, program: Program, losses: Tensor) -> None:
         """Count steps with tensors that were not there at earlier steps and that nobody saw being
@@ -554,7 +583,7 @@ class Watch:
         if self._elsewhere is not None and any(
             a not in self._elsewhere or self._elsewhere[a].expired() for a in found
         ):
-            self.checks.elsewhere += 1
+            self.summary.elsewhere += 1
         self._elsewhere = (self._elsewhere or {}) | found
 
     def _through_model(self, losses: Tensor) -> None:
@@ -567,7 +596,7 @@ class Watch:
         rows = self._rows_to_replace(len(losses))
         for args, kwargs in calls:
             probe_call(self.model, args, kwargs, rows)
-        self.checks.through_model += 1
+        self.summary.through_model += 1
 
     def _compare(self, program: Program, end: int, losses: Tensor) -> None:
         """The fingerprint of this step against those before it, in this process or in the one that
@@ -697,7 +726,7 @@ class Watch:
         content = {
             "fingerprint": self.fingerprint,
             "refusal": refusal,
-            "checks": asdict(self.checks),
+            "checks": asdict(self.summary),
         }
         write_atomically(self.file, json.dumps(content).encode(), mode=PRIVATE_MODE)
 
@@ -707,11 +736,11 @@ class Watch:
         try:
             content = json.loads(self.file.read_bytes())
             self._expected, refusal = content["fingerprint"], content["refusal"]
-            self.checks = Checks(**content["checks"])
+            self.summary = CheckSummary(**content["checks"])
             texts = {"why", "constructed"}
             if not all(
                 type(value) is (str if name in texts else int)
-                for name, value in asdict(self.checks).items()
+                for name, value in asdict(self.summary).items()
             ):
                 raise ValueError("counts")
             if not all(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.gradients.tracing.program import Contents, Memory, Operation, Program, Ref, Unrecordable
+from dpfy.isolation.program import Contents, Memory, Operation, Program, Ref, Unrecordable
 
 PACK, PAD = "_pack_padded_sequence", "_pad_packed_sequence"
 """The functions of torch that are seen here: one depends on the lengths by its shapes, one writes

@@ -6,29 +6,26 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.isolation import small_runs
+from tests.isolation.small_runs import CLASSES, LENGTH, WIDTH, WORDS, Apply, ce, net, plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import dpfy
 
-sys.path.insert(0, str(Path(__file__).parent))
-import watched
-from watched import CLASSES, LENGTH, WIDTH, WORDS, Apply, ce, net, plain
-
 
 def accepted(training: dpfy.PrivateTraining, replayed: int = 1) -> None:
     """The run is finished, its steps were run again, and the card says so."""
-    assert training.watch is not None
-    assert training.watch.checks.replayed >= replayed, training.watch.checks
-    assert not training.watch.checks.through_model, training.watch.checks.why
+    assert training.isolation is not None
+    assert training.isolation.summary.replayed >= replayed, training.isolation.summary
+    assert not training.isolation.summary.through_model, training.isolation.summary.why
     card = json.loads((training.folder.path / "privacy.json").read_text())
     assert "run again with other records" in json.dumps(card)
 
@@ -227,7 +224,7 @@ VECTORS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", VECTORS)
 def test_models_of_vectors(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, VECTORS[name]()), replayed=2)
+    accepted(small_runs.train(tmp_path, VECTORS[name]()), replayed=2)
 
 
 def conv(*layers: nn.Module, width: int = 4) -> nn.Module:
@@ -267,7 +264,7 @@ def test_experts_on_several_threads(sort: bool, tmp_path: Path) -> None:
     torch.set_num_threads(2)
     try:
         torch.manual_seed(0)
-        accepted(watched.train(tmp_path, Experts(sort)))
+        accepted(small_runs.train(tmp_path, Experts(sort)))
     finally:
         torch.set_num_threads(before)
 
@@ -275,7 +272,7 @@ def test_experts_on_several_threads(sort: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_models_of_images(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, IMAGES[name](), data=watched.images()))
+    accepted(small_runs.train(tmp_path, IMAGES[name](), data=small_runs.images()))
 
 
 class Sequence(nn.Module):
@@ -329,7 +326,9 @@ SEQUENCES: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_models_of_sequences(name: str, engine: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, SEQUENCES[name](), data=watched.sequences(), engine=engine))
+    accepted(
+        small_runs.train(tmp_path, SEQUENCES[name](), data=small_runs.sequences(), engine=engine)
+    )
 
 
 class Language(nn.Module):
@@ -362,7 +361,9 @@ def language(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
 @pytest.mark.parametrize("tied", [True, False])
 def test_language_models(tied: bool, engine: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, Language(tied), language, watched.tokens(), engine=engine))
+    accepted(
+        small_runs.train(tmp_path, Language(tied), language, small_runs.tokens(), engine=engine)
+    )
 
 
 def bags(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
@@ -372,11 +373,11 @@ def bags(m: nn.Module, words: Tensor, real: Tensor) -> Tensor:
 def test_bags_of_words(tmp_path: Path) -> None:
     torch.manual_seed(0)
     accepted(
-        watched.train(
+        small_runs.train(
             tmp_path,
             net(nn.EmbeddingBag(WORDS, 8), nn.Linear(8, WORDS)),
             bags,
-            watched.tokens(),
+            small_runs.tokens(),
             engine="loop",
         )
     )
@@ -407,7 +408,7 @@ def penalty(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return plain(m, x, y) + 0.01 * sum(p.square().sum() for p in m.parameters())
 
 
-def annealed() -> watched.Losses:
+def annealed() -> small_runs.Losses:
     calls = [0]
 
     def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -420,7 +421,7 @@ def annealed() -> watched.Losses:
 
 
 CONSTANT = torch.linspace(-1, 1, WIDTH)
-LOSSES: dict[str, watched.Losses] = {
+LOSSES: dict[str, small_runs.Losses] = {
     "smoothed labels": lambda m, x, y: F.cross_entropy(
         m(x), y, label_smoothing=0.1, reduction="none"
     ),
@@ -459,7 +460,7 @@ LOSSES: dict[str, watched.Losses] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, net(), LOSSES[name]), replayed=2)
+    accepted(small_runs.train(tmp_path, net(), LOSSES[name]), replayed=2)
 
 
 @pytest.mark.parametrize(
@@ -476,20 +477,20 @@ def test_losses(name: str, tmp_path: Path) -> None:
 )
 def test_ways_to_run(options: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, net(), **options))
+    accepted(small_runs.train(tmp_path, net(), **options))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 60, 96])
 def test_batches_of_all_sizes(batch: float, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, net(), steps=30, batch=batch))
+    accepted(small_runs.train(tmp_path, net(), steps=30, batch=batch))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_types(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    x, y = watched.vectors()
-    accepted(watched.train(tmp_path, net().to(dtype), data=(x.to(dtype), y)))
+    x, y = small_runs.vectors()
+    accepted(small_runs.train(tmp_path, net().to(dtype), data=(x.to(dtype), y)))
 
 
 @pytest.mark.parametrize("engine", ["bookkeeping", "loop"])
@@ -499,26 +500,26 @@ def test_autocast(engine: str, tmp_path: Path) -> None:
             return plain(m, x, y)
 
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, net(), losses, engine=engine))
+    accepted(small_runs.train(tmp_path, net(), losses, engine=engine))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_users(reduction: str, tmp_path: Path) -> None:
-    x, y = watched.vectors()
+    x, y = small_runs.vectors()
     users = dpfy.by_user((x, y), torch.arange(len(x)) // 3, 4)
 
     def losses(m: nn.Module, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
         return dpfy.per_user(ce(m(x.flatten(0, 1)), y.flatten()), real, reduction=reduction)
 
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, net(), losses, users, unit=users.unit, batch=8))
+    accepted(small_runs.train(tmp_path, net(), losses, users, unit=users.unit, batch=8))
 
 
 def test_one_call(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = net()
-    plan = dpfy.dpsgd(watched.RECORDS, 12, steps=8).with_noise(1.0, delta=1e-3)
-    data, sgd = watched.vectors(), torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = dpfy.dpsgd(small_runs.RECORDS, 12, steps=8).with_noise(1.0, delta=1e-3)
+    data, sgd = small_runs.vectors(), torch.optim.SGD(model.parameters(), lr=0.1)
     dpfy.fit(model, data, plan=plan, optimizer=sgd, run=tmp_path / "run", test=data)
     assert "run again with other records" in (tmp_path / "run" / "privacy.json").read_text()
 
@@ -527,7 +528,7 @@ def test_what_is_only_watched_may_be_kept(tmp_path: Path) -> None:
     """A mean of losses for the terminal, an evaluation in mid-step, a value read after the step:
     none reaches a loss.
     """
-    x, y = watched.vectors()
+    x, y = small_runs.vectors()
     shown = torch.zeros(())
 
     def losses(m: nn.Module, a: Tensor, b: Tensor) -> Tensor:
@@ -539,7 +540,7 @@ def test_what_is_only_watched_may_be_kept(tmp_path: Path) -> None:
         return lost
 
     torch.manual_seed(0)
-    accepted(watched.train(tmp_path, net(), losses, (x, y)), replayed=2)
+    accepted(small_runs.train(tmp_path, net(), losses, (x, y)), replayed=2)
 
 
 @pytest.mark.slow
@@ -547,10 +548,10 @@ def test_a_compiled_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = net()
     fast = torch.compile(model, backend="eager")
-    accepted(watched.train(tmp_path, model, lambda m, x, y: plain(fast, x, y)))
+    accepted(small_runs.train(tmp_path, model, lambda m, x, y: plain(fast, x, y)))
 
 
-def tiny(kind: str) -> tuple[nn.Module, watched.Losses]:
+def tiny(kind: str) -> tuple[nn.Module, small_runs.Losses]:
     """Models of the Hugging Face library, as small as they get."""
     transformers = pytest.importorskip("transformers")
     small = {
@@ -607,7 +608,7 @@ def tiny(kind: str) -> tuple[nn.Module, watched.Losses]:
 def test_hugging_face(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, losses = tiny(kind)
-    accepted(watched.train(tmp_path, model.train(), losses, watched.tokens(), steps=3))
+    accepted(small_runs.train(tmp_path, model.train(), losses, small_runs.tokens(), steps=3))
 
 
 def test_hugging_face_with_adapters(tmp_path: Path) -> None:
@@ -618,14 +619,14 @@ def test_hugging_face_with_adapters(tmp_path: Path) -> None:
         model,
         peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True),
     )
-    accepted(watched.train(tmp_path, adapted, losses, watched.tokens(), steps=3))
+    accepted(small_runs.train(tmp_path, adapted, losses, small_runs.tokens(), steps=3))
 
 
 def test_hugging_face_with_checkpoints(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, losses = tiny("gpt2")
     model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-    accepted(watched.train(tmp_path, model.train(), losses, watched.tokens(), steps=3))
+    accepted(small_runs.train(tmp_path, model.train(), losses, small_runs.tokens(), steps=3))
 
 
 def test_hugging_face_images(tmp_path: Path) -> None:
@@ -642,7 +643,7 @@ def test_hugging_face_images(tmp_path: Path) -> None:
     )
     model = transformers.ViTForImageClassification(config)
     accepted(
-        watched.train(
-            tmp_path, model, lambda m, x, y: ce(m(x).logits, y % 2), watched.images(), steps=3
+        small_runs.train(
+            tmp_path, model, lambda m, x, y: ce(m(x).logits, y % 2), small_runs.images(), steps=3
         )
     )

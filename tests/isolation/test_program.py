@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from dpfy.gradients.tracing.dispatch import OperationRecorder
-from dpfy.gradients.tracing.fingerprint import difference, fingerprint, joined, scaled_by_size
-from dpfy.gradients.tracing.program import BATCH, Program, Reshaped
+from dpfy.isolation.fingerprint import difference, fingerprint, joined, scaled_by_size
+from dpfy.isolation.program import BATCH, Program, Reshaped
+from dpfy.isolation.recorder import OperationRecorder
 
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 

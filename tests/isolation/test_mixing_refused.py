@@ -5,7 +5,6 @@ training, and nothing is published.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.isolation import small_runs
+from tests.isolation.small_runs import CLASSES, WIDTH, WORDS, Apply, ce, net, plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dpfy
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.data.users import UserRecords
-
-sys.path.insert(0, str(Path(__file__).parent))
-import watched
-from watched import CLASSES, WIDTH, WORDS, Apply, ce, net, plain
 
 REFUSED = (
     r"mix examples|Python reads|shapes depend|number of records|earlier step|from the batch|beside "
@@ -223,7 +220,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def test_models_that_mix(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match=REFUSED):
-        watched.train(tmp_path, MODELS[name]())
+        small_runs.train(tmp_path, MODELS[name]())
     assert not (tmp_path / "run" / "privacy.json").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
@@ -233,7 +230,7 @@ def test_gates_at_zero_are_seen_through_at_the_first_step(name: str, tmp_path: P
     """Noise opens a gate, and a later check would find what is behind it: after a release."""
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match=REFUSED):
-        watched.train(tmp_path, MODELS[name](), steps=1)
+        small_runs.train(tmp_path, MODELS[name](), steps=1)
 
 
 class Recurrent(nn.Module):
@@ -265,12 +262,12 @@ SEQUENCES: dict[str, Callable[[], nn.Module]] = {
 def test_sequence_models_without_batch_first(name: str, engine: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match=REFUSED):
-        watched.train(
-            tmp_path, Recurrent(SEQUENCES[name]()), data=watched.sequences(), engine=engine
+        small_runs.train(
+            tmp_path, Recurrent(SEQUENCES[name]()), data=small_runs.sequences(), engine=engine
         )
 
 
-def l_of(change: Callable[[Tensor], Tensor]) -> watched.Losses:
+def l_of(change: Callable[[Tensor], Tensor]) -> small_runs.Losses:
     return lambda m, x, y: change(plain(m, x, y))
 
 
@@ -333,7 +330,7 @@ def variance_penalty(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return plain(m, x, y) + F.relu(1 - m(x).std(0)).mean()
 
 
-def reads(kind: str) -> watched.Losses:
+def reads(kind: str) -> small_runs.Losses:
     def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         lost = plain(m, x, y)
         if kind == "item":
@@ -369,7 +366,7 @@ def most_frequent(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return plain(m, x, y) * torch.where(y == y.mode().values, 0.5, 1.0)
 
 
-LOSSES: dict[str, watched.Losses] = {
+LOSSES: dict[str, small_runs.Losses] = {
     "divided by the mean": l_of(lambda v: v / v.detach().mean()),
     "divided by the largest": l_of(lambda v: v / v.detach().max()),
     "minus the mean": l_of(lambda v: (v - v.detach().mean()).square()),
@@ -417,7 +414,7 @@ LOSSES: dict[str, watched.Losses] = {
 def test_losses_that_mix(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match=REFUSED):
-        watched.train(tmp_path, net(), LOSSES[name])
+        small_runs.train(tmp_path, net(), LOSSES[name])
     assert not (tmp_path / "run" / "privacy.json").exists()
 
 
@@ -428,7 +425,7 @@ def test_losses_that_mix(name: str, tmp_path: Path) -> None:
 def test_every_engine_refuses(name: str, engine: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(tmp_path, net(), LOSSES[name], engine=engine)
+        small_runs.train(tmp_path, net(), LOSSES[name], engine=engine)
 
 
 def test_tokens_normalised_over_the_batch(tmp_path: Path) -> None:
@@ -441,11 +438,11 @@ def test_tokens_normalised_over_the_batch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = net(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS))
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(tmp_path, model, losses, watched.tokens())
+        small_runs.train(tmp_path, model, losses, small_runs.tokens())
 
 
 def by_user() -> UserRecords:
-    x, y = watched.vectors()
+    x, y = small_runs.vectors()
     return dpfy.by_user((x, y), torch.arange(len(x)) // 3, 3)
 
 
@@ -458,7 +455,7 @@ def test_users_fed_position_by_position(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(tmp_path, net(), losses, users, unit=users.unit)
+        small_runs.train(tmp_path, net(), losses, users, unit=users.unit)
 
 
 class Kept:
@@ -487,13 +484,13 @@ class Kept:
 def test_what_is_kept_from_step_to_step(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="earlier step"):
-        watched.train(tmp_path, net(), Kept(kind))
+        small_runs.train(tmp_path, net(), Kept(kind))
 
 
 def test_the_data_beside_the_batch(tmp_path: Path) -> None:
-    data = watched.vectors()
+    data = small_runs.vectors()
     with pytest.raises(Unsupported, match="beside the batch"):
-        watched.train(tmp_path, net(), lambda m, x, y: ce(m(x - data[0].mean(0)), y), data)
+        small_runs.train(tmp_path, net(), lambda m, x, y: ce(m(x - data[0].mean(0)), y), data)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -507,7 +504,7 @@ def test_mixing_that_begins_in_mid_run_is_found_at_a_random_step(seed: int, tmp_
 
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(tmp_path, net(), losses, steps=60, seed=seed)
+        small_runs.train(tmp_path, net(), losses, steps=60, seed=seed)
     assert 30 < calls < 61
 
 
@@ -517,23 +514,23 @@ def test_mixing_is_found_at_an_expected_batch_of_one(tmp_path: Path) -> None:
     """
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(tmp_path, net(), LOSSES["divided by the mean"], steps=60, batch=1)
+        small_runs.train(tmp_path, net(), LOSSES["divided by the mean"], steps=60, batch=1)
 
 
 def test_physical_batches_of_one_record_are_checked_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(tmp_path, net(), LOSSES["divided by the mean"], max_physical_batch=1)
+        small_runs.train(tmp_path, net(), LOSSES["divided by the mean"], max_physical_batch=1)
 
 
 def test_a_refusal_that_the_caller_catches_ends_the_run(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, mixing = net(), LOSSES["divided by the mean"]
-    plan = dpfy.dpsgd(watched.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3)
+    plan = dpfy.dpsgd(small_runs.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3)
     training = dpfy.PrivateTraining(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        watched.vectors(),
+        small_runs.vectors(),
         plan,
         dpfy.Run(tmp_path / "run", seed=1),
     )
@@ -568,13 +565,13 @@ def test_a_refused_run_cannot_be_resumed_once_it_has_released(tmp_path: Path) ->
         calls += 1
         return contrastive(m, x, y) if calls > 20 else plain(m, x, y)
 
-    def again(steps: int, losses: watched.Losses) -> None:
+    def again(steps: int, losses: small_runs.Losses) -> None:
         torch.manual_seed(0)
         model = net()
-        plan = dpfy.dpsgd(watched.RECORDS, 12, steps=steps).with_noise(1.0, delta=1e-3)
+        plan = dpfy.dpsgd(small_runs.RECORDS, 12, steps=steps).with_noise(1.0, delta=1e-3)
         run = dpfy.Run(tmp_path / "run", seed=1, resume=True)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        with dpfy.PrivateTraining(model, sgd, watched.vectors(), plan, run) as training:
+        with dpfy.PrivateTraining(model, sgd, small_runs.vectors(), plan, run) as training:
             for x, y in training.batches():
                 training.step(losses(model, x, y))
 
@@ -587,19 +584,19 @@ def test_a_refused_run_cannot_be_resumed_once_it_has_released(tmp_path: Path) ->
 def test_a_run_refused_at_its_first_step_may_be_mended(tmp_path: Path) -> None:
     """Nothing was released: the same folder takes the mended loss."""
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(tmp_path, net(), LOSSES["divided by the mean"])
-    watched.train(tmp_path, net())
+        small_runs.train(tmp_path, net(), LOSSES["divided by the mean"])
+    small_runs.train(tmp_path, net())
     assert (tmp_path / "run" / "privacy.json").exists()
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
 def test_fit_refuses_too(tmp_path: Path) -> None:
     model = Apply(lambda h: h - h.detach().mean(0))
-    plan = dpfy.dpsgd(watched.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3)
+    plan = dpfy.dpsgd(small_runs.RECORDS, 12, steps=4).with_noise(1.0, delta=1e-3)
     with pytest.raises(DpfyError, match="mix examples"):
         dpfy.fit(
             model,
-            watched.vectors(),
+            small_runs.vectors(),
             plan=plan,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
             run=tmp_path / "run",
@@ -609,4 +606,4 @@ def test_fit_refuses_too(tmp_path: Path) -> None:
 def test_the_refusal_names_the_operation(tmp_path: Path) -> None:
     random.seed(0)
     with pytest.raises(Unsupported, match="first seen after mean is not supported"):
-        watched.train(tmp_path, Apply(lambda h: h - h.detach().mean(0)))
+        small_runs.train(tmp_path, Apply(lambda h: h - h.detach().mean(0)))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpfy.core.errors import Unsupported
-from dpfy.data.lines import Lines
+from dpfy.isolation.lines import Lines
 
 SHARE = 0.015
 """The part of a reader's time that may go to checks, beyond the least of each."""

@@ -11,21 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import default_collate
-
-import dpfy
-from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
-from dpfy.data.batch import Draw, Look, leaves
-from dpfy.data.isolation import Inspected, Inspection, Mixing, secret_steps
-from dpfy.data.items import Twin, same
-from dpfy.data.lines import Lines
-from dpfy.data.reader import Reader
-
-sys.path.insert(0, str(Path(__file__).parent))
-import mixtures
-from mixtures import (
+from tests.isolation import reader_cases
+from tests.isolation.reader_cases import (
     ALONE,
     MIXED_ITEMS,
     MIXING,
@@ -39,6 +26,17 @@ from mixtures import (
     plainly,
     read,
 )
+from torch import Tensor
+from torch.utils.data import default_collate
+
+import dpfy
+from dpfy.core.errors import Unsupported
+from dpfy.core.random import Randomness
+from dpfy.data.batch import Draw, Look, leaves
+from dpfy.data.reader import Reader
+from dpfy.isolation.inspection import Inspected, Inspection, Mixing, secret_steps
+from dpfy.isolation.items import Twin, same
+from dpfy.isolation.lines import Lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -106,23 +104,22 @@ def test_a_data_set_of_single_records_is_accepted_and_left_as_it_was(
     name: str, tmp_path: Path
 ) -> None:
     dataset = ALONE[name](tmp_path)
-    mixtures.Closing.closed = False
-    first = [mixtures_item(dataset, index) for index in (0, 7, 299)]
+    reader_cases.Closing.closed = False
+    first = [item_of(dataset, index) for index in (0, 7, 299)]
     for secret in range(2):
         refused, inspected = read(dataset, secret=secret, steps=40)
         assert refused is None
         assert (inspected.unchecked if name in BLIND else inspected.items) >= 8
         assert not (inspected.items if name in BLIND else inspected.unchecked)
     assert all(
-        same(old, mixtures_item(dataset, index))
-        for old, index in zip(first, (0, 7, 299), strict=True)
+        same(old, item_of(dataset, index)) for old, index in zip(first, (0, 7, 299), strict=True)
     )
-    assert not mixtures.Closing.closed
+    assert not reader_cases.Closing.closed
 
 
-def mixtures_item(dataset: Any, index: int) -> Any:
+def item_of(dataset: Any, index: int) -> Any:
     torch.manual_seed(0)
-    mixtures.random.seed(0)
+    reader_cases.random.seed(0)
     np.random.seed(0)
     return dataset[index]
 
@@ -158,8 +155,8 @@ def test_a_collate_function_that_mixes_what_the_data_set_left_behind_is_refused(
     waiting: list[Tensor] = []
 
     def item(_: Any, index: int) -> Any:
-        waiting.append(mixtures.X[index])
-        return {"x": mixtures.X[index].clone(), "label": 0}
+        waiting.append(reader_cases.X[index])
+        return {"x": reader_cases.X[index].clone(), "label": 0}
 
     def collate(items: list[Any]) -> Any:
         x, y = plainly(items)
@@ -167,7 +164,7 @@ def test_a_collate_function_that_mixes_what_the_data_set_left_behind_is_refused(
         waiting.clear()
         return x, y
 
-    assert read(mixtures.Computed(item), collate)[0] == 0
+    assert read(reader_cases.Computed(item), collate)[0] == 0
 
 
 def test_what_fails_on_changed_inputs_is_counted_and_no_error() -> None:
@@ -188,7 +185,9 @@ def test_a_hugging_face_data_set_is_read_once_and_its_collate_function_is_checke
 
     from dpfy.data.given import as_source
 
-    held = datasets.Dataset.from_dict({"x": mixtures.X.tolist(), "label": mixtures.Y.tolist()})
+    held = datasets.Dataset.from_dict(
+        {"x": reader_cases.X.tolist(), "label": reader_cases.Y.tolist()}
+    )
     source: Any = as_source(held)
     reads: list[int] = []
     many = source.dataset.many
@@ -209,10 +208,10 @@ def test_a_data_set_that_makes_whole_batches_is_checked() -> None:
             self.mixes = mixes
 
         def __len__(self) -> int:
-            return mixtures.N
+            return reader_cases.N
 
         def rows(self, indices: list[int]) -> Tensor:
-            x = mixtures.X[indices]
+            x = reader_cases.X[indices]
             return x - x.mean(0) if self.mixes else x
 
     class Listed(Whole):
@@ -230,10 +229,10 @@ def test_a_data_set_that_makes_whole_batches_is_checked() -> None:
 
 
 def test_a_twin_shares_no_container_with_the_data_set_and_replaces_what_is_asked() -> None:
-    held = Held(pair, cache={}, pair=(mixtures.X, [1, 2]))
-    twin = Twin(held, {("y",): [9] * mixtures.N})
+    held = Held(pair, cache={}, pair=(reader_cases.X, [1, 2]))
+    twin = Twin(held, {("y",): [9] * reader_cases.N})
     assert set(twin.tables) == {("x",), ("y",), ("pair", 0)}
-    assert twin.dataset.y == [9] * mixtures.N
+    assert twin.dataset.y == [9] * reader_cases.N
     assert twin.dataset.cache is not held.cache
     assert twin.dataset.x is held.x
     assert type(held) is Held
@@ -297,7 +296,7 @@ def test_checks_stay_within_their_share_of_a_run(monkeypatch: pytest.MonkeyPatch
         now[0] += 0.001
         return now[0]
 
-    monkeypatch.setattr("dpfy.data.isolation.time.perf_counter", clock)
+    monkeypatch.setattr("dpfy.isolation.inspection.time.perf_counter", clock)
     inspection, made = Inspection(), []
     for step in range(400):
         now[0] += 0.02
@@ -343,8 +342,8 @@ class Late:
 def train(data: Any, path: Path, *, resume: bool = False, again: bool = False) -> Any:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    net = torch.nn.Linear(mixtures.WIDTH, 3)
-    plan = dpfy.dpsgd(mixtures.N, 24, steps=60, clip_norm=1.0).with_noise(1.0, delta=1e-3)
+    net = torch.nn.Linear(reader_cases.WIDTH, 3)
+    plan = dpfy.dpsgd(reader_cases.N, 24, steps=60, clip_norm=1.0).with_noise(1.0, delta=1e-3)
     run = dpfy.Run(path, seed=5, resume=resume, checkpoint_every=0.0)
     with dpfy.PrivateTraining(
         net, torch.optim.SGD(net.parameters(), lr=0.1), data, plan, run
@@ -371,7 +370,7 @@ def test_a_refusal_in_the_middle_is_typed_final_and_kept(workers: int, tmp_path:
 
 def test_a_refusal_at_the_first_batch_costs_nothing(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="a data set whose items are made of several records"):
-        train(Held(mixtures.with_another), tmp_path / "run")
+        train(Held(reader_cases.with_another), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint" / "watch.json").exists()
 
 
@@ -388,7 +387,9 @@ def test_a_run_counts_what_was_checked(workers: int, tmp_path: Path) -> None:
 
 
 def test_records_in_memory_have_nothing_to_check(tmp_path: Path) -> None:
-    assert train((mixtures.X, mixtures.Y), tmp_path / "run").drawing.inspected == Inspected()
+    assert (
+        train((reader_cases.X, reader_cases.Y), tmp_path / "run").drawing.inspected == Inspected()
+    )
 
 
 def test_a_run_checks_batches_at_secret_steps(

@@ -112,7 +112,7 @@ class Program:
     that were changed held.
 
     `of_python` are those that hold numbers of Python or NumPy. `packed` and `padded` are the calls
-    that pack sequences and that pad packed ones (autograd/packing.py).
+    that pack sequences and that pad packed ones (packed_sequences.py).
     """
 
     operations: list[Operation] = field(default_factory=list)

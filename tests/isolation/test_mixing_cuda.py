@@ -4,18 +4,13 @@ engine.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from tests.isolation import small_runs
+from tests.isolation.small_runs import CLASSES, LENGTH, WIDTH, Apply, ce, net, plain
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-
-sys.path.insert(0, str(Path(__file__).parent))
-import watched
-from watched import CLASSES, LENGTH, WIDTH, Apply, ce, net, plain
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,7 +67,7 @@ class Attending(nn.Module):
 
 
 def long() -> tuple[Tensor, Tensor]:
-    x, y = watched.sequences()
+    x, y = small_runs.sequences()
     return x.repeat(1, 400, 1), y
 
 
@@ -82,47 +77,47 @@ MIXED = {
         plain,
         long(),
     ),
-    "steps for examples": lambda: (Reader(nn.LSTM(WIDTH, WIDTH)), plain, watched.sequences()),
-    "batch mean": lambda: (Apply(lambda h: h - h.mean(0)), plain, watched.vectors()),
+    "steps for examples": lambda: (Reader(nn.LSTM(WIDTH, WIDTH)), plain, small_runs.sequences()),
+    "batch mean": lambda: (Apply(lambda h: h - h.mean(0)), plain, small_runs.vectors()),
     "detached batch mean": lambda: (
         Apply(lambda h: h - h.detach().mean(0)),
         plain,
-        watched.vectors(),
+        small_runs.vectors(),
     ),
     "batch attention": lambda: (
         Apply(lambda h: torch.softmax(h @ h.T, 1) @ h),
         plain,
-        watched.vectors(),
+        small_runs.vectors(),
     ),
-    "divided by the mean": lambda: (net(), divided, watched.vectors()),
+    "divided by the mean": lambda: (net(), divided, small_runs.vectors()),
 }
 APART = {
-    "perceptron": lambda: (net(), plain, watched.vectors()),
+    "perceptron": lambda: (net(), plain, small_runs.vectors()),
     "dropout": lambda: (
         net(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, CLASSES)),
         plain,
-        watched.vectors(),
+        small_runs.vectors(),
     ),
     "convolutions": lambda: (
         net(
             nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES)
         ),
         plain,
-        watched.images(),
+        small_runs.images(),
     ),
     "sequences": lambda: (
         net(nn.Flatten(), nn.Linear(LENGTH * WIDTH, CLASSES)),
         plain,
-        watched.sequences(),
+        small_runs.sequences(),
     ),
-    "encoder": lambda: (Encoder(), plain, watched.sequences()),
+    "encoder": lambda: (Encoder(), plain, small_runs.sequences()),
     "long attention": lambda: (Attending(), plain, long()),
     "lstm": lambda: (
         Reader(nn.LSTM(WIDTH, WIDTH, 2, dropout=0.1, batch_first=True)),
         plain,
-        watched.sequences(),
+        small_runs.sequences(),
     ),
-    "gru": lambda: (Reader(nn.GRU(WIDTH, WIDTH, batch_first=True)), plain, watched.sequences()),
+    "gru": lambda: (Reader(nn.GRU(WIDTH, WIDTH, batch_first=True)), plain, small_runs.sequences()),
 }
 
 
@@ -130,7 +125,7 @@ APART = {
 @pytest.mark.parametrize("case", MIXED)
 def test_mixing_is_refused(tmp_path, case, engine):
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(tmp_path, *MIXED[case](), device="cuda", engine=engine, batch=32)
+        small_runs.train(tmp_path, *MIXED[case](), device="cuda", engine=engine, batch=32)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -138,7 +133,7 @@ def test_mixing_is_refused(tmp_path, case, engine):
 def test_what_does_not_mix_is_trained(tmp_path, case, engine):
     if engine == "batched" and case in ("lstm", "gru"):
         pytest.skip("cuDNN has no vectorised backward: refused, with the way out")
-    watched.train(tmp_path, *APART[case](), device="cuda", engine=engine, batch=32)
+    small_runs.train(tmp_path, *APART[case](), device="cuda", engine=engine, batch=32)
     assert (tmp_path / "run" / "privacy.json").is_file()
 
 
@@ -168,8 +163,8 @@ class Deep(nn.Module):
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_a_deep_transformer_is_trained_every_time(tmp_path, attempt):
-    x, y = watched.sequences()
-    watched.train(
+    x, y = small_runs.sequences()
+    small_runs.train(
         tmp_path,
         Deep(),
         plain,
@@ -182,10 +177,10 @@ def test_a_deep_transformer_is_trained_every_time(tmp_path, attempt):
 
 
 def test_a_deep_transformer_over_the_batch_is_refused(tmp_path):
-    x, y = watched.sequences()
+    x, y = small_runs.sequences()
     model = Apply(lambda h: h + 1e-2 * h.mean(0), Deep(), net(nn.Linear(CLASSES, CLASSES)))
     with pytest.raises(Unsupported, match="mix examples"):
-        watched.train(
+        small_runs.train(
             tmp_path,
             model,
             plain,

@@ -1,7 +1,7 @@
 """What the checks for mixing cost in a run of 1,000 steps: CPU seconds of the steps that were
 recorded, beyond those of the others.
 
-    python benchmarks/watch.py [--steps 300]
+    python benchmarks/isolation.py [--steps 300]
 
 Every step is timed by itself, from the batch being asked for to the end of `step`; the extra time
 of the recorded ones, over the median of the others, is divided by 1,000 such medians. The number of
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dpfy
-from dpfy.training.watch import Kind
+from dpfy.isolation.check import CheckLevel
 
 RECORDS = 4000
 
@@ -64,7 +64,7 @@ def share(
 ) -> tuple[float, float]:
     """Median seconds of an ordinary step, and the share of the checks in 1,000 of them."""
     torch.manual_seed(0)
-    model, times = make(), dict[Kind, list[float]]()
+    model, times = make(), dict[CheckLevel, list[float]]()
     data = torch.randn(RECORDS, 1, 28, 28), torch.randint(0, 10, (RECORDS,))
     plan = dpfy.dpsgd(RECORDS, batch, steps=steps).with_noise(1.0, delta=1e-5)
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -72,17 +72,17 @@ def share(
         warnings.simplefilter("ignore")
         run = dpfy.Run(Path(folder) / "run", seed=1, checkpoint_every=1e9)
         with dpfy.PrivateTraining(model, sgd, data, plan, run) as training:
-            assert training.watch is not None
-            training.watch.alone = watched
+            assert training.isolation is not None
+            training.isolation.alone = watched
             kinds = {}
-            begin = training.watch.begin
+            begin = training.isolation.begin
 
             def noting(step: int, fields: tuple[Tensor, ...], first: bool) -> None:
                 begin(step, fields, first)
                 if first:
-                    kinds[step] = training.watch._kind  # type: ignore[union-attr]
+                    kinds[step] = training.isolation._kind  # type: ignore[union-attr]
 
-            first, end = 0.0, training.watch.end
+            first, end = 0.0, training.isolation.end
 
             def timed(losses: Tensor, released: bool) -> None:
                 nonlocal first
@@ -90,20 +90,20 @@ def share(
                 end(losses, released)
                 first += time.process_time() - before if not released else 0.0
 
-            training.watch.begin, training.watch.end = noting, timed  # type: ignore[method-assign]
+            training.isolation.begin, training.isolation.end = noting, timed  # type: ignore[method-assign]
             started, done = time.process_time(), 0
             for x, y in training.batches():
                 training.step(F.cross_entropy(model(x), y, reduction="none"))
                 if training.steps_done > done:
                     times.setdefault(kinds[done], []).append(time.process_time() - started)
                     started, done = time.process_time(), training.steps_done
-    plain = statistics.median(times[Kind.NOTHING])
+    plain = statistics.median(times[CheckLevel.NOTHING])
     # The first step is the engine's first too; of it only the check itself counts.
     later = [
         t
-        for kind in Kind
-        if kind is not Kind.NOTHING
-        for t in times.get(kind, [])[kind is Kind.THOROUGH :]
+        for kind in CheckLevel
+        if kind is not CheckLevel.NOTHING
+        for t in times.get(kind, [])[kind is CheckLevel.THOROUGH :]
     ]
     extra = first + sum(t - plain for t in later)
 

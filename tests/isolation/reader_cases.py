@@ -17,8 +17,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from dpfy.core.random import Randomness
 from dpfy.data.batch import Draw, Look
-from dpfy.data.isolation import Inspected, secret_steps
 from dpfy.data.reader import Reader
+from dpfy.isolation.inspection import Inspected, secret_steps
 
 N, WIDTH = 400, 5
 STEP = 0.003
@@ -63,7 +63,7 @@ def read(
     """Read the batches of a run with Poisson sampling, each step STEP seconds long: where it was
     refused, and what was checked.
     """
-    from dpfy.data.isolation import Mixing
+    from dpfy.isolation.inspection import Mixing
 
     randomness = Randomness.for_tests(secret)
     due = secret_steps(steps, randomness.generator("checked batches", 0))

@@ -1,1 +1,0 @@
-"""Tracing: what a step did, from the dispatcher: recorded programs and mixing of examples."""
