@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms import Bits, gaussian, laplace
 
 LAWS = {"laplace": laplace, "gaussian": gaussian}

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from dpfy.accounting.gaussian import least_coordinates, sigma_analytic
-from dpfy.core.book import rehearsal
+from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian, Laplace
 

@@ -22,16 +22,14 @@ from typing import Any
 
 import torch
 
-from dpfy.core.book import rehearsal
 from dpfy.core.events import Gaussian
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise.banded import square_root_banded
-from dpfy.noise.blt import Blt
-from dpfy.noise.error import buffers
-from dpfy.noise.inverse import inverse_square_root_banded
 from dpfy.noise.strategy import Grads, Identity, Recurrent
 from dpfy.noise.stream import NoiseStream
+from dpfy.noise.toeplitz import Blt, inverse_square_root_banded, square_root_banded
+from dpfy.noise.workload import buffers
 
 STEPS = 2048
 WARM = 5

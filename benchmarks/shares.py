@@ -19,7 +19,7 @@ import numpy as np
 from dpfy.accounting import calibrate
 from dpfy.core import events
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.federated.shares import Scheme, choose
 
 DELTA = 1e-6

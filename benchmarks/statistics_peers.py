@@ -170,7 +170,7 @@ def diffprivlib(data, epsilon):
 
 def ours(data, epsilon):
     """dpfy's statistics, as a query of one of them plans it."""
-    from dpfy.core.book import rehearsal
+    from dpfy.core.ledger_rules import rehearsal
     from dpfy.queries.plan import Terms, plan
     from dpfy.queries.sources import Columns
     from dpfy.statistics.columns import Number, Table, Words

@@ -21,7 +21,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.models.build import build

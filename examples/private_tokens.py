@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpfy
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Unit
 from dpfy.core.values import Bound, Bounded
 from dpfy.prediction import Answers, PrivatePredictor, shards

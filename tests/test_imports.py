@@ -135,7 +135,7 @@ LIGHT = [
     "dpfy.accounting",
     "dpfy.plan.recipe",
     "dpfy.cli.app",
-    "dpfy.sampling.poisson",
+    "dpfy.sampling.samplers",
     "dpfy.mechanisms",
 ]
 HEAVY = ("torch", "dp_accounting", "matplotlib", "pandas")

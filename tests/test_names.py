@@ -122,10 +122,8 @@ TWO_HOMES: set[str] = {
 }
 SHADOWS: set[str] = {
     "dpfy.cli.inspect",
-    "dpfy.core.random",
     "dpfy.gradients.engines.choice",
     "dpfy.local.numbers",
-    "dpfy.report.html",
 }
 SMALL: set[str] = {
     "dpfy.audit.evolutions",
@@ -135,8 +133,6 @@ SMALL: set[str] = {
     "dpfy.estimators.linear.solvers",
     "dpfy.federated.shares.client",
     "dpfy.integrations.totals",
-    "dpfy.noise.families",
-    "dpfy.sampling.table",
 }
 
 

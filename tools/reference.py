@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dpfy
-from dpfy.accounting import patterns, phases
+from dpfy.accounting import calculator, patterns
 from dpfy.core import settings
 from dpfy.data import schema
 from dpfy.data.config import FIELDS_OF_KIND
@@ -80,7 +80,7 @@ CHOICES = {
 
 def configuration() -> str:
     """The reference of all configuration keys, as Markdown."""
-    assert set(PHASE_KEYS) == set(phases.FIELDS)
+    assert set(PHASE_KEYS) == set(calculator.FIELDS)
     assert {key.rpartition(".")[2] for key in SCHEMA_KEYS} == {"missing", "kind", "ignore"}.union(
         *(needed | other for _, needed, other in schema.KINDS.values())
     )

@@ -7,8 +7,7 @@ from __future__ import annotations
 from math import isinf
 
 from dpfy.accounting import calibrate
-from dpfy.accounting.filters import RenyiFilter, RenyiOdometer
-from dpfy.accounting.gaussian_filter import GaussianFilter
+from dpfy.accounting.filters import GaussianFilter, RenyiFilter, RenyiOdometer
 from dpfy.accounting.table import DEFAULT, TABLE, accountant
 from dpfy.core import check
 from dpfy.core.errors import DpfyError, InvalidInput

@@ -21,9 +21,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import ROUNDING, Array
 from dpfy.accounting.profiles import Points, dominating
+from dpfy.accounting.tight.losses import Atoms
 
 BLOCK = 32
 """Steps of one block. Larger ones would gain 1% of epsilon after hundreds of steps."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from dpfy.accounting.leaves import leaves, plain_leaves
-from dpfy.accounting.limits import rounded_up
-from dpfy.accounting.rows import row_of
-from dpfy.accounting.tight import Tight
+from dpfy.accounting.flatten import leaves, plain_leaves
+from dpfy.accounting.numeric_limits import rounded_up
+from dpfy.accounting.rules import row_of
+from dpfy.accounting.tight.accountant import Tight
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.events import Event

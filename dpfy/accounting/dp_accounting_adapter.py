@@ -1,5 +1,8 @@
 """dp-accounting's accountants behind our protocol: the field's reference, kept for comparison and
 cross-checks.
+
+Our events and dp-accounting's, translated both ways. dp-accounting is imported only when one of
+these functions is called.
 """
 
 from __future__ import annotations
@@ -11,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.accounting.dp_accounting_events import from_peer, relation, to_peer
-from dpfy.accounting.leaves import leaves
+from dpfy.accounting.flatten import leaves
 from dpfy.accounting.rdp import approximate, to_epsilon
-from dpfy.accounting.rows import halved
+from dpfy.accounting.rules import TABLE, halved, row_of
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event, RandomizedResponse
@@ -208,4 +210,52 @@ def _too_long(event: Event, adjacency: Adjacency, most: float) -> str | None:
     return (
         f"an epsilon of about {size:.3g} by dp-accounting's PLD (its grid of 1e-4 is too long) is "
         f"not supported; use --accountant tight"
+    )
+
+
+def _library() -> Any:
+    try:
+        import dp_accounting
+    except ImportError:
+        raise Unsupported(
+            "the dp-accounting library, which is not installed here,",
+            "install dp-accounting or use --accountant tight",
+        ) from None
+    return dp_accounting
+
+
+def relation(adjacency: Adjacency) -> Any:
+    """dp-accounting's name for `adjacency`."""
+    relations = _library().NeighboringRelation
+    return {
+        Adjacency.ADD_OR_REMOVE_ONE: relations.ADD_OR_REMOVE_ONE,
+        Adjacency.REPLACE_ONE: relations.REPLACE_ONE,
+        Adjacency.ZERO_OUT: relations.REPLACE_SPECIAL,
+    }[adjacency]
+
+
+def to_peer(event: Event) -> Any:
+    """The dp-accounting event of the same meaning.
+
+    Guarantees: field by field the same mechanism; an event that dp-accounting has no word for
+    raises `Unsupported`.
+    """
+    peer = row_of(event).peer
+    if peer is None:
+        raise Unsupported(
+            f"{type(event).__name__} in dp-accounting", "use --accountant tight or rdp"
+        )
+    return getattr(_library().dp_event, peer.name)(*peer.arguments(event, to_peer))
+
+
+def from_peer(event: Any) -> Event:
+    """Our event of the same meaning as the dp-accounting event `event`; an unknown one raises
+    `Unsupported`.
+    """
+    for row in TABLE.values():
+        if row.peer is not None and type(event) is getattr(_library().dp_event, row.peer.name):
+            return row.peer.back(event, from_peer)
+    raise Unsupported(
+        f"the dp-accounting event {type(event).__name__}",
+        "describe it with the events of dpfy.core.events",
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dpfy.accounting.flatten import plain_leaves
 from dpfy.accounting.gaussian import GaussianCurve
-from dpfy.accounting.leaves import plain_leaves
-from dpfy.accounting.rows import moves, row_of
+from dpfy.accounting.rules import moves, row_of
 from dpfy.core import check
 from dpfy.core.errors import Unsupported, refusal
 from dpfy.core.events import Event, Nothing

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dpfy.accounting import calibrate, table
-from dpfy.accounting.leaves import MOST_COUNT
+from dpfy.accounting.flatten import MOST_COUNT
 from dpfy.accounting.patterns import poisson
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
+from dpfy.accounting.tight.losses import Atoms
 from dpfy.core.errors import Internal
 from dpfy.core.guarantee import Curve
 

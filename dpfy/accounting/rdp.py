@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.accounting.dominating_pairs import composition
-from dpfy.accounting.leaves import delta_within, leaves, plain_leaves
-from dpfy.accounting.losses import Loss, verified
+from dpfy.accounting.flatten import delta_within, leaves, plain_leaves
 from dpfy.accounting.moments import Array
-from dpfy.accounting.rows import row_of
+from dpfy.accounting.rules import row_of
+from dpfy.accounting.tight.dominating_pairs import composition
+from dpfy.accounting.tight.losses import Loss, verified
 from dpfy.core import check
 from dpfy.core.errors import Internal, Unsupported, refusal
 from dpfy.core.events import Event, inside

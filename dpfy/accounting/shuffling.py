@@ -33,9 +33,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from dpfy.accounting.losses import Atoms
 from dpfy.accounting.moments import Array
 from dpfy.accounting.profiles import Bound, Points, dominating, points
+from dpfy.accounting.tight.losses import Atoms
 
 ROUND = 1e-11
 """What rounding may change where no tail of many trials is computed."""

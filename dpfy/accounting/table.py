@@ -12,7 +12,7 @@ DEFAULT = "tight"
 
 
 def _tight() -> Accountant:
-    from dpfy.accounting.tight import Tight
+    from dpfy.accounting.tight.accountant import Tight
 
     return Tight()
 

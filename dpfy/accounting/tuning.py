@@ -17,11 +17,10 @@ import numpy as np
 from dpfy.accounting import rdp
 from dpfy.accounting.calibrate import least
 from dpfy.accounting.moments import Array
-from dpfy.accounting.tight import Tight
+from dpfy.accounting.tight.accountant import Tight
 from dpfy.core import check
-from dpfy.core.events import Event, Repeated
+from dpfy.core.events import Event, Repeated, gamma_for
 from dpfy.core.guarantee import Curve
-from dpfy.core.trials import gamma_for
 from dpfy.core.unit import Adjacency
 
 NEARLY = 0.999

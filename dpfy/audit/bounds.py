@@ -18,7 +18,7 @@ from dpfy.audit.families import Family, GaussianFamily, gaussian_epsilon, weakes
 from dpfy.audit.verdict import LowerBound
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

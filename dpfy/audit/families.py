@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from dpfy.core import tradeoff
+from dpfy.core import guarantee
 from dpfy.core.errors import DpfyError
 from dpfy.core.guarantee import Curve
 
@@ -121,7 +121,7 @@ class ClaimedFamily:
         import numpy as np
 
         heights, slopes = (
-            np.array(part) for part in tradeoff.of_curve(self.at(strength).delta).lines
+            np.array(part) for part in guarantee.of_curve(self.at(strength).delta).lines
         )
         return lambda fpr: float((heights - slopes * fpr).max())
 

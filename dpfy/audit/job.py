@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dpfy.audit.observation import LENGTH, observe_table
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.participation import Poisson
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import write_atomically
 from dpfy.core.unit import EXAMPLE
 from dpfy.gradients.clip import FlatClip
@@ -274,7 +274,7 @@ def _margins(folder: Path, canaries: Tensor, labels: Tensor) -> NDArray[np.float
         raise InvalidInput("run", str(folder), "has no released model: the run is unfinished")
     weights = load_file(folder / "model.safetensors")
     config = make(
-        {k: v for k, v in reading.toml("config", folder / "config.toml").items() if k in SECTIONS},
+        {k: v for k, v in storage.toml("config", folder / "config.toml").items() if k in SECTIONS},
         {},
     )
     classes = len(next(reversed([w for w in weights.values() if w.dim() == 1])))

@@ -15,10 +15,10 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Curve
 from dpfy.core.participation import FixedOrder
-from dpfy.core.random import Randomness
-from dpfy.noise.banded import square_root_banded
+from dpfy.core.randomness import Randomness
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
+from dpfy.noise.toeplitz import square_root_banded
 from dpfy.plan.recipe import dpsgd
 
 Array = NDArray[np.float64]

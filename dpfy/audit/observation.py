@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.guarantee import Curve
+from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.storage import PRIVATE_MODE, append, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records

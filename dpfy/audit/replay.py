@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpfy.core import events
-from dpfy.core.book import Permit
+from dpfy.core.ledger_rules import Permit
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from dpfy.audit.observation import LENGTH, Array, Seams, _released, _reset, seamed, watched
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Unit
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords, by_user

@@ -20,7 +20,7 @@ from dpfy.audit.families import Family
 from dpfy.audit.verdict import LowerBound, Verdict
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

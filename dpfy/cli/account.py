@@ -63,9 +63,9 @@ def account(
 
     Example: dpfy account --noise-multiplier 1.0 --sampling-rate 0.005 --steps 200 --delta 1e-6
     """
-    from dpfy.accounting.answers import account as answer
+    from dpfy.accounting.calculator import account as answer
+    from dpfy.accounting.calculator import read
     from dpfy.accounting.patterns import Reports, Training
-    from dpfy.accounting.phases import read
     from dpfy.core.errors import InvalidInput
 
     if local_epsilon and (phases is not None or noise_multiplier >= 0):

@@ -19,9 +19,8 @@ from typing import Any
 import typer
 
 from dpfy.cli import answer
-from dpfy.core import packages
-from dpfy.core.errors import DpfyError, InvalidInput
-from dpfy.core.problems import Long, Several
+from dpfy.core import errors
+from dpfy.core.errors import DpfyError, InvalidInput, Long, Several
 
 DEBUG = "DPFY_DEBUG"
 REFUSED, INTERRUPTED = 2, 130
@@ -109,7 +108,7 @@ def _not_installed(problem: BaseException) -> str:
         return _ours(problem)
     return (
         f"this needs the package {name.partition('.')[0]}, which is not installed; "
-        f"{packages.way_out(name)}"
+        f"{errors.way_out(name)}"
     )
 
 

@@ -36,14 +36,16 @@ def calibrate(
 
     Example: dpfy calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.05 --steps 200
     """
-    from dpfy.accounting import answers, planning
+    from dpfy.accounting import calculator, planning
     from dpfy.accounting.patterns import Training
     from dpfy.core import check
 
     check.one_of("solve", solve, ("noise", "steps", "batch-size"))
     if solve == "noise":
         plan = Training(1.0, sampling_rate, steps, sampling, records, batch_size)
-        result = answers.calibrate(plan, epsilon, delta, accountant=accountant, adjacency=adjacency)
+        result = calculator.calibrate(
+            plan, epsilon, delta, accountant=accountant, adjacency=adjacency
+        )
         text = (
             f"noise multiplier {result['noise_multiplier']:.6g} gives epsilon "
             f"{result['epsilon']:.6g} at delta {delta:g}"

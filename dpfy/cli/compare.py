@@ -40,12 +40,12 @@ def bounds(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print every bound on epsilon for one training run, tightest first."""
-    from dpfy.accounting import answers
+    from dpfy.accounting import calculator
     from dpfy.accounting.patterns import Training
 
     if plot is not None:
         target("--plot", plot, SVG)
-    rows = answers.bounds([Training(noise_multiplier, sampling_rate, steps)], delta, adjacency)
+    rows = calculator.bounds([Training(noise_multiplier, sampling_rate, steps)], delta, adjacency)
     if plot is not None:
         _draw(
             plot,

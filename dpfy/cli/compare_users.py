@@ -14,7 +14,7 @@ from dpfy.cli.answer import tell
 from dpfy.cli.target import PICTURE, save, target
 
 if TYPE_CHECKING:
-    from dpfy.accounting.routes import Routes, Setting
+    from dpfy.accounting.user_level import Routes, Setting
 
 WORDS = {"users": "users drawn whole (ULS)", "records": "records drawn one by one (ELS)"}
 COLUMNS = (
@@ -68,14 +68,14 @@ def users(
     record; "even if" says how alike a user's records would have to be for both to leave the same:
     users win below.
     """
-    from dpfy.accounting import routes
+    from dpfy.accounting import user_level
 
     if plot is not None:
         target("--plot", plot, PICTURE)
-    setting = routes.Setting(
+    setting = user_level.Setting(
         users, max_contributions, batch_size, steps, epsilon, delta, alike, records
     )
-    rows, changes = routes.compare(setting)
+    rows, changes = user_level.compare(setting)
     if plot is not None:
         save("--plot", plot, _drawn(rows, setting, plot.suffix[1:].lower()))
     last = rows[-1]

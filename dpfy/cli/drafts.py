@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import reading, storage
+from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.data import cells, draft
 from dpfy.data import header as headers
@@ -108,5 +108,5 @@ def _save(texts: dict[Path, str], force: bool) -> None:
             storage.write_atomically(path, content) if force else storage.create(path, content)
         except OSError as problem:
             raise InvalidInput(
-                "--out", str(path), reading.why(problem, "cannot be written")
+                "--out", str(path), storage.why(problem, "cannot be written")
             ) from None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from dpfy.core import packages, plugins
+from dpfy.core import errors, plugins
 
 LAB = ("reproduce", "audit.selftest")
 """The verbs of the distribution dpfy-lab. Where it is not installed, they say so."""
@@ -30,7 +30,7 @@ class PluginCommand(TyperCommand):
         """The verb itself, as the plug-in defines it."""
         found = plugins.find(plugins.COMMANDS, self.path)
         if found is None:
-            raise packages.missing(f"dpfy {self.path.replace('.', ' ')}", "dpfy_lab")
+            raise errors.missing(f"dpfy {self.path.replace('.', ' ')}", "dpfy_lab")
         if not isinstance(found, typer.Typer):
             single = typer.Typer(add_completion=False, rich_markup_mode="rich")
             single.command(self.name)(found)

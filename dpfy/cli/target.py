@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.storage import write_atomically
 
@@ -33,7 +33,7 @@ def target(flag: str, path: Path, kinds: Mapping[str, tuple[bytes, ...]]) -> Pat
         longest = os.pathconf(path.parent, "PC_NAME_MAX")
         known = _existing(path)
     except OSError as problem:
-        raise InvalidInput(flag, str(path), reading.why(problem, "cannot be written")) from None
+        raise InvalidInput(flag, str(path), storage.why(problem, "cannot be written")) from None
     except ValueError:
         raise InvalidInput(flag, str(path), "is not the name of a file") from None
     if not stat.S_ISDIR(folder.st_mode):
@@ -54,7 +54,7 @@ def save(flag: str, path: Path, content: bytes) -> None:
     try:
         write_atomically(path, content)
     except OSError as problem:
-        raise InvalidInput(flag, str(path), reading.why(problem, "cannot be written")) from None
+        raise InvalidInput(flag, str(path), storage.why(problem, "cannot be written")) from None
 
 
 def _existing(path: Path) -> bytes | None:

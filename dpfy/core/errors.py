@@ -1,10 +1,16 @@
 """Typed errors. Every message is one line that names what is wrong, the value seen and the rule or
 the way out.
+
+Everything that is wrong at once: a user who mends a file should not be sent back once for each
+mistake.
+
+Packages that not every installation has: what is missing, and the one command that installs
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class DpfyError(Exception):
@@ -117,3 +123,83 @@ def _short(value: object, limit: int = 80) -> str:
     ):  # of a path the end tells most
         return "'..." + text[4 - limit :]
     return text[: limit - 3] + "..."
+
+
+class Long(InvalidInput):
+    """A problem whose rule is a list that must be told whole, however long it is."""
+
+
+class Several(Long):
+    """More than one value breaks a rule. The message is one line that holds them all, numbered."""
+
+    def __init__(self, problems: Iterable[InvalidInput]) -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        super().__init__(first.field, first.value, first.rule)
+        told = " ".join(f"({k}) {problem}" for k, problem in enumerate(self.problems, start=1))
+        self.args = (f"{len(self.problems)} problems: {told}",)
+
+
+def each(problem: InvalidInput) -> tuple[InvalidInput, ...]:
+    """The problems that an error holds, one by one."""
+    return problem.problems if isinstance(problem, Several) else (problem,)
+
+
+def attempted(attempt: Callable[..., object], *arguments: object) -> list[InvalidInput]:
+    """What is wrong with ``attempt(*arguments)``, as far as it says."""
+    try:
+        attempt(*arguments)
+    except InvalidInput as problem:
+        return list(each(problem))
+    return []
+
+
+def raise_all(problems: Iterable[InvalidInput]) -> None:
+    """Raise nothing, the one problem itself, or all of them as one."""
+    found = list(problems)
+    if len(found) > 1:
+        raise Several(found)
+    if found:
+        raise found[0]
+
+
+EXTRAS = {
+    "pyarrow": "data",
+    "pandas": "data",
+    "transformers": "text",
+    "peft": "text",
+    "accelerate": "text",
+    "datasets": "text",
+    "lightning": "lightning",
+    "flwr": "flower",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "optuna": "optuna",
+    "ray": "ray",
+    "mkdocs": "docs",
+}
+"""Import name to the extra of dpfy that brings it; what is not here comes with dpfy itself, or
+under its own name.
+"""
+DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "dp_accounting": "dp-accounting",
+    "google.protobuf": "protobuf",
+    "dpfy_lab": "dpfy-lab",
+}
+"""Import name to the name that pip knows, where they differ."""
+
+
+def way_out(module: str) -> str:
+    """How to install what `import module` wants."""
+    top = module.partition(".")[0]
+    if top in EXTRAS:
+        return f'install it: pip install "dpfy[{EXTRAS[top]}]"'
+    return f"install it: pip install {DISTRIBUTIONS.get(top, top)}"
+
+
+def missing(what: str, module: str) -> Unsupported:
+    """The refusal of `what`, which needs a package that is not installed."""
+    top = module.partition(".")[0]
+    return Unsupported(f"{what} without the package {DISTRIBUTIONS.get(top, top)}", way_out(module))

@@ -15,7 +15,7 @@ from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import check, problems, reading
+from dpfy.core import check, errors, storage
 from dpfy.core.errors import InvalidInput
 
 Sections = Mapping[str, type]
@@ -35,7 +35,7 @@ def setting(default: Any, words: str, otherwise: str = "") -> Any:
 def read(sections: Sections, path: Path) -> Raw:
     """The sections of a TOML file, names checked, values not yet."""
     raw, found = parsed(sections, path)
-    problems.raise_all(found)
+    errors.raise_all(found)
     return raw
 
 
@@ -43,16 +43,16 @@ def parsed(sections: Sections, path: Path) -> tuple[Raw, list[InvalidInput]]:
     """The sections and keys of a TOML file that are known, values not yet checked; and what is
     wrong with the others.
     """
-    raw, found, known = reading.toml("config", path), [], {}
+    raw, found, known = storage.toml("config", path), [], {}
     for name, section in raw.items():
-        if wrong := problems.attempted(check.known_keys, "", [name], sections):
+        if wrong := errors.attempted(check.known_keys, "", [name], sections):
             found += wrong
         elif not isinstance(section, dict):
             found.append(InvalidInput(name, section, f"must be a section: [{name}]"))
         else:
             allowed = names(sections[name])
             for key in section:
-                found += problems.attempted(check.known_keys, name, [key], allowed)
+                found += errors.attempted(check.known_keys, name, [key], allowed)
             known[name] = {key: value for key, value in section.items() if key in allowed}
     return known, found
 
@@ -93,7 +93,7 @@ def assembled(
     try:
         return whole(**parts), []
     except InvalidInput as problem:
-        return None, list(problems.each(problem))
+        return None, list(errors.each(problem))
 
 
 def built(
@@ -110,7 +110,7 @@ def built(
         try:
             return kind(**left), found
         except InvalidInput as problem:
-            found += problems.each(problem)
+            found += errors.each(problem)
             key = found[-1].field.removeprefix(f"{section}.").partition("[")[0]
             if key not in left:
                 return None, found
@@ -162,7 +162,7 @@ def value(name: str, text: str, into: Field[Any]) -> Any:
     if not text.strip() or len(text) > MOST_VALUE:
         raise InvalidInput(name, text, f"must be a value of 1 to {MOST_VALUE} characters")
     try:
-        found = reading.parsed_toml(name, text, f"value = {text}")
+        found = storage.parsed_toml(name, text, f"value = {text}")
     except InvalidInput:
         return text
     if set(found) != {"value"} or not _may_be(found["value"], str(into.type)):

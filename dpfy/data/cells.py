@@ -9,7 +9,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.files import DataFile
 from dpfy.data.header import delimiter_of
@@ -49,7 +49,7 @@ def read_parquet(file: DataFile, least: int = 1) -> dict[str, list[object]]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise packages.missing("Parquet", "pyarrow") from None
+        raise errors.missing("Parquet", "pyarrow") from None
     content = file.read()
     if content[:4] != b"PAR1" or content[-4:] != b"PAR1":
         raise Corrupt(file.name, "not a Parquet file, or truncated")

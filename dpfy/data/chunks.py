@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from dpfy.core import packages, reading
+from dpfy.core import errors, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.cells import check_header, listed
 from dpfy.data.files import GZIP_MAGIC, DataFile
@@ -40,7 +40,7 @@ def chunks(file: DataFile, rows: int = ROWS) -> Iterator[Chunk]:
 
 
 def _csv(file: DataFile, rows: int) -> Iterator[Chunk]:
-    with reading.opened("data file", file.path, file.name) as raw:
+    with storage.opened("data file", file.path, file.name) as raw:
         text = io.TextIOWrapper(_unpacked(raw), encoding="utf-8-sig", newline="")
         try:
             yield from _parted(text, file, rows)
@@ -97,8 +97,8 @@ def _parquet(file: DataFile, rows: int) -> Iterator[Chunk]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise packages.missing("Parquet", "pyarrow") from None
-    with reading.opened("data file", file.path, file.name) as raw:
+        raise errors.missing("Parquet", "pyarrow") from None
+    with storage.opened("data file", file.path, file.name) as raw:
         try:
             held = pyarrow.parquet.ParquetFile(raw)
             names = list(held.schema_arrow.names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from dpfy.core import check, problems
+from dpfy.core import check, errors
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting, text
 from dpfy.core.unit import EXAMPLE, WINDOWS, Unit, user_unit
@@ -205,7 +205,7 @@ class DataConfig:
             + HINTS.get(self.kind, "")
         )
         missing = [name for name in REQUIRED.get(self.kind, ()) if getattr(self, name) is None]
-        problems.raise_all(InvalidInput(f"data.{name}", None, rule) for name in missing)
+        errors.raise_all(InvalidInput(f"data.{name}", None, rule) for name in missing)
         for name, field in self.__dataclass_fields__.items():
             if (
                 name not in (*OF_EVERY_KIND, *FIELDS_OF_KIND[self.kind])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import Corrupt
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
@@ -58,7 +58,7 @@ def _numbers(package: str, file: str, *, rows: int, columns: int) -> tuple[Tenso
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise packages.missing("this data set", package)
+        raise errors.missing("this data set", package)
     name = f"{package}/{file}"
     content = DataFile(Path(spec.origin).parent / file, name).read()
     try:

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -22,7 +22,7 @@ def unpacked(packed: int) -> int:
     """The most bytes that a compressed file of `packed` bytes may hold: honest data shrinks to a
     two-hundredth at best.
     """
-    return min(reading.MOST_DATA, max(64 << 20, 200 * packed))
+    return min(storage.MOST_DATA, max(64 << 20, 200 * packed))
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class DataFile:
         Guarantees: nothing is read from a pipe or a device, and a small file is never unpacked into
         a huge one.
         """
-        content = reading.content("data file", self.path, most=reading.MOST_DATA, name=self.name)
+        content = storage.content("data file", self.path, most=storage.MOST_DATA, name=self.name)
         if content[:2] != GZIP_MAGIC:
             return content
         most = unpacked(len(content))
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
-                whole = reading.up_to(packed, most + 1)
+                whole = storage.up_to(packed, most + 1)
         except (EOFError, gzip.BadGzipFile, zlib.error):
             raise Corrupt(
                 self.name, "gzip data is truncated or damaged; fetch the file again"

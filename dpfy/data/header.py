@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from datetime import date
 
-from dpfy.core import packages, reading
+from dpfy.core import errors, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.files import GZIP_MAGIC, DataFile
 
@@ -72,7 +72,7 @@ def _first_line(file: DataFile) -> bytes:
     """The bytes up to the first end of a line outside of quotes, and none after it; through gzip
     where the file is packed.
     """
-    with reading.opened("data file", file.path, file.name) as raw:
+    with storage.opened("data file", file.path, file.name) as raw:
         magic = raw.read(2)
         raw.seek(0)
         source = gzip.GzipFile(fileobj=raw) if magic == GZIP_MAGIC else raw
@@ -97,8 +97,8 @@ def _parquet(file: DataFile) -> Header:
         import pyarrow.parquet
         from pyarrow import types
     except ImportError:
-        raise packages.missing("Parquet", "pyarrow") from None
-    with reading.opened("data file", file.path, file.name) as raw:
+        raise errors.missing("Parquet", "pyarrow") from None
+    with storage.opened("data file", file.path, file.name) as raw:
         try:
             schema = pyarrow.parquet.read_schema(raw)
         except Exception:  # a damaged file raises a dozen types

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dpfy.core import check
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data import repeatable
 from dpfy.data.batch import Batch, Draw, leaves, placed
 from dpfy.data.reader import Collate, Failed, Read, Reader

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import WINDOWS, Unit, user_unit
 from dpfy.data.batch import Batch, Draw
 from dpfy.data.config import FIRST, PICKS, RANDOM, SUM, USER_LOSSES

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset, TensorDataset
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.batch import Batch, Draw
 
 

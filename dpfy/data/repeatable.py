@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.batch import Batch, Draw, leaves
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from dpfy.core import check, problems, reading, settings
+from dpfy.core import check, errors, settings, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data.config import interval
 from dpfy.data.files import DataFile
@@ -172,7 +172,7 @@ def parse(text: str, name: str) -> Schema:
         found.append(
             InvalidInput("columns", "no feature", "must hold at least one number or category")
         )
-    problems.raise_all(found)
+    errors.raise_all(found)
     return Schema(
         features, next(column for column in built if isinstance(column, Label)), ignored, missing
     )
@@ -186,7 +186,7 @@ def parse_columns(
     """
     columns, missing = _read(text, name)
     built, ignored, found = _built(columns, name)
-    problems.raise_all(found)
+    errors.raise_all(found)
     return built, ignored, missing
 
 
@@ -195,13 +195,13 @@ def sections(text: str, name: str) -> tuple[dict[str, Any], tuple[str, ...], Any
     written; and the constraints.
     """
     columns, missing = _read(text, name)
-    problems.raise_all(_draft(name, columns))
-    return columns, missing, reading.parsed_toml("schema", name, text).get("constraints", [])
+    errors.raise_all(_draft(name, columns))
+    return columns, missing, storage.parsed_toml("schema", name, text).get("constraints", [])
 
 
 def _read(text: str, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     try:
-        document = reading.parsed_toml("schema", name, text)
+        document = storage.parsed_toml("schema", name, text)
     except InvalidInput as problem:
         raise Corrupt(name, f"not valid TOML: {problem.rule}".replace("\n", " ")) from None
     check.known_keys("", document, {"columns", "missing", "constraints"})
@@ -241,7 +241,7 @@ def _draft(name: str, columns: Mapping[str, object]) -> list[InvalidInput]:
         f"is a draft with {len(left)} open: {', '.join(left)}; fill in what is public, never what "
         f"was read from the records"
     )
-    return [problems.Long("schema", name, rule)] if left else []
+    return [errors.Long("schema", name, rule)] if left else []
 
 
 def _open_keys(entry: object) -> list[str]:

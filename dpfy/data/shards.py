@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfy.core import check, packages
+from dpfy.core import check, errors
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.data.batch import Batch
 
@@ -225,7 +225,7 @@ def _part(ending: str, content: bytes) -> Any:
         try:
             from PIL import Image
         except ImportError:
-            raise packages.missing("images", "PIL") from None
+            raise errors.missing("images", "PIL") from None
         with Image.open(io.BytesIO(content)) as image:
             pixels = np.array(image)
         return torch.from_numpy(
@@ -300,5 +300,5 @@ def _arrow() -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
-        raise packages.missing("Parquet", "pyarrow") from None
+        raise errors.missing("Parquet", "pyarrow") from None
     return pyarrow

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from dpfy.accounting import calibrate, table
 from dpfy.accounting.gaussian import sigma_analytic
-from dpfy.accounting.rows import moves
+from dpfy.accounting.rules import moves
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Curve

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpfy
-from dpfy.core import check, events, reading
+from dpfy.core import check, events, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.values import Bound
 from dpfy.estimators.claim import FILE, FitClaim, Round
@@ -138,7 +138,7 @@ class Release:
             if name not in names:
                 raise InvalidInput("run", str(folder), f"holds no finished fit: {name} is missing")
         files = {
-            name: reading.content(name, folder / name, most=reading.MOST_DATA) for name in names
+            name: storage.content(name, folder / name, most=storage.MOST_DATA) for name in names
         }
         return cls(files, folder if keep_path else None)
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.federated.clients import CLIENT
 from dpfy.federated.rounds import PrivateRounds
 from dpfy.federated.shares.aggregator import TooFew, TrustedSum

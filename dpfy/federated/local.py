@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.users import UserRecords
 from dpfy.federated.folded import chain, folded
 from dpfy.federated.recorded import RecordedSteps

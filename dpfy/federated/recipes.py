@@ -10,10 +10,10 @@ from dpfy.core.participation import Separated
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.federated.clients import CLIENT
 from dpfy.gradients.clip import FlatClip
-from dpfy.noise.banded import Banded
 from dpfy.noise.strategy import Strategy
+from dpfy.noise.toeplitz import Banded
 from dpfy.plan.recipe import FLOAT, Recipe
-from dpfy.sampling.check_in import CheckInSampler
+from dpfy.sampling.samplers import CheckInSampler
 
 STRATEGIES = ("blt", "bands", "independent")
 
@@ -72,6 +72,6 @@ def _strategy(name: str, pattern: Separated, rounds: int, buffers: int) -> Strat
         from dpfy.noise.optimise import banded
 
         return banded(min(pattern.separation, rounds), rounds)
-    from dpfy.noise.optimise_blt import blt
+    from dpfy.noise.optimise import blt
 
     return blt(check.integer("buffers", buffers), rounds, pattern)

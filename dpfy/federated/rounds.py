@@ -25,7 +25,7 @@ from dpfy.gradients.engine import Engine, Grads
 from dpfy.isolation.check import CheckSummary
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import ROUND
-from dpfy.sampling.check_in import CheckInSampler
+from dpfy.sampling.samplers import CheckInSampler
 from dpfy.training.admission import check_parts
 from dpfy.training.batches import Batches
 from dpfy.training.integrity import checkpoint

@@ -25,7 +25,7 @@ from dpfy.federated.virtual import VirtualClients
 from dpfy.gradients.engines.per_user import per_user
 from dpfy.noise.shares import Shares
 from dpfy.plan.recipe import Plan
-from dpfy.sampling.check_in import CheckInSampler
+from dpfy.sampling.samplers import CheckInSampler
 from dpfy.training import evaluation, metrics
 from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC

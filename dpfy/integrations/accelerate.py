@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.integrations import apart, ending, epoch
 from dpfy.integrations.totals import Totals
@@ -47,7 +47,7 @@ from dpfy.training.update import Update
 try:
     from accelerate import Accelerator
 except ImportError:
-    raise packages.missing("Accelerate", "accelerate") from None
+    raise errors.missing("Accelerate", "accelerate") from None
 
 
 class PrivateAccelerator(Accelerator):

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.given import lazy
 from dpfy.data.lazy import LazyRecords
@@ -48,7 +48,7 @@ try:
     from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import SaveStrategy, TrainOutput
 except ImportError:
-    raise packages.missing("the Hugging Face Trainer", "transformers") from None
+    raise errors.missing("the Hugging Face Trainer", "transformers") from None
 
 KEPT = "trainer"
 

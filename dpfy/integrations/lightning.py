@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.core import check, packages
+from dpfy.core import check, errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.integrations import apart, ending, epoch, measured
 from dpfy.plan.recipe import Plan
@@ -37,7 +37,7 @@ from dpfy.training.update import Update
 try:
     from lightning.pytorch.strategies import SingleDeviceStrategy
 except ImportError:
-    raise packages.missing("Lightning", "lightning") from None
+    raise errors.missing("Lightning", "lightning") from None
 
 KEPT = "dpfy"
 PUBLIC = "public"

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dpfy.core import check, packages
+from dpfy.core import check, errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.records import Records
 from dpfy.plan.recipe import Plan, Recipe
@@ -45,7 +45,7 @@ try:
     import optuna
     from optuna import distributions
 except ImportError:
-    raise packages.missing("searches by Optuna", "optuna") from None
+    raise errors.missing("searches by Optuna", "optuna") from None
 
 OWN, DRAWN, PRUNED = "dpfy", "distributions", "pruned"
 PUBLIC, PRIVATE = "public", "private"

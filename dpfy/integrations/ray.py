@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import check, packages
+from dpfy.core import check, errors
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.runs.folder import Place
 from dpfy.tuning.pool import MOST_WORKERS
@@ -35,7 +35,7 @@ try:
     import ray
     from ray.tune.search import sample
 except ImportError:
-    raise packages.missing("searches by Ray", "ray") from None
+    raise errors.missing("searches by Ray", "ray") from None
 
 WAY_OUT = "use tune.uniform, tune.loguniform, tune.randint or tune.choice"
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.gradients.checker import LossProbe, probe_call
 from dpfy.gradients.engine import trainable
@@ -61,7 +61,7 @@ from dpfy.isolation.program import BATCH, CARRIED, DATA, Program, Unrecordable, 
 from dpfy.isolation.recorder import OperationRecorder, compiled
 from dpfy.isolation.variations import moved_constants, moved_parameters, moved_switches
 from dpfy.plan.claim import NOT_CHECKED
-from dpfy.sampling.sampler import physical
+from dpfy.sampling.samplers import physical
 
 PARTS = 8
 """Into how many parts of equal length a run is cut; in each of them one step is checked."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.labels.claim import ANSWERS, LabelClaim
 from dpfy.labels.questions import Question
@@ -75,7 +75,7 @@ class Asking:
         if not file.is_file():
             return {}
         try:
-            return dict(load(reading.content(ANSWERS, file, most=reading.MOST_DATA)))
+            return dict(load(storage.content(ANSWERS, file, most=storage.MOST_DATA)))
         except InvalidInput:
             raise
         except Exception:  # the reader raises types of its own

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import dpfy
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.labels.asking import Asking
 from dpfy.labels.claim import ANSWERS, BINS, MODEL, LabelClaim
@@ -153,7 +153,7 @@ def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     The model of ``dpfy train --protect labels`` reads raw records: images are scattered first.
     """
     released = Released.read(run)
-    content = reading.content(MODEL, released.file(MODEL), most=reading.MOST_DATA)
+    content = storage.content(MODEL, released.file(MODEL), most=storage.MOST_DATA)
     held = load_tensors(content)
     about = _about(content)
     if about["learner"] == NETWORK:
@@ -237,7 +237,7 @@ def _words(model: nn.Module) -> str:
 def _left(path: Path, model: nn.Module) -> Fitted:
     from safetensors.numpy import load as load_arrays
 
-    answers = load_arrays(reading.content(ANSWERS, path / ANSWERS, most=reading.MOST_DATA))
+    answers = load_arrays(storage.content(ANSWERS, path / ANSWERS, most=storage.MOST_DATA))
     return Fitted(model, json.loads((path / cards.NAME).read_text()), dict(answers), path)
 
 

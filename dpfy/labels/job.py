@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfy.core import check, problems, settings
+from dpfy.core import check, errors, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting
 from dpfy.data import count, source, unlabelled
@@ -161,7 +161,7 @@ def make(path: Path | None, given: Mapping[str, Any]) -> LabelJob:
     ):
         data["kind"] = kind
     config, wrong = settings.assembled(LabelJob, SECTIONS, values, DECISIVE)
-    problems.raise_all([*found, *wrong])
+    errors.raise_all([*found, *wrong])
     made: LabelJob = config
     return made
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check, events
-from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.labels.claim import LABEL, laplace_multiplier
 from dpfy.labels.sealed import Rows, Values

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfy.core import events
-from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.labels.questions import HALF_L2, Question
 from dpfy.labels.sealed import Rows, Values
 from dpfy.mechanisms.mechanism import source

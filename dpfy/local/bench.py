@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.local.frequencies import (
     PRIME,
     HadamardResponse,

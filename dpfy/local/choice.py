@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpfy.accounting import curve
-from dpfy.accounting.rows.local import MOST_COUNTED
+from dpfy.accounting.rules.local import MOST_COUNTED
 from dpfy.accounting.shuffling import answered_deltas, shuffled_deltas
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 import dpfy
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.local.claim import FILE, LocalClaim, ShuffledClaim
 from dpfy.local.protocol import Estimate, Report, Rows
+from dpfy.mechanisms.choice import permutation
 from dpfy.mechanisms.mechanism import source
-from dpfy.mechanisms.selection import permutation
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 
@@ -104,7 +104,7 @@ def _run(
             folder.finish(card.Facts(about, releases=1))
     path = Path(place.path)
     parsed = [
-        reading.parsed_json(name, reading.content(name, path / name)) for name in (FILE, card.NAME)
+        storage.parsed_json(name, storage.content(name, path / name)) for name in (FILE, card.NAME)
     ]
     return Collected(path, *parsed)
 

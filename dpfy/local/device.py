@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from dpfy.accounting import accountant
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Budget, Ledger
-from dpfy.core.lock import locked
-from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.randomness import Randomness
+from dpfy.core.storage import PRIVATE_MODE, locked, write_atomically
 from dpfy.core.unit import Adjacency
 from dpfy.local.claim import PERSON
 from dpfy.local.frequencies import Rappor
@@ -70,7 +69,7 @@ class Device:
         """The kept row of a collection; made and kept first where there is none."""
         file = self.folder / MEMORY
         with locked(self.folder / "device.lock", wait=True):
-            held = reading.parsed_json(MEMORY, file.read_bytes()) if file.is_file() else {}
+            held = storage.parsed_json(MEMORY, file.read_bytes()) if file.is_file() else {}
             if collection not in held:
                 permit = self._ledger.reserve(collection, protocol.event, budget=self.budget)
                 row = protocol.permanent(given, source(protocol.event, permit, None, 0))[0]

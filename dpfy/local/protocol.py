@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check, events
-from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.mechanism import agree, source

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpfy
-from dpfy.core import check, events, reading
+from dpfy.core import check, events, storage
 from dpfy.core.claim import NEARLY, STATED, YES, Assumption, register
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Unit
@@ -33,8 +33,8 @@ from dpfy.local.claim import DeviceClaim
 from dpfy.local.embedding import Embedding
 from dpfy.local.numbers import fractions
 from dpfy.mechanisms.bits import Bits
+from dpfy.mechanisms.choice import choose
 from dpfy.mechanisms.mechanism import source
-from dpfy.mechanisms.selection import choose
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 
@@ -261,5 +261,5 @@ def replaced(
                     releases=1,
                 )
             )
-    found: list[str] = reading.parsed_json(FILE, reading.content(FILE, Path(place.path) / FILE))
+    found: list[str] = storage.parsed_json(FILE, storage.content(FILE, Path(place.path) / FILE))
     return found

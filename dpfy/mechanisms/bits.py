@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
-from dpfy.core.process import require_same_process
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness, require_same_process
 
 WORD = 64
 READY = 128

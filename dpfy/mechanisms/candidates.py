@@ -14,15 +14,14 @@ from fractions import Fraction
 from typing import TypeVar
 
 from dpfy.core import check, events
-from dpfy.core.book import Permit
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
-from dpfy.core.trials import gamma_for
+from dpfy.core.events import gamma_for
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Private
 from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import bernoulli
+from dpfy.mechanisms.exact import Enclosure, Uniform, bernoulli
 from dpfy.mechanisms.mechanism import source
-from dpfy.mechanisms.reals import Enclosure, Uniform
 
 T = TypeVar("T")
 Run = Callable[[int, Permit, Randomness], tuple[float, T]]

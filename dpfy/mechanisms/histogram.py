@@ -20,9 +20,9 @@ from fractions import Fraction
 import numpy as np
 
 from dpfy.core import check, events
-from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, Private
 from dpfy.mechanisms.additive import Gaussian
 from dpfy.mechanisms.discrete import DiscreteLaplace

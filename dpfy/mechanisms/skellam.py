@@ -14,10 +14,8 @@ from functools import lru_cache
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.exact import rational
-from dpfy.mechanisms.integers import Integers, Steps
-from dpfy.mechanisms.laws import FIRST
-from dpfy.mechanisms.reals import Enclosure, exp_enclosure
+from dpfy.mechanisms.exact import Enclosure, exp_enclosure, rational
+from dpfy.mechanisms.integers import FIRST, Integers, Steps
 
 MOST_MEAN = 2048
 """Of a Poisson number that is drawn at once; a larger one is a sum of several."""

@@ -17,9 +17,9 @@ from fractions import Fraction
 from typing import Any
 
 from dpfy.core import check, events
-from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits

@@ -10,9 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 from dpfy.core import events
-from dpfy.core.book import Permit
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, Private
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.exact import below, bernoulli, geometric

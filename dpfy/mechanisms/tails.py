@@ -8,7 +8,7 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 
-from dpfy.mechanisms.reals import exp_enclosure
+from dpfy.mechanisms.exact import exp_enclosure
 
 DIGITS = 80
 """Bits to which a tail is known."""

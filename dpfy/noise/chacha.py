@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.lattice import Lattice
-from dpfy.noise.part import Part
 from dpfy.noise.series import single, single_up
 from dpfy.noise.strategy import FRESH, Recurrence
 
@@ -71,7 +71,7 @@ def add_(
     recurrence: Recurrence = FRESH,
     past: Tensor | None = None,
     into: Sequence[Tensor] | None = None,
-    part: Part | None = None,
+    part: CoordinateSlice | None = None,
 ) -> None:
     """Add the noise of `recurrence` to all `tensors`, on `lattice`, and divide by `divisor`, in
     place; the rows of `past` move on.
@@ -110,7 +110,7 @@ def add_(
         torch._foreach_copy_(list(into), list(tensors))
 
 
-def draw_(tensors: Sequence[Tensor], key: bytes, part: Part | None = None) -> None:
+def draw_(tensors: Sequence[Tensor], key: bytes, part: CoordinateSlice | None = None) -> None:
     """Overwrite `tensors` with the draw of `key`, or a `part` of it: standard Gaussian noise by
     itself, on no lattice. Never for sums.
     """
@@ -130,7 +130,7 @@ def launch(
     recurrence: Recurrence,
     past: Tensor | None,
     out: Sequence[Tensor],
-    part: Part | None = None,
+    part: CoordinateSlice | None = None,
 ) -> None:
     """What :func:`add_` does, without asking for proof; without a lattice, the noise alone. Results
     go to `out`, which may be `tensors`.
@@ -204,7 +204,7 @@ def places(
     sizes: tuple[int, ...],
     device: torch.device,
     queue: int,
-    part: Part | None = None,
+    part: CoordinateSlice | None = None,
 ) -> _Places:
     """Kept, because addresses repeat from step to step in training: then nothing is sent. A table
     belongs to the queue it was sent on.
@@ -237,7 +237,7 @@ def places(
     return _Places(table, owners, before, len(owners), sum(sizes))
 
 
-def _pieces_of(part: Part, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def _pieces_of(part: CoordinateSlice, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Where each tensor's coordinates lie in the tensor that they are a part of."""
     pieces = part.pieces
     if pieces is None or tuple([last - first for first, last in pieces]) != sizes:

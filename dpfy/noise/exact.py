@@ -5,7 +5,7 @@ lies, both real numbers.
 
 Floating point finds k where its error cannot matter, which is nearly everywhere: the quotient is
 computed in double precision with an error that is known, and where a whole number is nearer than
-that, real numbers decide (:mod:`dpfy.noise.real`). So k does not depend on how floating point
+that, real numbers decide (:mod:`dpfy.noise.arbitrary_precision`). So k does not depend on how floating point
 rounds, and the release is post-processing of the mechanism that is billed.
 docs/exact-noise-training.md: the proof.
 """
@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
-from dpfy.noise import chacha, gaussian, noise_buffers, real
+from dpfy.core.randomness import Randomness
+from dpfy.noise import arbitrary_precision, chacha, gaussian, noise_buffers
 from dpfy.noise.gaussian import Scratch
 from dpfy.noise.lattice import Lattice, pieces
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
@@ -99,11 +99,11 @@ class Draws:
         """The value that lies `inside` of a chunk with these words."""
         second, index = divmod(inside, words.shape[1])
         behind = self.randomness.key(
-            f"{self.stream} digits {chunk * CHUNK + index}", address, 2 * real.DIGITS
+            f"{self.stream} digits {chunk * CHUNK + index}", address, 2 * arbitrary_precision.DIGITS
         )
-        return real.pair(int(words[0, index]), int(words[1, index]), behind, 8 * words.itemsize)[
-            second
-        ]
+        return arbitrary_precision.pair(
+            int(words[0, index]), int(words[1, index]), behind, 8 * words.itemsize
+        )[second]
 
 
 def wide(like: Grads) -> Grads:
@@ -317,7 +317,7 @@ def _decide(
                 (Decimal(w) * Decimal(on.noise), draws.value(at, start + place))
                 for w, at in terms.draws
             ]
-            cells[place] = real.floor(known, drawn)
+            cells[place] = arbitrary_precision.floor(known, drawn)
 
 
 class _Past:

@@ -125,7 +125,7 @@ def _constants(device: torch.device, queue: int) -> Tensor:
     """Of the series, each as two doubles: log 2, pi / 4, 1 / (2 k + 1), then (-1)^k / (2 k + 1)!
     and (-1)^k / (2 k)!.
     """
-    from dpfy.noise.real import pi
+    from dpfy.noise.arbitrary_precision import pi
 
     logarithm = sum(Fraction(2, (2 * k + 1) * 3 ** (2 * k + 1)) for k in range(60))
     wanted = [logarithm, Fraction(pi()) / 4, *(Fraction(1, 2 * k + 1) for k in range(LOGARITHM))]

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpfy.core.errors import Unsupported
-from dpfy.noise import chacha, exact_kernel, kernel_selftest, real
+from dpfy.noise import arbitrary_precision, chacha, exact_kernel, kernel_selftest
 from dpfy.noise.lattice import Lattice
 
 FEW, MANY = (5, 290, 0, 3), (7, chacha.TILE + 13)
@@ -100,9 +100,11 @@ def _cell(x: float, words: NDArray[np.uint32], place: int, lattice: Lattice, gai
     )
     if abs(near - round(near)) > 1e-6 and 1000 < first[0] < 2**32 - 1000:
         return float(math.floor(near))
-    with localcontext(real.CONTEXT):
+    with localcontext(arbitrary_precision.CONTEXT):
         return float(
-            real.floor([x / lattice.step], [(Decimal(noise), value(first, second)[word % 2])])
+            arbitrary_precision.floor(
+                [x / lattice.step], [(Decimal(noise), value(first, second)[word % 2])]
+            )
         )
 
 
@@ -116,7 +118,7 @@ def _roughly(a: float, b: float, second: int) -> float:
 
 def value(first: Sequence[int], second: Sequence[int]) -> tuple[Decimal, Decimal]:
     """The pair of the two words and of two further words behind each of them, as real numbers."""
-    with localcontext(real.CONTEXT):
+    with localcontext(arbitrary_precision.CONTEXT):
         u, b = (
             (Decimal((w[0] << 64) + (w[1] << 32) + w[2]) + Decimal("0.5")) / (1 << 64)
             for w in (first, second)
@@ -125,7 +127,7 @@ def value(first: Sequence[int], second: Sequence[int]) -> tuple[Decimal, Decimal
         signed = b - (quarter << 30)
         if signed >= 1 << 29:
             signed -= 1 << 30
-        x, y = real.polar(u / (1 << 32), signed / (1 << 31))
+        x, y = arbitrary_precision.polar(u / (1 << 32), signed / (1 << 31))
         x, y = (y, x) if quarter % 2 else (x, y)
         return (-x, -y) if quarter >= 2 else (x, y)
 
@@ -169,7 +171,7 @@ def long_error(device: torch.device) -> float:
     largest = 0.0
     for i, (a, b) in enumerate(zip(words[:3].T.tolist(), words[3:].T.tolist(), strict=True)):
         for second, exactly in enumerate(value(a, b)):
-            with localcontext(real.CONTEXT):
+            with localcontext(arbitrary_precision.CONTEXT):
                 gap = (
                     sum(
                         (Decimal(float(part)) for part in found[2 * second : 2 * second + 2, i]),

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
-from dpfy.noise import real
+from dpfy.core.randomness import Randomness
+from dpfy.noise import arbitrary_precision
 from dpfy.noise.exact import Draws, held
 from dpfy.noise.gaussian import Scratch
 from dpfy.noise.lattice import Lattice, pieces
@@ -132,7 +132,9 @@ def _decided(
     certain = np.abs(t - cells - 0.5) < 0.5 - (scale * error + np.abs(t) * 2.0**-50)
     for i in np.flatnonzero(~certain & np.isfinite(sums)):
         drawn = draws.exactly(term[1], chunk, int(places[i]), words)
-        cells[i] = real.floor([float(sums[i])], [(Decimal(term[0]) * Decimal(on.noise), drawn)])
+        cells[i] = arbitrary_precision.floor(
+            [float(sums[i])], [(Decimal(term[0]) * Decimal(on.noise), drawn)]
+        )
     return cells
 
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpfy.core import supported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.lattice import Lattice, lay_
-from dpfy.noise.part import Part
 
 CHUNK, LARGE_CHUNK = 1 << 17, 5 << 17
 """Values made at a time, for few and for many: small enough for the cache, large enough that calls
@@ -48,7 +48,7 @@ def draw(
     randomness: Randomness,
     stream: str,
     step: int,
-    part: Part | None = None,
+    part: CoordinateSlice | None = None,
 ) -> dict[str, Tensor]:
     """Independent N(0, 1) values in the shapes and on the device of `like`, for one step of one
     stream.
@@ -68,7 +68,7 @@ def draw(
     if device.type == "cpu":
         flat = torch.empty(total, dtype=dtype)
         for piece, values in _placed(
-            flat, _values(part or Part.whole(total), dtype, randomness, stream, step)
+            flat, _values(part or CoordinateSlice.whole(total), dtype, randomness, stream, step)
         ):
             piece.copy_(values)
     else:
@@ -82,7 +82,11 @@ def draw(
 
 
 def _drawn_by_counter(
-    parts: Sequence[Tensor], randomness: Randomness, stream: str, step: int, part: Part | None
+    parts: Sequence[Tensor],
+    randomness: Randomness,
+    stream: str,
+    step: int,
+    part: CoordinateSlice | None,
 ) -> bool:
     """Draw in one launch, on a GPU; False where that cannot be."""
     from dpfy.noise import chacha
@@ -94,7 +98,7 @@ def _drawn_by_counter(
     return True
 
 
-def by_counter(stream: str, part: Part | None) -> tuple[str, Part | None]:
+def by_counter(stream: str, part: CoordinateSlice | None) -> tuple[str, CoordinateSlice | None]:
     """The stream that a kernel draws from, and the part of it; a part that is not in one piece of
     each tensor has a stream of its own.
     """
@@ -105,7 +109,7 @@ def by_counter(stream: str, part: Part | None) -> tuple[str, Part | None]:
     )
 
 
-def own_name(stream: str, part: Part | None) -> str:
+def own_name(stream: str, part: CoordinateSlice | None) -> str:
     """The name of the stream of a part that cannot be drawn by its place.
 
     Guarantees: parts that share no coordinate have different names; under one they would get the
@@ -134,7 +138,7 @@ def add_(
     step: int,
     divisor: float = 1.0,
     into: Sequence[Tensor] | None = None,
-    part: Part | None = None,
+    part: CoordinateSlice | None = None,
 ) -> None:
     """Add ``draw(sums, randomness, stream, step, part)`` to `sums`, both on `lattice`, and divide
     by `divisor`, in place; with `into`, the results are rounded to the types of these tensors and
@@ -161,7 +165,7 @@ def add_(
         else:
             add_drawn_(sums, draw(sums, randomness, stream, step, part), lattice, divisor, into)
         return
-    part = part or Part.whole(sum([t.numel() for t in many]))
+    part = part or CoordinateSlice.whole(sum([t.numel() for t in many]))
     lay_(
         many,
         _values(part, dtype_of(sums), randomness, stream, step, lattice.noise),
@@ -216,7 +220,7 @@ def _generator(
 
 
 def _values(
-    part: Part,
+    part: CoordinateSlice,
     dtype: torch.dtype,
     randomness: Randomness,
     stream: str,

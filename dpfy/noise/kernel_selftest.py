@@ -18,13 +18,13 @@ from torch import Tensor
 
 from dpfy.core.errors import Unsupported
 from dpfy.noise import chacha
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.lattice import Lattice
-from dpfy.noise.part import Part
 from dpfy.noise.series import single, single_up
 from dpfy.noise.strategy import FRESH, Recurrence
 
 SIZES = (5, chacha.TILE + 13, 3)
-PART = Part.of([(2, 5), (5 + 2 * chacha.LANES + 7, 5 + chacha.TILE + 11)], SIZES)
+PART = CoordinateSlice.of([(2, 5), (5 + 2 * chacha.LANES + 7, 5 + chacha.TILE + 11)], SIZES)
 """Of the first tensor the end, of the second a piece across two tiles that is not at either end of
 them, of the third nothing.
 """
@@ -106,7 +106,7 @@ def disagreement(
     device: torch.device,
     recurrence: Recurrence,
     kind: torch.dtype = torch.float32,
-    part: Part | None = None,
+    part: CoordinateSlice | None = None,
 ) -> float:
     """The largest distance of the kernel's values and rows from those worked out here, beyond what
     rounding to `kind` may do.
@@ -120,7 +120,7 @@ def off_lattice(
     device: torch.device,
     recurrence: Recurrence,
     kind: torch.dtype = torch.float32,
-    part: Part | None = None,
+    part: CoordinateSlice | None = None,
 ) -> float:
     """The largest distance of the kernel's values, on a lattice as releases use it, from the points
     of the cells in which those worked out here lie.
@@ -140,7 +140,7 @@ def _tried(
     recurrence: Recurrence,
     kind: torch.dtype,
     lattice: Lattice,
-    part: Part | None,
+    part: CoordinateSlice | None,
 ) -> tuple[Tensor, NDArray[np.float64], Tensor | None, NDArray[np.float64]]:
     """What the kernel releases, what it should release in steps and before the floor, the rows it
     leaves, and those it should leave.
@@ -189,7 +189,7 @@ def _gaps(found: Tensor, expected: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isfinite(gap), gap, np.inf)
 
 
-def _sizes(part: Part | None) -> tuple[int, ...]:
+def _sizes(part: CoordinateSlice | None) -> tuple[int, ...]:
     """Of the tensors that the kernel is given."""
     return (
         SIZES
@@ -198,7 +198,7 @@ def _sizes(part: Part | None) -> tuple[int, ...]:
     )
 
 
-def _values(key: bytes, part: Part | None = None) -> NDArray[np.float64]:
+def _values(key: bytes, part: CoordinateSlice | None = None) -> NDArray[np.float64]:
     """The standard Gaussian values of tensors of these SIZES, or of a part of them."""
     made, tile = [], 0
     for size in SIZES:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.noise.part import Part
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.strategy import Grads
 from dpfy.noise.stream import NoiseStream
 
@@ -58,12 +58,12 @@ class Shard:
         """The first of this shard's coordinates of `total`, and the one after its last."""
         return total * self.index // self.count, total * (self.index + 1) // self.count
 
-    def part(self, tensors: Grads) -> Part:
+    def part(self, tensors: Grads) -> CoordinateSlice:
         """Where its coordinates lie among all of `tensors`."""
         sizes = [t.numel() for t in tensors.values()]
-        return Part.of([self.bounds(sum(sizes))], sizes)
+        return CoordinateSlice.of([self.bounds(sum(sizes))], sizes)
 
-    def stream(self, whole: NoiseStream, part: Part) -> NoiseStream:
+    def stream(self, whole: NoiseStream, part: CoordinateSlice) -> NoiseStream:
         """The noise stream of the coordinates `part`, which only this shard holds.
 
         Exact noise cannot be drawn by its place among all coordinates: every shard has a stream

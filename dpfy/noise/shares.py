@@ -3,7 +3,7 @@ Here is what is public about it.
 
 A round sums whole vectors modulo 2^bits (:mod:`dpfy.federated.shares` has clients and server).
 Noise of a multiplier z is made of shares that together are what the bill says a Gaussian of z
-bounds is: see `dpfy/accounting/rows/shares.py`.
+bounds is: see `dpfy/accounting/rules/shares.py`.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from torch import Tensor
 from dpfy.core import check, events, supported
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bounded, Private
 from dpfy.noise import exact, gaussian, noise_buffers, terms
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.lattice import Lattice, with_rounding
-from dpfy.noise.part import Part
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
 
 NAME, TRAINING = "noise", "training"
@@ -50,7 +50,7 @@ class NoiseStream:
     name: str = NAME
     divisor: float = 1.0
     in_place: bool = False
-    part: Part | None = None
+    part: CoordinateSlice | None = None
     event: events.Event | None = None
     exact: bool = False
 

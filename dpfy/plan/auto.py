@@ -18,9 +18,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.participation import FixedOrder
 from dpfy.core.unit import Adjacency
 from dpfy.gradients.clip import FlatClip
-from dpfy.noise.banded import Banded
 from dpfy.noise.strategy import Identity, Strategy
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.toeplitz import Banded, SquareRoot
 from dpfy.plan.correlated import MOST_STEPS, bandmf, blt, dpftrl, fixed_order, with_strategy
 from dpfy.plan.recipe import Plan, Recipe, dpsgd, sampling_rate, step_count, steps_per_epoch
 
@@ -155,7 +154,7 @@ def measure(mechanism: str, sampling: str, plan: Plan) -> Candidate:
     """A calibrated plan with its errors on the prefix sums of the mean gradient at clip norm
     one.
     """
-    from dpfy.noise.error import buffers, errors
+    from dpfy.noise.workload import buffers, errors
 
     recipe = plan.recipe
     found = errors(recipe.strategy, recipe.sampler.participation, recipe.steps)
@@ -232,11 +231,11 @@ def unsampled(
 
 def dense_for(recipe: Recipe) -> Strategy:
     """The optimised dense strategy for the fixed order of a recipe."""
-    from dpfy.noise.optimise_epochs import dense
+    from dpfy.noise.optimise_dense import dense_for_epochs
 
     pattern = recipe.sampler.participation
     assert isinstance(pattern, FixedOrder)
-    return dense(recipe.steps, pattern)
+    return dense_for_epochs(recipe.steps, pattern)
 
 
 @dataclass(frozen=True)

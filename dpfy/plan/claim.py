@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dpfy import accounting
-from dpfy.accounting.rows import amplified, unsampled
+from dpfy.accounting.rules import amplified, unsampled
 from dpfy.core import check, events, participation
 from dpfy.core.claim import (
     NEARLY,

@@ -9,8 +9,7 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Strategy
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import FLOAT, Recipe, step_count, steps_per_epoch
-from dpfy.sampling.sampler import Sampler
-from dpfy.sampling.scheduled import CyclicPoissonSampler, FixedOrderSampler
+from dpfy.sampling.samplers import CyclicPoissonSampler, FixedOrderSampler, Sampler
 
 MOST_STEPS = 100_000
 """A strategy for more steps would take too long to optimise, and its noise too much memory."""
@@ -83,7 +82,7 @@ def blt(
     """Buffered linear Toeplitz noise in a fixed order of the records: almost the error of full
     correlation with a few buffers.
     """
-    from dpfy.noise.optimise_blt import blt as optimise_blt
+    from dpfy.noise.optimise import blt as optimise_blt
 
     count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     sampler = fixed_order(records, batch_size, count)

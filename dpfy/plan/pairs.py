@@ -14,13 +14,11 @@ from dpfy.accounting import patterns
 from dpfy.core import events, participation
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise import strategy
-from dpfy.noise.banded import Banded, NormalisedBanded
-from dpfy.noise.blt import Blt
 from dpfy.noise.dense import Dense
-from dpfy.noise.inverse import InverseBanded
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.shares import Shares
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.strategy import Identity
+from dpfy.noise.toeplitz import Banded, Blt, InverseBanded, NormalisedBanded, SquareRoot
 from dpfy.noise.tree import Tree
 
 
@@ -233,3 +231,17 @@ def event(
         if noise_multiplier == 0
         else pair.event(noise_multiplier, pattern, noise, steps)
     )
+
+
+STRATEGIES: dict[str, type] = {
+    "identity": Identity,
+    "schedule": Schedule,
+    "shares": Shares,
+    "banded": Banded,
+    "normalised-banded": NormalisedBanded,
+    "inverse-banded": InverseBanded,
+    "blt": Blt,
+    "square-root": SquareRoot,
+    "dense": Dense,
+    "tree": Tree,
+}

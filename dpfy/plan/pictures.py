@@ -37,7 +37,7 @@ def draw(found: tuple[Candidate, ...], form: str = "svg") -> bytes:
 
 
 def _matrices(candidate: Candidate) -> tuple[Any, Any]:
-    from dpfy.noise.error import measured
+    from dpfy.noise.workload import measured
 
     recipe = candidate.plan.recipe
     known: Any = measured(recipe.strategy)
@@ -70,7 +70,7 @@ def _entries(axes: Any, noise: Any) -> None:
 def _accumulation(axes: Any, found: tuple[Candidate, ...]) -> None:
     import numpy as np
 
-    from dpfy.noise.error import variances
+    from dpfy.noise.workload import variances
 
     for candidate in found:
         recipe = candidate.plan.recipe

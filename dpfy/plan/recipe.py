@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from dpfy import accounting
 from dpfy.accounting import calibrate as calibration
-from dpfy.accounting.group import of_group
+from dpfy.accounting.user_level import of_group
 from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -21,14 +21,12 @@ from dpfy.core.participation import CyclicPoisson, WithoutReplacement
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
 from dpfy.noise import terms
-from dpfy.noise.families import STRATEGIES
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.plan import pairs
+from dpfy.plan.pairs import STRATEGIES
 from dpfy.plan.stopping import Stopping, first_steps, stopping
-from dpfy.sampling.check_in import CheckInSampler
-from dpfy.sampling.sampler import Sampler
-from dpfy.sampling.table import SAMPLERS
+from dpfy.sampling.samplers import SAMPLERS, CheckInSampler, Sampler
 
 FLOAT, EXACT = NOISES = ("float", "exact")
 """How noise is added: in floating point, or so that every released value is where real numbers
@@ -494,8 +492,7 @@ def with_stopping(recipe: Recipe, points: int | Sequence[float] | None) -> Recip
 
 def sampler_of(sampling: str, records: int, batch_size: float) -> Sampler:
     """The sampler of independent batches with a name of `SAMPLINGS`."""
-    from dpfy.sampling.fixed_size import WithoutReplacementSampler
-    from dpfy.sampling.poisson import PoissonSampler
+    from dpfy.sampling.samplers import PoissonSampler, WithoutReplacementSampler
 
     if check.one_of("sampling", sampling, SAMPLINGS) == "poisson":
         return PoissonSampler(batch_size / records)

@@ -12,7 +12,7 @@ from dpfy.audit.verdict import Verdict
 from dpfy.core import check, events
 from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Curve
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.rules import GaussianVotes, moved
 

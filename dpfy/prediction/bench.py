@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.claim import Answers
 from dpfy.prediction.margins import Questions

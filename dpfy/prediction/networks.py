@@ -28,9 +28,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.data.users import MOST_PLACES, UserRecords
 from dpfy.federated.local import LocalTraining, LocalUpdates, one_pass
@@ -244,9 +244,9 @@ class NetworkVoters:
     @classmethod
     def load(cls, folder: Path) -> tuple[NetworkVoters, dict[str, Any]]:
         """The voters that `save` wrote, and what was said about them."""
-        about = reading.parsed_json(ABOUT, reading.content("voters", folder / ABOUT, name=ABOUT))
-        content = reading.content(
-            "voters", folder / NETWORKS, most=reading.MOST_DATA, name=NETWORKS
+        about = storage.parsed_json(ABOUT, storage.content("voters", folder / ABOUT, name=ABOUT))
+        content = storage.content(
+            "voters", folder / NETWORKS, most=storage.MOST_DATA, name=NETWORKS
         )
         if not isinstance(about, dict) or hashlib.sha256(content).hexdigest() != about.get(
             "sha256"

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Unit
 from dpfy.models.config import ModelConfig
@@ -270,9 +270,9 @@ def graduate(run: Path | str) -> Graduate:
     """
     released = Released.read(run)
     model, *_ = loaded(released)
-    held = reading.parsed_json(
+    held = storage.parsed_json(
         STUDENT_ANSWERS,
-        reading.content(STUDENT_ANSWERS, released.file(STUDENT_ANSWERS), most=reading.MOST_DATA),
+        storage.content(STUDENT_ANSWERS, released.file(STUDENT_ANSWERS), most=storage.MOST_DATA),
     )
     card = json.loads((released.folder / cards.NAME).read_text())
     return Graduate(
@@ -282,7 +282,7 @@ def graduate(run: Path | str) -> Graduate:
 
 def loaded(released: Released) -> tuple[nn.Module, tuple[int, ...], int]:
     """The student, the shape of its inputs and the number of its classes."""
-    content = reading.content(STUDENT_MODEL, released.file(STUDENT_MODEL), most=reading.MOST_DATA)
+    content = storage.content(STUDENT_MODEL, released.file(STUDENT_MODEL), most=storage.MOST_DATA)
     return students.of_bytes(content, STUDENT_MODEL)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpfy
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.claim import Claim
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput
 from dpfy.core.storage import PRIVATE_MODE
@@ -264,7 +264,7 @@ class Cache:
             self._held.popitem(last=False)
 
     def _line(self, line: bytes) -> tuple[str, int | None]:
-        held = reading.parsed_json(ANSWERED, line)
+        held = storage.parsed_json(ANSWERED, line)
         if (
             not isinstance(held, list)
             or len(held) != 2

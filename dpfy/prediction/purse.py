@@ -15,12 +15,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpfy.core import check, reading
-from dpfy.core.book import Permit
+from dpfy.core import check, storage
 from dpfy.core.errors import BudgetExceeded, Corrupt
-from dpfy.core.inode import identity_of
-from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
+from dpfy.core.storage import PRIVATE_MODE, identity_of, write_atomically
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.mechanism import source
 from dpfy.prediction.claim import VoteClaim
@@ -105,7 +104,7 @@ class Purse:
                     "answered",
                 )
             return dict.fromkeys(self._most, 0)
-        held = reading.parsed_json(SPENT, self.file.read_bytes())
+        held = storage.parsed_json(SPENT, self.file.read_bytes())
         own = held.pop(ITSELF, None) if isinstance(held, dict) else None
         if own is not None and own != self.randomness.tag("file", identity_of(self.file).encode()):
             raise Corrupt(

@@ -17,7 +17,7 @@ import json
 import socket
 from typing import Any
 
-from dpfy.core import check, packages
+from dpfy.core import check, errors
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.prediction import access as door
 from dpfy.prediction.predictor import PrivatePredictor
@@ -45,7 +45,7 @@ def application(
         from starlette.responses import JSONResponse, Response
         from starlette.routing import Route
     except ImportError:
-        raise packages.missing("dpfy predict serve", "starlette") from None
+        raise errors.missing("dpfy predict serve", "starlette") from None
     if labels and len(labels) != predictor.claim.classes:
         raise InvalidInput(
             "labels",
@@ -118,7 +118,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         import uvicorn  # noqa: F401
     except ImportError:
-        raise packages.missing("dpfy predict serve", "uvicorn") from None
+        raise errors.missing("dpfy predict serve", "uvicorn") from None
     check.integer("port", port, least=0, most=65535)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

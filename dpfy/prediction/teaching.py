@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.prediction.voters import LinearVoters, checked, class_means, shards
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ import numpy as np
 
 import dpfy
 from dpfy.accounting.rdp import to_epsilon
-from dpfy.core import check, events, reading
-from dpfy.core.book import Permit
+from dpfy.core import check, events, storage
 from dpfy.core.claim import STATED, YES, Assumption, Claim, register
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded
 from dpfy.mechanisms.additive import Gaussian
@@ -318,7 +318,7 @@ def steps_below(parameter: int, chance: float) -> int:
 
 def stated(run: Path | str) -> dict[str, Any]:
     """What a finished run published, with what it means."""
-    found: dict[str, Any] = reading.parsed_json(
-        BILL, reading.content(BILL, Path(run) / BILL, most=reading.MOST_DATA)
+    found: dict[str, Any] = storage.parsed_json(
+        BILL, storage.content(BILL, Path(run) / BILL, most=storage.MOST_DATA)
     )
     return found

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.rules import Ask, moved
@@ -143,8 +143,8 @@ class LinearVoters:
     @classmethod
     def load(cls, folder: Path) -> tuple[LinearVoters, dict[str, Any]]:
         """The voters that `save` wrote, and what was said about them."""
-        about = reading.parsed_json(ABOUT, reading.content("voters", folder / ABOUT, name=ABOUT))
-        content = reading.content("voters", folder / FILE, most=reading.MOST_DATA, name=FILE)
+        about = storage.parsed_json(ABOUT, storage.content("voters", folder / ABOUT, name=ABOUT))
+        content = storage.content("voters", folder / FILE, most=storage.MOST_DATA, name=FILE)
         if not isinstance(about, dict) or hashlib.sha256(content).hexdigest() != about.get(
             "sha256"
         ):

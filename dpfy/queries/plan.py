@@ -11,8 +11,8 @@ from typing import Any
 
 from dpfy.accounting import calibrate, table
 from dpfy.core import check, events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
+from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.queries.sources import Columns
 from dpfy.statistics import functions, language

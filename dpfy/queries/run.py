@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import dpfy
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.queries.plan import CONTRIBUTIONS, Plan, Terms, per_user, plan
 from dpfy.queries.sources import Columns, cells_of
@@ -110,7 +110,7 @@ def _printable(text: str) -> str:
 
 def finished(path: Path) -> Answers:
     """The answers of a finished run."""
-    held = reading.parsed_json(FILE, reading.content(FILE, path / FILE))
+    held = storage.parsed_json(FILE, storage.content(FILE, path / FILE))
     try:
         answers = tuple(
             Answer(
@@ -126,7 +126,7 @@ def finished(path: Path) -> Answers:
     except (KeyError, TypeError):
         raise Corrupt(FILE, "does not hold answers") from None
     return Answers(
-        path, answers, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+        path, answers, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     )
 
 

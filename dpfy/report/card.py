@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpfy.accounting.group import of_group
+from dpfy.accounting.user_level import of_group
 from dpfy.core import events
 from dpfy.core.claim import BOUNDARIES, NO, YES, Assumption, Claim, Reserved
 from dpfy.core.codec import digest, number
@@ -24,7 +24,7 @@ from dpfy.core.errors import Corrupt, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of, write_atomically
-from dpfy.report import deployments, evaluations, figures, meaning, schema, uses, words
+from dpfy.report import deployments, figures, schema, uses, words
 from dpfy.report.words import absent
 
 FORMAT = schema.FORMAT
@@ -166,8 +166,8 @@ def claims(ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
         },
         "formal": _formal(ledger, bill, told)
         | _windows(ledger, bill, [reserved.claim for _, reserved in held]),
-        "tier": meaning.tier(epsilon, unit, ledger.adjacency),
-        "attacker": meaning.attacker(figures.points(bill), unit),
+        "tier": figures.tier(epsilon, unit, ledger.adjacency),
+        "attacker": figures.attacker(figures.points(bill), unit),
         "delta": _delta(
             first.delta, next((r.claim.records for _, r in held if r.claim.records), None)
         ),
@@ -193,7 +193,7 @@ def _section(name: str, claim: Claim, told: Mapping[str, Any], ledger: Ledger) -
     if claim.stops:
         found["ended"] = _ended(claim, ledger.settlements.get(name))
     if "evaluation" in told:
-        found["evaluation"] = evaluations.row(told["evaluation"]["test"], told, ledger)
+        found["evaluation"] = uses.row(told["evaluation"]["test"], told, ledger)
     elif any(key in told for key in ("utility", "confusion")):
         raise Corrupt(NAME, f"states figures in {name} and does not say on which data")
     return found
@@ -425,10 +425,10 @@ def write_pages(folder: Path, card: dict[str, Any]) -> dict[str, str]:
     Guarantees: the pages are functions of card and metrics: written again after a crash, they are
     the same.
     """
-    from dpfy.report import html, markdown
+    from dpfy.report import html_page, markdown
 
     pages = {
-        html.NAME: html.render(card, html.extras(folder)).encode(),
+        html_page.NAME: html_page.render(card, html_page.extras(folder)).encode(),
         markdown.NAME: markdown.render(card).encode(),
     }
     for name, content in pages.items():

@@ -13,7 +13,7 @@ from typing import Any
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.report import card as cards
-from dpfy.report import figures, first, html, recompute, words
+from dpfy.report import figures, first, html_page, recompute, words
 from dpfy.report.verify import load_card
 
 CONVERT = {
@@ -163,7 +163,7 @@ def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
 
 def page(comparison: Comparison) -> str:
     """The comparison as one page that needs nothing else."""
-    return html.environment().get_template("compare.html.j2").render(c=comparison)
+    return html_page.environment().get_template("compare.html.j2").render(c=comparison)
 
 
 def text(comparison: Comparison) -> str:

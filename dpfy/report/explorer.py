@@ -11,16 +11,16 @@ from functools import lru_cache
 from typing import Any
 
 from dpfy import accounting
-from dpfy.accounting import calibrate, group, planning
+from dpfy.accounting import calibrate, planning, user_level
 from dpfy.accounting.patterns import poisson
 from dpfy.core import check, events
 from dpfy.core.errors import DpfyError, InvalidInput
-from dpfy.core.tradeoff import Tradeoff
+from dpfy.core.guarantee import Tradeoff
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.plan.recipe import step_count
-from dpfy.report import charts, figures, meaning
+from dpfy.report import charts, figures
 from dpfy.report.charts import Axis, Series
-from dpfy.report.html import figure
+from dpfy.report.html_page import figure
 from dpfy.report.words import up
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE
@@ -104,7 +104,7 @@ class Wish:
 
     def event(self, noise: float) -> events.Event:
         """What the run would release, as seen by one unit."""
-        return group.of_group(poisson(noise, self.rate, self.steps), self.owns)
+        return user_level.of_group(poisson(noise, self.rate, self.steps), self.owns)
 
 
 START = Wish(60_000, 4096.0, 40.0, 3.0, 1e-5)
@@ -182,7 +182,7 @@ def noise(wish: Wish) -> float:
 def answer(wish: Wish) -> dict[str, Any]:
     """Noise, tier, command line: what must be there at once."""
     found, epsilon = solve(wish)
-    tier = meaning.tier(epsilon, wish.unit, ADD)
+    tier = figures.tier(epsilon, wish.unit, ADD)
     knee = planning.knee(wish.records, wish.steps, wish.epsilon)
     return {
         "noise_multiplier": found,
@@ -261,7 +261,7 @@ def attacker(wish: Wish) -> dict[str, Any]:
         Axis("recognised (true positives)", 0, 1, True),
     )
     picture = charts.chart("The most that any attacker can reach", series, across, upward)
-    return {"sentences": meaning.attacker(pairs, wish.unit)["sentences"], "picture": picture}
+    return {"sentences": figures.attacker(pairs, wish.unit)["sentences"], "picture": picture}
 
 
 def batches(wish: Wish) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.core import events
-from dpfy.core.book import VERSION, Book
-from dpfy.core.chain import ORIGIN, Chain
 from dpfy.core.claim import Reserved
-from dpfy.core.ledger import Ledger
+from dpfy.core.ledger import ORIGIN, Chain, Ledger
+from dpfy.core.ledger_rules import VERSION, Book
 from dpfy.report import card
 
 NOBODY = "0" * 16

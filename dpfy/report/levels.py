@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpfy.core import check
-from dpfy.core.book import Book
 from dpfy.core.ledger import Ledger
+from dpfy.core.ledger_rules import Book
 from dpfy.report.signature import Signed
 
 

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from dpfy.report.html import content, environment
+from dpfy.report.html_page import content, environment
 
 if TYPE_CHECKING:
     import jinja2

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dpfy.report import html, prose
+from dpfy.report import html_page, prose
 
 MOST_TEXT = 1 << 20
 TEXTS = (
@@ -95,7 +95,7 @@ def strange_numbers(
     states; None if nothing.
     """
     page, mine = content.decode(errors="replace"), ours
-    if name == html.NAME:
+    if name == html_page.NAME:
         (page, strange), (mine, expected) = prose.page_text(page), prose.page_text(mine)
         if extra := [what for what in strange if what not in expected]:
             return extra[0]

@@ -11,7 +11,7 @@ from dpfy.core import check
 from dpfy.core.errors import Corrupt
 from dpfy.core.storage import write_atomically
 from dpfy.report import card as cards
-from dpfy.report import compare, html, markdown
+from dpfy.report import compare, html_page, markdown
 
 FORMS = ("html", "md", "json")
 
@@ -35,15 +35,19 @@ def publish(run: Path, form: str) -> Written:
     folder = run if run.is_dir() else run.parent
     if form == "json":
         return Written(cards.render(card).decode(), None)
-    extra = html.extras(folder) if run.is_dir() else {"metrics": [], "audit": None}
+    extra = html_page.extras(folder) if run.is_dir() else {"metrics": [], "audit": None}
     try:
-        text = html.render(card, extra) if form == "html" else markdown.render(card, extra["audit"])
+        text = (
+            html_page.render(card, extra)
+            if form == "html"
+            else markdown.render(card, extra["audit"])
+        )
     except (
         Exception
     ) as problem:  # a card may fit the schema and its own digest, and still make no sense
         raise Corrupt(
             cards.NAME, f"cannot be shown ({type(problem).__name__}): run dpfy verify on it"
         ) from None
-    file = folder / (html.NAME if form == "html" else markdown.NAME)
+    file = folder / (html_page.NAME if form == "html" else markdown.NAME)
     write_atomically(file, text.encode())
     return Written(text, file)

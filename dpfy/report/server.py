@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 from dpfy.core import web
 from dpfy.core.errors import DpfyError
 from dpfy.report import explorer
-from dpfy.report.html import environment
+from dpfy.report.html_page import environment
 
 HOME = "127.0.0.1"
 CONNECTIONS = 32

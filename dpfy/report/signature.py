@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.codec import canonical
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
@@ -209,8 +209,8 @@ def _message(statement: dict[str, Any]) -> bytes:
 
 def _read(file: Path, form: str) -> Signed:
     try:
-        raw = reading.content("signature", file, most=MOST_KEY)
-        read = reading.parsed_json(file.name, raw)
+        raw = storage.content("signature", file, most=MOST_KEY)
+        read = storage.parsed_json(file.name, raw)
         signatures = {row["key"]: row["signature"] for row in read["signatures"]}
         hashes = [*signatures, read["statement"]["head"]]
         if read["statement"]["format"] != form or not all(HEX.fullmatch(text) for text in hashes):
@@ -232,7 +232,7 @@ def _private(file: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    content = reading.content("--key", file, most=MOST_KEY)
+    content = storage.content("--key", file, most=MOST_KEY)
     if stat.S_IMODE(os.stat(file).st_mode) & 0o077:
         raise InvalidInput(
             "--key",
@@ -258,7 +258,7 @@ def public(file: Path) -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    content = reading.content("--key", file, most=MOST_KEY)
+    content = storage.content("--key", file, most=MOST_KEY)
     try:
         key = load_pem_public_key(content)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -274,7 +274,7 @@ def _create(field: str, path: Path, content: bytes, mode: int) -> None:
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode
         )
     except OSError as problem:
-        raise InvalidInput(field, str(path), reading.why(problem, "cannot be written")) from None
+        raise InvalidInput(field, str(path), storage.why(problem, "cannot be written")) from None
     with os.fdopen(handle, "wb") as file:
         os.fchmod(handle, mode)
         file.write(content)

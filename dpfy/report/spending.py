@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from dpfy import accounting
-from dpfy.accounting.filters import RenyiFilter
-from dpfy.accounting.gaussian_filter import GaussianFilter
+from dpfy.accounting.filters import GaussianFilter, RenyiFilter
 from dpfy.core import check, events
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput

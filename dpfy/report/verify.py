@@ -15,20 +15,31 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import chain, reading
+from dpfy.core import ledger as chain
+from dpfy.core import storage
 from dpfy.core.claim import Claim, Reserved, differences
 from dpfy.core.codec import digest
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
 from dpfy.report import card as cards
-from dpfy.report import first, html, levels, markdown, outside, prose, recompute, schema, signature
+from dpfy.report import (
+    first,
+    html_page,
+    levels,
+    markdown,
+    outside,
+    prose,
+    recompute,
+    schema,
+    signature,
+)
 from dpfy.report.levels import COMPLETION, NOTHING, Level
 from dpfy.report.signature import Signed
 from dpfy.report.words import is_absent
 
 LEDGER = "ledger.jsonl"
-PAGES = (html.NAME, markdown.NAME)
+PAGES = (html_page.NAME, markdown.NAME)
 MODEL = "model.safetensors"
 OUTSIDE, MARK = "files that nothing names", "end of the ledger"
 
@@ -328,9 +339,9 @@ def _read(folder: Path, findings: list[Finding]) -> Evidence | None:
 
 def load_card(path: Path) -> dict[str, Any]:
     """The card in a file; `Corrupt` if it is not whole."""
-    raw = reading.content("card", path)
+    raw = storage.content("card", path)
     try:
-        card = reading.parsed_json(path.name, raw)
+        card = storage.parsed_json(path.name, raw)
         content = {k: v for k, v in card.items() if k != "digest"}
         whole = card["format"] in schema.FORMATS and cards.render(card) == raw
         fits = card["digest"] == digest(content)
@@ -467,8 +478,8 @@ def _misstated(
     stated = {f"privacy.json {name}": (part["claim"], claim.to_json())}
     if e.folder is not None:
         for file, due in claim.files().items():
-            content = reading.content(file, e.file(file), name=file)
-            stated[file] = (reading.parsed_json(file, content), reading.parsed_json(file, due))
+            content = storage.content(file, e.file(file), name=file)
+            stated[file] = (storage.parsed_json(file, content), storage.parsed_json(file, due))
     for what, (said, due_part) in stated.items():
         if found := differences(said, due_part):
             return f"{what} is not the claim that {source} reserves: {'; '.join(found[:3])}"
@@ -568,7 +579,7 @@ def _told(e: Evidence) -> Outcome:
 
 def _curve_of_run(e: Evidence) -> Outcome:
     """The epsilons that metrics.jsonl states for the steps of training are those of the plan."""
-    rows = html.extras(e.file(""))["metrics"]
+    rows = html_page.extras(e.file(""))["metrics"]
     stated = [(row.get("step"), row["epsilon"]) for row in rows if "epsilon" in row]
     plans = [
         plan
@@ -609,9 +620,9 @@ def _reports(e: Evidence) -> Outcome:
     states.
     """
     missing = [name for name in PAGES if not e.file(name).is_file()]
-    extra = html.extras(e.file(""))
+    extra = html_page.extras(e.file(""))
     written = {
-        html.NAME: [html.render(e.card, part) for part in _since(extra)],
+        html_page.NAME: [html_page.render(e.card, part) for part in _since(extra)],
         markdown.NAME: [markdown.render(e.card, part["audit"]) for part in _since(extra)],
     }
     ours = recompute.same_version(e.card) and not first.is_first(e.card)
@@ -619,7 +630,7 @@ def _reports(e: Evidence) -> Outcome:
     for name in PAGES:
         if name in missing:
             continue
-        content, (full, bare) = reading.content(name, e.file(name)), written[name]
+        content, (full, bare) = storage.content(name, e.file(name)), written[name]
         if content in (full.encode(), bare.encode()):
             audited += [name] if content != bare.encode() else []
             continue
@@ -702,9 +713,9 @@ def _audit(e: Evidence) -> Outcome:
         )
     if not known:
         return True, "no audit is attached", NONE
-    audit = html.extras(e.file(""))["audit"]
+    audit = html_page.extras(e.file(""))["audit"]
     if audit is not None and (
-        wrong := html.contradiction(e.card, audit) or outside.audit_problem(audit)
+        wrong := html_page.contradiction(e.card, audit) or outside.audit_problem(audit)
     ):
         return False, wrong
     figure = "" if audit is None else f"audit.json: epsilon is at least {audit['epsilon_lower']}; "

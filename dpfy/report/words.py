@@ -8,7 +8,7 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
-from dpfy.accounting.rows import words as event_words
+from dpfy.accounting.rules import words as event_words
 from dpfy.core.unit import PROTECTS, Adjacency, Unit
 
 __all__ = [

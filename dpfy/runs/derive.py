@@ -12,10 +12,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpfy.core import check, reading
-from dpfy.core.book import FILE, RESERVED
+from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
+from dpfy.core.ledger_rules import FILE, RESERVED
 from dpfy.core.storage import write_atomically
 from dpfy.runs.folder import CARD, LEDGER
 
@@ -52,7 +52,7 @@ def derive(
             chosen,
             "must be letters, digits, dots and dashes, and no name of the run's own files",
         )
-    content = reading.content("file", file, most=reading.MOST_DATA)
+    content = storage.content("file", file, most=storage.MOST_DATA)
     ledger, target = Ledger.read(run / LEDGER), run / chosen
     if chosen in ledger.book.derived or (os.path.lexists(target) and not _same(target, content)):
         raise InvalidInput("name", chosen, "is there already; choose another name")

@@ -23,12 +23,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dpfy.core import check, events, inode, reading
+from dpfy.core import check, events, storage
 from dpfy.core.claim import Claim, Reserved, agree, differences, stop_after
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import COPIED, Budget, Ledger, Permit, hold, require_place
-from dpfy.core.process import require_same_process
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness, require_same_process
 from dpfy.core.storage import PRIVATE_MODE, sha256_of, write_atomically
 from dpfy.report import card, figures, forecast
 from dpfy.runs.holder import HOLDER, Holder
@@ -119,7 +118,7 @@ class RunFolder:
     Guarantees: on return every claim is reserved, durably, in every ledger, and its guarantee can
     be stated: that of all claims together was computed before anything was written. The same secret
     never meets other data (:meth:`bind`). A copy of the folder, and one that was restored from a
-    backup, is refused: its files are not those that this run made (:mod:`dpfy.core.inode`). So is a
+    backup, is refused: its files are not those that this run made (:mod:`dpfy.core.storage`). So is a
     forked process.
     """
 
@@ -249,7 +248,7 @@ class RunFolder:
                 "is missing: nobody can tell what releases were made of; start a new run",
             )
         held: dict[str, str] = (
-            reading.parsed_json(BOUND, file.read_bytes()) if file.is_file() else {}
+            storage.parsed_json(BOUND, file.read_bytes()) if file.is_file() else {}
         )
         if held.pop(ITSELF, None) != (_of_file(self.randomness, file) if self.identified else None):
             rule = (
@@ -539,7 +538,9 @@ class RunFolder:
             )
         held = self._held_secret(file)
         self.place = (
-            held[1].tag("place", inode.identity_of(file).encode())[:32] if self.identified else None
+            held[1].tag("place", storage.identity_of(file).encode())[:32]
+            if self.identified
+            else None
         )
         return held
 
@@ -656,12 +657,12 @@ class RunFolder:
 def _apart(file: Path, due: bytes) -> str:
     """Where a file of a claim is not what the claim says: empty where it is."""
     try:
-        text = reading.content(file.name, file, name=file.name)
+        text = storage.content(file.name, file, name=file.name)
     except InvalidInput as problem:
         raise Corrupt(file.name, problem.rule) from None
     if text == due:
         return ""
-    mine, theirs = _leaves(reading.parsed_json(file.name, text)), _leaves(json.loads(due))
+    mine, theirs = _leaves(storage.parsed_json(file.name, text)), _leaves(json.loads(due))
     keys = [k for k in sorted(mine | theirs) if mine.get(k) != theirs.get(k)]
     return f"{keys[0]}: {mine.get(keys[0])} there, {theirs.get(keys[0])} here" if keys else ""
 
@@ -678,7 +679,7 @@ def _leaves(data: Any, prefix: str = "") -> dict[str, Any]:
 
 def _of_file(randomness: Randomness, file: Path) -> str:
     """How a secret file recognises itself."""
-    return randomness.tag("file", inode.identity_of(file).encode())
+    return randomness.tag("file", storage.identity_of(file).encode())
 
 
 def erase_secrets(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Who holds a run folder, for machines that share it and do not see each other's locks.
 
-A lock (`core/lock.py`) keeps out every process of the same machine, and of others where the file
+A lock (`core/storage.py`) keeps out every process of the same machine, and of others where the file
 system passes locks on. Some network file systems do not. So whoever opens a folder leaves a small
 file there that names its machine, and touches it at checkpoints. Another machine waits until the
 file is `LEASE` seconds old. On the same machine the lock alone decides: after a crash or a restart

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.bits import Bits
 from dpfy.statistics.answer import LEVEL, Answer, within

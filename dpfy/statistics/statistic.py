@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core.book import Permit
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian, Laplace

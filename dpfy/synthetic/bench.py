@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.accounting.gaussian_filter import squares
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.accounting.filters import squares
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.synthetic.columns import Binned, Codes, Column, Listed
 from dpfy.synthetic.constraints import within_bins
 from dpfy.synthetic.counts import Marginals, count

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dpfy.accounting.gaussian_filter import together
+from dpfy.accounting.filters import together
 from dpfy.core import check, events
 from dpfy.core.claim import YES, Assumption, Claim, register
 from dpfy.core.unit import Adjacency

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core import packages
+from dpfy.core import errors as packages
 from dpfy.core.errors import InvalidInput
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import MOST_CELLS, encoded

@@ -12,11 +12,11 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from dpfy.accounting.gaussian_filter import noise_of, squares
+from dpfy.accounting.filters import noise_of, squares
 from dpfy.core import events
-from dpfy.core.book import Permit
 from dpfy.core.errors import BudgetExceeded
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian
 from dpfy.mechanisms.choice import Exponential

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.accounting.gaussian_filter import noise_of, squares
+from dpfy.accounting.filters import noise_of, squares
 from dpfy.synthetic.conditionals import CONDITIONALS
 from dpfy.synthetic.domain import Clique, Domain
 from dpfy.synthetic.estimate import MEAN, Fit, Measurement

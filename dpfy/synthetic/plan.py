@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from dpfy.accounting.gaussian_filter import least_noise
+from dpfy.accounting.filters import least_noise
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit

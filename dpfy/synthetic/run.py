@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import dpfy
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
@@ -143,9 +143,9 @@ def execute(
 
 def finished(path: Path) -> Synthetic:
     """A finished synthesis."""
-    facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
+    facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
     return Synthetic(
-        path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+        path, facts, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     )
 
 

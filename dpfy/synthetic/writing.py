@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.constraints import within_bins
 from dpfy.synthetic.domain import Domain

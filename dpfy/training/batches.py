@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, Draw, Look
 from dpfy.data.lazy import LazyRecords, Source

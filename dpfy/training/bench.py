@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from dpfy.audit.observation import observe_crash, observe_error, observe_gradients, observe_write
 from dpfy.audit.user_training import observe_users
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import DpfyError
 from dpfy.core.guarantee import Curve
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, user_unit
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.lazy import Source
@@ -36,9 +36,9 @@ from dpfy.gradients.engines.choice import choose
 from dpfy.isolation.program import Program
 from dpfy.labels import bench as labels
 from dpfy.local.bench import kept_answers, local_reports
-from dpfy.noise.banded import Banded
 from dpfy.noise.gaussian import draw
 from dpfy.noise.stream import NoiseStream
+from dpfy.noise.toeplitz import Banded
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import EXACT, RECORD, UNIT, Plan, dpsgd
 from dpfy.prediction import bench as answers

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
-from dpfy.core import check, problems, settings
+from dpfy.core import check, errors, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting
 from dpfy.core.unit import Adjacency
@@ -426,10 +426,10 @@ def make(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> JobC
     """A configuration from a file's sections and what the command line gives (``section.key``),
     which wins.
 
-    Guarantees: everything that is wrong is told at once (:class:`dpfy.core.problems.Several`).
+    Guarantees: everything that is wrong is told at once (:class:`dpfy.core.errors.Several`).
     """
     config, found = attempted(raw, flags)
-    problems.raise_all(found)
+    errors.raise_all(found)
     assert config is not None
     return config
 

@@ -18,7 +18,7 @@ from dpfy.core.errors import Unsupported
 from dpfy.isolation.check import CheckSummary
 from dpfy.models import repair as repaired
 from dpfy.plan.claim import NOTHING, PUBLIC, SEARCHED
-from dpfy.report import card, evaluations
+from dpfy.report import card, uses
 from dpfy.report.words import absent
 from dpfy.training import weights
 from dpfy.training.integrity import guard
@@ -79,7 +79,7 @@ def _told(
     """What the section on training tells beside what follows from its claim. What it does not know
     is stated as absent.
     """
-    measured = evaluations.words(test)
+    measured = uses.words(test)
     return {
         "steps_done": training.steps_done,
         "evaluation": {"test": test},

@@ -13,8 +13,8 @@ from torch import nn
 
 from dpfy import accounting
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.accounting.group import of_group
-from dpfy.core import check, events, reading
+from dpfy.accounting.user_level import of_group
+from dpfy.core import check, events, storage
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
@@ -443,7 +443,7 @@ def _extracted(records: Records, extract: Any) -> Records:
 
 
 def _card(out: Path) -> dict[str, Any]:
-    card = reading.parsed_json(CARD, reading.content("run", out / CARD))
+    card = storage.parsed_json(CARD, storage.content("run", out / CARD))
     if not isinstance(card, dict) or not {"guarantee", "statement", "format"} <= set(card):
         raise Corrupt(CARD, "is not a privacy card")
     return first.raised(card)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of
@@ -152,7 +152,7 @@ class Released:
             )
             raise InvalidInput("run", str(self.folder), rule)
         return make(
-            {k: v for k, v in reading.toml("config", self.file(CONFIG)).items() if k in SECTIONS},
+            {k: v for k, v in storage.toml("config", self.file(CONFIG)).items() if k in SECTIONS},
             {},
         )
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import reading, storage
+from dpfy.core import storage
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt
 
@@ -20,8 +20,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     file = folder / FILE
     if not file.is_file():
         return []
-    lines = reading.text(FILE, file).splitlines(keepends=True)
-    found = [reading.parsed_json(FILE, line) for line in lines if line.endswith("\n")]
+    lines = storage.text(FILE, file).splitlines(keepends=True)
+    found = [storage.parsed_json(FILE, line) for line in lines if line.endswith("\n")]
     if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in found):
         raise Corrupt(FILE, "holds a line that is no row of metrics")
     return found

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.storage import write_atomically
 from dpfy.data import schema as schemas
@@ -123,7 +123,7 @@ def schema_of_run(released: Released, kind: str) -> Schema | None:
             f"encode the records yourself"
         )
         raise InvalidInput("run", str(released.folder), rule)
-    text = reading.content("schema", released.file(SCHEMA), name=SCHEMA).decode()
+    text = storage.content("schema", released.file(SCHEMA), name=SCHEMA).decode()
     return schemas.parse(text, SCHEMA)
 
 

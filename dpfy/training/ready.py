@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import problems, settings
+from dpfy.core import errors, settings
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.data import schema as schemas
 from dpfy.data.config import REQUIRED
@@ -27,7 +27,7 @@ def job(path: Path | None, given: Mapping[str, Any]) -> configuration.JobConfig:
     raw, found = settings.parsed(configuration.SECTIONS, path) if path else ({}, [])
     config, wrong = configuration.attempted(raw, given)
     found += wrong
-    problems.raise_all([*found, *lacking(configuration.merged(raw, given))])
+    errors.raise_all([*found, *lacking(configuration.merged(raw, given))])
     assert config is not None
     return config
 
@@ -49,6 +49,6 @@ def _of_schema(given: object) -> list[InvalidInput]:
     if not isinstance(given, str) or not given or "\0" in given:
         return []
     try:
-        return problems.attempted(schemas.load, given)
+        return errors.attempted(schemas.load, given)
     except Corrupt as problem:
         return [InvalidInput("data.schema", given, problem.problem)]

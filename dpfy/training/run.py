@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.claim import Claim, Reserved
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Permit
@@ -116,7 +116,7 @@ def complete(run: Run, plan: Plan) -> bool:
 def load_plan(place: Path) -> Plan:
     """The plan a run folder holds."""
     try:
-        text = reading.content("plan.json", place / "plan.json", name="plan.json")
+        text = storage.content("plan.json", place / "plan.json", name="plan.json")
     except InvalidInput as problem:
         raise Corrupt("plan.json", problem.rule) from None
-    return read_plan("plan.json", reading.parsed_json("plan.json", text))
+    return read_plan("plan.json", storage.parsed_json("plan.json", text))

@@ -15,8 +15,8 @@ from torch import nn
 
 from dpfy import accounting
 from dpfy.core import events
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.data.records import Records
 from dpfy.plan.recipe import Recipe, dpsgd

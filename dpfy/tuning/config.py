@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import check, problems, reading, settings
+from dpfy.core import check, errors, settings, storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.settings import setting
 from dpfy.data.users import by_row
@@ -246,7 +246,7 @@ def read(path: Path | None, given: Mapping[str, Any], over: Mapping[str, Any]) -
 
     Guarantees: nothing misspelt is swallowed; no record is read.
     """
-    whole = dict(reading.toml("config", path)) if path is not None else {}
+    whole = dict(storage.toml("config", path)) if path is not None else {}
     return made(whole, given, over)
 
 
@@ -259,7 +259,7 @@ def made(
         _require_field(name)
     rest = {name: part for name, part in whole.items() if name != SEARCH}
     raw, found = _known(rest)
-    problems.raise_all(found)
+    errors.raise_all(found)
     mine = {
         key.partition(".")[2]: value
         for key, value in given.items()
@@ -269,7 +269,7 @@ def made(
     tune, wrong = settings.built("tune", TuneConfig, _tuples(raw.pop("tune", {}) | mine), {})
     job, also = configuration.attempted(raw, job_given)
     values = configuration.merged(raw, job_given)
-    problems.raise_all([*wrong, *also, *ready.lacking(values)])
+    errors.raise_all([*wrong, *also, *ready.lacking(values)])
     assert job is not None
     if not searched:
         raise InvalidInput(
@@ -287,13 +287,13 @@ def _known(whole: Mapping[str, Any]) -> tuple[settings.Raw, list[InvalidInput]]:
     """The sections that are known, and what is wrong with the others."""
     raw, found = {}, list[InvalidInput]()
     for name, part in whole.items():
-        if wrong := problems.attempted(check.known_keys, "", [name], (*SECTIONS, SEARCH)):
+        if wrong := errors.attempted(check.known_keys, "", [name], (*SECTIONS, SEARCH)):
             found += wrong
         elif not isinstance(part, dict):
             found.append(InvalidInput(name, part, f"must be a section: [{name}]"))
         else:
             for key in part:
-                found += problems.attempted(
+                found += errors.attempted(
                     check.known_keys, name, [key], settings.names(SECTIONS[name])
                 )
             raw[name] = dict(part)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data import source
 from dpfy.data.config import DataConfig
@@ -272,4 +272,4 @@ def stored(out: Path) -> SearchConfig:
             "again without --resume"
         )
         raise InvalidInput("run", str(out), rule)
-    return configuration.made(reading.toml("config", file), {}, {})
+    return configuration.made(storage.toml("config", file), {}, {})

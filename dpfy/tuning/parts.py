@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.records import Records, as_records
 from dpfy.data.split import Drawn, kept
 from dpfy.tuning.payment import TRAINING, VALIDATION

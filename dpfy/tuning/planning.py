@@ -12,8 +12,7 @@ from typing import Any
 from dpfy.accounting import tuning as prices
 from dpfy.core import check
 from dpfy.core.errors import DpfyError
-from dpfy.core.events import Event
-from dpfy.core.trials import gamma_for
+from dpfy.core.events import Event, gamma_for
 from dpfy.core.unit import Adjacency
 from dpfy.plan.recipe import Recipe
 from dpfy.tuning.claim import DEAR

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import write_atomically
 from dpfy.data.config import KINDS, DataConfig
 from dpfy.gradients.clip import FlatClip
@@ -212,7 +212,7 @@ def _seed(work: Path, config: SearchConfig, seed: int | None) -> int:
     asked = {"search": config.to_toml(publish=True)}
     file = work / ASKED
     if file.is_file():
-        held = reading.parsed_json(ASKED, file.read_bytes())
+        held = storage.parsed_json(ASKED, file.read_bytes())
         if {k: held.get(k) for k in asked} != asked:
             raise InvalidInput(
                 "search",
@@ -301,7 +301,7 @@ def _trained(
 
 def finished(out: Path) -> Tuned:
     """The result of a search on public data that is finished."""
-    made = reading.parsed_json(card.NAME, reading.content(card.NAME, out / card.NAME))
+    made = storage.parsed_json(card.NAME, storage.content(card.NAME, out / card.NAME))
     part = card.section(made, PublicTuning.kind)
     if not part:
         raise InvalidInput("run", str(out), "holds no search")

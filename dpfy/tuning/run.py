@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from dpfy.accounting import rdp
-from dpfy.core import events, reading
-from dpfy.core.book import Permit
+from dpfy.core import events, storage
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, create, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.candidates import PrivateSelection
@@ -315,7 +315,7 @@ class _Searching:
             return self.engine.ask(number, self.randomness.generator("settings", number))
         assert self.claim.seed is not None
         file = self.search.place(number) / ASKED
-        begun = listed(reading.parsed_json(ASKED, file.read_bytes())) if file.is_file() else None
+        begun = listed(storage.parsed_json(ASKED, file.read_bytes())) if file.is_file() else None
         settings = self.engine.ask(number, _public(self.claim.seed, number), begun)
         if begun is None and self.engine.adaptive:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -419,7 +419,7 @@ def drawn(claim: Tuning, permit: Permit, randomness: Randomness) -> int:
 
 def finished(path: Path) -> Tuned:
     """The result of a search that is finished."""
-    made = reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+    made = storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     part = card.section(made, TUNING)
     if not part:
         raise InvalidInput("run", str(path), "holds no search")

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import Busy, Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Accountant, Guarantee
 from dpfy.core.ledger import Permit
-from dpfy.core.lock import locked
-from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.randomness import Randomness
+from dpfy.core.storage import PRIVATE_MODE, locked, write_atomically
 from dpfy.plan.claim import Training
 from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures
@@ -209,7 +208,7 @@ class Told:
     def read(cls, place: Path) -> Told:
         """That of the trial in `place`."""
         try:
-            held = reading.parsed_json(TOLD, reading.content(TOLD, place / TOLD, name=TOLD))
+            held = storage.parsed_json(TOLD, storage.content(TOLD, place / TOLD, name=TOLD))
             return cls(
                 Plan.from_json(held["plan"]),
                 held["told"],

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import Corrupt
 from dpfy.core.storage import PRIVATE_MODE
 from dpfy.runs.mark import SEARCH_LOG as LOG
@@ -114,7 +114,7 @@ def _read(log: Path) -> dict[int, Row]:
         os.truncate(log, len(whole))
     found = {}
     for line in whole.splitlines():
-        row = reading.parsed_json(LOG, line)
+        row = storage.parsed_json(LOG, line)
         try:
             found[int(row["trial"])] = Row.from_json(row)
         except (KeyError, TypeError, ValueError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -243,7 +243,7 @@ def dimension(name: str, given: Any) -> Dimension:
         if found is not None:
             return _range(name, *found.groups())
         try:
-            given = reading.parsed_toml(f"search.{name}", given, f"value = {given}")["value"]
+            given = storage.parsed_toml(f"search.{name}", given, f"value = {given}")["value"]
         except (InvalidInput, KeyError):
             raise InvalidInput(f"search.{name}", given, FORMS) from None
     if not isinstance(given, list | tuple):

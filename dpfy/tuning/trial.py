@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from dpfy.core import check, events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger, Permit
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.core.unit import Unit
 from dpfy.core.values import Bound, Bounded

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_settings import mixture, one_step, setting
 
 from dpfy import accounting
-from dpfy.accounting.leaves import leaves
+from dpfy.accounting.flatten import leaves
 from dpfy.core import events as ev
 
 ROUND = 1e-9

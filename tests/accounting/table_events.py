@@ -6,7 +6,7 @@ import math
 from functools import partial
 
 from dpfy.accounting.rdp import ORDERS, divergences
-from dpfy.accounting.rows import grouped, unsampled
+from dpfy.accounting.rules import grouped, unsampled
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.unit import Adjacency

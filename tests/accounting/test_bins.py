@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting import bins, bins_orthogonal, calibrate
-from dpfy.accounting.bins import BinsCurve, MonteCarlo, upper_bound
-from dpfy.accounting.bins_orthogonal import Orthogonal
-from dpfy.accounting.bins_tilted import Adding, Pair, Removing
+from dpfy.accounting import bins, calibrate
+from dpfy.accounting.bins import (
+    Adding,
+    BinsCurve,
+    MonteCarlo,
+    Orthogonal,
+    Pair,
+    Removing,
+    upper_bound,
+)
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import BallsInBins, Composed, Gaussian, Repeated
 from dpfy.core.unit import Adjacency
@@ -160,9 +166,9 @@ def test_a_finer_grid_lowers_the_bound(monkeypatch):
     """The error of the grid is on the private side, in both ways of computing."""
     exact, strikes = Orthogonal((0.8,) * 50), np.exp([0.4, 0.5])
     coarse = exact.calls(strikes), exact.puts(strikes)[0]
-    monkeypatch.setattr(bins_orthogonal, "DIRECT_CELLS", 2**10)
-    monkeypatch.setattr(bins_orthogonal, "LEAST_CELLS", 2**10)
-    monkeypatch.setattr(bins_orthogonal, "SPREAD", 1.0)
+    monkeypatch.setattr(bins, "DIRECT_CELLS", 2**10)
+    monkeypatch.setattr(bins, "LEAST_CELLS", 2**10)
+    monkeypatch.setattr(bins, "SPREAD", 1.0)
     assert (exact.calls(strikes) > coarse[0] * 1.001).all()
     assert (exact.puts(strikes)[0] > coarse[1] * (1 + 1e-9)).all()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting import calibrate, tight
+from dpfy.accounting import calibrate
+from dpfy.accounting.tight import accountant
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput
 
@@ -49,9 +50,9 @@ def test_a_coarse_bound_serves_far_below_the_target(monkeypatch: pytest.MonkeyPa
     target it is what counts.
     """
     close: list[float] = []
-    whole = tight.TightCurve.epsilon
+    whole = accountant.TightCurve.epsilon
     monkeypatch.setattr(
-        tight.TightCurve,
+        accountant.TightCurve,
         "epsilon",
         lambda curve, delta: close.append(found := whole(curve, delta)) or found,
     )

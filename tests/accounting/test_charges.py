@@ -13,13 +13,13 @@ import pytest
 from scipy.integrate import simpson
 
 from dpfy import accounting
-from dpfy.accounting import convolution, lattice, losses, tight
-from dpfy.accounting.dominating_pairs import composition
-from dpfy.accounting.gaussian_losses import GaussianPair, Side
-from dpfy.accounting.losses import Atoms, verified
 from dpfy.accounting.moments import QUADRATURE
-from dpfy.accounting.multiresolution import compose_layers
-from dpfy.accounting.other_losses import LaplacePair, Mixture
+from dpfy.accounting.tight import accountant, convolution, lattice, losses
+from dpfy.accounting.tight.dominating_pairs import composition
+from dpfy.accounting.tight.gaussian_losses import GaussianPair, Side
+from dpfy.accounting.tight.lattice import compose_layers
+from dpfy.accounting.tight.losses import Atoms, verified
+from dpfy.accounting.tight.other_losses import LaplacePair, Mixture
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, Internal, InvalidInput
 from dpfy.core.participation import CyclicPoisson
@@ -45,7 +45,7 @@ def test_a_capped_tail_is_charged_to_delta(
         accounting.curve(event).epsilon_lower(delta),
         accounting.curve(event).epsilon(delta),
     )
-    monkeypatch.setattr(tight, "CUT", 0.5)
+    monkeypatch.setattr(accountant, "CUT", 0.5)
     capped = accounting.curve(event)
     assert lower is not None
     assert lower <= capped.epsilon(delta)
@@ -272,7 +272,7 @@ def test_atoms_are_capped_and_aligned_by_definition() -> None:
 
 def test_an_incomplete_round_of_a_cycle_is_billed() -> None:
     from dpfy.accounting.patterns import Training
-    from dpfy.noise.banded import Banded
+    from dpfy.noise.toeplitz import Banded
     from dpfy.plan.pairs import event
 
     pattern = CyclicPoisson(0.25, 4)
@@ -399,12 +399,12 @@ def test_a_delta_that_is_surely_one_needs_no_lattice(monkeypatch):
     """Far below the mean loss delta is 1; a lattice fine enough to say so took minutes at hundreds
     of millions of steps.
     """
-    curve = tight.Tight().curve(
+    curve = accountant.Tight().curve(
         ev.Repeated(ev.PoissonSampled(0.02, ev.Gaussian(1.2)), 735_072_529),
         Adjacency.ADD_OR_REMOVE_ONE,
     )
     monkeypatch.setattr(
-        tight, "compose_sum", lambda *arguments, **options: pytest.fail("a lattice was made")
+        accountant, "compose_sum", lambda *arguments, **options: pytest.fail("a lattice was made")
     )
     assert curve.delta(0.0) == 1.0
     assert curve.delta(1000.0) == 1.0
@@ -413,6 +413,6 @@ def test_a_delta_that_is_surely_one_needs_no_lattice(monkeypatch):
 def test_masses_that_all_underflow_leave_the_bound_without_a_lattice():
     """Noise of 1e12 over 1.6e11 steps: the steps of the loss are lost in its digits."""
     event = ev.Repeated(ev.PoissonSampled(0.02, ev.Gaussian(1e12)), 162_048_010_400)
-    curve = tight.Tight().curve(event, Adjacency.ADD_OR_REMOVE_ONE)
+    curve = accountant.Tight().curve(event, Adjacency.ADD_OR_REMOVE_ONE)
     assert 0 <= curve.epsilon(1e-5) < 1
     assert curve.epsilon_lower(1e-5) <= curve.epsilon(1e-5)

@@ -10,8 +10,7 @@ import math
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting.dp_accounting_adapter import PeerPld, PeerRdp
-from dpfy.accounting.dp_accounting_events import from_peer, to_peer
+from dpfy.accounting.dp_accounting_adapter import PeerPld, PeerRdp, from_peer, to_peer
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting import bounded_range, group
-from dpfy.accounting.losses import verified
-from dpfy.accounting.parallel import worlds
+from dpfy.accounting import bounded_range, user_level
 from dpfy.accounting.rdp import ORDERS, divergences, rho
-from dpfy.accounting.rows import words
+from dpfy.accounting.rules import words
+from dpfy.accounting.tight.dominating_pairs import worlds
+from dpfy.accounting.tight.losses import verified
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
@@ -288,9 +288,9 @@ def test_large_epsilons_are_not_cut_off() -> None:
     e^700.
     """
     assert accounting.epsilon(ev.PoissonSampled(0.3, ev.EpsilonDelta(1000.0)), 1e-9) >= 998.7
-    assert group.of_group(ev.EpsilonDelta(650.0, 1e-30), 2) == ev.EpsilonDelta(1300.0, 1.0)
-    assert group.of_group(ev.EpsilonDelta(650.0), 2) == ev.EpsilonDelta(1300.0)
-    assert group.from_curve(accounting.curve(ev.EpsilonDelta(650.0, 1e-30)), 1300.0, 2) == 1.0
+    assert user_level.of_group(ev.EpsilonDelta(650.0, 1e-30), 2) == ev.EpsilonDelta(1300.0, 1.0)
+    assert user_level.of_group(ev.EpsilonDelta(650.0), 2) == ev.EpsilonDelta(1300.0)
+    assert user_level.from_curve(accounting.curve(ev.EpsilonDelta(650.0, 1e-30)), 1300.0, 2) == 1.0
 
 
 def test_without_replacement_pure_releases_and_black_boxes_are_amplified() -> None:
@@ -515,8 +515,8 @@ def test_parts_within_parts_and_too_many_of_them() -> None:
 
 def test_a_group_may_lie_in_several_parts_and_is_refused() -> None:
     with pytest.raises(Unsupported, match="Parallel"):
-        group.of_group(_parts(ev.Gaussian(2.0)), 2)
-    assert group.of_group(ev.BoundedRange(0.2), 3) == ev.BoundedRange(0.2 * 3)
+        user_level.of_group(_parts(ev.Gaussian(2.0)), 2)
+    assert user_level.of_group(ev.BoundedRange(0.2), 3) == ev.BoundedRange(0.2 * 3)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from dpfy import accounting
 from dpfy.accounting import GaussianFilter, RenyiFilter, calibrate, filters
-from dpfy.accounting.gaussian_filter import noise_of, squares, together
+from dpfy.accounting.filters import noise_of, squares, together
 from dpfy.core import events as ev
 from dpfy.core.errors import BudgetExceeded, InvalidInput
 from dpfy.core.ledger import Ledger

@@ -23,7 +23,7 @@ from random_settings import KINDS, setting
 from table_events import EVENTS
 
 from dpfy import accounting
-from dpfy.accounting.rows import TABLE
+from dpfy.accounting.rules import TABLE
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.unit import Adjacency

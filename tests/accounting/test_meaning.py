@@ -10,7 +10,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from dpfy import accounting
-from dpfy.accounting import gaussian, gdp, group, meaning, patterns, planning
+from dpfy.accounting import gaussian, gdp, interpretation, patterns, planning, user_level
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
@@ -21,22 +21,25 @@ TRAIN = ev.Repeated(ev.PoissonSampled(0.01, ev.Gaussian(1.0)), 1000)
 
 def test_a_group_of_gaussians_is_exact_and_cheaper_than_any_curve_rule() -> None:
     curve = accounting.curve(ev.Gaussian(30.0))
-    exact = accounting.curve(group.of_group(ev.Gaussian(30.0), 5)).delta(1.0)
+    exact = accounting.curve(user_level.of_group(ev.Gaussian(30.0), 5)).delta(1.0)
     assert exact == pytest.approx(gaussian.delta(5 / 30.0, 1.0), rel=1e-6)
-    by_curve = group.from_curve(curve, 1.0, 5)
-    _, by_rule = group.textbook(0.2, curve.delta(0.2), 5)
+    by_curve = user_level.from_curve(curve, 1.0, 5)
+    _, by_rule = user_level.textbook(0.2, curve.delta(0.2), 5)
     assert exact < by_curve < by_rule
 
 
 def test_a_user_with_several_examples_pays_more_than_one_and_less_than_the_rule() -> None:
-    one, user = accounting.epsilon(TRAIN, 1e-6), accounting.epsilon(group.of_group(TRAIN, 3), 1e-6)
+    one, user = (
+        accounting.epsilon(TRAIN, 1e-6),
+        accounting.epsilon(user_level.of_group(TRAIN, 3), 1e-6),
+    )
     # Three examples drawn together would be noise over three; drawn independently they cost less
     # than that.
     together = accounting.epsilon(
         ev.Repeated(ev.PoissonSampled(0.03, ev.Gaussian(1.0 / 3)), 1000), 1e-6
     )
     assert one < user < together
-    assert group.of_group(TRAIN, 1) == TRAIN
+    assert user_level.of_group(TRAIN, 1) == TRAIN
 
 
 def test_attacker_of_a_gaussian() -> None:
@@ -47,13 +50,20 @@ def test_attacker_of_a_gaussian() -> None:
     curve = accounting.curve(ev.Gaussian(1 / mu))
     for rate in (1e-3, 1e-2, 0.1):
         exact = float(ndtr(ndtri(rate) + mu))
-        assert exact <= meaning.true_positive_rate(curve, rate) <= 1.05 * exact
-    assert meaning.advantage(curve) == pytest.approx(2 * ndtr(mu / 2) - 1, rel=1e-6)
+        assert exact <= interpretation.true_positive_rate(curve, rate) <= 1.05 * exact
+    assert interpretation.advantage(curve) == pytest.approx(2 * ndtr(mu / 2) - 1, rel=1e-6)
 
 
 def test_meaning_reads_as_words_and_tiers_are_the_guides() -> None:
-    assert [meaning.tier(e) for e in (0.5, 1.0, 5.0, 10.0, 10.1, math.inf)] == [1, 1, 2, 2, 3, 4]
-    found = meaning.meaning(accounting.curve(ev.Gaussian(2.0)), 1e-5)
+    assert [interpretation.tier(e) for e in (0.5, 1.0, 5.0, 10.0, 10.1, math.inf)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        4,
+    ]
+    found = interpretation.meaning(accounting.curve(ev.Gaussian(2.0)), 1e-5)
     assert found.tier == 2
     assert found.tpr_at_1_permille < found.tpr_at_1_percent < 1
     assert "Tier 2" in found.sentences()[0]

@@ -14,8 +14,9 @@ import pytest
 from scipy.special import ndtr
 
 from dpfy import accounting
-from dpfy.accounting import bins_profile, gaussian, mixtures, rdp, tuning
-from dpfy.accounting.tight import Tight
+from dpfy.accounting import bins, gaussian, rdp, tuning
+from dpfy.accounting.tight import mixtures
+from dpfy.accounting.tight.accountant import Tight
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.ledger import Ledger
@@ -41,10 +42,10 @@ SEVEN = {
 
 @pytest.fixture
 def few_draws(monkeypatch):
-    monkeypatch.setattr(bins_profile, "SAMPLES", {"remove": 2**13, "add": 2**11})
-    bins_profile.profile.cache_clear()
+    monkeypatch.setattr(bins, "PROFILE_SAMPLES", {"remove": 2**13, "add": 2**11})
+    bins.profile.cache_clear()
     yield
-    bins_profile.profile.cache_clear()
+    bins.profile.cache_clear()
 
 
 def test_one_ledger_holds_seven_languages(tmp_path: Path, few_draws) -> None:
@@ -288,9 +289,9 @@ def test_sampling_what_is_known_by_renyi_divergences() -> None:
 def test_thinning_a_pair_is_right_in_both_directions() -> None:
     """Against the closed form of a subsampled Laplace release, whose profile is exact."""
     from dpfy.accounting import profiles
-    from dpfy.accounting.dominating_pairs import Composition, Release
-    from dpfy.accounting.other_losses import LaplacePair
-    from dpfy.accounting.tight import TightCurve
+    from dpfy.accounting.tight.accountant import TightCurve
+    from dpfy.accounting.tight.dominating_pairs import Composition, Release
+    from dpfy.accounting.tight.other_losses import LaplacePair
 
     side = profiles.points(lambda e: np.maximum(0.0, -np.expm1((e - 1.5) / 2)))
     base = profiles.dominating(side, side)

@@ -7,19 +7,22 @@ import math
 import numpy as np
 import pytest
 
-from dpfy.accounting.convolution import log_peak
-from dpfy.accounting.gaussian_losses import GaussianPair
-from dpfy.accounting.lattice import (
+from dpfy.accounting.tight.convolution import log_peak
+from dpfy.accounting.tight.gaussian_losses import GaussianPair
+from dpfy.accounting.tight.lattice import (
     FACTOR,
+    Coarsen,
     Lattice,
     Layers,
     coarsen_down,
+    coarsen_layers,
     coarsen_up,
+    compose_layers,
     contract,
+    flat,
     spread,
 )
-from dpfy.accounting.losses import Grid
-from dpfy.accounting.multiresolution import Coarsen, coarsen_layers, compose_layers, flat
+from dpfy.accounting.tight.losses import Grid
 
 ROUNDINGS = [pytest.param(coarsen_up, 1, id="up"), pytest.param(coarsen_down, -1, id="down")]
 

@@ -13,7 +13,7 @@ from scipy.special import expit, ndtr
 from dpfy import accounting
 from dpfy.accounting.gaussian import delta as gaussian_delta
 from dpfy.accounting.rdp import divergences
-from dpfy.accounting.rows.objective import curve
+from dpfy.accounting.rules.objective import curve
 from dpfy.core import events as ev
 from dpfy.core.unit import Adjacency
 

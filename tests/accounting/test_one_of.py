@@ -13,7 +13,7 @@ from dpfy import accounting
 from dpfy.accounting import rdp
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput
-from dpfy.core.trials import gamma_for
+from dpfy.core.events import gamma_for
 from dpfy.core.unit import Adjacency
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE

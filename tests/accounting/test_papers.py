@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting import composition, gaussian, group, planning, rdp, tuning
+from dpfy.accounting import composition, gaussian, planning, rdp, tuning, user_level
 from dpfy.core import events as ev
 from dpfy.core.unit import Adjacency
 
@@ -78,8 +78,8 @@ def test_subsampled_noise() -> None:
 
 
 def test_group_privacy() -> None:
-    assert group.textbook(2.0, 1e-24, 20) == (40.0, pytest.approx(4.7077e-6, rel=1e-5))
-    by_curve = group.from_curve(accounting.curve(ev.EpsilonDelta(2.0, 1e-24)), 40.0, 20)
+    assert user_level.textbook(2.0, 1e-24, 20) == (40.0, pytest.approx(4.7077e-6, rel=1e-5))
+    by_curve = user_level.from_curve(accounting.curve(ev.EpsilonDelta(2.0, 1e-24)), 40.0, 20)
     assert by_curve == pytest.approx(3.684e-8, rel=1e-3)
 
 

@@ -16,12 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_settings import _mixtures
 from scipy.special import log_ndtr
 
-from dpfy.accounting import bins_profile, gaussian, profiles, rdp
-from dpfy.accounting.bins import FAILURE, BinsCurve
-from dpfy.accounting.bins_tilted import Pair
-from dpfy.accounting.dominating_pairs import Composition, Release
+from dpfy.accounting import bins, gaussian, profiles, rdp
+from dpfy.accounting.bins import FAILURE, BinsCurve, Pair
 from dpfy.accounting.profiles import Points, dominating, hockey_stick
-from dpfy.accounting.tight import TightCurve
+from dpfy.accounting.tight.accountant import TightCurve
+from dpfy.accounting.tight.dominating_pairs import Composition, Release
 from dpfy.core import events as ev
 from dpfy.core.errors import Internal
 from dpfy.core.unit import Adjacency
@@ -196,9 +195,9 @@ def test_the_profile_of_balls_in_bins_is_near_the_figure_for_one_delta(event, mo
     """Both come with their confidence; the profile costs a little more, at every delta, and is
     above fresh estimates.
     """
-    monkeypatch.setattr(bins_profile, "SAMPLES", {"remove": 2**14, "add": 2**12})
-    bins_profile.profile.cache_clear()
-    removed, added = bins_profile.profile(event)
+    monkeypatch.setattr(bins, "PROFILE_SAMPLES", {"remove": 2**14, "add": 2**12})
+    bins.profile.cache_clear()
+    removed, added = bins.profile(event)
     whole = curve(removed, added)
     for delta in (1e-3, 1e-5):
         assert (
@@ -213,7 +212,7 @@ def test_the_profile_of_balls_in_bins_is_near_the_figure_for_one_delta(event, mo
             for points, name in ((removed, "remove"), (added, "add")):
                 bound = float(np.interp(epsilon, points.epsilons, points.deltas))
                 assert bound > fresh[name].mean - 4 * fresh[name].standard_error
-    bins_profile.profile.cache_clear()
+    bins.profile.cache_clear()
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
@@ -227,9 +226,7 @@ def test_renyi_divergences_of_two_bins_meet_direct_integration(overlap):
         *(root[k, 0] * first + root[k, 1] * second - 0.5 for k in (0, 1))
     ) - math.log(2)
     orders = np.array([1.5, 2.0, 3.0, 6.0])
-    removed, added = bins_profile.divergences(
-        ev.BallsInBins(1.0, ((1.0, overlap), (overlap, 1.0))), orders
-    )
+    removed, added = bins.divergences(ev.BallsInBins(1.0, ((1.0, overlap), (overlap, 1.0))), orders)
     for k, order in enumerate(orders):
         true_removed = math.log(np.exp(log_q + order * log_y).sum()) / (order - 1)
         true_added = math.log(np.exp(log_q - (order - 1) * log_y).sum()) / (order - 1)

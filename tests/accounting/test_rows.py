@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from table_events import ADD, EVENTS, REPLACE, ZERO, dominated, name_of
 
 from dpfy import accounting
-from dpfy.accounting.dp_accounting_events import from_peer, to_peer
-from dpfy.accounting.rows import TABLE, amplified, halved, row_of, unsampled, words
+from dpfy.accounting.dp_accounting_adapter import from_peer, to_peer
+from dpfy.accounting.rules import TABLE, amplified, halved, row_of, unsampled, words
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.unit import Adjacency

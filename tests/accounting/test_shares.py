@@ -15,7 +15,7 @@ from scipy.special import ive, logsumexp
 
 from dpfy import accounting
 from dpfy.accounting.rdp import divergences
-from dpfy.accounting.rows import shares as rows
+from dpfy.accounting.rules import shares as rules
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
@@ -82,7 +82,7 @@ def test_sums_of_discrete_gaussians_are_within_tau(share: float, shares: int, by
         reach - math.ceil(9 * share * math.sqrt(shares)),
         reach + math.ceil(9 * share * math.sqrt(shares)) + 1,
     )
-    assert np.abs(np.log(law[near] / one[near])).max() <= rows.apart(share, shares) + 1e-12
+    assert np.abs(np.log(law[near] / one[near])).max() <= rules.apart(share, shares) + 1e-12
 
 
 @pytest.mark.parametrize(("share", "shares", "by"), settings(12, 2, 0.6))
@@ -221,8 +221,8 @@ def test_a_sum_that_is_no_longer_near_a_gaussian_is_billed_by_its_divergences() 
     below the way by a Gaussian.
     """
     event = ev.DistributedDiscreteGaussian(1.2, 1000, 400, 2**14)
-    assert rows.tells_all(event) > rows.TELLS_ALL
-    gaussian = _epsilon(ev.Gaussian(math.sqrt(rows.variance(event) / 400)))
+    assert rules.tells_all(event) > rules.TELLS_ALL
+    gaussian = _epsilon(ev.Gaussian(math.sqrt(rules.variance(event) / 400)))
     assert _epsilon(event) == pytest.approx(
         accounting.epsilon(event, 1e-6, adjacency=ZERO, accountant="rdp"), rel=1e-6
     )

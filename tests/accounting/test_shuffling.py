@@ -16,7 +16,7 @@ import pytest
 from dpfy import accounting
 from dpfy.accounting import shuffling
 from dpfy.accounting.profiles import hockey_stick
-from dpfy.accounting.rows import grouped, unsampled
+from dpfy.accounting.rules import grouped, unsampled
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency

@@ -258,7 +258,7 @@ def test_phases_in_any_order_and_split_anyhow() -> None:
 
 
 def test_the_answer_does_not_depend_on_the_tilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpfy.accounting import convolution
+    from dpfy.accounting.tight import convolution
 
     values = []
     for slack in (1.0, 6.0):

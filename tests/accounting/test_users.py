@@ -10,8 +10,8 @@ import pytest
 
 import dpfy
 from dpfy import accounting
-from dpfy.accounting import group, patterns
-from dpfy.accounting.rows import amplified, unsampled
+from dpfy.accounting import patterns, user_level
+from dpfy.accounting.rules import amplified, unsampled
 from dpfy.core import events as ev
 from dpfy.core.unit import user_unit
 from dpfy.plan.claim import Training
@@ -21,7 +21,7 @@ CLIENTS, ROUND, NOISE, ROUNDS, DELTA = 3383, 120, 1.2, 100, 1e-5
 
 
 def els(noise: float, rate: float, steps: int, records: int) -> ev.Event:
-    return group.of_group(patterns.poisson(noise, rate, steps), records)
+    return user_level.of_group(patterns.poisson(noise, rate, steps), records)
 
 
 def theirs(event: ev.Event, delta: float) -> float:
@@ -99,7 +99,7 @@ def test_the_secret_of_records_drawn_one_by_one_is_part_of_the_claim():
 
 
 def test_a_group_of_users_with_several_records_each_is_one_larger_group():
-    twice = group.of_group(els(3.0, 0.05, 20, 4), 3)
+    twice = user_level.of_group(els(3.0, 0.05, 20, 4), 3)
     assert accounting.epsilon(twice, 1e-6) == pytest.approx(
         accounting.epsilon(els(3.0, 0.05, 20, 12), 1e-6), rel=1e-7
     )

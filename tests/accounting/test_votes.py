@@ -13,9 +13,9 @@ from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import binom
 
 from dpfy import accounting
-from dpfy.accounting import adaptive, cells
+from dpfy.accounting import threshold_release
 from dpfy.accounting.rdp import divergences
-from dpfy.accounting.rows import votes
+from dpfy.accounting.rules import votes
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
@@ -137,7 +137,7 @@ def test_every_place_is_billed_on_the_lattice_between_it_and_outside() -> None:
     rng = np.random.default_rng(7)
     mu = 0.3
     orders = np.array([1.5, 3.0, 9.0])
-    billed = cells.divergences(mu, 3, orders)
+    billed = threshold_release.divergences(mu, 3, orders)
     worst = np.zeros(3)
     places = [
         *rng.uniform((-3, -4), (3, 3), (150, 2)),
@@ -155,8 +155,8 @@ def test_every_place_is_billed_on_the_lattice_between_it_and_outside() -> None:
 
 
 def test_the_lattice_is_a_mixture_for_every_place() -> None:
-    tau = cells.FINE[0]
-    h = cells.SPACING * tau * math.sqrt(1 - tau**2)
+    tau = threshold_release.FINE[0]
+    h = threshold_release.SPACING * tau * math.sqrt(1 - tau**2)
     lattice = h * np.arange(-400, 401)
     z = np.linspace(-6, 6, 25)
     for x in (0.0, 0.3 * h, 0.5 * h, 1.234):
@@ -174,21 +174,21 @@ def test_the_lattice_is_a_mixture_for_every_place() -> None:
 
 def test_a_smaller_family_dominates_the_one_that_it_covers() -> None:
     mu = 0.2
-    lattice = cells.three_cells(mu, cells.COARSE)
-    spacing = 0.8 * mu / adaptive.FINE
-    family = adaptive.on_grid(lattice.absent, lattice.gain, spacing)
-    area = adaptive.areas(family).max(axis=0) * (1 + adaptive.SLACK)
-    small = adaptive.covered(family, lattice.shape, area)
+    lattice = threshold_release.three_cells(mu, threshold_release.COARSE)
+    spacing = 0.8 * mu / threshold_release.POINTS_PER_UNIT
+    family = threshold_release.on_grid(lattice.absent, lattice.gain, spacing)
+    area = threshold_release.areas(family).max(axis=0) * (1 + threshold_release.SLACK)
+    small = threshold_release.covered(family, lattice.shape, area)
     assert len(small.masses) < len(family.masses) / 100
     rows = np.random.default_rng(1).choice(len(family.masses), 300, replace=False)
-    ahead, back = adaptive.profiles(adaptive.Family(spacing, family.masses[rows]))
-    above, behind = adaptive.profiles(small)
+    ahead, back = threshold_release.profiles(threshold_release.Family(spacing, family.masses[rows]))
+    above, behind = threshold_release.profiles(small)
     for one, other in zip(ahead, back, strict=True):
         assert ((above >= one - 1e-14).all(axis=1) & (behind >= other - 1e-14).all(axis=1)).any()
     on_grid = lattice.absent[rows] + lattice.gain[rows]
-    assert adaptive.Family(spacing, family.masses[rows]).masses.sum(axis=1) == pytest.approx(
-        on_grid.sum(axis=1), abs=1e-12
-    )
+    assert threshold_release.Family(spacing, family.masses[rows]).masses.sum(
+        axis=1
+    ) == pytest.approx(on_grid.sum(axis=1), abs=1e-12)
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, g: float) -> float:
@@ -268,8 +268,8 @@ def test_replaced_units_groups_and_extreme_noise_are_billed_as_gaussian_numbers(
     assert accounting.epsilon(ev.Repeated(argmax, 50), 1e-6, adjacency=REPLACE) == pytest.approx(
         accounting.epsilon(ev.Repeated(ev.Gaussian(10 / math.sqrt(8)), 50), 1e-6), rel=1e-4
     )
-    assert accounting.rows.grouped(argmax, 3) == ev.Gaussian(10 / (3 * math.sqrt(2)))
-    assert accounting.rows.grouped(check, 4) == ev.NoisyThreshold(2.5)
+    assert accounting.rules.grouped(argmax, 3) == ev.Gaussian(10 / (3 * math.sqrt(2)))
+    assert accounting.rules.grouped(check, 4) == ev.NoisyThreshold(2.5)
     assert accounting.epsilon(ev.NoisyArgmax(0.01, 2), 1e-6) == pytest.approx(
         accounting.epsilon(ev.Gaussian(0.01 / math.sqrt(2)), 1e-6), rel=1e-2
     )

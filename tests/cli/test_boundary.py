@@ -65,7 +65,7 @@ def test_every_fault_is_status_2_and_one_line(capsys, monkeypatch, problem, word
     def fail(*_, **__):
         raise problem
 
-    monkeypatch.setattr("dpfy.accounting.answers.account", fail)
+    monkeypatch.setattr("dpfy.accounting.calculator.account", fail)
     status, out, err = call(capsys, *GOOD)
     assert (status, out) == (2, "")
     assert words in err
@@ -82,7 +82,7 @@ def test_a_mistake_of_ours_can_be_traced(capsys, monkeypatch):
     def fail(*_, **__):
         raise KeyError("k")
 
-    monkeypatch.setattr("dpfy.accounting.answers.account", fail)
+    monkeypatch.setattr("dpfy.accounting.calculator.account", fail)
     monkeypatch.setenv("DPFY_DEBUG", "1")
     status, _, err = call(capsys, *GOOD)
     assert status == 2
@@ -93,7 +93,7 @@ def test_an_interruption_is_status_130_and_one_line(capsys, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpfy.accounting.answers.account", stop)
+    monkeypatch.setattr("dpfy.accounting.calculator.account", stop)
     status, out, err = call(capsys, *GOOD)
     assert (status, out) == (130, "")
     assert "interrupted" in err
@@ -180,7 +180,7 @@ def test_plots_are_refused_before_the_work_and_spare_other_files(capsys, tmp_pat
     def never(*_, **__):
         raise AssertionError("the work began")
 
-    monkeypatch.setattr("dpfy.accounting.answers.bounds", never)
+    monkeypatch.setattr("dpfy.accounting.calculator.bounds", never)
     (tmp_path / "mine.svg").write_text("my own notes")
     (tmp_path / "folder.svg").mkdir()
     (tmp_path / "link.svg").symlink_to(tmp_path / "nowhere")

@@ -36,9 +36,9 @@ import dpfy
 from dpfy import accounting
 from dpfy.accounting import composition
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.estimators import KMeans, LinearRegression, LogisticRegression

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfy.core.inode import identity_of
-from dpfy.core.storage import write_atomically
+from dpfy.core.storage import identity_of, write_atomically
 
 
 def test_it_stays_whatever_is_done_to_the_file(tmp_path: Path) -> None:
@@ -28,7 +27,7 @@ def test_it_stays_whatever_is_done_to_the_file(tmp_path: Path) -> None:
     file.write_text("written over")
     os.link(file, tmp_path / "link")
     command = (
-        "import sys; from pathlib import Path; from dpfy.core.inode import identity_of; "
+        "import sys; from pathlib import Path; from dpfy.core.storage import identity_of; "
         "print(identity_of(Path(sys.argv[1])))"
     )
     told = subprocess.run(

@@ -12,10 +12,9 @@ import pytest
 
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import events
-from dpfy.core.chain import Chain, mark_of
 from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput, Unsupported
-from dpfy.core.ledger import Ledger, Permit, hold
-from dpfy.core.random import Randomness
+from dpfy.core.ledger import Chain, Ledger, Permit, hold, mark_of
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.mechanisms.bits import Bits
 
@@ -127,7 +126,7 @@ def test_a_crash_at_any_point_of_making_a_ledger_leaves_one_that_can_be_opened(
     """The mark is there before the first line, so no crash makes a ledger look as if it had lost
     its mark.
     """
-    from dpfy.core import chain
+    from dpfy.core import ledger as chain
 
     real, path = chain._write_mark, tmp_path / "ledger.jsonl"
     for survives in (0, 1):
@@ -485,7 +484,7 @@ def test_what_is_no_file_is_no_ledger(tmp_path):
 def test_a_ledger_without_end_is_not_read(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     filled(path, 1)
-    monkeypatch.setattr("dpfy.core.chain.MOST", 100)
+    monkeypatch.setattr("dpfy.core.ledger.MOST", 100)
     for use in (Ledger.read, Ledger.open):
         with pytest.raises(Corrupt, match="more than 100 bytes"):
             use(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpfy.core.errors import Busy
-from dpfy.core.lock import hold
+from dpfy.core.storage import hold
 
 
 def test_a_block_from_before_a_fork_does_not_let_go_of_a_lock_of_the_fork(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dpfy.core import reading, settings
+from dpfy.core import settings, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting
 
@@ -134,4 +134,4 @@ def test_a_flag_that_was_not_given_is_no_gift():
 )
 def test_a_number_that_can_be_written_nowhere_is_refused_where_it_is_read(number):
     with pytest.raises(InvalidInput, match=r"whole number of more than 300 digits"):
-        reading.parsed_toml("config", "job.toml", f"steps = {number}")
+        storage.parsed_toml("config", "job.toml", f"steps = {number}")

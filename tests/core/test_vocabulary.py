@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from dpfy.core import check, events, tradeoff
+from dpfy.core import check, events
+from dpfy.core import guarantee as tradeoff
 from dpfy.core.codec import Codec
 from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee, _up
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound
 
@@ -141,7 +142,7 @@ def test_tradeoff_is_below_and_close_to_the_exact_one():
 
 def test_every_way_to_ask_gives_the_same_attacker():
     """Guarantee, calculator, card and audit read one trade-off curve."""
-    from dpfy.accounting import meaning
+    from dpfy.accounting import interpretation
     from dpfy.audit.families import ClaimedFamily
 
     guarantee, family = (
@@ -154,9 +155,12 @@ def test_every_way_to_ask_gives_the_same_attacker():
         assert guarantee.tradeoff([rate]) == [missed]
         assert family.tradeoff(1.0)(rate) == pytest.approx(missed, abs=1e-15)
         assert (
-            meaning.true_positive_rate(_Gauss(), rate) == curve.hit_rate(rate) == 1 - missed >= rate
+            interpretation.true_positive_rate(_Gauss(), rate)
+            == curve.hit_rate(rate)
+            == 1 - missed
+            >= rate
         )
-    assert meaning.meaning(_Gauss(), 1e-5).tpr_at_1_percent == curve.hit_rate(0.01)
+    assert interpretation.meaning(_Gauss(), 1e-5).tpr_at_1_percent == curve.hit_rate(0.01)
 
 
 def test_a_tradeoff_curve_at_its_ends():

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpfy
 from dpfy.core.errors import DpfyError
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.given import admitted, as_source
 from dpfy.data.records import Records, as_records, require_labels
 from dpfy.data.split import kept, split

@@ -290,8 +290,8 @@ def test_the_random_term_is_normal_and_on_its_grid(monkeypatch):
     """Of 4,000 numbers the mean square is within five deviations of one; it lies on whole multiples
     of 2^-40.
     """
-    from dpfy.core.book import rehearsal
-    from dpfy.core.random import Randomness
+    from dpfy.core.ledger_rules import rehearsal
+    from dpfy.core.randomness import Randomness
     from dpfy.estimators.claim import FitClaim, Round
     from dpfy.estimators.fitting import Fit
 

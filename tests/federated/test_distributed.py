@@ -17,7 +17,7 @@ from torch import nn
 
 import dpfy
 from dpfy.core import events as ev
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.federated import LocalTraining, PrivateRounds
 from dpfy.federated import shares as sh

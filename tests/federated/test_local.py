@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import dpfy
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.users import UserRecords
 from dpfy.federated import CLIENT, LocalTraining, LocalUpdates
 from dpfy.federated import fit as federated_fit

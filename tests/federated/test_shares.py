@@ -21,7 +21,7 @@ from dpfy import accounting
 from dpfy.accounting import calibrate
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.federated.shares import Client, MaskedSum, Scheme, Shares, TooFew, TrustedSum, choose
 from dpfy.federated.shares.rotation import Rotation, hadamard

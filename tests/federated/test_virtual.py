@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import dpfy
-from dpfy.accounting.group import of_group
+from dpfy.accounting.user_level import of_group
 from dpfy.federated import CLIENT, LocalTraining, grouped, parted
 from dpfy.federated import fit as federated_fit
 

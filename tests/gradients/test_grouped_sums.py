@@ -20,8 +20,8 @@ from tests.gradients.test_recorder import FakeGraph, Model, Operations, Stage
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.batch import Draw, Look
 from dpfy.data.reader import Reader
 from dpfy.isolation.inspection import Inspected, secret_steps

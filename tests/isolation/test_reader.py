@@ -31,7 +31,7 @@ from torch.utils.data import default_collate
 
 import dpfy
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.batch import Draw, Look, leaves
 from dpfy.data.reader import Reader
 from dpfy.isolation.inspection import Inspected, Inspection, Mixing, secret_steps

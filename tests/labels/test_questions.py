@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.labels import evidence
 from dpfy.labels.questions import (

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.labels import Method, Network, fit
 from dpfy.labels.teachers import TeacherVotes, Views, dealt, planned
 

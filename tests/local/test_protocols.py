@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.local import frequencies as module
 from dpfy.local import numbers

@@ -18,7 +18,7 @@ from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.local.embedding import Embedding
 from dpfy.local.words import CHOICE, FINE, NOISE, MetricText, MetricWords, replaced

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpfy import accounting
 from dpfy.core import events
-from dpfy.mechanisms.reals import exp_enclosure
+from dpfy.mechanisms.exact import exp_enclosure
 
 DIGITS = 160
 ONE = 1 << DIGITS

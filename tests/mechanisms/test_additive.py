@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dpfy.accounting import gaussian as rules
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian, Laplace
 from dpfy.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms import Bits, gaussian, laplace
 
 DRAWS = 20_000

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian, Laplace
@@ -327,7 +327,7 @@ def test_candidates_of_equal_score_in_one(count):
 )
 def test_the_number_of_runs(mean, shape):
     from dpfy.accounting.tuning import trials_pmf
-    from dpfy.core.trials import gamma_for
+    from dpfy.core.events import gamma_for
 
     count = 1500
     mechanism, bits = (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpfy.core import events
-from dpfy.core.book import rehearsal
+from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms import aggregate, choice, grid, integers, response, smooth, staircase
@@ -442,7 +442,7 @@ def test_private_selection(mean, shape):
     law.
     """
     from dpfy.accounting.tuning import trials_pmf
-    from dpfy.core.trials import gamma_for
+    from dpfy.core.events import gamma_for
 
     inner = RandomizedResponse.of(0.5)
     mechanism = PrivateSelection(inner.event, mean, shape)

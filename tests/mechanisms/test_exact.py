@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms import Bits, gaussian, laplace
 from dpfy.mechanisms.integers import Wide
 

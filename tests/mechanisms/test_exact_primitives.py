@@ -18,7 +18,7 @@ import pytest
 
 import dpfy.mechanisms
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms import (
     Bits,
     below,

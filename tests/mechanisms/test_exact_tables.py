@@ -11,11 +11,10 @@ import mpmath
 import numpy as np
 import pytest
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms import Bits, gaussian, integers
-from dpfy.mechanisms.integers import Narrow, Room, Steps, Wide
-from dpfy.mechanisms.laws import FIRST, Law, thresholds, weights
-from dpfy.mechanisms.reals import Uniform, exp_enclosure
+from dpfy.mechanisms.exact import Uniform, exp_enclosure
+from dpfy.mechanisms.integers import FIRST, Law, Narrow, Room, Steps, Wide, thresholds, weights
 
 LAWS = [
     Law(rate, square, folded)

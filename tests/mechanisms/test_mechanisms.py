@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian, Laplace

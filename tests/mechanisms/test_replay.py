@@ -13,7 +13,7 @@ import math
 import numpy as np
 import pytest
 
-from dpfy.core.book import rehearsal
+from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms import aggregate, choice, integers, response

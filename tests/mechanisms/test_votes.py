@@ -13,9 +13,9 @@ from scipy import stats
 from scipy.special import ndtr
 
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms import votes
 from dpfy.mechanisms.bits import Bits

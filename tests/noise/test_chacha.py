@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.noise import chacha, gaussian
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.lattice import Lattice
-from dpfy.noise.part import Part
 from dpfy.noise.strategy import Recurrence
 
 CUDA = torch.cuda.is_available()
@@ -126,7 +126,7 @@ def test_parts_of_a_draw_are_its_values(cuts: list[int]) -> None:
     sizes = [5, 4096, 3, 0, 5000]
     strategy = Recurrence(weights=(-0.5, 0.3), decay=(0.9, 0.4), gain=1.2)
 
-    def made(sums: list[Tensor], part: Part | None) -> list[Tensor]:
+    def made(sums: list[Tensor], part: CoordinateSlice | None) -> list[Tensor]:
         drawn, past = (
             [torch.zeros_like(t) for t in sums],
             torch.ones(2, sum(t.numel() for t in sums), device=DEVICE),
@@ -139,14 +139,14 @@ def test_parts_of_a_draw_are_its_values(cuts: list[int]) -> None:
     whole = made(list(start.clone().split(sizes)), None)
     found = []
     for first, last in pairwise(cuts):
-        part = Part.of([(first, last)], sizes)
+        part = CoordinateSlice.of([(first, last)], sizes)
         assert part.pieces is not None
         held = [b - a for a, b in part.pieces]
         found.append(made([t.clone() for t in start[first:last].split(held)], part))
     for mine, parts in zip(whole, zip(*found, strict=True), strict=True):
         assert torch.equal(torch.cat(parts), mine)
     with pytest.raises(InvalidInput, match="one piece of the size"):
-        chacha.draw_([torch.zeros(4, device=DEVICE)], SECRET, Part.of([(2, 7)], [9]))
+        chacha.draw_([torch.zeros(4, device=DEVICE)], SECRET, CoordinateSlice.of([(2, 7)], [9]))
 
 
 @pytest.mark.gpu

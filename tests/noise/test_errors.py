@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 
 from dpfy.core.participation import FixedOrder, SinglePass
-from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
-from dpfy.noise.blt import Blt
-from dpfy.noise.error import buffers, errors, variances
-from dpfy.noise.inverse import cancelling, inverse_square_root_banded
 from dpfy.noise.series import square_root
 from dpfy.noise.strategy import Identity
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.toeplitz import (
+    Banded,
+    Blt,
+    NormalisedBanded,
+    SquareRoot,
+    cancelling,
+    inverse_square_root_banded,
+    square_root_banded,
+)
 from dpfy.noise.tree import Tree
-from dpfy.noise.workload import Workload
+from dpfy.noise.workload import Workload, buffers, errors, variances
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
 

@@ -12,19 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise import exact, exact_single, gaussian, noise_buffers, real, terms
-from dpfy.noise.banded import Banded, NormalisedBanded
-from dpfy.noise.blt import Blt
+from dpfy.noise import arbitrary_precision, exact, exact_single, gaussian, noise_buffers, terms
 from dpfy.noise.dense import dense
-from dpfy.noise.inverse import inverse_square_root_banded
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.toeplitz import (
+    Banded,
+    Blt,
+    NormalisedBanded,
+    SquareRoot,
+    inverse_square_root_banded,
+)
 from dpfy.noise.tree import Tree
 
 STEPS = 7
@@ -176,7 +179,9 @@ def test_floating_point_decides_nothing(name, monkeypatch):
         )
         decided = []
         patch.setattr(
-            real, "floor", lambda *given, floor=real.floor: decided.append(1) or floor(*given)
+            arbitrary_precision,
+            "floor",
+            lambda *given, floor=arbitrary_precision.floor: decided.append(1) or floor(*given),
         )
         assert all(
             map(np.array_equal, reference, [flat(out) for out in run(stream_of(KNOWN[name]))[0]])
@@ -358,7 +363,7 @@ def test_no_two_draws_share_a_key(monkeypatch, dtype):
     parts = {(f"noise part {chunk}", step) for chunk in range(3) for step in range(2)}
     assert set(asked) == parts
     assert (
-        len([name for name, _, size in digits if size == 2 * real.DIGITS]) == 40
+        len([name for name, _, size in digits if size == 2 * arbitrary_precision.DIGITS]) == 40
     )  # twenty pairs in each step
 
 
@@ -387,8 +392,9 @@ def test_long_sums_and_several_chunks(monkeypatch):
     )
     draws = exact.Draws(stream.randomness, "noise", count, torch.float32)
     for place in (exact.CHUNK + 3, count - 1):
-        expected = real.floor(
-            [float(whole["w"][place]) / on.step], [(real.Decimal(on.noise), draws.value(3, place))]
+        expected = arbitrary_precision.floor(
+            [float(whole["w"][place]) / on.step],
+            [(arbitrary_precision.Decimal(on.noise), draws.value(3, place))],
         )
         assert math.floor(flat(other)[place] / on.step) == expected
 

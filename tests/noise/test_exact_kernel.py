@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import chacha, exact_kernel, exact_selftest
-from dpfy.noise.banded import Banded
 from dpfy.noise.lattice import Lattice
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
+from dpfy.noise.toeplitz import Banded
 
 CUDA = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(

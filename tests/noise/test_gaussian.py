@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import KEYSTREAM_BYTES, Randomness
+from dpfy.core.randomness import KEYSTREAM_BYTES, Randomness
 from dpfy.noise import gaussian
 from dpfy.noise.lattice import Lattice
 

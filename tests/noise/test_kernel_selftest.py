@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.noise import chacha, gaussian, kernel_selftest, noise_buffers
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.lattice import Lattice, lay_
-from dpfy.noise.part import Part
 from dpfy.noise.strategy import Recurrence
 
 CUDA = torch.cuda.is_available()
@@ -65,7 +65,7 @@ def portable(
     change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
     rounded: Round = lambda t, kind: t.to(kind),
     laid: Callable[..., None] = lay_,
-    at: Callable[[Part | None], Part | None] = lambda part: part,
+    at: Callable[[CoordinateSlice | None], CoordinateSlice | None] = lambda part: part,
 ) -> Callable[..., None]:
     """Stands in for the kernel: the portable route on the draws of the proof; `change` spoils the
     draws, `laid` what is done with them.
@@ -79,7 +79,7 @@ def portable(
         r: Recurrence,
         past: torch.Tensor | None,
         out: list[torch.Tensor],
-        part: Part | None = None,
+        part: CoordinateSlice | None = None,
     ) -> None:
         like = {str(i): t for i, t in enumerate(tensors)}
         state = {} if past is None else {noise_buffers.PAST: past}
@@ -207,7 +207,9 @@ def test_a_kernel_that_draws_a_part_from_elsewhere_is_not_trusted(
     ]
     for runs in (None, *moved):
         place = (
-            (lambda part: part) if runs is None else (lambda part, runs=runs: Part.of(runs, whole))
+            (lambda part: part)
+            if runs is None
+            else (lambda part, runs=runs: CoordinateSlice.of(runs, whole))
         )
         monkeypatch.setattr(chacha, "launch", portable(at=place))
         kernel_selftest.require.cache_clear()

@@ -16,22 +16,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import gaussian
-from dpfy.noise.banded import Banded, NormalisedBanded
-from dpfy.noise.blt import Blt
 from dpfy.noise.dense import dense
 from dpfy.noise.gaussian import dtype_of
-from dpfy.noise.inverse import inverse_square_root_banded
 from dpfy.noise.lattice import FINENESS, LOST, Lattice, lay_, with_rounding
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Grads, Identity, Strategy
 from dpfy.noise.stream import NoiseStream
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.toeplitz import (
+    Banded,
+    Blt,
+    NormalisedBanded,
+    SquareRoot,
+    inverse_square_root_banded,
+)
 from dpfy.noise.tree import Tree
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -15,18 +15,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import chacha, gaussian
-from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
-from dpfy.noise.blt import Blt
-from dpfy.noise.inverse import cancelling, inverse_square_root_banded
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Grads, Identity, State
 from dpfy.noise.stream import NoiseStream
+from dpfy.noise.toeplitz import (
+    Banded,
+    Blt,
+    NormalisedBanded,
+    cancelling,
+    inverse_square_root_banded,
+    square_root_banded,
+)
 
 CUDA = torch.cuda.is_available()
 needs_kernel = pytest.mark.skipif(

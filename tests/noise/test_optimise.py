@@ -13,13 +13,10 @@ import pytest
 from dpfy.core.errors import Unsupported
 from dpfy.core.participation import FixedOrder, Separated, SinglePass
 from dpfy.noise import optimise
-from dpfy.noise.error import errors
-from dpfy.noise.optimise_blt import blt
-from dpfy.noise.optimise_dense import dense
-from dpfy.noise.optimise_epochs import _Dual
-from dpfy.noise.optimise_epochs import dense as epochs_dense
+from dpfy.noise.optimise import blt
+from dpfy.noise.optimise_dense import _Dual, dense, dense_for_epochs
 from dpfy.noise.series import dense as toeplitz
-from dpfy.noise.workload import Workload
+from dpfy.noise.workload import Workload, errors
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
 SCHEDULE = Workload(0.9, tuple(np.linspace(1, 0.05, 60)))
@@ -110,7 +107,7 @@ def test_the_dense_optimum_of_a_thousand_steps(objective):
 @pytest.mark.parametrize(("period", "epochs"), [(64, 1), (8, 8), (16, 4), (10, 7)])
 def test_the_dense_strategy_for_epochs_beats_the_banded_one(period, epochs):
     pattern, n = FixedOrder(period, epochs), 64
-    strategy = epochs_dense(n, pattern)
+    strategy = dense_for_epochs(n, pattern)
     best = errors(strategy, pattern, n)
     assert best.sensitivity == pytest.approx(1, rel=2e-6)
     assert best.rmse < errors(optimise.banded(period, n), pattern, n).rmse
@@ -123,15 +120,15 @@ def test_the_dense_strategy_for_epochs_beats_the_banded_one(period, epochs):
 
 @pytest.mark.slow
 def test_the_dense_strategy_for_eight_epochs_of_64_steps():
-    found = errors(epochs_dense(512, FixedOrder(64, 8)), FixedOrder(64, 8), 512)
+    found = errors(dense_for_epochs(512, FixedOrder(64, 8)), FixedOrder(64, 8), 512)
     assert found.rmse <= 8.576946220067713 * 1.002
 
 
 def test_the_dense_strategy_for_epochs_is_valid_for_its_order_only():
     """Few patterns are enumerated, and cost more; many raise."""
-    assert epochs_dense(24, FixedOrder(8, 3)).sensitivity(Separated(8, 3), 24) > 1.01
+    assert dense_for_epochs(24, FixedOrder(8, 3)).sensitivity(Separated(8, 3), 24) > 1.01
     with pytest.raises(Unsupported, match="FixedOrder"):
-        epochs_dense(64, FixedOrder(8, 8)).sensitivity(Separated(6, 8), 64)
+        dense_for_epochs(64, FixedOrder(8, 8)).sensitivity(Separated(6, 8), 64)
 
 
 def test_the_dual_gradient_is_exact():

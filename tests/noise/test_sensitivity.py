@@ -22,11 +22,17 @@ from dpfy.core.participation import (
     SinglePass,
 )
 from dpfy.noise import sensitivity, series
-from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
-from dpfy.noise.blt import Blt
 from dpfy.noise.dense import dense
-from dpfy.noise.inverse import InverseBanded, cancelling, inverse_square_root_banded
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.toeplitz import (
+    Banded,
+    Blt,
+    InverseBanded,
+    NormalisedBanded,
+    SquareRoot,
+    cancelling,
+    inverse_square_root_banded,
+    square_root_banded,
+)
 from dpfy.noise.tree import Tree
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())

@@ -6,19 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import gaussian
-from dpfy.noise.banded import Banded, NormalisedBanded
-from dpfy.noise.blt import Blt
-from dpfy.noise.inverse import inverse_square_root_banded
-from dpfy.noise.part import Part
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.shard import Shard
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.toeplitz import (
+    Banded,
+    Blt,
+    NormalisedBanded,
+    SquareRoot,
+    inverse_square_root_banded,
+)
 from dpfy.noise.tree import Tree
 
 STEPS, COUNT = 12, 3
@@ -122,13 +125,13 @@ def test_a_part_is_drawn_from_the_middle_of_the_stream(monkeypatch):
             ((9999, 10_001),),
             ((0, 0), (7, 7)),
         ]:
-            part = Part.of(runs, [total])
+            part = CoordinateSlice.of(runs, [total])
             found = gaussian.draw(
                 {"w": torch.zeros(part.size, dtype=dtype)}, randomness, "noise", 4, part
             )["w"]
             assert torch.equal(found, torch.cat([whole[a:b] for a, b in runs]))
     with pytest.raises(InvalidInput, match="must follow each other"):
-        Part(((3, 5), (4, 6)), (10,))
+        CoordinateSlice(((3, 5), (4, 6)), (10,))
 
 
 def test_shards_of_exact_noise_draw_from_streams_of_their_own():
@@ -155,13 +158,13 @@ def test_parts_that_have_no_place_in_a_draw_have_streams_of_their_own():
     """
     sizes = [20, 3, 1]
     columns = [
-        Part.of([(4 * row + 2 * k, 4 * row + 2 * k + 2) for row in range(5)], sizes)
+        CoordinateSlice.of([(4 * row + 2 * k, 4 * row + 2 * k + 2) for row in range(5)], sizes)
         for k in range(2)
     ]
     assert all(part.pieces is None for part in columns)
     assert len({gaussian.by_counter("noise", part)[0] for part in (*columns, None)}) == 3
     assert all(gaussian.by_counter("noise", part)[1] is None for part in columns)
-    rows = [Part.of([Shard(k, 3).bounds(24)], sizes) for k in range(3)]
+    rows = [CoordinateSlice.of([Shard(k, 3).bounds(24)], sizes) for k in range(3)]
     assert [part.pieces for part in rows] == [
         ((0, 8), (0, 0), (0, 0)),
         ((8, 16), (0, 0), (0, 0)),

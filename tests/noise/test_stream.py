@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream

@@ -14,18 +14,24 @@ from safetensors.torch import load, save
 
 from dpfy.core.codec import Codec
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
-from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
-from dpfy.noise.blt import Blt
+from dpfy.core.randomness import Randomness
 from dpfy.noise.dense import Dense, dense
-from dpfy.noise.error import measured
-from dpfy.noise.families import STRATEGIES as TABLE
 from dpfy.noise.gaussian import draw
-from dpfy.noise.inverse import InverseBanded, cancelling, inverse_square_root_banded
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.strategy import Identity
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.toeplitz import (
+    Banded,
+    Blt,
+    InverseBanded,
+    NormalisedBanded,
+    SquareRoot,
+    cancelling,
+    inverse_square_root_banded,
+    square_root_banded,
+)
 from dpfy.noise.tree import Tree
+from dpfy.noise.workload import measured
+from dpfy.plan.pairs import STRATEGIES as TABLE
 
 STREAMS = json.loads(Path(__file__).with_name("golden.json").read_text())["streams"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

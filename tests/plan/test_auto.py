@@ -20,17 +20,15 @@ from dpfy.core.participation import (
 )
 from dpfy.core.unit import Adjacency
 from dpfy.gradients.clip import FlatClip
-from dpfy.noise.banded import Banded, NormalisedBanded, square_root_banded
-from dpfy.noise.blt import Blt
 from dpfy.noise.dense import dense
 from dpfy.noise.strategy import Identity
-from dpfy.noise.toeplitz import SquareRoot
+from dpfy.noise.toeplitz import Banded, Blt, NormalisedBanded, SquareRoot, square_root_banded
 from dpfy.noise.tree import Tree
 from dpfy.plan import pairs
 from dpfy.plan.auto import MECHANISMS, Setting, Target, auto, compare, recipe_for
 from dpfy.plan.correlated import bandmf, blt, dpftrl, fixed_order, with_strategy
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.sampling.scheduled import BallsInBinsSampler, ReshuffledSampler, SeparatedSampler
+from dpfy.sampling.samplers import BallsInBinsSampler, ReshuffledSampler, SeparatedSampler
 
 # (records, batch, steps), epsilon, delta -> verified rmse of mean-gradient prefix sums at clip 1
 TABLES = [

@@ -16,9 +16,9 @@ from dpfy.accounting.patterns import Training
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import FlatClip
-from dpfy.noise.banded import Banded
+from dpfy.noise.toeplitz import Banded
 from dpfy.plan.recipe import Recipe, default_delta
-from dpfy.sampling.scheduled import FixedOrderSampler
+from dpfy.sampling.samplers import FixedOrderSampler
 
 
 def recipe(**changes):

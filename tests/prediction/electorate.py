@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import BudgetExceeded
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.voters import LinearVoters, class_means, shards
 

@@ -18,7 +18,7 @@ import torch
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Unit
 from dpfy.models.config import ModelConfig
 from dpfy.prediction import pate, student

@@ -22,10 +22,10 @@ import torch
 
 import dpfy
 from dpfy import accounting
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from electorate import SECRET, OpenPurse, records, voters
 
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.neighbours import NearestVoters, NeighbourVotes
 from dpfy.prediction.rules import SampledVotes

@@ -478,8 +478,8 @@ def test_odd_tables_raise_nothing(count):
     """Every statistic on tables with anything in them: the same number of answers, each inside what
     it can be.
     """
-    from dpfy.core.book import rehearsal
-    from dpfy.core.random import Randomness
+    from dpfy.core.ledger_rules import rehearsal
+    from dpfy.core.randomness import Randomness
 
     columns, source = Columns.parse(SCHEMA, "s"), np.random.default_rng(count)
     grouped = "mean(age), count(), quantile(hours, 0.3, 0.6), variance(age) by sex where age > 3"
@@ -521,8 +521,8 @@ def test_the_salary_mean_of_the_guide():
     95% within 1,612 over 10^5 draws.
     """
     from dpfy.accounting import gaussian
-    from dpfy.core.book import rehearsal
-    from dpfy.core.random import Randomness
+    from dpfy.core.ledger_rules import rehearsal
+    from dpfy.core.randomness import Randomness
     from dpfy.mechanisms.additive import Gaussian
     from dpfy.statistics.claim import Share
     from dpfy.statistics.columns import Number, Table

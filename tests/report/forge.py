@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpfy.core.chain import Chain, mark_of
 from dpfy.core.codec import canonical, digest
+from dpfy.core.ledger import Chain, mark_of
 from dpfy.report import card as cards
 
 Body = dict[str, Any]

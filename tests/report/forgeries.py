@@ -16,10 +16,9 @@ import torch
 
 import dpfy
 import runs
-from dpfy.core.chain import mark_of
-from dpfy.core.ledger import Ledger
+from dpfy.core.ledger import Ledger, mark_of
 from dpfy.report import card as cards
-from dpfy.report import html, markdown
+from dpfy.report import html_page, markdown
 from dpfy.runs.derive import derive
 
 OTHER = "0.1.7"
@@ -51,7 +50,7 @@ def publish(
     """Pass off a card: digest, ledger, the pages of that card, and the end of the run all fit."""
     forge.conform(run, card, change)
     made = forge.card_of(run)
-    (run / html.NAME).write_text(html.render(made, html.extras(run)))
+    (run / html_page.NAME).write_text(html_page.render(made, html_page.extras(run)))
     (run / markdown.NAME).write_text(markdown.render(made))
     last_line(run)
 
@@ -123,8 +122,8 @@ def attached(name: str, content: str, *, pages: bool = True) -> Attack:
         Ledger.read(run / "ledger.jsonl").attach([name])
         if pages and name == "audit.json":
             card = forge.card_of(run)
-            (run / html.NAME).write_text(html.render(card, html.extras(run)))
-            (run / markdown.NAME).write_text(markdown.render(card, html.extras(run)["audit"]))
+            (run / html_page.NAME).write_text(html_page.render(card, html_page.extras(run)))
+            (run / markdown.NAME).write_text(markdown.render(card, html_page.extras(run)["audit"]))
 
     return attack
 

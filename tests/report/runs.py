@@ -11,10 +11,10 @@ import dpfy
 from dpfy.core.events import Gaussian, Repeated
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.gradients.clip import FlatClip
-from dpfy.noise.banded import Banded
+from dpfy.noise.toeplitz import Banded
 from dpfy.plan.claim import ForeignBatches
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.sampling.scheduled import FixedOrderSampler, ReshuffledSampler
+from dpfy.sampling.samplers import FixedOrderSampler, ReshuffledSampler
 
 RECORDS, STEPS, DELTA = 120, 8, 1e-3
 

@@ -17,10 +17,10 @@ import pytest
 from dpfy import accounting
 from dpfy.core import events
 from dpfy.core.errors import Unsupported
+from dpfy.core.guarantee import Tradeoff
 from dpfy.core.ledger import Ledger
-from dpfy.core.tradeoff import Tradeoff
 from dpfy.plan.recipe import Plan
-from dpfy.report import figures, html, markdown, words
+from dpfy.report import figures, html_page, markdown, words
 from dpfy.report.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -367,7 +367,10 @@ def test_unsampled_events_never_cost_less():
 def test_pages_are_functions_of_the_card(made):
     run = made("dp-sgd")
     card = card_of(run)
-    assert html.render(copy.deepcopy(card), html.extras(run)) == (run / "report.html").read_text()
+    assert (
+        html_page.render(copy.deepcopy(card), html_page.extras(run))
+        == (run / "report.html").read_text()
+    )
     assert markdown.render(copy.deepcopy(card)) == (run / "report.md").read_text()
 
 
@@ -423,7 +426,7 @@ def test_reports_give_nothing_away(tmp_path):
     """No record, no seed, no absolute path: in no form of the card."""
     import numpy as np
 
-    from dpfy.core.random import Randomness
+    from dpfy.core.randomness import Randomness
     from dpfy.training import config, job
 
     x, y = runs.data()

@@ -280,7 +280,7 @@ def test_names_cannot_break_out_of_the_markdown_page(whole, tmp_path):
 def test_deep_nesting_huge_files_and_pipes(whole, tmp_path, monkeypatch, name):
     import os
 
-    from dpfy.core import chain, reading
+    from dpfy.core import ledger, storage
 
     for content in (
         b"[" * 200_000,
@@ -291,10 +291,10 @@ def test_deep_nesting_huge_files_and_pipes(whole, tmp_path, monkeypatch, name):
         (run / name).write_bytes(content)
         assert any(name in f.what + f.detail for f in verify(run) if not f.holds)
         looked_at(run)
-    monkeypatch.setattr(reading, "MOST_TEXT", 1000)
-    monkeypatch.setattr(chain, "MOST", 1000)
+    monkeypatch.setattr(storage, "MOST_TEXT", 1000)
+    monkeypatch.setattr(ledger, "MOST", 1000)
     monkeypatch.setattr(
-        reading.content, "__kwdefaults__", reading.content.__kwdefaults__ | {"most": 1000}
+        storage.content, "__kwdefaults__", storage.content.__kwdefaults__ | {"most": 1000}
     )
     (run / name).write_bytes(b"x" * 2000)
     assert not all(f.holds for f in _or_refused(run))

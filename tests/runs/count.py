@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 import dpfy
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import check, events
-from dpfy.core.book import Permit
 from dpfy.core.claim import YES, Assumption, Claim, register
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder
 

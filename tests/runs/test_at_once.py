@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.core import events, inode
+from dpfy.core import events, storage
 from dpfy.core.claim import register
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
@@ -210,7 +210,7 @@ def test_two_resumes_at_once_release_one_set_of_answers(tmp_path, monkeypatch, s
     folder verifies.
     """
     monkeypatch.setattr(
-        inode, "identity", lambda handle: "alike"
+        storage, "identity", lambda handle: "alike"
     )  # so that copies tell what the run itself would answer
     real, one, other = Sums.release, [40] * 30, [60] * 33
 

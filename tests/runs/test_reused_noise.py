@@ -20,7 +20,7 @@ from torch.nn import functional
 
 import dpfy
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.core import inode
+from dpfy.core import storage
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
@@ -311,7 +311,7 @@ def test_10_workers_that_read_data_may_fork(tmp_path):
 
 def test_11_with_a_shared_ledger_a_run_is_completed_once(tmp_path, monkeypatch):
     """Also where no file can be told from a copy of it: a snapshot of the whole disk, put back."""
-    monkeypatch.setattr(inode, "identity", lambda handle: "alike")
+    monkeypatch.setattr(storage, "identity", lambda handle: "alike")
     run, copy, people = tmp_path / "run", tmp_path / "copy", tmp_path / "people.jsonl"
     train(run, die=4, ledger=people)
     shutil.copytree(run, copy)
@@ -326,7 +326,7 @@ def test_11_with_a_shared_ledger_a_run_is_completed_once(tmp_path, monkeypatch):
 def test_11_two_copies_that_are_completed_at_the_same_time_are_one_completion(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(inode, "identity", lambda handle: "alike")
+    monkeypatch.setattr(storage, "identity", lambda handle: "alike")
     run, copy, people = tmp_path / "run", tmp_path / "copy", tmp_path / "people.jsonl"
     train(run, die=4, ledger=people, clean=True)
     shutil.copytree(run, copy)

@@ -11,8 +11,8 @@ import pytest
 
 from dpfy.core import participation
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
-from dpfy.sampling.fixed_size import WithoutReplacementSampler
+from dpfy.core.randomness import Randomness
+from dpfy.sampling.samplers import WithoutReplacementSampler
 
 
 def drawn(sampler, steps, seed=0):

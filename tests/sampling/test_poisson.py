@@ -9,9 +9,8 @@ import pytest
 
 from dpfy.core import participation
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
-from dpfy.sampling.poisson import PoissonSampler
-from dpfy.sampling.sampler import physical
+from dpfy.core.randomness import Randomness
+from dpfy.sampling.samplers import PoissonSampler, physical
 
 RECORDS, STEPS = 400, 4000
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
-from dpfy.sampling.scheduled import (
+from dpfy.core.randomness import Randomness
+from dpfy.sampling.samplers import (
     BallsInBinsSampler,
     CyclicPoissonSampler,
     FixedOrderSampler,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.statistics import functions, language
 from dpfy.statistics.answer import Spread, ratio

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dpfy.audit.mechanism import audit
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.synthetic.counts import count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.meter import Meter

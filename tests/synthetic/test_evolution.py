@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import dpfy
-from dpfy.accounting.gaussian_filter import noise_of, squares
+from dpfy.accounting.filters import noise_of, squares
 from dpfy.audit import replay
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
 from dpfy.synthetic.evolution import run as runs
 from dpfy.synthetic.evolution.claim import Evolution

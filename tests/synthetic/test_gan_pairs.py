@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.synthetic.networks.tables import Discriminator, Maker, TableGenerator, one_hot, seeded
 
 SIZES = (4, 3, 6)

@@ -20,7 +20,7 @@ from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.data.config import DataConfig
 from dpfy.data.source import load
-from dpfy.report import html
+from dpfy.report import html_page
 from dpfy.runs.folder import Place
 from dpfy.synthetic.images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET
 from dpfy.synthetic.images.meter import ImageMeter
@@ -78,8 +78,8 @@ def test_a_folder_that_verifies(tmp_path):
 
 def test_the_sheet_is_in_the_report_and_cannot_be_changed(tmp_path):
     made = made_in(tmp_path / "run")
-    page = (made.run / html.NAME).read_text()
-    assert "data:image/png;base64," + html.extras(made.run)["sheet"] in page
+    page = (made.run / html_page.NAME).read_text()
+    assert "data:image/png;base64," + html_page.extras(made.run)["sheet"] in page
     content = bytearray((made.run / SHEET).read_bytes())
     content[-20] ^= 1
     (made.run / SHEET).write_bytes(bytes(content))

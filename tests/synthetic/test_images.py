@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from dpfy.accounting import gaussian
-from dpfy.accounting.gaussian_filter import squares
+from dpfy.accounting.filters import squares
 from dpfy.audit import replay
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.synthetic.images import bench, mixture, stages
 from dpfy.synthetic.images.claim import ImageSynthesis

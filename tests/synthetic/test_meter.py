@@ -12,12 +12,12 @@ import pytest
 from made_up_people import SCHEMA, people
 
 from dpfy import accounting
-from dpfy.accounting.gaussian_filter import noise_of, squares
+from dpfy.accounting.filters import noise_of, squares
 from dpfy.audit import replay
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import BudgetExceeded, InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.synthetic.claim import Synthesis
 from dpfy.synthetic.counts import Owners, closure, count

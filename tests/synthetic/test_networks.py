@@ -11,12 +11,12 @@ import pytest
 from made_up_people import SCHEMA, people
 
 import dpfy
-from dpfy.accounting.gaussian_filter import noise_of, squares
+from dpfy.accounting.filters import noise_of, squares
 from dpfy.audit import replay
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.networks import gan, tables, teachers

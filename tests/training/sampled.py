@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 import dpfy
 from dpfy.gradients.clip import FlatClip, QuantileClip
-from dpfy.noise.banded import Banded
+from dpfy.noise.toeplitz import Banded
 from dpfy.plan.recipe import Recipe
-from dpfy.sampling.poisson import PoissonSampler
-from dpfy.sampling.scheduled import SeparatedSampler
+from dpfy.sampling.samplers import PoissonSampler, SeparatedSampler
 
 RECORDS, STEPS, STOP = 60, 6, 3
 RECIPES = {

@@ -15,10 +15,10 @@ import dpfy
 from dpfy.cli.app import main
 from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import FlatClip
-from dpfy.noise.banded import square_root_banded
+from dpfy.noise.toeplitz import square_root_banded
 from dpfy.plan.auto import MECHANISMS, Setting, Target, recipe_for
 from dpfy.plan.recipe import Recipe
-from dpfy.sampling.scheduled import BallsInBinsSampler, SeparatedSampler
+from dpfy.sampling.samplers import BallsInBinsSampler, SeparatedSampler
 from dpfy.training import loop
 from dpfy.training.ftrl import Ftrl
 

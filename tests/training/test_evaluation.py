@@ -18,15 +18,15 @@ import dpfy
 from dpfy import accounting
 from dpfy.cli.app import main
 from dpfy.core import events
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import EXAMPLE
 from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
 from dpfy.report import card as cards
-from dpfy.report import evaluations
+from dpfy.report import uses
 from dpfy.training import config, evaluation, fit, job
 from dpfy.training.run import RunFolder
 
@@ -71,7 +71,7 @@ def test_test_data_that_is_declared_public_is_measured_exactly_and_the_card_says
     table, tmp_path
 ):
     card = run(tmp_path / "run", table, data__test="public")
-    assert card["evaluation"] == {"test": "public", "words": evaluations.WORDS["public"]}
+    assert card["evaluation"] == {"test": "public", "words": uses.WORDS["public"]}
     assert "declared public, by the user" in card["evaluation"]["words"]
     assert sum(map(sum, card["confusion"])) == 40
     for name in ("report.md", "report.html"):
@@ -463,13 +463,13 @@ def test_a_card_cannot_state_figures_that_nobody_declared_or_paid(tmp_path):
         {"utility": {"absent": "x"}, "confusion": {"absent": "x"}},
     )
     for test in ("withheld", "none"):
-        evaluations.row(test, none, ledger)
+        uses.row(test, none, ledger)
         with pytest.raises(Corrupt, match="states utility"):
-            evaluations.row(test, told, ledger)
+            uses.row(test, told, ledger)
     with pytest.raises(Corrupt, match="ledger does not hold"):
-        evaluations.row("billed", told, ledger)
+        uses.row("billed", told, ledger)
     ledger.reserve("evaluation", events.Gaussian(4.0))
-    assert evaluations.row("billed", told, ledger)["noise_multiplier"] == 4.0
+    assert uses.row("billed", told, ledger)["noise_multiplier"] == 4.0
 
 
 def test_a_number_of_records_that_forgets_the_held_out_ones_is_explained(table, tmp_path):

@@ -16,18 +16,18 @@ from torch.nn import functional
 import dpfy
 from dpfy import accounting
 from dpfy.accounting.patterns import Training
-from dpfy.accounting.rows import unsampled
+from dpfy.accounting.rules import unsampled
 from dpfy.cli.app import main
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.clip import FlatClip
-from dpfy.noise.banded import Banded
 from dpfy.noise.schedule import equal_phases
+from dpfy.noise.toeplitz import Banded
 from dpfy.plan.claim import ForeignBatches
 from dpfy.plan.claim import Training as Claim
 from dpfy.plan.recipe import Recipe
 from dpfy.report import card as cards
-from dpfy.sampling.fixed_size import WithoutReplacementSampler
+from dpfy.sampling.samplers import WithoutReplacementSampler
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small

@@ -12,7 +12,7 @@ import torch
 
 import dpfy
 from dpfy import accounting
-from dpfy.accounting import limits
+from dpfy.accounting import numeric_limits
 from dpfy.core import storage
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
@@ -333,7 +333,7 @@ def test_a_plan_that_cannot_be_billed_leaves_nothing(tmp_path, noise, delta):
 
 def test_an_evaluation_that_cannot_be_billed_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        limits, "MOST_NOISE", 10.0
+        numeric_limits, "MOST_NOISE", 10.0
     )  # a limit of accounting that nobody checks before it
     with pytest.raises(InvalidInput, match="noise_multiplier: got 11"):
         RunFolder(Run(tmp_path / "run", evaluation=11.0), small.plan())

@@ -165,7 +165,7 @@ def test_a_worker_is_told_a_key_for_one_step_and_not_the_secret(
 
     monkeypatch.setattr(LazyRecords, "read", noted)
     train(Rows(), tmp_path / "run", steps=4)
-    secret = dpfy.core.random.Randomness.for_tests(5).secret
+    secret = dpfy.core.randomness.Randomness.for_tests(5).secret
     keys = [draw.key for draw in told]
     assert secret not in keys
     assert len(set(keys)) == 5, "one for the sample, one for each step"
@@ -242,7 +242,7 @@ def test_other_data_is_refused_at_a_resume(other: object, tmp_path: Path) -> Non
 
 def test_the_fingerprint_tells_the_number_of_records() -> None:
     """Also where the sample is of the same records."""
-    from dpfy.core.random import Randomness
+    from dpfy.core.randomness import Randomness
 
     class Alike(Changed):
         def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -261,7 +261,7 @@ def test_a_change_that_the_sample_misses_is_found_by_the_sum_of_a_step_made_agai
     """Records outside of the sample change between the death and the resume, in a step that has its
     noise.
     """
-    from dpfy.core.random import Randomness
+    from dpfy.core.randomness import Randomness
     from dpfy.data import repeatable
 
     sampled = repeatable._sample(len(X), Randomness.for_tests(5))
@@ -458,7 +458,7 @@ def test_a_record_that_is_not_finite_adds_nothing(tmp_path: Path) -> None:
     """Found in the middle of a run it is no error, which would tell that it was drawn: its gradient
     is left out by the clip rule.
     """
-    from dpfy.core.random import Randomness
+    from dpfy.core.randomness import Randomness
     from dpfy.data import repeatable
 
     sampled = set(repeatable._sample(len(X), Randomness.for_tests(5)))

@@ -66,7 +66,7 @@ def test_one_step_is_clip_sum_noise_divide(tmp_path, fineness, sampling):
     """One step against the definition, written out by hand from the same addresses, on a lattice
     that hides nothing.
     """
-    from dpfy.core.random import Randomness
+    from dpfy.core.randomness import Randomness
     from dpfy.noise.gaussian import draw
 
     fineness(2**44)

@@ -8,7 +8,7 @@ import torch
 
 from dpfy.gradients.cuda_graphs.recorder import bucket_size
 from dpfy.gradients.engines.choice import ENGINES
-from dpfy.sampling.sampler import physical
+from dpfy.sampling.samplers import physical
 from dpfy.training.physical import padded_size
 
 

@@ -195,7 +195,7 @@ def test_secrets_are_in_files_only_their_owner_can_read(tmp_path):
 
 def test_a_finished_run_folder_is_safe_to_publish(tmp_path, monkeypatch):
     """No seed, no noise state, no record, no per-example value, no absolute path in any file."""
-    from dpfy.core.random import Randomness
+    from dpfy.core.randomness import Randomness
     from dpfy.noise.gaussian import draw
     from dpfy.training import config, job
 
@@ -394,7 +394,7 @@ def test_no_step_before_the_beginning_is_written_in_both_ledgers(tmp_path):
 
 
 def test_a_ledger_whose_budget_makes_no_sense_is_one_line(tmp_path):
-    from dpfy.core.chain import Chain
+    from dpfy.core.ledger import Chain
 
     terms = {"unit": {"name": "example", "most_records": 1}, "adjacency": "add-or-remove-one"}
     for budget in (

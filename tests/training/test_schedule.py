@@ -27,7 +27,7 @@ from dpfy.noise.schedule import Schedule, equal_phases
 from dpfy.noise.strategy import Identity
 from dpfy.plan.recipe import Recipe
 from dpfy.report import card as cards
-from dpfy.sampling.scheduled import FixedOrderSampler
+from dpfy.sampling.samplers import FixedOrderSampler
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dpfy
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine

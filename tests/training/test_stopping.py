@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import dpfy
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.core import inode
+from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.noise.sensitivity import dense
@@ -226,7 +226,7 @@ def test_a_copy_made_before_the_end_does_not_go_on_after_it(tmp_path, monkeypatc
     """Its own ledger knows nothing of the end, but the data set's does: also where files cannot be
     told from copies of them.
     """
-    monkeypatch.setattr(inode, "identity", lambda handle: "alike")
+    monkeypatch.setattr(storage, "identity", lambda handle: "alike")
     net = small.model()
     run = dpfy.Run(
         tmp_path / "run", ledger=tmp_path / "people.jsonl", budget=RenyiFilter(30.0, DELTA), seed=5

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 import dpfy
 from dpfy.core import supported
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients import clip, engine
 from dpfy.gradients.checker import check_model

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.book import rehearsal
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.noise.banded import Banded
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.stream import NoiseStream
+from dpfy.noise.toeplitz import Banded
 from dpfy.training.update import hand_over, rounded
 
 RANDOMNESS = Randomness.for_tests(3)

@@ -15,9 +15,9 @@ from dpfy import accounting
 from dpfy.accounting import rdp
 from dpfy.accounting import tuning as prices
 from dpfy.core import events
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
-from dpfy.core.trials import gamma_for
+from dpfy.core.events import gamma_for
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.tuning import planning
 from dpfy.tuning.claim import Tuning

@@ -12,9 +12,9 @@ import pytest
 import dpfy
 from dpfy import accounting
 from dpfy.core import events
-from dpfy.core.book import rehearsal, repeatable
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
+from dpfy.core.ledger_rules import rehearsal, repeatable
 from dpfy.core.unit import Adjacency
 from dpfy.tuning.claim import PublicTuning, Tuning
 from dpfy.tuning.kinds import Kinds

@@ -14,7 +14,7 @@ import torch
 import dpfy
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
 from dpfy.tuning.kinds import Kinds
 from dpfy.tuning.run import tune

@@ -17,7 +17,7 @@ import dpfy
 from dpfy import accounting
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.users import UserRecords, by_user
 from dpfy.runs.folder import Place, held_claims
 from dpfy.tuning.parts import Parts

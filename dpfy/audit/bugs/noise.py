@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dpfy.audit.bench import Bug
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, Private
 
 AUDIT, ALONE, EXACT = "white-box audit", "noise alone", "exact noise"

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.federated.shares.scheme import Message
 from dpfy.plan.claim import SIMULATED
 

@@ -18,7 +18,7 @@ from dpfy.federated.shares.scheme import Scheme
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.shares import DISCRETE, FINEST, Shares
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.sampling.poisson import PoissonSampler
+from dpfy.sampling.samplers import PoissonSampler
 
 OVERFLOW = 1e-6
 """The largest probability with which a round may wrap around, unless another is asked for."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.federated.shares.scheme import Message, Scheme
 
 

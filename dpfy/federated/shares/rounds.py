@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import write_atomically
 from dpfy.core.values import Bounded
 from dpfy.federated.cohort import Cohort, Tally

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.federated.shares import rounding
 from dpfy.federated.shares.rotation import Array, Rotation
 from dpfy.mechanisms import integers

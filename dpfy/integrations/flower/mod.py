@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import InvalidInput
 from dpfy.integrations.flower import wire
 
@@ -25,7 +25,7 @@ try:
     from flwr.clientapp.typing import ClientAppCallable
     from flwr.common.constant import ErrorCode
 except ImportError:
-    raise packages.missing("Flower", "flwr") from None
+    raise errors.missing("Flower", "flwr") from None
 
 
 def private_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:

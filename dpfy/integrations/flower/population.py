@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dpfy.core import packages, reading
+from dpfy.core import errors, storage
 from dpfy.core.errors import Corrupt
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.integrations.flower import wire
@@ -17,7 +17,7 @@ try:
     from flwr.app import ConfigRecord, Message, MessageType, RecordDict
     from flwr.serverapp import Grid
 except ImportError:
-    raise packages.missing("Flower", "flwr") from None
+    raise errors.missing("Flower", "flwr") from None
 
 POLL = 0.25
 
@@ -57,7 +57,7 @@ class Population:
     def _held(self) -> list[str]:
         if not self.file.is_file():
             return []
-        held = reading.parsed_json(POPULATION, self.file.read_bytes())
+        held = storage.parsed_json(POPULATION, self.file.read_bytes())
         if (
             not isinstance(held, list)
             or len(set(map(str, held))) != len(held)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import InvalidInput
 from dpfy.federated.cohort import Cohort
 from dpfy.integrations.flower import wire
@@ -16,7 +16,7 @@ from dpfy.integrations.flower import wire
 try:
     from flwr.app import ArrayRecord, Message
 except ImportError:
-    raise packages.missing("Flower", "flwr") from None
+    raise errors.missing("Flower", "flwr") from None
 
 
 TROUBLES = ("absent", "silent", "failed", "refused", "repeated", "strange", "unusable")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.storage import write_atomically
 from dpfy.federated.cohort import Cohort
@@ -34,7 +34,7 @@ try:
     )
     from flwr.serverapp import Grid
 except ImportError:
-    raise packages.missing("Flower's secure aggregation", "flwr") from None
+    raise errors.missing("Flower's secure aggregation", "flwr") from None
 
 LEAST = 2
 """Fewer clients than two have no masks between them."""

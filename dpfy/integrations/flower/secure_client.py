@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import DpfyError, InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.federated.shares.scheme import Message as Encoded
 from dpfy.federated.shares.scheme import Scheme
 from dpfy.integrations.flower import wire
@@ -26,7 +26,7 @@ try:
     )
     from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 except ImportError:
-    raise packages.missing("Flower's secure aggregation", "flwr") from None
+    raise errors.missing("Flower's secure aggregation", "flwr") from None
 
 SENT = "dpfy.sent"
 MOST_BITS = 30

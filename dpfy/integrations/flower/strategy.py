@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dpfy.core import check, packages
+from dpfy.core import check, errors
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.federated.cohort import Cohort
 from dpfy.federated.rounds import PrivateRounds
@@ -36,7 +36,7 @@ try:
     from flwr.serverapp.strategy import Result, Strategy
     from flwr.supercore import log
 except ImportError:
-    raise packages.missing("Flower", "flwr") from None
+    raise errors.missing("Flower", "flwr") from None
 
 EVALUATION = (
     "what clients measure on their data is another release: measure on public data, with "

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core import packages
+from dpfy.core import errors
 from dpfy.core.errors import InvalidInput
 
 try:
     from flwr.app import ArrayRecord
 except ImportError:
-    raise packages.missing("Flower", "flwr") from None
+    raise errors.missing("Flower", "flwr") from None
 
 TERMS = "dpfy"
 """The record in which a private server tells a client the terms of a round."""

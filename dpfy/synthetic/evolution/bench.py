@@ -11,9 +11,9 @@ from unittest import mock
 
 import numpy as np
 
-from dpfy.accounting.gaussian_filter import squares
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.accounting.filters import squares
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.synthetic.evolution import run
 from dpfy.synthetic.evolution.claim import Evolution
 from dpfy.synthetic.evolution.run import Array, Population, Whole, evolved, flat

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpfy
-from dpfy.accounting.gaussian_filter import least_noise, noise_of, squares
-from dpfy.core import check, reading
-from dpfy.core.book import Permit
+from dpfy.accounting.filters import least_noise, noise_of, squares
+from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.report import card
@@ -144,9 +144,9 @@ def evolve(
 
 def finished(path: Path) -> Evolved:
     """A finished evolution."""
-    facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
+    facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
     return Evolved(
-        path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+        path, facts, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     )
 
 

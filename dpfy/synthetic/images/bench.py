@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.core.book import rehearsal
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.synthetic.images import stages
 from dpfy.synthetic.images.meter import ImageMeter
 from dpfy.synthetic.images.mixture import fitted

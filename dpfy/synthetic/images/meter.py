@@ -12,10 +12,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpfy.accounting.gaussian_filter import noise_of, squares
-from dpfy.core.book import Permit
+from dpfy.accounting.filters import noise_of, squares
 from dpfy.core.errors import BudgetExceeded
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.synthetic.images.claim import ImageSynthesis
 from dpfy.synthetic.images.encoding import Array

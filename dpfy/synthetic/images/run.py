@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import dpfy
-from dpfy.accounting.gaussian_filter import least_noise
-from dpfy.core import check, reading
+from dpfy.accounting.filters import least_noise
+from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.report import card
@@ -188,9 +188,9 @@ def synthesize_images(
 
 def finished(path: Path) -> SyntheticImages:
     """A finished synthesis of images."""
-    facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
+    facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
     return SyntheticImages(
-        path, facts, reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+        path, facts, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     )
 
 

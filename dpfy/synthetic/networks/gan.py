@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from dpfy.core import reading
+from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.runs.folder import Place
@@ -159,7 +159,7 @@ def publish(folder: RunFolder, domain: Domain, maker: Maker, count: int) -> dict
     it wrote stands.
     """
     if folder.state.is_file() and (folder.path / FACTS).is_file():
-        facts = reading.parsed_json(FACTS, reading.content(FACTS, folder.path / FACTS))
+        facts = storage.parsed_json(FACTS, storage.content(FACTS, folder.path / FACTS))
     else:
         rows = allowed(domain, maker.rows(count, folder.randomness.generator("synthetic rows", 0)))
         folder.write(TABLE, written(domain, rows, folder.randomness))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.synthetic.columns import Codes
 
 LATENT, WIDTH, HIDDEN = 64, 128, 128

@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn import functional
 
 import dpfy
-from dpfy.accounting.gaussian_filter import least_noise, noise_of, squares
-from dpfy.core.book import Permit
+from dpfy.accounting.filters import least_noise, noise_of, squares
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import Permit
+from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.prediction.voters import shards

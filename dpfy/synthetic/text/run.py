@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpfy.core import check, reading
+from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Unit
 from dpfy.plan.recipe import Plan, dpsgd
@@ -219,6 +219,6 @@ def _sampled(
 
 def finished(path: Path, model: nn.Module) -> SyntheticText:
     """Synthetic text of a finished run, with the released weights in `model`."""
-    facts = reading.parsed_json(FACTS, reading.content(FACTS, path / FACTS))
-    stated = reading.parsed_json(card.NAME, reading.content(card.NAME, path / card.NAME))
+    facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
+    stated = storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     return SyntheticText(path, load(path, model), facts, stated)

@@ -4,7 +4,7 @@ never pickle; whole or not at all.
 Tensors are stored under ``model.``, ``optimizer.``, ``average.``, ``noise.`` and ``random.``;
 numbers and names as JSON in the header. The header carries a keyed fingerprint of all of it: a
 damaged file, or one from another run, is refused. It also names the file itself
-(:mod:`dpfy.core.inode`): a copy of a checkpoint is refused, as one that was put in the place of a
+(:mod:`dpfy.core.storage`): a copy of a checkpoint is refused, as one that was put in the place of a
 later one would be.
 """
 
@@ -23,9 +23,8 @@ from torch import Tensor
 
 from dpfy.core.codec import canonical
 from dpfy.core.errors import Corrupt
-from dpfy.core.inode import identity_of
-from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.randomness import Randomness
+from dpfy.core.storage import PRIVATE_MODE, identity_of, write_atomically
 from dpfy.training.parallel.dtensor import spread_like
 
 FORMAT, BEFORE = "dpfy-checkpoint-3", "dpfy-checkpoint-2"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.batch import leaves
 from dpfy.data.lazy import Source
 from dpfy.data.owners import stored

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.gradients.engine import trainable
 from dpfy.training.integrity.checksum import checksum
 from dpfy.training.parallel.dtensor import local

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.process import require_same_process
+from dpfy.core.randomness import require_same_process
 
 if TYPE_CHECKING:
     from dpfy.plan.stopping import Stopping

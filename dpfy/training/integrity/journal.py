@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.core.inode import identity_of
-from dpfy.core.random import Randomness
-from dpfy.core.storage import PRIVATE_MODE, write_atomically
+from dpfy.core.randomness import Randomness
+from dpfy.core.storage import PRIVATE_MODE, identity_of, write_atomically
 from dpfy.runs.holder import boot
 from dpfy.runs.mark import PROGRESS
 

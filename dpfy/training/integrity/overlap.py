@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.lazy import Source
 from dpfy.training.integrity import copies
 from dpfy.training.integrity.copies import HALF

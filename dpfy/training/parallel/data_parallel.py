@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Private
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads, zeros

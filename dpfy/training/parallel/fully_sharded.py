@@ -22,7 +22,7 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads, trainable
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.isolation.check import CheckLevel, IsolationCheck
-from dpfy.noise.part import Part
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.parallel.data_parallel import Whole
@@ -69,7 +69,7 @@ class FullySharded(Whole):
             (first, first + sizes[world.rank])
             for first, sizes in zip(before, self.sizes.values(), strict=True)
         ]
-        return Shard(world.rank, world.count).stream(whole, Part.of(runs, totals))
+        return Shard(world.rank, world.count).stream(whole, CoordinateSlice.of(runs, totals))
 
     def held(self, parameters: Grads) -> Grads:
         """The rows of this rank, flat."""

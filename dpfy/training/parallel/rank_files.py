@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.storage import erase
 from dpfy.training.integrity import checkpoint
 from dpfy.training.integrity.checkpoint import Snapshot

@@ -13,7 +13,7 @@ from typing import Any, Self
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import Busy, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger, Permit
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import HIDDEN
 from dpfy.training.parallel.world import World

@@ -28,8 +28,8 @@ from dpfy.gradients.engine import Engine, Grads, trainable, zeros
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.per_example.clipped_sum import ShardedNorms
 from dpfy.isolation.check import IsolationCheck
+from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.gaussian import dtype_of
-from dpfy.noise.part import Part
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.integrity.checksum import checksum
@@ -127,7 +127,7 @@ class TensorParallel(Whole):
                 runs += [
                     (start + first, start + last) for first, last in _held(parameters[name], world)
                 ]
-        return Shard(world.rank, world.count).stream(whole, Part.of(runs, totals))
+        return Shard(world.rank, world.count).stream(whole, CoordinateSlice.of(runs, totals))
 
     def held(self, parameters: Grads) -> Grads:
         """The coordinates whose noise this rank makes, flat."""

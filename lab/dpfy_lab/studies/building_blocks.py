@@ -26,9 +26,9 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.models.build import build
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import features
-from dpfy.noise import error, optimise_dense
+from dpfy.noise import optimise_dense, workload
 from dpfy.plan.recipe import Recipe
-from dpfy.sampling.scheduled import FixedOrderSampler
+from dpfy.sampling.samplers import FixedOrderSampler
 from dpfy_lab.studies import trials
 from dpfy_lab.studies.building_blocks_page import page
 from dpfy_lab.studies.study import Cell, Options, Study
@@ -208,7 +208,7 @@ def strategy_structure() -> dict[str, Any]:
         "counts": counts.tolist(),
         "negative": int((below < 0).sum()),
         "positive": int((below > 0).sum()),
-        "correlated": np.sqrt(error.variances(chosen, steps)).tolist(),
+        "correlated": np.sqrt(workload.variances(chosen, steps)).tolist(),
         "independent": np.sqrt(np.arange(1, steps + 1)).tolist(),
     }
 

@@ -22,7 +22,7 @@ from dpfy.models.build import build
 from dpfy.models.config import ModelConfig
 from dpfy.noise.tree import Tree
 from dpfy.plan.recipe import Recipe
-from dpfy.sampling.scheduled import FixedOrderSampler, ReshuffledSampler
+from dpfy.sampling.samplers import FixedOrderSampler, ReshuffledSampler
 from dpfy_lab.studies import dpsgd_dpftrl_future as future
 from dpfy_lab.studies import images as recipe_of_ours
 from dpfy_lab.studies import trials

@@ -17,7 +17,7 @@ import dpfy
 from dpfy import accounting
 from dpfy.accounting import rdp, tuning
 from dpfy.core import events
-from dpfy.core.trials import gamma_for
+from dpfy.core.events import gamma_for
 from dpfy.core.unit import Adjacency
 from dpfy.data.config import DataConfig
 from dpfy.data.source import load

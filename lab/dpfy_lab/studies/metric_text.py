@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.files import DataFolder
 from dpfy.local.embedding import Embedding
 from dpfy.local.words import CHOICE, NOISE, MetricWords

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import dpfy
 from dpfy.core.errors import Internal
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.config import DataConfig
 from dpfy.data.records import Records
 from dpfy.data.source import load

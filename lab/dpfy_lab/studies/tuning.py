@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 import dpfy
-from dpfy.core.book import rehearsal
 from dpfy.core.codec import number
-from dpfy.core.random import Randomness
+from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.randomness import Randomness
 from dpfy.data.records import Records
 from dpfy.data.source import load
 from dpfy.training import config as configuration

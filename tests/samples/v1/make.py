@@ -30,9 +30,9 @@ from dpfy.gradients.clip import (
     PsacClip,
     QuantileClip,
 )
-from dpfy.noise.banded import Banded
+from dpfy.noise.toeplitz import Banded
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.sampling import scheduled
+from dpfy.sampling import samplers as scheduled
 
 DELTA, NOISE = 1e-4, 2.0
 PAGES = ("plain", "audited")

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 import dpfy
 from dpfy.core.errors import InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.data.given import as_source
 from dpfy.training.integrity import copies
 

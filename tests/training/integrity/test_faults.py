@@ -32,7 +32,13 @@ def spawn():
     """Start a child from a clean server process that has imported torch once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "dpfy.training.fit", "dpfy.accounting.tight", "dp_accounting", "scipy.special"]
+        [
+            "torch",
+            "dpfy.training.fit",
+            "dpfy.accounting.tight.accountant",
+            "dp_accounting",
+            "scipy.special",
+        ]
     )
 
     def start(path: Path, death: tuple[str, int] | None = None, tally: Path | None = None):

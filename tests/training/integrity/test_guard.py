@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.training.integrity import guard
 from dpfy.training.integrity.guard import FIRST, SELDOM, Guard, looks, seal
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.training.integrity.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -14,7 +14,7 @@ import torch
 
 import dpfy
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import CLIPS, FlatClip
 from dpfy.gradients.engines.choice import ENGINES

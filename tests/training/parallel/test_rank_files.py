@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from dpfy.core import inode
+from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.core.random import Randomness
+from dpfy.core.randomness import Randomness
 from dpfy.training.integrity.checkpoint import Snapshot
 from dpfy.training.parallel import rank_files
 from dpfy.training.parallel.world import World
@@ -81,7 +81,7 @@ def test_a_file_of_another_checkpoint_is_refused(tmp_path, monkeypatch):
     with pytest.raises(Corrupt, match="is a copy, or was restored from one"):
         rank_files.read(state, RANDOMNESS, World(1, 2))
     monkeypatch.setattr(
-        inode, "identity", lambda handle: "alike"
+        storage, "identity", lambda handle: "alike"
     )  # where files cannot be told apart
     _, before = written(old, 3, (1.0, 2.0))
     state, now = written(new, 4, (1.5, 2.5))

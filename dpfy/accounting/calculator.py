@@ -1,0 +1,194 @@
+"""The answers that the command line prints, as plain dictionaries: no printing here, no computing
+there.
+
+Phases of a plan from a TOML file: noise schedules, tuning plus training, several runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfy.accounting import calibrate as search
+from dpfy.accounting import table
+from dpfy.accounting.patterns import Reports, Training
+from dpfy.core import check, storage
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.events import Composed, Event
+from dpfy.core.unit import Adjacency
+
+
+def account(
+    plan: Sequence[Training | Reports],
+    delta: float,
+    *,
+    accountant: str = table.DEFAULT,
+    adjacency: str = "add-or-remove-one",
+    meaning: bool = False,
+) -> dict[str, Any]:
+    """Epsilon of a plan at `delta`, with its lower bound where there is one, assumptions and (on
+    request) meaning.
+
+    Guarantees: a finite upper bound, or an error; never NaN and never a silent infinity.
+    """
+    relation = Adjacency.parse(adjacency)
+    check.delta("delta", delta)
+    claims = [phase.claim() for phase in plan]
+    event = (
+        claims[0].event if len(claims) == 1 else Composed(tuple(claim.event for claim in claims))
+    )
+    curve = table.accountant(accountant).curve(event, relation)
+    epsilon = curve.epsilon(delta)
+    if math.isinf(epsilon):
+        raise InvalidInput(
+            "noise_multiplier", 0, "gives no differential privacy at all: epsilon is infinite"
+        )
+    answer: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "accountant": accountant,
+        "adjacency": relation.value,
+    }
+    lower = curve.epsilon_lower(delta)
+    if lower is not None:
+        answer["epsilon_lower"] = lower
+    if len(plan) == 1:
+        only = plan[0]
+        told = {"sampling_rate": only.sampling_rate, "steps": only.steps, "sampling": only.sampling}
+        noise = (
+            {"local_epsilon": only.epsilon0}
+            if isinstance(only, Reports)
+            else {"noise_multiplier": only.noise_multiplier}
+        )
+        answer |= noise | told
+    else:
+        answer["phases"] = len(plan)
+    answer["assumptions"] = list(
+        dict.fromkeys(line for claim in claims for line in claim.assumptions)
+    )
+    if meaning:
+        from dpfy.accounting.interpretation import meaning as explain
+
+        answer["meaning"] = explain(curve, delta).sentences()
+    return answer
+
+
+def calibrate(
+    plan: Training,
+    epsilon: float,
+    delta: float,
+    *,
+    accountant: str = table.DEFAULT,
+    adjacency: str = "add-or-remove-one",
+) -> dict[str, Any]:
+    """The least noise for a target, everything else of `plan` fixed. Guarantees: the epsilon
+    reported is at most the target.
+    """
+    from dataclasses import replace
+
+    relation = Adjacency.parse(adjacency)
+
+    def make(noise: float) -> Event:
+        return replace(plan, noise_multiplier=noise).claim().event
+
+    noise = search.noise(make, epsilon, delta, adjacency=relation, accountant=accountant)
+    reached = account(
+        [replace(plan, noise_multiplier=noise)], delta, accountant=accountant, adjacency=adjacency
+    )
+    return {"noise_multiplier": noise, "target_epsilon": epsilon} | {
+        k: v for k, v in reached.items() if k != "noise_multiplier"
+    }
+
+
+def bounds(
+    plan: Sequence[Training], delta: float, adjacency: str = "add-or-remove-one"
+) -> list[dict[str, Any]]:
+    """Every accountant's epsilon for a plan, tightest first; those that do not apply say why."""
+    relation = Adjacency.parse(adjacency)
+    check.delta("delta", delta)
+    event = Composed(tuple(phase.claim().event for phase in plan))
+    rows: list[dict[str, Any]] = []
+    for name in table.TABLE:
+        route = table.accountant(name)
+        try:
+            curve = route.curve(event, relation)
+            row: dict[str, Any] = {
+                "accountant": name,
+                "epsilon": curve.epsilon(delta),
+                "kind": "upper bound",
+            }
+        except Unsupported as error:
+            row = {"accountant": name, "epsilon": None, "kind": "does not apply", "why": str(error)}
+        else:
+            if name == "tight" and (lower := curve.epsilon_lower(delta)) is not None:
+                rows.append(
+                    {"accountant": "tight (lower)", "epsilon": lower, "kind": "lower bound"}
+                )
+        rows.append(row)
+    if (
+        len(plan) == 1
+        and plan[0].sampling == "poisson"
+        and plan[0].noise_multiplier > 0.04
+        and plan[0].sampling_rate > 0
+    ):
+        from dpfy.accounting import gaussian, gdp
+
+        mu = gdp.clt_mu(plan[0].sampling_rate, plan[0].noise_multiplier, max(plan[0].steps, 1))
+        rows.append(
+            {
+                "accountant": "central limit",
+                "epsilon": gaussian.epsilon(mu, delta),
+                "kind": "approximation, no guarantee",
+            }
+        )
+    return sorted(rows, key=lambda row: math.inf if row["epsilon"] is None else row["epsilon"])
+
+
+FIELDS = ("noise_multiplier", "sampling_rate", "steps", "sampling", "records", "batch_size")
+
+
+def read(path: Path) -> list[Training]:
+    """The phases of a file of ``[[phase]]`` tables, in order. Unknown keys, wrong types and an
+    empty list are errors.
+    """
+    return parse(storage.toml("--phases", path))
+
+
+def parse(data: dict[str, Any]) -> list[Training]:
+    """The phases of a parsed file."""
+    check.known_keys("", data, ("phase",))
+    tables = data.get("phase", [])
+    if (
+        not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(table, dict) for table in tables)
+    ):
+        raise InvalidInput("phase", type(tables).__name__, "must be one or more [[phase]] tables")
+    return [_phase(k, table) for k, table in enumerate(tables)]
+
+
+def _phase(k: int, table: dict[str, Any]) -> Training:
+    check.known_keys(f"phase[{k}]", table, FIELDS)
+    if "noise_multiplier" not in table:
+        raise InvalidInput(f"phase[{k}].noise_multiplier", None, "is needed")
+    for name in ("noise_multiplier", "sampling_rate"):
+        if name in table:
+            check.nonnegative(f"phase[{k}].{name}", table[name])
+    return Training(
+        noise_multiplier=float(table["noise_multiplier"]),
+        sampling_rate=float(table.get("sampling_rate", 1.0)),
+        steps=check.integer(f"phase[{k}].steps", table.get("steps", 1), least=0),
+        sampling=check.one_of(
+            f"phase[{k}].sampling", table.get("sampling", "poisson"), _patterns()
+        ),
+        records=check.integer(f"phase[{k}].records", table.get("records", 0), least=0),
+        batch_size=check.integer(f"phase[{k}].batch_size", table.get("batch_size", 0), least=0),
+    )
+
+
+def _patterns() -> tuple[str, ...]:
+    from dpfy.accounting.patterns import PATTERNS
+
+    return PATTERNS

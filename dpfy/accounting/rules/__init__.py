@@ -1,0 +1,44 @@
+"""One row per kind of event: its dominating pair, Rényi divergences, rules for groups and samples,
+its words, its peer's name.
+
+To add an event: a frozen dataclass and a name in `dpfy.core.events`, and a row in one of the
+families here. The accountants, the card and the contract tests read nothing but the table.
+"""
+
+from __future__ import annotations
+
+from dpfy.accounting.rules import composed, local, noise, objective, sampled, shares, stated, votes
+from dpfy.accounting.rules.composed import movable
+from dpfy.accounting.rules.rule import (
+    TABLE,
+    Release,
+    Row,
+    amplified,
+    drawable,
+    grouped,
+    halved,
+    moves,
+    releases,
+    row_of,
+    unsampled,
+    words,
+)
+
+__all__ = [
+    "TABLE",
+    "Release",
+    "Row",
+    "amplified",
+    "drawable",
+    "grouped",
+    "halved",
+    "movable",
+    "moves",
+    "releases",
+    "row_of",
+    "unsampled",
+    "words",
+]
+
+FAMILIES = (stated, noise, shares, votes, objective, sampled, local, composed)
+TABLE.update({row.kind: row for family in FAMILIES for row in family.ROWS})
