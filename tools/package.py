@@ -1,9 +1,9 @@
-"""Build wheel and sdist, and see that they are whole: `python tools/package.py [FOLDER]`, by
-default into dist/.
+"""Build wheel and sdist of dpfy and of dpfy-lab, and see that they are whole:
+`python tools/package.py [FOLDER]`, by default into dist/.
 
-The wheel is installed into a new environment, whose other packages are those of this one, and asked
-for its version, an epsilon and what it carries. A wheel made from the sdist must hold the same
-files.
+The wheel of dpfy is installed into a new environment, whose other packages are those of this one,
+and asked for its version, an epsilon and what it carries; then that of dpfy-lab, and asked for its
+commands. A wheel made from an sdist must hold the same files.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CARRIED = (
     "py.typed",
+    "entry_points.txt",
     "data/schemas/adult.toml",
     "report/templates/report.html.j2",
     "report/schema/privacy-card-2.json",
@@ -33,9 +34,12 @@ WITH_SDIST = (
     "docs/index.md",
     "examples/job.toml",
     "tests/test_imports.py",
+    "lab/pyproject.toml",
+    "lab/dpfy_lab/__init__.py",
     "Makefile",
     "mkdocs.yml",
 )
+LAB_SDIST = ("README.md", "pyproject.toml", "dpfy_lab/__init__.py")
 BUILD = "from setuptools import build_meta; import sys; print(build_meta.build_{what}(sys.argv[1]))"
 
 
@@ -52,50 +56,77 @@ def built(what: str, source: Path, out: Path) -> Path:
     return out / ended.stdout.strip().splitlines()[-1]
 
 
-def package_files() -> set[str]:
-    """Every file of the package that a user needs: all but compiled leftovers."""
+def package_files(package: Path) -> set[str]:
+    """Every file of a package that a user needs: all but compiled leftovers."""
     return {
-        str(p.relative_to(ROOT))
-        for p in (ROOT / "dpfy").rglob("*")
+        str(p.relative_to(package.parent))
+        for p in package.rglob("*")
         if p.is_file() and "__pycache__" not in p.parts
     }
 
 
-def held(wheel: Path) -> set[str]:
+def held(wheel: Path, package: str) -> set[str]:
     """The files of the package in a wheel."""
-    return {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("dpfy/")}
+    return {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(f"{package}/")}
 
 
-def installed(wheel: Path, folder: Path) -> Path:
-    """The program `dpfy` of the wheel, installed into a new environment that borrows all other
-    packages from this one.
+def whole(source: Path, package: Path, needed: tuple[str, ...], out: Path) -> tuple[Path, Path]:
+    """Wheel and sdist of the distribution in `source`, once they are seen to be whole.
+
+    Args:
+        source: The distribution as a clean clone has it.
+        package: Its package here.
+        needed: Files that the sdist must have.
+        out: Where both are built.
+    """
+    wheel, sdist = built("wheel", source, out), built("sdist", source, out)
+    if missing := package_files(package) - held(wheel, package.name):
+        raise SystemExit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
+    with tempfile.TemporaryDirectory() as work:
+        with tarfile.open(sdist) as archive:
+            archive.extractall(work, filter="data")
+        inside = Path(work) / sdist.name.removesuffix(".tar.gz")
+        if lacking := {name for name in needed if not (inside / name).is_file()}:
+            raise SystemExit(f"{sdist.name} lacks {', '.join(sorted(lacking))}")
+        again = built("wheel", inside, Path(work))
+        if held(again, package.name) != held(wheel, package.name):
+            raise SystemExit(f"a wheel made from {sdist.name} holds other files")
+    return wheel, sdist
+
+
+def environment(folder: Path) -> tuple[Path, Path]:
+    """A new environment that borrows the packages of this one: its Python and where it has its own
+    packages.
     """
     venv.create(folder, with_pip=False, symlinks=True)
     packages = next((folder / "lib").iterdir()) / "site-packages"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--disable-pip-version-check",
-    ]
-    subprocess.run([*pip, "--target", str(packages), str(wheel)], check=True, capture_output=True)
     (packages / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    return folder / "bin" / "python"
+    return folder / "bin" / "python", packages
+
+
+def install(wheel: Path, packages: Path) -> None:
+    """Install a wheel, and nothing that it depends on."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    alone = ["--no-deps", "--no-index", "--target", str(packages), str(wheel)]
+    subprocess.run([*pip, *alone], check=True, capture_output=True)
 
 
 def asked(python: Path, *words: str) -> str:
     """What the installed program answers, somewhere else than in the project."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     ended = subprocess.run(
-        [str(python), *words], cwd="/", env=environment, capture_output=True, text=True
+        [str(python), *words], cwd="/", env=clean, capture_output=True, text=True
     )
     if ended.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{ended.stderr[-2000:]}")
     return ended.stdout.strip()
+
+
+def require_inside(folder: Path, python: Path, package: str) -> None:
+    """The new environment has a package of its own, and not the one of this environment."""
+    where = asked(python, "-c", f"import {package}; print({package}.__file__)")
+    if not where.startswith(str(folder.resolve())):
+        raise SystemExit(f"the new environment found {package} in {where}")
 
 
 def _copied(to: Path) -> None:
@@ -116,20 +147,11 @@ def check(out: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as work:
         clean = Path(work) / "source"
         _copied(clean)
-        wheel, sdist = built("wheel", clean, out), built("sdist", clean, out)
-        if missing := package_files() - held(wheel):
-            raise SystemExit(f"the wheel lacks {', '.join(sorted(missing))}")
-        with tarfile.open(sdist) as archive:
-            archive.extractall(work, filter="data")
-            inside = Path(work) / sdist.name.removesuffix(".tar.gz")
-        if missing := {name for name in WITH_SDIST if not (inside / name).is_file()}:
-            raise SystemExit(f"the sdist lacks {', '.join(sorted(missing))}")
-        if held(built("wheel", inside, Path(work))) != held(wheel):
-            raise SystemExit("a wheel made from the sdist holds other files")
-        python = installed(wheel, Path(work) / "venv")
-        where = asked(python, "-c", "import dpfy; print(dpfy.__file__)")
-        if not where.startswith(str(Path(work).resolve())):
-            raise SystemExit(f"the new environment found dpfy in {where}")
+        wheel, sdist = whole(clean, ROOT / "dpfy", WITH_SDIST, out)
+        lab, lab_sdist = whole(clean / "lab", ROOT / "lab" / "dpfy_lab", LAB_SDIST, out)
+        python, packages = environment(Path(work) / "venv")
+        install(wheel, packages)
+        require_inside(Path(work), python, "dpfy")
         for name in CARRIED:
             asked(
                 python,
@@ -152,7 +174,12 @@ def check(out: Path) -> list[str]:
             "--delta",
             "1e-5",
         )
-        return [wheel.name, sdist.name, f"version {version}", epsilon]
+        install(lab, packages)
+        require_inside(Path(work), python, "dpfy_lab")
+        if "guide" not in (studies := asked(python, "-m", "dpfy", "reproduce", "--list")):
+            raise SystemExit(f"dpfy reproduce lists other studies:\n{studies}")
+        names = [each.name for each in (wheel, sdist, lab, lab_sdist)]
+        return [*names, f"version {version}", epsilon]
 
 
 def main(arguments: list[str]) -> int:

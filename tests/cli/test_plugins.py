@@ -1,0 +1,59 @@
+"""Without dpfy-lab, its commands say in one line what to install."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from dpfy.cli.app import main
+from dpfy.core import plugins
+
+
+@pytest.fixture
+def without_lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plug-in is installed."""
+    plugins._installed.cache_clear()
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda **_: importlib.metadata.EntryPoints()
+    )
+    yield
+    plugins._installed.cache_clear()
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.usefixtures("without_lab")
+@pytest.mark.parametrize("words", [("reproduce", "guide", "--fast"), ("audit", "selftest")])
+def test_a_command_of_the_lab_says_what_to_install(words, capsys) -> None:
+    assert run(*words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "pip install dpfy-lab" in said.err
+    assert run(*words, "--json") == 2
+    assert "pip install dpfy-lab" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.usefixtures("without_lab")
+def test_help_lists_what_is_installed(capsys) -> None:
+    assert run("--help") == 0
+    assert "reproduce" not in capsys.readouterr().out
+    assert run("audit", "--help") == 0
+    assert "selftest" not in capsys.readouterr().out
+
+
+def test_the_lab_is_installed(capsys) -> None:
+    assert run("--help") == 0
+    assert "From dpfy-lab." in capsys.readouterr().out
+
+
+def test_a_misspelt_command_is_an_error(capsys) -> None:
+    assert run("audit", "selftset") == 2
+    assert "No such command 'selftset'" in capsys.readouterr().err
