@@ -18,7 +18,7 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.choice import choose
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.per_example import routes
-from dpfy.gradients.per_example.contribution import KEEP_ELEMENTS
+from dpfy.gradients.per_example.arithmetic import KEEP_ELEMENTS
 from dpfy.gradients.step_cost import StepCost, sine_loss, step_cost
 
 

@@ -28,10 +28,10 @@ from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
 from dpfy.gradients.cuda_graphs import graphs, recorder
 from dpfy.gradients.cuda_graphs.held_reports import HeldReports
 from dpfy.gradients.cuda_graphs.recorder import SAME
-from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.per_example import buffers, sum_groups
 from dpfy.gradients.per_example.buffers import BufferLayout
-from dpfy.gradients.per_example.clipped_sum import _Block, _Small
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.joined import _Block, _Small
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.update import rounded
@@ -124,7 +124,7 @@ class GroupedStage(Stage):
         monkeypatch.setattr(
             buffers, "taken", lambda count, dtype, device: self.arena.empty(count, dtype=dtype)
         )
-        monkeypatch.setattr(bounded_sum, "joins", lambda part: True)
+        monkeypatch.setattr(Contribution, "waits", property(lambda part: True))
         monkeypatch.setattr(sum_groups, "GROUPS", groups)
         monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
         monkeypatch.setattr(sum_groups, "GROUPED_SHARE", 0.0)
@@ -230,7 +230,7 @@ def test_groups_give_the_usual_sums_in_one_order_of_memory(
     """
     monkeypatch.setattr(recorder, "SECTION", section)
     stage = GroupedStage(monkeypatch, groups=groups)
-    monkeypatch.setattr(bounded_sum, "joins", lambda part: late)
+    monkeypatch.setattr(Contribution, "waits", property(lambda part: late))
     for seed in range(SAME + 4):
         stage.check(seed, mask=torch.arange(6) != seed)
     assert (stage.recorder.made, stage.recorder.repeated) == (1, 4)

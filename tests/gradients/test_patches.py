@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from dpfy.gradients.per_example import convolution, embedding, routes
-from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry, Patched
+from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
-from dpfy.gradients.per_example.patches import Window
+from dpfy.gradients.per_example.patches import Patched, Window
 
 
 def shape(r: random.Random):

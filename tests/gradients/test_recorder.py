@@ -20,12 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
 from dpfy.gradients.cuda_graphs import captured, graphs, recorder
-from dpfy.gradients.cuda_graphs.recorded_step import _unowned
+from dpfy.gradients.cuda_graphs.recorded_step import _tensors, _unowned
 from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder
 from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.per_example.buffers import BufferLayout, Buffers
-from dpfy.gradients.per_example.contribution import Deferred, Direct, SumJob, _tensors
+from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.position_sums import Deferred, SumJob
 from dpfy.gradients.per_example.shared import MeasuredContribution
 
 
@@ -233,7 +234,7 @@ class Products(nn.Module):
 
 def test_sections_that_compute_nothing_are_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        bounded_sum, "joins", lambda part: True
+        Contribution, "waits", property(lambda part: True)
     )  # as with kernels, norms are taken at the end
     launched: list[FakeGraph] = []
     replay = FakeGraph.replay

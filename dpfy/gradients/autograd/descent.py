@@ -8,26 +8,23 @@ has no rule here is written out, some examples at a time, and sent through the r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
 from dpfy.gradients.autograd.split_rules import input_shape, saved, saved_again
 from dpfy.gradients.autograd.views import VIEWS, output_meta, placed
-from dpfy.gradients.per_example.contribution import Contribution, Direct, wide
-from dpfy.gradients.per_example.convolution import ConvolutionGradient
-from dpfy.gradients.per_example.embedding import EmbeddingGradient
+from dpfy.gradients.per_example.arithmetic import along
+from dpfy.gradients.per_example.contribution import Contribution, Direct
 from dpfy.gradients.per_example.outer import Outer
 from dpfy.gradients.per_example.placed import (
     FunctionGradient,
     ParameterFunction,
     RowScaled,
-    Stacked,
     ViewGradient,
 )
 from dpfy.gradients.per_example.shared import Shared
@@ -58,8 +55,8 @@ class Descent:
         todo: list[tuple[Any, int, Contribution]] = [(node, number, part)]
         while todo:
             here, which, arriving = todo.pop()
-            if isinstance(arriving, Shared):
-                todo += [(here, which, each) for each in arriving.parts]
+            if arriving.summands:
+                todo += [(here, which, each) for each in arriving.summands]
                 continue
             wanted = [
                 i for i, (child, _) in enumerate(here.next_functions) if child in self.between
@@ -113,19 +110,11 @@ def shaped(part: Contribution, shape: torch.Size) -> Contribution:
     """`part` as a contribution to a tensor of `shape`, where it is one to a matrix with the same
     numbers in it.
     """
-    if isinstance(part, Outer):
-        own = torch.Size((part.left.shape[2], part.right.shape[2]))
-    elif isinstance(part, EmbeddingGradient):
-        own = torch.Size((part.count, part.grads.shape[2]))
-    else:
+    own = part.matrix_shape
+    if own is None or own == shape:
         return part
-    return (
-        part
-        if own == shape
-        else ViewGradient(
-            part, lambda t: t.reshape(-1, *shape), own, shape, ("reshaped", own, shape)
-        )
-    )
+    key = ("reshaped", own, shape)
+    return ViewGradient(part, lambda t: t.reshape(-1, *shape), own, shape, key)
 
 
 def sent_down(
@@ -204,121 +193,25 @@ SAME = {"ToCopyBackward0", "CloneBackward0", "AliasBackward0", "ViewAsBackward0"
 """Copies, in whatever type: gradients are added in the type that they are computed in."""
 
 
-def scaled(part: Contribution, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
-    """`part`, a contribution to a tensor of `shape`, times a number or a tensor that broadcasts
-    against `shape`; None if unknown.
-    """
-    if isinstance(part, Direct):
-        return Direct(part.grads.reshape(-1, *shape) * factor)
-    along = _along(factor, shape)
-    if isinstance(part, ViewGradient) and along == "all":
-        inner = scaled(part.part, factor, part.view)
-        return None if inner is None else replace(part, part=inner)
-    if isinstance(part, Stacked) and along == "all":
-        each = [scaled(one, factor, shape[1:]) for one in part.parts]
-        return (
-            None
-            if any(one is None for one in each)
-            else Stacked([one for one in each if one is not None])
-        )
-    # A number without dimensions, of whatever type and device, leaves others theirs.
-    flat = factor.reshape(-1) if isinstance(factor, Tensor) and factor.dim() else factor
-    if isinstance(part, Outer) and len(shape) == 2 and along:
-        return (
-            _outer(part.left, part.right * flat)
-            if along == "columns"
-            else _outer(part.left * flat, part.right)
-        )
-    if isinstance(part, EmbeddingGradient) and len(shape) == 2 and along in ("all", "columns"):
-        return EmbeddingGradient(part.index, part.grads * flat, part.count)
-    if isinstance(part, ConvolutionGradient) and (
-        along == "all" or (along == "rows" and not part.geometry.transposed)
-    ):
-        channels = flat.view(-1, *[1] * len(part.geometry.stride)) if along == "rows" else flat  # type: ignore[union-attr]
-        return replace(part, grads=part.grads * channels)
-    return None
-
-
-def _outer(left: Tensor, right: Tensor) -> Outer:
-    dtype = torch.promote_types(left.dtype, right.dtype)
-    return Outer(left.to(dtype), right.to(dtype))
-
-
-def _along(factor: Tensor | float, shape: torch.Size) -> str:
-    """Whether one number scales all of a tensor of `shape`, one each of its rows, or one each of
-    its columns.
-    """
-    if not isinstance(factor, Tensor) or factor.numel() == 1:
-        return "all"
-    aligned = (*[1] * (len(shape) - factor.dim()), *factor.shape)
-    if len(aligned) != len(shape):
-        return ""
-    if aligned[0] == shape[0] and all(side == 1 for side in aligned[1:]):
-        return "rows"
-    return "columns" if len(shape) == 2 and aligned == (1, shape[1]) else ""
-
-
-def row_products(part: Contribution, matrix: Tensor) -> Tensor | None:
-    """[batch, rows] inner products of the rows of every example's gradient with those of `matrix`;
-    None if unknown.
-    """
-    if isinstance(part, Direct):
-        return (
-            (part.grads.reshape(-1, *matrix.shape) * matrix).flatten(2).sum(2)
-            if matrix.dim() > 1
-            else part.grads * matrix
-        )
-    if isinstance(part, Outer) and matrix.dim() == 2:
-        left, right, fixed = wide(part.left), wide(part.right), wide(matrix)
-        return (left * (right @ fixed.t().to(right.dtype))).sum(1)
-    if isinstance(part, ConvolutionGradient) and not part.geometry.transposed:
-        how, grads = part.geometry, wide(part.grads)
-        run: Any = (F.conv1d, F.conv2d, F.conv3d)[len(how.stride) - 1]
-        out = run(
-            wide(part.inputs),
-            matrix.to(grads.dtype),
-            None,
-            how.stride,
-            how.padding,
-            how.dilation,
-            how.groups,
-        )
-        sums = (grads * out).flatten(2).sum(2)
-        return sums if part.images == 1 else sums.unflatten(0, (-1, part.images)).sum(1)
-    return None
-
-
 def _factor_part(part: Contribution, matrix: Tensor, shape: torch.Size) -> Direct | None:
     """What a factor of `shape` receives that scales `matrix`, or its rows, or its columns; None if
     unknown.
     """
-    along = _along(torch.empty(shape, device="meta"), matrix.shape)
-    if along == "columns" and isinstance(part, Outer):
-        part, matrix, along = Outer(part.right, part.left), matrix.t(), "rows"
-    products = row_products(part, matrix) if along in ("all", "rows") else None
+    way = along(torch.empty(shape, device="meta"), matrix.shape)
+    if way == "columns" and (turned := part.transposed()) is not None:
+        part, matrix, way = turned, matrix.t(), "rows"
+    products = part.row_products(matrix) if way in ("all", "rows") else None
     if products is None:
         return None
-    return Direct((products.sum(1) if along == "all" else products).reshape(-1, *shape))
+    return Direct((products.sum(1) if way == "all" else products).reshape(-1, *shape))
 
 
 def _add(node: Any, i: int, part: Contribution, sign: float = 1.0) -> Contribution | None:
     shape, out = input_shape(node, i), output_meta(node, 0)[0]
     factor = sign * node._saved_alpha if i else 1
     if shape == out:
-        return part if factor == 1 else scaled(part, factor, out)
-    return _folded(part, out, shape, factor) if isinstance(part, Direct) else None
-
-
-def _folded(
-    part: Direct, out: torch.Size, shape: torch.Size, factor: Tensor | float = 1.0
-) -> Direct:
-    """Per-example gradients of a tensor of shape `out` times a factor, summed to the `shape` that
-    was broadcast to it.
-    """
-    each = part.grads.reshape(-1, *out) * factor
-    each = each.sum(list(range(1, 1 + len(out) - len(shape)))) if len(out) > len(shape) else each
-    ones = [j + 1 for j, side in enumerate(shape) if side == 1 and each.shape[j + 1] > 1]
-    return Direct(each.sum(ones, keepdim=True) if ones else each)
+        return part if factor == 1 else part.times(factor, out)
+    return part.folded(out, shape, factor)
 
 
 def _multiply(node: Any, i: int, part: Contribution) -> Contribution | None:
@@ -326,10 +219,10 @@ def _multiply(node: Any, i: int, part: Contribution) -> Contribution | None:
     if read is None:
         return None
     other, shape, out = read[0], input_shape(node, i), output_meta(node, 0)[0]
-    if isinstance(part, Direct):
-        return _folded(part, out, shape, other)
+    if (found := part.folded(out, shape, other)) is not None:
+        return found
     if shape == out:
-        return scaled(part, other, out)
+        return part.times(other, out)
     return _factor_part(part, other, shape) if other.shape == out else None
 
 
@@ -339,10 +232,10 @@ def _divide(node: Any, i: int, part: Contribution) -> Contribution | None:
         return None
     shape, out = input_shape(node, i), output_meta(node, 0)[0]
     factor = 1 / read[0] if i == 0 else -read[0] / read[1].square()
-    if isinstance(part, Direct):
-        return _folded(part, out, shape, factor)
+    if (found := part.folded(out, shape, factor)) is not None:
+        return found
     if i == 0:
-        return scaled(part, factor, out) if shape == out else None
+        return part.times(factor, out) if shape == out else None
     return _factor_part(part, factor, shape) if read[0].shape == out else None
 
 
@@ -350,63 +243,49 @@ def _chosen(node: Any, i: int, part: Contribution) -> Contribution | None:
     """Numbers taken where a condition holds, or (the second input of `where`, the input of
     `masked_fill`) where it does not.
     """
-    if not isinstance(part, Direct):
+    if (grads := part.stored_grads) is None:
         return None
     shape, out, two = input_shape(node, i), output_meta(node, 0)[0], node.name() == "WhereBackward0"
     condition = saved_again(node, "condition" if two else "mask")
     taken = condition if two and i == 0 else ~condition
-    each = part.grads.reshape(-1, *out)
-    return _folded(Direct(torch.where(taken, each, each.new_zeros(()))), out, shape)
+    each = grads.reshape(-1, *out)
+    return Direct(torch.where(taken, each, each.new_zeros(()))).folded(out, shape)
 
 
 def _mm(node: Any, i: int, part: Contribution) -> Contribution | None:
-    """y = a b, both made of parameters: a gradient L' R of y is (L)' (R b') for a and (L a)' (R)
-    for b.
-    """
+    """y = a b, both made of parameters."""
     read = saved(node, "mat2" if i == 0 else "self")
-    if read is None or not isinstance(part, Outer):
-        return None
-    other = read[0].to(part.dtype)
-    return (
-        Outer(part.left, part.right @ other.mT) if i == 0 else Outer(part.left @ other, part.right)
-    )
+    return None if read is None else part.through_product(i, read[0])
 
 
 def _mv(node: Any, i: int, part: Contribution) -> Contribution | None:
-    read = saved(node, "vec" if i == 0 else "self")
-    if read is None or not isinstance(part, Direct):
+    read, grads = saved(node, "vec" if i == 0 else "self"), part.stored_grads
+    if read is None or grads is None:
         return None
     other = read[0].to(part.dtype)
-    return (
-        Outer(part.grads[:, None], other.expand(part.batch, 1, -1))
-        if i == 0
-        else Direct(part.grads @ other)
-    )
+    if i == 0:
+        return Outer(grads[:, None], other.expand(part.batch, 1, -1))
+    return Direct(grads @ other)
 
 
 def _dot(node: Any, i: int, part: Contribution) -> Contribution | None:
-    read = saved(node, "other" if i == 0 else "self")
-    if read is None or not isinstance(part, Direct) or read[0].is_complex():
+    read, grads = saved(node, "other" if i == 0 else "self"), part.stored_grads
+    if read is None or grads is None or read[0].is_complex():
         return None
-    return Direct(part.grads.reshape(-1, 1) * read[0])
+    return Direct(grads.reshape(-1, 1) * read[0])
 
 
 def _norm(node: Any, i: int, part: Contribution) -> Contribution | None:
     """The length of a whole tensor: its gradient has the direction of the tensor."""
-    read = saved(node, "self", "result")
+    read, grads = saved(node, "self", "result"), part.stored_grads
     order = node._saved_p if node.name() == "NormBackward0" else node._saved_ord
-    whole = read is not None and read[1].numel() == 1 and read[0].dim() > 0
-    if (
-        read is None
-        or not whole
-        or order != 2
-        or not isinstance(part, Direct)
-        or not float(read[1])
-    ):
+    if read is None or grads is None or order != 2:
         return None
-    return RowScaled(
-        part.grads.reshape(-1, 1).expand(-1, len(read[0])), read[0] / read[1].reshape(())
-    )
+    whole = read[1].numel() == 1 and read[0].dim() > 0
+    if not whole or not float(read[1]):
+        return None
+    factors = grads.reshape(-1, 1).expand(-1, len(read[0]))
+    return RowScaled(factors, read[0] / read[1].reshape(()))
 
 
 def _weight_norm(node: Any, i: int, part: Contribution) -> Contribution | None:
@@ -417,20 +296,20 @@ def _weight_norm(node: Any, i: int, part: Contribution) -> Contribution | None:
     if read is None or node._saved_dim != 0:
         return None
     v, g, norms = read
-    products = row_products(part, v / norms)
+    products = part.row_products(v / norms)
     if products is None:
         return None
     if i == 1:
         return Direct(products.reshape(-1, *g.shape))
     rate = (g / norms).reshape(-1)
-    along = scaled(part, (g / norms).reshape(-1, *[1] * (v.dim() - 1)), v.shape)
-    return None if along is None else Shared([along, RowScaled(-products * rate, v / norms)])
+    scaled = part.times((g / norms).reshape(-1, *[1] * (v.dim() - 1)), v.shape)
+    return None if scaled is None else Shared([scaled, RowScaled(-products * rate, v / norms)])
 
 
 STEPS: dict[str, Callable[[Any, int, Contribution], Contribution | None]] = {
     "AddBackward0": _add,
     "SubBackward0": lambda node, i, part: _add(node, i, part, -1.0),
-    "NegBackward0": lambda node, i, part: scaled(part, -1.0, input_shape(node, 0)),
+    "NegBackward0": lambda node, i, part: part.times(-1.0, input_shape(node, 0)),
     "MulBackward0": _multiply,
     "DivBackward0": _divide,
     "WhereBackward0": _chosen,

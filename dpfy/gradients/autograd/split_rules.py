@@ -18,7 +18,8 @@ from torch import Tensor
 
 from dpfy.gradients.autograd.tape import BatchAxis
 from dpfy.gradients.layers.rule import as_positions, total_space
-from dpfy.gradients.per_example.contribution import Contribution, Direct, wide
+from dpfy.gradients.per_example.arithmetic import wide
+from dpfy.gradients.per_example.contribution import Contribution, Direct
 from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
 from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
 from dpfy.gradients.per_example.outer import Outer

@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge
 from dpfy.gradients.autograd.descent import sent_down
 from dpfy.gradients.autograd.split_rules import Maker, maker
 from dpfy.gradients.autograd.tape import BATCH_AXES, BatchAxis, fitting_axes, tells
-from dpfy.gradients.per_example.contribution import row_chunks
+from dpfy.gradients.per_example.arithmetic import row_chunks
 
 Path = tuple[tuple[str, int], ...]
 """How a node is reached from a source: the names of the nodes on the way up, and by which input

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.autograd.split_rules import input_shape
-from dpfy.gradients.per_example.contribution import Contribution, Direct
-from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.contribution import Contribution, Places
 from dpfy.gradients.per_example.placed import ViewGradient
 
 
@@ -23,18 +22,19 @@ def output_meta(node: Any, number: int) -> tuple[torch.Size, torch.dtype]:
 
 def placed(node: Any, number: int, part: Contribution) -> Contribution:
     """What arrives at the input of a view from `part` at its output."""
-    view, shape = output_meta(node, number)[0], input_shape(node, 0)
-    if isinstance(part, Outer) and len(view) == 2 and node.name() in TRANSPOSES:
-        return Outer(part.right, part.left)
-    places = VIEWS[node.name()](node, number, view, shape)
-    if isinstance(part, Direct):
-        return Direct(places(part.grads.reshape(-1, *view)))
-    facts = tuple(str(getattr(node, name)) for name in dir(node) if name.startswith("_saved_"))
-    key = ((node.name(), number, view, shape, facts),)
-    if isinstance(part, ViewGradient):
-        before, inner, its, chain = part.places, part.part, part.view, (*part.key, *key)
-        return _simplified(ViewGradient(inner, lambda t: places(before(t)), its, shape, chain))
-    return _simplified(ViewGradient(part, places, view, shape, key))
+    view, shape, name = output_meta(node, number)[0], input_shape(node, 0), node.name()
+    if len(view) == 2 and name in TRANSPOSES and (turned := part.transposed()) is not None:
+        return turned
+    places = VIEWS[name](node, number, view, shape)
+
+    def key() -> tuple[object, ...]:
+        facts = [str(getattr(node, each)) for each in dir(node) if each.startswith("_saved_")]
+        return ((name, number, view, shape, tuple(facts)),)
+
+    found = part.through_view(places, view, shape, key)
+    if found is None:
+        found = ViewGradient(part, places, view, shape, key())
+    return _simplified(found) if isinstance(found, ViewGradient) else found
 
 
 _ORDERS: dict[tuple[object, ...], str] = {}
@@ -43,10 +43,12 @@ _ORDERS: dict[tuple[object, ...], str] = {}
 
 def _simplified(placed: ViewGradient) -> Contribution:
     """Chains of views that bring a matrix back to itself, or transpose it, as einsum makes them."""
-    part = placed.part
-    if not isinstance(part, Outer) or len(placed.shape) != 2 or placed.width != part.width:
+    part, turned_part = placed.part, placed.part.transposed()
+    own = part.matrix_shape
+    fits = len(placed.shape) == 2 and placed.width == part.width
+    if own is None or turned_part is None or not fits:
         return placed
-    rows, columns = part.left.shape[2], part.right.shape[2]
+    rows, columns = own
     key = (*placed.key, rows, columns)
     if key not in _ORDERS:
         numbers = torch.arange(rows * columns)
@@ -54,11 +56,7 @@ def _simplified(placed: ViewGradient) -> Contribution:
         same = found.shape == (rows, columns) and torch.equal(found.flatten(), numbers)
         turned = found.shape == (columns, rows) and torch.equal(found.t().flatten(), numbers)
         _ORDERS[key] = "same" if same else "turned" if turned else ""
-    return {"same": part, "turned": Outer(part.right, part.left)}.get(_ORDERS[key], placed)
-
-
-Places = Callable[[Tensor], Tensor]
-"""[many, *view] numbers to their places in [many, *input], with zeros elsewhere."""
+    return {"same": part, "turned": turned_part}.get(_ORDERS[key], placed)
 
 
 def _reshaped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:

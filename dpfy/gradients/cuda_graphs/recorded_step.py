@@ -8,7 +8,7 @@ there on they are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
@@ -20,9 +20,7 @@ from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.cuda_graphs import graphs
 from dpfy.gradients.engines.bounded_sum import Parts
 from dpfy.gradients.per_example.clipped_sum import ClippedSum, Flag
-from dpfy.gradients.per_example.contribution import Contribution, Direct, storages
-from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.sliced import pieces_of
+from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.sum_groups import SumGroup
 
 Key = tuple[object, ...]
@@ -136,6 +134,32 @@ class RecordedReports(RecordedStep):
         self.scale = graphs.unowned(self.scale)
 
 
+def storages(*parts: object) -> set[int]:
+    """Where the memory of every tensor in some contributions begins.
+
+    By arithmetic: a storage that Python was asked for is let go of at another time than one that it
+    was not, and the tensors of a step would lie elsewhere when its work is recorded than when it is
+    repeated.
+    """
+    return {
+        t.data_ptr() - int(t.storage_offset()) * t.element_size()
+        for part in parts
+        for t in _tensors(part)
+    }
+
+
+def _tensors(part: object) -> Iterator[Tensor]:
+    """Every tensor in a contribution."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for each in part:
+            yield from _tensors(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))
+
+
 def own_parts(report: LayerReport, parts: Parts) -> list[tuple[str, Contribution]] | None:
     """The contributions of `report`, if they hold none of its tensors."""
     found = [(name, part) for name, uses in parts.items() for part in uses]
@@ -147,7 +171,7 @@ def nothing_made(reports: list[LayerReport], found: list[Parts]) -> bool:
     them would do nothing.
     """
     parts = [part for parts in found for uses in parts.values() for part in uses]
-    known = all(isinstance(piece, Outer | Direct) for part in parts for piece in pieces_of(part))
+    known = all(block.holds_reports_alone for part in parts for block in part.row_blocks())
     return known and storages(*parts) <= storages(*[report.tensors for report in reports])
 
 

@@ -322,8 +322,9 @@ class BookkeepingEngine(Engine):
         rows never have that trouble.
         """
         for name in self._suspects & set(parts):
-            own = [part for part in parts[name] if isinstance(part, Direct)]
-            if not own or bool(torch.stack([part.grads.isfinite().all() for part in own]).all()):
+            stored = [part.stored_grads for part in parts[name]]
+            own = [grads.isfinite().all() for grads in stored if grads is not None]
+            if not own or bool(torch.stack(own).all()):
                 continue
             # The example alone gives all that autograd finds for the parameter, and nothing of what
             # layers report.

@@ -19,17 +19,10 @@ from dpfy.gradients.autograd.tape import LayerReport, Tape, rows_first
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, no_autocast, no_reentrant_checkpoints, zeros
 from dpfy.gradients.per_example.buffers import Buffers
-from dpfy.gradients.per_example.clipped_sum import ClippedSum, Flag, ShardedNorms, joins, weigh
-from dpfy.gradients.per_example.contribution import (
-    Contribution,
-    Deferred,
-    Direct,
-    SumJob,
-    run_jobs,
-)
-from dpfy.gradients.per_example.shared import MeasuredContribution
-from dpfy.gradients.per_example.sliced import pieces_of
-from dpfy.gradients.per_example.uses import combine_uses, overlapping
+from dpfy.gradients.per_example.clipped_sum import ClippedSum, Flag, ShardedNorms, weigh
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.position_sums import SumJob, run_jobs
+from dpfy.gradients.per_example.shared import MeasuredContribution, combine_uses, overlapping
 
 MOST_WAITING = 36
 """How many sums over positions may wait for a common launch: the tensors of normalisation layers
@@ -38,14 +31,6 @@ are held meanwhile.
 
 Parts = dict[str, list[Contribution]]
 """By parameter, what its uses contribute."""
-
-
-def _waits(part: Contribution) -> bool:
-    """Whether the norm of `part` is better taken later."""
-    return isinstance(part, _HELD) or joins(part)
-
-
-_HELD = (Direct, Deferred)
 
 
 class BoundedSum:
@@ -155,10 +140,9 @@ class BoundedSum:
         for p, contribution in report.explain(
             report.grad, report.saved, rows_first(report.site, batch, report.grad)
         ):
-            if isinstance(contribution, Deferred) and (
-                not self._jobs or self._jobs[-1] is not contribution.job
-            ):
-                self._jobs.append(contribution.job)
+            job = contribution.sum_job
+            if job is not None and (not self._jobs or self._jobs[-1] is not job):
+                self._jobs.append(job)
             if p not in self.names:
                 raise Unsupported(
                     f"{report.site.name} with parameters of another module",
@@ -174,9 +158,9 @@ class BoundedSum:
         what was kept, and that on the batch.
         """
         if (
-            not isinstance(contribution, MeasuredContribution)
+            not contribution.is_measured
             and self._used_once(name)
-            and not any(map(_waits, pieces_of(contribution)))
+            and not any(block.waits for block in contribution.row_blocks())
         ):
             contribution = MeasuredContribution.of(contribution)
         parts.setdefault(name, []).append(contribution)

@@ -13,7 +13,9 @@ from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.kernels import reductions
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.rule import Found, RowsFirst, constant, total, total_space, wanted
-from dpfy.gradients.per_example.contribution import Contribution, Deferred, Direct, SumJob, wide
+from dpfy.gradients.per_example.arithmetic import wide
+from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.position_sums import Deferred, SumJob
 
 
 def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:

@@ -3,64 +3,62 @@ out.
 
 Each kind answers three questions: the squared norm of every example's part, the sum of the parts
 weighted example by example, and, for a few examples at a time, the parts themselves. A bounded
-number of elements exists at any moment.
+number of elements exists at any moment. What else is asked of a kind has an answer here that is
+right for all of them, and a better one in the kinds that know more.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Protocol, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels
-from dpfy.gradients.kernels import reductions
-from dpfy.gradients.per_example import rounding
-from dpfy.gradients.per_example.rounding import as_rows, row_squares
+from dpfy.gradients.per_example.arithmetic import (
+    few_roundings,
+    fitted,
+    kept,
+    put,
+    wide,
+    wide_product,
+)
+from dpfy.gradients.per_example.rounding import NormEstimate, as_rows, row_squares
 
-CHUNK_ELEMENTS = 2**22
-"""How many elements of per-example gradients may exist at once while a norm is computed."""
+if TYPE_CHECKING:
+    from dpfy.gradients.per_example.buffers import Buffers
+    from dpfy.gradients.per_example.outer import Outer
+    from dpfy.gradients.per_example.position_sums import SumJob
 
-GPU_CHUNK_ELEMENTS = 2**26
-"""The same on a GPU, where small chunks cost launches."""
+Piece = tuple[int, int, "Contribution"]
+"""First row, row after the last one, and what these rows of a parameter receive."""
 
-CACHE_ELEMENTS = 2**18
-"""On a CPU, passes over large tensors are cut into parts of this size where their temporary tensors
-then stay in the cache.
-"""
-
-KEEP_ELEMENTS = 2**23
-"""On a CPU, per-example gradients of one parameter up to this size are kept: their weighted sum is
-then one pass over memory.
-"""
-
-LARGE_BYTES = 2**22
-"""From this size on NumPy asks the system for large pages."""
+Places = Callable[[Tensor], Tensor]
+"""[many, *view] numbers to their places in [many, *tensor], with zeros elsewhere."""
 
 
-class Contribution(Protocol):
+class Contribution(ABC):
     """The per-example gradients of one parameter from one use of it."""
 
     @property
+    @abstractmethod
     def batch(self) -> int:
         """How many examples there are."""
-        ...
 
     @property
+    @abstractmethod
     def width(self) -> int:
         """Elements of the parameter."""
-        ...
 
     @property
+    @abstractmethod
     def dtype(self) -> torch.dtype:
         """The type in which the weighted sum is made."""
-        ...
 
+    @abstractmethod
     def measured(self) -> tuple[Tensor, Contribution]:
         """Squares of upper bounds of the norms as [parts, batch] partial sums in float64, and what
         to keep for the weighted sum.
@@ -68,104 +66,249 @@ class Contribution(Protocol):
         An upper bound for what the weighted sum will really add, up to a relative margin: see
         :class:`NormEstimate`.
         """
-        ...
 
+    @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum over examples of weight times gradient, in the parameter's shape."""
-        ...
 
+    @abstractmethod
     def per_example(self, rows: slice) -> Tensor:
         """The gradients of the examples in `rows`: [rows, *parameter]."""
-        ...
 
+    @abstractmethod
     def rounding(self) -> Tensor:
         """[batch] in float64: how far, in length, a weighted sum with weight 1 may be from the
         example's exact gradient.
         """
-        ...
 
+    @abstractmethod
     def cleaned(self, keep: Tensor) -> Contribution:
         """The same with the examples where `keep` is False replaced by exact zeros, whatever they
         held.
         """
-        ...
 
+    # When its norm is taken.
 
-def wide(t: Tensor) -> Tensor:
-    """At least float32."""
-    return t if t.dtype in (torch.float32, torch.float64) else t.float()
+    @property
+    def is_measured(self) -> bool:
+        """Whether its norms are known already."""
+        return False
 
+    @property
+    def sum_job(self) -> SumJob | None:
+        """The launch that it waits for, if it waits for one."""
+        return None
 
-def wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """The matrix product of `a` and `b`, or of many, in float32 for narrower factors: accumulated
-    wide, and not rounded afterwards.
-    """
-    product: Any = torch.mm if a.dim() == 2 else torch.bmm
-    if a.dtype in (torch.float32, torch.float64):
-        return product(a, b, out=out)  # type: ignore[no-any-return]
-    if a.is_cuda:
-        with suppress(TypeError, RuntimeError):  # builds without a wide result take the longer way
-            return product(a, b, out_dtype=torch.float32, out=out)  # type: ignore[no-any-return]
-    return product(a.float(), b.float(), out=out)  # type: ignore[no-any-return]
+    def sum_slot(self) -> tuple[Tensor, int] | None:
+        """Of one that waits for a launch: the sums of that launch, and which of them are its
+        own.
+        """
+        return None
 
+    @property
+    def joins(self) -> bool:
+        """Whether its norm is better taken together with others like it, in one launch."""
+        return False
 
-def scaled(t: Tensor, weights: Tensor, scratch: Tensor | None = None) -> Tensor:
-    """Rows of `t` times `weights`, in the dtype of `t`; in the memory of `scratch`, bytes, where
-    that is given.
-    """
-    factors = weights if weights.dtype is t.dtype else weights.to(t.dtype)
-    place = None if scratch is None else scratch[: t.nbytes].view(t.dtype).view(t.shape)
-    if factors.dim() == 1 and t.is_contiguous() and t.numel() and kernels.usable(t):
-        return reductions.scale_rows(t, factors, torch.empty_like(t) if place is None else place)
-    if factors.dim() != t.dim():
-        factors = factors.view(-1, *[1] * (t.dim() - 1))
-    return t * factors if place is None else torch.mul(t, factors, out=place)
+    @property
+    def waits(self) -> bool:
+        """Whether its norm is better taken later than its layer reports."""
+        return self.joins
 
+    def norm_factors(self) -> list[Tensor]:
+        """Of a contribution that :attr:`joins`: the tensors whose norms, or Gram matrices, multiply
+        to its norm.
+        """
+        raise NotImplementedError
 
-def few_roundings(t: Tensor) -> float:
-    """The relative error of scaling a gradient that exists in the type of `t`."""
-    narrow = rounding.unit(t.dtype) if t.dtype in (torch.bfloat16, torch.float16) else 0.0
-    return rounding.gamma(4, t.dtype) + 2 * narrow + 2 * rounding.of_factors(t.dtype, t.device)
+    @property
+    def norm_launch(self) -> tuple[object, ...]:
+        """Of a contribution that :attr:`joins`: those with the same one share a launch."""
+        return (self.dtype,)
 
+    @property
+    def convolves(self) -> bool:
+        """Whether its weighted sum is a convolution of the library's."""
+        return False
 
-def scaled_wide(t: Tensor, weights: Tensor) -> Tensor:
-    """Rows of `t` times `weights`, in float32 or wider, in one pass."""
-    return t * wide(weights).view(-1, *[1] * (t.dim() - 1))
+    @property
+    def holds_reports_alone(self) -> bool:
+        """Whether its tensors may be views of what a layer reported, and nothing else."""
+        return False
 
+    # Where its sum goes.
 
-def kept(t: Tensor, keep: Tensor) -> Tensor:
-    """`t` with the rows where `keep` is False set to zero (also NaN and infinite ones)."""
-    return torch.where(
-        keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros((), dtype=t.dtype, device=t.device)
-    )
+    writes_in_place: ClassVar[bool] = False
+    """Whether :meth:`sum_into` saves a copy."""
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that its weighted sum takes on the way."""
+        return 0
 
-def row_chunks(batch: int, width: int, elements: int = CHUNK_ELEMENTS) -> list[slice]:
-    """Slices of at most `elements // width` examples, at least one each."""
-    size = max(1, min(batch, elements // max(width, 1)))
-    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+    def sum_into(self, weights: Tensor, place: Tensor, scratch: Tensor | None = None) -> Tensor:
+        """:meth:`weighted_sum` in the memory of `place`; `scratch` serves if it is large enough."""
+        return place.copy_(self.weighted_sum(weights).view(place.shape))
 
+    def add_up(
+        self, weights: Tensor, like: Tensor, place: Tensor | None, buffers: Buffers
+    ) -> Tensor:
+        """:meth:`weighted_sum` in the shape of `like`, in float32 or wider; in the memory of
+        `place` if there is one.
+        """
+        if place is not None and self.writes_in_place:
+            return self.sum_into(weights, place, buffers.scratch)
+        return put(fitted(self.weighted_sum(weights), like), place)
 
-def large_pages(like: Tensor, *shape: int) -> Tensor:
-    """Memory of the type and device of `like`. On a CPU large pieces come from NumPy, which asks
-    the system for large pages: the page faults of small ones were a quarter of the time of some
-    products that are put there.
-    """
-    real = {torch.float32: np.float32, torch.float64: np.float64}.get(like.dtype)
-    if like.device.type != "cpu" or real is None or math.prod(shape) * like.itemsize < LARGE_BYTES:
-        return like.new_empty(shape)
-    return torch.from_numpy(np.empty(shape, real))
+    # Gradients that are held as they are.
 
+    @property
+    def stored_grads(self) -> Tensor | None:
+        """[batch, *parameter], if the gradients are held as they are."""
+        return None
 
-def norm_by_parts(
-    batch: int, width: int, part: Callable[[slice], Tensor], elements: int = CHUNK_ELEMENTS
-) -> Tensor:
-    """Squared norms from materialised gradients, a bounded chunk at a time: [batch]."""
-    return torch.cat([row_squares(part(rows)) for rows in row_chunks(batch, width, elements)])
+    def direct(self) -> Direct | None:
+        """Itself as gradients that are held as they are, if it is made of such."""
+        return None
+
+    # Rows of a parameter, each used by itself.
+
+    def row_blocks(self) -> Sequence[Contribution]:
+        """What blocks of rows of the parameter receive, if it is made of such; else itself."""
+        return (self,)
+
+    def reassembled(
+        self, measured: Sequence[tuple[Tensor, Contribution]]
+    ) -> tuple[Tensor, Contribution]:
+        """:meth:`measured`, from that of its :meth:`row_blocks`."""
+        return measured[0]
+
+    @property
+    def sliced_shape(self) -> torch.Size | None:
+        """The shape of the parameter, if it is made of blocks of rows."""
+        return None
+
+    def used_rows(self) -> list[tuple[int, int]] | None:
+        """First row and row after the last one of its blocks; None if all rows are used."""
+        return None
+
+    def row_pieces(self, shape: torch.Size) -> tuple[Piece, ...] | None:
+        """Itself as pieces of a parameter of `shape`; None if it cannot be cut into rows."""
+        return None
+
+    def row_range(self, start: int, end: int) -> Contribution:
+        """What some of its rows receive, of a kind that :meth:`row_pieces` cuts."""
+        raise NotImplementedError
+
+    def unwrapped(self) -> Contribution:
+        """Measured rows as rows that are measured."""
+        return self
+
+    # Several uses of one parameter.
+
+    merge_rank: ClassVar[int] = 0
+    """Kinds are merged, and their sums added, in this order."""
+
+    def merge_key(self) -> tuple[object, ...]:
+        """Uses with the same key are merged."""
+        return (id(self),)
+
+    def merged(self, alike: Sequence[Any]) -> list[Contribution]:
+        """All of `alike`, itself the first of them, as fewer contributions."""
+        return list(alike)
+
+    def resolved(self) -> Contribution:
+        """Itself without what is known of its norms, or waits."""
+        return self
+
+    def widened(self) -> Contribution:
+        """Itself with its factors in float32 or wider: products that are written out in a narrow
+        type hide what may not cancel.
+        """
+        return self
+
+    def estimate(self) -> NormEstimate:
+        """The norms and how wrong they can be, of a kind that knows :meth:`inner_products`."""
+        raise NotImplementedError
+
+    def estimate_with(self, other: Contribution) -> NormEstimate | None:
+        """The norms of its sum with `other`, from their inner products; None if those are not
+        known.
+        """
+        return None
+
+    def inner_products(self, outer: Outer) -> tuple[Tensor, Tensor] | None:
+        """Its inner products with `outer`, example by example, and how wrong they can be; None if
+        unknown.
+        """
+        return None
+
+    @property
+    def view_shape(self) -> torch.Size | None:
+        """The shape of the parameter of which it touches some entries, each once."""
+        return None
+
+    def support(self, device: torch.device) -> Tensor:
+        """Which entries of the parameter it touches, if it has a :attr:`view_shape`."""
+        raise NotImplementedError
+
+    # On the way down to a parameter, through functions of parameters alone.
+
+    @property
+    def summands(self) -> Sequence[Contribution]:
+        """The contributions that it is the sum of."""
+        return ()
+
+    @property
+    def matrix_shape(self) -> torch.Size | None:
+        """The shape of its gradients, of a kind that always makes matrices."""
+        return None
+
+    def transposed(self) -> Contribution | None:
+        """The same to the transposed matrix; None if unknown."""
+        return None
+
+    def times(self, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
+        """Itself, a contribution to a tensor of `shape`, times a number or a tensor that broadcasts
+        against `shape`; None if unknown.
+        """
+        return None
+
+    def row_products(self, matrix: Tensor) -> Tensor | None:
+        """[batch, rows] inner products of the rows of every example's gradient with those of
+        `matrix`; None if unknown.
+        """
+        return None
+
+    def folded(
+        self, out: torch.Size, shape: torch.Size, factor: Tensor | float = 1.0
+    ) -> Contribution | None:
+        """Gradients of a tensor of shape `out` times a factor, summed to the `shape` that was
+        broadcast to it; None if unknown.
+        """
+        return None
+
+    def through_product(self, i: int, other: Tensor) -> Contribution | None:
+        """What factor `i` of a product of two matrices receives, given the `other` one; None if
+        unknown.
+        """
+        return None
+
+    def through_view(
+        self,
+        places: Places,
+        view: torch.Size,
+        shape: torch.Size,
+        key: Callable[[], tuple[object, ...]],
+    ) -> Contribution | None:
+        """What a tensor of `shape` receives of which the `view` was taken; None: the same numbers
+        at other places. `key`: what tells `places` from others.
+        """
+        return None
 
 
 @dataclass(frozen=True, repr=False)
-class Held:
+class Held(Contribution):
     """Per-example gradients that are held as they are."""
 
     grads: Tensor  # [batch, ...]
@@ -183,7 +326,7 @@ class Held:
         return self.grads.dtype
 
     def measured(self) -> tuple[Tensor, Contribution]:
-        return row_squares(self.grads)[None], cast(Contribution, self)
+        return row_squares(self.grads)[None], self
 
     def rounding(self) -> Tensor:
         return row_squares(self.grads).sqrt() * few_roundings(self.grads)
@@ -208,107 +351,65 @@ class Direct(Held):
     def cleaned(self, keep: Tensor) -> Direct:
         return Direct(kept(self.grads, keep))
 
-
-@dataclass(eq=False)
-class SumJob:
-    """Sums over positions that are not made yet, so that many layers can share one launch. See
-    ``reductions.position_sums``.
-    """
-
-    layer: tuple[Tensor, ...] | None
-    block: Tensor | None = (
-        None  # [layers, kinds of sums, batch, width], for all layers of the launch
-    )
-    place: int = 0
-
-    def result(self) -> Tensor:
-        """The block of sums, made now if it was not."""
-        if self.block is None:
-            run_jobs([self])
-        assert self.block is not None
-        return self.block
-
-
-def run_jobs(jobs: Sequence[SumJob]) -> None:
-    """Make the sums of all jobs that wait, one launch for each shape, and let go of their
-    tensors.
-    """
-    alike: dict[tuple[object, ...], list[SumJob]] = {}
-    for job in jobs:
-        if job.layer is not None:
-            alike.setdefault(
-                (job.layer[0].shape, job.layer[0].dtype, job.layer[-1].dtype, len(job.layer)), []
-            ).append(job)
-    for group in alike.values():
-        block = reductions.position_sums([job.layer for job in group if job.layer is not None])
-        for place, job in enumerate(group):
-            job.block, job.place, job.layer = block, place, None
-
-
-@dataclass(frozen=True)
-class Deferred:
-    """A direct contribution whose sums wait in a job. `which`: 0 for a shift (bias), 1 for a
-    scale.
-    """
-
-    job: SumJob
-    which: int
-    shape: torch.Size
-
     @property
-    def batch(self) -> int:
-        return self.direct().batch
-
-    @property
-    def width(self) -> int:
-        return self.shape.numel()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
+    def stored_grads(self) -> Tensor:
+        return self.grads
 
     def direct(self) -> Direct:
-        """The gradients themselves."""
-        grads = self.job.result()[self.job.place, self.which]
-        return Direct(grads.view(len(grads), *self.shape))
+        return self
 
-    def measured(self) -> tuple[Tensor, Contribution]:
-        return self.direct().measured()
+    @property
+    def joins(self) -> bool:
+        return kernels.usable(self.grads)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.direct().weighted_sum(weights)
+    @property
+    def waits(self) -> bool:
+        return True
 
-    def per_example(self, rows: slice) -> Tensor:
-        return self.direct().per_example(rows)
+    def norm_factors(self) -> list[Tensor]:
+        return [self.grads]
 
-    def rounding(self) -> Tensor:
-        return self.direct().rounding()
+    @property
+    def holds_reports_alone(self) -> bool:
+        return True
 
-    def cleaned(self, keep: Tensor) -> Direct:
-        return self.direct().cleaned(keep)
+    def row_pieces(self, shape: torch.Size) -> tuple[Piece, ...]:
+        return ((0, shape[0], self),)
 
+    def row_range(self, start: int, end: int) -> Direct:
+        return Direct(self.grads[:, start:end])
 
-def storages(*parts: object) -> set[int]:
-    """Where the memory of every tensor in some contributions begins.
+    merge_rank = 5
 
-    By arithmetic: a storage that Python was asked for is let go of at another time than one that it
-    was not, and the tensors of a step would lie elsewhere when its work is recorded than when it is
-    repeated.
-    """
-    return {
-        t.data_ptr() - int(t.storage_offset()) * t.element_size()
-        for part in parts
-        for t in _tensors(part)
-    }
+    def merge_key(self) -> tuple[object, ...]:
+        return (Direct,)
 
+    def merged(self, alike: Sequence[Direct]) -> list[Contribution]:
+        return [Direct(sum((each.grads for each in alike[1:]), start=alike[0].grads))]
 
-def _tensors(part: object) -> Iterator[Tensor]:
-    """Every tensor in a contribution."""
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, list | tuple):
-        for each in part:
-            yield from _tensors(each)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from _tensors(getattr(part, field.name))
+    def widened(self) -> Direct:
+        return Direct(wide(self.grads))
+
+    def times(self, factor: Tensor | float, shape: torch.Size) -> Direct:
+        return Direct(self.grads.reshape(-1, *shape) * factor)
+
+    def row_products(self, matrix: Tensor) -> Tensor:
+        if matrix.dim() < 2:
+            return self.grads * matrix
+        return (self.grads.reshape(-1, *matrix.shape) * matrix).flatten(2).sum(2)
+
+    def folded(self, out: torch.Size, shape: torch.Size, factor: Tensor | float = 1.0) -> Direct:
+        each = self.grads.reshape(-1, *out) * factor
+        if len(out) > len(shape):
+            each = each.sum(list(range(1, 1 + len(out) - len(shape))))
+        ones = [j + 1 for j, side in enumerate(shape) if side == 1 and each.shape[j + 1] > 1]
+        return Direct(each.sum(ones, keepdim=True) if ones else each)
+
+    def through_view(
+        self,
+        places: Places,
+        view: torch.Size,
+        shape: torch.Size,
+        key: Callable[[], tuple[object, ...]],
+    ) -> Direct:
+        return Direct(places(self.grads.reshape(-1, *view)))

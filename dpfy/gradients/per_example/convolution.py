@@ -7,19 +7,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpfy.gradients import kernels
 from dpfy.gradients.kernels import conv2d
 from dpfy.gradients.per_example import rounding, routes
-from dpfy.gradients.per_example.contribution import (
+from dpfy.gradients.per_example.arithmetic import (
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
-    Contribution,
-    Direct,
-    Held,
+    along,
     kept,
     large_pages,
     norm_by_parts,
@@ -27,7 +27,8 @@ from dpfy.gradients.per_example.contribution import (
     scaled_wide,
     wide,
 )
-from dpfy.gradients.per_example.patches import Window
+from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.patches import Patched, Remade, Window
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 GROUPED_WIDTH = 80_000
@@ -67,7 +68,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, repr=False)
-class ConvolutionGradient:
+class ConvolutionGradient(Contribution):
     """Weights of a convolution. `images` inputs belong to each example (1 unless the model folds
     frames into the batch).
     """
@@ -327,66 +328,32 @@ class ConvolutionGradient:
         each = keep.repeat_interleave(self.images) if self.images > 1 else keep
         return replace(self, inputs=kept(self.inputs, each), grads=kept(self.grads, each))
 
-
-@dataclass(frozen=True, repr=False)
-class Patched(Held):
-    """Per-example gradients of a convolution in the order of its patches, [batch, channels out,
-    columns].
-    """
-
-    window: Window
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return self.window.ordered(Direct(self.grads).weighted_sum(weights))
-
-    def per_example(self, rows: slice) -> Tensor:
-        return self.window.ordered(self.grads[rows])
-
-    def cleaned(self, keep: Tensor) -> Patched:
-        return Patched(kept(self.grads, keep), self.window)
-
-
-@dataclass(frozen=True)
-class Remade:
-    """A convolution with too many examples to keep their gradients: the sum is of the very products
-    that were measured, made again.
-
-    Whether gradients are kept depends on the batch. What an example adds must not, so neither way
-    may need an allowance.
-    """
-
-    part: ConvolutionGradient
-    window: Window
-
     @property
-    def batch(self) -> int:
-        return self.part.batch
+    def convolves(self) -> bool:
+        return True
 
-    @property
-    def width(self) -> int:
-        return self.part.width
+    def widened(self) -> ConvolutionGradient:
+        inputs, grads, weight = wide(self.inputs), wide(self.grads), wide(self.weight)
+        return replace(self, inputs=inputs, grads=grads, weight=weight)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.part.dtype
+    def times(self, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
+        way = along(factor, shape)
+        if way != "all" and (way != "rows" or self.geometry.transposed):
+            return None
+        flat = factor.reshape(-1) if isinstance(factor, Tensor) and factor.dim() else factor
+        if way == "rows" and isinstance(flat, Tensor):
+            flat = flat.view(-1, *[1] * len(self.geometry.stride))
+        return replace(self, grads=self.grads * flat)
 
-    def measured(self) -> tuple[Tensor, Contribution]:
-        return self.part.measured()
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=rounding.sum_dtype(self.dtype))
-        for rows, each in self.part.products(self.window):
-            total = total + Direct(each).weighted_sum(weights[rows])
-        return self.window.ordered(total)
-
-    def per_example(self, rows: slice) -> Tensor:
-        return self.part.per_example(rows)
-
-    def rounding(self) -> Tensor:
-        return self.part.rounding()
-
-    def cleaned(self, keep: Tensor) -> Remade:
-        return Remade(self.part.cleaned(keep), self.window)
+    def row_products(self, matrix: Tensor) -> Tensor | None:
+        how, grads = self.geometry, wide(self.grads)
+        if how.transposed:
+            return None
+        run: Any = (F.conv1d, F.conv2d, F.conv3d)[len(how.stride) - 1]
+        walk = (how.stride, how.padding, how.dilation, how.groups)
+        out = run(wide(self.inputs), matrix.to(grads.dtype), None, *walk)
+        sums = (grads * out).flatten(2).sum(2)
+        return sums if self.images == 1 else sums.unflatten(0, (-1, self.images)).sum(1)
 
 
 def positions_last(grads: Tensor) -> Tensor:

@@ -4,7 +4,9 @@ with the table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,26 +15,37 @@ from torch import Tensor
 from dpfy.gradients import kernels
 from dpfy.gradients.kernels import grams
 from dpfy.gradients.per_example import rounding
-from dpfy.gradients.per_example.contribution import (
+from dpfy.gradients.per_example.arithmetic import (
     CACHE_ELEMENTS,
-    Contribution,
+    along,
+    along_positions,
+    fitted,
     kept,
+    put,
     row_chunks,
     scaled,
     scaled_wide,
     wide,
 )
+from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
+from dpfy.gradients.per_example.table_rows import (
+    RowCounts,
+    count_rows,
+    distinct_squares,
+    same_at_all_positions,
+    zero_table,
+)
 
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers by size in bytes, to compare floating-point numbers to the bit."""
-
+if TYPE_CHECKING:
+    from dpfy.gradients.per_example.buffers import Buffers
+    from dpfy.gradients.per_example.outer import Outer
 
 NARROW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, repr=False)
-class EmbeddingGradient:
+class EmbeddingGradient(Contribution):
     """Embedding tables: position t adds grads[t] to row index[t] of the parameter. Cost grows with
     tokens, not with rows.
     """
@@ -153,15 +166,44 @@ class EmbeddingGradient:
     def cleaned(self, keep: Tensor) -> EmbeddingGradient:
         return replace(self, grads=kept(self.grads, keep))
 
+    @property
+    def matrix_shape(self) -> torch.Size:
+        return torch.Size((self.count, self.grads.shape[2]))
 
-@dataclass(frozen=True, repr=False)
-class RowCounts:
-    """Which examples use which rows of a table, and how often: sorted by row, then by example."""
+    def times(self, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
+        if len(shape) != 2 or along(factor, shape) not in ("all", "columns"):
+            return None
+        # A number without dimensions, of whatever type and device, leaves others theirs.
+        flat = factor.reshape(-1) if isinstance(factor, Tensor) and factor.dim() else factor
+        return EmbeddingGradient(self.index, self.grads * flat, self.count)
 
-    rows: Tensor  # every row in use, once
-    begins: Tensor  # where the uses of each row begin
-    owners: Tensor  # the example of each use
-    times: Tensor  # how often that example uses that row
+    merge_rank = 4
+
+    def merge_key(self) -> tuple[object, ...]:
+        return (EmbeddingGradient,)
+
+    def merged(self, alike: Sequence[EmbeddingGradient]) -> list[Contribution]:
+        index = along_positions([each.index for each in alike])
+        grads = along_positions([each.grads for each in alike])
+        lengths = [a.own_lengths() for a in alike]
+        if all(each is None for each in lengths):
+            return [EmbeddingGradient(index, grads, self.count)]
+        own = [
+            index.new_tensor(part.index.shape[1]) if each is None else each
+            for part, each in zip(alike, lengths, strict=True)
+        ]
+        total = torch.stack([each.expand(len(index)) for each in own]).sum(0)
+        return [RaggedEmbeddingGradient(index, grads, self.count, total)]
+
+    def own_lengths(self) -> Tensor | None:
+        """[batch] positions of each example, if they differ."""
+        return None
+
+    def widened(self) -> EmbeddingGradient:
+        return replace(self, grads=wide(self.grads))
+
+    def inner_products(self, outer: Outer) -> tuple[Tensor, Tensor] | None:
+        return tied_product(outer, self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,6 +250,12 @@ class Pooled(EmbeddingGradient):
 
     def cleaned(self, keep: Tensor) -> Pooled:
         return replace(self, grads=kept(self.grads[:, :1], keep).expand_as(self.grads))
+
+    def add_up(
+        self, weights: Tensor, like: Tensor, place: Tensor | None, buffers: Buffers
+    ) -> Tensor:
+        made = self.sparse_sum(weights) if buffers.sparse else self.weighted_sum(weights)
+        return put(fitted(made, like), place)
 
 
 @dataclass(frozen=True, repr=False)
@@ -256,6 +304,12 @@ class RaggedEmbeddingGradient(EmbeddingGradient):
         share = (self._lengths + more) * rounding.unit(rounding.sum_dtype(self.dtype))
         return torch.where(share < 0.5, share / (1 - share), torch.inf)
 
+    def own_lengths(self) -> Tensor:
+        return self.lengths
+
+    def inner_products(self, outer: Outer) -> tuple[Tensor, Tensor] | None:
+        return None  # its error would need the lengths
+
     def _sizes(self) -> Tensor:
         return row_squares(self.grads).mul_(self._lengths).sqrt_()
 
@@ -263,65 +317,36 @@ class RaggedEmbeddingGradient(EmbeddingGradient):
         return self._sizes() * (self._gamma(4) + self._factor())
 
 
-def zero_table(rows: int, like: Tensor) -> Tensor:
-    """Zeros for the sum of a table. NumPy asks the system for large pages, which every later pass
-    over the table gains from.
+def tied_product(outer: Outer, rows: EmbeddingGradient) -> tuple[Tensor, Tensor]:
+    """Inner products, example by example, of a linear head's gradient with that of the embedding it
+    is tied to; how wrong they can be.
+
+    sum over t, s of left[t][index[s]] (right[t] . grads[s]): nothing of the size of the table is
+    made for an example. With M the first factors and N the second ones, an entry of N is wrong by
+    gamma(width) |right[t]| |grads[s]|, so the sum by that times |M| |right| |grads|, and by
+    gamma(`SHORT`) |M| |N|.
     """
-    return torch.from_numpy(
-        np.zeros(
-            (rows, like.shape[-1]),
-            np.float64 if rounding.sum_dtype(like.dtype) is torch.float64 else np.float32,
+    products, errors = [], []
+    width, dtype = rows.grads.shape[2], torch.promote_types(outer.dtype, rows.dtype)
+    entries = outer.left.shape[1] * rows.index.shape[1]
+    each = rounding.gamma(width + 4, dtype) + 2 * rounding.of_factors(dtype, outer.right.device)
+    for part in row_chunks(len(outer.left), 2 * entries):
+        left, index, right, grads = (
+            outer.left[part],
+            rows.index[part],
+            wide(outer.right[part]),
+            wide(rows.grads[part]),
         )
-    )
-
-
-def count_rows(index: Tensor) -> RowCounts:
-    """How often each example uses each row of [batch, positions] rows. Sorted by digits of 16 bits:
-    NumPy is three times as fast so.
-    """
-    flat = index.numpy().reshape(-1)
-    order = np.argsort(flat.astype(np.uint16), kind="stable")
-    for shift in range(16, int(flat.max()).bit_length(), 16):
-        order = order[np.argsort((flat[order] >> shift).astype(np.uint16), kind="stable")]
-    rows, owners = flat[order], order // index.shape[1]
-    new_row, new_use = np.ones(flat.size, bool), np.ones(flat.size, bool)
-    np.not_equal(rows[1:], rows[:-1], out=new_row[1:])
-    np.not_equal(owners[1:], owners[:-1], out=new_use[1:])
-    starts = np.flatnonzero(new_use | new_row)
-    begins = np.flatnonzero(new_row[starts])
-    times = np.empty_like(starts)
-    np.subtract(starts[1:], starts[:-1], out=times[:-1])
-    times[-1:] = flat.size - starts[-1:]
-    return RowCounts(
-        *(
-            torch.from_numpy(a.astype(np.int64, copy=False))
-            for a in (rows[starts[begins]], begins, owners[starts], times)
+        first = wide(left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1)))
+        common = torch.promote_types(right.dtype, grads.dtype)
+        second = right.to(common) @ grads.to(common).mT
+        size = (row_squares(right) * row_squares(grads)).sqrt_()
+        wrong = each * size + entries * width * rounding.least(dtype)
+        wrong = wrong + rounding.gamma(rounding.SHORT + 4, dtype) * (
+            row_squares(second).sqrt() + wrong
         )
-    )
-
-
-def same_at_all_positions(grads: Tensor) -> bool:
-    """Whether every position of an example has the same gradient, to the bit. NumPy compares many
-    times faster than torch does.
-    """
-    if grads.stride(1) == 0 or grads.shape[1] == 1:
-        return True
-    flat, columns = grads.flatten(1).view(BITS[grads.dtype.itemsize]), grads.shape[2]
-    here, before = flat[:, columns:].numpy(), flat[:, :-columns].numpy()
-    return bool((here[0] == before[0]).all() and (here == before).all())
-
-
-def distinct_squares(index: Tensor, grads: Tensor) -> Tensor:
-    """[batch] squared norms of the gradients of a table: positions with the same row are added
-    before they are squared.
-    """
-    ordered, order = index.sort(1)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    torch.ne(ordered[:, 1:], ordered[:, :-1], out=first[:, 1:])
-    many, positions = index.shape
-    where = (order + torch.arange(0, many * positions, positions)[:, None]).flatten()
-    starts = first.flatten().nonzero().flatten()
-    sums = torch.nn.functional.embedding_bag(where, wide(grads.flatten(0, 1)), starts, mode="sum")
-    squares = torch.zeros(first.numel(), dtype=torch.float64)
-    squares[starts] = row_squares(sums)
-    return squares.view(index.shape).sum(1)
+        errors.append(
+            wrong * row_squares(first).sqrt() * (1 + 2.0**-8) + entries * rounding.least(dtype)
+        )
+        products.append(rounding.block_sums(first * second))
+    return torch.cat(products), torch.cat(errors)

@@ -18,7 +18,8 @@ from torch import Tensor
 from dpfy.gradients import kernels
 from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.per_example import routes
-from dpfy.gradients.per_example.contribution import CACHE_ELEMENTS, Direct, row_chunks, wide
+from dpfy.gradients.per_example.arithmetic import CACHE_ELEMENTS, row_chunks, wide
+from dpfy.gradients.per_example.contribution import Direct
 from dpfy.gradients.per_example.convolution import ConvolutionGradient, weight_gradient
 
 MOST_BELOW = 8

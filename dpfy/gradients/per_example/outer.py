@@ -4,7 +4,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,24 +13,26 @@ from torch import Tensor
 from dpfy.gradients import kernels
 from dpfy.gradients.kernels import grams
 from dpfy.gradients.per_example import rounding, routes
-from dpfy.gradients.per_example.contribution import (
+from dpfy.gradients.per_example.arithmetic import (
     CACHE_ELEMENTS,
     GPU_CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
-    Contribution,
-    Direct,
+    along,
+    along_positions,
     kept,
     large_pages,
     norm_by_parts,
     row_chunks,
     scaled,
+    wide,
     wide_product,
 )
+from dpfy.gradients.per_example.contribution import Contribution, Direct, Piece
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 
 @dataclass(frozen=True, repr=False)
-class Outer:
+class Outer(Contribution):
     """Sums of outer products over positions: gradient = sum over t of left[t] (x) right[t]. Linear
     layers and their kin.
     """
@@ -177,6 +179,8 @@ class Outer:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return wide_product(*self._factors(weights))
 
+    writes_in_place = True
+
     def sum_into(self, weights: Tensor, place: Tensor, scratch: Tensor | None = None) -> Tensor:
         """:meth:`weighted_sum` in the memory of `place`, where its dtype allows it; `scratch`
         serves if it is large enough.
@@ -191,7 +195,6 @@ class Outer:
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that the weighted sum takes for a scaled factor."""
         return min(self.left.nbytes, self.right.nbytes)
 
     def _factors(self, weights: Tensor, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -222,6 +225,83 @@ class Outer:
 
     def cleaned(self, keep: Tensor) -> Outer:
         return Outer(kept(self.left, keep), kept(self.right, keep))
+
+    @property
+    def joins(self) -> bool:
+        return kernels.usable(self.left) and (self.left.shape[1] == 1 or self.by_gram)
+
+    def norm_factors(self) -> list[Tensor]:
+        return [self.left, self.right]
+
+    @property
+    def norm_launch(self) -> tuple[object, ...]:
+        if self.left.shape[1] == 1:
+            return (self.dtype,)
+        return (self.dtype, self.left.shape, self.right.shape)
+
+    @property
+    def holds_reports_alone(self) -> bool:
+        return True
+
+    def row_pieces(self, shape: torch.Size) -> tuple[Piece, ...]:
+        return ((0, shape[0], self),)
+
+    def row_range(self, start: int, end: int) -> Outer:
+        return Outer(self.left[..., start:end].contiguous(), self.right)
+
+    merge_rank = 3
+
+    def merge_key(self) -> tuple[object, ...]:
+        return (Outer,)
+
+    def merged(self, alike: Sequence[Outer]) -> list[Contribution]:
+        left, right = [each.left for each in alike], [each.right for each in alike]
+        return [Outer(along_positions(left), along_positions(right))]
+
+    def widened(self) -> Outer:
+        return Outer(wide(self.left), wide(self.right))
+
+    def estimate_with(self, other: Contribution) -> NormEstimate | None:
+        products = other.inner_products(self)
+        if products is None:
+            return None
+        return self.estimate().plus(other.estimate(), *products)
+
+    @property
+    def matrix_shape(self) -> torch.Size:
+        return torch.Size((self.left.shape[2], self.right.shape[2]))
+
+    def transposed(self) -> Outer:
+        return Outer(self.right, self.left)
+
+    def times(self, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
+        way = along(factor, shape)
+        if len(shape) != 2 or not way:
+            return None
+        # A number without dimensions, of whatever type and device, leaves others theirs.
+        flat = factor.reshape(-1) if isinstance(factor, Tensor) and factor.dim() else factor
+        if way == "columns":
+            return in_one_type(self.left, self.right * flat)
+        return in_one_type(self.left * flat, self.right)
+
+    def row_products(self, matrix: Tensor) -> Tensor | None:
+        if matrix.dim() != 2:
+            return None
+        left, right, fixed = wide(self.left), wide(self.right), wide(matrix)
+        return (left * (right @ fixed.t().to(right.dtype))).sum(1)
+
+    def through_product(self, i: int, other: Tensor) -> Outer:
+        """y = a b: a gradient L' R of y is (L)' (R b') for a and (L a)' (R) for b."""
+        other = other.to(self.dtype)
+        if i == 0:
+            return Outer(self.left, self.right @ other.mT)
+        return Outer(self.left @ other, self.right)
+
+
+def in_one_type(left: Tensor, right: Tensor) -> Outer:
+    """Sums of outer products of factors that may have different types."""
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    return Outer(left.to(dtype), right.to(dtype))
 
 
 def outer(left: Tensor, right: Tensor) -> Outer | Direct:

@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
+
+from dpfy.gradients.per_example import rounding
+from dpfy.gradients.per_example.arithmetic import kept
+from dpfy.gradients.per_example.contribution import Contribution, Direct, Held
+
+if TYPE_CHECKING:
+    from dpfy.gradients.per_example.convolution import ConvolutionGradient
 
 Pair = tuple[int, int]
 
@@ -123,3 +132,64 @@ class Window:
         parts = grads.unflatten(last, (self.channels, sh, sw, kh // sh, kw // sw))
         order = parts.permute(*front, last, last + 3, last + 1, last + 4, last + 2)
         return order.reshape(*grads.shape[:-1], self.channels, kh, kw)
+
+
+@dataclass(frozen=True, repr=False)
+class Patched(Held):
+    """Per-example gradients of a convolution in the order of its patches, [batch, channels out,
+    columns].
+    """
+
+    window: Window
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.window.ordered(Direct(self.grads).weighted_sum(weights))
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.window.ordered(self.grads[rows])
+
+    def cleaned(self, keep: Tensor) -> Patched:
+        return Patched(kept(self.grads, keep), self.window)
+
+
+@dataclass(frozen=True)
+class Remade(Contribution):
+    """A convolution with too many examples to keep their gradients: the sum is of the very products
+    that were measured, made again.
+
+    Whether gradients are kept depends on the batch. What an example adds must not, so neither way
+    may need an allowance.
+    """
+
+    part: ConvolutionGradient
+    window: Window
+
+    @property
+    def batch(self) -> int:
+        return self.part.batch
+
+    @property
+    def width(self) -> int:
+        return self.part.width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.part.dtype
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return self.part.measured()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=rounding.sum_dtype(self.dtype))
+        for rows, each in self.part.products(self.window):
+            total = total + Direct(each).weighted_sum(weights[rows])
+        return self.window.ordered(total)
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.part.per_example(rows)
+
+    def rounding(self) -> Tensor:
+        return self.part.rounding()
+
+    def cleaned(self, keep: Tensor) -> Remade:
+        return Remade(self.part.cleaned(keep), self.window)

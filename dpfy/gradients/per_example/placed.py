@@ -6,28 +6,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dpfy.gradients.per_example import rounding
-from dpfy.gradients.per_example.contribution import (
+from dpfy.gradients.per_example.arithmetic import (
     CHUNK_ELEMENTS,
     GPU_CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
-    Contribution,
-    Direct,
+    along,
     few_roundings,
     kept,
     row_chunks,
     wide,
 )
+from dpfy.gradients.per_example.contribution import Contribution, Direct, Places
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
+from dpfy.gradients.per_example.shared import Shared
+
+if TYPE_CHECKING:
+    from dpfy.gradients.per_example.outer import Outer
 
 
 @dataclass(frozen=True)
-class Several:
-    """Contributions of the same examples in the same type."""
+class Stacked(Contribution):
+    """Contributions to the blocks of a stack, one for every entry of its first dimension. They
+    touch nothing in common.
+    """
 
     parts: Sequence[Contribution]
 
@@ -39,12 +46,9 @@ class Several:
     def dtype(self) -> torch.dtype:
         return self.parts[0].dtype
 
-
-@dataclass(frozen=True)
-class Stacked(Several):
-    """Contributions to the blocks of a stack, one for every entry of its first dimension. They
-    touch nothing in common.
-    """
+    @property
+    def convolves(self) -> bool:
+        return any(part.convolves for part in self.parts)
 
     @property
     def width(self) -> int:
@@ -66,9 +70,19 @@ class Stacked(Several):
     def cleaned(self, keep: Tensor) -> Stacked:
         return Stacked([part.cleaned(keep) for part in self.parts])
 
+    def widened(self) -> Stacked:
+        return Stacked([part.widened() for part in self.parts])
+
+    def times(self, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
+        if along(factor, shape) != "all":
+            return None
+        each = [part.times(factor, shape[1:]) for part in self.parts]
+        known = [part for part in each if part is not None]
+        return Stacked(known) if len(known) == len(each) else None
+
 
 @dataclass(frozen=True)
-class ViewGradient:
+class ViewGradient(Contribution):
     """A contribution to a view, a slice or a transposition of the parameter: the same numbers at
     other places, and zeros elsewhere.
 
@@ -77,7 +91,7 @@ class ViewGradient:
     """
 
     part: Contribution
-    places: Callable[[Tensor], Tensor]
+    places: Places
     view: torch.Size
     shape: torch.Size
     key: tuple[object, ...]
@@ -110,24 +124,48 @@ class ViewGradient:
     def cleaned(self, keep: Tensor) -> ViewGradient:
         return replace(self, part=self.part.cleaned(keep))
 
+    @property
+    def convolves(self) -> bool:
+        return self.part.convolves
+
+    @property
+    def view_shape(self) -> torch.Size:
+        return self.shape
+
     def support(self, device: torch.device) -> Tensor:
-        """Which entries of the parameter it touches."""
         return self.places(torch.ones(1, *self.view, device=device))[0] != 0
 
+    merge_rank = 2
 
-def apart(parts: Sequence[Contribution]) -> bool:
-    """Whether all of `parts` are placed, and no two of them touch the same entry of the
-    parameter.
-    """
-    placed = [part for part in parts if isinstance(part, ViewGradient)]
-    if len(placed) != len(parts) or len({part.shape for part in placed}) > 1:
-        return False
-    touched = torch.stack([part.support(torch.device("cpu")) for part in placed])
-    return not bool((touched.sum(0) > 1).any())
+    def merge_key(self) -> tuple[object, ...]:
+        return (ViewGradient, *self.key)
+
+    def merged(self, alike: Sequence[ViewGradient]) -> list[Contribution]:
+        return [self if len(alike) == 1 else replace(self, part=Shared([a.part for a in alike]))]
+
+    def widened(self) -> ViewGradient:
+        return replace(self, part=self.part.widened())
+
+    def times(self, factor: Tensor | float, shape: torch.Size) -> Contribution | None:
+        if along(factor, shape) != "all":
+            return None
+        inner = self.part.times(factor, self.view)
+        return None if inner is None else replace(self, part=inner)
+
+    def through_view(
+        self,
+        places: Places,
+        view: torch.Size,
+        shape: torch.Size,
+        key: Callable[[], tuple[object, ...]],
+    ) -> ViewGradient:
+        before = self.places
+        chain = (*self.key, *key())
+        return ViewGradient(self.part, lambda t: places(before(t)), self.view, shape, chain)
 
 
 @dataclass(frozen=True)
-class RowScaled:
+class RowScaled(Contribution):
     """Example by example, every row of one fixed matrix times a number of its own."""
 
     factors: Tensor  # [batch, rows]
@@ -171,6 +209,37 @@ class RowScaled:
 
     def cleaned(self, keep: Tensor) -> RowScaled:
         return replace(self, factors=kept(self.factors, keep))
+
+    merge_rank = 1
+
+    def merge_key(self) -> tuple[object, ...]:
+        return (RowScaled,)
+
+    def merged(self, alike: Sequence[RowScaled]) -> list[Contribution]:
+        if len(alike) == 1 or not all(torch.equal(a.matrix, self.matrix) for a in alike[1:]):
+            return list(alike)
+        return [replace(self, factors=sum((a.factors for a in alike[1:]), start=self.factors))]
+
+    def inner_products(self, outer: Outer) -> tuple[Tensor, Tensor]:
+        """sum over o, t of f_o left[t, o] (right[t] . row_o).
+
+        A sum over t is wrong by gamma(columns + positions) times the sum of the absolute terms, and
+        sum over o of |f_o| |row_o| sum over t of |left[t, o]| |right[t]| is at most |f * rows|
+        |left| |right|.
+        """
+        left, right, rows = wide(outer.left), wide(outer.right), wide(self.matrix).flatten(1)
+        products = torch.cat(
+            [
+                (left[part] * (right[part] @ rows.t().to(right.dtype))).sum(1)
+                for part in row_chunks(len(left), left[0].numel())
+            ]
+        )
+        count, dtype = right.shape[2] + left.shape[1] + 16, outer.dtype
+        each = rounding.gamma(count, dtype) + 2 * rounding.of_factors(dtype, right.device)
+        size = (row_squares(left) * row_squares(right) * self.estimate().squares).sqrt()
+        hidden = count * len(rows) * rounding.least(dtype)
+        wrong = size * each * (1 + 2.0**-8) + hidden
+        return (products.double() * self.factors.double()).sum(1), wrong
 
 
 Push = Callable[[Tensor], list[Tensor | None]]
@@ -240,7 +309,7 @@ class ParameterFunction:
 
 
 @dataclass(frozen=True)
-class FunctionGradient:
+class FunctionGradient(Contribution):
     """What a parameter receives through a function of parameters that no rule explains."""
 
     below: ParameterFunction
@@ -277,3 +346,7 @@ class FunctionGradient:
         return FunctionGradient(
             ParameterFunction(below.part.cleaned(keep), below.push, below.shapes), self.place
         )
+
+    @property
+    def convolves(self) -> bool:
+        return self.below.part.convolves

@@ -5,29 +5,20 @@ are exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from dpfy.gradients.per_example import rounding
-from dpfy.gradients.per_example.contribution import (
-    Contribution,
-    Deferred,
-    Direct,
-    norm_by_parts,
-    row_chunks,
-    wide,
-)
-from dpfy.gradients.per_example.convolution import ConvolutionGradient
-from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
-from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.placed import RowScaled, Several, Stacked, ViewGradient, apart
-from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
+from dpfy.gradients.per_example.arithmetic import norm_by_parts
+from dpfy.gradients.per_example.contribution import Contribution, Direct, Piece
+from dpfy.gradients.per_example.rounding import NormEstimate
+from dpfy.gradients.per_example.sliced import Sliced
 
 
 @dataclass(frozen=True, repr=False)
-class MeasuredContribution:
+class MeasuredContribution(Contribution):
     """A contribution whose norms are known already, and what was kept of it."""
 
     norms: Tensor  # [parts, batch]
@@ -66,34 +57,81 @@ class MeasuredContribution:
     def cleaned(self, keep: Tensor) -> MeasuredContribution:
         return MeasuredContribution(self.norms, self.rest.cleaned(keep))
 
+    @property
+    def is_measured(self) -> bool:
+        return True
+
+    @property
+    def convolves(self) -> bool:
+        return self.rest.convolves
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.rest.scratch_bytes
+
+    def resolved(self) -> Contribution:
+        return self.rest
+
+    def used_rows(self) -> list[tuple[int, int]] | None:
+        return self.rest.used_rows()
+
+    def row_pieces(self, shape: torch.Size) -> tuple[Piece, ...] | None:
+        sliced = self.rest.sliced_shape is not None or self.rest.row_pieces(shape) is None
+        return None if sliced else ((0, shape[0], self),)
+
+    def row_range(self, start: int, end: int) -> Contribution:
+        return self.rest.row_range(start, end)
+
+    def unwrapped(self) -> Contribution:
+        rest = self.rest
+        if isinstance(rest, Sliced) and len(rest.pieces) == 1:
+            return rest.of([MeasuredContribution(self.norms, rest.parts[0])])
+        return self
+
 
 @dataclass(frozen=True)
-class Shared(Several):
+class Shared(Contribution):
     """Several uses of one parameter. The cross terms are exact."""
+
+    parts: Sequence[Contribution]
+
+    @property
+    def batch(self) -> int:
+        return self.parts[0].batch
 
     @property
     def width(self) -> int:
         return self.parts[0].width
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
+    def convolves(self) -> bool:
+        return any(part.convolves for part in self.parts)
+
+    @property
+    def summands(self) -> Sequence[Contribution]:
+        return self.parts
+
     def measured(self) -> tuple[Tensor, Contribution]:
         merged = merge(self.parts)
         if len(merged) == 1:
             return merged[0].measured()
-        if apart(merged):
+        if disjoint(merged):
             return torch.cat([part.measured()[0] for part in merged]), self
-        kinds = {type(m): m for m in merged}
-        outer, rows = kinds.get(Outer), kinds.get(EmbeddingGradient)
-        if len(merged) == 2 and isinstance(outer, Outer) and isinstance(rows, EmbeddingGradient):
-            return outer.estimate().plus(rows.estimate(), *tied_product(outer, rows)).upper, self
-        fixed = kinds.get(RowScaled)
-        if len(merged) == 2 and isinstance(outer, Outer) and isinstance(fixed, RowScaled):
-            return outer.estimate().plus(fixed.estimate(), *rows_product(outer, fixed)).upper, self
+        if len(merged) == 2:
+            first, second = merged
+            found = first.estimate_with(second) or second.estimate_with(first)
+            if found is not None:
+                return found.upper, self
         # Uses may cancel: their sum is wrong by what each of them is, once in the norm and once in
         # the weighted sum.
         squares = norm_by_parts(
             self.batch,
             self.width * len(merged),
-            Shared([widened(part) for part in merged]).per_example,
+            Shared([part.widened() for part in merged]).per_example,
         )
         return NormEstimate(squares, torch.zeros_like(squares), 2 * self.rounding()).upper, self
 
@@ -115,6 +153,9 @@ class Shared(Several):
     def cleaned(self, keep: Tensor) -> Shared:
         return Shared([part.cleaned(keep) for part in self.parts])
 
+    def widened(self) -> Shared:
+        return Shared([part.widened() for part in self.parts])
+
 
 def _no_wider(weights: Tensor, part: Contribution) -> Tensor:
     """Weights in float64 for gradients in float64 alone: a parameter in float32 may have been used
@@ -131,137 +172,60 @@ def merge(parts: Sequence[Contribution]) -> list[Contribution]:
     """Join uses of the same kind: sums of outer products and of rows are longer sums, direct
     gradients add.
     """
-    parts = [
-        p.rest
-        if isinstance(p, MeasuredContribution)
-        else p.direct()
-        if isinstance(p, Deferred)
-        else p
-        for p in parts
-    ]
-    outers = [p for p in parts if isinstance(p, Outer)]
-    rows = [p for p in parts if isinstance(p, EmbeddingGradient)]
-    direct = [p for p in parts if isinstance(p, Direct)]
-    placed: dict[tuple[object, ...], list[ViewGradient]] = {}
-    for part in parts:
-        if isinstance(part, ViewGradient):
-            placed.setdefault(part.key, []).append(part)
-    merged: list[Contribution] = [
-        p
-        for p in parts
-        if not isinstance(p, Outer | EmbeddingGradient | Direct | ViewGradient | RowScaled)
-    ]
-    fixed = [p for p in parts if isinstance(p, RowScaled)]
-    if len(fixed) > 1 and all(torch.equal(p.matrix, fixed[0].matrix) for p in fixed[1:]):
-        fixed = [
-            replace(fixed[0], factors=sum((p.factors for p in fixed[1:]), start=fixed[0].factors))
+    alike: dict[tuple[object, ...], list[Contribution]] = {}
+    for part in (part.resolved() for part in parts):
+        alike.setdefault(part.merge_key(), []).append(part)
+    groups = sorted(alike.values(), key=lambda same: same[0].merge_rank)
+    return [each for same in groups for each in same[0].merged(same)]
+
+
+def disjoint(parts: Sequence[Contribution]) -> bool:
+    """Whether all of `parts` are views of one parameter, and no two of them touch the same entry of
+    it.
+    """
+    if len({part.view_shape for part in parts}) > 1 or parts[0].view_shape is None:
+        return False
+    touched = torch.stack([part.support(torch.device("cpu")) for part in parts])
+    return not bool((touched.sum(0) > 1).any())
+
+
+def combine_uses(uses: Sequence[Contribution]) -> Contribution:
+    """All uses of one parameter as one contribution. The cross terms are exact."""
+    if len(uses) == 1:
+        return uses[0]
+    flat = [use.unwrapped() for use in uses]
+    shape = next((use.sliced_shape for use in flat if use.sliced_shape is not None), None)
+    cut = None if shape is None else [use.row_pieces(shape) for use in flat]
+    if shape is None or cut is None or None in cut:
+        return Shared(list(uses))
+    pieces = [piece for each in cut for piece in each or ()]
+    edges = sorted({row for a, b, _ in pieces for row in (a, b)})
+    joined: list[Piece] = []
+    for a, b in pairwise(edges):
+        found = [
+            part if (a, b) == (start, end) else part.row_range(a - start, b - start)
+            for start, end, part in pieces
+            if start <= a and b <= end
         ]
-    merged += fixed
-    merged += [
-        same[0] if len(same) == 1 else replace(same[0], part=Shared([p.part for p in same]))
-        for same in placed.values()
-    ]
-    if outers:
-        merged.append(Outer(_along([p.left for p in outers]), _along([p.right for p in outers])))
-    if rows:
-        joined = EmbeddingGradient(
-            _along([p.index for p in rows]), _along([p.grads for p in rows]), rows[0].count
-        )
-        if any(isinstance(p, RaggedEmbeddingGradient) for p in rows):
-            own = [
-                p.lengths
-                if isinstance(p, RaggedEmbeddingGradient)
-                else p.index.new_tensor(p.index.shape[1])
-                for p in rows
-            ]
-            lengths = torch.stack([each.expand(len(joined.index)) for each in own]).sum(0)
-            joined = RaggedEmbeddingGradient(joined.index, joined.grads, joined.count, lengths)
-        merged.append(joined)
-    if direct:
-        merged.append(Direct(sum((p.grads for p in direct[1:]), start=direct[0].grads)))
-    return merged
+        if found:
+            joined.append((a, b, found[0] if len(found) == 1 else Shared(found)))
+    return _as_one(joined, shape)
 
 
-def _along(parts: list[Tensor]) -> Tensor:
-    """All positions of the parts. One alone need not be copied: the gradient of a language model's
-    head is as large as all else.
-    """
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+def overlapping(uses: Sequence[Contribution]) -> bool:
+    """Whether some row of the parameter may be used more than once."""
+    if len(uses) < 2:
+        return False
+    used = [use.used_rows() for use in uses]
+    rows = sorted(row for each in used for row in each or ())
+    return None in used or any(b > c for (_, b), (c, _) in pairwise(rows))
 
 
-def widened(part: Contribution) -> Contribution:
-    """`part` with its factors in float32 or wider: products that are written out in a narrow type
-    hide what may not cancel.
-    """
-    if isinstance(part, Outer):
-        return Outer(wide(part.left), wide(part.right))
-    if isinstance(part, Direct | EmbeddingGradient):
-        return replace(part, grads=wide(part.grads))
-    if isinstance(part, ConvolutionGradient):
-        return replace(
-            part, inputs=wide(part.inputs), grads=wide(part.grads), weight=wide(part.weight)
-        )
-    if isinstance(part, ViewGradient):
-        return replace(part, part=widened(part.part))
-    return (
-        replace(part, parts=[widened(each) for each in part.parts])
-        if isinstance(part, Stacked | Shared)
-        else part
-    )
-
-
-def rows_product(outer: Outer, fixed: RowScaled) -> tuple[Tensor, Tensor]:
-    """Inner products, example by example, of a sum of outer products with the scaled rows of a
-    fixed matrix; how wrong they can be.
-
-    sum over o, t of f_o left[t, o] (right[t] . row_o). A sum over t is wrong by gamma(columns +
-    positions) times the sum of the absolute terms, and sum over o of |f_o| |row_o| sum over t of
-    |left[t, o]| |right[t]| is at most |f * rows| |left| |right|.
-    """
-    left, right, rows = wide(outer.left), wide(outer.right), wide(fixed.matrix).flatten(1)
-    products = torch.cat(
-        [
-            (left[part] * (right[part] @ rows.t().to(right.dtype))).sum(1)
-            for part in row_chunks(len(left), left[0].numel())
-        ]
-    )
-    count, dtype = right.shape[2] + left.shape[1] + 16, outer.dtype
-    each = rounding.gamma(count, dtype) + 2 * rounding.of_factors(dtype, right.device)
-    size = (row_squares(left) * row_squares(right) * fixed.estimate().squares).sqrt()
-    hidden = count * len(rows) * rounding.least(dtype)
-    return (products.double() * fixed.factors.double()).sum(1), size * each * (1 + 2.0**-8) + hidden
-
-
-def tied_product(outer: Outer, rows: EmbeddingGradient) -> tuple[Tensor, Tensor]:
-    """Inner products, example by example, of a linear head's gradient with that of the embedding it
-    is tied to; how wrong they can be.
-
-    sum over t, s of left[t][index[s]] (right[t] . grads[s]): nothing of the size of the table is
-    made for an example. With M the first factors and N the second ones, an entry of N is wrong by
-    gamma(width) |right[t]| |grads[s]|, so the sum by that times |M| |right| |grads|, and by
-    gamma(`SHORT`) |M| |N|.
-    """
-    products, errors = [], []
-    width, dtype = rows.grads.shape[2], torch.promote_types(outer.dtype, rows.dtype)
-    entries = outer.left.shape[1] * rows.index.shape[1]
-    each = rounding.gamma(width + 4, dtype) + 2 * rounding.of_factors(dtype, outer.right.device)
-    for part in row_chunks(len(outer.left), 2 * entries):
-        left, index, right, grads = (
-            outer.left[part],
-            rows.index[part],
-            wide(outer.right[part]),
-            wide(rows.grads[part]),
-        )
-        first = wide(left.gather(2, index[:, None, :].expand(-1, left.shape[1], -1)))
-        common = torch.promote_types(right.dtype, grads.dtype)
-        second = right.to(common) @ grads.to(common).mT
-        size = (row_squares(right) * row_squares(grads)).sqrt_()
-        wrong = each * size + entries * width * rounding.least(dtype)
-        wrong = wrong + rounding.gamma(rounding.SHORT + 4, dtype) * (
-            row_squares(second).sqrt() + wrong
-        )
-        errors.append(
-            wrong * row_squares(first).sqrt() * (1 + 2.0**-8) + entries * rounding.least(dtype)
-        )
-        products.append(rounding.block_sums(first * second))
-    return torch.cat(products), torch.cat(errors)
+def _as_one(pieces: list[Piece], shape: torch.Size) -> Contribution:
+    """Small gradients that are held directly lie side by side, as if they had come in one."""
+    stored = [part.stored_grads for _, _, part in pieces]
+    direct = [grads for grads in stored if grads is not None]
+    whole = sum(b - a for a, b, _ in pieces) == shape[0] and len(direct) == len(pieces)
+    if whole and len(shape) == 1 and len({g.dtype for g in direct}) == 1:
+        return Direct(torch.cat(direct, 1))
+    return Sliced(tuple(pieces), shape)

@@ -15,15 +15,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.outer import Outer
-
-Piece = tuple[int, int, Contribution]
-"""First row, row after the last one, and what these rows receive."""
+from dpfy.gradients.per_example.contribution import Contribution, Piece
 
 
 @dataclass(frozen=True)
-class Sliced:
+class Sliced(Contribution):
     """What some rows of a parameter receive, each from its own contribution; the other rows receive
     nothing.
 
@@ -57,23 +53,43 @@ class Sliced:
     def dtype(self) -> torch.dtype:
         return max((part.dtype for part in self.parts), key=lambda dtype: torch.finfo(dtype).eps)
 
+    def row_blocks(self) -> list[Contribution]:
+        return self.parts
+
+    def reassembled(
+        self, measured: Sequence[tuple[Tensor, Contribution]]
+    ) -> tuple[Tensor, Contribution]:
+        norms, rests = zip(*measured, strict=True)
+        return torch.cat(norms), self.of(rests)
+
     def measured(self) -> tuple[Tensor, Contribution]:
-        made = [part.measured() for part in self.parts]
-        return torch.cat([norms for norms, _ in made]), self.of([rest for _, rest in made])
+        return self.reassembled([part.measured() for part in self.parts])
+
+    @property
+    def sliced_shape(self) -> torch.Size:
+        return self.shape
+
+    def used_rows(self) -> list[tuple[int, int]]:
+        return [(a, b) for a, b, _ in self.pieces]
+
+    def row_pieces(self, shape: torch.Size) -> tuple[Piece, ...]:
+        return self.pieces
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         sums = [part.weighted_sum(weights) for part in self.parts]
         return self._filled(self.shape, sums)
 
+    writes_in_place = True
+
+    @property
+    def scratch_bytes(self) -> int:
+        return max(part.scratch_bytes for part in self.parts)
+
     def sum_into(self, weights: Tensor, place: Tensor, scratch: Tensor | None = None) -> Tensor:
-        """:meth:`weighted_sum` in the memory of `place`."""
         if sum(b - a for a, b, _ in self.pieces) < self.shape[0]:
             place.zero_()
         for a, b, part in self.pieces:
-            if isinstance(part, Outer):
-                part.sum_into(weights, place[a:b], scratch)
-            else:
-                place[a:b] = part.weighted_sum(weights).view(b - a, *self.shape[1:])
+            part.sum_into(weights, place[a:b], scratch)
         return place
 
     def per_example(self, rows: slice) -> Tensor:
@@ -94,11 +110,6 @@ class Sliced:
 
     def cleaned(self, keep: Tensor) -> Sliced:
         return self.of([part.cleaned(keep) for part in self.parts])
-
-
-def pieces_of(part: Contribution) -> list[Contribution]:
-    """The contributions that `part` is made of: its pieces, or itself."""
-    return part.parts if isinstance(part, Sliced) else [part]
 
 
 def rows_of(part: Contribution, parameter: Tensor, start: int) -> Contribution:
