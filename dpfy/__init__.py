@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from dpfy.training.fit import Result, fit
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
+    from dpfy.training.metrics import Plateau
     from dpfy.training.normalise import private_batchnorm
     from dpfy.training.parallel.world import World
     from dpfy.training.per_record import per_record
-    from dpfy.training.plateau import Plateau
     from dpfy.training.predict import predict
     from dpfy.training.run import Run, RunFolder
     from dpfy.training.runtime import Runtime
@@ -96,7 +96,7 @@ _HOME = {
     "TextTerms": "dpfy.synthetic.text.run",
     "synthesize_text": "dpfy.synthetic.text.run",
     "verify": "dpfy.report.verify",
-    "Plateau": "dpfy.training.plateau",
+    "Plateau": "dpfy.training.metrics",
     "Result": "dpfy.training.fit",
     "fit": "dpfy.training.fit",
     "load": "dpfy.training.load",

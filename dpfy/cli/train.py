@@ -185,10 +185,10 @@ def _train(
         return
     from dpfy.runs.folder import fresh_path
     from dpfy.training import job, ready
-    from dpfy.training.parallel import launch
+    from dpfy.training.parallel.world import process_group
 
     folder = out or fresh_path()
-    with resumable(folder, "dpfy train"), launch.joined() as first:
+    with resumable(folder, "dpfy train"), process_group() as first:
         if resume and job.is_finished(folder) and not show:
             outcome = job.finished(folder)
         else:

@@ -26,7 +26,6 @@ from dpfy.isolation.check import CheckSummary
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import ROUND
 from dpfy.sampling.samplers import CheckInSampler
-from dpfy.training.admission import check_parts
 from dpfy.training.batches import Batches
 from dpfy.training.integrity import checkpoint
 from dpfy.training.integrity.checkpoint import Snapshot
@@ -34,6 +33,7 @@ from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
+from dpfy.training.validation import check_parts
 
 CHECKED = (
     "the update of each client was bounded as it came, whatever the client had computed: no step "
@@ -255,7 +255,7 @@ class PrivateRounds(PrivateTraining):
         compute something else is refused.
         """
         self._require_live()
-        with self._halt.final():
+        with self._status.stop_on_error():
             self._state = self._state.computing(
                 what, self.folder.randomness.tag(what, facts.encode())
             )

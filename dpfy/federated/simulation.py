@@ -27,17 +27,16 @@ from dpfy.noise.shares import Shares
 from dpfy.plan.recipe import Plan
 from dpfy.sampling.samplers import CheckInSampler
 from dpfy.training import evaluation, metrics
-from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC
 from dpfy.training.fit import Result, finished
 from dpfy.training.integrity import computation
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
+from dpfy.training.metrics import spent
 from dpfy.training.objective import BatchLosses, Objective
-from dpfy.training.progress import spent
 from dpfy.training.run import Run, RunFolder
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update
+from dpfy.training.update import Update, adopt
 
 
 def fit(

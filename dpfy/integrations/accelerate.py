@@ -37,12 +37,12 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.integrations import apart, ending, epoch
 from dpfy.integrations.totals import Totals
 from dpfy.plan.recipe import Plan
-from dpfy.training.admission import NARROW
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import waits
 from dpfy.training.update import Update
+from dpfy.training.validation import NARROW
 
 try:
     from accelerate import Accelerator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from dpfy.training import averaging
+from dpfy.training import update
 from dpfy.training.loop import PrivateTraining
 
 
@@ -21,7 +21,7 @@ def finish(training: PrivateTraining) -> None:
         training.plan.recipe.stopping,
     )
     training.finish()
-    averaging.adopt(training.average, training.model)
+    update.adopt(training.average, training.model)
     if done == steps:
         return
     billed = steps if stopping is None else stopping.next(done)

@@ -26,13 +26,13 @@ from dpfy.core import check, errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.integrations import apart, ending, epoch, measured
 from dpfy.plan.recipe import Plan
-from dpfy.training.admission import NARROW
 from dpfy.training.integrity import state
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Every
 from dpfy.training.update import Update
+from dpfy.training.validation import NARROW
 
 try:
     from lightning.pytorch.strategies import SingleDeviceStrategy

@@ -9,8 +9,8 @@ from typing import Any
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.plan.recipe import Plan
-from dpfy.training.admission import NARROW
 from dpfy.training.runtime import Runtime
+from dpfy.training.validation import NARROW
 
 DEFAULT_CLIP = 1.0
 """The max_grad_norm of TrainingArguments who do not say anything. Here it is off: the plan's clip

@@ -1,10 +1,12 @@
-"""The physical batches of a run: which records each step takes, how they are cut, masked and read,
-and in what order they go out.
+"""The physical batches of a run: which records each step takes, how many fit in memory at once, in
+what order they go out, and the sum over those of one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import math
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, tee
 from typing import Any
@@ -12,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, Draw, Look
@@ -26,8 +29,9 @@ from dpfy.gradients.engine import Grads
 from dpfy.isolation.check import IsolationCheck
 from dpfy.isolation.inspection import Inspected, Mixing, secret_steps
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.training import progress
+from dpfy.training import metrics
 from dpfy.training.parallel.world import World
+from dpfy.training.runtime import Runtime
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,7 +191,7 @@ class Batches:
 
     def _show(self, batches: Iterator[Batch], plan: Plan) -> Generator[Batch, None, None]:
         """The batches, with a bar that moves as they go out."""
-        with progress.bar(plan, self._steps_done()) as show:
+        with metrics.bar(plan, self._steps_done()) as show:
             for batch in batches:
                 yield batch
                 show(self._steps_done())
@@ -218,3 +222,145 @@ class Captures:
 
             self._structure, self._sum = structure, CapturedSum(self._engine, losses_of)
         return self._sum(tuple(found[place] for place in places), clip, mask)
+
+
+class GradAccumulator:
+    """Which physical batch is out and waits for its losses, whether it was added, and the sum so
+    far.
+    """
+
+    def __init__(self, pieces: int) -> None:
+        self.left = pieces
+        self.waiting = False
+        self.idle = True
+        self.rows = 0
+        self.mask: Tensor | None = None
+        self.total: Grads = {}
+
+    def expect(self, mask: Tensor | None, rows: int) -> None:
+        """A physical batch of `rows` rows is handed out; of these `mask` says which count."""
+        self.mask, self.rows, self.waiting, self.idle = mask, rows, True, False
+
+    def add(self, part: Grads, keep: bool = True) -> None:
+        """Add the sum over the physical batch that is out. Without `keep` its tensors will be
+        overwritten.
+        """
+        if self.left > 1 or self.total:
+            part = {
+                name: value.to_dense() if value.is_sparse else value for name, value in part.items()
+            }
+        if self.total:
+            torch._foreach_add_([self.total[name] for name in part], list(part.values()))
+        else:
+            copy = not keep and self.left > 1
+            self.total = {name: value.clone() if copy else value for name, value in part.items()}
+        self.left -= 1
+        self.idle = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether every physical batch was added."""
+        return self.left == 0
+
+    def require_added(self) -> None:
+        """Refuse to go on before the physical batch that is out was added."""
+        if not self.idle:
+            raise InvalidInput(
+                "step", "no call", "every batch must be followed by exactly one step(losses)"
+            )
+
+    def check_losses(self, losses: Tensor) -> None:
+        """Refuse what is not one loss for each row of the batch that is out."""
+        if not isinstance(losses, Tensor) or losses.dim() == 0:
+            raise InvalidInput(
+                "losses",
+                "a scalar",
+                'must hold one loss per example: compute the loss with reduction="none"',
+            )
+        if losses.shape != (self.rows,):
+            rule = f"must have shape ({self.rows},): one loss per example of the batch"
+            raise InvalidInput("losses", f"shape {tuple(losses.shape)}", rule)
+        if not losses.requires_grad:
+            raise InvalidInput(
+                "losses", "no graph", "must depend on the model's trainable parameters"
+            )
+
+
+MOST = 1 << 16
+SHARE = 0.4
+"""Share of the free memory that activations and the engine's work may take: the backward pass needs
+about as much again.
+"""
+
+
+def find_microbatch_size(
+    model: nn.Module,
+    records: Source,
+    runtime: Runtime,
+    expected: float,
+    device: torch.device,
+    held: int | None,
+) -> int:
+    """The most units in a physical batch, for logical ones of `expected`; a captured step has room
+    for little more than those.
+
+    What was found by measuring is measured once: a resumed run keeps what it `held`.
+    """
+    most = runtime.max_physical_batch
+    if not isinstance(most, int):
+        most = max(1, largest_batch(model, records.flat, device) // records.rows_each)
+        if held is not None:
+            return held
+    return min(most, padded_size(expected)) if runtime.graph else most
+
+
+def largest_batch(model: nn.Module, records: Sequence[Tensor], device: torch.device) -> int:
+    """The largest power of two whose forward and backward pass fit on `device`, by what one more
+    example makes autograd keep.
+
+    Guarantees: depends on shapes, the model and the machine only; torch's generators are left as
+    they were.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        two, four = (_kept_bytes(model, records, rows, device) for rows in (2, 4))
+    each = max(1.0, (four - two) / 2)
+    fits = SHARE * _free_bytes(device) / each
+    return 1 << (max(1, int(min(fits, MOST))).bit_length() - 1)
+
+
+def padded_size(expected: float) -> int:
+    """Rows for a random batch of `expected` records on average: four standard deviations more, a
+    multiple of eight.
+    """
+    return -8 * (-math.ceil(expected + 4 * math.sqrt(expected)) // 8)
+
+
+def _kept_bytes(
+    model: nn.Module, records: Sequence[Tensor], rows: int, device: torch.device
+) -> int:
+    """Bytes that a forward pass on `rows` made-up records keeps for its backward pass."""
+    seen: dict[int, int] = {}
+
+    def note(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    example = torch.zeros(rows, *records[0].shape[1:], dtype=records[0].dtype, device=device)
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            output = model(example)
+    except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+        what = (
+            f"max_physical_batch 'auto' with a model that does not take the first tensor of a "
+            f"record alone ({problem})"
+        )
+        raise Unsupported(what, "give the number of examples") from None
+    del output
+    return sum(seen.values()) + example.numel() * example.element_size()
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -184,21 +184,21 @@ def billed(
 
 
 @torch.no_grad()
-def alongside(
+def join_collectives(
     training: PrivateTraining, objective: Objective, test: Source, use: str
 ) -> Evaluation:
     """What a rank other than 0 does while rank 0 evaluates: where it holds a part of the model it
     runs it too, and releases nothing.
     """
-    if training.spread.waits and use == PUBLIC:
+    if training.parallel.model_sharded and use == PUBLIC:
         public(training, objective, test)
-    elif training.spread.waits:
+    elif training.parallel.model_sharded:
         _answered(training, test, objective)
     return Evaluation(use, {})
 
 
 @torch.no_grad()
-def rehearse(
+def dry_run(
     training: PrivateTraining,
     test: Source,
     objective: Objective,

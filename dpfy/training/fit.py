@@ -23,22 +23,20 @@ from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
 from dpfy.runs.folder import fresh_path
 from dpfy.training import evaluation, metrics
-from dpfy.training.admission import check_parts, owned
-from dpfy.training.averaging import adopt
 from dpfy.training.evaluation import BILLED, PUBLIC
 from dpfy.training.integrity import overlap
 from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
+from dpfy.training.metrics import Rule, check_rule, spent
 from dpfy.training.objective import BatchLosses, Objective
-from dpfy.training.parallel.read_only_run import Follower
+from dpfy.training.parallel.read_only_run import ReadOnlyRun
 from dpfy.training.parallel.world import World
 from dpfy.training.per_record import PerRecord
-from dpfy.training.plateau import Rule, check_rule
-from dpfy.training.progress import spent
 from dpfy.training.run import Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
-from dpfy.training.update import Update
+from dpfy.training.update import Update, adopt
+from dpfy.training.validation import check_parts, with_owners
 
 BEFORE = "finished before"
 
@@ -69,7 +67,7 @@ def fit(
     labels: str | None = None,
     user: object = None,
     objective: BatchLosses | None = None,
-    run: str | Path | Run | RunFolder | Follower | None = None,
+    run: str | Path | Run | RunFolder | ReadOnlyRun | None = None,
     test: object | None = None,
     test_is: str | None = None,
     test_noise: float | None = None,
@@ -120,7 +118,7 @@ def fit(
     """
     check_parts(model, optimizer, plan)
     check_rule(stop, plan)
-    train = owned(train, user, plan.recipe)
+    train = with_owners(train, user, plan.recipe)
     aim = Objective(loss, labels, objective)
     aim.check("train", train)
     runtime = runtime or Runtime()
@@ -150,7 +148,7 @@ def fit(
         run = _billed(run, plan, test_noise)
     world = World.joined() if world is None else world
     if (
-        done := world.in_turn("what was finished before", lambda: finished(model, run, plan))
+        done := world.rank0_first("what was finished before", lambda: finished(model, run, plan))
     ) is not None:
         return done
     training = PrivateTraining(
@@ -177,7 +175,7 @@ def fit(
                 overlap.require_apart(
                     "test", training.records, held_out, training.folder.randomness
                 )
-            evaluation.rehearse(training, held_out, aim, use, test_bound)
+            evaluation.dry_run(training, held_out, aim, use, test_bound)
         model.train()
         noted = metrics.last_step(training.folder.path)
         if aim.record is not None and training.isolation is not None:
@@ -186,9 +184,9 @@ def fit(
         for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None, stop):
             step(batch)
         found = _evaluated(training, aim, held_out, use, test_bound)
-        utility = world.leads("the evaluation", lambda: found.utility) or evaluation.measure(
-            training, aim, held_out
-        )
+        utility = world.broadcast_object(
+            "the evaluation", lambda: found.utility
+        ) or evaluation.measure(training, aim, held_out)
         folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
@@ -207,10 +205,10 @@ def fit(
 
 
 def _billed(
-    run: str | Path | Run | RunFolder | Follower | None, plan: Plan, noise: float | None
-) -> Run | RunFolder | Follower:
+    run: str | Path | Run | RunFolder | ReadOnlyRun | None, plan: Plan, noise: float | None
+) -> Run | RunFolder | ReadOnlyRun:
     """The run with its evaluation, to be reserved before the data is read."""
-    if isinstance(run, RunFolder | Follower):
+    if isinstance(run, RunFolder | ReadOnlyRun):
         if run.run.evaluation is None:
             raise InvalidInput(
                 "run",
@@ -234,7 +232,7 @@ def _evaluated(
     if test is None or use == evaluation.WITHHELD:
         return evaluation.Evaluation(use, {})
     if not training.world.first:
-        return evaluation.alongside(training, aim, test, use)
+        return evaluation.join_collectives(training, aim, test, use)
     return (
         evaluation.public(training, aim, test)
         if use == PUBLIC
@@ -297,7 +295,7 @@ def _noting(
         asked = done
         rows = metrics.rows(training.folder.path)
         return bool(
-            training.world.leads(
+            training.world.broadcast_object(
                 "the end of the run", lambda: bool(stop([r for r in rows if r["step"] in points]))
             )
         )

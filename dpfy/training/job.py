@@ -40,15 +40,13 @@ from dpfy.training.config import (
     read_toml,
 )
 from dpfy.training.fit import BEFORE, Result, fit
-from dpfy.training.ftrl import Ftrl
 from dpfy.training.losses import OF_CLASSES
-from dpfy.training.parallel.launch import restarted
-from dpfy.training.parallel.read_only_run import Follower, opened
-from dpfy.training.parallel.world import World
-from dpfy.training.plateau import Plateau
+from dpfy.training.metrics import Plateau
+from dpfy.training.parallel.read_only_run import ReadOnlyRun, opened
+from dpfy.training.parallel.world import World, restarted
 from dpfy.training.ready import UNKNOWN
 from dpfy.training.run import TRAINING, Run, RunFolder, ended, finish_erasure
-from dpfy.training.update import Update
+from dpfy.training.update import Ftrl, Update
 
 WRITERS = 539
 """Who wrote MNIST's training images."""
@@ -233,7 +231,7 @@ def run(
             "run", str(out), "was started with canaries; resume it with dpfy audit train --resume"
         )
     plan, world = plan_of(config), World.joined()
-    return world.told(
+    return world.notify_on_error(
         lambda: trained(
             config, opened(world, run_of(config, plan, out, resume, seed), plan), world, progress
         )
@@ -241,7 +239,7 @@ def run(
 
 
 def trained(
-    config: JobConfig, folder: RunFolder | Follower, world: World, progress: bool
+    config: JobConfig, folder: RunFolder | ReadOnlyRun, world: World, progress: bool
 ) -> Outcome:
     """Train in an opened folder."""
     plan = folder.plan
@@ -268,7 +266,7 @@ def fitted(
     data: source.DataSource,
     train: object,
     test: Records | None,
-    run: RunFolder | Follower,
+    run: RunFolder | ReadOnlyRun,
     *,
     progress: bool = False,
     world: World | None = None,

@@ -32,7 +32,23 @@ from dpfy.isolation.check import IsolationCheck
 from dpfy.plan.recipe import Plan
 from dpfy.runs.folder import fresh_path
 from dpfy.training import finish, schedulers
-from dpfy.training.admission import (
+from dpfy.training.batches import Batches, Captures, Drawing, GradAccumulator, find_microbatch_size
+from dpfy.training.integrity import computation, guard, resume, state
+from dpfy.training.integrity.guard import Guard
+from dpfy.training.integrity.journal import Journal
+from dpfy.training.integrity.publication import Seen
+from dpfy.training.integrity.run_state import RunState, RunStatus, leave
+from dpfy.training.integrity.settings import Settings
+from dpfy.training.integrity.state import TrainState
+from dpfy.training.parallel.layout import layout_of, placed, unwrapped
+from dpfy.training.parallel.read_only_run import ReadOnlyRun, taken
+from dpfy.training.parallel.world import World
+from dpfy.training.run import Run, RunFolder
+from dpfy.training.runtime import Runtime
+from dpfy.training.schedulers import Schedules
+from dpfy.training.step import PrivateStep, stream_of
+from dpfy.training.update import Rates, Update, clear_gradients, rates_of, swapped
+from dpfy.training.validation import (
     check_first,
     check_optimizer,
     check_owners,
@@ -40,29 +56,9 @@ from dpfy.training.admission import (
     check_parts,
     check_records,
 )
-from dpfy.training.averaging import swapped
-from dpfy.training.batches import Batches, Captures, Drawing
-from dpfy.training.integrity import computation, guard, resume, state
-from dpfy.training.integrity.guard import Guard
-from dpfy.training.integrity.halt import Halt, leave
-from dpfy.training.integrity.journal import Journal
-from dpfy.training.integrity.publication import Seen
-from dpfy.training.integrity.settings import Settings
-from dpfy.training.integrity.standing import Standing
-from dpfy.training.integrity.state import TrainState
-from dpfy.training.logical import LogicalBatch
-from dpfy.training.parallel.layout import layout_of, placed, unwrapped
-from dpfy.training.parallel.read_only_run import Follower, taken
-from dpfy.training.parallel.world import World
-from dpfy.training.physical import rows_at_once
-from dpfy.training.run import Run, RunFolder
-from dpfy.training.runtime import Runtime
-from dpfy.training.schedulers import Schedules
-from dpfy.training.step import PrivateStep, stream_of
-from dpfy.training.update import Rates, Update, clear_gradients, rates_of
 
 
-class PrivateTraining(Standing):
+class PrivateTraining(RunState):
     """Private training around your own loop, your own model object and any `torch.optim` optimizer.
 
         with dpfy.PrivateTraining(model, optimizer, train, plan, run="runs/x") as training:
@@ -86,7 +82,7 @@ class PrivateTraining(Standing):
         optimizer: torch.optim.Optimizer,
         train: object,
         plan: Plan,
-        run: str | Path | Run | RunFolder | Follower | None = None,
+        run: str | Path | Run | RunFolder | ReadOnlyRun | None = None,
         *,
         runtime: Runtime | None = None,
         update: Update | None = None,
@@ -103,7 +99,7 @@ class PrivateTraining(Standing):
         self.runtime, self.rule = runtime or Runtime(), update or Update()
         self.run = (
             run
-            if isinstance(run, Run | RunFolder | Follower)
+            if isinstance(run, Run | RunFolder | ReadOnlyRun)
             else Run(run if run is not None else fresh_path())
         )
         fresh = isinstance(self.run, Run) and not self.run.resume
@@ -126,7 +122,7 @@ class PrivateTraining(Standing):
         self._state = TrainState(
             0, state.weights_of(model), optimizer, {}, {}, plan.recipe.clip, {}, self.schedules
         )
-        self._halt = Halt()
+        self._status = RunStatus()
         self._journal: Journal | None = None
         self._seen = Seen()
         self._asked: object = None
@@ -140,9 +136,9 @@ class PrivateTraining(Standing):
         """
         if self._entered:
             raise InvalidInput("training", "entered twice", "one block at a time")
-        self._halt, self._pieces, self._journal = Halt(), None, None
+        self._status, self._pieces, self._journal = RunStatus(), None, None
         self.world = World.joined() if self._joined is None else self._joined
-        self.folder: RunFolder | Follower = self.world.told(
+        self.folder: RunFolder | ReadOnlyRun = self.world.notify_on_error(
             lambda: taken(self.world, self.run, self.plan)
         )
         try:
@@ -164,20 +160,20 @@ class PrivateTraining(Standing):
         """
         recipe, model, randomness = self.plan.recipe, self.model, self.folder.randomness
         self.device = placed(model, self.runtime.device)
-        self.spread = layout_of(model, self.world)
+        self.parallel = layout_of(model, self.world)
         self.records = as_source(self._train).to(self.device)
         check_records(recipe, self.records.records_each, stated(self.records))
         check_part(self.folder.part, self.records)
         private: Grads = dict(trainable(model))
-        stream = self.spread.stream(stream_of(self.plan, self.folder), private, recipe.clip)
+        stream = self.parallel.stream(stream_of(self.plan, self.folder), private, recipe.clip)
         self.rates = Rates(rates_of(self.optimizer), self._factors)
         average = MappingProxyType(self.rule.averaging.init(model))
-        noise = stream.init(self.spread.held(private))
+        noise = stream.init(self.parallel.local_shard(private))
         stream.require_lattice(private, recipe.clip.bound.l2)
         snapshot = resume.found(self.folder, self.world)
         held = None if snapshot is None else snapshot.facts["physical"]
         rows = partial(
-            rows_at_once,
+            find_microbatch_size,
             model,
             self.records,
             self.runtime,
@@ -198,7 +194,7 @@ class PrivateTraining(Standing):
         self._entry = self.steps_done
         self.settings.start(self._entry)
         self._journal = journal = resume.journal_of(self, snapshot)
-        self.spread.attach(self.engine)
+        self.parallel.attach(self.engine)
         kept = self.folder.secrets / "watch.json"
         self.isolation = IsolationCheck(
             model,
@@ -210,7 +206,7 @@ class PrivateTraining(Standing):
             varies(recipe.sampler.participation),
         )
         self.isolation.keeps, self.isolation.alone = self.world.first, self.world.count == 1
-        cut = (self.physical_batch, self.row_multiple, self.spread.readers)
+        cut = (self.physical_batch, self.row_multiple, self.parallel.readers)
         self.drawing = Drawing(recipe, randomness, self.records, self.isolation, *cut)
         self._guard = Guard(
             model,
@@ -218,7 +214,7 @@ class PrivateTraining(Standing):
             average,
             stored(self.records),
             self._state.noise,
-            self.spread.aliases,
+            self.parallel.aliases,
         )
         self.private_step = PrivateStep(
             self.plan,
@@ -230,8 +226,8 @@ class PrivateTraining(Standing):
             self.rule,
             self._guard,
             journal,
-            self._halt,
-            self.spread,
+            self._status,
+            self.parallel,
         )
 
     def __exit__(
@@ -243,7 +239,7 @@ class PrivateTraining(Standing):
         """Detach everything. A complete run is finished: model and card written, secrets erased.
         Otherwise it can be resumed.
         """
-        if self._halt.elsewhere:
+        if self._status.in_fork:
             return
         if error is not None:
             self.world.fail(error)
@@ -254,10 +250,10 @@ class PrivateTraining(Standing):
         try:
             if kind is None and not self.folder.finished:
                 self._require_sound()
-            if kind is None and self._halt.reason is None and self.steps_done == self.last_step:
+            if kind is None and self._status.reason is None and self.steps_done == self.last_step:
                 self.finish()
             elif not self.folder.finished:
-                leave(self, self._halt.reason, error)
+                leave(self, self._status.reason, error)
         finally:
             self._entered = self.folder.in_use = False
             if self._journal is not None:
@@ -292,12 +288,12 @@ class PrivateTraining(Standing):
             self._require_live()
             self._save_if_due()
             self._state = replace(self._state, random=state.generators(self.device))
-            self._pieces = LogicalBatch(len(pieces))
+            self._pieces = GradAccumulator(len(pieces))
             if not pieces:
                 isolation.empty(self.steps_done)
                 self._update(
                     Bounded(
-                        self.spread.zeros(self._guard.trainable, self.clip),
+                        self.parallel.zeros(self._guard.trainable, self.clip),
                         self.clip.bound,
                         self.plan.recipe.unit,
                     )
@@ -305,7 +301,7 @@ class PrivateTraining(Standing):
             for piece in pieces:
                 batch = next(batches)
                 self._pieces.expect(piece.mask(self.device, padded), len(piece.indices))
-                self.spread.together(piece.step, isolation, piece.place == 0)
+                self.parallel.gather_params(piece.step, isolation, piece.place == 0)
                 self._seen.batch = leaves(batch)
                 isolation.begin(piece.step, self._seen.batch, first=piece.place == 0)
                 yield batch
@@ -332,7 +328,7 @@ class PrivateTraining(Standing):
         pieces.check_losses(losses)
         first, pieces.waiting = not self._seen, False
         self._seen.add(losses, new=not pieces.total)
-        with self._halt.final():
+        with self._status.stop_on_error():
             with no_reentrant_checkpoints():
                 self._require_sound().end(losses, self.steps_done > 0)
             if first:
@@ -356,11 +352,11 @@ class PrivateTraining(Standing):
         fingerprint = self.folder.randomness.tag(
             "losses", computation.of_function(losses_of).encode()
         )
-        with self._halt.final():
+        with self._status.stop_on_error():
             self._state = self._state.computing("losses", fingerprint)
         capture = (
             Captures(self.engine, losses_of)
-            if self.runtime.graph and not self.spread.waits
+            if self.runtime.graph and not self.parallel.model_sharded
             else None
         )
 
@@ -374,7 +370,7 @@ class PrivateTraining(Standing):
 
         return step
 
-    def _awaited(self) -> LogicalBatch:
+    def _awaited(self) -> GradAccumulator:
         """The logical batch that a call of `step` belongs to."""
         self._require_live()
         if self.steps_done >= self.last_step:
@@ -385,7 +381,7 @@ class PrivateTraining(Standing):
             raise InvalidInput(
                 "step", "an extra call", "step(losses) follows a batch from batches(), once"
             )
-        with self._halt.final():
+        with self._status.stop_on_error():
             self._guard.check_shape()
         return self._pieces
 
@@ -421,7 +417,7 @@ class PrivateTraining(Standing):
         self._save()
 
     def _save(self) -> None:
-        self.spread.save(
+        self.parallel.save(
             self.folder.state, self.state.snapshot(self.terms.facts()), self.folder.randomness
         )
         if self._journal is not None:
@@ -453,9 +449,9 @@ class PrivateTraining(Standing):
         """End the run with figures that the run measured itself; see :meth:`finish`."""
         self._check_untouched()
         self._detach()
-        with self._halt.final():
+        with self._status.stop_on_error():
             finish.write(self, utility, confusion, test)
-        self._halt.reason = "the run is finished"
+        self._status.reason = "the run is finished"
         return self.folder.path
 
     def _update(self, total: Bounded[Grads]) -> None:
@@ -463,20 +459,20 @@ class PrivateTraining(Standing):
         go on.
         """
         self._state, self._pieces = self.private_step(self._state, total), None
-        self._halt.reason = None
+        self._status.reason = None
 
     def _save_if_due(self) -> None:
         """Between two steps, when the caller has asked for the next one: what its loop did after
         the last belongs to the checkpoint.
         """
         due = time.monotonic() - self._last_save >= self.folder.run.checkpoint_every
-        if self.world.leads("the end of a step", lambda: due):
+        if self.world.broadcast_object("the end of a step", lambda: due):
             self.save()
 
     def _check_untouched(self) -> None:
         """Refuse, and stop, if anything was changed outside of `step`."""
         self._require_live()
-        with self._halt.final():
+        with self._status.stop_on_error():
             self._guard.check()
 
     def _detach(self) -> None:
@@ -502,4 +498,4 @@ class PrivateTraining(Standing):
 
     def _require_live(self) -> None:
         self._require_entered()
-        self._halt.require_live()
+        self._status.require_live()

@@ -138,7 +138,7 @@ def _entropy(outputs: Tensor, classes: Tensor) -> Tensor:
 
 
 def classes_of(name: str, targets: Tensor) -> Tensor:
-    """Class labels as torch wants them. Whole numbers of any width are; others are refused."""
+    """Class labels as torch wants them. SingleDevice numbers of any width are; others are refused."""
     if targets.is_floating_point() or targets.is_complex():
         raise InvalidInput(
             name, _told(targets), "classes are whole numbers: convert with labels.long()"

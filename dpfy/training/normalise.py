@@ -29,9 +29,9 @@ from dpfy.models.batchnorm import FrozenBatchNorm
 from dpfy.models.normalisation import Normalisation
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
-from dpfy.training.admission import check_records
 from dpfy.training.objective import Objective
 from dpfy.training.run import RunFolder
+from dpfy.training.validation import check_records
 
 NAME = Normalisation.kind
 WHOSE = "of the training data, released with noise (section normalisation)"

@@ -15,17 +15,17 @@ from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import CODEC, EXACT, Plan
 from dpfy.training.integrity import guard
 from dpfy.training.integrity.guard import Guard
-from dpfy.training.integrity.halt import Halt
 from dpfy.training.integrity.journal import Journal
+from dpfy.training.integrity.run_state import RunStatus
 from dpfy.training.integrity.settings import Settings
 from dpfy.training.integrity.state import TrainState
-from dpfy.training.parallel.data_parallel import Whole
-from dpfy.training.parallel.read_only_run import Follower
+from dpfy.training.parallel.data_parallel import SingleDevice
+from dpfy.training.parallel.read_only_run import ReadOnlyRun
 from dpfy.training.run import RunFolder
 from dpfy.training.update import Rates, Update, hand_over
 
 
-def stream_of(plan: Plan, folder: RunFolder | Follower) -> NoiseStream:
+def stream_of(plan: Plan, folder: RunFolder | ReadOnlyRun) -> NoiseStream:
     """The noise that the run was billed for: the plan's strategy, scale and sampling, under the
     run's secret and event.
     """
@@ -53,7 +53,7 @@ class PrivateStep:
     """
 
     plan: Plan
-    folder: RunFolder | Follower
+    folder: RunFolder | ReadOnlyRun
     model: nn.Module
     stream: NoiseStream
     rates: Rates
@@ -61,25 +61,25 @@ class PrivateStep:
     rule: Update
     guard: Guard
     journal: Journal
-    halt: Halt
-    spread: Whole = field(default_factory=Whole)
+    status: RunStatus
+    parallel: SingleDevice = field(default_factory=SingleDevice)
 
     def __call__(self, now: TrainState, total: Bounded[Grads]) -> TrainState:
         """Make the step that `now` stands before. The mean is over the expected batch, never the
         realised one.
         """
-        self.halt.require_live()
+        self.status.require_live()
         recipe, parameters = self.plan.recipe, self.guard.trainable
-        with self.halt.final():
+        with self.status.stop_on_error():
             self.guard.check()
             now.schedules.check()
             self.settings.check(now.step)
             rates = self.rates.at(now.step, now.optimizer)
             total = self._joined(now, total, rates)
-        self.halt.reason = f"step {now.step} failed after its noise was made"
-        into = self.spread.into(total.value, parameters)
+        self.status.reason = f"step {now.step} failed after its noise was made"
+        into = self.parallel.grad_buffers(total.value, parameters)
         released, noise = self.stream.release(total, now.step, now.noise, self.folder.permit, into)
-        released = self.spread.means(released, parameters)
+        released = self.parallel.gather_grads(released, parameters)
         clip = now.clip.after(released.value, recipe.expected_batch)
         hand_over(released, parameters)
         for p in self.guard.frozen:
@@ -101,20 +101,20 @@ class PrivateStep:
         """Of the sum over all ranks what this one releases, once all ranks stand at this step and
         the sum is bound and billed.
         """
-        spread, step = self.spread, now.step
+        parallel, step = self.parallel, now.step
         look = guard.looks(step, self.plan.recipe.steps, self.folder.randomness)
-        spread.agree(
+        parallel.agree(
             step,
             {"learning rate": rates, "clip rule": CODEC.encode(now.clip)},
             self.guard.trainable,
             look,
         )
-        sums = spread.reduced(total.value)
-        tally = spread.tally(sums, self.folder.randomness.key("part", step, 1)[0])
+        sums = parallel.reduce(total.value)
+        tally = parallel.tally(sums, self.folder.randomness.key("part", step, 1)[0])
 
         def bind() -> None:
             self.journal.bind(step, tally, rates)
             self.folder.note_begun()
 
-        spread.world.in_turn(f"the sum of step {step}", bind)
+        parallel.world.rank0_first(f"the sum of step {step}", bind)
         return replace(total, value=sums)

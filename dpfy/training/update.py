@@ -1,21 +1,27 @@
-"""What happens to the private gradient: post-processing, so none of it costs privacy."""
+"""What happens to the private gradient: the optimizer's move, an average of the weights, a rule of
+the weights. It is post-processing, so none of it costs privacy.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Private
+from dpfy.gradients.engine import trainable
 from dpfy.gradients.per_example.buffers import PackedShapes
 from dpfy.noise.gaussian import dtype_of
-from dpfy.training.averaging import Averaging
+from dpfy.training.parallel.dtensor import local
 
 
 @dataclass(frozen=True)
@@ -119,3 +125,96 @@ def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 _pieces = lru_cache(maxsize=8)(PackedShapes)
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Average with `decay`; early on the decay is capped at (1 + t) / (10 + t) so that the start is
+    forgotten. 0 keeps the last weights.
+    """
+
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check.fraction("average", self.decay)
+
+    def init(self, model: nn.Module) -> dict[str, Tensor]:
+        """The average before the first step: a copy of the trainable weights, or nothing if the
+        decay is 0.
+        """
+        return (
+            {name: local(p).detach().clone() for name, p in trainable(model).items()}
+            if self.decay
+            else {}
+        )
+
+    @torch.no_grad()
+    def update(
+        self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], step: int
+    ) -> None:
+        """Move `average` towards the weights after `step` (counted from 0), in place."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, value in average.items():
+            value.lerp_(local(weights[name]).detach(), 1 - decay)
+
+
+@contextmanager
+def swapped(
+    weights: Mapping[str, Tensor], average: Mapping[str, Tensor], done: Callable[[], None]
+) -> Iterator[None]:
+    """Inside the block the model whose weights these are holds the averaged ones; afterwards its
+    own again, and `done` is told.
+    """
+    own = {name: local(weights[name]).detach().clone() for name in average}
+    _copy(average, weights)
+    try:
+        yield
+    finally:
+        _copy(own, weights)
+        done()
+
+
+def adopt(average: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Give `model` the averaged weights for good; nothing changes if there is no averaging."""
+    _copy(average, dict(model.named_parameters()))
+
+
+@torch.no_grad()
+def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        local(weights[name]).copy_(value)
+
+
+class Ftrl(Optimizer):
+    """theta = theta_0 - v / lambda with s the sum of all gradients, v = s without momentum, v =
+    momentum * v + s with it.
+
+    With a constant rate this is SGD (1 / lambda its learning rate, the same momentum) in exact
+    arithmetic: the change of v obeys the heavy-ball recurrence. It differs where the rate changes:
+    a new lambda here rescales the whole path, not the next step. All of it is post-processing of
+    private gradients and costs no privacy.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1.0, momentum: float = 0.0) -> None:
+        if not 0 <= check.real("momentum", momentum) < 1:
+            raise InvalidInput("momentum", momentum, "must lie in [0, 1)")
+        super().__init__(params, {"lr": check.positive("lr", lr), "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Add the gradient to the sum and put the model where the sum says."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["start"] = p.detach().clone()
+                    state["sum"] = torch.zeros_like(p)
+                    if group["momentum"]:
+                        state["velocity"] = torch.zeros_like(p)
+                state["sum"].add_(p.grad)
+                move = state["sum"]
+                if group["momentum"]:
+                    move = state["velocity"].mul_(group["momentum"]).add_(state["sum"])
+                p.copy_(torch.add(state["start"], move, alpha=-group["lr"]))

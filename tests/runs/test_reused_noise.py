@@ -87,7 +87,7 @@ def train(path, losses=plain, *, die=None, every=1e9, ledger=None, at=None, clea
                 training.step(losses(net, x, y))
                 if training.steps_done == die:
                     if not clean:
-                        training._halt.reason = "killed"  # nothing is written any more
+                        training._status.reason = "killed"  # nothing is written any more
                     raise Killed
     except Killed:
         pass

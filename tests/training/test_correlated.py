@@ -20,7 +20,7 @@ from dpfy.plan.auto import MECHANISMS, Setting, Target, recipe_for
 from dpfy.plan.recipe import Recipe
 from dpfy.sampling.samplers import BallsInBinsSampler, SeparatedSampler
 from dpfy.training import loop
-from dpfy.training.ftrl import Ftrl
+from dpfy.training.update import Ftrl
 
 RECORDS, STEPS = 120, 18
 

@@ -392,15 +392,15 @@ def test_a_non_finite_gradient_contributes_nothing(tmp_path):
 @pytest.mark.filterwarnings("ignore:run .* unfinished")
 def test_the_largest_physical_batch_is_found_and_remembered(tmp_path, monkeypatch):
     """Half the free memory gives half the batch; a resumed run keeps what the first one found."""
-    from dpfy.training import physical
+    from dpfy.training import batches
 
     net = small.model()
     sizes = []
     for free in (2.0**24, 2.0**23):
-        monkeypatch.setattr(physical, "_free_bytes", lambda device, free=free: free)
-        sizes.append(physical.largest_batch(net, small.data(), torch.device("cpu")))
+        monkeypatch.setattr(batches, "_free_bytes", lambda device, free=free: free)
+        sizes.append(batches.largest_batch(net, small.data(), torch.device("cpu")))
     assert sizes[0] == 2 * sizes[1] > 64
-    monkeypatch.setattr(physical, "_free_bytes", lambda device: 4e3)
+    monkeypatch.setattr(batches, "_free_bytes", lambda device: 4e3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     runtime = dpfy.Runtime(max_physical_batch="auto")
     with dpfy.PrivateTraining(
@@ -413,7 +413,7 @@ def test_the_largest_physical_batch_is_found_and_remembered(tmp_path, monkeypatc
             rows.append(len(x))
             training.step(functional.cross_entropy(net(x), y, reduction="none"))
     assert max(rows) <= first < 64
-    monkeypatch.setattr(physical, "_free_bytes", lambda device: 2.0**30)
+    monkeypatch.setattr(batches, "_free_bytes", lambda device: 2.0**30)
     run = dpfy.Run(tmp_path / "run", resume=True)
     with dpfy.PrivateTraining(
         net, optimizer, small.data(), small.plan(3), run, runtime=runtime

@@ -9,7 +9,7 @@ import torch
 from dpfy.gradients.cuda_graphs.recorder import bucket_size
 from dpfy.gradients.engines.choice import ENGINES
 from dpfy.sampling.samplers import physical
-from dpfy.training.physical import padded_size
+from dpfy.training.batches import padded_size
 
 
 @pytest.mark.parametrize("expected", [32, 100, 256, 1000, 4096, 20_000])

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import dpfy
-from dpfy.training.progress import marks
+from dpfy.training.metrics import marks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small

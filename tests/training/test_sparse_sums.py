@@ -22,8 +22,8 @@ from dpfy.noise import gaussian, lattice
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import SquareRoot
-from dpfy.training import logical
-from dpfy.training.integrity.checksum import checksum
+from dpfy.training import batches
+from dpfy.training.integrity.guard import checksum
 
 VOCABULARY, RECORDS = 200, 120
 
@@ -150,10 +150,10 @@ def trained(folder, monkeypatch, sparse: bool, most: int) -> list[Tensor]:
         torch.optim.SGD(model.parameters(), lr=0.5),
         dpfy.Runtime(max_physical_batch=most),
     )
-    add = logical.LogicalBatch.add
+    add = batches.GradAccumulator.add
     with monkeypatch.context() as patch:
         patch.setattr(
-            logical.LogicalBatch,
+            batches.GradAccumulator,
             "add",
             lambda self, part, keep=True: (seen.append(part), add(self, part, keep))[1],
         )

@@ -33,7 +33,7 @@ def no_restart(strategy: Any) -> Any:
 
 def forgive(training: Any) -> None:
     """Forget that a step failed behind its noise, and that its sum was bound."""
-    training._halt.reason = None
+    training._status.reason = None
     training.private_step.journal.next = training.steps_done
 
 

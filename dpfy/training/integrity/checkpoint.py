@@ -6,13 +6,21 @@ numbers and names as JSON in the header. The header carries a keyed fingerprint 
 damaged file, or one from another run, is refused. It also names the file itself
 (:mod:`dpfy.core.storage`): a copy of a checkpoint is refused, as one that was put in the place of a
 later one would be.
+
+Of several ranks each writes a file of what only it holds; rank 0's, written last, names them all.
+
+    checkpoint/  rank1-5c0e....safetensors  rank2-9a41....safetensors  state.safetensors (rank 0;
+    the fingerprints of the others)
+
+The name of a rank's file holds its fingerprint, so a new checkpoint never writes over a part of the
+one before.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +30,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dpfy.core.codec import canonical
-from dpfy.core.errors import Corrupt
+from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.randomness import Randomness
-from dpfy.core.storage import PRIVATE_MODE, identity_of, write_atomically
+from dpfy.core.storage import PRIVATE_MODE, erase, identity_of, write_atomically
 from dpfy.training.parallel.dtensor import spread_like
+from dpfy.training.parallel.world import World
 
 FORMAT, BEFORE = "dpfy-checkpoint-3", "dpfy-checkpoint-2"
 """The format, and the one before it, whose files do not know themselves."""
@@ -156,3 +165,63 @@ def join_optimizer(
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+RANKS, OWN = "ranks", ("still",)
+"""The fact that names the files of the ranks, and facts that each rank has of its own: seals of
+what it holds of the model.
+"""
+
+
+def write_ranks(
+    state: Path, snapshot: Snapshot, randomness: Randomness, world: World, own: tuple[str, ...]
+) -> None:
+    """Replace the checkpoint at `state`. Of rank 0 all is written, of the others the tensors under
+    the prefixes `own`.
+
+    Guarantees: a crash of any rank leaves the previous checkpoint, whole, or this one.
+    """
+    if world.count == 1:
+        write(state, snapshot, randomness)
+        return
+    mine = ""
+    if not world.first:
+        held = {name: t for name, t in snapshot.tensors.items() if name.partition(".")[0] in own}
+        facts = {key: snapshot.facts[key] for key in OWN if key in snapshot.facts}
+        mine = tag(part := Snapshot(snapshot.step, facts, held), randomness)
+        write(_file(state, world.rank, mine), part, randomness)
+    tags = world.exchange(f"the checkpoint of step {snapshot.step}", mine)
+    if world.first:
+        write(state, replace(snapshot, facts={**snapshot.facts, RANKS: tags}), randomness)
+    world.exchange("its end")
+    for old in state.parent.glob(f"rank{world.rank}-*.safetensors"):
+        if old != _file(state, world.rank, mine):
+            erase(old)
+    world.exchange("what it replaced")  # before rank 0 may erase all of them
+
+
+def read_ranks(state: Path, randomness: Randomness, world: World) -> Snapshot:
+    """The checkpoint at `state` as this rank wrote it; refused if other ranks than these did, or if
+    files of two checkpoints are mixed.
+    """
+    whole = read(state, randomness)
+    tags = whole.facts.get(RANKS, [""])
+    if len(tags) != world.count:
+        rule = (
+            f"must be what the run was started with: {len(tags)} (torchrun "
+            f"--nproc-per-node={len(tags)})"
+        )
+        raise InvalidInput("resume ranks", world.count, rule)
+    if world.first:
+        return whole
+    file = _file(state, world.rank, tags[world.rank])
+    part = read(file, randomness)
+    if tag(part, randomness) != tags[world.rank] or part.step != whole.step:
+        raise Corrupt(f"checkpoint/{file.name}", "belongs to another checkpoint than rank 0's")
+    return replace(
+        whole, facts={**whole.facts, **part.facts}, tensors={**whole.tensors, **part.tensors}
+    )
+
+
+def _file(state: Path, rank: int, tag: str) -> Path:
+    return state.parent / f"rank{rank}-{tag[:16]}.safetensors"

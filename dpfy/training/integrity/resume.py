@@ -14,17 +14,16 @@ import torch
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.noise import chacha, gaussian
 from dpfy.training import metrics, schedulers
-from dpfy.training.admission import check_optimizer
-from dpfy.training.integrity import computation, copies, guard, journal
+from dpfy.training.integrity import checkpoint, computation, copies, guard, journal
 from dpfy.training.integrity.checkpoint import FORMAT, Snapshot
 from dpfy.training.integrity.journal import Journal
 from dpfy.training.integrity.state import TrainState
-from dpfy.training.parallel import rank_files
 from dpfy.training.run import TRAINING
+from dpfy.training.validation import check_optimizer
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
-    from dpfy.training.parallel.read_only_run import Follower
+    from dpfy.training.parallel.read_only_run import ReadOnlyRun
     from dpfy.training.parallel.world import World
     from dpfy.training.run import RunFolder
 
@@ -48,10 +47,10 @@ class Terms:
         return asdict(self)
 
 
-def found(folder: RunFolder | Follower, world: World) -> Snapshot | None:
+def found(folder: RunFolder | ReadOnlyRun, world: World) -> Snapshot | None:
     """The checkpoint of an opened run; None if it has none and made no step."""
-    if world.leads("the search for a checkpoint", folder.state.is_file):
-        return rank_files.read(folder.state, folder.randomness, world)
+    if world.broadcast_object("the search for a checkpoint", folder.state.is_file):
+        return checkpoint.read_ranks(folder.state, folder.randomness, world)
     if folder.has_begun(TRAINING):
         raise Corrupt(
             "checkpoint/state.safetensors", "is missing though steps were made: start a new run"
@@ -78,7 +77,7 @@ def opened(
         terms = _terms(training, mine)
         if training.world.first:
             journal.make(folder.secrets, folder.randomness)
-        training.spread.save(folder.state, state.snapshot(terms.facts()), folder.randomness)
+        training.parallel.save(folder.state, state.snapshot(terms.facts()), folder.randomness)
         return terms, state
     _require_same(mine, snapshot.facts["identity"])
     state = state.restored(snapshot, training.device)

@@ -24,21 +24,21 @@ from dpfy.isolation.check import IsolationCheck
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
+from dpfy.training.integrity import checkpoint
 from dpfy.training.integrity.checkpoint import Snapshot
-from dpfy.training.integrity.checksum import checksum
-from dpfy.training.parallel import rank_files
+from dpfy.training.integrity.guard import checksum
 from dpfy.training.parallel.world import World
 from dpfy.training.update import rounded
 
 
 @dataclass
-class Whole:
+class SingleDevice:
     """One process holds everything. `own` are the parts of a checkpoint that a rank does not share
     with rank 0.
     """
 
     own: ClassVar[tuple[str, ...]] = ()
-    waits: ClassVar[bool] = False
+    model_sharded: ClassVar[bool] = False
     """Whether the ranks hold parts of the model, so that all of them must run it together."""
 
     world: World = field(default_factory=World)
@@ -62,26 +62,26 @@ class Whole:
         """The sum over no records."""
         return zeros(parameters, clip)
 
-    def together(self, step: int, isolation: IsolationCheck, first: bool) -> None:
+    def gather_params(self, step: int, isolation: IsolationCheck, first: bool) -> None:
         """Make the model ready for a batch of `step`, the `first` of it or not."""
 
     def stream(self, whole: NoiseStream, parameters: Grads, clip: Clip) -> NoiseStream:
         """The noise stream of what this rank releases."""
         return whole
 
-    def held(self, parameters: Grads) -> Grads:
+    def local_shard(self, parameters: Grads) -> Grads:
         """The coordinates whose noise this rank makes."""
         return parameters
 
-    def reduced(self, sums: Grads) -> Grads:
+    def reduce(self, sums: Grads) -> Grads:
         """Of the sum over all ranks, what this rank releases."""
         return sums
 
-    def into(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
+    def grad_buffers(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
         """Memory for the released means, where they are to be rounded as they are made."""
         return rounded(sums, parameters)
 
-    def means(
+    def gather_grads(
         self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]
     ) -> Private[Grads]:
         """The released means as the optimizer takes them."""
@@ -101,15 +101,15 @@ class Whole:
 
     def save(self, state: Path, snapshot: Snapshot, randomness: Randomness) -> None:
         """Write a checkpoint, on all ranks together."""
-        rank_files.write(state, snapshot, randomness, self.world, self.own)
+        checkpoint.write_ranks(state, snapshot, randomness, self.world, self.own)
 
     def tally(self, sums: Grads, part: int) -> Tensor:
         """A checksum of the sum over all ranks."""
-        return self.world.summed(checksum(sums.values(), part))
+        return self.world.all_reduce(checksum(sums.values(), part))
 
 
 @dataclass
-class Replicated(Whole):
+class Replicated(SingleDevice):
     """Every rank holds the whole model (data parallel). Noise is made by parts of the parameters
     laid end to end.
 
@@ -136,18 +136,18 @@ class Replicated(Whole):
         self.sizes = [last - first for first, last in bounds]
         return self.shard.stream(whole, self.shard.part(every))
 
-    def held(self, parameters: Grads) -> Grads:
+    def local_shard(self, parameters: Grads) -> Grads:
         """The part of this rank."""
         return self.shard.of(parameters)
 
-    def reduced(self, sums: Grads) -> Grads:
+    def reduce(self, sums: Grads) -> Grads:
         """The sums of all ranks, added, and cut: the part of this rank, in one piece of memory."""
         dtype = dtype_of(sums)
         flat = torch.cat(
             [(t.to_dense() if t.is_sparse else t).reshape(-1).to(dtype) for t in sums.values()]
         )
         mine, first, start = (
-            self.world.scattered(flat, self.sizes),
+            self.world.reduce_scatter(flat, self.sizes),
             sum(self.sizes[: self.world.rank]),
             0,
         )
@@ -169,15 +169,15 @@ class Replicated(Whole):
         weights = {"weights": int(checksum(parameters.values()))} if look else {}
         super().agree(step, {**facts, **weights}, parameters, look)
 
-    def into(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
+    def grad_buffers(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
         """None: what is gathered is rounded afterwards."""
         return None
 
-    def means(
+    def gather_grads(
         self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]
     ) -> Private[Grads]:
         """The parts of all ranks, in the shapes and types of the parameters."""
-        flat = self.world.gathered(
+        flat = self.world.all_gather(
             torch.cat([t.reshape(-1) for t in released.value.values()]), self.sizes
         )
         parts = flat.split([shape.numel() for shape in self.shapes.values()])

@@ -25,7 +25,7 @@ from dpfy.isolation.check import CheckLevel, IsolationCheck
 from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
-from dpfy.training.parallel.data_parallel import Whole
+from dpfy.training.parallel.data_parallel import SingleDevice
 from dpfy.training.parallel.dtensor import local, spread_like
 
 WAY_OUT = (
@@ -35,7 +35,7 @@ WAY_OUT = (
 
 
 @dataclass(repr=False)
-class FullySharded(Whole):
+class FullySharded(SingleDevice):
     """Every rank holds some rows of each parameter.
 
     Guarantees: each coordinate lies on one rank, which adds its noise, at the scale of the whole
@@ -45,7 +45,7 @@ class FullySharded(Whole):
     """
 
     own = ("model", "optimizer", "average", "noise", "random")
-    waits = True
+    model_sharded = True
     sizes: dict[str, list[int]] = field(default_factory=dict, init=False)
     dtype: torch.dtype = field(default=torch.float32, init=False)
     _engine: BookkeepingEngine | None = field(default=None, init=False)
@@ -71,7 +71,7 @@ class FullySharded(Whole):
         ]
         return Shard(world.rank, world.count).stream(whole, CoordinateSlice.of(runs, totals))
 
-    def held(self, parameters: Grads) -> Grads:
+    def local_shard(self, parameters: Grads) -> Grads:
         """The rows of this rank, flat."""
         return {name: local(p).detach().reshape(-1) for name, p in parameters.items()}
 
@@ -102,7 +102,7 @@ class FullySharded(Whole):
             for name, sizes in self.sizes.items()
         }
 
-    def together(self, step: int, isolation: IsolationCheck, first: bool) -> None:
+    def gather_params(self, step: int, isolation: IsolationCheck, first: bool) -> None:
         """Before a batch goes out: gather all weights if some rank will look at it or measure, else
         let layers gather their own.
         """
@@ -115,11 +115,11 @@ class FullySharded(Whole):
         else:
             self._let_go()
 
-    def into(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
+    def grad_buffers(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
         """None: what is released is rounded afterwards."""
         return None
 
-    def means(
+    def gather_grads(
         self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]
     ) -> Private[Grads]:
         """Gradients that are spread as the parameters are; what the clip rule counted goes to all
@@ -145,7 +145,9 @@ class FullySharded(Whole):
         where its weights lie.
         """
         flat, sizes = total.reshape(-1).to(self.dtype), self.sizes[name]
-        return self.world.scattered(flat, sizes).to(local(next(self.model.parameters())).device)
+        return self.world.reduce_scatter(flat, sizes).to(
+            local(next(self.model.parameters())).device
+        )
 
     def _gather(self) -> None:
         if self._reshards is None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dpfy.training.parallel.data_parallel import Replicated, Whole
+from dpfy.training.parallel.data_parallel import Replicated, SingleDevice
 from dpfy.training.parallel.dtensor import local
 from dpfy.training.parallel.fully_sharded import FullySharded, check_sharded, is_fully_sharded
 from dpfy.training.parallel.tensor_parallel import TensorParallel, check_parallel, same_generators
@@ -47,7 +47,7 @@ def placed(model: nn.Module, name: str | None) -> torch.device:
     return device
 
 
-def layout_of(model: nn.Module, world: World) -> Whole:
+def layout_of(model: nn.Module, world: World) -> SingleDevice:
     """The layout of `model`. All ranks get the weights of rank 0, unless each holds a part of
     them.
     """
@@ -67,4 +67,4 @@ def layout_of(model: nn.Module, world: World) -> Whole:
         check_parallel(model, world)
         same_generators(world, placed(model, None))
         return TensorParallel(world, model=model)
-    return Replicated(world, model=model) if world.count > 1 else Whole(world, model=model)
+    return Replicated(world, model=model) if world.count > 1 else SingleDevice(world, model=model)

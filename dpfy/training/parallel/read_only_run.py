@@ -4,7 +4,6 @@ read the ledger in it.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +15,14 @@ from dpfy.core.ledger import Ledger, Permit
 from dpfy.core.randomness import Randomness
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import HIDDEN
-from dpfy.training.parallel.world import World
+from dpfy.training.parallel.world import World, restarted
 from dpfy.training.run import CARD, LEDGER, TRAINING, Run, RunFolder
-
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""Set by torchrun: how often it has started these processes again."""
 
 PATIENCE = 30.0
 """Seconds to wait for the lock of a run whose processes torchrun has just ended."""
 
 
-class Follower:
+class ReadOnlyRun:
     """Of an opened run folder what a rank needs that did not open it. `randomness` came from rank
     0, over the process group.
 
@@ -106,7 +102,7 @@ class Follower:
         """Nothing is held."""
 
 
-def taken(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFolder | Follower:
+def taken(world: World, run: Run | RunFolder | ReadOnlyRun, plan: Plan) -> RunFolder | ReadOnlyRun:
     """The opened folder, for one training at a time, by the plan that it was opened for: that is
     what its ledger holds.
     """
@@ -126,7 +122,7 @@ def taken(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFolde
     return folder
 
 
-def opened(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFolder | Follower:
+def opened(world: World, run: Run | RunFolder | ReadOnlyRun, plan: Plan) -> RunFolder | ReadOnlyRun:
     """The folder of the run: rank 0 opens it and reserves the plan; the others then follow, with
     its secret.
 
@@ -135,7 +131,7 @@ def opened(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFold
     """
     if world.first:
         folder = _opened(run, plan) if isinstance(run, Run) else run
-        if isinstance(folder, Follower):
+        if isinstance(folder, ReadOnlyRun):
             raise InvalidInput("run", "a folder that rank 0 holds", "is for the other ranks")
         secret = [
             folder.randomness.secret.hex(),
@@ -154,16 +150,18 @@ def opened(world: World, run: Run | RunFolder | Follower, plan: Plan) -> RunFold
             "run", "an opened folder", "is opened by rank 0 alone; give Run(path) on every rank"
         )
     secret, fixed, fresh, path = world.exchange("the opening of the run")[0]
-    if isinstance(run, Follower):
+    if isinstance(run, ReadOnlyRun):
         return run
-    return Follower(replace(run, path=path), plan, Randomness(bytes.fromhex(secret), fixed), fresh)
+    return ReadOnlyRun(
+        replace(run, path=path), plan, Randomness(bytes.fromhex(secret), fixed), fresh
+    )
 
 
 def _opened(run: Run, plan: Plan) -> RunFolder:
     """Open the folder. Processes that torchrun started again resume what they began, and wait for
     those before them to be gone.
     """
-    if os.environ.get(RESTARTS, "0") == "0" or not Path(run.path).is_dir():
+    if not restarted() or not Path(run.path).is_dir():
         return RunFolder(run, plan)
     until = time.monotonic() + PATIENCE
     while True:

@@ -32,9 +32,9 @@ from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.gaussian import dtype_of
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
-from dpfy.training.integrity.checksum import checksum
+from dpfy.training.integrity.guard import checksum
 from dpfy.training.integrity.state import generators, set_generators
-from dpfy.training.parallel.data_parallel import Whole
+from dpfy.training.parallel.data_parallel import SingleDevice
 from dpfy.training.parallel.dtensor import local, spread_like
 from dpfy.training.parallel.world import World
 
@@ -52,7 +52,7 @@ CLOSE = 2.0**-6
 
 
 @dataclass
-class TensorParallel(Whole):
+class TensorParallel(SingleDevice):
     """Every rank holds some rows or columns of the large weights, and a copy of the others; all of
     them compute on the whole batch.
 
@@ -63,7 +63,7 @@ class TensorParallel(Whole):
     """
 
     own = ("model", "optimizer", "average", "noise", "random")
-    waits = True
+    model_sharded = True
     _engine: BookkeepingEngine | None = field(default=None, init=False)
     _copied: dict[str, torch.Size] = field(default_factory=dict, init=False)
     _look: bool = field(default=False, init=False)
@@ -98,14 +98,14 @@ class TensorParallel(Whole):
                 for name, p in trainable(self.model).items()
                 if self.world.first or not _everywhere(p)
             }
-            engine.in_parts = ShardedNorms(frozenset(counted), self.world.summed)
+            engine.in_parts = ShardedNorms(frozenset(counted), self.world.all_reduce)
         self._engine = engine
 
     def zeros(self, parameters: dict[str, nn.Parameter], clip: Clip) -> Grads:
         """The sum over no records, as this rank makes it."""
         return zeros({name: local(p) for name, p in parameters.items()}, clip)  # type: ignore[misc]
 
-    def together(self, step: int, isolation: IsolationCheck, first: bool) -> None:
+    def gather_params(self, step: int, isolation: IsolationCheck, first: bool) -> None:
         """Where one rank must measure, all of them do: they wait for each other inside of the
         model.
         """
@@ -129,7 +129,7 @@ class TensorParallel(Whole):
                 ]
         return Shard(world.rank, world.count).stream(whole, CoordinateSlice.of(runs, totals))
 
-    def held(self, parameters: Grads) -> Grads:
+    def local_shard(self, parameters: Grads) -> Grads:
         """The coordinates whose noise this rank makes, flat."""
         places, flat = (
             self._places(self.world.rank),
@@ -154,7 +154,7 @@ class TensorParallel(Whole):
             look,
         )
 
-    def reduced(self, sums: Grads) -> Grads:
+    def reduce(self, sums: Grads) -> Grads:
         """The sums of what lies here, flat; of what every rank holds, rank 0's, cut."""
         dtype = dtype_of(sums)
         flat = {
@@ -166,7 +166,7 @@ class TensorParallel(Whole):
         copies = torch.cat([flat[name] for name in self._copied])
         if self._look:
             self._compare(copies)
-        mine = self.world.scattered(
+        mine = self.world.reduce_scatter(
             copies if self.world.first else torch.zeros_like(copies), self._sizes(len(copies))
         )
         pieces = mine.split(
@@ -174,11 +174,11 @@ class TensorParallel(Whole):
         )
         return flat | dict(zip(self._copied, pieces, strict=True))
 
-    def into(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
+    def grad_buffers(self, sums: Grads, parameters: Mapping[str, nn.Parameter]) -> Grads | None:
         """None: what is released is rounded afterwards."""
         return None
 
-    def means(
+    def gather_grads(
         self, released: Private[Grads], parameters: Mapping[str, nn.Parameter]
     ) -> Private[Grads]:
         """Gradients that are spread as the parameters are; of what every rank holds, the parts of
@@ -190,7 +190,7 @@ class TensorParallel(Whole):
                 torch.cat([found[name] for name in self._copied]),
                 sum(s.numel() for s in self._copied.values()),
             )
-            whole = self.world.gathered(mine, self._sizes(total)).split(
+            whole = self.world.all_gather(mine, self._sizes(total)).split(
                 [s.numel() for s in self._copied.values()]
             )
             found |= zip(self._copied, whole, strict=True)
@@ -360,7 +360,7 @@ def same_generators(world: World, device: torch.device) -> None:
         if world.count > 1
         else {}
     )
-    told = world.leads("the generators", lambda: mine) if mine else {}
+    told = world.broadcast_object("the generators", lambda: mine) if mine else {}
     if told and not world.first:
         set_generators(
             {

@@ -9,8 +9,9 @@ noise is made.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -28,6 +29,9 @@ TIMEOUT = 600.0
 """Seconds that ranks wait for each other's words: a step, a checkpoint or the reading of the data
 may take as long.
 """
+
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""Set by torchrun: how often it has started these processes again."""
 
 T = TypeVar("T")
 
@@ -48,7 +52,7 @@ class World:
     rank: int = 0
     count: int = 1
     group: Any = None
-    words: Any = None
+    control_group: Any = None
     lost: str | None = field(default=None, init=False)
 
     @classmethod
@@ -66,8 +70,8 @@ class World:
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)  # type: ignore[arg-type]
         if len(ranks) == 1:
             return cls()
-        words = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend="gloo")
-        return cls(dist.get_rank(group), len(ranks), group, words)
+        control = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend="gloo")
+        return cls(dist.get_rank(group), len(ranks), group, control)
 
     @property
     def first(self) -> bool:
@@ -86,9 +90,9 @@ class World:
 
     def close(self) -> None:
         """Let go of what `joined` made."""
-        if self.words is not None:
-            words, self.words = self.words, None
-            dist.destroy_process_group(words)
+        if self.control_group is not None:
+            control, self.control_group = self.control_group, None
+            dist.destroy_process_group(control)
 
     def exchange(self, what: str, value: Any = None) -> list[Any]:
         """What every rank brought, in JSON, in their order; `what` says where the run stands and
@@ -96,7 +100,7 @@ class World:
         """
         if self.count == 1:
             return [value]
-        if self.lost is not None or self.words is None:
+        if self.lost is not None or self.control_group is None:
             raise Lost(self.lost or "the run has ended here")
         try:
             brought = self._gather(json.dumps([what, value]).encode())
@@ -126,7 +130,7 @@ class World:
                 if theirs.get(key) != everyone[0].get(key):
                     raise self._gone(f"rank {rank} has another {key} than rank 0")
 
-    def in_turn(self, what: str, action: Callable[[], T]) -> T:
+    def rank0_first(self, what: str, action: Callable[[], T]) -> T:
         """Rank 0 does it, then all others; if it raises on rank 0, no other does it."""
         if self.first:
             done = action()
@@ -135,11 +139,11 @@ class World:
         self.exchange(what)
         return action()
 
-    def leads(self, what: str, action: Callable[[], Any]) -> Any:
+    def broadcast_object(self, what: str, action: Callable[[], Any]) -> Any:
         """What `action` gives on rank 0, in JSON, on all ranks."""
         return self.exchange(what, action() if self.first else None)[0]
 
-    def told(self, action: Callable[[], T]) -> T:
+    def notify_on_error(self, action: Callable[[], T]) -> T:
         """What `action` gives; what it raises the other ranks are told."""
         try:
             return action()
@@ -152,13 +156,13 @@ class World:
         """Tell the others that this rank goes no further. Nothing is raised, and nothing is said
         twice.
         """
-        if self.count == 1 or self.lost is not None or self.words is None:
+        if self.count == 1 or self.lost is not None or self.control_group is None:
             return
         with suppress(RuntimeError, ValueError):  # where they are gone already
             self._gather(json.dumps([FAILED, f"{type(error).__name__}: {error}"[:500]]).encode())
         self.lost = f"rank {self.rank} failed: {error}"
 
-    def summed(self, t: Tensor) -> Tensor:
+    def all_reduce(self, t: Tensor) -> Tensor:
         """The sum of `t` over all ranks, in its place."""
         if self.count > 1:
             self._travel(lambda: dist.all_reduce(t, group=self.group))
@@ -172,7 +176,7 @@ class World:
                 lambda: [dist.broadcast(t.detach(), source, group=self.group) for t in tensors]
             )
 
-    def scattered(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
+    def reduce_scatter(self, flat: Tensor, sizes: Sequence[int]) -> Tensor:
         """Of the sum of `flat` over all ranks, which is cut into these sizes, the part of this
         rank.
         """
@@ -184,7 +188,7 @@ class World:
         )
         return mine
 
-    def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+    def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """The parts of all ranks, of these sizes, one after the other."""
         room = max(sizes)
         padded = (
@@ -206,11 +210,11 @@ class World:
 
     def _gather(self, mine: bytes) -> list[tuple[str, Any]]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
-        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self.words)
+        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self.control_group)
         room = max(int(size) for size in sizes)
         brought = [torch.zeros(room, dtype=torch.uint8) for _ in range(self.count)]
         padded = torch.frombuffer(bytearray(mine.ljust(room)), dtype=torch.uint8)
-        dist.all_gather(brought, padded, group=self.words)
+        dist.all_gather(brought, padded, group=self.control_group)
         return [
             tuple(json.loads(bytes(b.numpy().tobytes()[: int(n)])))
             for b, n in zip(brought, sizes, strict=True)
@@ -219,3 +223,28 @@ class World:
     def _gone(self, why: str) -> Lost:
         self.lost = why
         return Lost(why)
+
+
+@contextmanager
+def process_group() -> Iterator[bool]:
+    """Inside the block, the process group of the job: that of ``WORLD_SIZE`` processes, as torchrun
+    tells them. Whether this is rank 0.
+
+    Each process takes the GPU of its local rank, where there are GPUs. A process alone joins
+    nothing, and is rank 0.
+    """
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield not dist.is_initialized() or dist.get_rank() == 0
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this job again after a failure."""
+    return os.environ.get(RESTARTS, "0") != "0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpfy.training.integrity.checksum import BLOCK, HUGE, LARGE, PARTS, checksum
+from dpfy.training.integrity.guard import BLOCK, HUGE, LARGE, PARTS, checksum
 
 TYPES = [
     torch.float32,

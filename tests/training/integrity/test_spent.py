@@ -82,7 +82,7 @@ def released_by(
                 training.step(losses(net, x, y))
                 if training.steps_done == die:
                     if not clean:
-                        training._halt.reason = "killed"  # nothing is written any more
+                        training._status.reason = "killed"  # nothing is written any more
                     raise Killed
     except Killed:
         pass

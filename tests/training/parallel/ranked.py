@@ -337,7 +337,7 @@ def busy(rank: int, folder: str) -> None:
     try:
         training.__enter__()
     except (Busy, Lost) as error:
-        Path(folder, f"busy-{rank}").write_text(f"{training.world.words} {error}")
+        Path(folder, f"busy-{rank}").write_text(f"{training.world.control_group} {error}")
     dist.barrier()
     if rank == 0:
         run.__exit__(None, None, None)

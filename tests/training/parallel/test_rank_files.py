@@ -12,8 +12,8 @@ import torch
 from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.randomness import Randomness
+from dpfy.training.integrity import checkpoint
 from dpfy.training.integrity.checkpoint import Snapshot
-from dpfy.training.parallel import rank_files
 from dpfy.training.parallel.world import World
 
 RANDOMNESS = Randomness.for_tests(0)
@@ -45,8 +45,10 @@ def written(folder, step: int, values: tuple[float, float]):
     """A checkpoint of two ranks, as both leave it; the file of rank 1."""
     state = folder / "state.safetensors"
     second = Told(1, 2)
-    rank_files.write(state, snapshot(step, values[1]), RANDOMNESS, second, ("noise", "random"))
-    rank_files.write(
+    checkpoint.write_ranks(
+        state, snapshot(step, values[1]), RANDOMNESS, second, ("noise", "random")
+    )
+    checkpoint.write_ranks(
         state,
         snapshot(step, values[0]),
         RANDOMNESS,
@@ -59,17 +61,19 @@ def written(folder, step: int, values: tuple[float, float]):
 def test_a_rank_reads_what_it_alone_held_and_the_rest_from_rank_0(tmp_path):
     state, mine = written(tmp_path, 3, (1.0, 2.0))
     assert mine.stat().st_mode & 0o777 == 0o600
-    read = rank_files.read(state, RANDOMNESS, World(1, 2))
+    read = checkpoint.read_ranks(state, RANDOMNESS, World(1, 2))
     assert read.facts["still"] == 2.0
     assert (read.step, float(read.tensors["model.w"][0]), float(read.tensors["noise.past"][0])) == (
         3,
         1.0,
         2.0,
     )
-    assert float(rank_files.read(state, RANDOMNESS, World(0, 2)).tensors["noise.past"][0]) == 1.0
+    assert (
+        float(checkpoint.read_ranks(state, RANDOMNESS, World(0, 2)).tensors["noise.past"][0]) == 1.0
+    )
     for count in (1, 3):
         with pytest.raises(InvalidInput, match="resume ranks"):
-            rank_files.read(state, RANDOMNESS, World(0, count))
+            checkpoint.read_ranks(state, RANDOMNESS, World(0, count))
 
 
 def test_a_file_of_another_checkpoint_is_refused(tmp_path, monkeypatch):
@@ -79,7 +83,7 @@ def test_a_file_of_another_checkpoint_is_refused(tmp_path, monkeypatch):
     state, now = written(new, 4, (1.5, 2.5))
     now.write_bytes(before.read_bytes())
     with pytest.raises(Corrupt, match="is a copy, or was restored from one"):
-        rank_files.read(state, RANDOMNESS, World(1, 2))
+        checkpoint.read_ranks(state, RANDOMNESS, World(1, 2))
     monkeypatch.setattr(
         storage, "identity", lambda handle: "alike"
     )  # where files cannot be told apart
@@ -87,10 +91,10 @@ def test_a_file_of_another_checkpoint_is_refused(tmp_path, monkeypatch):
     state, now = written(new, 4, (1.5, 2.5))
     now.write_bytes(before.read_bytes())
     with pytest.raises(Corrupt, match="belongs to another checkpoint"):
-        rank_files.read(state, RANDOMNESS, World(1, 2))
+        checkpoint.read_ranks(state, RANDOMNESS, World(1, 2))
     now.unlink()
     with pytest.raises(Corrupt, match="not a readable dpfy checkpoint"):
-        rank_files.read(state, RANDOMNESS, World(1, 2))
+        checkpoint.read_ranks(state, RANDOMNESS, World(1, 2))
 
 
 def test_the_files_of_the_checkpoint_before_go_when_the_new_one_is_whole(tmp_path):

@@ -131,7 +131,7 @@ def train(kind: str, run: dpfy.Run, model: nn.Module, stop: int = STEPS) -> dict
             training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
             if training.steps_done >= stop:
                 break
-        assert isinstance(training.spread, TensorParallel) is dist.is_initialized()
+        assert isinstance(training.parallel, TensorParallel) is dist.is_initialized()
         held = sum(getattr(p, "_local_tensor", p).numel() for p in model.parameters())
         found: dict[str, Any] = {name: ranked.full(p) for name, p in model.named_parameters()}
         found |= {

@@ -177,7 +177,7 @@ def check_owners(recipe: Recipe, train: object) -> None:
             raise InvalidInput("plan", f"for one {recipe.unit.name}", rule)
 
 
-def owned(train: object, user: object, recipe: Recipe) -> object:
+def with_owners(train: object, user: object, recipe: Recipe) -> object:
     """`train` with its owners, where `user` says whose each record is; the recipe's unit says how
     many of one user's are used.
     """
