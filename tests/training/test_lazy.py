@@ -9,7 +9,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -118,21 +117,17 @@ def test_lazy_and_in_memory_agree_in_float64_and_padded(tmp_path: Path) -> None:
 
 def test_augmentation_is_drawn_afresh_and_the_same_by_any_number_of_workers(tmp_path: Path) -> None:
     class Noted(Rows):
-        seen: ClassVar[list[float]] = []
+        seen: ClassVar[list[tuple[int, float]]] = []
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = super().__getitem__(index)
-            if index == 7:
-                self.seen.append(float(x[0]))
+            self.seen.append((index, float(x[0])))
             return x, y
 
     torch.manual_seed(1)
     here = train(Noted(augmented=True), tmp_path / "here", steps=30)
-    drawn = [value for value, _ in groupby(Noted.seen)]
-    assert len(drawn) > 2
-    assert len(set(drawn)) >= len(drawn) - 1, (
-        "one may be read for the sample and again; a check reads it again at once"
-    )
+    # checks read some records twice; were the steps alike, under half of the values would differ
+    assert len(set(Noted.seen)) > 0.7 * len(Noted.seen) > 500
     assert equal(
         train(dpfy.lazy(Rows(augmented=True), workers=2), tmp_path / "there", steps=30), here
     )
