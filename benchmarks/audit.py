@@ -34,13 +34,13 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
 
 
-def white_box(plan: dpfy.Plan, canaries: int, seed: int) -> whitebox.Observed:
+def white_box(plan: dpfy.Plan, canaries: int, seed: int) -> whitebox.ObservedSums:
     """One training with canaries, seen by the attacker."""
     coins = whitebox.fair_coins(canaries, seed)
     seen = observation.observe_table(
         network(), real(), plan, np.where(coins, observation.LENGTH, 0.0), seed=seed
     )
-    return whitebox.Observed(seen, coins)
+    return whitebox.ObservedSums(seen, coins)
 
 
 def recipe(canaries: int, steps: int = STEPS) -> dpfy.Recipe:
@@ -54,7 +54,7 @@ def tight(canaries: int = 90_000) -> None:
         started = time.perf_counter()
         plan = recipe(canaries).calibrate(epsilon, DELTA)
         family = families.ClaimedFamily(observation.claimed_curve(plan))
-        claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
+        claim = whitebox.AuditedClaim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
         verdict = whitebox.audit(white_box(plan, canaries, 1), claim)
         seconds = round(time.perf_counter() - started, 1)
         row = {
@@ -74,7 +74,7 @@ def sound(
     plan = recipe(canaries, steps).with_noise(0.8, delta=DELTA)
     family = families.ClaimedFamily(observation.claimed_curve(plan))
     allowed = (1 + family.advantage(1.0)) / 2
-    claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
+    claim = whitebox.AuditedClaim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
     exceeded, plain = 0, 0
     for seed in range(repetitions):
         observed = white_box(plan, canaries, 1000 + seed)

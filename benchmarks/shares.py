@@ -20,12 +20,12 @@ from dpfy.accounting import calibrate
 from dpfy.core import events
 from dpfy.core.errors import Unsupported
 from dpfy.core.randomness import Randomness
-from dpfy.federated.shares import Scheme, choose
+from dpfy.federated.shares import SharingScheme, choose
 
 DELTA = 1e-6
 
 
-def measured(scheme: Scheme, clients: int, seed: int) -> float:
+def measured(scheme: SharingScheme, clients: int, seed: int) -> float:
     """The mean squared error of a coordinate of the sum."""
     rng, size, secret = (
         np.random.default_rng(seed),

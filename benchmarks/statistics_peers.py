@@ -171,23 +171,23 @@ def diffprivlib(data, epsilon):
 def ours(data, epsilon):
     """dpfy's statistics, as a query of one of them plans it."""
     from dpfy.core.ledger_rules import rehearsal
-    from dpfy.queries.plan import Terms, plan
-    from dpfy.queries.sources import Columns
-    from dpfy.statistics.columns import Number, Table, Words
+    from dpfy.queries.plan import QueryTerms, plan
+    from dpfy.queries.sources import TableColumns
+    from dpfy.statistics.columns import CategoryColumn, NumberColumn, PrivateTable
     from dpfy.statistics.statistic import Spend
 
-    columns = Columns(
-        {c: Number(c, *map(float, r)) for c, r in RANGES.items()}
-        | {"income": Words("income", ("<=50K", ">50K"))}
+    columns = TableColumns(
+        {c: NumberColumn(c, *map(float, r)) for c, r in RANGES.items()}
+        | {"income": CategoryColumn("income", ("<=50K", ">50K"))}
     )
     cells = {c: data[c] for c in RANGES} | {"income": np.where(data["rich"], ">50K", "<=50K")}
 
     def asked(name):
         public = name.endswith(", n public")
-        terms = Terms(epsilon, records=len(data["age"]) if public else None)
+        terms = QueryTerms(epsilon, records=len(data["age"]) if public else None)
         made = plan(name.removesuffix(", n public"), columns, terms)
         (statistic,), (claim,) = made.statistics, made.claims
-        table = Table(cells, columns.columns)
+        table = PrivateTable(cells, columns.columns)
 
         def run():
             permit = rehearsal(claim.event, claim.releases, adjacency=claim.adjacency)

@@ -25,7 +25,7 @@ import torch
 import dpfy
 from dpfy.data import source
 from dpfy.data.config import DataConfig
-from dpfy.prediction import claimed, train_student
+from dpfy.prediction import student_claim, train_student
 from dpfy.prediction.student import chances
 from dpfy.runs.folder import Place
 
@@ -48,7 +48,9 @@ def main() -> None:
     given = parser.parse_args()
     held = source.load(DataConfig(kind="mnist", dir=given.data_dir))
     (x, y), (test, truth) = (part.tensors[:2] for part in (held.train, held.test))
-    claim = claimed(EPSILON, DELTA, teachers=given.teachers, classes=10, answers=given.answers)
+    claim = student_claim(
+        EPSILON, DELTA, teachers=given.teachers, classes=10, answers=given.answers
+    )
     unseen, inputs = [], []
     for fold in (
         range(FOLDS - 1, FOLDS - 1 - given.folds, -1) if given.fold is None else (given.fold,)

@@ -23,19 +23,19 @@ import numpy as np
 
 import dpfy
 from dpfy.prediction import analysis, plan
-from dpfy.prediction.claim import Answers
-from dpfy.prediction.vote_bill import VoteBill, sanitised
+from dpfy.prediction.claim import AnswersClaim
+from dpfy.prediction.vote_bill import VoteBill, release_vote_bill
 from dpfy.runs.folder import Place
 
 RUNS = 3
 CLAIMS = {
-    "mnist": Answers(
+    "mnist": AnswersClaim(
         "confident", 10, 250, 640, 283, sigma=40.0, check_sigma=150.0, threshold=200.0, delta=1e-5
     ),
-    "adult": Answers(
+    "adult": AnswersClaim(
         "confident", 2, 250, 1500, 539, sigma=40.0, check_sigma=200.0, threshold=300.0, delta=1e-5
     ),
-    "svhn": Answers(
+    "svhn": AnswersClaim(
         "confident", 10, 250, 8500, 2970, sigma=40.0, check_sigma=200.0, threshold=300.0, delta=1e-6
     ),
 }
@@ -71,12 +71,12 @@ def main() -> None:
 def released(claim: VoteBill, votes: np.ndarray) -> dict[str, float]:
     """One run, verified."""
     with tempfile.TemporaryDirectory() as place:
-        found = sanitised(Place(Path(place) / "run"), claim, lambda: votes)
+        found = release_vote_bill(Place(Path(place) / "run"), claim, lambda: votes)
         assert all(finding.holds for finding in dpfy.verify(Path(place) / "run"))
     return found
 
 
-def exact(votes: np.ndarray, answers: Answers) -> float:
+def exact(votes: np.ndarray, answers: AnswersClaim) -> float:
     """The exact figure to three digits, by comparing."""
     rule = analysis.ConfidentVote(answers.threshold, answers.check_sigma, answers.sigma)
     value, low, high = analysis.exact(votes, rule, answers.delta), 0, 20_000

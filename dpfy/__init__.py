@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpfy.plan.claim import ForeignBatches
     from dpfy.plan.correlated import bandmf, blt, dpftrl
     from dpfy.plan.recipe import Plan, Recipe, dpsgd
-    from dpfy.queries.plan import Terms
+    from dpfy.queries.plan import QueryTerms
     from dpfy.queries.run import query
     from dpfy.report.verify import verify
     from dpfy.synthetic.evolution.run import EvolutionOptions, evolve
@@ -81,7 +81,7 @@ _HOME = {
     "dpftrl": "dpfy.plan.correlated",
     "dpsgd": "dpfy.plan.recipe",
     "with_stopping": "dpfy.plan.recipe",
-    "Terms": "dpfy.queries.plan",
+    "QueryTerms": "dpfy.queries.plan",
     "query": "dpfy.queries.run",
     "EvolutionOptions": "dpfy.synthetic.evolution.run",
     "evolve": "dpfy.synthetic.evolution.run",
@@ -127,6 +127,7 @@ __all__ = [
     "Plan",
     "Plateau",
     "PrivateTraining",
+    "QueryTerms",
     "Recipe",
     "Result",
     "Run",
@@ -134,7 +135,6 @@ __all__ = [
     "Runtime",
     "SynthesisOptions",
     "SynthesisTerms",
-    "Terms",
     "TextOptions",
     "TextTerms",
     "Unit",

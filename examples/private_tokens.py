@@ -23,7 +23,7 @@ import dpfy
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Unit
 from dpfy.core.values import Bound, Bounded
-from dpfy.prediction import Answers, PrivatePredictor, shards
+from dpfy.prediction import AnswersClaim, PrivatePredictor, shards
 from dpfy.prediction.rules import Ask
 from dpfy.runs.folder import Place
 
@@ -117,7 +117,7 @@ def main() -> None:
     people = rng.integers(0, PEOPLE, LETTERS)
     letters = [PRIVATE[k] for k in rng.integers(0, len(PRIVATE), LETTERS)]
     each = given.epsilon / given.words
-    claim = Answers(
+    claim = AnswersClaim(
         "mixed",
         len(WORDS),
         MEMBERS,

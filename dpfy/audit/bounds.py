@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpfy.audit import intervals
-from dpfy.audit.families import Family, GaussianFamily, gaussian_epsilon, weakest
+from dpfy.audit.families import GaussianFamily, TradeoffFamily, gaussian_epsilon, weakest
 from dpfy.audit.verdict import LowerBound
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -32,7 +32,7 @@ SHAPE = (
 
 
 @dataclass(frozen=True)
-class Scores:
+class TrialScores:
     """Scores of trials in which the canary was in, and in which it was out; larger says "in"."""
 
     inside: NDArray[np.float64]
@@ -50,7 +50,7 @@ class Scores:
             object.__setattr__(self, name, values)
 
     @classmethod
-    def of(cls, scores: ArrayLike, included: ArrayLike) -> Scores:
+    def of(cls, scores: ArrayLike, included: ArrayLike) -> TrialScores:
         """Split scores by the coins."""
         values, coins = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
         return cls(values[coins], values[~coins])
@@ -58,7 +58,7 @@ class Scores:
     def __len__(self) -> int:
         return len(self.inside) + len(self.outside)
 
-    def halves(self, seed: int) -> tuple[Scores, Scores]:
+    def halves(self, seed: int) -> tuple[TrialScores, TrialScores]:
         """Two disjoint random halves."""
         rng = Randomness.for_tests(seed).generator("audit split", 0)
         a, b = rng.permutation(self.inside), rng.permutation(self.outside)
@@ -67,11 +67,11 @@ class Scores:
                 "scores", len(self), "must hold at least two scores on each side to split"
             )
         i, o = len(a) // 2, len(b) // 2
-        return Scores(a[:i], b[:o]), Scores(a[i:], b[o:])
+        return TrialScores(a[:i], b[:o]), TrialScores(a[i:], b[o:])
 
 
 @dataclass(frozen=True)
-class Rates:
+class ErrorRates:
     """What a threshold gives: counts, and one-sided limits that hold together."""
 
     true_positives: int
@@ -80,7 +80,7 @@ class Rates:
     outside: int
 
     @classmethod
-    def at(cls, scores: Scores, threshold: float) -> Rates:
+    def at(cls, scores: TrialScores, threshold: float) -> ErrorRates:
         """Count scores above `threshold`."""
         hits, alarms = (
             int((scores.inside > threshold).sum()),
@@ -98,7 +98,7 @@ class Rates:
 
 
 def clopper_pearson(
-    scores: Scores,
+    scores: TrialScores,
     *,
     delta: float,
     confidence: float = 0.95,
@@ -110,7 +110,7 @@ def clopper_pearson(
     Without a `threshold`, one half of the trials chooses it and the other half is counted.
     """
     counted, at = _threshold(scores, delta, confidence, threshold, seed)
-    fpr, fnr = Rates.at(counted, at).limits(1 - confidence)
+    fpr, fnr = ErrorRates.at(counted, at).limits(1 - confidence)
     epsilon = _from_rates(fpr, fnr, check.fraction("delta", delta))
     detail = {"fpr_upper": fpr, "fnr_upper": fnr, "threshold": at}
     return LowerBound(
@@ -125,7 +125,7 @@ def clopper_pearson(
 
 
 def gaussian_fit(
-    scores: Scores,
+    scores: TrialScores,
     *,
     delta: float,
     confidence: float = 0.95,
@@ -138,7 +138,7 @@ def gaussian_fit(
     from scipy.special import ndtri
 
     counted, at = _threshold(scores, delta, confidence, threshold, seed)
-    fpr, fnr = Rates.at(counted, at).limits(1 - confidence)
+    fpr, fnr = ErrorRates.at(counted, at).limits(1 - confidence)
     mu = max(0.0, float(-ndtri(fpr) - ndtri(fnr))) if fpr < 1 and fnr < 1 else 0.0
     assumptions = (INDEPENDENT, THRESHOLD, SHAPE.format("gaussian"))
     detail = {"fpr_upper": fpr, "fnr_upper": fnr, "threshold": at, "mu_lower": mu}
@@ -158,7 +158,7 @@ def by_accuracy(
     guesses: int,
     *,
     delta: float,
-    family: Family | None = None,
+    family: TradeoffFamily | None = None,
     confidence: float = 0.95,
 ) -> LowerBound:
     """From guesses of fair coins: a family member allows at most (1 + total variation) / 2 of them
@@ -195,8 +195,8 @@ def _from_rates(fpr: float, fnr: float, delta: float) -> float:
 
 
 def _threshold(
-    scores: Scores, delta: float, confidence: float, threshold: float | None, seed: int
-) -> tuple[Scores, float]:
+    scores: TrialScores, delta: float, confidence: float, threshold: float | None, seed: int
+) -> tuple[TrialScores, float]:
     """The trials to count, and a threshold that they had no part in."""
     check.inside_unit("confidence", confidence)
     if threshold is not None:
@@ -207,6 +207,8 @@ def _threshold(
         candidates = candidates[np.linspace(0, len(candidates) - 1, 400).astype(int)]
     best = max(
         candidates,
-        key=lambda at: _from_rates(*Rates.at(chooser, float(at)).limits(1 - confidence), delta),
+        key=lambda at: _from_rates(
+            *ErrorRates.at(chooser, float(at)).limits(1 - confidence), delta
+        ),
     )
     return counted, float(best)

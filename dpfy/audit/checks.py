@@ -67,7 +67,9 @@ def _audited(bench: Bench, bug: Bug, adjacency: Adjacency, absent: float) -> str
     """
     family = ClaimedFamily(lambda strength: bench.curve(strength, adjacency))
     epsilon = family.epsilon(1.0, bench.delta)
-    claim = whitebox.Claim(epsilon, bench.delta, bench.noise_multiplier, bench.rate, family, absent)
+    claim = whitebox.AuditedClaim(
+        epsilon, bench.delta, bench.noise_multiplier, bench.rate, family, absent
+    )
     coins = [whitebox.fair_coins(dimension(bench), 11 + seed) for seed in RUNS]
     gains = [np.where(c, LENGTH, absent * LENGTH) for c in coins]
     seen = np.concatenate(
@@ -76,7 +78,7 @@ def _audited(bench: Bench, bug: Bug, adjacency: Adjacency, absent: float) -> str
     )
     if not np.isfinite(seen).all():
         return "an update is not finite"
-    observed = whitebox.Observed(seen, np.concatenate(coins), _layers(bench))
+    observed = whitebox.ObservedSums(seen, np.concatenate(coins), _layers(bench))
     allowed = (1 + family.advantage(1.0)) / 2
     name, right, counted, limit = whitebox.best_attack(observed, claim, 0.99)
     if limit <= allowed:

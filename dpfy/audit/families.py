@@ -21,7 +21,7 @@ Tradeoff = Callable[[float], float]
 """False-positive rate to the smallest false-negative rate that any attacker can have."""
 
 
-class Family(Protocol):
+class TradeoffFamily(Protocol):
     """Trade-off curves ordered by strength."""
 
     @property

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpfy.audit import cosines, mechanism, one_run, plot, power, scores
-from dpfy.audit.bounds import Scores, by_accuracy
-from dpfy.audit.families import ClaimedFamily, Family, GaussianFamily
-from dpfy.audit.verdict import LowerBound, Verdict
-from dpfy.audit.whitebox import Claim, Observed, audit, ratio
+from dpfy.audit.bounds import TrialScores, by_accuracy
+from dpfy.audit.families import ClaimedFamily, GaussianFamily, TradeoffFamily
+from dpfy.audit.verdict import AuditVerdict, LowerBound
+from dpfy.audit.whitebox import AuditedClaim, ObservedSums, audit, ratio
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import write_atomically
 
@@ -39,26 +39,26 @@ DOES_NOT_SHOW = (
 
 
 def by_updates(
-    observed: Observed, claim: Claim, confidence: float
-) -> tuple[Verdict, list[LowerBound], Scores]:
+    observed: ObservedSums, claim: AuditedClaim, confidence: float
+) -> tuple[AuditVerdict, list[LowerBound], TrialScores]:
     """White-box: the tight bound, and beside it the one-run bounds that need no independence."""
     verdict = audit(observed, claim, confidence=confidence)
     values = ratio(observed, claim)
     return (
         verdict,
         _one_run(values, observed.included, claim.delta, claim.family, confidence),
-        Scores.of(values, observed.included),
+        TrialScores.of(values, observed.included),
     )
 
 
 def of_stream(
     seen: Any, confidence: float
-) -> tuple[Verdict, list[LowerBound], Scores, Family, dict[str, float]]:
+) -> tuple[AuditVerdict, list[LowerBound], TrialScores, TradeoffFamily, dict[str, float]]:
     """A noise stream by itself (`dpfy.audit.noise_stream.StreamSeen`): the optimal attack, and a
     test of the noise alone.
     """
     facts = seen.facts
-    family: Family
+    family: TradeoffFamily
     if seen.curve is not None:
         family = ClaimedFamily(seen.curve)
         values = scores.likelihood_ratio(seen.projections, seen.scale, facts.rate)
@@ -67,15 +67,15 @@ def of_stream(
         values = scores.matched(seen.projections, seen.encoder, seen.pattern, seen.scale)
     right = int(((values > 0) == seen.included).sum())
     bound = by_accuracy(right, len(values), delta=facts.delta, family=family, confidence=confidence)
-    verdict = Verdict(
+    verdict = AuditVerdict(
         bound, family.epsilon(family.claim, facts.delta), mechanism.SHOWS, mechanism.DOES_NOT_SHOW
     )
     found = _one_run(values, seen.included, facts.delta, family, confidence)
     shape = dataclasses.asdict(mechanism.gaussian_shape(seen.alone, seen.scale))
-    return verdict, found, Scores.of(values, seen.included), family, shape
+    return verdict, found, TrialScores.of(values, seen.included), family, shape
 
 
-def of_people(seen: Any, claim: Claim, confidence: float) -> dict[str, Any]:
+def of_people(seen: Any, claim: AuditedClaim, confidence: float) -> dict[str, Any]:
     """Of canary users (`dpfy.audit.user_training.UsersSeen`): estimates from their cosines, and
     what so many canaries can find.
     """
@@ -108,16 +108,19 @@ def of_people(seen: Any, claim: Claim, confidence: float) -> dict[str, Any]:
 
 
 def by_answers(
-    margins: NDArray[np.float64], included: NDArray[np.bool_], claim: Claim, confidence: float
-) -> tuple[Verdict, list[LowerBound], Scores]:
+    margins: NDArray[np.float64],
+    included: NDArray[np.bool_],
+    claim: AuditedClaim,
+    confidence: float,
+) -> tuple[AuditVerdict, list[LowerBound], TrialScores]:
     """Final model: margins of the canaries' labels, judged by the one-run bound that assumes
     nothing about the leak.
     """
     found = _one_run(margins, included, claim.delta, claim.family, confidence)
     return (
-        Verdict(found[0], claim.epsilon, SHOWS, DOES_NOT_SHOW),
+        AuditVerdict(found[0], claim.epsilon, SHOWS, DOES_NOT_SHOW),
         found[1:],
-        Scores.of(margins, included),
+        TrialScores.of(margins, included),
     )
 
 
@@ -125,7 +128,7 @@ def _one_run(
     values: NDArray[np.float64],
     included: NDArray[np.bool_],
     delta: float,
-    family: Family,
+    family: TradeoffFamily,
     confidence: float,
 ) -> list[LowerBound]:
     counts = [max(2, round(share * len(values))) for share in SHARES]
@@ -147,7 +150,7 @@ def _one_run(
 
 
 def record(
-    verdict: Verdict, others: list[LowerBound], seen: Scores, family: Family
+    verdict: AuditVerdict, others: list[LowerBound], seen: TrialScores, family: TradeoffFamily
 ) -> dict[str, Any]:
     """The audit as one JSON object; `points` is the attacker's ROC."""
     fpr, tpr = plot.points(seen, 60)
@@ -161,7 +164,7 @@ def record(
     }
 
 
-def write(folder: Path, answer: dict[str, Any], seen: Scores, family: Family) -> None:
+def write(folder: Path, answer: dict[str, Any], seen: TrialScores, family: TradeoffFamily) -> None:
     """Leave audit.json and audit.svg in the run folder; the report shows them, and the ledger holds
     their hashes.
     """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dpfy.audit import one_run
 from dpfy.audit.bench import Bench, Bug
 from dpfy.audit.people import log_ratio
-from dpfy.audit.verdict import LowerBound, Verdict
+from dpfy.audit.verdict import AuditVerdict, LowerBound
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -28,7 +28,7 @@ SHARES = (0.1, 0.25, 0.5, 1.0)
 
 def inference(
     scores: ArrayLike, included: ArrayLike, *, epsilon: float, confidence: float = 0.95
-) -> Verdict:
+) -> AuditVerdict:
     """A lower bound on the pure epsilon of one run whose labels were drawn by fair coins, from
     `scores` for each coin.
 
@@ -50,7 +50,7 @@ def inference(
     bound = LowerBound(
         best.epsilon, 0.0, confidence, "label inference", count, best.assumptions, detail
     )
-    return Verdict(bound, epsilon, SHOWS, DOES_NOT_SHOW)
+    return AuditVerdict(bound, epsilon, SHOWS, DOES_NOT_SHOW)
 
 
 def label_inference(bench: Bench, bug: Bug) -> str | None:

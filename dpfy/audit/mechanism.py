@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpfy.audit import power
-from dpfy.audit.bounds import Scores, clopper_pearson
-from dpfy.audit.verdict import LowerBound, Verdict
+from dpfy.audit.bounds import TrialScores, clopper_pearson
+from dpfy.audit.verdict import AuditVerdict, LowerBound
 from dpfy.core import check
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def audit(
     trials: int,
     confidence: float = 0.95,
     seed: int = 0,
-) -> Verdict:
+) -> AuditVerdict:
     """A lower bound on epsilon of any mechanism from `trials` outputs on each side; large and small
     outputs are both tried.
 
@@ -54,7 +54,7 @@ def audit(
         for present in (True, False)
     )
     each = 1 - (1 - check.inside_unit("confidence", confidence)) / 2
-    tried = [Scores(inside, outside), Scores(-inside, -outside)]
+    tried = [TrialScores(inside, outside), TrialScores(-inside, -outside)]
     best = max(
         (clopper_pearson(s, delta=delta, confidence=each, seed=seed) for s in tried),
         key=lambda b: b.epsilon,
@@ -68,7 +68,7 @@ def audit(
     bound = LowerBound(
         best.epsilon, delta, confidence, "mechanism by rates", 2 * trials, best.assumptions, detail
     )
-    return Verdict(bound, epsilon, SHOWS, DOES_NOT_SHOW)
+    return AuditVerdict(bound, epsilon, SHOWS, DOES_NOT_SHOW)
 
 
 def kolmogorov(
@@ -87,7 +87,7 @@ def kolmogorov(
 
 
 @dataclass(frozen=True)
-class Shape:
+class NoiseShape:
     """How well a sample of noise fits its claimed distribution, and which error of scale this
     sample size would find.
     """
@@ -99,7 +99,7 @@ class Shape:
     finds_factor: float
 
 
-def gaussian_shape(noise: ArrayLike, claimed: float) -> Shape:
+def gaussian_shape(noise: ArrayLike, claimed: float) -> NoiseShape:
     """Test noise against N(0, claimed^2): two-sided chi-square for the scale, Kolmogorov-Smirnov
     for the shape.
 
@@ -112,7 +112,7 @@ def gaussian_shape(noise: ArrayLike, claimed: float) -> Shape:
     statistic = float((values**2).sum())
     p_scale = 2 * min(chi2.cdf(statistic, len(values)), chi2.sf(statistic, len(values)))
     finds = math.exp((3.29 + 2.33) / math.sqrt(2 * len(values)))
-    return Shape(
+    return NoiseShape(
         len(values),
         math.sqrt(statistic / len(values)),
         float(p_scale),

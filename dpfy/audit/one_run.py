@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfy.audit.families import Family, GaussianFamily, Tradeoff, weakest
+from dpfy.audit.families import GaussianFamily, Tradeoff, TradeoffFamily, weakest
 from dpfy.audit.verdict import LowerBound
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -112,7 +112,11 @@ def too_many_right(guesses: Guesses, tradeoff: Tradeoff, alpha: float) -> bool:
 
 
 def f_dp(
-    guesses: Guesses, *, delta: float, family: Family | None = None, confidence: float = 0.95
+    guesses: Guesses,
+    *,
+    delta: float,
+    family: TradeoffFamily | None = None,
+    confidence: float = 0.95,
 ) -> LowerBound:
     """The f-DP refinement: the weakest member of the family that could have given so many right
     guesses.

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpfy.audit import intervals
-from dpfy.audit.bounds import Scores
+from dpfy.audit.bounds import TrialScores
 from dpfy.audit.families import Tradeoff
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def points(scores: Scores, most: int = 200) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def points(scores: TrialScores, most: int = 200) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(false-positive rate, true-positive rate) at up to `most` thresholds, from (0, 0) to (1,
     1).
     """
@@ -27,7 +27,9 @@ def points(scores: Scores, most: int = 200) -> tuple[NDArray[np.float64], NDArra
     return np.concatenate([[1.0], fpr]), np.concatenate([[1.0], tpr])
 
 
-def beyond(scores: Scores, tradeoff: Tradeoff, confidence: float = 0.95, most: int = 40) -> int:
+def beyond(
+    scores: TrialScores, tradeoff: Tradeoff, confidence: float = 0.95, most: int = 40
+) -> int:
     """How many points of the ROC lie on the wrong side of the claim, beyond chance at all `most`
     thresholds together.
     """
@@ -42,7 +44,7 @@ def beyond(scores: Scores, tradeoff: Tradeoff, confidence: float = 0.95, most: i
     return count
 
 
-def roc_svg(scores: Scores, tradeoff: Tradeoff, title: str) -> bytes:
+def roc_svg(scores: TrialScores, tradeoff: Tradeoff, title: str) -> bytes:
     """The plot as SVG: the attacker's points must lie below the claimed curve, on the private
     side.
     """

@@ -8,7 +8,7 @@ import math
 
 from dpfy.audit import intervals
 from dpfy.audit.bounds import by_accuracy
-from dpfy.audit.families import Family, GaussianFamily, weakest
+from dpfy.audit.families import GaussianFamily, TradeoffFamily, weakest
 from dpfy.audit.one_run import Guesses, steinke
 from dpfy.core import check
 
@@ -58,7 +58,7 @@ def canaries_needed(
     delta: float,
     *,
     share: float = 0.8,
-    family: Family | None = None,
+    family: TradeoffFamily | None = None,
     confidence: float = 0.95,
     power: float = 0.9,
 ) -> int:

@@ -46,7 +46,7 @@ D = TypeVar("D")
 
 
 @dataclass(frozen=True)
-class Call:
+class MechanismCall:
     """One use of a mechanism: what is public about it (`mechanism`, `shape`, `bound`), the value it
     was given, what it answered.
     """
@@ -79,8 +79,8 @@ class Fault:
 class _Tape:
     """The calls of one run; with `before`, those whose answers are given again."""
 
-    before: list[Call] | None = None
-    calls: list[Call] = field(default_factory=list)
+    before: list[MechanismCall] | None = None
+    calls: list[MechanismCall] = field(default_factory=list)
     inside: bool = False
 
     def take(
@@ -149,7 +149,7 @@ def _outcome(run: Callable[[D], Any], data: D) -> tuple[Any, str]:
         return None, type(problem).__name__
 
 
-def _flow(first: list[Call], second: list[Call]) -> Iterator[Fault]:
+def _flow(first: list[MechanismCall], second: list[MechanismCall]) -> Iterator[Fault]:
     if len(first) != len(second):
         yield Fault("flow", f"{len(first)} releases on one, {len(second)} on the other")
     for number, (a, b) in enumerate(zip(first, second, strict=False)):
@@ -161,7 +161,7 @@ def _flow(first: list[Call], second: list[Call]) -> Iterator[Fault]:
             )
 
 
-def _apart(a: Call, b: Call) -> tuple[float, float, float]:
+def _apart(a: MechanismCall, b: MechanismCall) -> tuple[float, float, float]:
     """The L2, L1 and L-infinity distance of the values of two calls."""
     if isinstance(a.value, dict):
         keys = sorted(a.value.keys() | b.value.keys(), key=repr)
@@ -172,7 +172,7 @@ def _apart(a: Call, b: Call) -> tuple[float, float, float]:
     return math.sqrt(float((apart**2).sum())), float(apart.sum()), float(apart.max(initial=0.0))
 
 
-def _distance(number: int, a: Call, b: Call, moves: int) -> Iterator[Fault]:
+def _distance(number: int, a: MechanismCall, b: MechanismCall, moves: int) -> Iterator[Fault]:
     for name, found, bound in zip(("L2", "L1", "L-infinity"), _apart(a, b), a.bound, strict=True):
         if found > bound * moves * SLACK:
             words = (
@@ -183,7 +183,7 @@ def _distance(number: int, a: Call, b: Call, moves: int) -> Iterator[Fault]:
 
 
 def _cost(
-    first: list[Call], second: list[Call], moves: int, claimed: events.Event
+    first: list[MechanismCall], second: list[MechanismCall], moves: int, claimed: events.Event
 ) -> Iterator[Fault]:
     """Whether these neighbours pay more than what is claimed: in pure epsilon where the claim has
     one, else in zCDP.
@@ -208,7 +208,7 @@ def _once(event: events.Event) -> events.Event:
     return event.event if isinstance(event, events.Repeated) else event
 
 
-def _part(a: Call, b: Call, moves: int) -> float:
+def _part(a: MechanismCall, b: MechanismCall, moves: int) -> float:
     """Which part of the declared bound the distance is, in the norm that is billed."""
     norm = (
         0 if isinstance(_once(a.event), events.Gaussian) else 1 if math.isfinite(a.bound[1]) else 2
@@ -248,22 +248,22 @@ def _rho_leaf(leaf: events.Event) -> float:
     )
 
 
-def _call(mechanism: Any, given: Any) -> Call:
+def _call(mechanism: Any, given: Any) -> MechanismCall:
     """What is written down of a release. Values on a grid are taken in the units of the data;
     records that a mechanism bounds itself are not looked at, and neither are keys that are not
     public, nor how many there are.
     """
     tool = getattr(mechanism, "mechanism", mechanism)  # a stream of questions asks for one
     if not isinstance(given, Bounded):
-        return Call(repr(tool), (), (math.inf,) * 3, tool.event, ())
+        return MechanismCall(repr(tool), (), (math.inf,) * 3, tool.event, ())
     scale = 1
     value: Any = getattr(given.value, "distance", given.value)
     if hasattr(value, "grid"):
         value, scale = value.counts, value.grid.step
     if isinstance(value, dict):
-        return Call(repr(tool), (), _norms(given), tool.event, dict(value))
+        return MechanismCall(repr(tool), (), _norms(given), tool.event, dict(value))
     exact = np.asarray(value, dtype=object) * scale if scale != 1 else np.asarray(value)
-    return Call(repr(tool), tuple(np.shape(value)), _norms(given), tool.event, exact)
+    return MechanismCall(repr(tool), tuple(np.shape(value)), _norms(given), tool.event, exact)
 
 
 def _norms(given: Bounded[Any]) -> tuple[float, float, float]:

@@ -30,7 +30,7 @@ SIGMAS = 5.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class SharesEstimate:
     """How many shares of noise sums show: an estimate, and the least and the most at
     `confidence`.
     """
@@ -50,7 +50,7 @@ class Seen:
         )
 
 
-def shares_seen(noise: Array, share: float, confidence: float = 1 - 1e-6) -> Seen:
+def shares_seen(noise: Array, share: float, confidence: float = 1 - 1e-6) -> SharesEstimate:
     """How many shares of standard deviation `share` are in sums of noise alone: [rounds,
     coordinates], in the same unit.
 
@@ -67,7 +67,7 @@ def shares_seen(noise: Array, share: float, confidence: float = 1 - 1e-6) -> See
         float(np.sum(noise**2)) / share**2,
         noise.size,
     )
-    return Seen(
+    return SharesEstimate(
         total / float(chi2.isf(alpha, size)),
         total / size,
         total / float(chi2.ppf(alpha, size)),

@@ -51,7 +51,7 @@ class LowerBound:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditVerdict:
     """A lower bound beside the epsilon that was claimed at the same delta.
 
     `violated` means: at the stated confidence the claim is false. Not violated proves nothing

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpfy.audit import intervals, scores
-from dpfy.audit.bounds import Scores, by_accuracy
-from dpfy.audit.families import Family
-from dpfy.audit.verdict import LowerBound, Verdict
+from dpfy.audit.bounds import TrialScores, by_accuracy
+from dpfy.audit.families import TradeoffFamily
+from dpfy.audit.verdict import AuditVerdict, LowerBound
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
@@ -41,7 +41,7 @@ DOES_NOT_SHOW = (
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedSums:
     """What the attacker saw: [steps, canaries] projections of the noisy sums in units of the clip
     norm, and the coins.
 
@@ -62,7 +62,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Claim:
+class AuditedClaim:
     """What was claimed, as far as the attacker may know it: all of it is public.
 
     `absent` is what an excluded canary shows in place of 0: -1 where neighbours replace one canary
@@ -73,7 +73,7 @@ class Claim:
     delta: float
     noise_multiplier: float
     rate: float
-    family: Family
+    family: TradeoffFamily
     absent: float = 0.0
 
 
@@ -87,7 +87,7 @@ def fair_coins(count: int, seed: int | None = None) -> NDArray[np.bool_]:
     )
 
 
-def ratio(observed: Observed, claim: Claim, noise: float = 1.0) -> NDArray[np.float64]:
+def ratio(observed: ObservedSums, claim: AuditedClaim, noise: float = 1.0) -> NDArray[np.float64]:
     """The log likelihood ratio of each canary under the claim, or under the claim with its noise
     multiplied.
     """
@@ -97,7 +97,7 @@ def ratio(observed: Observed, claim: Claim, noise: float = 1.0) -> NDArray[np.fl
 
 
 def best_attack(
-    observed: Observed, claim: Claim, confidence: float, seed: int = 0
+    observed: ObservedSums, claim: AuditedClaim, confidence: float, seed: int = 0
 ) -> tuple[str, int, int, float]:
     """The attack and group whose share of right guesses has the largest lower limit: (name, right,
     counted, limit).
@@ -126,7 +126,9 @@ def best_attack(
     return max(limits, key=lambda row: row[3])
 
 
-def audit(observed: Observed, claim: Claim, *, confidence: float = 0.95, seed: int = 0) -> Verdict:
+def audit(
+    observed: ObservedSums, claim: AuditedClaim, *, confidence: float = 0.95, seed: int = 0
+) -> AuditVerdict:
     """The lower bound from the best attack, beside the claim. The family is the same for all, so
     the largest limit is the best.
     """
@@ -142,7 +144,7 @@ def audit(observed: Observed, claim: Claim, *, confidence: float = 0.95, seed: i
         bound.assumptions,
         dict(bound.detail),
     )
-    return Verdict(best, claim.epsilon, SHOWS, DOES_NOT_SHOW)
+    return AuditVerdict(best, claim.epsilon, SHOWS, DOES_NOT_SHOW)
 
 
 def _each(confidence: float, groups: int) -> float:
@@ -150,7 +152,7 @@ def _each(confidence: float, groups: int) -> float:
     return 1 - (1 - check.inside_unit("confidence", confidence)) / (ATTACKS * groups)
 
 
-def _by_spread(observed: Observed, chosen: NDArray[np.bool_], seed: int) -> tuple[int, int]:
+def _by_spread(observed: ObservedSums, chosen: NDArray[np.bool_], seed: int) -> tuple[int, int]:
     """Right guesses on one half of the canaries, by the threshold that was best on the other
     half.
     """
@@ -166,6 +168,6 @@ def _by_spread(observed: Observed, chosen: NDArray[np.bool_], seed: int) -> tupl
     return int(((values[counting] > best) == coins[counting]).sum()), len(counting)
 
 
-def roc(observed: Observed, claim: Claim) -> Scores:
+def roc(observed: ObservedSums, claim: AuditedClaim) -> TrialScores:
     """The likelihood ratios split by coin, for plots and for the other estimators."""
-    return Scores.of(ratio(observed, claim), observed.included)
+    return TrialScores.of(ratio(observed, claim), observed.included)

@@ -18,7 +18,7 @@ class Unwritable(DpfyError):
     """Standard output takes no more: a full disk, a closed pipe."""
 
 
-class Said:
+class OutputState:
     """Whether the verb under way has given its JSON object already: an error after it must not
     print a second one.
     """
@@ -33,7 +33,7 @@ def tell(answer: Mapping[str, Any], text: str | Iterable[str], *, as_json: bool)
     a text reaches the terminal.
     """
     if as_json:
-        Said.once = True
+        OutputState.once = True
         out(json.dumps(finite(answer), allow_nan=False))
         return
     for line in [text] if isinstance(text, str) else text:

@@ -113,7 +113,7 @@ def users(
     from dpfy.audit.families import ClaimedFamily
     from dpfy.audit.observation import claimed_curve
     from dpfy.audit.user_training import UserFacts, audited_users, by_records
-    from dpfy.audit.whitebox import Claim, Observed
+    from dpfy.audit.whitebox import AuditedClaim, ObservedSums
     from dpfy.federated.audit import observe_rounds
     from dpfy.federated.clients import CLIENT
 
@@ -128,9 +128,9 @@ def users(
         CLIENT if rounds else None,
     )
     family = ClaimedFamily(claimed_curve(seen.plan))
-    claim = Claim(seen.plan.epsilon, delta, noise_multiplier, sampling_rate, family)
+    claim = AuditedClaim(seen.plan.epsilon, delta, noise_multiplier, sampling_rate, family)
     verdict, others, scores = finished.by_updates(
-        Observed(seen.projections, seen.included), claim, confidence
+        ObservedSums(seen.projections, seen.included), claim, confidence
     )
     answer = finished.record(verdict, others, scores, family) | finished.of_people(
         seen, claim, confidence
@@ -246,14 +246,14 @@ def _judged(seen: Evidence, confidence: float) -> Any:
     from dpfy.audit import finished
     from dpfy.audit.families import ClaimedFamily
     from dpfy.audit.observation import claimed_curve
-    from dpfy.audit.whitebox import Claim, Observed
+    from dpfy.audit.whitebox import AuditedClaim, ObservedSums
 
     plan, rate = seen.plan, getattr(seen.plan.recipe.sampler, "rate", 1.0)
     family = ClaimedFamily(claimed_curve(plan))
-    claim = Claim(plan.epsilon, plan.delta, plan.noise_multiplier, rate, family)
+    claim = AuditedClaim(plan.epsilon, plan.delta, plan.noise_multiplier, rate, family)
     if seen.projections is not None:
         return *finished.by_updates(
-            Observed(seen.projections, seen.included), claim, confidence
+            ObservedSums(seen.projections, seen.included), claim, confidence
         ), family
     return *finished.by_answers(seen.margins, seen.included, claim, confidence), family
 
@@ -273,10 +273,10 @@ def labels(
     """
     from dpfy.audit import labels as audited
     from dpfy.labels import bench
-    from dpfy.labels.method import Method
+    from dpfy.labels.method import LabelMethod
 
     _check(confidence, None, canaries)
-    scores, coins = bench.inferred(Method.of(method), epsilon, canaries, seed=1)
+    scores, coins = bench.inferred(LabelMethod.of(method), epsilon, canaries, seed=1)
     verdict = audited.inference(scores, coins, epsilon=epsilon, confidence=confidence)
     advantage = f"label-inference advantage: {verdict.bound.detail['advantage']:.3f}"
     tell(

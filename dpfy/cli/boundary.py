@@ -35,7 +35,7 @@ def run(command: Any, arguments: Sequence[str]) -> int:
     Guarantees: no exception leaves it; with --json a failure is one JSON object on standard output,
     unless the answer was given.
     """
-    answer.Said.once = False
+    answer.OutputState.once = False
     as_json = "--json" in arguments
     try:
         with _quiet(), command.make_context("dpfy", list(arguments)) as context:
@@ -169,7 +169,7 @@ def _flush() -> None:
 
 
 def _refuse(error: dict[str, Any], as_json: bool, code: int) -> int:
-    if as_json and not answer.Said.once:
+    if as_json and not answer.OutputState.once:
         with contextlib.suppress(DpfyError):
             answer.tell({"error": error}, "", as_json=True)
     with contextlib.suppress(OSError):

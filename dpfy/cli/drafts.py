@@ -16,7 +16,7 @@ from dpfy.data.files import DataFile
 
 
 @dataclass(frozen=True)
-class Given:
+class ColumnChoices:
     """What the user said about columns, by name."""
 
     label: str | None = None
@@ -44,7 +44,7 @@ class Given:
 
 
 def write(
-    data: str, out: Path, given: Given, *, public: bool, header: bool, force: bool
+    data: str, out: Path, given: ColumnChoices, *, public: bool, header: bool, force: bool
 ) -> dict[str, Any]:
     """Draft schema and job of the table `data` into the folder `out`.
 

@@ -98,7 +98,9 @@ def fit(
         seed=insecure_seed,
         config=(_toml(public), _toml(public | private)),
     )
-    asked = job.Asked(estimator, data, schema, target, given, None if test is None else str(test))
+    asked = job.FitRequest(
+        estimator, data, schema, target, given, None if test is None else str(test)
+    )
     again = [
         "dpfy",
         "fit",

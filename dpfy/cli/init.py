@@ -46,7 +46,7 @@ def init(
     """
     from dpfy.cli import drafts
 
-    given = drafts.Given(
+    given = drafts.ColumnChoices(
         label, tuple(number or ()), tuple(category or ()), tuple(ignore or ()), user
     )
     found = drafts.write(data, out, given, public=public, header=header, force=force)

@@ -272,7 +272,7 @@ def serve(
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.prediction import access, plan, service
-    from dpfy.prediction.claim import Answers
+    from dpfy.prediction.claim import AnswersClaim
     from dpfy.prediction.predictor import PrivatePredictor
     from dpfy.prediction.voters import load_voters
     from dpfy.runs.folder import Place, held_claims
@@ -289,7 +289,7 @@ def serve(
         claim = plan.service(
             epsilon, delta, answers=answers, queries=queries, threshold=threshold, **shape
         )
-    if not isinstance(claim, Answers):
+    if not isinstance(claim, AnswersClaim):
         raise InvalidInput("--run", str(run), f"holds a run of kind {claim.kind!r}, no service")
     place = Place(run, resume=resume, ledger=ledger)
     if end:

@@ -127,7 +127,7 @@ def student(
     assert means is not None
     config = teaching.settings(data, None, classes, data_dir)
     count = student_job.claim_classes(config)
-    claim = pate.claimed(
+    claim = pate.student_claim(
         epsilon,
         delta,
         teachers=teachers,

@@ -83,7 +83,7 @@ def query(
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.queries import run
-    from dpfy.queries.plan import Terms
+    from dpfy.queries.plan import QueryTerms
     from dpfy.runs.folder import Place, ended, fresh_path
     from dpfy.runs.mark import Mark
 
@@ -94,7 +94,7 @@ def query(
         raise InvalidInput(
             "--resume", str(out), "holds no run to resume; leave --resume out to start one"
         )
-    terms = Terms(
+    terms = QueryTerms(
         epsilon, delta, user, most_records, most_groups, most_each, records, contributions
     )
     public = {

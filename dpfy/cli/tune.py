@@ -306,7 +306,7 @@ def plan(
         tell(answer, lines, as_json=as_json)
         return
     assert epsilon is not None
-    asked = planning.Target(epsilon, delta, recipe.adjacency)
+    asked = planning.PrivacyTarget(epsilon, delta, recipe.adjacency)
     part = max(1, round(records * sample))
     small = dpsgd(part, batch_size * part / records, steps=recipe.steps, adjacency=recipe.adjacency)
     offers = planning.offers(recipe, asked, trials, sample=sample, small=small)

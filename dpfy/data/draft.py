@@ -37,7 +37,7 @@ MOST_CATEGORIES = 50
 
 
 @dataclass(frozen=True)
-class Column:
+class DraftColumn:
     """One column of a draft: its name, its kind (None: open), why, and what is filled in
     already.
     """
@@ -48,11 +48,11 @@ class Column:
     filled: Mapping[str, object] = field(default_factory=dict)
 
 
-def guessed(name: str) -> Column:
+def guessed(name: str) -> DraftColumn:
     """The kind that a name suggests: the last of its words that suggests one decides."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|[^\W\d_a-zA-Z]+", name)]
     if not words:
-        return Column(
+        return DraftColumn(
             name,
             IGNORE if not name else None,
             "has no name" if not name else "its name says nothing",
@@ -60,13 +60,13 @@ def guessed(name: str) -> Column:
     for word in reversed(words):
         for kind, known in WORDS.items():
             if word in known.split():
-                return Column(name, kind, "guessed from the name")
-    return Column(name, None, "the name does not say")
+                return DraftColumn(name, kind, "guessed from the name")
+    return DraftColumn(name, None, "the name does not say")
 
 
 def columns(
     names: Iterable[str], stated: Iterable[str | None], given: Mapping[str, str]
-) -> list[Column]:
+) -> list[DraftColumn]:
     """The columns of a draft: their kinds as `given` by name, as `stated` by the file (one for
     each), or guessed from names.
 
@@ -76,21 +76,21 @@ def columns(
     for name in given:
         if name not in names:
             raise InvalidInput(f"--{given[name]}", name, "must be a column of the file")
-    found: list[Column] = []
+    found: list[DraftColumn] = []
     for name, kind in zip(names, stated, strict=True):
         column = guessed(name)
         if name in given:
-            column = Column(name, given[name], "as given")
+            column = DraftColumn(name, given[name], "as given")
         elif kind is not None and column.kind not in (LABEL, IGNORE):
-            column = Column(name, kind, "the type in the file")
+            column = DraftColumn(name, kind, "the type in the file")
         if column.kind == LABEL and name not in given and labelled:
-            column = Column(name, None, "the name does not say")
+            column = DraftColumn(name, None, "the name does not say")
         labelled = labelled or column.kind == LABEL
         found.append(column)
     return found
 
 
-def filled(column: Column, cells: Iterable[object]) -> Column:
+def filled(column: DraftColumn, cells: Iterable[object]) -> DraftColumn:
     """The column with what its cells say. Only for a table that its owner declared public.
 
     Numbers get their range, words their list; a missing cell becomes the middle number, or no word
@@ -104,18 +104,18 @@ def filled(column: Column, cells: Iterable[object]) -> Column:
     words = sorted(set(present))
     if kind == NUMBER and numbers and len(numbers) == len(present) and min(numbers) < max(numbers):
         middle = sorted(numbers)[len(numbers) // 2]
-        return Column(
+        return DraftColumn(
             column.name, kind, column.why, {"range": [min(numbers), max(numbers)], "fill": middle}
         )
     if kind == LABEL and len(words) >= 2:
-        return Column(column.name, kind, column.why, {"classes": words})
+        return DraftColumn(column.name, kind, column.why, {"classes": words})
     if kind == CATEGORY and 0 < len(words) <= MOST_CATEGORIES:
-        return Column(column.name, kind, column.why, {"categories": words, "fill": "other"})
+        return DraftColumn(column.name, kind, column.why, {"categories": words, "fill": "other"})
     if kind == CATEGORY:
-        return Column(
+        return DraftColumn(
             column.name, IGNORE, f"holds no word, or more than {MOST_CATEGORIES} different ones"
         )
-    return Column(column.name, kind, column.why)
+    return DraftColumn(column.name, kind, column.why)
 
 
 def _number(cell: str) -> float | int | None:
@@ -134,7 +134,7 @@ HINTS = {
 }
 
 
-def schema(title: str, drafted: Iterable[Column], *, public: bool) -> str:
+def schema(title: str, drafted: Iterable[DraftColumn], *, public: bool) -> str:
     """The draft as TOML. Every open place is a "?"."""
     origin = (
         "from its values: the file was declared public (--public). Check every line."
@@ -158,7 +158,7 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
 
 
-def _entry(column: Column) -> list[str]:
+def _entry(column: DraftColumn) -> list[str]:
     if column.kind == IGNORE:
         return [f"ignore = true  # {column.why}"]
     if column.kind is None:
@@ -172,7 +172,7 @@ def _entry(column: Column) -> list[str]:
     return lines + ([] if fill is None else [f"fill = {toml(fill)}  # what a missing cell becomes"])
 
 
-def open_places(drafted: Iterable[Column]) -> int:
+def open_places(drafted: Iterable[DraftColumn]) -> int:
     """How many places of the schema are open."""
     return sum(
         column.kind is None

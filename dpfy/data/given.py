@@ -20,12 +20,12 @@ from torch.utils.data import (
 )
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.data.lazy import PREFETCH, LazyRecords, Source
+from dpfy.data.lazy import PREFETCH, LazyRecords, RecordSource
 from dpfy.data.mapped import MappedArrays
 from dpfy.data.owners import Owned
 from dpfy.data.reader import Collate
 from dpfy.data.records import Records, as_records
-from dpfy.data.split import Drawn
+from dpfy.data.split import SplitRecords
 
 BY_NUMBER = (
     "every plan draws records by number, those in a fixed order too (blt, dpftrl, bandmf with "
@@ -102,7 +102,7 @@ def admitted(train: object) -> object:
     return train if found is None else found
 
 
-def as_source(train: object) -> Source:
+def as_source(train: object) -> RecordSource:
     """Records from what the user holds: what is in memory as :func:`as_records` takes it, all else
     lazily.
 
@@ -119,7 +119,7 @@ def rows_of(train: object) -> int | None:
     """How many records `train` says it holds, without reading one; None where only reading
     tells.
     """
-    if isinstance(train, Drawn):
+    if isinstance(train, SplitRecords):
         return train.expected
     if is_rows(train):
         return len(train)  # type: ignore[arg-type]

@@ -16,14 +16,14 @@ from dpfy.core import check
 from dpfy.core.randomness import Randomness
 from dpfy.data import repeatable
 from dpfy.data.batch import Batch, Draw, leaves, placed
-from dpfy.data.reader import Collate, Failed, Read, Reader
+from dpfy.data.reader import CheckedBatch, Collate, Failed, Reader
 from dpfy.isolation.inspection import Inspected
 
 PREFETCH = 2
 """Batches that each worker reads ahead, as torch does."""
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """What training reads: records by number, in memory or not."""
 
     def __len__(self) -> int: ...
@@ -48,7 +48,7 @@ class Source(Protocol):
     def rows_each(self) -> int:
         """How many rows of the model a row of the batch is for."""
 
-    def to(self, device: torch.device | str) -> Source:
+    def to(self, device: torch.device | str) -> RecordSource:
         """The same records for another device."""
 
     def take(self, indices: Tensor) -> Batch:
@@ -159,7 +159,9 @@ class LazyRecords:
             self.note(read.inspected)
             yield placed(read.batch, device)
 
-    def _read_ahead(self, draws: Iterable[Draw], device: torch.device) -> Iterator[Read | Failed]:
+    def _read_ahead(
+        self, draws: Iterable[Draw], device: torch.device
+    ) -> Iterator[CheckedBatch | Failed]:
         loader = DataLoader(
             self._reader,
             batch_size=None,

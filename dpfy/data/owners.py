@@ -27,7 +27,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import WINDOWS, Unit, user_unit
 from dpfy.data.batch import Batch, Draw
 from dpfy.data.config import FIRST, PICKS, RANDOM, SUM, USER_LOSSES
-from dpfy.data.lazy import Source
+from dpfy.data.lazy import RecordSource
 
 KEPT = b"dpfy records of a user"
 """The public key of the choice that is made once, for records that are drawn one by one."""
@@ -135,7 +135,7 @@ class Owned:
             raise InvalidInput("user", names[0], rule)
         return Unnamed(records, names)
 
-    def grouped(self, base: Source) -> UserSource | KeptRecords:
+    def grouped(self, base: RecordSource) -> UserSource | KeptRecords:
         """The records of `base` by user. Here it is read who owns what.
 
         Guarantees: a user is one row, whatever number of records; nothing is learnt from the data
@@ -280,7 +280,7 @@ def chosen(key: bytes, user: bytes, count: int, most: int, pick: str) -> NDArray
 class DrawnRecords:
     """Records of another source, of which a row of a batch takes some."""
 
-    base: Source
+    base: RecordSource
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -308,7 +308,7 @@ class DrawnRecords:
         return self.records_each
 
 
-def stored(source: Source) -> tuple[Tensor, ...]:
+def stored(source: RecordSource) -> tuple[Tensor, ...]:
     """All records that are in memory, one tensor a field, however they are drawn."""
     return source.base.tensors if isinstance(source, DrawnRecords) else source.tensors
 

@@ -46,7 +46,7 @@ class Failed:
     error: Exception
 
 
-class Read(NamedTuple):
+class CheckedBatch(NamedTuple):
     """A batch, and what was checked when it was made."""
 
     batch: Batch
@@ -80,7 +80,7 @@ class Reader(Dataset[Any]):
 
     inspection: Inspection = field(default_factory=Inspection)
 
-    def __getitem__(self, draw: Draw) -> Read | Failed:
+    def __getitem__(self, draw: Draw) -> CheckedBatch | Failed:
         try:
             return self.read(draw)
         except Exception as error:
@@ -90,7 +90,7 @@ class Reader(Dataset[Any]):
         """The batch of a draw; with several views its tensors are [records, views, ...]."""
         return self.read(draw).batch
 
-    def read(self, draw: Draw) -> Read:
+    def read(self, draw: Draw) -> CheckedBatch:
         """The batch of a draw, checked for records that mix where the draw or the inspection says
         so.
 
@@ -106,9 +106,9 @@ class Reader(Dataset[Any]):
             batch = pytree.tree_map_only(
                 Tensor, lambda t: t.unflatten(0, (len(draw.indices), self.views)), batch
             )
-        return Read(batch, inspected)
+        return CheckedBatch(batch, inspected)
 
-    def _inspected(self, rows: list[tuple[int, int]], draw: Draw) -> Read:
+    def _inspected(self, rows: list[tuple[int, int]], draw: Draw) -> CheckedBatch:
         """The batch, and what was checked of it."""
         look, joins, single = self.inspection, self._joins, self._single
         due = (joins or single) and look.due(len(draw.indices), draw.look is Look.ALWAYS)
@@ -118,7 +118,7 @@ class Reader(Dataset[Any]):
         with look.collating.followed(joins):
             batch = self._batch(parts, draw)
         if not (due or ((look.reading.new or look.collating.new) and len(draw.indices) > 1)):
-            return Read(batch, Inspected())
+            return CheckedBatch(batch, Inspected())
         batch = pytree.tree_map_only(
             Tensor, torch.clone, batch
         )  # a function may use its memory again
@@ -137,7 +137,7 @@ class Reader(Dataset[Any]):
             if single
         ]
         of_batch = partial(self._check_batch, mine, rows, batch, draw, rng) if joins else None
-        return Read(batch, look.check(len(draw.indices), of_batch, of_items))
+        return CheckedBatch(batch, look.check(len(draw.indices), of_batch, of_items))
 
     def _check_batch(
         self,

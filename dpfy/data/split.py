@@ -49,7 +49,7 @@ def split(records: Records, held_out: int) -> tuple[Records, Records]:
 
 
 @dataclass(frozen=True, repr=False)
-class Drawn(Records):
+class SplitRecords(Records):
     """Records that coins of their own have kept. `expected` is the public number that plans are
     made for; the real one is secret.
 
@@ -62,7 +62,7 @@ class Drawn(Records):
 
 
 @dataclass(frozen=True, repr=False)
-class DrawnUsers(Drawn, UserRecords):
+class SplitUsers(SplitRecords, UserRecords):
     """Users that coins of their own have kept, each with all of their records."""
 
 
@@ -70,14 +70,16 @@ def stated(records: Sized) -> int:
     """How many records a plan must have been made for: those that are there, or were expected of
     coins.
     """
-    return records.expected if isinstance(records, Drawn) else len(records)
+    return records.expected if isinstance(records, SplitRecords) else len(records)
 
 
-def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = "") -> Drawn:
+def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = "") -> SplitRecords:
     """The rows whose coin shows heads, in their order; `expected` of them on average. Records
     grouped by user are kept user by user.
     """
-    if type(records) not in (Records, Drawn, UserRecords, DrawnUsers) or len(coins) != len(records):
+    if type(records) not in (Records, SplitRecords, UserRecords, SplitUsers) or len(coins) != len(
+        records
+    ):
         raise Unsupported(
             "a part of records that are read when they are drawn",
             "group records in memory with dpfy.by_user, or take all of them",
@@ -87,7 +89,7 @@ def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = 
         raise InvalidInput(
             "records", "none was drawn", "too few for a sample: take a larger part of them"
         )
-    kind = DrawnUsers if isinstance(records, UserRecords) else Drawn
+    kind = SplitUsers if isinstance(records, UserRecords) else SplitRecords
     return kind(
         tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in records.tensors),
         records.structure,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpfy.core.unit import Adjacency
 from dpfy.data.schema import Category, Label, Number
 from dpfy.estimators import fitting
-from dpfy.estimators.claim import Round
+from dpfy.estimators.claim import ReleaseRound
 
 SCHEMA = (
     Number("age", (17.0, 90.0)),
@@ -131,10 +131,10 @@ class Tape:
     answers are given again.
     """
 
-    before: list[tuple[Round, Any, Any]] | None = None
-    calls: list[tuple[Round, Any, Any]] = field(default_factory=list)
+    before: list[tuple[ReleaseRound, Any, Any]] | None = None
+    calls: list[tuple[ReleaseRound, Any, Any]] = field(default_factory=list)
 
-    def take(self, held: Round, given: Any, answer: Any) -> Any:
+    def take(self, held: ReleaseRound, given: Any, answer: Any) -> Any:
         """Note a release; the answer that its user gets."""
         if self.before is not None and len(self.calls) < len(self.before):
             then = self.before[len(self.calls)][2]
@@ -147,7 +147,7 @@ class Tape:
 @contextlib.contextmanager
 def _recorded(tape: Tape) -> Iterator[None]:
     """Every release of a fit goes through the tape."""
-    kind = fitting.Fit
+    kind = fitting.FitSession
     release, choose, draw = kind.release, kind.choose_each, kind.draw
 
     def released(self: Any, name: str, total: Any, bits: int = 0) -> Any:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
 from dpfy.data.schema import Number
-from dpfy.estimators.budget import Need, Terms
+from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.columns import in_range
-from dpfy.estimators.fitting import Fit, Floats
+from dpfy.estimators.fitting import FitSession, Floats
 
 SHARE = 0.1
 """Of the budget, where a column or the target has no public range: half for each histogram."""
@@ -32,16 +32,16 @@ UNSEEN = (-LEAST + 2) * -1 + MOST - LEAST + 1, MOST - LEAST - LEAST
 """The cells from -1 to 1, for a column that noise hides."""
 
 
-def needs(columns: int, terms: Terms, rest: float) -> list[Need]:
+def needs(columns: int, terms: FitTerms, rest: float) -> list[ReleaseNeed]:
     """What buys the ranges of so many columns; `rest` is the sum of the shares of all else."""
     if not columns:
         return []
     bound = one_of_each(columns, terms)
     share = rest * SHARE / (1 - SHARE) / 2
-    return [Need(POWERS, bound, share=share), Need(RANGES, bound, share=share)]
+    return [ReleaseNeed(POWERS, bound, share=share), ReleaseNeed(RANGES, bound, share=share)]
 
 
-def one_of_each(columns: int, terms: Terms) -> Bound:
+def one_of_each(columns: int, terms: FitTerms) -> Bound:
     """What a record adds that adds a one in each of so many histograms: replacing it moves two ones
     in each, half of which counts.
     """
@@ -49,7 +49,7 @@ def one_of_each(columns: int, terms: Terms) -> Bound:
     return Bound(l2=l2, l1=float(columns), linf=1.0)
 
 
-def bought(values: Floats, names: Sequence[str], fit: Fit) -> list[Number]:
+def bought(values: Floats, names: Sequence[str], fit: FitSession) -> list[Number]:
     """A range for each column of `values`.
 
     Guarantees: depends on the records through the two releases alone.

@@ -22,7 +22,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Curve
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound
-from dpfy.estimators.claim import Round, together
+from dpfy.estimators.claim import ReleaseRound, together
 from dpfy.report import figures
 
 GROW = 1 + 2.0**-40
@@ -30,7 +30,7 @@ SUM, CHOICE = "sum", "choice"
 
 
 @dataclass(frozen=True)
-class Terms:
+class FitTerms:
     """What a fit may cost and what is hidden. `records` is the public number of records, where
     there is one.
     """
@@ -70,7 +70,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Need:
+class ReleaseNeed:
     """A kind of release before its noise is fixed: `releases` sums (or choices), each with at most
     `bound`, for a share of the budget.
     """
@@ -88,7 +88,7 @@ class Need:
         check.one_of(f"release of {self.name}", self.how, (SUM, CHOICE))
 
 
-def rounds(needs: Sequence[Need], terms: Terms) -> tuple[Round, ...]:
+def rounds(needs: Sequence[ReleaseNeed], terms: FitTerms) -> tuple[ReleaseRound, ...]:
     """Each need with its noise.
 
     Guarantees: the composition of all their events, by the accountant of the terms, is at most
@@ -100,13 +100,15 @@ def rounds(needs: Sequence[Need], terms: Terms) -> tuple[Round, ...]:
 
 
 @lru_cache(maxsize=256)
-def _rounds(needs: tuple[Need, ...], terms: Terms) -> tuple[Round, ...]:
+def _rounds(needs: tuple[ReleaseNeed, ...], terms: FitTerms) -> tuple[ReleaseRound, ...]:
     """Kept: choices beside sums take a tenth of a second to calibrate."""
     whole = sum(n.share for n in needs)
 
-    def at(scale: float) -> tuple[Round, ...]:
+    def at(scale: float) -> tuple[ReleaseRound, ...]:
         return tuple(
-            Round(n.name, _event(n, n.share / whole, scale, terms), _bound(n, terms), n.releases)
+            ReleaseRound(
+                n.name, _event(n, n.share / whole, scale, terms), _bound(n, terms), n.releases
+            )
             for n in needs
         )
 
@@ -130,7 +132,7 @@ def _rounds(needs: tuple[Need, ...], terms: Terms) -> tuple[Round, ...]:
     return at(scale)
 
 
-def _event(need: Need, weight: float, scale: float, terms: Terms) -> events.Event:
+def _event(need: ReleaseNeed, weight: float, scale: float, terms: FitTerms) -> events.Event:
     """One release of a need that has this part of the budget, where all of it would be noise of
     `scale`.
     """
@@ -153,7 +155,7 @@ def _event(need: Need, weight: float, scale: float, terms: Terms) -> events.Even
     )
 
 
-def _bound(need: Need, terms: Terms) -> float:
+def _bound(need: ReleaseNeed, terms: FitTerms) -> float:
     if need.how == CHOICE:
         return need.bound.finite("linf", f"a choice ({need.name})")
     norm = "l1" if terms.delta == 0 else "l2"

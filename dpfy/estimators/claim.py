@@ -27,7 +27,7 @@ NOISES = {
 
 
 @dataclass(frozen=True)
-class Round:
+class ReleaseRound:
     """Releases of one kind: so many, each of them `event`, on what one unit changes by at most
     `bound`.
 
@@ -63,7 +63,7 @@ class Round:
         return self.scale * (math.sqrt(2) if isinstance(self.event, events.Laplace) else 1.0)
 
 
-def together(rounds: Sequence[Round]) -> events.Event:
+def together(rounds: Sequence[ReleaseRound]) -> events.Event:
     """The bill of all rounds. Gaussian releases beside the minimum of a perturbed objective are
     part of its event, which is exact.
     """
@@ -85,7 +85,7 @@ def together(rounds: Sequence[Round]) -> events.Event:
 
 
 @dataclass(frozen=True)
-class Condition:
+class ProofCondition:
     """What a proof needs, and how the program saw to it; `stated` where only the caller can
     know.
     """
@@ -113,8 +113,8 @@ class FitClaim(Claim):
     estimator: str
     domain: str
     settings: tuple[tuple[str, str], ...]
-    rounds: tuple[Round, ...]
-    conditions: tuple[Condition, ...] = ()
+    rounds: tuple[ReleaseRound, ...]
+    conditions: tuple[ProofCondition, ...] = ()
 
     kind: ClassVar[str] = "fit"
     purpose: ClassVar[str] = "training"
@@ -126,7 +126,7 @@ class FitClaim(Claim):
         check.one_line("domain", self.domain, MOST_DOMAIN + 40)
         if (
             not isinstance(self.rounds, tuple)
-            or not all(isinstance(r, Round) for r in self.rounds)
+            or not all(isinstance(r, ReleaseRound) for r in self.rounds)
             or not self.rounds
         ):
             raise InvalidInput("rounds", self.rounds, "must be at least one round")
@@ -134,7 +134,7 @@ class FitClaim(Claim):
         if len(set(names)) < len(names):
             raise InvalidInput("rounds", names, "must have different names")
         if not isinstance(self.conditions, tuple) or not all(
-            isinstance(c, Condition) for c in self.conditions
+            isinstance(c, ProofCondition) for c in self.conditions
         ):
             raise InvalidInput("conditions", self.conditions, "must be conditions")
         for key, value in self.settings:
@@ -156,7 +156,7 @@ class FitClaim(Claim):
         """All rounds, each as often as it is released."""
         return together(self.rounds)
 
-    def first_step(self, name: str) -> tuple[Round, int]:
+    def first_step(self, name: str) -> tuple[ReleaseRound, int]:
         """A round by its name, and the step of its first release."""
         at = 0
         for r in self.rounds:
@@ -222,5 +222,6 @@ class FitClaim(Claim):
 
 _CODEC = Codec(
     "claim",
-    {"fit": FitClaim, "unit": Unit, "round": Round, "condition": Condition} | events.CODEC.table,
+    {"fit": FitClaim, "unit": Unit, "round": ReleaseRound, "condition": ProofCondition}
+    | events.CODEC.table,
 )

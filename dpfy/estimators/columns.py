@@ -24,17 +24,19 @@ from dpfy.data.cells import listed
 from dpfy.data.schema import Category, Label, Number, Schema
 from dpfy.estimators.claim import MOST_DOMAIN
 from dpfy.estimators.files import FileTable
-from dpfy.statistics.columns import Open, word
+from dpfy.statistics.columns import OpenColumn, word
 
-Column = Union[Number, Category, Open]
-CODEC = Codec("column", {"number": Number, "category": Category, "label": Label, "open": Open})
+Column = Union[Number, Category, OpenColumn]
+CODEC = Codec(
+    "column", {"number": Number, "category": Category, "label": Label, "open": OpenColumn}
+)
 MISSING = ("", "?")
 NEARLY = 1e-5
 """A range whose lower end is so small a part of its upper end begins at zero."""
 
 
 @dataclass(frozen=True)
-class Form:
+class TableForm:
     """The form of a table: how many columns, what they are called (None for positions), and which
     of them are text.
     """
@@ -46,7 +48,7 @@ class Form:
     """Whether scikit-learn keeps the names: those of a table in memory that are words."""
 
     @classmethod
-    def of(cls, X: Any) -> Form:
+    def of(cls, X: Any) -> TableForm:
         """Of an array, a pandas or an Arrow table. Anything else that is no table of numbers or
         text is refused.
         """
@@ -134,7 +136,7 @@ def _is_number(kind: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Columns:
+class FeatureColumns:
     """All that is public about the features: their columns in order, and how a missing cell is
     written.
 
@@ -149,7 +151,7 @@ class Columns:
     @property
     def open(self) -> tuple[int, ...]:
         """Places of the columns whose range must be bought."""
-        return tuple(k for k, column in enumerate(self.columns) if isinstance(column, Open))
+        return tuple(k for k, column in enumerate(self.columns) if isinstance(column, OpenColumn))
 
     @cached_property
     def numbers(self) -> tuple[Number, ...]:
@@ -185,7 +187,7 @@ class Columns:
         return held | ({"cell_of_missing": True} if self.cell_of_missing else {})
 
     @classmethod
-    def from_json(cls, data: Any) -> Columns:
+    def from_json(cls, data: Any) -> FeatureColumns:
         """What `to_json` wrote."""
         try:
             return cls(
@@ -218,7 +220,7 @@ def _words(part: object) -> str:
     return str(part)
 
 
-def public(form: Form, schema: Any, bounds: Any, target: str | None = None) -> Columns:
+def public(form: TableForm, schema: Any, bounds: Any, target: str | None = None) -> FeatureColumns:
     """The public columns of a table of this form: those of the schema less the target, or numbers
     within the bounds.
 
@@ -240,9 +242,9 @@ def public(form: Form, schema: Any, bounds: Any, target: str | None = None) -> C
         raise InvalidInput("X column", name, rule)
     names = form.names or tuple(f"x{k}" for k in range(form.width))
     pairs = ranges(bounds, names)
-    return Columns(
+    return FeatureColumns(
         tuple(
-            Open(n) if pair is None else in_range(n, *pair)
+            OpenColumn(n) if pair is None else in_range(n, *pair)
             for n, pair in zip(names, pairs, strict=True)
         )
     )
@@ -307,7 +309,7 @@ def of_schema(schema: Any) -> tuple[list[Column | Label], frozenset[str], tuple[
         else [schema]
     )
     for column in given:
-        if not isinstance(column, Number | Category | Label | Open):
+        if not isinstance(column, Number | Category | Label | OpenColumn):
             rule = (
                 "must be a TOML file, the name of a packaged schema, or columns "
                 "(dpfy.data.schema.Number, Category, Label)"
@@ -322,9 +324,9 @@ def _ordered(
     held: list[Column | Label],
     ignored: frozenset[str],
     missing: tuple[str, ...],
-    form: Form,
+    form: TableForm,
     target: str | None,
-) -> Columns:
+) -> FeatureColumns:
     """The features of a schema, in its order; a table with names must have them, and may have the
     ignored columns and the target.
     """
@@ -353,7 +355,7 @@ def _ordered(
                     name,
                     "is in X but not in the schema; describe it, or set ignore = true",
                 )
-    return Columns(features, missing)
+    return FeatureColumns(features, missing)
 
 
 def label_of(schema: Any, target: str | None) -> Column | Label | None:
@@ -374,7 +376,7 @@ def label_of(schema: Any, target: str | None) -> Column | Label | None:
     return next(c for c in held if c.name == target)
 
 
-def refuse_categories(columns: Columns, what: str) -> None:
+def refuse_categories(columns: FeatureColumns, what: str) -> None:
     """Refuse categories where only numbers have a meaning."""
     if columns.categories:
         raise Unsupported(

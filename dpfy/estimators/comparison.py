@@ -33,7 +33,7 @@ AUROC, ACCURACY, R2 = "AUROC", "accuracy", "R2"
 
 
 @dataclass(frozen=True, repr=False)
-class Data:
+class ComparisonData:
     """Public records: features in the order of the schema, and the target."""
 
     schema: Any
@@ -68,7 +68,7 @@ def described(schema: Any, named: str | None) -> tuple[list[Any], Label | Number
     return [c for c in held if not isinstance(c, Label) and c.name != aim.name], aim
 
 
-def made_up(schema: Any, named: str | None, records: int, seed: int = 0) -> Data:
+def made_up(schema: Any, named: str | None, records: int, seed: int = 0) -> ComparisonData:
     """Made-up records with the columns of a schema."""
     features, aim = described(schema, named)
     rng = np.random.default_rng(seed)
@@ -94,19 +94,23 @@ def made_up(schema: Any, named: str | None, records: int, seed: int = 0) -> Data
     score = (score - score.mean()) / max(float(score.std()), 1e-9) + 0.7 * rng.normal(size=records)
     if isinstance(aim, Label):
         ends = np.quantile(score, np.arange(1, len(aim.classes)) / len(aim.classes))
-        return Data(schema, aim, rows, np.array(aim.classes, object)[np.searchsorted(ends, score)])
+        return ComparisonData(
+            schema, aim, rows, np.array(aim.classes, object)[np.searchsorted(ends, score)]
+        )
     low, high = aim.range
-    return Data(schema, aim, rows, np.clip(low + (high - low) * (0.5 + score / 6), low, high))
+    return ComparisonData(
+        schema, aim, rows, np.clip(low + (high - low) * (0.5 + score / 6), low, high)
+    )
 
 
-def public(file: str, schema: Any, named: str | None) -> Data:
+def public(file: str, schema: Any, named: str | None) -> ComparisonData:
     """The rows of a public file, in a public order."""
     features, aim = described(schema, named)
     table = FileTable(file)
     rows = np.stack([table.column(c.name) for c in features], axis=1)
     order = np.random.default_rng(0).permutation(len(rows))
     values = np.asarray(table.target(aim.name).to_numpy())
-    return Data(schema, aim, rows[order], values[order])
+    return ComparisonData(schema, aim, rows[order], values[order])
 
 
 def candidates(asked: Sequence[str], classes: bool) -> dict[str, type[PrivateEstimator]]:
@@ -122,7 +126,7 @@ def candidates(asked: Sequence[str], classes: bool) -> dict[str, type[PrivateEst
 
 
 def compare(
-    data: Data,
+    data: ComparisonData,
     kinds: Mapping[str, type[PrivateEstimator]],
     sizes: Sequence[int],
     epsilons: Sequence[float],
@@ -162,7 +166,7 @@ def compare(
     return found
 
 
-def _score(made: Any, data: Data, train: slice, test: slice) -> dict[str, Any]:
+def _score(made: Any, data: ComparisonData, train: slice, test: slice) -> dict[str, Any]:
     """What a fit scores on rows that it has not seen, and its processor seconds."""
     started = time.process_time()
     try:
@@ -173,7 +177,7 @@ def _score(made: Any, data: Data, train: slice, test: slice) -> dict[str, Any]:
     return {"score": _measured(made, data, test), "cpu_seconds": spent, "refused": None}
 
 
-def _measured(made: Any, data: Data, test: slice) -> float:
+def _measured(made: Any, data: ComparisonData, test: slice) -> float:
     given, truth = data.rows[test], data.values[test]
     if not data.classes:
         values = target.numbers_of(truth)
@@ -181,7 +185,7 @@ def _measured(made: Any, data: Data, test: slice) -> float:
             float(values.var()), 1e-300
         )
     places, chances = (
-        target.Classes(tuple(made.classes_.tolist())).read(truth),
+        target.ClassTarget(tuple(made.classes_.tolist())).read(truth),
         made.predict_proba(given),
     )
     if data.measure == AUROC and 0 < places.mean() < 1:

@@ -20,14 +20,14 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Need
+from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.columns import refuse_categories
-from dpfy.estimators.estimator import PrivateEstimator, Public
+from dpfy.estimators.estimator import PrivateEstimator, PublicFacts
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.linear.design import GRAM, Design, Layout
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.linear.design import GRAM, Design, RowLayout
 from dpfy.estimators.linear.solver import bought_norm, norm_needs
-from dpfy.estimators.records import Records
+from dpfy.estimators.records import EncodedRecords
 
 MATRIX = "second moments"
 NEARLY_ALL = 0.95
@@ -53,7 +53,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
     whiten: bool = False
     norm: float | None = None
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         refuse_categories(public.columns, "principal components")
         width = len(public.columns.columns)
         if (
@@ -70,13 +70,15 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
             l1=float(width + 1),
             linf=1.0,
         )
-        return [*norm_needs(self.norm, public.terms), Need(MATRIX, bound)]
+        return [*norm_needs(self.norm, public.terms), ReleaseNeed(MATRIX, bound)]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return {MATRIX: GRAM}
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
-        layout = Layout(data.columns)
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
+        layout = RowLayout(data.columns)
         norms = layout.norms(data)
         norm = (
             bought_norm(layout, norms, fit, NEARLY_ALL)

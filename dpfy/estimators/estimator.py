@@ -23,13 +23,13 @@ from sklearn.utils.validation import validate_data
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.estimators import bounding, columns, fitting, records, refits, target, threads
-from dpfy.estimators.budget import Need, Terms, rounds
-from dpfy.estimators.claim import Condition, FitClaim
-from dpfy.estimators.columns import Columns, Form
+from dpfy.estimators.budget import FitTerms, ReleaseNeed, rounds
+from dpfy.estimators.claim import FitClaim, ProofCondition
+from dpfy.estimators.columns import FeatureColumns, TableForm
 from dpfy.estimators.files import FileTable
-from dpfy.estimators.fitting import Fit, Model, Release
-from dpfy.estimators.records import Records
-from dpfy.estimators.target import Classes, OpenTarget, Range, Target
+from dpfy.estimators.fitting import FinishedFit, FitSession, FittedArrays
+from dpfy.estimators.records import EncodedRecords
+from dpfy.estimators.target import ClassTarget, NumberTarget, OpenTarget, Target
 from dpfy.runs.folder import Place
 
 COMMON = (
@@ -53,13 +53,13 @@ ESTIMATORS: dict[str, type[PrivateEstimator]] = {}
 
 
 @dataclass(frozen=True)
-class Public:
+class PublicFacts:
     """All that is known before a record is read: columns, target and terms."""
 
-    form: Form
-    columns: Columns
+    form: TableForm
+    columns: FeatureColumns
     target: Target | None
-    terms: Terms
+    terms: FitTerms
 
     @property
     def open(self) -> int:
@@ -114,11 +114,13 @@ class PrivateEstimator(BaseEstimator):
 
     # What an estimator says for itself.
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         """What will be released, from public facts alone."""
         raise NotImplementedError(type(self).__name__)
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         """Released arrays by name. Whatever is not made of `fit.release` and `fit.choose` alone
         must not be in them.
         """
@@ -128,11 +130,11 @@ class PrivateEstimator(BaseEstimator):
         """Set the fitted attributes, from released arrays alone."""
         raise NotImplementedError(type(self).__name__)
 
-    def _conditions(self, public: Public) -> Sequence[Condition]:
+    def _conditions(self, public: PublicFacts) -> Sequence[ProofCondition]:
         """What the proof needs beside bounded contributions, and how it is seen to."""
         return ()
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         """Fractional bits of the sums of each round that are not whole numbers."""
         return {}
 
@@ -168,14 +170,14 @@ class PrivateEstimator(BaseEstimator):
         self._load(release)
         return self
 
-    def _public(self, X: Any, y: Any) -> Public:
-        terms = Terms(self.epsilon, self.delta, self.adjacency, self.accountant, self.records)  # type: ignore[arg-type]
-        form = Form.of(X)
+    def _public(self, X: Any, y: Any) -> PublicFacts:
+        terms = FitTerms(self.epsilon, self.delta, self.adjacency, self.accountant, self.records)  # type: ignore[arg-type]
+        form = TableForm.of(X)
         held = columns.public(form, self.schema, self.bounds, self._target_name())
         held = replace(held, cell_of_missing=self.cell_of_missing)
-        return Public(form, held, self._target(X, y), terms)
+        return PublicFacts(form, held, self._target(X, y), terms)
 
-    def _claim(self, public: Public) -> FitClaim:
+    def _claim(self, public: PublicFacts) -> FitClaim:
         own = list(self._needs(public))
         bought = bounding.needs(public.open, public.terms, sum(need.share for need in own))
         made = rounds([*bought, *own], public.terms)
@@ -224,14 +226,14 @@ class PrivateEstimator(BaseEstimator):
         """Of a place in a temporary folder."""
         return {"ledger": self.ledger, "seed": self.random_state}
 
-    def _fitted(self, X: Any, y: Any, public: Public, fit: Fit) -> Model:
+    def _fitted(self, X: Any, y: Any, public: PublicFacts, fit: FitSession) -> FittedArrays:
         data = self._read(X, y, public)
         if public.open:
             data = _bounded(data, fit)
         with threads.threads(getattr(self, JOBS, 1)):
-            return Model(self._learn(data, public, fit), self._facts(X, data, public.form))
+            return FittedArrays(self._learn(data, public, fit), self._facts(X, data, public.form))
 
-    def _facts(self, X: Any, data: Records, form: Form) -> dict[str, Any]:
+    def _facts(self, X: Any, data: EncodedRecords, form: TableForm) -> dict[str, Any]:
         """What a file says about the estimator beside its arrays: public, or bought."""
         facts: dict[str, Any] = {
             "estimator": type(self).__name__,
@@ -242,7 +244,7 @@ class PrivateEstimator(BaseEstimator):
         facts |= {"width": width, "names": list(form.names) if form.names and form.named else None}
         return facts | {"settings": dict(self._settings())}
 
-    def _read(self, X: Any, y: Any, public: Public) -> Records:
+    def _read(self, X: Any, y: Any, public: PublicFacts) -> EncodedRecords:
         """The private records, every cell by its public column."""
         held, aim = records.read(X, public.columns), public.target
         if not held.size:
@@ -253,18 +255,18 @@ class PrivateEstimator(BaseEstimator):
             raise InvalidInput("X", "no records", rule)
         if aim is None:
             return held
-        values: NDArray[Any] = aim.read(y) if isinstance(aim, Classes) else target.numbers_of(y)
+        values: NDArray[Any] = aim.read(y) if isinstance(aim, ClassTarget) else target.numbers_of(y)
         if len(values) != held.size:
             rule = (
                 f"must be one for each of the {held.size} records of X: inconsistent numbers of "
                 f"samples"
             )
             raise InvalidInput("y", f"{len(values)} values", rule)
-        if isinstance(aim, Range):
+        if isinstance(aim, NumberTarget):
             values = np.clip(values, aim.low, aim.high)
         return replace(held, target=values, aim=aim)
 
-    def _load(self, release: Release) -> None:
+    def _load(self, release: FinishedFit) -> None:
         """Be what was released."""
         model = release.model
         if model.facts.get("estimator") != type(self).__name__:
@@ -274,16 +276,16 @@ class PrivateEstimator(BaseEstimator):
         self._know(release, model.facts)
         self._take(dict(model.arrays))
 
-    def _know(self, release: Release, facts: Mapping[str, Any]) -> None:
+    def _know(self, release: FinishedFit, facts: Mapping[str, Any]) -> None:
         """Take the card, and what a file says about columns and target."""
         self.release_, self.card_ = release, release.card
-        self._columns = Columns.from_json(facts["columns"])
+        self._columns = FeatureColumns.from_json(facts["columns"])
         self._aim = _aim(facts["target"])
         self.n_features_in_ = int(facts["width"])
         self.__dict__.pop("feature_names_in_", None)
         if facts["names"] is not None:
             self.feature_names_in_ = np.array(facts["names"], object)
-        if isinstance(self._aim, Classes):
+        if isinstance(self._aim, ClassTarget):
             self.classes_ = self._aim.array
 
     def __sklearn_tags__(self) -> Any:
@@ -294,13 +296,13 @@ class PrivateEstimator(BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "release_")
 
-    def _given(self, X: Any) -> Records:
+    def _given(self, X: Any) -> EncodedRecords:
         """Rows to predict on, by the columns of the fit."""
         if not self.__sklearn_is_fitted__():
             raise NotFittedError(
                 f"This {type(self).__name__} instance is not fitted yet: call fit first"
             )
-        Form.of(X)
+        TableForm.of(X)
         if not isinstance(X, FileTable):  # whose columns are found by their names alone
             validate_data(self, X=_framed(X), reset=False, skip_check_array=True)
         return records.read(X, self._columns)
@@ -332,7 +334,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
         said = columns.label_of(self.schema, self.target)
         return None if said is None else said.name
 
-    def _log_joint(self, given: Records) -> NDArray[np.float64]:
+    def _log_joint(self, given: EncodedRecords) -> NDArray[np.float64]:
         """A score of each class for each row, of which the softmax is the probability."""
         raise NotImplementedError(type(self).__name__)
 
@@ -372,7 +374,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
 
 def load(run: str | Path) -> Any:
     """The fitted estimator of a finished run folder: it predicts as the one that was fitted."""
-    release = Release.of(Path(run))
+    release = FinishedFit.of(Path(run))
     name = release.model.facts.get("estimator")
     if name not in ESTIMATORS:
         raise Corrupt(fitting.FILE, f"holds an estimator that is not known: {name!r}")
@@ -392,7 +394,7 @@ def _framed(X: Any) -> Any:
     )
 
 
-def _bounded(data: Records, fit: Fit) -> Records:
+def _bounded(data: EncodedRecords, fit: FitSession) -> EncodedRecords:
     """Buy the ranges that nobody stated."""
     values, opened = records.open_values(data)
     names = [c.name for c in opened]
@@ -404,19 +406,20 @@ def _bounded(data: Records, fit: Fit) -> Records:
     found = dict(zip(names, bounding.bought(values, names, fit), strict=True))
     if isinstance(data.aim, OpenTarget) and data.target is not None:
         low, high = found.pop(target.NAME).range
-        data = replace(data, target=np.clip(data.target, low, high), aim=Range(low, high))
+        data = replace(data, target=np.clip(data.target, low, high), aim=NumberTarget(low, high))
     closed = tuple(
-        found.get(c.name, c) if isinstance(c, columns.Open) else c for c in data.columns.columns
+        found.get(c.name, c) if isinstance(c, columns.OpenColumn) else c
+        for c in data.columns.columns
     )
     return replace(data, columns=replace(data.columns, columns=closed))
 
 
-def _domain(public: Public) -> list[Condition]:
+def _domain(public: PublicFacts) -> list[ProofCondition]:
     """Where ranges and classes come from."""
     needed = "ranges, categories and classes are public"
-    if isinstance(public.target, Classes) and public.target.stated:
+    if isinstance(public.target, ClassTarget) and public.target.stated:
         return [
-            Condition(
+            ProofCondition(
                 "domain",
                 needed,
                 "the caller stated that the labels that occur in y are public",
@@ -425,14 +428,14 @@ def _domain(public: Public) -> list[Condition]:
         ]
     if public.open:
         return [
-            Condition(
+            ProofCondition(
                 "domain",
                 needed,
                 f"{public.open} ranges that nobody stated were bought with a share of the budget",
             )
         ]
     return [
-        Condition(
+        ProofCondition(
             "domain",
             needed,
             "they were taken from the schema or the caller, never from the records",
@@ -441,15 +444,17 @@ def _domain(public: Public) -> list[Condition]:
 
 
 def _told(aim: Target | None) -> dict[str, Any] | None:
-    if isinstance(aim, Classes):
+    if isinstance(aim, ClassTarget):
         return {"classes": list(aim.labels)}
-    return {"range": [aim.low, aim.high]} if isinstance(aim, Range) else None
+    return {"range": [aim.low, aim.high]} if isinstance(aim, NumberTarget) else None
 
 
 def _aim(told: Any) -> Target | None:
     if told is None:
         return None
-    return Classes(tuple(told["classes"])) if "classes" in told else Range(*told["range"])
+    return (
+        ClassTarget(tuple(told["classes"])) if "classes" in told else NumberTarget(*told["range"])
+    )
 
 
 def _printable(value: Any) -> str:

@@ -27,7 +27,7 @@ import dpfy
 from dpfy.core import check, events, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.values import Bound
-from dpfy.estimators.claim import FILE, FitClaim, Round
+from dpfy.estimators.claim import FILE, FitClaim, ReleaseRound
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.additive import Gaussian, Laplace
 from dpfy.mechanisms.choice import Exponential
@@ -70,7 +70,7 @@ def most_records(largest: float, bits: int) -> int:
 
 
 @dataclass(frozen=True)
-class Model:
+class FittedArrays:
     """What a fit leaves: released arrays by name, and facts about them as JSON."""
 
     arrays: Mapping[str, NDArray[Any]]
@@ -86,7 +86,7 @@ class Model:
         )
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Model:
+    def from_bytes(cls, content: bytes) -> FittedArrays:
         """What `to_bytes` wrote; anything else is `Corrupt`."""
         from safetensors.numpy import load
 
@@ -101,7 +101,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Release:
+class FinishedFit:
     """A finished fit: the files of its run folder. `path` is where they are, None for a fit that
     was given no folder.
     """
@@ -116,9 +116,9 @@ class Release:
         return found
 
     @property
-    def model(self) -> Model:
+    def model(self) -> FittedArrays:
         """What was released."""
-        return Model.from_bytes(self.files[FILE])
+        return FittedArrays.from_bytes(self.files[FILE])
 
     def save(self, folder: str | Path) -> Path:
         """Write the run folder, new or empty; `dpfy verify` checks it."""
@@ -131,7 +131,7 @@ class Release:
         return path
 
     @classmethod
-    def of(cls, folder: Path, keep_path: bool = True) -> Release:
+    def of(cls, folder: Path, keep_path: bool = True) -> FinishedFit:
         """The finished run in a folder."""
         names = [name for name in KEPT if (folder / name).is_file()]
         for name in (CARD, FILE):
@@ -143,7 +143,7 @@ class Release:
         return cls(files, folder if keep_path else None)
 
 
-class Fit:
+class FitSession:
     """An open fit: what its claim has reserved is released under it, round by round.
 
     Guarantees: nothing is released that was not reserved, no release twice, none with less noise
@@ -167,7 +167,7 @@ class Fit:
         """How many releases were made."""
         return sum(self._used.values())
 
-    def round(self, name: str) -> Round:
+    def round(self, name: str) -> ReleaseRound:
         """A round by its name: its bound is what contributions are clipped to."""
         return self.claim.first_step(name)[0]
 
@@ -248,7 +248,7 @@ class Fit:
         """Put released figures, or public ones, into the section of the card."""
         self._folder.tell(self.claim.name, **facts)
 
-    def _next(self, name: str) -> tuple[Round, int]:
+    def _next(self, name: str) -> tuple[ReleaseRound, int]:
         held, first = self.claim.first_step(name)
         used = self._used.get(name, 0)
         if used >= held.releases:
@@ -314,13 +314,13 @@ def _memory() -> str | None:
 @contextmanager
 def opened(
     place: Place, claim: FitClaim, resumable: bool, progress: Progress | None = None
-) -> Iterator[Fit]:
+) -> Iterator[FitSession]:
     """A fit in its folder, every release of it reserved in every ledger."""
     with RunFolder(place, claim) as folder:
-        yield Fit(folder, claim, resumable, progress)
+        yield FitSession(folder, claim, resumable, progress)
 
 
-def finish(fit: Fit, model: Model) -> None:
+def finish(fit: FitSession, model: FittedArrays) -> None:
     """Write what was released, and the card."""
     folder = fit._folder
     folder.begin(fit.claim.name)
@@ -334,9 +334,9 @@ def run(
     place: Place | None,
     other: Mapping[str, Any],
     claim: FitClaim,
-    learn: Callable[[Fit], Model],
+    learn: Callable[[FitSession], FittedArrays],
     progress: Progress | None = None,
-) -> Release:
+) -> FinishedFit:
     """A fit from its claim to its card: in `place`, or, where there is none, in a temporary folder
     of which the files are kept.
 
@@ -351,9 +351,9 @@ def run(
         if not complete(place, claim):
             with opened(place, claim, True, progress) as fit:
                 finish(fit, learn(fit))
-        return Release.of(path)
+        return FinishedFit.of(path)
     with tempfile.TemporaryDirectory(prefix="dpfy-fit-", dir=_memory()) as folder:
         path = Path(folder) / "run"
         with opened(Place(path, **other), claim, False, progress) as fit:
             finish(fit, learn(fit))
-        return Release.of(path, keep_path=False)
+        return FinishedFit.of(path, keep_path=False)

@@ -91,7 +91,7 @@ def settings(kind: type[PrivateEstimator], assignments: Sequence[str]) -> dict[s
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitRequest:
     """A fit as it was asked for: `data` and `schema` are files, `given` the parameters of the
     estimator.
     """
@@ -132,7 +132,7 @@ def figures(made: Any, held: FileTable, truth: Any) -> dict[str, float]:
         values, found = target.numbers_of(truth), made.predict(held)
         error = float(np.mean((values - found) ** 2))
         return {"test_rmse": error**0.5, "test_r2": 1 - error / max(float(values.var()), 1e-300)}
-    places = target.Classes(tuple(made.classes_.tolist())).read(truth)
+    places = target.ClassTarget(tuple(made.classes_.tolist())).read(truth)
     chances = made.predict_proba(held)
     found = {"test_accuracy": float((chances.argmax(axis=1) == places).mean())}
     if len(made.classes_) == 2 and 0 < places.mean() < 1:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.estimators.bounding import one_of_each
-from dpfy.estimators.budget import Need
-from dpfy.estimators.estimator import PrivateClassifier, Public
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.estimator import PrivateClassifier, PublicFacts
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.records import Records, parts
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.records import EncodedRecords, parts
 
 COUNTS = "counts"
 
@@ -34,11 +34,13 @@ class NaiveBayes(PrivateClassifier):
 
     bins: int = 16
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("bins", self.bins, least=2, most=4096)
-        return [Need(COUNTS, one_of_each(len(public.columns.columns), public.terms))]
+        return [ReleaseNeed(COUNTS, one_of_each(len(public.columns.columns), public.terms))]
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         starts = np.concatenate([[0], np.cumsum(data.cells(self.bins, slice(0))[1])]).astype(
             np.int64
         )
@@ -69,7 +71,7 @@ class NaiveBayes(PrivateClassifier):
         ]
         self.log_likelihood_ = np.log(np.concatenate(shares, axis=1))
 
-    def _log_joint(self, given: Records) -> NDArray[np.float64]:
+    def _log_joint(self, given: EncodedRecords) -> NDArray[np.float64]:
         places, _ = given.cells(self._bins)
         return np.asarray(
             self.log_prior_ + self.log_likelihood_.T[places + self._starts[:-1]].sum(axis=1)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from dpfy.core.errors import InvalidInput
 from dpfy.data.cells import listed
 from dpfy.data.schema import OTHER, Category, Number
-from dpfy.estimators.columns import Column, Columns, as_array, distinct
-from dpfy.estimators.target import Classes, Range, Target
-from dpfy.statistics.columns import Open, numbers, word
+from dpfy.estimators.columns import Column, FeatureColumns, as_array, distinct
+from dpfy.estimators.target import ClassTarget, NumberTarget, Target
+from dpfy.statistics.columns import OpenColumn, numbers, word
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -28,7 +28,7 @@ ABSENT, UNLISTED = -1, -2
 
 
 @dataclass(frozen=True, repr=False)
-class Records:
+class EncodedRecords:
     """Records as arrays. `codes[:, k]` is the place of the k-th category (the length of its list
     where it is other).
 
@@ -38,7 +38,7 @@ class Records:
     classes, or numbers in their range, as `aim` says; both are None where nothing is predicted.
     """
 
-    columns: Columns
+    columns: FeatureColumns
     given: Floats
     codes: Codes
     target: NDArray[Any] | None = None
@@ -53,13 +53,13 @@ class Records:
     @property
     def classes(self) -> int:
         """How many classes there are."""
-        assert isinstance(self.aim, Classes)
+        assert isinstance(self.aim, ClassTarget)
         return len(self.aim.labels)
 
     @property
-    def numeric(self) -> tuple[Range, Floats]:
+    def numeric(self) -> tuple[NumberTarget, Floats]:
         """The range of a numeric target, and its values."""
-        assert isinstance(self.aim, Range)
+        assert isinstance(self.aim, NumberTarget)
         assert self.target is not None
         return self.aim, self.target
 
@@ -68,7 +68,7 @@ class Records:
         """How many records; as private as they are."""
         return len(self.given)
 
-    def part(self, place: slice) -> Records:
+    def part(self, place: slice) -> EncodedRecords:
         """Some of the records."""
         target = None if self.target is None else self.target[place]
         return replace(self, given=self.given[place], codes=self.codes[place], target=target)
@@ -127,7 +127,7 @@ def _category(column: Column) -> Category:
 
 def _unit(
     values: Floats,
-    columns: Columns,
+    columns: FeatureColumns,
     which: slice = slice(None),
     width: Floats | float = 1.0,
     start: Floats | float = 0.0,
@@ -158,14 +158,14 @@ def _unit(
     return np.clip(shares, low, high, out=shares)
 
 
-def read(X: Any, columns: Columns) -> Records:
+def read(X: Any, columns: FeatureColumns) -> EncodedRecords:
     """Every record by its columns. Columns that are still open must get a range before anything is
     made of them.
     """
     if not any(hasattr(X, name) for name in ("columns", "column_names", "column")):
         array = as_array(X)
         if array.dtype.kind in "biuf" and not columns.categories:
-            return Records(
+            return EncodedRecords(
                 columns,
                 _filled(np.asarray(array, np.float64), columns),
                 np.empty((len(array), 0), np.int64),
@@ -185,14 +185,14 @@ def read(X: Any, columns: Columns) -> Records:
         if isinstance(c, Category)
     ]
     table = np.stack(values, axis=1) if values else np.empty((size, 0))
-    return Records(
+    return EncodedRecords(
         columns,
         _filled(table, columns),
         np.stack(codes, axis=1) if codes else np.empty((size, 0), np.int64),
     )
 
 
-def _filled(values: Floats, columns: Columns) -> Floats:
+def _filled(values: Floats, columns: FeatureColumns) -> Floats:
     """Numbers without a missing one: those that came, or a copy with the fills of their columns."""
     if np.isfinite(values.sum()) or np.isfinite(values).all():
         return values
@@ -251,7 +251,7 @@ def _numbers(cells: Any, column: Column, missing: Sequence[str]) -> Floats:
     return np.array(found, np.float64)
 
 
-def _codes(cells: Any, column: Category, columns: Columns) -> Codes:
+def _codes(cells: Any, column: Category, columns: FeatureColumns) -> Codes:
     """The place of each cell's word in the list of its column; the length of the list for
     others.
     """
@@ -294,8 +294,8 @@ def parts(size: int, length: int = 1 << 13) -> list[slice]:
     return [slice(start, min(start + length, size)) for start in range(0, size, length)]
 
 
-def open_values(records: Records) -> tuple[Floats, list[Open]]:
+def open_values(records: EncodedRecords) -> tuple[Floats, list[OpenColumn]]:
     """The numbers of the columns that are open, with their columns."""
     held = [c for c in records.columns.columns if not isinstance(c, Category)]
-    places = [k for k, c in enumerate(held) if isinstance(c, Open)]
-    return records.given[:, places], [c for c in held if isinstance(c, Open)]
+    places = [k for k, c in enumerate(held) if isinstance(c, OpenColumn)]
+    return records.given[:, places], [c for c in held if isinstance(c, OpenColumn)]

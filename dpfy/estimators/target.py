@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpfy.core.errors import InvalidInput
 from dpfy.data.schema import Category, Label, Number, interval
 from dpfy.estimators.columns import Column, distinct
-from dpfy.statistics.columns import Open
+from dpfy.statistics.columns import OpenColumn
 
 PUBLIC = "public"
 """The caller states that the set of labels that occur in y is public knowledge."""
@@ -22,7 +22,7 @@ NAME = "y"
 
 
 @dataclass(frozen=True)
-class Classes:
+class ClassTarget:
     """A public list of labels, sorted. `stated`: the caller said that those in y are public, and
     they were read from it.
     """
@@ -62,7 +62,7 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberTarget:
     """Numbers in a public range."""
 
     low: float
@@ -90,18 +90,18 @@ class OpenTarget:
         return "target in a range that is bought"
 
 
-Target = Union[Classes, Range, OpenTarget]
+Target = Union[ClassTarget, NumberTarget, OpenTarget]
 
 
-def classes(given: Any, said: Column | Label | None, y: Any) -> Classes:
+def classes(given: Any, said: Column | Label | None, y: Any) -> ClassTarget:
     """The public classes: those given, or those of the schema. `y` is looked at only where the
     caller states that its labels are public.
     """
     if given is None:
         if isinstance(said, Label):
-            return Classes(tuple(sorted(said.classes)))
+            return ClassTarget(tuple(sorted(said.classes)))
         if isinstance(said, Category):
-            return Classes(tuple(sorted(said.categories)))
+            return ClassTarget(tuple(sorted(said.categories)))
         rule = (
             'must be given: the public list of labels, a schema with a label, or "public" to state '
             "that those in y are"
@@ -110,13 +110,13 @@ def classes(given: Any, said: Column | Label | None, y: Any) -> Classes:
     if isinstance(given, str):
         if given != PUBLIC:
             raise InvalidInput("classes", given, f'must be a list of labels, or "{PUBLIC}"')
-        return Classes(_labels(np.unique(_discrete(column_of(y)))), stated=True)
+        return ClassTarget(_labels(np.unique(_discrete(column_of(y)))), stated=True)
     if not isinstance(given, Sequence | np.ndarray) or not len(given):
         raise InvalidInput("classes", given, f'must be a list of labels, or "{PUBLIC}"')
     found = np.unique(np.asarray(given))
     if len(found) < len(given):
         raise InvalidInput("classes", list(given), "must not name a label twice")
-    return Classes(_labels(found))
+    return ClassTarget(_labels(found))
 
 
 def _discrete(values: NDArray[Any]) -> NDArray[Any]:
@@ -141,19 +141,19 @@ def _labels(found: NDArray[Any]) -> tuple[Any, ...]:
     return tuple(found.tolist())
 
 
-def number(given: Any, said: Column | Label | None) -> Range | OpenTarget:
+def number(given: Any, said: Column | Label | None) -> NumberTarget | OpenTarget:
     """The public range of the target: that given, or that of the schema; open where there is
     none.
     """
     if given is not None:
-        return Range(
+        return NumberTarget(
             *interval(
                 "target_bounds", tuple(given) if isinstance(given, Sequence | np.ndarray) else given
             )
         )
     if isinstance(said, Number):
-        return Range(*said.range)
-    if said is not None and not isinstance(said, Open):
+        return NumberTarget(*said.range)
+    if said is not None and not isinstance(said, OpenColumn):
         raise InvalidInput("target", said.name, "must be a number for a regression")
     return OpenTarget()
 

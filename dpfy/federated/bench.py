@@ -23,7 +23,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.federated.clients import CLIENT
 from dpfy.federated.rounds import PrivateRounds
 from dpfy.federated.shares.aggregator import TooFew, TrustedSum
-from dpfy.federated.shares.scheme import Scheme
+from dpfy.federated.shares.scheme import SharingScheme
 from dpfy.noise.shares import Shares
 from dpfy.plan.recipe import dpsgd
 from dpfy.training.bench import TrainingBench
@@ -32,7 +32,7 @@ from dpfy.training.run import Run
 Array = NDArray[np.float64]
 CLIENTS, CLIP = 6, 0.5
 SECRET, ROUNDS = Randomness.for_tests(43), 24
-SCHEME = Scheme(
+SCHEME = SharingScheme(
     Shares(dimension=1000, clients=24, least=16, bits=16, scaled=40.0, rotation=5), 2.7, 1.5
 )
 """A clip norm of 40 steps in 1,024 coordinates: rounding makes vectors longer by a tenth, so that

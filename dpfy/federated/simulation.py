@@ -14,7 +14,7 @@ from torch import nn
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.batch import Batch
 from dpfy.data.given import as_source
-from dpfy.data.lazy import Source
+from dpfy.data.lazy import RecordSource
 from dpfy.data.users import UserRecords
 from dpfy.federated.clients import check_unit
 from dpfy.federated.local import LocalTraining, LocalUpdates
@@ -180,7 +180,9 @@ class WholeClients(UserRecords):
 class _Noting:
     """Between rounds, the marked ones leave a row in metrics.jsonl, also where a crash lost it."""
 
-    def __init__(self, training: PrivateTraining, aim: Objective, test: Source | None) -> None:
+    def __init__(
+        self, training: PrivateTraining, aim: Objective, test: RecordSource | None
+    ) -> None:
         self._training, self._aim, self._test = training, aim, test
         self._epsilons, self._noted = spent(training.plan), metrics.last_step(training.folder.path)
 

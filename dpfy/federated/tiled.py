@@ -76,7 +76,7 @@ class SameMemory(threading.local, NewMemory):
 
 
 @dataclass(frozen=True)
-class Dense:
+class TiledLinear:
     """A linear layer and the activation behind it."""
 
     name: str
@@ -103,7 +103,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Convolution:
+class TiledConvolution:
     """A convolution, the activation behind it and the average pool behind that (of one position,
     where there is none).
     """
@@ -279,7 +279,7 @@ class Convolution:
         return whole[:, :, above : above + height, beside : beside + width]
 
 
-Stage = Dense | Convolution
+Stage = TiledLinear | TiledConvolution
 
 
 def stages(layers: Sequence[tuple[str, nn.Module]]) -> list[Stage] | None:
@@ -294,22 +294,22 @@ def stages(layers: Sequence[tuple[str, nn.Module]]) -> list[Stage] | None:
     for name, layer in layers:
         last = made[-1] if made else None
         if isinstance(layer, nn.Linear) and flat:
-            made.append(Dense(name, layer.bias is not None))
+            made.append(TiledLinear(name, layer.bias is not None))
         elif isinstance(layer, nn.Conv2d) and _simple(layer):
             sizes: Any = layer.kernel_size, layer.stride, layer.padding
-            made.append(Convolution(name, layer.bias is not None, *sizes))
+            made.append(TiledConvolution(name, layer.bias is not None, *sizes))
             pooled = False
         elif (
             type(layer) in ACTIVATIONS
             and last
             and not last.activation
             and not pooled
-            and flat == isinstance(last, Dense)
+            and flat == isinstance(last, TiledLinear)
         ):
             made[-1] = replace(last, activation=ACTIVATIONS[type(layer)])
         elif (
             isinstance(layer, nn.AvgPool2d)
-            and isinstance(last, Convolution)
+            and isinstance(last, TiledConvolution)
             and not pooled
             and (size := _pool(layer))
         ):
@@ -318,7 +318,7 @@ def stages(layers: Sequence[tuple[str, nn.Module]]) -> list[Stage] | None:
             flat, pooled = True, False
         elif not isinstance(layer, nn.Identity):
             return None
-    return made if made and isinstance(made[-1], Dense) else None
+    return made if made and isinstance(made[-1], TiledLinear) else None
 
 
 def tiled(
@@ -339,7 +339,7 @@ class _Pass(torch.autograd.Function):
         ctx: Any, made: Sequence[Stage], memory: NewMemory, x: Tensor, *weights: Tensor | None
     ) -> Tensor:  # type: ignore[override]
         ctx.made, ctx.memory, ctx.kept, ctx.shape = made, memory, [], x.shape
-        x = x.permute(0, 2, 3, 4, 1) if isinstance(made[0], Convolution) else x.flatten(2).mT
+        x = x.permute(0, 2, 3, 4, 1) if isinstance(made[0], TiledConvolution) else x.flatten(2).mT
         for stage, weight, bias in zip(made, weights[::2], weights[1::2], strict=True):
             assert weight is not None
             x, kept = stage.forward(x, weight, bias, memory)

@@ -4,7 +4,7 @@ returns one loss for each example.
     trainer = lightning.Trainer(strategy=PrivateStrategy(plan, "runs/x", val_is="public"),
     max_steps=plan.recipe.steps) trainer.fit(module, train_loader, val_loader)
 
-What Lightning calls a batch is a logical batch of the plan: it hands around a `Turn`, and the
+What Lightning calls a batch is a logical batch of the plan: it hands around a `BatchTurn`, and the
 strategy draws the records when the turn is taken. So nothing is fetched ahead, callbacks see no
 record, and `global_step` counts the steps that are billed.
 """
@@ -48,12 +48,12 @@ PER_EXAMPLE = (
 
 
 @dataclass(frozen=True)
-class Turn:
+class BatchTurn:
     """Stands for one logical batch; the records are drawn by the strategy."""
 
 
 @dataclass(frozen=True)
-class Turns:
+class BatchTurns:
     """As many turns as the plan has steps in an epoch."""
 
     steps: int
@@ -61,8 +61,8 @@ class Turns:
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[Turn]:
-        return (Turn() for _ in range(self.steps))
+    def __iter__(self) -> Iterator[BatchTurn]:
+        return (BatchTurn() for _ in range(self.steps))
 
 
 class PrivateStrategy(SingleDeviceStrategy):
@@ -137,7 +137,7 @@ class PrivateStrategy(SingleDeviceStrategy):
                 "the training data",
                 "must be other data: what is measured on it is published",
             )
-        return Turns(self._each) if training else dataloader
+        return BatchTurns(self._each) if training else dataloader
 
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
@@ -209,7 +209,7 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     def training_step(self, turn: Any, *rest: Any) -> Tensor:
         """Make one step of the plan; what goes back to Lightning is a constant."""
-        if not isinstance(turn, Turn) or self.training is None:
+        if not isinstance(turn, BatchTurn) or self.training is None:
             raise Unsupported(
                 "a training batch that the plan did not draw",
                 "leave reload_dataloaders_every_n_epochs and the loaders alone",

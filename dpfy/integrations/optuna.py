@@ -35,11 +35,11 @@ from dpfy.report import card
 from dpfy.runs.folder import Place
 from dpfy.tuning.claim import TUNING
 from dpfy.tuning.payment import COMPOSITION, SUBSET
-from dpfy.tuning.run import Tuned, Work, tune
+from dpfy.tuning.run import Execution, Tuned, tune
 from dpfy.tuning.sealed import SealedRun
 from dpfy.tuning.space import Settings
-from dpfy.tuning.terms import Terms
-from dpfy.tuning.trial import WORST, Pruned, Row, Trial
+from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.trial import WORST, Pruned, Trial, TrialResult
 
 try:
     import optuna
@@ -204,7 +204,7 @@ class StudyEngine:
             trial.notes[PRUNED] = True
             raise Pruned from None
 
-    def tell(self, number: int, row: Row) -> None:
+    def tell(self, number: int, row: TrialResult) -> None:
         """Give a trial that is over to the study, unless it holds it already."""
         tags = {t.user_attrs.get(OWN): t.state for t in self.study.get_trials(deepcopy=False)}
         (live, _), done = self.live.pop(number, (None, None)), optuna.trial.TrialState.COMPLETE
@@ -227,7 +227,7 @@ class StudyEngine:
     def _tag(self, number: int) -> str:
         return f"{self.run}:{number}"
 
-    def _made(self, number: int, row: Row) -> Any:
+    def _made(self, number: int, row: TrialResult) -> Any:
         state = optuna.trial.TrialState.COMPLETE
         if row.score == WORST:
             state = (
@@ -269,9 +269,9 @@ def optimize(
     objective: Callable[[PrivateTrial], float],
     *,
     recipes: Sequence[Recipe],
-    terms: Terms,
+    terms: SearchTerms,
     run: Place | str | Path,
-    work: Work | None = None,
+    work: Execution | None = None,
     earlier_trials: str = PRIVATE,
 ) -> Tuned:
     """`study.optimize`, within a budget for everything: a run folder whose card covers the search.
@@ -286,7 +286,7 @@ def optimize(
     all of them billed. By the other routes trials are drawn by Optuna's random sampler from the
     run's own secret, and the study, its storage included, is given the selected one.
     """
-    place, work = run if isinstance(run, Place) else Place(run), work or Work()
+    place, work = run if isinstance(run, Place) else Place(run), work or Execution()
     tag = hashlib.sha256(str(Path(place.path).resolve()).encode()).hexdigest()[:16]
     _require_own(
         study, terms, place, tag, check.one_of("earlier_trials", earlier_trials, (PRIVATE, PUBLIC))
@@ -314,7 +314,7 @@ def optimize(
     return found
 
 
-def _require_own(study: Any, terms: Terms, place: Place, tag: str, earlier: str) -> None:
+def _require_own(study: Any, terms: SearchTerms, place: Place, tag: str, earlier: str) -> None:
     if len(study.directions) > 1:
         raise Unsupported(
             "a study of several objectives",

@@ -26,10 +26,10 @@ from dpfy.core import check, errors
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.runs.folder import Place
 from dpfy.tuning.pool import MOST_WORKERS
-from dpfy.tuning.run import RecipeFor, Tuned, Work, tune
-from dpfy.tuning.space import Choice, Dimension, Range, Space, Whole
-from dpfy.tuning.terms import Terms
-from dpfy.tuning.trial import Row, Task, Trial, TrialFailed
+from dpfy.tuning.run import Execution, RecipeFor, Tuned, tune
+from dpfy.tuning.space import Dimension, FloatRange, IntegerRange, ListedValues, Space
+from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.trial import Trial, TrialFailed, TrialResult, TrialTask
 
 try:
     import ray
@@ -56,14 +56,14 @@ class RayPool:
     def __post_init__(self) -> None:
         check.integer("workers", self.workers, most=MOST_WORKERS)
 
-    def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
+    def rows(self, tasks: Iterable[TrialTask]) -> Iterator[tuple[TrialTask, TrialResult]]:
         """As they end; no more are begun ahead than there are workers."""
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
         made = ray.remote(
             num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, enable_task_events=False
         )(_made)
-        waiting, source, under_way = True, iter(tasks), dict[Any, Task]()
+        waiting, source, under_way = True, iter(tasks), dict[Any, TrialTask]()
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < self.workers:
@@ -80,13 +80,13 @@ class RayPool:
                 ray.cancel(reference, force=True)
 
 
-def _made(task: Task) -> Row:
+def _made(task: TrialTask) -> TrialResult:
     return task()
 
 
-def _result(reference: Any) -> Row:
+def _result(reference: Any) -> TrialResult:
     try:
-        found: Row = ray.get(reference)
+        found: TrialResult = ray.get(reference)
         return found
     except ray.exceptions.RayTaskError as problem:
         cause = problem.cause
@@ -109,16 +109,18 @@ def space_of(param_space: Mapping[str, Any]) -> Space:
 
 def _dimension(name: str, given: Any) -> Dimension:
     if isinstance(given, sample.Categorical):
-        return Choice(tuple(given.categories))
+        return ListedValues(tuple(given.categories))
     if isinstance(given, sample.Float | sample.Integer):
         drawn = given.get_sampler()
         log, even = isinstance(drawn, sample.LogUniform), isinstance(drawn, sample.Uniform)
         if isinstance(given, sample.Float) and (log or even):
-            return Range(float(given.lower), float(given.upper), log)
+            return FloatRange(float(given.lower), float(given.upper), log)
         if isinstance(given, sample.Integer) and even:
-            return Whole(int(given.lower), int(given.upper) - 1)  # Ray leaves the upper end out
+            return IntegerRange(
+                int(given.lower), int(given.upper) - 1
+            )  # Ray leaves the upper end out
     if isinstance(given, str | int | float | bool):
-        return Choice((given,))
+        return ListedValues((given,))
     what = "grid_search" if isinstance(given, dict) else type(given).__name__
     raise Unsupported(
         f"{name}: {what} in a space whose trials are drawn independently of each other", WAY_OUT
@@ -157,12 +159,12 @@ class PrivateTuner:
     trainable: Callable[[Trial], Any]
     param_space: Mapping[str, Any]
     recipe: RecipeFor
-    terms: Terms
+    terms: SearchTerms
     tune_config: Any = None
     cpus: float = 1.0
     gpus: float = 0.0
 
-    def fit(self, run: Place | str | Path, *, work: Work | None = None) -> Tuned:
+    def fit(self, run: Place | str | Path, *, work: Execution | None = None) -> Tuned:
         """Search, and leave the selected run in the folder `run`.
 
         Guarantees: those of :func:`dpfy.tuning.run.tune`.
@@ -181,7 +183,7 @@ class PrivateTuner:
         check.one_of("tune_config.mode", mode, ("max", "min"))
         samples = getattr(config, "num_samples", 1)
         if samples != 1:
-            if terms.trials not in (samples, Terms.trials):
+            if terms.trials not in (samples, SearchTerms.trials):
                 raise InvalidInput(
                     "tune_config.num_samples",
                     samples,
@@ -192,5 +194,5 @@ class PrivateTuner:
         objective = _Signed(
             self.trainable, getattr(config, "metric", None), 1.0 if mode == "max" else -1.0
         )
-        chosen = replace(work or Work(), pool=RayPool(workers, self.cpus, self.gpus))
+        chosen = replace(work or Execution(), pool=RayPool(workers, self.cpus, self.gpus))
         return tune(objective, space_of(self.param_space), self.recipe, terms, run, work=chosen)

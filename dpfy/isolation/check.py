@@ -188,7 +188,7 @@ class CheckSummary:
 
 
 class TrainingRecords(Protocol):
-    """What the check needs of the training records (:class:`dpfy.data.lazy.Source`)."""
+    """What the check needs of the training records (:class:`dpfy.data.lazy.RecordSource`)."""
 
     def __len__(self) -> int: ...
 

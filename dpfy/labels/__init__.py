@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpfy.labels.claim import METHODS
-    from dpfy.labels.fitting import Fitted, fit, load
+    from dpfy.labels.fitting import LabelFit, fit, load
     from dpfy.labels.kernel import KernelSettings
-    from dpfy.labels.learners import KernelLearner, Network
-    from dpfy.labels.method import Method
+    from dpfy.labels.learners import KernelLearner, NetworkLearner
+    from dpfy.labels.method import LabelMethod
 
 # Names are found when first used: the claim, which verification reads, must not pay for torch.
 _HOME = {
     "METHODS": "dpfy.labels.claim",
-    "Fitted": "dpfy.labels.fitting",
+    "LabelFit": "dpfy.labels.fitting",
     "KernelLearner": "dpfy.labels.learners",
     "KernelSettings": "dpfy.labels.kernel",
-    "Method": "dpfy.labels.method",
-    "Network": "dpfy.labels.learners",
+    "LabelMethod": "dpfy.labels.method",
+    "NetworkLearner": "dpfy.labels.learners",
     "fit": "dpfy.labels.fitting",
     "load": "dpfy.labels.fitting",
 }
 
 __all__ = [
     "METHODS",
-    "Fitted",
     "KernelLearner",
     "KernelSettings",
-    "Method",
-    "Network",
+    "LabelFit",
+    "LabelMethod",
+    "NetworkLearner",
     "fit",
     "load",
 ]

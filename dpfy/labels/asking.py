@@ -15,14 +15,14 @@ from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.labels.claim import ANSWERS, LabelClaim
 from dpfy.labels.questions import Question
-from dpfy.labels.sealed import Sealed
+from dpfy.labels.sealed import SealedLabels
 from dpfy.runs.folder import RunFolder
 
 Ask = Callable[[Question], NDArray[Any]]
 """All that a method is given of labels: a question in, its answers out."""
 
 
-class Asking:
+class LabelQuestions:
     """Asks the labels of an opened run what its claim allows, and keeps the answers in its folder.
 
     Guarantees: a question costs what the claim reserved for it, or is refused before a label is
@@ -31,7 +31,7 @@ class Asking:
     is bound before it is made.
     """
 
-    def __init__(self, folder: RunFolder, claim: LabelClaim, labels: Sealed) -> None:
+    def __init__(self, folder: RunFolder, claim: LabelClaim, labels: SealedLabels) -> None:
         self._folder, self.claim, self._labels = folder, claim, labels
         self.asked = 0
         self._held = self._found()

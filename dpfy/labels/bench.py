@@ -20,22 +20,22 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
 from dpfy.labels import evidence
-from dpfy.labels.asking import Asking
+from dpfy.labels.asking import LabelQuestions
 from dpfy.labels.claim import ALIBI, LP_MST, PATE_FM, PROJECTION, RR
 from dpfy.labels.kernel import KernelSettings
 from dpfy.labels.learners import KernelLearner, Learner
-from dpfy.labels.learning import Setup, learn
-from dpfy.labels.method import Method
+from dpfy.labels.learning import LabelSetup, learn
+from dpfy.labels.method import LabelMethod
 from dpfy.labels.questions import NoisyOneHot, PriorResponse, Question, Response
-from dpfy.labels.sealed import Sealed, Values
+from dpfy.labels.sealed import SealedLabels, Values
 from dpfy.runs.folder import Place, RunFolder
 
 Reals = NDArray[np.float64]
 Outcomes = NDArray[np.int64]
 CLASSES, RECORDS, FEW = 3, 12_000, 300
 SMALL = KernelSettings(near=4, wide=4, landmarks=40, directions=30)
-METHODS = {name: Method(name) for name in (RR, LP_MST, ALIBI)}
-LAWS: dict[type[Question], Callable[[Any, Any], evidence.Evidence]] = {
+METHODS = {name: LabelMethod(name) for name in (RR, LP_MST, ALIBI)}
+LAWS: dict[type[Question], Callable[[Any, Any], evidence.LabelLikelihood]] = {
     Response: evidence.of_responses,
     PriorResponse: evidence.of_prior_responses,
     NoisyOneHot: evidence.of_noisy_one_hot,
@@ -49,9 +49,9 @@ class Parts:
     questions are set up and asked.
     """
 
-    sealed: type[Sealed] = Sealed
+    sealed: type[SealedLabels] = SealedLabels
     learner: Callable[[Values], Learner] = lambda labels: KernelLearner(SMALL)
-    setup: type[Setup] = Setup
+    setup: type[LabelSetup] = LabelSetup
     question: Callable[[Question], Question] = lambda question: question
 
 
@@ -64,7 +64,7 @@ def features(records: int) -> Tensor:
 
 
 def run(
-    parts: Parts, method: Method, labels: Values, epsilon: float, replayed: Asked | None = None
+    parts: Parts, method: LabelMethod, labels: Values, epsilon: float, replayed: Asked | None = None
 ) -> tuple[nn.Module, Asked]:
     """A fit as it is, or with a mistake: its model, and what was asked and answered. With
     `replayed`, those answers are given.
@@ -74,7 +74,10 @@ def run(
         tempfile.TemporaryDirectory(prefix="dpfy-labels-") as place,
         RunFolder(Place(Path(place) / "run", seed=5), claim) as folder,
     ):
-        asking, asked = Asking(folder, claim, parts.sealed(labels, len(labels), CLASSES)), Asked()
+        asking, asked = (
+            LabelQuestions(folder, claim, parts.sealed(labels, len(labels), CLASSES)),
+            Asked(),
+        )
 
         def ask(question: Question) -> NDArray[Any]:
             answers = (
@@ -124,7 +127,7 @@ def label_answers(
 
 def _with_prior(parts: Parts, labels: Values, epsilon: float) -> Outcomes:
     """Answers among classes 0 and 2, where half of the labels are 1."""
-    claim = Method(LP_MST, stages=1).claim(len(labels), CLASSES, epsilon, 1e-5)
+    claim = LabelMethod(LP_MST, stages=1).claim(len(labels), CLASSES, epsilon, 1e-5)
     order = np.tile(np.array([0, 2, 1], np.int16), (len(labels), 1))
     question = PriorResponse(
         np.arange(len(labels)), epsilon, order, np.full(len(labels), 2, np.int16)
@@ -134,7 +137,7 @@ def _with_prior(parts: Parts, labels: Values, epsilon: float) -> Outcomes:
         RunFolder(Place(Path(place) / "run", seed=6), claim) as folder,
     ):
         return np.asarray(
-            Asking(folder, claim, parts.sealed(labels, len(labels), CLASSES))(
+            LabelQuestions(folder, claim, parts.sealed(labels, len(labels), CLASSES))(
                 parts.question(question)
             ),
             np.int64,
@@ -146,7 +149,9 @@ def labels_replayed(change: Callable[[Any], Any]) -> Iterator[tuple[str, bool, b
     questions? the same model?
     """
     one = coins(FEW)
-    for name, method in (METHODS | {name: Method(name) for name in (PROJECTION, PATE_FM)}).items():
+    for name, method in (
+        METHODS | {name: LabelMethod(name) for name in (PROJECTION, PATE_FM)}
+    ).items():
         models, asked = [], list[Asked]()
         for labels in (one, 1 - one):
             model, seen = run(change(Parts()), method, labels, 3.0, asked[0] if asked else None)
@@ -165,7 +170,7 @@ def labels_asked(change: Callable[[Any], Any]) -> Iterator[tuple[str, int]]:
 
 
 def inferred(
-    method: Method, epsilon: float, records: int, seed: int
+    method: LabelMethod, epsilon: float, records: int, seed: int
 ) -> tuple[Reals, NDArray[np.bool_]]:
     """Scores for the coins of so many labels, from the answers of one run; and the coins."""
     if method.name not in METHODS:

@@ -31,7 +31,7 @@ PLAIN, BACKWARD, POSTERIOR, FORWARD = CORRECTIONS = ("plain", "backward", "poste
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LabelLikelihood:
     """The table of likelihoods; `unbiased` targets where there are any."""
 
     likelihood: Reals
@@ -63,16 +63,16 @@ class Evidence:
         return self.posterior(np.full(self.classes, 1 / self.classes) if prior is None else prior)
 
 
-def of_responses(question: Response, answers: NDArray[np.int64]) -> Evidence:
+def of_responses(question: Response, answers: NDArray[np.int64]) -> LabelLikelihood:
     """Of randomized response over all outcomes."""
     changed, said = question.mechanism.noise_parameter, np.eye(question.outcomes)[answers]
     likelihood = (1 - changed) * said + changed / question.outcomes
-    return Evidence(
+    return LabelLikelihood(
         likelihood, (said - changed / question.outcomes) / (1 - changed) if changed < 1 else None
     )
 
 
-def of_prior_responses(question: PriorResponse, answers: NDArray[np.int64]) -> Evidence:
+def of_prior_responses(question: PriorResponse, answers: NDArray[np.int64]) -> LabelLikelihood:
     """Of randomized response among the first outcomes of a prior: what lies outside of them is as
     likely as 1 / k.
     """
@@ -83,23 +83,25 @@ def of_prior_responses(question: PriorResponse, answers: NDArray[np.int64]) -> E
     size = question.sizes[:, None].astype(np.float64)
     grown = math.exp(min(question.epsilon, 700.0))
     said = np.arange(outcomes)[None, :] == answers[:, None]
-    return Evidence(np.where(named, np.where(said, grown, 1.0) / (grown + size - 1), 1 / size))
+    return LabelLikelihood(
+        np.where(named, np.where(said, grown, 1.0) / (grown + size - 1), 1 / size)
+    )
 
 
-def of_noisy_one_hot(question: NoisyOneHot, answers: NDArray[np.float32]) -> Evidence:
+def of_noisy_one_hot(question: NoisyOneHot, answers: NDArray[np.float32]) -> LabelLikelihood:
     """Of Laplace noise on one-hot labels: exp(-|answer - one-hot|_1 / scale)."""
     scale = question.mechanism.noise_multiplier
     told = answers.astype(np.float64)
     gain = (np.abs(told) - np.abs(told - 1)) / scale
-    return Evidence(np.exp(gain - gain.max(axis=1, keepdims=True)))
+    return LabelLikelihood(np.exp(gain - gain.max(axis=1, keepdims=True)))
 
 
 def joined(
-    parts: list[Evidence], rows: list[NDArray[np.int64]]
-) -> tuple[Evidence, NDArray[np.int64]]:
+    parts: list[LabelLikelihood], rows: list[NDArray[np.int64]]
+) -> tuple[LabelLikelihood, NDArray[np.int64]]:
     """Evidence of several questions as one, with the records it is about."""
     unbiased = [part.unbiased for part in parts if part.unbiased is not None]
     whole = np.concatenate(unbiased) if len(unbiased) == len(parts) else None
-    return Evidence(np.concatenate([part.likelihood for part in parts]), whole), np.concatenate(
-        rows
-    )
+    return LabelLikelihood(
+        np.concatenate([part.likelihood for part in parts]), whole
+    ), np.concatenate(rows)

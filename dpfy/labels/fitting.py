@@ -22,13 +22,13 @@ from torch import Tensor, nn
 import dpfy
 from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.labels.asking import Asking
+from dpfy.labels.asking import LabelQuestions
 from dpfy.labels.claim import ANSWERS, BINS, MODEL, LabelClaim
 from dpfy.labels.kernel import KernelSettings, PublicMap
 from dpfy.labels.learners import KernelLearner, Learner
-from dpfy.labels.learning import Setup, learn
-from dpfy.labels.method import Method
-from dpfy.labels.sealed import Sealed
+from dpfy.labels.learning import LabelSetup, learn
+from dpfy.labels.method import LabelMethod
+from dpfy.labels.sealed import SealedLabels
 from dpfy.labels.self_training import KernelModel
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import ScatteringFeatures
@@ -47,7 +47,7 @@ Public = Callable[[nn.Module], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class LabelFit:
     """What a fit leaves: the model, its card, and the answers that labels gave (`answers.0` for the
     records `rows.0`, and so on).
     """
@@ -70,15 +70,15 @@ def fit(
     classes: int,
     epsilon: float,
     delta: float = 1e-5,
-    method: Method | str = "projection",
+    method: LabelMethod | str = "projection",
     learner: Learner | None = None,
     run: Place | Path | str | None = None,
-) -> Fitted:
+) -> LabelFit:
     """A model from public features and private labels, one a record: whole numbers from 0 to
     `classes` - 1.
 
     `labels` are given, or a function that opens them, called when they are paid for. `method` is
-    one of `dpfy.labels.claim.METHODS` or a `Method` with its settings; `learner` what learns from
+    one of `dpfy.labels.claim.METHODS` or a `LabelMethod` with its settings; `learner` what learns from
     the answers. Without `run` the folder is made in a temporary place, and the card is kept.
     Numbers as labels: method=Method("rr-on-bins", span=(low, high)), with classes=1.
 
@@ -88,7 +88,7 @@ def fit(
     for replacing one label: pure (delta 0), but for the Gaussian noise of `projection` and
     `pate-fm`. Features are not protected.
     """
-    chosen = Method.of(method)
+    chosen = LabelMethod.of(method)
     x = _features(features)
     check.integer("classes", classes, least=1 if chosen.name == BINS else 2)
     claim = chosen.claim(len(x), classes, epsilon, delta)
@@ -102,18 +102,18 @@ def fit(
         )
     with tempfile.TemporaryDirectory(prefix="dpfy-labels-") as folder:
         made = run_fit(Place(Path(folder) / "run"), claim, chosen, lambda: (x, labels), learner)
-        return Fitted(made.model, made.card, made.answers)
+        return LabelFit(made.model, made.card, made.answers)
 
 
 def run_fit(
     place: Place,
     claim: LabelClaim,
-    method: Method,
+    method: LabelMethod,
     read: Callable[[], tuple[Tensor, Any]],
     learner: Learner | None = None,
     measured: Public = lambda model: {},
     files: Mapping[str, bytes] | None = None,
-) -> Fitted:
+) -> LabelFit:
     """A fit in its folder. `read` opens features and labels; it is called when the claim is
     reserved. `files` are public ones.
     """
@@ -127,10 +127,10 @@ def run_fit(
             raise InvalidInput(
                 "records", len(features), f"must be {claim.records}, which the claim was made for"
             )
-        sealed = Sealed(labels, len(features), claim.outcomes, method.span)
+        sealed = SealedLabels(labels, len(features), claim.outcomes, method.span)
         del labels
-        ask = Asking(folder, claim, sealed)
-        model = learn(Setup(claim, method, features, learner), ask)
+        ask = LabelQuestions(folder, claim, sealed)
+        model = learn(LabelSetup(claim, method, features, learner), ask)
         for name, content in (files or {}).items():
             folder.write(name, content)
         folder.write(MODEL, to_bytes(model))
@@ -234,11 +234,11 @@ def _words(model: nn.Module) -> str:
     return f"a network, {type(model).__name__}, trained on the answers"
 
 
-def _left(path: Path, model: nn.Module) -> Fitted:
+def _left(path: Path, model: nn.Module) -> LabelFit:
     from safetensors.numpy import load as load_arrays
 
     answers = load_arrays(storage.content(ANSWERS, path / ANSWERS, most=storage.MOST_DATA))
-    return Fitted(model, json.loads((path / cards.NAME).read_text()), dict(answers), path)
+    return LabelFit(model, json.loads((path / cards.NAME).read_text()), dict(answers), path)
 
 
 def _features(given: Tensor | NDArray[Any]) -> Tensor:

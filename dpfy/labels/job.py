@@ -21,8 +21,8 @@ from dpfy.data import schema as schemas
 from dpfy.data.config import DataConfig, kind_of
 from dpfy.labels.claim import BINS, METHODS, PROJECTION, SCHEMA, LabelClaim
 from dpfy.labels.evidence import CORRECTIONS
-from dpfy.labels.fitting import Fitted, images, load, run_fit, section
-from dpfy.labels.method import AUTO, Method
+from dpfy.labels.fitting import LabelFit, images, load, run_fit, section
+from dpfy.labels.method import AUTO, LabelMethod
 from dpfy.runs.folder import Place
 from dpfy.runs.mark import HIDDEN, Mark
 from dpfy.training.config import PATHS
@@ -75,10 +75,10 @@ class LabelsConfig:
             raise InvalidInput(f"labels.{problem.field}", problem.value, problem.rule) from None
 
     @property
-    def chosen(self) -> Method:
+    def chosen(self) -> LabelMethod:
         """The method with its settings."""
         shared = self.stages, self.correction, self.rounds, self.clusters
-        return Method(self.method, *shared, teachers=self.teachers, asked=self.asked)
+        return LabelMethod(self.method, *shared, teachers=self.teachers, asked=self.asked)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def stored(out: Path) -> Path:
 
 def run(
     config: LabelJob, out: Path, *, resume: bool = False, seed: int | None = None
-) -> tuple[Fitted, float]:
+) -> tuple[LabelFit, float]:
     """Run a job into the folder `out`, or resume it there; and the seconds it took.
 
     Guarantees: the claim is reserved before any data is read; refused data gives the reservation

@@ -166,7 +166,7 @@ class PublicMap(nn.Module):
 
 
 @dataclass(repr=False)
-class Prepared:
+class PreparedFeatures:
     """A map, what it gives for all records, and the products of its columns: all public, and made
     once for many fits.
     """
@@ -176,7 +176,7 @@ class Prepared:
     gram: Tensor
 
     @classmethod
-    def of(cls, features: Tensor, settings: KernelSettings) -> Prepared:
+    def of(cls, features: Tensor, settings: KernelSettings) -> PreparedFeatures:
         """For these features."""
         flat = features.flatten(1)
         public = PublicMap.of(flat, settings)
@@ -184,13 +184,13 @@ class Prepared:
         return cls(public, rows, rows.T @ rows)
 
     @cached_property
-    def split(self) -> Split:
+    def split(self) -> HeldOutSplit:
         """The division of all rows by which a penalty is chosen."""
-        return Split.of(self.rows, self.gram)
+        return HeldOutSplit.of(self.rows, self.gram)
 
 
 @dataclass(frozen=True, repr=False)
-class Split:
+class HeldOutSplit:
     """One record in five is held out: its rows, and the eigenvalues and vectors of the products of
     the others.
     """
@@ -201,7 +201,7 @@ class Split:
     turned: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, gram: Tensor) -> Split:
+    def of(cls, rows: Tensor, gram: Tensor) -> HeldOutSplit:
         """Of rows, with their products."""
         held = torch.arange(0, len(rows), HELD_OUT)
         part = rows[held]

@@ -20,8 +20,8 @@ from torch.nn import functional
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.labels.evidence import FORWARD
-from dpfy.labels.kernel import KernelSettings, Prepared
-from dpfy.labels.self_training import KernelModel, Rules
+from dpfy.labels.kernel import KernelSettings, PreparedFeatures
+from dpfy.labels.self_training import KernelModel, SelfTrainingRules
 
 Reals = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -50,13 +50,13 @@ class KernelLearner:
     """
 
     settings: KernelSettings = field(default_factory=KernelSettings)
-    rules: Rules = field(default_factory=Rules)
-    _seen: tuple[Tensor, Prepared] | None = field(default=None, repr=False)
+    rules: SelfTrainingRules = field(default_factory=SelfTrainingRules)
+    _seen: tuple[Tensor, PreparedFeatures] | None = field(default=None, repr=False)
 
-    def prepared(self, features: Tensor) -> Prepared:
+    def prepared(self, features: Tensor) -> PreparedFeatures:
         """What follows from the features alone."""
         if self._seen is None or self._seen[0] is not features:
-            self._seen = features, Prepared.of(features, self.settings)
+            self._seen = features, PreparedFeatures.of(features, self.settings)
         return self._seen[1]
 
     def learn(self, features: Tensor, rows: Rows, targets: Reals, correction: str) -> nn.Module:
@@ -71,7 +71,7 @@ class KernelLearner:
         known = self.prepared(features)
         if not np.array_equal(rows, np.arange(len(known.rows))):
             x = known.rows[torch.from_numpy(rows)]
-            known = Prepared(known.public, x, x.T @ x)
+            known = PreparedFeatures(known.public, x, x.T @ x)
         model = KernelModel(known.public, 1, targets.shape[1])
         weights, middle = ridge_by_held_out(known, torch.from_numpy(targets).to(known.rows.dtype))
         model.student.copy_(weights)
@@ -88,7 +88,7 @@ class KernelLearner:
 
 
 @torch.no_grad()
-def ridge_by_held_out(known: Prepared, targets: Tensor) -> tuple[Tensor, Tensor]:
+def ridge_by_held_out(known: PreparedFeatures, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Weights and intercept of ridge regression. The penalty has the least squared error on the
     records held out.
     """
@@ -106,7 +106,7 @@ def ridge_by_held_out(known: Prepared, targets: Tensor) -> tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkLearner:
     """A network of one's own: `make` gives a new one, from features to a score for each class; then
     plain minibatch descent.
 

@@ -19,10 +19,10 @@ from dpfy.labels import bins, evidence, prior, self_training, teachers
 from dpfy.labels.asking import Ask
 from dpfy.labels.claim import ALIBI, BINS, CLUSTERS, LP_MST, PATE_FM, PROJECTION, RR, LabelClaim
 from dpfy.labels.clustering import clustered
-from dpfy.labels.evidence import PLAIN, POSTERIOR, Evidence
-from dpfy.labels.kernel import KernelSettings, Prepared
+from dpfy.labels.evidence import PLAIN, POSTERIOR, LabelLikelihood
+from dpfy.labels.kernel import KernelSettings, PreparedFeatures
 from dpfy.labels.learners import KernelLearner, Learner
-from dpfy.labels.method import Method
+from dpfy.labels.method import LabelMethod
 from dpfy.labels.questions import (
     HALF_L2,
     BinResponse,
@@ -37,13 +37,13 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, repr=False)
-class Setup:
+class LabelSetup:
     """All that a method may know before it asks: the claim, public features, how to read answers
     and what learns.
     """
 
     claim: LabelClaim
-    method: Method
+    method: LabelMethod
     features: Tensor
     learner: Learner
 
@@ -67,12 +67,12 @@ class Setup:
         return [np.sort(part).astype(np.int64) for part in np.array_split(order, self.claim.stages)]
 
 
-def learn(setup: Setup, ask: Ask) -> nn.Module:
+def learn(setup: LabelSetup, ask: Ask) -> nn.Module:
     """The model that the method of `setup` makes of the answers."""
     return LEARN[setup.claim.method](setup, ask)
 
 
-def _projection(setup: Setup, ask: Ask) -> nn.Module:
+def _projection(setup: LabelSetup, ask: Ask) -> nn.Module:
     if not isinstance(setup.learner, KernelLearner):
         raise Unsupported(
             "sums of labels with a network",
@@ -92,23 +92,23 @@ def _projection(setup: Setup, ask: Ask) -> nn.Module:
     return self_training.learn(model, known, matrix, released, (deviation, rules))
 
 
-def _response(setup: Setup, ask: Ask) -> nn.Module:
+def _response(setup: LabelSetup, ask: Ask) -> nn.Module:
     rows = np.arange(setup.records)
     question = Response(rows, setup.epsilon, setup.claim.outcomes)
     return _read(setup, evidence.of_responses(question, ask(question)), rows)
 
 
-def _alibi(setup: Setup, ask: Ask) -> nn.Module:
+def _alibi(setup: LabelSetup, ask: Ask) -> nn.Module:
     rows = np.arange(setup.records)
     question = NoisyOneHot(rows, setup.epsilon, setup.claim.outcomes)
     return _read(setup, evidence.of_noisy_one_hot(question, ask(question)), rows)
 
 
-def _stages(setup: Setup, ask: Ask) -> nn.Module:
+def _stages(setup: LabelSetup, ask: Ask) -> nn.Module:
     """LP-MST: each part is asked among the likeliest classes of the model that the parts before
     have taught.
     """
-    found: list[Evidence] = []
+    found: list[LabelLikelihood] = []
     model, parts = None, setup.parts()
     for stage, rows in enumerate(parts):
         known = prior.uniform(len(rows), setup.claim.outcomes)
@@ -121,17 +121,17 @@ def _stages(setup: Setup, ask: Ask) -> nn.Module:
     return model
 
 
-def _clusters(setup: Setup, ask: Ask) -> nn.Module:
+def _clusters(setup: LabelSetup, ask: Ask) -> nn.Module:
     """Labels of a cluster are exchangeable: each record takes the noisy shares of its own."""
     groups = clustered(_directions(setup), setup.method.clusters)
     rows, cells = np.arange(setup.records), int(groups.max()) + 1
     counts = ask(Counts(rows, setup.epsilon, setup.claim.outcomes, groups, cells))
     shares = np.maximum(counts, 0) + 1e-3
-    known = Evidence((shares / shares.sum(axis=1, keepdims=True))[groups])
+    known = LabelLikelihood((shares / shares.sum(axis=1, keepdims=True))[groups])
     return setup.learner.learn(setup.features, rows, known.likelihood, POSTERIOR)
 
 
-def _pate_fm(setup: Setup, ask: Ask) -> nn.Module:
+def _pate_fm(setup: LabelSetup, ask: Ask) -> nn.Module:
     """PATE-FM: the classes that most teachers say about some records; a student learns from these
     and from all features.
 
@@ -145,7 +145,7 @@ def _pate_fm(setup: Setup, ask: Ask) -> nn.Module:
         setup.records, classes, noise, setup.method.teachers, setup.method.asked
     )
     known = _known(setup)
-    views = teachers.Views(*(_view(known, most) for most in (teachers.WEAK, teachers.STRONG)))
+    views = teachers.PublicViews(*(_view(known, most) for most in (teachers.WEAK, teachers.STRONG)))
     about = np.sort(
         np.random.Generator(np.random.Philox(key=[setup.records, 1])).permutation(setup.records)[
             :asked
@@ -169,7 +169,7 @@ def _pate_fm(setup: Setup, ask: Ask) -> nn.Module:
     return model
 
 
-def _known(setup: Setup) -> Prepared:
+def _known(setup: LabelSetup) -> PreparedFeatures:
     """A public map of the features: that of the learner, where it has one."""
     learner = (
         setup.learner
@@ -179,7 +179,7 @@ def _known(setup: Setup) -> Prepared:
     return learner.prepared(setup.features)
 
 
-def _view(known: Prepared, most: int) -> Tensor:
+def _view(known: PreparedFeatures, most: int) -> Tensor:
     """The first kernel directions of every record, and a constant."""
     found = known.public.directed(
         known.rows, min(most, known.public.directions), self_training.WHITENING
@@ -187,7 +187,7 @@ def _view(known: Prepared, most: int) -> Tensor:
     return torch.cat([found, torch.full((len(found), 1), 0.3, dtype=found.dtype)], dim=1)
 
 
-def _directions(setup: Setup) -> Tensor:
+def _directions(setup: LabelSetup) -> Tensor:
     """In which clusters are looked for: the kernel's, where a kernel learns; else the features."""
     if isinstance(setup.learner, KernelLearner):
         known = setup.learner.prepared(setup.features)
@@ -195,7 +195,7 @@ def _directions(setup: Setup) -> Tensor:
     return setup.features.flatten(1)
 
 
-def _bins(setup: Setup, ask: Ask) -> nn.Module:
+def _bins(setup: LabelSetup, ask: Ask) -> nn.Module:
     """RR-on-bins: the first part is asked in bins for equal shares, the next in bins for the shares
     that the answers before suggest.
     """
@@ -211,7 +211,7 @@ def _bins(setup: Setup, ask: Ask) -> nn.Module:
     return setup.learner.learn(setup.features, np.arange(setup.records), targets, "plain")
 
 
-def _read(setup: Setup, known: Evidence, rows: Rows) -> nn.Module:
+def _read(setup: LabelSetup, known: LabelLikelihood, rows: Rows) -> nn.Module:
     """A model of the evidence; learnt again with the prior of the one before, as often as the
     method says.
     """
@@ -225,7 +225,7 @@ def _read(setup: Setup, known: Evidence, rows: Rows) -> nn.Module:
     return model
 
 
-LEARN: Mapping[str, Callable[[Setup, Ask], nn.Module]] = {
+LEARN: Mapping[str, Callable[[LabelSetup, Ask], nn.Module]] = {
     RR: _response,
     LP_MST: _stages,
     ALIBI: _alibi,

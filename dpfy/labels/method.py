@@ -43,7 +43,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Method:
+class LabelMethod:
     """How labels are released, and how answers are read.
 
     `stages`: parts of the records that are asked one after the other, the later ones with a prior
@@ -91,9 +91,11 @@ class Method:
             object.__setattr__(self, "span", interval("span", self.span))
 
     @classmethod
-    def of(cls, given: Method | str) -> Method:
+    def of(cls, given: LabelMethod | str) -> LabelMethod:
         """A method, or one by its name."""
-        return given if isinstance(given, Method) else cls(check.one_of("method", given, METHODS))
+        return (
+            given if isinstance(given, LabelMethod) else cls(check.one_of("method", given, METHODS))
+        )
 
     @property
     def parts(self) -> int:

@@ -14,7 +14,7 @@ Values = NDArray[np.int64]
 Rows = NDArray[np.int64]
 
 
-class Sealed:
+class SealedLabels:
     """The labels of `records` records, as whole numbers from 0 to `outcomes` - 1, until they are
     taken.
 

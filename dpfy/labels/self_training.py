@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core import check
-from dpfy.labels.kernel import Prepared, PublicMap
+from dpfy.labels.kernel import PreparedFeatures, PublicMap
 
 WHITENING = 0.75
 """Of the rows of A."""
 
 
 @dataclass(frozen=True)
-class Rules:
+class SelfTrainingRules:
     """How sizes follow the noise: records for each direction of A, and the penalty of regressions
     on A, both in its standard deviations; and the penalty of the student. The defaults were chosen
     on held-out training images (docs/decisions.md).
@@ -82,10 +82,10 @@ class KernelModel(nn.Module):
 @torch.no_grad()
 def learn(
     model: KernelModel,
-    prepared: Prepared,
+    prepared: PreparedFeatures,
     matrix: Tensor,
     released: Tensor,
-    noise: tuple[float, Rules],
+    noise: tuple[float, SelfTrainingRules],
 ) -> KernelModel:
     """The model that the released sums teach. `matrix` is A; `noise` its standard deviation, and
     the rules that follow from it.

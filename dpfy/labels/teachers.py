@@ -63,7 +63,7 @@ def planned(
 
 
 @dataclass(frozen=True, eq=False)
-class Views:
+class PublicViews:
     """Public coordinates of all records: few and many. All of it follows from the features."""
 
     weak: Tensor
@@ -116,7 +116,7 @@ class TeacherVotes(Question):
 
     noise_multiplier: float
     outcomes: int
-    views: Views
+    views: PublicViews
     places: NDArray[np.int64]
     teachers: int
     about: Rows

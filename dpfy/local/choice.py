@@ -29,7 +29,7 @@ NEAR = 5e-4
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ProtocolCandidate:
     """A protocol, and the standard error that it leaves in one share: of a value that has its even
     part, and of one that nobody has.
     """
@@ -49,14 +49,16 @@ class Candidate:
         return held | {"standard_error_rare": self.rare, "bits": self.protocol.bits}
 
 
-def compare(epsilon: float, buckets: int, reports: int) -> list[Candidate]:
+def compare(epsilon: float, buckets: int, reports: int) -> list[ProtocolCandidate]:
     """All protocols for one report a person, each `epsilon`-private by itself, by their error at
     even shares; ties by shorter reports.
     """
     return _ranked(dict.fromkeys(MAKERS, epsilon), buckets, reports)
 
 
-def compare_shuffled(epsilon: float, delta: float, buckets: int, reports: int) -> list[Candidate]:
+def compare_shuffled(
+    epsilon: float, delta: float, buckets: int, reports: int
+) -> list[ProtocolCandidate]:
     """The same where a shuffler is trusted, each with the largest local epsilon that leaves
     (epsilon, delta) behind it.
 
@@ -82,7 +84,7 @@ MAKERS: dict[str, Callable[[float, int], Frequencies]] = {
 }
 
 
-def _ranked(epsilons: dict[str, float], buckets: int, reports: int) -> list[Candidate]:
+def _ranked(epsilons: dict[str, float], buckets: int, reports: int) -> list[ProtocolCandidate]:
     check.integer("reports", reports, most=check.RECORDS)
     found = []
     for name, make in MAKERS.items():
@@ -90,7 +92,7 @@ def _ranked(epsilons: dict[str, float], buckets: int, reports: int) -> list[Cand
         even = float(protocol.variances(np.full(buckets, 1 / buckets)).mean())
         rare = float(protocol.variances(np.append(np.zeros(buckets - 1), 1.0))[0])
         found.append(
-            Candidate(name, protocol, math.sqrt(even / reports), math.sqrt(rare / reports))
+            ProtocolCandidate(name, protocol, math.sqrt(even / reports), math.sqrt(rare / reports))
         )
     return sorted(found, key=lambda row: (round(row.even, 12), row.protocol.bits))
 

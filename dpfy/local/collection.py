@@ -17,7 +17,7 @@ import dpfy
 from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.local.claim import FILE, LocalClaim, ShuffledClaim
-from dpfy.local.protocol import Estimate, Report, Rows
+from dpfy.local.protocol import DeviceReport, LocalEstimate, Rows
 from dpfy.mechanisms.choice import permutation
 from dpfy.mechanisms.mechanism import source
 from dpfy.report import card
@@ -25,7 +25,7 @@ from dpfy.runs.folder import Place, RunFolder, complete
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectionResult:
     """What a collection leaves: the run folder, its estimate and its card."""
 
     run: Path
@@ -35,10 +35,10 @@ class Collected:
 
 def collect(
     claim: LocalClaim,
-    reports: Sequence[Report] | Rows,
+    reports: Sequence[DeviceReport] | Rows,
     run: Place | str | Path,
     confidence: float = 0.95,
-) -> Collected:
+) -> CollectionResult:
     """The server's side: an estimate from reports that came from devices, in a run folder that
     anyone can verify.
 
@@ -54,7 +54,7 @@ def collect(
 
 def simulate(
     claim: LocalClaim, values: Any, run: Place | str | Path, confidence: float = 0.95
-) -> Collected:
+) -> CollectionResult:
     """Both sides in one process that holds all values, one a person: billed per person; the card
     says that it was a simulation.
 
@@ -83,8 +83,8 @@ def _run(
     claim: LocalClaim,
     run: Place | str | Path,
     confidence: float,
-    reports: Callable[[RunFolder], Sequence[Report] | Rows],
-) -> Collected:
+    reports: Callable[[RunFolder], Sequence[DeviceReport] | Rows],
+) -> CollectionResult:
     place = run if isinstance(run, Place) else Place(run)
     if not complete(place, claim):
         with RunFolder(place, claim) as folder:
@@ -106,10 +106,10 @@ def _run(
     parsed = [
         storage.parsed_json(name, storage.content(name, path / name)) for name in (FILE, card.NAME)
     ]
-    return Collected(path, *parsed)
+    return CollectionResult(path, *parsed)
 
 
-def _figures(found: Estimate) -> dict[str, Any]:
+def _figures(found: LocalEstimate) -> dict[str, Any]:
     """What the card repeats."""
     worst = float(np.max(found.standard_error))
     return {

@@ -21,7 +21,7 @@ from dpfy.core.storage import PRIVATE_MODE, locked, write_atomically
 from dpfy.core.unit import Adjacency
 from dpfy.local.claim import PERSON
 from dpfy.local.frequencies import Rappor
-from dpfy.local.protocol import Protocol, Report, Rows
+from dpfy.local.protocol import DeviceReport, Protocol, Rows
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.mechanism import source
 
@@ -50,7 +50,7 @@ class Device:
         )
         object.__setattr__(self, "_ledger", held)
 
-    def report(self, protocol: Protocol, value: Any, collection: str = "report") -> Report:
+    def report(self, protocol: Protocol, value: Any, collection: str = "report") -> DeviceReport:
         """The report of `value` for a collection. One that is asked for again costs again, but for
         those with a permanent answer.
         """
@@ -58,12 +58,14 @@ class Device:
         given = protocol.given([value])  # before anything is billed
         if isinstance(protocol, Rappor):
             row = self._permanent(protocol, given, collection)
-            return Report(
+            return DeviceReport(
                 protocol,
                 protocol.instantaneous(row[None], Bits(Randomness.from_os(), collection, 0))[0],
             )
         permit = self._ledger.reserve(collection, protocol.event, budget=self.budget)
-        return Report(protocol, protocol.draw(given, source(protocol.event, permit, None, 0))[0])
+        return DeviceReport(
+            protocol, protocol.draw(given, source(protocol.event, permit, None, 0))[0]
+        )
 
     def _permanent(self, protocol: Rappor, given: Rows, collection: str) -> Rows:
         """The kept row of a collection; made and kept first where there is none."""

@@ -35,7 +35,7 @@ ALONE = "local report"
 
 
 @dataclass(frozen=True)
-class Report:
+class DeviceReport:
     """What leaves a device: one row of `protocol`, made private there."""
 
     protocol: Protocol
@@ -48,7 +48,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class LocalEstimate:
     """What a server learns from `reports` reports: unbiased values, their standard errors and
     intervals at `confidence`.
 
@@ -127,7 +127,7 @@ class Protocol(ABC):
         permit: Permit | None = None,
         randomness: Randomness | None = None,
         step: int = 0,
-    ) -> Report:
+    ) -> DeviceReport:
         """The report of one person. Without a permit nothing is written down: `Device` keeps the
         person's own ledger.
 
@@ -136,7 +136,7 @@ class Protocol(ABC):
         raised because of the value's size.
         """
         given = self.given([value])
-        return Report(self, self.draw(given, self._bits(permit, randomness, step))[0])
+        return DeviceReport(self, self.draw(given, self._bits(permit, randomness, step))[0])
 
     def reports(
         self,
@@ -156,7 +156,9 @@ class Protocol(ABC):
         agree(Adjacency.REPLACE_ONE, permit)
         return source(self.event, permit, randomness, step)
 
-    def estimate(self, reports: Sequence[Report] | Rows, confidence: float = 0.95) -> Estimate:
+    def estimate(
+        self, reports: Sequence[DeviceReport] | Rows, confidence: float = 0.95
+    ) -> LocalEstimate:
         """What the reports say about the people who sent them.
 
         Guarantees: reports of another protocol are an error; rows that no device can have sent are
@@ -168,15 +170,17 @@ class Protocol(ABC):
         value, variance = self.summary(rows)
         error = np.sqrt(np.maximum(variance, 0.0))
         width = _quantile(check.inside_unit("confidence", confidence)) * error
-        return Estimate(value, error, value - width, value + width, confidence, len(rows), refused)
+        return LocalEstimate(
+            value, error, value - width, value + width, confidence, len(rows), refused
+        )
 
-    def _rows(self, reports: Sequence[Report] | Rows) -> tuple[Rows, int]:
+    def _rows(self, reports: Sequence[DeviceReport] | Rows) -> tuple[Rows, int]:
         shape, kind = self.shape()
         if isinstance(reports, np.ndarray):
             rows = reports
         else:
             for report in reports:
-                if not isinstance(report, Report) or report.protocol != self:
+                if not isinstance(report, DeviceReport) or report.protocol != self:
                     raise InvalidInput(
                         "reports", getattr(report, "protocol", report), f"must be reports of {self}"
                     )

@@ -12,7 +12,7 @@ from dpfy.core.claim import YES, Assumption, GaussianClaim, register
 
 @register
 @dataclass(frozen=True)
-class Moments(GaussianClaim):
+class MomentsClaim(GaussianClaim):
     """One Gaussian release of sums to which each record adds a vector of bounded length, for
     centring and whitening features.
     """

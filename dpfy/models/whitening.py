@@ -88,7 +88,7 @@ class Whitening:
 
 
 @dataclass(frozen=True)
-class Waves:
+class RandomFeatures:
     """Cosines of random projections less the part that is the same for all: a Gaussian kernel
     without its constant.
 

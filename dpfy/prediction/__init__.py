@@ -8,33 +8,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dpfy.prediction import plan
-from dpfy.prediction.claim import Answers, StudentAnswers
+from dpfy.prediction.claim import AnswersClaim, StudentAnswersClaim
 from dpfy.prediction.neighbours import NearestVoters, NeighbourVotes
-from dpfy.prediction.predictor import Answer, PrivatePredictor
+from dpfy.prediction.predictor import Prediction, PrivatePredictor
 from dpfy.prediction.stability import StableScores
 from dpfy.prediction.teaching import teach
 from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards
 
 if TYPE_CHECKING:
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
-    from dpfy.prediction.pate import Graduate, GraphTeachers, claimed, graduate, train_student
+    from dpfy.prediction.pate import GraphTeachers, Student, load, student_claim, train_student
     from dpfy.prediction.student import Lesson, SemiSupervised
-    from dpfy.prediction.vote_bill import VoteBill, sanitised
+    from dpfy.prediction.vote_bill import VoteBill, release_vote_bill
 
 # Names are found when first used: the claim, which verification reads, must not pay for torch.
 _HOME = dict.fromkeys(
     ("NetworkTraining", "NetworkVoters", "teach_networks"), "dpfy.prediction.networks"
 )
 _HOME |= dict.fromkeys(
-    ("Graduate", "GraphTeachers", "claimed", "graduate", "train_student"), "dpfy.prediction.pate"
+    ("Student", "GraphTeachers", "student_claim", "load", "train_student"), "dpfy.prediction.pate"
 )
 _HOME |= dict.fromkeys(("Lesson", "SemiSupervised"), "dpfy.prediction.student")
-_HOME |= dict.fromkeys(("VoteBill", "sanitised"), "dpfy.prediction.vote_bill")
+_HOME |= dict.fromkeys(("VoteBill", "release_vote_bill"), "dpfy.prediction.vote_bill")
 
 __all__ = [
-    "Answer",
-    "Answers",
-    "Graduate",
+    "AnswersClaim",
     "GraphTeachers",
     "Lesson",
     "LinearVoters",
@@ -42,18 +40,20 @@ __all__ = [
     "NeighbourVotes",
     "NetworkTraining",
     "NetworkVoters",
+    "Prediction",
     "PrivatePredictor",
     "SemiSupervised",
     "StableScores",
-    "StudentAnswers",
+    "Student",
+    "StudentAnswersClaim",
     "VoteBill",
-    "claimed",
     "class_means",
-    "graduate",
+    "load",
     "plan",
+    "release_vote_bill",
     "ridge",
-    "sanitised",
     "shards",
+    "student_claim",
     "teach",
     "teach_networks",
     "train_student",

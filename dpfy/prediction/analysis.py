@@ -69,7 +69,7 @@ LOW, HIGH = 8.0, 9.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
 WAY_OUT = (
     "state what holds for all votes (accounting.epsilon of the claim's event), or release a bill "
-    "(dpfy.prediction.sanitised)"
+    "(dpfy.prediction.release_vote_bill)"
 )
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from dpfy import accounting
 from dpfy.audit.bounds import by_accuracy
 from dpfy.audit.families import ClaimedFamily
-from dpfy.audit.verdict import Verdict
+from dpfy.audit.verdict import AuditVerdict
 from dpfy.core import check, events
 from dpfy.core.errors import Unsupported
 from dpfy.core.guarantee import Curve
@@ -46,7 +46,7 @@ def audit_votes(
     delta: float = 1e-5,
     confidence: float = 0.95,
     seed: int = 0,
-) -> Verdict:
+) -> AuditVerdict:
     """Votes as close as they can be: a canary decides which of two classes leads by one, on each of
     `answers` questions.
 
@@ -76,7 +76,7 @@ def audit_votes(
 
     family = ClaimedFamily(curve, precision=0.02)
     bound = by_accuracy(right, trials, delta=delta, family=family, confidence=confidence)
-    return Verdict(bound, family.epsilon(1.0, delta))
+    return AuditVerdict(bound, family.epsilon(1.0, delta))
 
 
 def close(classes: int, first: bool) -> NDArray[np.int64]:

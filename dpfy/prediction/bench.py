@@ -18,8 +18,8 @@ import torch
 from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.mechanisms.bits import Bits
-from dpfy.prediction.claim import Answers
-from dpfy.prediction.margins import Questions
+from dpfy.prediction.claim import AnswersClaim
+from dpfy.prediction.margins import QuestionMargins
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.teaching import teach
 from dpfy.prediction.vote_bill import VoteBill, noised
@@ -54,7 +54,7 @@ class Parts:
     cache: Callable[[Any], Any] = as_it_is
     finish: Callable[[PrivatePredictor], Path] = PrivatePredictor.finish
     student: Callable[[Any, Any], Any] = lambda learner, private: learner
-    smooth: Callable[..., Any] = Questions.smooth
+    smooth: Callable[..., Any] = QuestionMargins.smooth
     stated: Callable[..., dict[str, float]] = VoteBill.stated
 
 
@@ -99,7 +99,7 @@ def asked(count: int, seed: int = 0) -> Any:
 
 
 def opened(
-    folder: Path, claim: Answers, parts: Parts, *, resume: bool = False, loud: float = 1.0
+    folder: Path, claim: AnswersClaim, parts: Parts, *, resume: bool = False, loud: float = 1.0
 ) -> PrivatePredictor:
     """A predictor with the parts of a mistake in it. `loud` scales the records: voters of other
     data.
@@ -132,7 +132,7 @@ def answer_bills(change: Change) -> tuple[int, list[tuple[int, int]]]:
     """What is paid for in all; and for every release, over two restarts, its number and how many
     the disk said might be made by then.
     """
-    claim = Answers("laplace", 2, VOTERS, BUDGET, BUDGET, epsilon=0.1, delta=1e-6)
+    claim = AnswersClaim("laplace", 2, VOTERS, BUDGET, BUDGET, epsilon=0.1, delta=1e-6)
     seen: list[tuple[int, int]] = []
     with tempfile.TemporaryDirectory() as place:
         folder, parts = Path(place) / "run", change(Parts())
@@ -147,7 +147,7 @@ def checks_counted(change: Change) -> tuple[int, int]:
     """Questions on which voters were asked whether they agree, and how many such checks were taken
     from what was paid for.
     """
-    claim = Answers(
+    claim = AnswersClaim(
         "confident",
         2,
         VOTERS,
@@ -170,7 +170,7 @@ def asked_again(change: Change) -> tuple[int, int]:
     """One question, asked many times: how many different answers there were, and how many were paid
     for.
     """
-    claim = Answers("laplace", 2, VOTERS, 2 * AGAIN, 2 * AGAIN, epsilon=0.1, delta=1e-6)
+    claim = AnswersClaim("laplace", 2, VOTERS, 2 * AGAIN, 2 * AGAIN, epsilon=0.1, delta=1e-6)
     with (
         tempfile.TemporaryDirectory() as place,
         opened(Path(place) / "run", claim, change(Parts())) as predictor,
@@ -190,7 +190,7 @@ def students(change: Change) -> tuple[bytes, bytes, bool]:
     public = (np.repeat(sides[:40], FEATURES, axis=1) + rng.normal(size=(40, FEATURES))).astype(
         np.float32
     )
-    claim = pate.StudentAnswers("gaussian", 2, 4, 12, 12, sigma=0.1, delta=1e-6)
+    claim = pate.StudentAnswersClaim("gaussian", 2, 4, 12, 12, sigma=0.1, delta=1e-6)
     declared = {"data": "made-up inputs", "used_for": "a student", "provenance": "drawn at random"}
     made, answers = [], []
     for other in (0.0, 1.0):
@@ -210,7 +210,7 @@ def bill_moved(change: Change) -> tuple[float, float]:
     """By how much one voter moves at most what the bill of votes gets its noise for, and for what
     the noise is made.
     """
-    asked, parts = Questions(3.0, 4.0, VOTERS, 2), change(Parts())
+    asked, parts = QuestionMargins(3.0, 4.0, VOTERS, 2), change(Parts())
     found = [parts.smooth(asked, [(VOTERS - n, n)] * QUESTIONS, 0.1) for n in range(VOTERS + 1)]
     return max(abs(a.value - b.value) for a, b in itertools.pairwise(found)), min(
         part.bound.l2 for part in found
@@ -221,7 +221,7 @@ def bills_stated(change: Change) -> tuple[int, int]:
     """How many bills of votes were stated, and how many of them were below the truth."""
     parts = change(Parts())
     claim = VoteBill.of(
-        Answers("gaussian", 2, VOTERS, QUESTIONS, QUESTIONS, sigma=8.0, delta=1e-5), order=3.0
+        AnswersClaim("gaussian", 2, VOTERS, QUESTIONS, QUESTIONS, sigma=8.0, delta=1e-5), order=3.0
     )
     votes = [(VOTERS // 2, VOTERS // 2)] * QUESTIONS
     found, true = claim.questions.smooth(votes, claim.beta), claim.questions.renyi(votes)
@@ -236,7 +236,7 @@ def cards(change: Change) -> tuple[str, str]:
     """What the cards of two services say about their releases, of other data and before any
     answer.
     """
-    claim, told = Answers("laplace", 2, VOTERS, 4, 4, epsilon=0.1, delta=1e-6), []
+    claim, told = AnswersClaim("laplace", 2, VOTERS, 4, 4, epsilon=0.1, delta=1e-6), []
     parts = change(Parts())
     for loud in (1.0, -1.0):
         with (

@@ -167,7 +167,7 @@ class VoteClaim(Claim):
 
 @register
 @dataclass(frozen=True)
-class Answers(VoteClaim):
+class AnswersClaim(VoteClaim):
     """Answers to questions that others ask while a service runs. The voters themselves never
     leave.
     """
@@ -183,7 +183,7 @@ OF_STUDENTS = ("gaussian", "confident")
 
 @register
 @dataclass(frozen=True)
-class StudentAnswers(VoteClaim):
+class StudentAnswersClaim(VoteClaim):
     """Answers about public inputs, from which a student is made (PATE). The answers are released,
     and the student with them.
     """

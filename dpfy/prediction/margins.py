@@ -2,7 +2,7 @@
 move only a little (docs/smooth-votes.md).
 
 `by_lead(...)[s]` is at least the Rényi divergence, in both directions, between the noisy arg-max of
-any votes whose largest count leads by s or more and of the same with one vote moved. `Questions`
+any votes whose largest count leads by s or more and of the same with one vote moved. `QuestionMargins`
 adds the check before it and sums over questions; its `smooth` bound changes by a factor of at most
 exp(beta) from neighbour to neighbour.
 """
@@ -172,7 +172,7 @@ def _stretch(y: Array, low: float, order: float) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class Questions:
+class QuestionMargins:
     """Noisy votes on many questions at one Rényi order: arg-max at `sigma`, before it a check at
     `check_sigma` (0 for none).
 

@@ -29,7 +29,7 @@ from dpfy.models.features import ScatteringFeatures
 from dpfy.models.scattering import LEAST_SIDE
 from dpfy.prediction import plan, vote_bill
 from dpfy.prediction import student as students
-from dpfy.prediction.claim import STUDENT_ANSWERS, STUDENT_MODEL, StudentAnswers
+from dpfy.prediction.claim import STUDENT_ANSWERS, STUDENT_MODEL, StudentAnswersClaim
 from dpfy.prediction.diffusion import DiffusionMap
 from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
 from dpfy.prediction.predictor import PrivatePredictor, Voters
@@ -81,7 +81,7 @@ Teachers = GraphTeachers | NetworkTraining
 
 
 @dataclass(frozen=True)
-class Graduate:
+class Student:
     """What a run leaves: the student, its card, and the answers that were released: a class or None
     for each of `rows`.
     """
@@ -98,7 +98,7 @@ class Graduate:
         return str(self.card["statement"])
 
 
-def claimed(
+def student_claim(
     epsilon: float,
     delta: float,
     *,
@@ -108,7 +108,7 @@ def claimed(
     queries: int | None = None,
     threshold: float = 0.6,
     unit: Unit = EXAMPLE,
-) -> StudentAnswers:
+) -> StudentAnswersClaim:
     """The claim of so many answers at (epsilon, delta); with `queries`, of the confident vote.
 
     For records of people say `unit=Unit("user")`, and give their `owners` to `train_student`.
@@ -117,20 +117,20 @@ def claimed(
         "voters": teachers,
         "classes": classes,
         "answers": answers,
-        "kind": StudentAnswers,
+        "kind": StudentAnswersClaim,
         "unit": unit,
     }
     if queries is None:
         made = plan.gaussian(epsilon, delta, **shape)
     else:
         made = plan.confident(epsilon, delta, queries=queries, threshold=threshold, **shape)
-    assert isinstance(made, StudentAnswers)
+    assert isinstance(made, StudentAnswersClaim)
     return made
 
 
 def train_student(
     place: Place,
-    claim: StudentAnswers,
+    claim: StudentAnswersClaim,
     private: Private,
     public: Public,
     *,
@@ -139,7 +139,7 @@ def train_student(
     owners: Any = None,
     measured: Measured = lambda model: {},
     bill: VoteBill | None = None,
-) -> Graduate:
+) -> Student:
     """A student of private teachers, released with its card. `private` are records and classes, or
     a function that opens them.
 
@@ -168,7 +168,7 @@ def train_student(
         )
     beside = () if bill is None else (bill.fitting(claim),)
     if complete(place, claim, *beside):
-        return graduate(place.path)
+        return load(place.path)
     school = _School(claim, private, public, teachers or GraphTeachers(), owners)
     with PrivatePredictor(place, claim, school.taught, beside=beside) as predictor:
         answers = [answer.label for answer in predictor.answer_all(school.questions)]
@@ -188,7 +188,7 @@ def train_student(
         if bill is not None:
             vote_bill.released(folder, bill, school.votes())
         predictor.finish()
-    return graduate(place.path)
+    return load(place.path)
 
 
 class _School:
@@ -200,7 +200,12 @@ class _School:
     _made: NetworkVoters | LinearVoters
 
     def __init__(
-        self, claim: StudentAnswers, private: Private, public: Public, means: Teachers, owners: Any
+        self,
+        claim: StudentAnswersClaim,
+        private: Private,
+        public: Public,
+        means: Teachers,
+        owners: Any,
     ) -> None:
         self.claim, self.means = claim, means
         self._private, self._public, self._owners = private, public, owners
@@ -264,7 +269,7 @@ class _School:
         return Lesson(self.inputs, self.known.own, self.rows[answered], labels, self.claim.classes)
 
 
-def graduate(run: Path | str) -> Graduate:
+def load(run: Path | str) -> Student:
     """The student of a finished run, its hash checked against card and ledger, with the answers
     that it learnt from.
     """
@@ -275,7 +280,7 @@ def graduate(run: Path | str) -> Graduate:
         storage.content(STUDENT_ANSWERS, released.file(STUDENT_ANSWERS), most=storage.MOST_DATA),
     )
     card = json.loads((released.folder / cards.NAME).read_text())
-    return Graduate(
+    return Student(
         model, card, np.array(held["rows"], dtype=np.int64), held["answers"], released.folder
     )
 

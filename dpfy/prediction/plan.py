@@ -10,7 +10,7 @@ from dpfy.accounting import epsilon as cost
 from dpfy.accounting.gaussian import sigma_analytic
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.prediction.claim import Answers, VoteClaim
+from dpfy.prediction.claim import AnswersClaim, VoteClaim
 
 C = TypeVar("C", bound=VoteClaim)
 TIES = 2 / math.pi
@@ -34,7 +34,7 @@ def gaussian(
     voters: int,
     classes: int,
     answers: int,
-    kind: type[Any] = Answers,
+    kind: type[Any] = AnswersClaim,
     **more: Any,
 ) -> VoteClaim:
     """Noisy votes for so many answers at (epsilon, delta): every question is answered."""
@@ -57,7 +57,7 @@ def confident(
     queries: int,
     answers: int,
     threshold: float = 0.6,
-    kind: type[Any] = Answers,
+    kind: type[Any] = AnswersClaim,
     **more: Any,
 ) -> VoteClaim:
     """The same where the largest count of votes must be above `threshold` of the voters: at most

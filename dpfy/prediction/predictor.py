@@ -24,7 +24,7 @@ from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput
 from dpfy.core.storage import PRIVATE_MODE
 from dpfy.prediction import purse
 from dpfy.prediction.claim import VoteClaim
-from dpfy.prediction.purse import BLOCK, Purse
+from dpfy.prediction.purse import BLOCK, ReservedSteps
 from dpfy.prediction.rules import Ask
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder
@@ -60,7 +60,7 @@ class Voters(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """What leaves for one question: a class, or None with the reason. `paid` is False where the
     same was answered before.
     """
@@ -120,19 +120,19 @@ class PrivatePredictor:
             ):
                 purse.write(spent, dict.fromkeys(claim.most, 0), self.folder.randomness)
             permit = self.folder.begin(claim.name)
-            self.purse = Purse(
+            self.purse = ReservedSteps(
                 self.folder.secrets, claim, permit, self.folder.randomness, block, due=True
             )
-            self._cache = Cache(self.folder.secrets / ANSWERED)
+            self._cache = AnswerCache(self.folder.secrets / ANSWERED)
         except BaseException as error:
             self.folder.__exit__(type(error), error, None)
             raise
 
-    def answer(self, question: Sequence[float] | NDArray[Any]) -> Answer:
+    def answer(self, question: Sequence[float] | NDArray[Any]) -> Prediction:
         """The answer to one question, or a refusal."""
         return self.answer_all(np.asarray(question)[None])[0]
 
-    def answer_all(self, questions: Any) -> list[Answer]:
+    def answer_all(self, questions: Any) -> list[Prediction]:
         """Answers to several questions, in their order; the same question twice is paid for
         once.
         """
@@ -148,17 +148,17 @@ class PrivatePredictor:
             found.append(answer if answer is not None else self._refusal())
         return found
 
-    def _asked(self, key: str, ask: Ask) -> Answer:
+    def _asked(self, key: str, ask: Ask) -> Prediction:
         """A question that is not known: paid for, answered, remembered, in this order."""
         try:
             label = self.rule.answer(ask, self.purse)
         except BudgetExceeded as refused:
-            return Answer(None, str(refused), paid=False)
+            return Prediction(None, str(refused), paid=False)
         self._cache.put(key, label)
-        return Answer(label, "" if label is not None else DISAGREE)
+        return Prediction(label, "" if label is not None else DISAGREE)
 
-    def _refusal(self) -> Answer:
-        return Answer(None, "was refused before in the same request", paid=False)
+    def _refusal(self) -> Prediction:
+        return Prediction(None, "was refused before in the same request", paid=False)
 
     def _checked(self, questions: Any) -> NDArray[np.float32]:
         try:
@@ -214,7 +214,7 @@ def _agree(claim: VoteClaim, voters: Voters) -> None:
             )
 
 
-class Cache:
+class AnswerCache:
     """Answers that were given, by a hash of their question; what a crash cut short is dropped, and
     would be paid for again.
     """
@@ -238,12 +238,12 @@ class Cache:
     def __contains__(self, key: str) -> bool:
         return key in self._held
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> Prediction | None:
         """The answer that was given before, for nothing."""
         if key not in self._held:
             return None
         label = self._held[key]
-        return Answer(label, "" if label is not None else DISAGREE, paid=False)
+        return Prediction(label, "" if label is not None else DISAGREE, paid=False)
 
     def put(self, key: str, label: int | None) -> None:
         """Remember an answer, in the file too, before it leaves."""

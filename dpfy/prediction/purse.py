@@ -35,7 +35,7 @@ NONE_LEFT = (
 )
 
 
-class Purse:
+class ReservedSteps:
     """The releases of one claim, for the process that holds its run folder.
 
     Guarantees: a release is handed out only after the file says that it may have been made; over

@@ -17,8 +17,8 @@ from dpfy.data import source, unlabelled
 from dpfy.data.config import KNOWN, DataConfig
 from dpfy.data.dataset import DataSource
 from dpfy.labels.job import classes_of
-from dpfy.prediction.claim import StudentAnswers
-from dpfy.prediction.pate import Graduate, Teachers, loaded, train_student
+from dpfy.prediction.claim import StudentAnswersClaim
+from dpfy.prediction.pate import Student, Teachers, loaded, train_student
 from dpfy.prediction.student import chances
 from dpfy.runs.folder import Place
 from dpfy.training.load import Released
@@ -88,11 +88,11 @@ def claim_classes(data: DataConfig) -> int:
 
 def run(
     place: Callable[[dict[str, str]], Place],
-    claim: StudentAnswers,
+    claim: StudentAnswersClaim,
     data: DataConfig,
     public: PublicInputs,
     teachers: Teachers,
-) -> Graduate:
+) -> Student:
     """Train a student into a run folder. `place` is given how the public inputs are declared.
 
     Guarantees: nothing is read before all answers are reserved.
@@ -150,13 +150,13 @@ def predicted(run: Path | str, data: Path | str) -> Predictions:
     released = Released.read(run)
     model, shape, classes = loaded(released)
     section = next(
-        dict(part) for part in released.card["sections"] if part["name"] == StudentAnswers.kind
+        dict(part) for part in released.card["sections"] if part["name"] == StudentAnswersClaim.kind
     )
     if "reads" not in section:
         raise InvalidInput(
             "run",
             str(run),
-            "was made by a program: load its student with dpfy.prediction.graduate(run).model",
+            "was made by a program: load its student with dpfy.prediction.load(run).model",
         )
     kind = section["reads"]["kind"]
     config = (

@@ -31,7 +31,7 @@ from dpfy.core.values import Bounded
 from dpfy.mechanisms.additive import Gaussian
 from dpfy.mechanisms.tails import gaussian_tail
 from dpfy.prediction.claim import VoteClaim
-from dpfy.prediction.margins import LARGEST_MOVE, MOST_VOTERS, ROUNDED, Questions
+from dpfy.prediction.margins import LARGEST_MOVE, MOST_VOTERS, ROUNDED, QuestionMargins
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 
@@ -176,9 +176,9 @@ class VoteBill(Claim):
         return events.Gaussian(self.noise_multiplier)
 
     @property
-    def questions(self) -> Questions:
+    def questions(self) -> QuestionMargins:
         """What bounds the votes."""
-        return Questions(
+        return QuestionMargins(
             self.order, self.sigma, self.voters, self.classes, self.check_sigma, self.threshold
         )
 
@@ -241,7 +241,7 @@ class VoteBill(Claim):
         }
 
 
-def sanitised(place: Place, claim: VoteBill, votes: Callable[[], Any]) -> dict[str, Any]:
+def release_vote_bill(place: Place, claim: VoteBill, votes: Callable[[], Any]) -> dict[str, Any]:
     """Release the bill of votes into a run folder. `votes` opens them, a row of counts for each
     question, when the claim is reserved.
 

@@ -14,13 +14,13 @@ from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
-from dpfy.queries.sources import Columns
+from dpfy.queries.sources import TableColumns
 from dpfy.statistics import functions, language
-from dpfy.statistics.claim import Share, StatisticClaim
-from dpfy.statistics.columns import Number, Table
-from dpfy.statistics.selection import Unknown
+from dpfy.statistics.claim import BudgetShare, StatisticClaim
+from dpfy.statistics.columns import NumberColumn, PrivateTable
+from dpfy.statistics.selection import UnknownKeys
 from dpfy.statistics.statistic import Spend, Statistic
-from dpfy.statistics.units import Contribution
+from dpfy.statistics.units import ContributionLimit
 
 DOWN = 1 - 2.0**-40
 CONTRIBUTIONS = "contributions"
@@ -28,7 +28,7 @@ CONTRIBUTIONS = "contributions"
 
 
 @dataclass(frozen=True)
-class Terms:
+class QueryTerms:
     """What a query may cost, and whose data it protects. All of it is public.
 
     `user` names the column that says whose a record is: all records of a user are then protected
@@ -99,9 +99,9 @@ class Terms:
                 )
 
     @property
-    def contribution(self) -> Contribution:
+    def contribution(self) -> ContributionLimit:
         """How much one unit may add."""
-        return Contribution(self.most_records or 1, self.most_groups, self.most_each)
+        return ContributionLimit(self.most_records or 1, self.most_groups, self.most_each)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -119,12 +119,12 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QueryPlan:
     """Statistics with their claims, before any data is read."""
 
     query: language.Query
-    columns: Columns
-    terms: Terms
+    columns: TableColumns
+    terms: QueryTerms
     statistics: tuple[Statistic, ...]
     claims: tuple[StatisticClaim, ...]
 
@@ -134,7 +134,7 @@ class Plan:
         return sum(claim.releases for claim in self.claims)
 
 
-def plan(text: str, columns: Columns, terms: Terms) -> Plan:
+def plan(text: str, columns: TableColumns, terms: QueryTerms) -> QueryPlan:
     """The claims of a query.
 
     Guarantees: the composition of their events, by the accountant that the card will name, is at
@@ -152,39 +152,41 @@ def plan(text: str, columns: Columns, terms: Terms) -> Plan:
         both = [_calibrated(statistics, terms, family) for family in ("laplace", "gaussian")]
         claims = min(both, key=lambda made: _error(statistics, made))
     _rehearse(statistics, claims, asked, terms)
-    return Plan(query, columns, terms, statistics, claims)
+    return QueryPlan(query, columns, terms, statistics, claims)
 
 
-def per_user(bound: int) -> Columns:
+def per_user(bound: int) -> TableColumns:
     """The columns of a table with a row for each user."""
-    return Columns({CONTRIBUTIONS: Number(CONTRIBUTIONS, 0, bound)})
+    return TableColumns({CONTRIBUTIONS: NumberColumn(CONTRIBUTIONS, 0, bound)})
 
 
 def _rehearse(
     statistics: Sequence[Statistic],
     claims: Sequence[StatisticClaim],
-    columns: Columns,
-    terms: Terms,
+    columns: TableColumns,
+    terms: QueryTerms,
 ) -> None:
     """Answer the query on an empty table: what cannot be done for a public reason is refused before
     anything is reserved.
     """
-    empty = Table({name: [] for name in columns.columns}, columns.columns)
+    empty = PrivateTable({name: [] for name in columns.columns}, columns.columns)
     for statistic, claim in zip(statistics, claims, strict=True):
         permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
         statistic.release(empty, Spend(claim, terms.contribution, permit))
 
 
 def _claims(
-    statistics: Sequence[Statistic], terms: Terms, family: str, share: float
+    statistics: Sequence[Statistic], terms: QueryTerms, family: str, share: float
 ) -> tuple[StatisticClaim, ...]:
     """Each statistic with the same share. Half of delta is for thresholds, where there are any."""
-    unknown = sum(isinstance(s, Unknown) for s in statistics)
-    held = Share(share, family, terms.delta == 0, terms.delta / (2 * unknown) if unknown else 0.0)
+    unknown = sum(isinstance(s, UnknownKeys) for s in statistics)
+    held = BudgetShare(
+        share, family, terms.delta == 0, terms.delta / (2 * unknown) if unknown else 0.0
+    )
     return tuple(s.claim(terms.contribution, held, **terms.about) for s in statistics)
 
 
-def _pure(statistics: Sequence[Statistic], terms: Terms) -> tuple[StatisticClaim, ...]:
+def _pure(statistics: Sequence[Statistic], terms: QueryTerms) -> tuple[StatisticClaim, ...]:
     """Equal parts of epsilon, which add up."""
     share, accountant = terms.epsilon / len(statistics), table.accountant("basic")
     while True:
@@ -195,7 +197,7 @@ def _pure(statistics: Sequence[Statistic], terms: Terms) -> tuple[StatisticClaim
 
 
 def _calibrated(
-    statistics: Sequence[Statistic], terms: Terms, family: str
+    statistics: Sequence[Statistic], terms: QueryTerms, family: str
 ) -> tuple[StatisticClaim, ...]:
     """Equal parts in zCDP, scaled together until the accountant says epsilon."""
     adjacency = Adjacency.parse(terms.about["adjacency"])

@@ -17,14 +17,14 @@ import numpy as np
 import dpfy
 from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.queries.plan import CONTRIBUTIONS, Plan, Terms, per_user, plan
-from dpfy.queries.sources import Columns, cells_of
+from dpfy.queries.plan import CONTRIBUTIONS, QueryPlan, QueryTerms, per_user, plan
+from dpfy.queries.sources import TableColumns, cells_of
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.claim import FILE
-from dpfy.statistics.columns import Column, Table, word
-from dpfy.statistics.selection import Unknown
+from dpfy.statistics.columns import Column, PrivateTable, word
+from dpfy.statistics.selection import UnknownKeys
 from dpfy.statistics.statistic import Spend
 from dpfy.statistics.units import coded
 
@@ -35,7 +35,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Answers:
+class QueryResult:
     """What a query leaves: its answers, and the run folder with its card."""
 
     run: Path
@@ -58,11 +58,11 @@ def query(
     data: Any,
     text: str,
     *,
-    schema: Columns | Mapping[str, Column] | str | Path,
-    terms: Terms,
+    schema: TableColumns | Mapping[str, Column] | str | Path,
+    terms: QueryTerms,
     run: Place | str | Path,
     progress: Progress = lambda what: None,
-) -> Answers:
+) -> QueryResult:
     """Answer a query on private records, in a run folder that anyone can verify.
 
     `data` is a file, a table or arrays by column; `schema` a TOML file, the name of a packaged one,
@@ -73,11 +73,13 @@ def query(
     `data` is opened. A query that is refused spends nothing and leaves no folder.
     """
     progress("planning")
-    made = plan(text, Columns.given(schema), terms)
+    made = plan(text, TableColumns.given(schema), terms)
     return answer(data, made, run if isinstance(run, Place) else Place(run), progress)
 
 
-def answer(data: Any, made: Plan, place: Place, progress: Progress = lambda what: None) -> Answers:
+def answer(
+    data: Any, made: QueryPlan, place: Place, progress: Progress = lambda what: None
+) -> QueryResult:
     """The answers of a plan."""
     if complete(place, *made.claims):
         return finished(Path(place.path))
@@ -108,7 +110,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def finished(path: Path) -> Answers:
+def finished(path: Path) -> QueryResult:
     """The answers of a finished run."""
     held = storage.parsed_json(FILE, storage.content(FILE, path / FILE))
     try:
@@ -125,15 +127,15 @@ def finished(path: Path) -> Answers:
         )
     except (KeyError, TypeError):
         raise Corrupt(FILE, "does not hold answers") from None
-    return Answers(
+    return QueryResult(
         path, answers, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     )
 
 
-def table_of(data: Any, made: Plan) -> Table:
+def table_of(data: Any, made: QueryPlan) -> PrivateTable:
     """The private records, with their owners."""
     cells = cells_of(data, made.columns)
-    table = Table(cells, made.columns.columns, made.columns.missing)
+    table = PrivateTable(cells, made.columns.columns, made.columns.missing)
     if made.terms.records not in (None, table.size):
         raise InvalidInput(
             "records",
@@ -145,7 +147,7 @@ def table_of(data: Any, made: Plan) -> Table:
     owners = coded([word(cell) for cell in table.cells(made.terms.user)])
     if made.terms.contributions is not None:
         counts = np.bincount(owners)
-        return Table(
+        return PrivateTable(
             {CONTRIBUTIONS: counts},
             per_user(made.terms.contributions).columns,
             owners=np.arange(len(counts)),
@@ -154,10 +156,10 @@ def table_of(data: Any, made: Plan) -> Table:
     return table
 
 
-def _fingerprint(table: Table, made: Plan) -> bytes:
+def _fingerprint(table: PrivateTable, made: QueryPlan) -> bytes:
     """All that the answers depend on: the columns that the query uses, as they are read."""
     whole = hashlib.blake2b(str(table.size).encode())
-    written = {s.column.name for s in made.statistics if isinstance(s, Unknown)}
+    written = {s.column.name for s in made.statistics if isinstance(s, UnknownKeys)}
     for name in sorted(used(made)):
         whole.update(name.encode() + b"\0" + table.content(name, name in written))
     if table.owners is not None:
@@ -165,7 +167,7 @@ def _fingerprint(table: Table, made: Plan) -> bytes:
     return whole.digest()
 
 
-def used(made: Plan) -> set[str]:
+def used(made: QueryPlan) -> set[str]:
     """The columns that a query names."""
     named = {a for ask in made.query.asks for a in ask.arguments if isinstance(a, str)}
     return named | set(made.query.by) | {condition.column for condition in made.query.where}

@@ -15,20 +15,20 @@ from dpfy.core.errors import InvalidInput
 from dpfy.data import schema as schemas
 from dpfy.data.cells import listed, read_csv, read_parquet
 from dpfy.data.files import DataFile
-from dpfy.statistics.columns import Column, Number, Open, Words
+from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """The public description of a table: its columns by name, and how a missing cell is written."""
 
     columns: Mapping[str, Column]
     missing: tuple[str, ...] = ("",)
 
     @classmethod
-    def given(cls, schema: Columns | Mapping[str, Column] | str | Path) -> Columns:
+    def given(cls, schema: TableColumns | Mapping[str, Column] | str | Path) -> TableColumns:
         """A description as it is, columns by name, or a schema: a packaged one, or a TOML file."""
-        if isinstance(schema, Columns):
+        if isinstance(schema, TableColumns):
             return schema
         if isinstance(schema, Mapping):
             return cls(dict(schema))
@@ -36,24 +36,24 @@ class Columns:
         return cls.parse(text, name)
 
     @classmethod
-    def parse(cls, text: str, name: str) -> Columns:
+    def parse(cls, text: str, name: str) -> TableColumns:
         """From the TOML of a schema. A label is a column of words; an ignored column is one about
         which nothing is public.
         """
         built, ignored, missing = schemas.parse_columns(text, name)
         held: dict[str, Column] = {column.name: _column(column) for column in built}
-        return cls(held | {column: Open(column) for column in sorted(ignored)}, missing)
+        return cls(held | {column: OpenColumn(column) for column in sorted(ignored)}, missing)
 
 
 def _column(column: schemas.Number | schemas.Category | schemas.Label) -> Column:
     if isinstance(column, schemas.Number):
-        return Number(column.name, *column.range, column.fill)
+        return NumberColumn(column.name, *column.range, column.fill)
     if isinstance(column, schemas.Label):
-        return Words(column.name, column.classes)
-    return Words(column.name, column.categories, column.fill)
+        return CategoryColumn(column.name, column.classes)
+    return CategoryColumn(column.name, column.categories, column.fill)
 
 
-def cells_of(data: Any, columns: Columns) -> Mapping[str, Any]:
+def cells_of(data: Any, columns: TableColumns) -> Mapping[str, Any]:
     """Cells by column from whatever holds them. Only their form is looked at."""
     if isinstance(data, str | Path):
         file = DataFile.given(str(data))

@@ -77,7 +77,7 @@ def shown(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Spread:
+class NoiseLaw:
     """The law of the noise on each of several numbers, independent of each other.
 
     `family` is laplace or gaussian, `scale` its parameter in the units of the numbers; `whole`
@@ -174,7 +174,7 @@ def ratio(
     above: Coefficients,
     below: Coefficients,
     values: Any,
-    spread: Spread,
+    spread: NoiseLaw,
     within: tuple[float, float],
     known: float = 0.0,
 ) -> tuple[float, float, tuple[float, float]]:

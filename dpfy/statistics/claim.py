@@ -33,7 +33,7 @@ MECHANISMS = {
 
 
 @dataclass(frozen=True)
-class Levels(Exponential):
+class LevelledExponential(Exponential):
     """Several exponential mechanisms, of which one unit meets `levels`: their losses add up over
     the choices of a level.
     """
@@ -46,11 +46,13 @@ class Levels(Exponential):
         return super().event if self.levels == 1 else events.Repeated(super().event, self.levels)
 
 
-Mechanism = DiscreteLaplace | Laplace | Gaussian | Levels | PermuteAndFlip | StabilityHistogram
+Mechanism = (
+    DiscreteLaplace | Laplace | Gaussian | LevelledExponential | PermuteAndFlip | StabilityHistogram
+)
 
 
 @dataclass(frozen=True)
-class Share:
+class BudgetShare:
     """What one statistic may spend, by one rule for all: equal parts in zCDP, of size^2 / 2.
 
     That is Laplace noise of epsilon `size`, Gaussian noise of 1 / `size` times the bound, and for
@@ -130,9 +132,9 @@ class StatisticClaim(Claim):
         if self.mechanism == "discrete-laplace":
             return DiscreteLaplace(self.parameter, int(self.bound))
         if self.mechanism == "exponential":
-            return Levels(self.parameter, levels=self.levels, adjacency=self.adjacency)
+            return LevelledExponential(self.parameter, levels=self.levels, adjacency=self.adjacency)
         if self.mechanism == "exponential-monotone":
-            return Levels(self.parameter, monotone=True, adjacency=self.adjacency)
+            return LevelledExponential(self.parameter, monotone=True, adjacency=self.adjacency)
         if self.mechanism == "permute-and-flip":
             return PermuteAndFlip(self.parameter, monotone=True, adjacency=self.adjacency)
         if self.mechanism == "stability":

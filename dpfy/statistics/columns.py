@@ -25,7 +25,7 @@ Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberColumn:
     """Numbers in a public range."""
 
     name: str
@@ -66,7 +66,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Words:
+class CategoryColumn:
     """One of a public list of words."""
 
     name: str
@@ -108,7 +108,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenColumn:
     """A column about which nothing is public: its words, or the range of its numbers, can be found
     with a release of their own.
     """
@@ -124,10 +124,10 @@ class Open:
         return [None if text in missing or text == "" else text for text in texts]
 
 
-Column = Number | Words | Open
+Column = NumberColumn | CategoryColumn | OpenColumn
 
 
-class Table:
+class PrivateTable:
     """Private records: cells by the name of their column. All are read through the public columns,
     when they are asked for.
     """
@@ -163,7 +163,7 @@ class Table:
 
     def texts(self, name: str) -> list[str | None]:
         """A column as it is written."""
-        return Open(name).read(self.cells(name), self.missing)
+        return OpenColumn(name).read(self.cells(name), self.missing)
 
     def raw(self, name: str) -> Floats:
         """A column of numbers without a range; NaN where one is missing."""
@@ -180,7 +180,7 @@ class Table:
         without its range.
         """
         column = self.columns[name]
-        read = b"" if isinstance(column, Open) else np.asarray(self._of(name)).tobytes()
+        read = b"" if isinstance(column, OpenColumn) else np.asarray(self._of(name)).tobytes()
         if not written:
             return read
         texts = ["\0" if text is None else text for text in self.texts(name)]

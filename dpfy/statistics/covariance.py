@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
-from dpfy.statistics.answer import Answer, Spread
-from dpfy.statistics.columns import Number, Table
+from dpfy.statistics.answer import Answer, NoiseLaw
+from dpfy.statistics.columns import NumberColumn, PrivateTable
 from dpfy.statistics.moments import LINEAR, Floats, centred, present
-from dpfy.statistics.statistic import Sums
+from dpfy.statistics.statistic import SumStatistic
 
 FEW = "too few records to tell: the interval is all that is possible"
 
 
 @dataclass(frozen=True)
-class Covariance(Sums):
+class Covariance(SumStatistic):
     """Covariances of several columns, from the records in which all of them are there."""
 
-    columns: tuple[Number, ...]
+    columns: tuple[NumberColumn, ...]
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -48,19 +48,19 @@ class Covariance(Sums):
         )
 
     def width(self, norm: str) -> int:
-        """See `Sums`."""
+        """See `SumStatistic`."""
         return len(self.pairs)
 
-    def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], Floats]:
-        """See `Sums`."""
+    def rows(self, table: PrivateTable, norm: str) -> tuple[NDArray[np.int64], Floats]:
+        """See `SumStatistic`."""
         cells, t = present(np.stack([centred(column, table) for column in self.columns], axis=1))
         z = np.concatenate([np.ones((len(t), 1)), t], axis=1)
         return cells, np.stack([z[:, i] * z[:, j] for i, j in self.pairs], axis=1) * self.weights(
             norm
         )
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         weights = self.weights(norm)
         moments = sums[0] / weights
         for i, j in self.pairs:
@@ -75,7 +75,7 @@ class Covariance(Sums):
             )
 
     def _pair(
-        self, i: int, j: int, moments: Floats, weights: Floats, spread: Spread
+        self, i: int, j: int, moments: Floats, weights: Floats, spread: NoiseLaw
     ) -> tuple[float, float, tuple[float, float], str]:
         """E t_i t_j - E t_i E t_j with its error and interval."""
         low, high = (0.0, 1.0) if i == j else (-1.0, 1.0)

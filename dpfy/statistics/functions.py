@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.statistics.columns import Column, Number, Open, Words
+from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn
 from dpfy.statistics.covariance import Covariance
-from dpfy.statistics.language import Ask, Condition, Query
-from dpfy.statistics.moments import Count, Moments, Sum
+from dpfy.statistics.language import Condition, Query, StatisticCall
+from dpfy.statistics.moments import CountStatistic, MomentStatistic, TotalStatistic
 from dpfy.statistics.quantiles import Quantiles, grid_of, share_of
-from dpfy.statistics.selection import Mode, Range, Top
-from dpfy.statistics.statistic import Groups, Statistic, Sums, number, of_size, words
-from dpfy.statistics.tables import Accuracy, Bins, Calibration, Contingency, Margins
+from dpfy.statistics.selection import ModeStatistic, RangeStatistic, TopStatistic
+from dpfy.statistics.statistic import GroupBy, Statistic, SumStatistic, number, of_size, words
+from dpfy.statistics.tables import Accuracy, BinCounts, Calibration, Contingency, Margins
 
 MOST_SHARES = 99
 
 
 @dataclass(frozen=True)
-class Asked:
+class StatisticRequest:
     """One statistic as it was asked, with the columns it may be asked of."""
 
-    ask: Ask
+    ask: StatisticCall
     text: str
     columns: Mapping[str, Column]
-    groups: Groups
+    groups: GroupBy
     records: int | None
 
     def column(self, place: int = 0) -> Column:
@@ -76,27 +76,27 @@ class Asked:
         )
 
 
-def _count(a: Asked) -> Statistic:
+def _count(a: StatisticRequest) -> Statistic:
     a.exactly(0)
-    return Count(a.text, a.groups, None)
+    return CountStatistic(a.text, a.groups, None)
 
 
-def _sum(a: Asked) -> Statistic:
+def _sum(a: StatisticRequest) -> Statistic:
     a.exactly(1)
-    return Sum(a.text, a.groups, a.records, number("sum", a.column()))
+    return TotalStatistic(a.text, a.groups, a.records, number("sum", a.column()))
 
 
-def _moments(degree: int, root: bool = False) -> Callable[[Asked], Statistic]:
-    def build(a: Asked) -> Statistic:
+def _moments(degree: int, root: bool = False) -> Callable[[StatisticRequest], Statistic]:
+    def build(a: StatisticRequest) -> Statistic:
         a.exactly(1)
-        return Moments(
+        return MomentStatistic(
             a.text, a.groups, a.records, number(a.ask.function, a.column()), degree, root
         )
 
     return build
 
 
-def _covariance(a: Asked) -> Statistic:
+def _covariance(a: StatisticRequest) -> Statistic:
     a.exactly(32, 2)
     held = tuple(number("covariance", a.column(k)) for k in range(len(a.ask.arguments)))
     if len(set(held)) < len(held):
@@ -104,9 +104,9 @@ def _covariance(a: Asked) -> Statistic:
     return Covariance(a.text, a.groups, None, held)
 
 
-def _histogram(a: Asked) -> Statistic:
+def _histogram(a: StatisticRequest) -> Statistic:
     column = a.column()
-    if not isinstance(column, Number):
+    if not isinstance(column, NumberColumn):
         a.exactly(1)
         return Contingency(a.text, a.groups, None, _distinct(a), margins=False)
     edges = a.numbers(1)
@@ -120,15 +120,15 @@ def _histogram(a: Asked) -> Statistic:
     if len(edges) < 2 or any(not low < high for low, high in itertools.pairwise(edges)):
         raise InvalidInput("query histogram", edges, "must have at least two edges that grow")
     of_size("histogram", a.groups.count * (len(edges) - 1))
-    return Bins(a.text, a.groups, None, column, tuple(edges))
+    return BinCounts(a.text, a.groups, None, column, tuple(edges))
 
 
-def _table(a: Asked) -> Statistic:
+def _table(a: StatisticRequest) -> Statistic:
     a.exactly(8, 1)
     return Contingency(a.text, a.groups, None, _distinct(a), margins=len(a.ask.arguments) > 1)
 
 
-def _margins(a: Asked) -> Statistic:
+def _margins(a: StatisticRequest) -> Statistic:
     a.exactly(12, 2)
     held = _distinct(a)
     return Margins(
@@ -136,7 +136,7 @@ def _margins(a: Asked) -> Statistic:
     )
 
 
-def _distinct(a: Asked) -> tuple[Words, ...]:
+def _distinct(a: StatisticRequest) -> tuple[CategoryColumn, ...]:
     held = tuple(words(a.ask.function, a.column(k)) for k in range(len(a.ask.arguments)))
     names = [column.name for column in (*held, *a.groups.by)]
     if len(set(names)) < len(names):
@@ -147,7 +147,7 @@ def _distinct(a: Asked) -> tuple[Words, ...]:
     return held
 
 
-def _quantiles(a: Asked) -> Statistic:
+def _quantiles(a: StatisticRequest) -> Statistic:
     shares = tuple(share_of(value) for value in a.numbers(1))
     if a.ask.function == "median":
         a.exactly(1)
@@ -166,8 +166,8 @@ def _quantiles(a: Asked) -> Statistic:
     return Quantiles(a.text, a.groups, None, column, shares, grid_of(column, a.option("step")))
 
 
-def _end(end: str) -> Callable[[Asked], Statistic]:
-    def build(a: Asked) -> Statistic:
+def _end(end: str) -> Callable[[StatisticRequest], Statistic]:
+    def build(a: StatisticRequest) -> Statistic:
         a.exactly(1)
         column = number(a.ask.function, a.column())
         return Quantiles(
@@ -177,40 +177,40 @@ def _end(end: str) -> Callable[[Asked], Statistic]:
     return build
 
 
-def _mode(a: Asked) -> Statistic:
+def _mode(a: StatisticRequest) -> Statistic:
     a.exactly(1)
-    return Mode(a.text, a.groups, None, _distinct(a)[0])
+    return ModeStatistic(a.text, a.groups, None, _distinct(a)[0])
 
 
-def _top(a: Asked) -> Statistic:
+def _top(a: StatisticRequest) -> Statistic:
     a.exactly(1)
-    return Top(a.text, a.groups, None, a.column())
+    return TopStatistic(a.text, a.groups, None, a.column())
 
 
-def _range(a: Asked) -> Statistic:
+def _range(a: StatisticRequest) -> Statistic:
     a.exactly(1)
-    if isinstance(column := a.column(), Words):
+    if isinstance(column := a.column(), CategoryColumn):
         raise InvalidInput(
             "query range",
             column.name,
             "must be a column of numbers, or one that the schema ignores",
         )
-    return Range(a.text, a.groups, None, column)
+    return RangeStatistic(a.text, a.groups, None, column)
 
 
-def _accuracy(a: Asked) -> Statistic:
+def _accuracy(a: StatisticRequest) -> Statistic:
     a.exactly(2)
     return Accuracy(
         a.text, a.groups, a.records, words("accuracy", a.column(0)), words("accuracy", a.column(1))
     )
 
 
-def _confusion(a: Asked) -> Statistic:
+def _confusion(a: StatisticRequest) -> Statistic:
     a.exactly(2)
     return Contingency(a.text, a.groups, None, _distinct(a), margins=False)
 
 
-def _calibration(a: Asked) -> Statistic:
+def _calibration(a: StatisticRequest) -> Statistic:
     a.exactly(2)
     label = words("calibration", a.column(1))
     if len(label.words) != 2:
@@ -223,7 +223,7 @@ def _calibration(a: Asked) -> Statistic:
     return Calibration(a.text, a.groups, None, column, label, a.whole("bins", 10, 1, 1000))
 
 
-FUNCTIONS: dict[str, tuple[Callable[[Asked], Statistic], tuple[str, ...], str]] = {
+FUNCTIONS: dict[str, tuple[Callable[[StatisticRequest], Statistic], tuple[str, ...], str]] = {
     "count": (_count, (), "count()"),
     "sum": (_sum, (), "sum(age)"),
     "mean": (_moments(1), (), "mean(age)"),
@@ -261,7 +261,7 @@ def build(
     """The statistics of a query. `records` is the public number of records, if there is one."""
     by = tuple(words("by", named("by", name, columns)) for name in query.by)
     where = tuple((_compared(c, columns), c) for c in query.where)
-    groups = Groups(by, where)
+    groups = GroupBy(by, where)
     of_size("by", groups.count)
     found = []
     for ask, text in zip(query.asks, query.texts, strict=True):
@@ -272,13 +272,13 @@ def build(
                 due = f"takes {', '.join(options)}" if options else "takes no options"
                 raise InvalidInput(f"query {ask.function}", key, f"{ask.function} {due}")
         known = None if groups.by or groups.where else records
-        found.append(_sized(make(Asked(ask, text, columns, groups, known))))
+        found.append(_sized(make(StatisticRequest(ask, text, columns, groups, known))))
     return found
 
 
 def _sized(made: Statistic) -> Statistic:
     """A statistic that releases no more numbers than can be."""
-    if isinstance(made, Sums):
+    if isinstance(made, SumStatistic):
         of_size("cells", made.groups.count * made.cells * max(made.width("l1"), made.width("l2")))
     elif isinstance(made, Quantiles):
         of_size("values", made.groups.count * len(made.shares) * 64)
@@ -288,13 +288,13 @@ def _sized(made: Statistic) -> Statistic:
 def _compared(condition: Condition, columns: Mapping[str, Column]) -> Column:
     """The column of a condition, if the comparison makes sense for it."""
     column = named("where", condition.column, columns)
-    if isinstance(column, Words):
+    if isinstance(column, CategoryColumn):
         if condition.comparison not in ("=", "!="):
             raise InvalidInput(
                 "query where", str(condition), "words are compared with = and != only"
             )
         check.one_of(f"query where {column.name}", condition.value, column.words)
-    elif isinstance(column, Open):
+    elif isinstance(column, OpenColumn):
         raise InvalidInput("query where", column.name, "must be a column that the schema describes")
     elif isinstance(condition.value, str):
         raise InvalidInput(

@@ -29,7 +29,7 @@ WORDS = ("by", "where", "and")
 
 
 @dataclass(frozen=True)
-class Ask:
+class StatisticCall:
     """One statistic as it was written: its name, its arguments in order, and those by name."""
 
     function: str
@@ -59,7 +59,7 @@ class Condition:
 class Query:
     """Everything that is asked at once."""
 
-    asks: tuple[Ask, ...]
+    asks: tuple[StatisticCall, ...]
     by: tuple[str, ...] = ()
     where: tuple[Condition, ...] = ()
 
@@ -142,7 +142,7 @@ class _Reader:
             )
         return tuple(found)
 
-    def _ask(self) -> Ask:
+    def _ask(self) -> StatisticCall:
         kind, name, _ = self._next("a statistic such as mean(age)")
         if kind != "name" or name in WORDS:
             raise self._wrong("must be a statistic such as mean(age)", back=True)
@@ -164,7 +164,7 @@ class _Reader:
                 arguments.append(_number(value) if kind == "number" else value)
         if len({key for key, _ in options}) < len(options):
             raise InvalidInput("query", name, "must not give one option twice")
-        return Ask(name.lower(), tuple(arguments), tuple(sorted(options)))
+        return StatisticCall(name.lower(), tuple(arguments), tuple(sorted(options)))
 
     def _condition(self) -> Condition:
         column, (kind, mark, _) = self._name(), self._next("a comparison")

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
-from dpfy.statistics.answer import Answer, Spread, ratio
-from dpfy.statistics.columns import Number, Table
-from dpfy.statistics.statistic import Sums, counted
+from dpfy.statistics.answer import Answer, NoiseLaw, ratio
+from dpfy.statistics.columns import NumberColumn, PrivateTable
+from dpfy.statistics.statistic import SumStatistic, counted
 
 Floats = NDArray[np.float64]
 LINEAR = "the interval is by linear approximation"
@@ -33,7 +33,7 @@ count. And the weight of t^2 - 1/2.
 """
 
 
-def centred(column: Number, table: Table) -> Floats:
+def centred(column: NumberColumn, table: PrivateTable) -> Floats:
     """A column in [-1, 1]; NaN where a number is missing."""
     return np.clip((table.numbers(column.name) - column.middle) / column.half, -1.0, 1.0)
 
@@ -47,7 +47,7 @@ def present(values: Floats) -> tuple[NDArray[np.int64], Floats]:
 
 
 @dataclass(frozen=True)
-class Count(Sums):
+class CountStatistic(SumStatistic):
     """How many records there are."""
 
     @property
@@ -59,18 +59,18 @@ class Count(Sums):
         """A record counts once."""
         return Bound.scalar(1.0)
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         yield counted(self.text, [sums[0, 0]], spread, {})
 
 
 @dataclass(frozen=True)
-class Sum(Sums):
+class TotalStatistic(SumStatistic):
     """The sum of a column. Where the number of records is public, of the deviations from the middle
     of the range.
     """
 
-    column: Number
+    column: NumberColumn
 
     @property
     def shift(self) -> float:
@@ -83,21 +83,21 @@ class Sum(Sums):
             max(abs(self.column.low - self.shift), abs(self.column.high - self.shift))
         )
 
-    def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], Floats]:
-        """See `Sums`."""
+    def rows(self, table: PrivateTable, norm: str) -> tuple[NDArray[np.int64], Floats]:
+        """See `SumStatistic`."""
         return present(table.numbers(self.column.name)[:, None] - self.shift)
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         value, reach = float(sums[0, 0]) + self.shift * (self.records or 0), spread.reach([1.0])
         yield Answer(self.text, value, spread.deviation, (value - reach, value + reach))
 
 
 @dataclass(frozen=True)
-class Moments(Sums):
+class MomentStatistic(SumStatistic):
     """Mean, and variance or standard deviation (`degree` 2), of a column."""
 
-    column: Number
+    column: NumberColumn
     degree: int
     root: bool = False
 
@@ -113,11 +113,11 @@ class Moments(Sums):
         return Bound(math.sqrt(1 + CURVE**2 / 4 + pin * pin), 1 + CURVE / 2 + pin, 1.0)
 
     def width(self, norm: str) -> int:
-        """See `Sums`."""
+        """See `SumStatistic`."""
         return self.degree + (self.records is None)
 
-    def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], Floats]:
-        """See `Sums`. Where the number of records is public, a missing number counts as the middle
+    def rows(self, table: PrivateTable, norm: str) -> tuple[NDArray[np.int64], Floats]:
+        """See `SumStatistic`. Where the number of records is public, a missing number counts as the middle
         of the range.
         """
         t = centred(self.column, table)[:, None]
@@ -153,8 +153,8 @@ class Moments(Sums):
         """The sum of t, or of t^2."""
         return [float(v) for v in self.maps(norm)[0][-1]]
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         rows, known = self.maps(norm)
         if self.degree == 1:
             value, error, (low, high) = ratio(rows[1], rows[0], sums[0], spread, (-1.0, 1.0), known)
@@ -168,7 +168,7 @@ class Moments(Sums):
         else:
             yield self._variance(rows, known, sums[0], spread)
 
-    def _variance(self, rows: Floats, known: float, sums: Floats, spread: Spread) -> Answer:
+    def _variance(self, rows: Floats, known: float, sums: Floats, spread: NoiseLaw) -> Answer:
         """E t^2 - (E t)^2, with an interval by its slope."""
         count, first, second = rows @ sums + np.array([known, 0.0, known / 2 if known else 0.0])
         if count <= spread.reach(rows[0]):

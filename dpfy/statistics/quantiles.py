@@ -29,10 +29,10 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.bits import Bits
 from dpfy.statistics.answer import LEVEL, Answer, within
-from dpfy.statistics.claim import Levels, Share, StatisticClaim
-from dpfy.statistics.columns import Number, Table
+from dpfy.statistics.claim import BudgetShare, LevelledExponential, StatisticClaim
+from dpfy.statistics.columns import NumberColumn, PrivateTable
 from dpfy.statistics.statistic import Spend, Statistic, parted
-from dpfy.statistics.units import Contribution
+from dpfy.statistics.units import ContributionLimit
 
 Codes = NDArray[np.int64]
 MOST_VALUES = 1 << 20
@@ -41,7 +41,7 @@ FINE, FINEST = 1 << 17, 256
 
 
 @dataclass(frozen=True)
-class Target:
+class RankTarget:
     """What is looked for among n numbers: the value at which `share` n + `rank` of them are passed,
     counted from below.
     """
@@ -69,7 +69,7 @@ class Quantiles(Statistic):
     found a few ranks inside.
     """
 
-    column: Number
+    column: NumberColumn
     shares: tuple[Fraction, ...]
     step: float
     end: str = ""
@@ -94,14 +94,16 @@ class Quantiles(Statistic):
         """How many choices are made."""
         return self.groups.count * len(self.shares)
 
-    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+    def claim(
+        self, contribution: ContributionLimit, share: BudgetShare, **about: Any
+    ) -> StatisticClaim:
         """See `Statistic`."""
         epsilon, records = share.of_choice(self.levels), float(contribution.total)
         return self._claim(
             "exponential", epsilon, records, levels=self.levels, draws=self.draws, **about
         )
 
-    def placed(self, table: Table, randomness: Randomness | None) -> Codes:
+    def placed(self, table: PrivateTable, randomness: Randomness | None) -> Codes:
         """The place of each number on the finer grid; -1 where it is missing."""
         numbers = table.numbers(self.column.name)
         known = np.nan_to_num(numbers, nan=self.column.low)
@@ -115,14 +117,14 @@ class Quantiles(Statistic):
             )
         return np.where(np.isnan(numbers), -1, found)
 
-    def release(self, table: Table, spend: Spend) -> list[Answer]:
+    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
         """See `Statistic`. How many choices are made, and among how many values, does not depend on
         the data.
         """
         places = self.placed(table, spend.randomness)
         groups, kept = self.used(table, spend.contribution, places >= 0)
         tool = spend.claim.tool
-        assert isinstance(tool, Levels)
+        assert isinstance(tool, LevelledExponential)
         chosen = _Chosen(self, tool, spend)
         found = []
         parts = parted(places[kept], groups[kept], self.groups.count)
@@ -152,7 +154,7 @@ class _Chosen:
     """The choices of one release, in their order: each spends one step of the permit."""
 
     asked: Quantiles
-    tool: Levels
+    tool: LevelledExponential
     spend: Spend
     step: int = 0
 
@@ -183,7 +185,7 @@ class _Chosen:
         """The place of each share among these counts."""
         if self.asked.end:
             ends = counts if self.asked.end == "low" else counts[::-1]
-            found = self._choose(ends, Target(Fraction(0), self.inside))
+            found = self._choose(ends, RankTarget(Fraction(0), self.inside))
             return [found if self.asked.end == "low" else len(counts) - 1 - found]
         return list(self._halved(counts, list(self.asked.shares), Fraction(0), Fraction(1), 0))
 
@@ -197,7 +199,7 @@ class _Chosen:
             return
         middle = len(shares) // 2
         share = (shares[middle] - low) / (high - low)
-        found = self._choose(counts, Target(share))
+        found = self._choose(counts, RankTarget(share))
         yield from self._halved(
             counts[: found + 1] * _below(found), shares[:middle], low, shares[middle], start
         )
@@ -206,7 +208,7 @@ class _Chosen:
             counts[found:], shares[middle + 1 :], shares[middle], high, start + found
         )
 
-    def _choose(self, counts: Codes, target: Target) -> int:
+    def _choose(self, counts: Codes, target: RankTarget) -> int:
         """One exponential mechanism, by losses of which one unit changes each by at most its
         records times `target.change`.
         """
@@ -238,7 +240,7 @@ def share_of(value: float) -> Fraction:
     return found
 
 
-def grid_of(column: Number, step: float | None) -> float:
+def grid_of(column: NumberColumn, step: float | None) -> float:
     """The public grid: what is asked for; whole numbers where both ends are whole and the range is
     long; a thousandth of the range else.
     """

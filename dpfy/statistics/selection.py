@@ -16,11 +16,11 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.statistics.answer import LEVEL, Answer, Spread, within
-from dpfy.statistics.claim import Share, StatisticClaim
-from dpfy.statistics.columns import Column, Table, Words
+from dpfy.statistics.answer import LEVEL, Answer, NoiseLaw, within
+from dpfy.statistics.claim import BudgetShare, StatisticClaim
+from dpfy.statistics.columns import CategoryColumn, Column, PrivateTable
 from dpfy.statistics.statistic import Spend, Statistic, counted, parted, spread_of
-from dpfy.statistics.units import Contribution, coded
+from dpfy.statistics.units import ContributionLimit, coded
 
 MOST_WORD = 200
 """Characters of a word that are told apart."""
@@ -29,14 +29,16 @@ FARTHEST = 64
 
 
 @dataclass(frozen=True)
-class Mode(Statistic):
+class ModeStatistic(Statistic):
     """The word that most records have. A unit adds to counts and takes nothing away, so that noise
     of half the size is enough.
     """
 
-    column: Words
+    column: CategoryColumn
 
-    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+    def claim(
+        self, contribution: ContributionLimit, share: BudgetShare, **about: Any
+    ) -> StatisticClaim:
         """See `Statistic`. Permute-and-flip where epsilons are added up; else the exponential
         mechanism, which is cheaper together.
         """
@@ -45,7 +47,7 @@ class Mode(Statistic):
             name, share.of_choice(1), float(contribution.total), draws=self.groups.count, **about
         )
 
-    def release(self, table: Table, spend: Spend) -> list[Answer]:
+    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         codes, size, contribution = (
             table.codes(self.column.name),
@@ -69,12 +71,14 @@ class Mode(Statistic):
 
 
 @dataclass(frozen=True)
-class Unknown(Statistic):
+class UnknownKeys(Statistic):
     """Counts of keys that are not public: those that many units have."""
 
     column: Column
 
-    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+    def claim(
+        self, contribution: ContributionLimit, share: BudgetShare, **about: Any
+    ) -> StatisticClaim:
         """See `Statistic`. The threshold is the least for which the exact tail of the noise is
         within the share's delta.
         """
@@ -90,17 +94,21 @@ class Unknown(Statistic):
         held = {"keys": keys, "threshold": made.threshold, **about}
         return self._claim("stability", made.noise.parameter, float(most), **held)
 
-    def keys(self, table: Table) -> list[Hashable]:
+    def keys(self, table: PrivateTable) -> list[Hashable]:
         """The key of each record; None where it has none."""
         raise NotImplementedError
 
     def found(
-        self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int
+        self,
+        counts: Mapping[Any, float],
+        spread: NoiseLaw,
+        place: Mapping[str, str],
+        threshold: int,
     ) -> list[Answer]:
         """The answers of one group from its keys and noisy counts."""
         raise NotImplementedError
 
-    def release(self, table: Table, spend: Spend) -> list[Answer]:
+    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         keys, groups = self.keys(table), self.groups.codes(table)
         pairs = [(int(g), k) for g, k in zip(groups, keys, strict=True)]
@@ -124,19 +132,23 @@ class Unknown(Statistic):
 
 
 @dataclass(frozen=True)
-class Top(Unknown):
+class TopStatistic(UnknownKeys):
     """The words that many records have, with their counts, most frequent first."""
 
-    def keys(self, table: Table) -> list[Hashable]:
+    def keys(self, table: PrivateTable) -> list[Hashable]:
         """The word of each record."""
         return [
             None if text is None else text[:MOST_WORD] for text in table.texts(self.column.name)
         ]
 
     def found(
-        self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int
+        self,
+        counts: Mapping[Any, float],
+        spread: NoiseLaw,
+        place: Mapping[str, str],
+        threshold: int,
     ) -> list[Answer]:
-        """See `Unknown`."""
+        """See `UnknownKeys`."""
         note = f"words of fewer than {threshold} records after noise are not shown"
         found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return [
@@ -149,12 +161,12 @@ class Top(Unknown):
 
 
 @dataclass(frozen=True)
-class Range(Unknown):
+class RangeStatistic(UnknownKeys):
     """Powers of two between which the numbers of a column lie, for a range that is not public. Few
     numbers may lie outside.
     """
 
-    def keys(self, table: Table) -> list[Hashable]:
+    def keys(self, table: PrivateTable) -> list[Hashable]:
         """The sign and the power of two of each number: 2^(key - 1) <= |number| < 2^key."""
         numbers = table.raw(self.column.name)
         signs, powers = np.sign(np.nan_to_num(numbers)), np.frexp(np.nan_to_num(numbers))[1]
@@ -165,9 +177,13 @@ class Range(Unknown):
         ]
 
     def found(
-        self, counts: Mapping[Any, float], spread: Spread, place: Mapping[str, str], threshold: int
+        self,
+        counts: Mapping[Any, float],
+        spread: NoiseLaw,
+        place: Mapping[str, str],
+        threshold: int,
     ) -> list[Answer]:
-        """See `Unknown`."""
+        """See `UnknownKeys`."""
         note = f"powers of two with fewer than {threshold} records after noise are left out"
         low = min((math.ldexp(s, p if s < 0 else p - 1) for s, p in counts), default=None)
         high = max((math.ldexp(s, p if s > 0 else p - 1) for s, p in counts), default=None)

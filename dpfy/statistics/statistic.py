@@ -20,11 +20,11 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.additive import Gaussian, Laplace
 from dpfy.mechanisms.discrete import DiscreteLaplace
 from dpfy.mechanisms.grid import Grid, Laid
-from dpfy.statistics.answer import Answer, Spread, within
-from dpfy.statistics.claim import MOST_DOMAIN, Share, StatisticClaim
-from dpfy.statistics.columns import Column, Number, Open, Table, Words
+from dpfy.statistics.answer import Answer, NoiseLaw, within
+from dpfy.statistics.claim import MOST_DOMAIN, BudgetShare, StatisticClaim
+from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn, PrivateTable
 from dpfy.statistics.language import Condition
-from dpfy.statistics.units import Contribution
+from dpfy.statistics.units import ContributionLimit
 
 FINE, WIDEST = 24, 44
 """Bits between a contribution and a step of the grid, and between the noise and a step, at most."""
@@ -36,12 +36,12 @@ MOST_CELLS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Groups:
+class GroupBy:
     """Which records are counted, and the group of each: the cells of the columns of a group-by, in
     the order of the schema.
     """
 
-    by: tuple[Words, ...] = ()
+    by: tuple[CategoryColumn, ...] = ()
     where: tuple[tuple[Column, Condition], ...] = ()
 
     @property
@@ -54,7 +54,7 @@ class Groups:
         for cell in np.ndindex(*(len(column.cells) for column in self.by)):
             yield {column.name: column.cells[i] for column, i in zip(self.by, cell, strict=True)}
 
-    def codes(self, table: Table) -> NDArray[np.int64]:
+    def codes(self, table: PrivateTable) -> NDArray[np.int64]:
         """The group of each record; -1 where a condition leaves it out."""
         found = np.zeros(table.size, np.int64)
         for column in self.by:
@@ -64,9 +64,9 @@ class Groups:
         return found
 
 
-def _holds(column: Column, condition: Condition, table: Table) -> NDArray[np.bool_]:
+def _holds(column: Column, condition: Condition, table: PrivateTable) -> NDArray[np.bool_]:
     """Which records meet a condition. A missing number meets none but "not equal"."""
-    if isinstance(column, Words):
+    if isinstance(column, CategoryColumn):
         values: Any = table.codes(column.name)
         wanted: Any = column.words.index(str(condition.value))
     else:
@@ -90,7 +90,7 @@ class Spend:
     """
 
     claim: StatisticClaim
-    contribution: Contribution
+    contribution: ContributionLimit
     permit: Permit
     randomness: Randomness | None = None
 
@@ -103,7 +103,7 @@ class Statistic(ABC):
     """
 
     text: str
-    groups: Groups
+    groups: GroupBy
     records: int | None
 
     @property
@@ -124,7 +124,11 @@ class Statistic(ABC):
         held = [getattr(self, f.name) for f in fields(self)]
         flat = [c for value in held for c in (value if isinstance(value, tuple) else (value,))]
         flat += [*self.groups.by, *(column for column, _ in self.groups.where)]
-        return list(dict.fromkeys(c for c in flat if isinstance(c, Number | Words | Open)))
+        return list(
+            dict.fromkeys(
+                c for c in flat if isinstance(c, NumberColumn | CategoryColumn | OpenColumn)
+            )
+        )
 
     def _claim(
         self, mechanism: str, parameter: float, bound: float, **about: Any
@@ -133,11 +137,13 @@ class Statistic(ABC):
         return StatisticClaim(self.text, self.domain, mechanism, parameter, bound, **about)
 
     @abstractmethod
-    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+    def claim(
+        self, contribution: ContributionLimit, share: BudgetShare, **about: Any
+    ) -> StatisticClaim:
         """The claim of this statistic, where it may spend `share`."""
 
     @abstractmethod
-    def release(self, table: Table, spend: Spend) -> list[Answer]:
+    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
         """The answers.
 
         Guarantees: the bill of the permit is the claim's, which is all that is done. What the
@@ -151,7 +157,7 @@ class Statistic(ABC):
         return 1.0
 
     def used(
-        self, table: Table, contribution: Contribution, counted: NDArray[np.bool_]
+        self, table: PrivateTable, contribution: ContributionLimit, counted: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The group of each record, and which of the records that count are used."""
         groups = np.where(counted, self.groups.codes(table), -1)
@@ -159,7 +165,7 @@ class Statistic(ABC):
 
 
 @dataclass(frozen=True)
-class Sums(Statistic):
+class SumStatistic(Statistic):
     """A statistic that follows from sums over the records, released together with one bill.
 
     Each record adds `width` numbers in one of `cells` cells of its group. `whole` where they are
@@ -184,12 +190,12 @@ class Sums(Statistic):
     def one(self, norm: str) -> Bound:
         """What one record adds at most; `norm` (l1 or l2) is the one that will be billed."""
 
-    def rows(self, table: Table, norm: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def rows(self, table: PrivateTable, norm: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The cell of each record (-1: it adds nothing) and what it adds there."""
         cells = self.placed(table)
         return cells, np.ones((len(cells), 1))
 
-    def placed(self, table: Table) -> NDArray[np.int64]:
+    def placed(self, table: PrivateTable) -> NDArray[np.int64]:
         """The cell of each record."""
         return np.zeros(table.size, np.int64)
 
@@ -201,12 +207,12 @@ class Sums(Statistic):
 
     @abstractmethod
     def group_answers(
-        self, sums: NDArray[np.float64], spread: Spread, norm: str
+        self, sums: NDArray[np.float64], spread: NoiseLaw, norm: str
     ) -> Iterator[Answer]:
         """The answers of one group from its noisy sums [cells, width]."""
 
     def total(
-        self, table: Table, contribution: Contribution, norm: str, grid: Grid | None
+        self, table: PrivateTable, contribution: ContributionLimit, norm: str, grid: Grid | None
     ) -> Bounded[Any]:
         """The sums [groups, cells, width] without noise: whole numbers, or on a grid.
 
@@ -230,7 +236,9 @@ class Sums(Statistic):
                 totals[cell] = grid.sum(rows, self.one(norm)).value.counts
         return Bounded(Laid(grid, totals.reshape(shape)), contribution.bound(bound))
 
-    def claim(self, contribution: Contribution, share: Share, **about: Any) -> StatisticClaim:
+    def claim(
+        self, contribution: ContributionLimit, share: BudgetShare, **about: Any
+    ) -> StatisticClaim:
         """See `Statistic`. Replacing a unit moves a sum twice as far."""
         moves = 2 if about.get("adjacency") == Adjacency.REPLACE_ONE else 1
         bound = contribution.bound(self.one(NORMS[share.family]))
@@ -244,7 +252,7 @@ class Sums(Statistic):
         """See `Statistic`."""
         return spread_of(claim).error(self.leading(norm_of(claim)))
 
-    def release(self, table: Table, spend: Spend) -> list[Answer]:
+    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         norm, tool = norm_of(spend.claim), spend.claim.tool
         assert isinstance(tool, Laplace | Gaussian | DiscreteLaplace)
@@ -257,7 +265,7 @@ class Sums(Statistic):
             bound = spend.contribution.bound(self.one(norm))
             grid = self.grid(tool, bound, self.groups.count * self.cells * self.width(norm))
             total = self.total(table, spend.contribution, norm, grid)
-            spread = Spread(spend.claim.mechanism, tool.scale(total.bound))
+            spread = NoiseLaw(spend.claim.mechanism, tool.scale(total.bound))
         return self.answers(tool.release(total, spend.permit, spend.randomness).value, spread, norm)
 
     def grid(self, tool: Laplace | Gaussian, bound: Bound, numbers: int) -> Grid:
@@ -268,7 +276,7 @@ class Sums(Statistic):
         coarse = math.frexp(tool.scale(bound))[1] - WIDEST
         return Grid(max(coarse, min(tool.grid(bound, numbers).exponent, 0 if self.whole else fine)))
 
-    def answers(self, sums: NDArray[Any], spread: Spread, norm: str) -> list[Answer]:
+    def answers(self, sums: NDArray[Any], spread: NoiseLaw, norm: str) -> list[Answer]:
         """All answers from the noisy sums [groups, cells, width]."""
         found = []
         for place, group in zip(self.groups.places(), sums, strict=True):
@@ -288,16 +296,16 @@ def norm_of(claim: StatisticClaim) -> str:
     return NORMS["gaussian" if claim.mechanism == "gaussian" else "laplace"]
 
 
-def spread_of(claim: StatisticClaim) -> Spread:
+def spread_of(claim: StatisticClaim) -> NoiseLaw:
     """The law of the noise on each released number."""
     if claim.mechanism in ("discrete-laplace", "stability"):
-        return Spread("laplace", 1 / claim.parameter, whole=True)
-    return Spread(claim.mechanism, claim.parameter * claim.bound)
+        return NoiseLaw("laplace", 1 / claim.parameter, whole=True)
+    return NoiseLaw(claim.mechanism, claim.parameter * claim.bound)
 
 
-def number(function: str, column: Column) -> Number:
+def number(function: str, column: Column) -> NumberColumn:
     """A column that must hold numbers."""
-    if not isinstance(column, Number):
+    if not isinstance(column, NumberColumn):
         raise InvalidInput(
             f"query {function}",
             column.name,
@@ -306,9 +314,9 @@ def number(function: str, column: Column) -> Number:
     return column
 
 
-def words(function: str, column: Column) -> Words:
+def words(function: str, column: Column) -> CategoryColumn:
     """A column that must hold words out of a public list."""
-    if not isinstance(column, Words):
+    if not isinstance(column, CategoryColumn):
         raise InvalidInput(
             f"query {function}", column.name, "must be a column whose categories are in the schema"
         )
@@ -322,7 +330,9 @@ def of_size(function: str, cells: int) -> int:
     return cells
 
 
-def counted(text: str, values: Sequence[float], spread: Spread, place: Mapping[str, str]) -> Answer:
+def counted(
+    text: str, values: Sequence[float], spread: NoiseLaw, place: Mapping[str, str]
+) -> Answer:
     """A count that is the sum of released numbers. No count is below zero, so none is answered,
     which is never farther off.
     """

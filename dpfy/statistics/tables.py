@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.grid import Grid
-from dpfy.statistics.answer import Answer, Spread, ratio
-from dpfy.statistics.columns import Number, Table, Words
-from dpfy.statistics.statistic import Sums, counted
-from dpfy.statistics.units import Contribution
+from dpfy.statistics.answer import Answer, NoiseLaw, ratio
+from dpfy.statistics.columns import CategoryColumn, NumberColumn, PrivateTable
+from dpfy.statistics.statistic import SumStatistic, counted
+from dpfy.statistics.units import ContributionLimit
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Cells(Sums):
+class CellCounts(SumStatistic):
     """A count for each cell; a record lies in one of them."""
 
     @property
@@ -39,10 +39,10 @@ class Cells(Sums):
 
 
 @dataclass(frozen=True)
-class Bins(Cells):
+class BinCounts(CellCounts):
     """How many numbers lie between public edges; the last bin holds its upper edge."""
 
-    column: Number
+    column: NumberColumn
     edges: tuple[float, ...]
 
     @property
@@ -50,15 +50,15 @@ class Bins(Cells):
         """Bins."""
         return len(self.edges) - 1
 
-    def placed(self, table: Table) -> Codes:
+    def placed(self, table: PrivateTable) -> Codes:
         """The bin of each number; a missing one, or one outside the edges, has none."""
         values = table.numbers(self.column.name)
         found = np.searchsorted(np.array(self.edges), values, side="right") - 1
         found = np.where(values == self.edges[-1], self.cells - 1, found)
         return np.where((found >= 0) & (found < self.cells) & ~np.isnan(values), found, -1)
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         for k, total in enumerate(sums[:, 0]):
             end = "]" if k == self.cells - 1 else ")"
             place = {self.column.name: f"[{self.edges[k]:g}, {self.edges[k + 1]:g}{end}"}
@@ -66,12 +66,12 @@ class Bins(Cells):
 
 
 @dataclass(frozen=True)
-class Contingency(Cells):
+class Contingency(CellCounts):
     """How many records have each combination of words; with the totals of every margin, which agree
     with the table.
     """
 
-    columns: tuple[Words, ...]
+    columns: tuple[CategoryColumn, ...]
     margins: bool = True
 
     @property
@@ -84,15 +84,15 @@ class Contingency(Cells):
         """Combinations."""
         return math.prod(self.shape)
 
-    def placed(self, table: Table) -> Codes:
+    def placed(self, table: PrivateTable) -> Codes:
         """The combination of each record."""
         found = np.zeros(table.size, np.int64)
         for column in self.columns:
             found = found * len(column.cells) + table.codes(column.name)
         return found
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         cube = np.asarray(sums[:, 0]).reshape(self.shape)
         axes = range(len(self.columns))
         orders = (
@@ -112,11 +112,11 @@ class Contingency(Cells):
 
 
 @dataclass(frozen=True)
-class Accuracy(Cells):
+class Accuracy(CellCounts):
     """The share of records on which two columns agree: of a model's guesses that are right."""
 
-    truth: Words
-    guess: Words
+    truth: CategoryColumn
+    guess: CategoryColumn
 
     @property
     def whole(self) -> bool:
@@ -134,21 +134,21 @@ class Accuracy(Cells):
         """See `whole`."""
         return Bound.scalar(1.0 if self.whole else 0.5)
 
-    def right(self, table: Table) -> NDArray[np.bool_]:
+    def right(self, table: PrivateTable) -> NDArray[np.bool_]:
         """Where both say the same. A word that is not listed is never right."""
         truth, guess = np.array([*self.truth.words, ""]), np.array([*self.guess.words, ""])
         said, due = guess[table.codes(self.guess.name)], truth[table.codes(self.truth.name)]
         return np.asarray((said == due) & (table.codes(self.truth.name) < len(self.truth.words)))
 
-    def rows(self, table: Table, norm: str) -> tuple[Codes, Floats]:
-        """See `Sums`."""
+    def rows(self, table: PrivateTable, norm: str) -> tuple[Codes, Floats]:
+        """See `SumStatistic`."""
         right = self.right(table)
         if self.whole:
             return np.where(right, 0, 1), np.ones((table.size, 1))
         return np.zeros(table.size, np.int64), np.where(right, 0.5, -0.5)[:, None]
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         if self.records is None:
             value, error, interval = ratio([1.0, 0.0], [1.0, 1.0], sums[:, 0], spread, (0.0, 1.0))
         else:
@@ -168,13 +168,13 @@ def _share(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Calibration(Sums):
+class Calibration(SumStatistic):
     """Predicted probabilities against what happened, in bins of the probability: reliability, and
     the expected calibration error.
     """
 
-    probability: Number
-    label: Words
+    probability: NumberColumn
+    label: CategoryColumn
     bins: int
 
     @property
@@ -192,7 +192,7 @@ class Calibration(Sums):
         """A record counts once, and lies within its bin; the distance is weighted by one half."""
         return Bound(math.sqrt(1.25), 1.5, 1.0)
 
-    def _bin(self, table: Table) -> tuple[Codes, Floats]:
+    def _bin(self, table: PrivateTable) -> tuple[Codes, Floats]:
         low, high = self.probability.low, self.probability.high
         share = (table.numbers(self.probability.name) - low) / (high - low)
         known = np.nan_to_num(share)
@@ -201,16 +201,16 @@ class Calibration(Sums):
             known * self.bins - found
         ) - 1
 
-    def rows(self, table: Table, norm: str) -> tuple[Codes, Floats]:
-        """See `Sums`. The last class counts as having happened; other words add nothing."""
+    def rows(self, table: PrivateTable, norm: str) -> tuple[Codes, Floats]:
+        """See `SumStatistic`. The last class counts as having happened; other words add nothing."""
         bins, distance = self._bin(table)
         codes = table.codes(self.label.name)
         happened = codes == len(self.label.words) - 1
         cells = np.where((bins >= 0) & (codes < len(self.label.words)), 2 * bins + happened, -1)
         return cells, np.stack([np.ones(len(cells)), distance / 2], axis=1)
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         width = (self.probability.high - self.probability.low) / self.bins
         numbers = np.asarray(sums).reshape(
             self.bins, 4
@@ -278,10 +278,10 @@ def _effect(table: Floats, axes: tuple[int, ...], kept: tuple[int, ...]) -> Floa
 
 
 @dataclass(frozen=True)
-class Margins(Sums):
+class Margins(SumStatistic):
     """Every margin of so many columns at once, made consistent with each other."""
 
-    columns: tuple[Words, ...]
+    columns: tuple[CategoryColumn, ...]
     order: int
 
     @property
@@ -308,9 +308,9 @@ class Margins(Sums):
         return Bound(math.sqrt(len(self.kept)) * (1 + 2.0**-50), float(len(self.kept)), 1.0)
 
     def total(
-        self, table: Table, contribution: Contribution, norm: str, grid: Grid | None
+        self, table: PrivateTable, contribution: ContributionLimit, norm: str, grid: Grid | None
     ) -> Bounded[Any]:
-        """See `Sums`."""
+        """See `SumStatistic`."""
         groups, kept = self.used(table, contribution, np.ones(table.size, bool))
         parts = []
         for axes in self.kept:
@@ -327,8 +327,8 @@ class Margins(Sums):
         )
         return total if grid is None else grid.lay(total)
 
-    def group_answers(self, sums: Floats, spread: Spread, norm: str) -> Iterator[Answer]:
-        """See `Sums`."""
+    def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
+        """See `SumStatistic`."""
         noisy, start = {}, 0
         for axes in self.kept:
             sizes = [self.shape[a] for a in axes]

@@ -16,7 +16,7 @@ from dpfy.core.values import Bound
 
 
 @dataclass(frozen=True)
-class Contribution:
+class ContributionLimit:
     """At most `records` records of a unit are used, in at most `groups` groups of a group-by, at
     most `each` of them in one group.
     """

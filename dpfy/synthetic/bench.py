@@ -13,27 +13,27 @@ import numpy as np
 from dpfy.accounting.filters import squares
 from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
-from dpfy.synthetic.columns import Binned, Codes, Column, Listed
+from dpfy.synthetic.columns import BinnedColumn, Codes, ListedColumn, TableColumn
 from dpfy.synthetic.constraints import within_bins
 from dpfy.synthetic.counts import Marginals, count
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.meter import Meter
-from dpfy.synthetic.plan import Plan, SynthesisOptions, SynthesisTerms, plan
+from dpfy.synthetic.meter import MarginalReleases
+from dpfy.synthetic.plan import SynthesisOptions, SynthesisPlan, SynthesisTerms, plan
 from dpfy.synthetic.run import errors
 from dpfy.synthetic.start import public_potentials
-from dpfy.synthetic.task import Model, Task
+from dpfy.synthetic.task import FittedModel, SynthesisTask
 
 Records = dict[str, list[str]]
-COLUMNS: tuple[Column, ...] = (
-    Listed("job", required=True, words=("cook", "nurse", "clerk", "judge")),
-    Binned("age", required=True, edges=(0.0, 30.0, 60.0, 90.0)),
-    Listed("rich", required=True, words=("no", "yes")),
+COLUMNS: tuple[TableColumn, ...] = (
+    ListedColumn("job", required=True, words=("cook", "nurse", "clerk", "judge")),
+    BinnedColumn("age", required=True, edges=(0.0, 30.0, 60.0, 90.0)),
+    ListedColumn("rich", required=True, words=("no", "yes")),
 )
 TERMS = SynthesisTerms(10.0, 1e-6, user="id", most_records=2)
 METHOD, CELLS, SEED = "mst", 1 << 12, 17
 
 
-def _counted(records: Records, made: Plan) -> Marginals:
+def _counted(records: Records, made: SynthesisPlan) -> Marginals:
     return count(records, made.domain, made.weights, made.terms.owners)
 
 
@@ -46,22 +46,22 @@ class Steps:
     domain: Callable[[Records], Domain] = lambda records: Domain(COLUMNS, frozenset({"id"}))
     start: Callable[[Records, Domain], Sequence[Any]] = lambda records, domain: ()
     public: Callable[..., Sequence[Any]] = public_potentials
-    counted: Callable[[Records, Plan], Marginals] = _counted
-    meter: Callable[[Meter], Meter] = lambda meter: meter
-    size: Callable[[Records, Model], int] = lambda records, model: max(1, round(model.total))
-    rows: Callable[[Records, Model, int], Codes] = lambda records, model, size: model.rows(
+    counted: Callable[[Records, SynthesisPlan], Marginals] = _counted
+    meter: Callable[[MarginalReleases], MarginalReleases] = lambda meter: meter
+    size: Callable[[Records, FittedModel], int] = lambda records, model: max(1, round(model.total))
+    rows: Callable[[Records, FittedModel, int], Codes] = lambda records, model, size: model.rows(
         size, np.random.default_rng(0)
     )
 
-    def synthesized(self, records: Records) -> tuple[Meter, Any]:
+    def synthesized(self, records: Records) -> tuple[MarginalReleases, Any]:
         """The meter afterwards, and all that is published."""
         domain = self.domain(records)
         made = plan(domain, TERMS, SynthesisOptions(METHOD))
         marginals = self.counted(records, made)
         claim = made.claim
         permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
-        meter = self.meter(Meter(claim, marginals, permit, Randomness.for_tests(SEED)))
-        task = Task(domain, made.weights, meter, CELLS, public=self.start(records, domain))
+        meter = self.meter(MarginalReleases(claim, marginals, permit, Randomness.for_tests(SEED)))
+        task = SynthesisTask(domain, made.weights, meter, CELLS, public=self.start(records, domain))
         model = made.method.rule(task, made.method)
         codes = self.rows(records, model, self.size(records, model))
         table = within_bins(domain.columns, (), codes, np.random.default_rng(1))
@@ -74,7 +74,7 @@ class Steps:
 
 def _people(numbers: Sequence[tuple[int, int, int]]) -> Records:
     """Records of one person each: places of job, decade of age, riches."""
-    jobs, rich = (column.words for column in COLUMNS if isinstance(column, Listed))
+    jobs, rich = (column.words for column in COLUMNS if isinstance(column, ListedColumn))
     return {
         "job": [jobs[job] for job, _, _ in numbers],
         "age": [str(10 * age + 5) for _, age, _ in numbers],

@@ -37,7 +37,7 @@ EVERY = ("day", "week", "month", "year")
 
 
 @dataclass(frozen=True)
-class Column(ABC):
+class TableColumn(ABC):
     """What every column has: a name, how missing cells are written, and whether there is a cell for
     them.
     """
@@ -127,7 +127,7 @@ class Column(ABC):
 
 
 @dataclass(frozen=True)
-class Listed(Column):
+class ListedColumn(TableColumn):
     """One of a public list of words."""
 
     words: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class Listed(Column):
         return self.in_order
 
     def place(self, text: str) -> int | None:
-        """See `Column`."""
+        """See `TableColumn`."""
         found: int | None = self.__dict__["_place"].get(text)
         return found
 
@@ -165,11 +165,11 @@ class Listed(Column):
         return text in self.__dict__["_place"]
 
     def label(self, cell: int) -> str:
-        """See `Column`."""
+        """See `TableColumn`."""
         return self.words[cell] if cell < self.known else "(missing)"
 
     def drawn(self, codes: Codes, rng: np.random.Generator) -> list[str]:
-        """See `Column`."""
+        """See `TableColumn`."""
         return [self.words[code] for code in codes.tolist()]
 
     def __str__(self) -> str:
@@ -180,7 +180,7 @@ class Listed(Column):
 
 
 @dataclass(frozen=True)
-class Binned(Column):
+class BinnedColumn(TableColumn):
     """Numbers in bins: cell i holds those from edges[i] up to edges[i + 1]. Of whole numbers the
     last edge is in no bin.
     """
@@ -210,7 +210,7 @@ class Binned(Column):
         return len(self.edges) - 1
 
     def place(self, text: str) -> int | None:
-        """See `Column`."""
+        """See `TableColumn`."""
         value = self.value(text)
         if value is None:
             return None
@@ -226,7 +226,7 @@ class Binned(Column):
         return None if math.isnan(value) or "_" in text else value
 
     def label(self, cell: int) -> str:
-        """See `Column`."""
+        """See `TableColumn`."""
         if cell >= self.known:
             return "(missing)"
         low, high = self._ends(cell)
@@ -252,7 +252,7 @@ class Binned(Column):
         return np.asarray((low + high) / 2)
 
     def drawn(self, codes: Codes, rng: np.random.Generator) -> list[str]:
-        """See `Column`."""
+        """See `TableColumn`."""
         return [self.shown(value) for value in self.numbers(codes, rng).tolist()]
 
     def numbers(self, codes: Codes, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -282,18 +282,18 @@ class Binned(Column):
 
 
 @dataclass(frozen=True)
-class Dated(Binned):
+class DateColumn(BinnedColumn):
     """Dates (of times the day counts), in bins of days, weeks, months or years: numbers of days."""
 
     def value(self, text: str) -> float | None:
-        """See `Binned`."""
+        """See `BinnedColumn`."""
         try:
             return float(date.fromisoformat(text[:10]).toordinal())
         except ValueError:
             return None
 
     def shown(self, value: float) -> str:
-        """See `Binned`."""
+        """See `BinnedColumn`."""
         return date.fromordinal(int(value)).isoformat()
 
     def __str__(self) -> str:
@@ -301,13 +301,13 @@ class Dated(Binned):
         return f"{self.name}: {self.known} bins from {first} to {last}{_missing_words(self)}"
 
 
-def _missing_words(column: Column) -> str:
+def _missing_words(column: TableColumn) -> str:
     if (fill := getattr(column, "fill", None)) is not None:
         return f", missing counts as {fill}"
     return ", or missing" if column.absent else ""
 
 
-def number_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> Binned:
+def number_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> BinnedColumn:
     """A column of numbers as the schema writes it: `range`, and `bins` as a number of them or as a
     list of edges.
     """
@@ -334,7 +334,7 @@ def number_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) ->
             whole,
             entry.get("transform"),
         )
-    column = Binned(
+    column = BinnedColumn(
         name,
         missing,
         required,
@@ -378,7 +378,7 @@ def _equal(
     return (low, *(float(edge) for edge in inner), high)
 
 
-def listed_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> Listed:
+def listed_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> ListedColumn:
     """A column of words: `categories` (or the `classes` of a label), `ordered` where their order
     means something.
     """
@@ -387,7 +387,7 @@ def listed_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) ->
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise InvalidInput(f"columns.{name}.{key}", words, "must be a list of words in quotes")
     fill = None if entry.get("fill") == "other" and "other" not in words else entry.get("fill")
-    return Listed(
+    return ListedColumn(
         name,
         missing,
         _truth(name, "required", entry),
@@ -397,7 +397,7 @@ def listed_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) ->
     )
 
 
-def date_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> Dated:
+def date_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> DateColumn:
     """A column of dates: `range` of two dates, `every` day, week, month (the default) or year."""
     key, held = f"columns.{name}.range", entry.get("range")
     if not isinstance(held, list | tuple) or len(held) != 2:
@@ -412,7 +412,7 @@ def date_column(name: str, entry: dict[str, Any], missing: tuple[str, ...]) -> D
         raise InvalidInput(key, [str(first), str(last)], "must not end before it begins")
     every = check.one_of(f"columns.{name}.every", entry.get("every", "month"), EVERY)
     edges = _days(first, last, every)
-    return Dated(name, missing, _truth(name, "required", entry), edges, True, None)
+    return DateColumn(name, missing, _truth(name, "required", entry), edges, True, None)
 
 
 def _days(first: date, last: date, every: str) -> tuple[float, ...]:

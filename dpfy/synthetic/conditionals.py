@@ -15,16 +15,16 @@ from torch import Tensor
 from dpfy.core.errors import Unsupported
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique, Domain
-from dpfy.synthetic.estimate import Fit, Measurement, combined
+from dpfy.synthetic.estimate import FitSettings, Measurement, combined
 from dpfy.synthetic.rows import given_others
-from dpfy.synthetic.task import Model, Task
+from dpfy.synthetic.task import FittedModel, SynthesisTask
 
 FALLBACK = 1e-6
 """The weight of a column's own shares where a table says nothing."""
 
 
 @dataclass
-class Network:
+class BayesianNetwork:
     """Columns in the order in which they are drawn, each with the marginal that it is drawn from,
     and the noisy tables.
     """
@@ -61,29 +61,32 @@ class ConditionalTables:
     """Noisy tables, negative numbers counted as 0."""
 
     def network(
-        self, task: Task, measured: Sequence[Measurement], joints: Sequence[tuple[int, Clique]]
-    ) -> Network:
+        self,
+        task: SynthesisTask,
+        measured: Sequence[Measurement],
+        joints: Sequence[tuple[int, Clique]],
+    ) -> BayesianNetwork:
         """The network of these tables."""
         tables = {
             c: np.maximum(m.values.detach().cpu().numpy(), 0.0)
             for c, m in combined(measured).items()
         }
-        return Network(task.domain, joints, tables, task.total(measured))
+        return BayesianNetwork(task.domain, joints, tables, task.total(measured))
 
     def fit(
         self,
-        task: Task,
+        task: SynthesisTask,
         measured: Mapping[Clique, Measurement],
         total: float,
-        start: Model | None,
-        how: Fit,
-    ) -> Model:
+        start: FittedModel | None,
+        how: FitSettings,
+    ) -> FittedModel:
         """Independent columns: a network without arrows."""
         return self.network(
             task, list(measured.values()), [(v, (v,)) for v in range(len(task.domain.columns))]
         )
 
-    def fits(self, task: Task, held: Sequence[Clique], new: Clique, share: float) -> bool:
+    def fits(self, task: SynthesisTask, held: Sequence[Clique], new: Clique, share: float) -> bool:
         """Tables of any marginal that is counted."""
         return True
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.synthetic.columns import Binned, Codes, Column, Listed
+from dpfy.synthetic.columns import BinnedColumn, Codes, ListedColumn, TableColumn
 
 Mask = NDArray[np.bool_]
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -44,7 +44,7 @@ TRIES = 40
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ColumnComparison:
     """One comparison: a column with another one, or with a value; a word counts as its place.
     `columns` are their numbers.
     """
@@ -53,7 +53,7 @@ class Comparison:
     columns: tuple[int, ...]
     value: float | None = None
 
-    def may_hold(self, held: Sequence[Column]) -> Mask:
+    def may_hold(self, held: Sequence[TableColumn]) -> Mask:
         """For every combination of cells, whether some values in them obey it; cells of missing
         values do.
         """
@@ -88,15 +88,17 @@ class Constraint:
 
     text: str
     clique: tuple[int, ...]
-    rule: Comparison
-    condition: Comparison | None = None
+    rule: ColumnComparison
+    condition: ColumnComparison | None = None
 
-    def allowed(self, columns: Sequence[Column]) -> Mask:
+    def allowed(self, columns: Sequence[TableColumn]) -> Mask:
         """For every combination of cells of its columns, whether it can be."""
         mask = self._spread(self.rule, columns)
         return mask if self.condition is None else mask | ~self._always(columns)
 
-    def _spread(self, part: Comparison, columns: Sequence[Column], opposite: bool = False) -> Mask:
+    def _spread(
+        self, part: ColumnComparison, columns: Sequence[TableColumn], opposite: bool = False
+    ) -> Mask:
         """The mask of one comparison over all columns of the rule."""
         made = _opposite(part) if opposite else part
         mask = made.may_hold([columns[number] for number in part.columns])
@@ -107,26 +109,26 @@ class Constraint:
             mask.reshape(shape), [columns[number].cells for number in self.clique]
         )
 
-    def _always(self, columns: Sequence[Column]) -> Mask:
+    def _always(self, columns: Sequence[TableColumn]) -> Mask:
         """Where the condition holds for all values of the cells."""
         assert self.condition is not None
         return ~self._spread(self.condition, columns, opposite=True)
 
 
-def _opposite(part: Comparison) -> Comparison:
+def _opposite(part: ColumnComparison) -> ColumnComparison:
     other = {"<=": ">", ">": "<=", "<": ">=", ">=": "<", "=": "!=", "!=": "="}
-    return Comparison(other[part.comparison], part.columns, part.value)
+    return ColumnComparison(other[part.comparison], part.columns, part.value)
 
 
-def _ends(column: Column) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _ends(column: TableColumn) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The least and the largest value of every cell, for words their places."""
-    if isinstance(column, Binned):
+    if isinstance(column, BinnedColumn):
         return column.ends
     places = np.arange(column.known, dtype=np.float64)
     return places, places
 
 
-def parse_constraints(rules: Any, columns: Sequence[Column]) -> tuple[Constraint, ...]:
+def parse_constraints(rules: Any, columns: Sequence[TableColumn]) -> tuple[Constraint, ...]:
     """The constraints of a schema; a rule that no combination of cells obeys is refused."""
     if not isinstance(rules, list):
         raise InvalidInput(
@@ -138,7 +140,7 @@ def parse_constraints(rules: Any, columns: Sequence[Column]) -> tuple[Constraint
     )
 
 
-def _constraint(field: str, entry: Any, columns: Sequence[Column]) -> Constraint:
+def _constraint(field: str, entry: Any, columns: Sequence[TableColumn]) -> Constraint:
     if not isinstance(entry, Mapping):
         raise InvalidInput(field, entry, "must be a section with a rule")
     check.known_keys(field, entry, ("rule", "when"))
@@ -152,7 +154,7 @@ def _constraint(field: str, entry: Any, columns: Sequence[Column]) -> Constraint
     return made
 
 
-def _comparison(field: str, text: object, columns: Sequence[Column]) -> Comparison:
+def _comparison(field: str, text: object, columns: Sequence[TableColumn]) -> ColumnComparison:
     found = RULE.fullmatch(text) if isinstance(text, str) else None
     names = [column.name for column in columns]
     if found is None or found["left"] not in names:
@@ -164,21 +166,21 @@ def _comparison(field: str, text: object, columns: Sequence[Column]) -> Comparis
         other = names.index(right)
         if (
             type(columns[left]) is not type(columns[other])
-            or isinstance(columns[left], Listed)
+            or isinstance(columns[left], ListedColumn)
             or left == other
         ):
             raise InvalidInput(
                 field, text, "must compare two different columns of numbers, or two of dates"
             )
-        return Comparison(found["comparison"], (left, other))
-    return Comparison(
+        return ColumnComparison(found["comparison"], (left, other))
+    return ColumnComparison(
         found["comparison"], (left,), _value(field, right, columns[left], found["comparison"])
     )
 
 
-def _value(field: str, text: str, column: Column, comparison: str) -> float:
+def _value(field: str, text: str, column: TableColumn, comparison: str) -> float:
     bare = text.strip("'\"")
-    if isinstance(column, Listed):
+    if isinstance(column, ListedColumn):
         if comparison not in ("=", "!=") and not column.in_order:
             raise InvalidInput(
                 field,
@@ -186,7 +188,7 @@ def _value(field: str, text: str, column: Column, comparison: str) -> float:
                 f"{column.name} has no order: compare it with = or !=, or set ordered = true",
             )
         return float(column.words.index(check.one_of(field, bare, column.words)))
-    assert isinstance(column, Binned)
+    assert isinstance(column, BinnedColumn)
     value = column.value(bare)
     if value is None:
         raise InvalidInput(field, text, f"must be a value that {column.name} can have")
@@ -194,7 +196,10 @@ def _value(field: str, text: str, column: Column, comparison: str) -> float:
 
 
 def within_bins(
-    columns: Sequence[Column], rules: Sequence[Constraint], codes: Codes, rng: np.random.Generator
+    columns: Sequence[TableColumn],
+    rules: Sequence[Constraint],
+    codes: Codes,
+    rng: np.random.Generator,
 ) -> list[list[str]]:
     """Values in the cells of rows [rows, columns], one list a column, that obey the rules.
 
@@ -211,7 +216,7 @@ def within_bins(
                 break
             for place, number in enumerate(rule.rule.columns):
                 column = columns[number]
-                if not isinstance(column, Binned):
+                if not isinstance(column, BinnedColumn):
                     continue
                 cells = codes[broken, number]
                 if attempt < TRIES:
@@ -227,7 +232,7 @@ def within_bins(
 
 
 def _broken(
-    rule: Constraint, columns: Sequence[Column], written: list[list[str]], codes: Codes
+    rule: Constraint, columns: Sequence[TableColumn], written: list[list[str]], codes: Codes
 ) -> Mask:
     """Rows whose values break a rule that their cells allow."""
     there = np.logical_and.reduce(
@@ -241,9 +246,9 @@ def _broken(
     return np.asarray(broken)
 
 
-def _read(column: Column, texts: list[str]) -> NDArray[np.float64]:
+def _read(column: TableColumn, texts: list[str]) -> NDArray[np.float64]:
     """Written values as numbers, NaN where one is missing."""
-    read = column.value if isinstance(column, Binned) else column.place
+    read = column.value if isinstance(column, BinnedColumn) else column.place
     return np.array(
         [np.nan if (value := read(text)) is None else value for text in texts], dtype=np.float64
     )

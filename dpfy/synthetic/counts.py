@@ -31,7 +31,7 @@ MOST_CELLS = 1 << 27
 
 
 @dataclass(frozen=True)
-class Owners:
+class RecordOwners:
     """Whose records are: the column that says it, and how many records of each are used, the first
     ones.
     """
@@ -65,7 +65,7 @@ class Marginals:
 
 
 def count(
-    data: Any, domain: Domain, cliques: Iterable[Clique], owners: Owners | None = None
+    data: Any, domain: Domain, cliques: Iterable[Clique], owners: RecordOwners | None = None
 ) -> Marginals:
     """Count these marginals of a table in one pass.
 
@@ -110,7 +110,7 @@ def _add(tables: dict[Clique, Counts], codes: Codes, domain: Domain) -> None:
 
 
 def encoded(
-    data: Any, domain: Domain, owners: Owners | None = None, rows: int = ROWS
+    data: Any, domain: Domain, owners: RecordOwners | None = None, rows: int = ROWS
 ) -> Iterator[Codes]:
     """The cells of the records that are used [columns, rows], some rows at a time."""
     memory: list[dict[str | None, int]] = [{} for _ in domain.columns]
@@ -130,7 +130,7 @@ def checked_chunks(data: Any, domain: Domain, key: str) -> Iterator[Chunk]:
     be those of the schema.
     """
     for chunk in _chunks(data, domain, ROWS):
-        _check_columns(chunk, domain, Owners(key, 1))
+        _check_columns(chunk, domain, RecordOwners(key, 1))
         yield chunk
 
 
@@ -181,7 +181,7 @@ def _chunks(data: Any, domain: Domain, rows: int) -> Iterator[Chunk]:
         yield {name: column[start : start + rows] for name, column in held.items()}
 
 
-def _check_columns(chunk: Chunk, domain: Domain, owners: Owners | None) -> None:
+def _check_columns(chunk: Chunk, domain: Domain, owners: RecordOwners | None) -> None:
     needed = {*domain.names} if owners is None else {*domain.names, owners.column}
     for name in sorted(needed - set(chunk)):
         raise InvalidInput(

@@ -14,7 +14,7 @@ from typing import Any
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.data import schema as schemas
-from dpfy.synthetic.columns import Column, date_column, listed_column, number_column
+from dpfy.synthetic.columns import TableColumn, date_column, listed_column, number_column
 from dpfy.synthetic.constraints import Constraint, parse_constraints
 
 Clique = tuple[int, ...]
@@ -41,7 +41,7 @@ class Domain:
     the constraints.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     ignored: frozenset[str] = frozenset()
     constraints: tuple[Constraint, ...] = ()
 
@@ -140,8 +140,8 @@ def _ignored(column: str, entry: object) -> bool:
     return "ignore" in entry
 
 
-def _column(column: str, entry: dict[str, Any], missing: tuple[str, ...]) -> Column:
+def _column(column: str, entry: dict[str, Any], missing: tuple[str, ...]) -> TableColumn:
     kind = check.one_of(f"columns.{column}.kind", entry.get("kind"), BUILDERS)
     check.known_keys(f"columns.{column}", entry, KEYS[kind] | {"kind"})
-    made: Column = BUILDERS[kind](column, entry, missing)
+    made: TableColumn = BUILDERS[kind](column, entry, missing)
     return made

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from dpfy.synthetic.domain import Clique
 from dpfy.synthetic.graph import JunctionTree
-from dpfy.synthetic.inference import Beliefs, spread, summed
+from dpfy.synthetic.inference import CliqueVector, spread, summed
 
 ENTROPY = 2e-3
 """c: how much the entropy counts."""
@@ -80,7 +80,7 @@ def total_of(measurements: Iterable[Measurement]) -> float:
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitSettings:
     """How a distribution is fitted: the weight of the entropy, the band, sweeps at most, and the
     change of marginals that ends them.
     """
@@ -91,18 +91,18 @@ class Fit:
     tolerance: float = 1e-4
 
 
-WHOLE = Fit()
+WHOLE = FitSettings()
 """How a model is fitted from which rows are drawn."""
 
 
 @dataclass
-class Graphical:
+class GraphicalModel:
     """A distribution on a junction tree that was fitted to marginals, for `total` records.
 
     `potentials` are its logarithms, by marginal; a later fit may start from them.
     """
 
-    beliefs: Beliefs
+    beliefs: CliqueVector
     potentials: dict[Clique, Tensor]
     total: float
     sweeps: int = 0
@@ -124,8 +124,8 @@ def fitted(
     *,
     fixed: Sequence[tuple[Clique, Tensor]] = (),
     start: Mapping[Clique, Tensor] | None = None,
-    how: Fit = WHOLE,
-) -> Graphical:
+    how: FitSettings = WHOLE,
+) -> GraphicalModel:
     """The distribution of largest entropy that agrees with the measurements. A function of what was
     released: it costs nothing.
 
@@ -143,8 +143,8 @@ def fitted(
         assert home is not None
         homes[home].append(block)
 
-    def calibrated() -> Beliefs:
-        return Beliefs.calibrated(
+    def calibrated() -> CliqueVector:
+        return CliqueVector.calibrated(
             tree, [*((block.clique, block.potential) for block in blocks), *fixed]
         )
 
@@ -155,12 +155,12 @@ def fitted(
             break
         if sweep % REFRESH == 0:
             beliefs = calibrated()
-    return Graphical(
+    return GraphicalModel(
         calibrated(), {block.clique: block.potential for block in blocks}, total, sweep
     )
 
 
-def _visit(beliefs: Beliefs, homes: Sequence[Sequence[_Block]], i: int, parent: int) -> float:
+def _visit(beliefs: CliqueVector, homes: Sequence[Sequence[_Block]], i: int, parent: int) -> float:
     """Solve for the marginals of a table and of all behind it; by how much they moved."""
     moved = sum(block.solve(beliefs, i) for block in homes[i])
     for j in beliefs.tree.neighbours[i]:
@@ -177,7 +177,7 @@ class _Block:
     """
 
     def __init__(
-        self, measurement: Measurement, total: float, how: Fit, start: Tensor | None
+        self, measurement: Measurement, total: float, how: FitSettings, start: Tensor | None
     ) -> None:
         self.clique, values = measurement.clique, measurement.values / total
         self.shares = values - (float(values.sum()) - 1) / values.numel()
@@ -188,7 +188,7 @@ class _Block:
         self.potential = torch.zeros_like(values) if start is None else start.clone()
         self.level = 0.0
 
-    def solve(self, beliefs: Beliefs, home: int) -> float:
+    def solve(self, beliefs: CliqueVector, home: int) -> float:
         """Set the potentials of this marginal to the best there are, given all others; by how much
         the marginal moved, in L1.
         """

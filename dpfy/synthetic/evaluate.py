@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class TableEvaluation:
     """Figures of a synthetic table against real rows; `private` says in words what may be done with
     them.
     """
@@ -67,7 +67,7 @@ def evaluate(
     public: bool = False,
     degree: int = 3,
     progress: Callable[[str], None] = lambda what: None,
-) -> Evaluation:
+) -> TableEvaluation:
     """Compare two tables of one schema.
 
     `target` is the column that learners predict, each trained on the synthetic rows and tested on
@@ -99,7 +99,7 @@ def evaluate(
     sizes = {"real": len(mine), "synthetic": len(theirs)} | (
         {} if other is None else {"holdout": len(other)}
     )
-    return Evaluation(
+    return TableEvaluation(
         PUBLIC if public else NOT_PRIVATE, sizes, marginals, correlations, learners, found
     )
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique
-from dpfy.synthetic.estimate import Fit, Graphical, Measurement, fitted
+from dpfy.synthetic.estimate import FitSettings, GraphicalModel, Measurement, fitted
 from dpfy.synthetic.graph import model_cells
 from dpfy.synthetic.rows import drawn
-from dpfy.synthetic.task import Model, Task
+from dpfy.synthetic.task import FittedModel, SynthesisTask
 
 
-class Fitted(Graphical):
+class FittedGraphicalModel(GraphicalModel):
     """A fitted distribution from which rows can be drawn."""
 
     def rows(self, count: int, rng: np.random.Generator) -> Codes:
@@ -36,18 +36,18 @@ class GraphicalEstimator:
 
     def fit(
         self,
-        task: Task,
+        task: SynthesisTask,
         measured: Mapping[Clique, Measurement],
         total: float,
-        start: Model | None,
-        how: Fit,
-    ) -> Model:
+        start: FittedModel | None,
+        how: FitSettings,
+    ) -> FittedModel:
         """See `Estimator`."""
-        warm = start.potentials if isinstance(start, Graphical) else None
+        warm = start.potentials if isinstance(start, GraphicalModel) else None
         found = fitted(task.domain.sizes, measured, total, fixed=task.fixed, start=warm, how=how)
-        return Fitted(found.beliefs, found.potentials, found.total, found.sweeps)
+        return FittedGraphicalModel(found.beliefs, found.potentials, found.total, found.sweeps)
 
-    def fits(self, task: Task, held: Sequence[Clique], new: Clique, share: float) -> bool:
+    def fits(self, task: SynthesisTask, held: Sequence[Clique], new: Clique, share: float) -> bool:
         """See `Estimator`."""
         rules = [clique for clique, _ in task.fixed]
         if any(set(new) <= set(old) for old in held):

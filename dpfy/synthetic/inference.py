@@ -52,7 +52,7 @@ def ratio(above: Tensor, below: Tensor) -> Tensor:
     )
 
 
-class Beliefs:
+class CliqueVector:
     """Calibrated tables of a junction tree. `tables[i]` sums to 1; `separators[i]` is what table i
     has in common with its parent.
     """
@@ -63,7 +63,9 @@ class Beliefs:
         self.tree, self.tables, self.separators = tree, tables, separators
 
     @classmethod
-    def calibrated(cls, tree: JunctionTree, potentials: Iterable[tuple[Clique, Tensor]]) -> Beliefs:
+    def calibrated(
+        cls, tree: JunctionTree, potentials: Iterable[tuple[Clique, Tensor]]
+    ) -> CliqueVector:
         """The distribution proportional to the exponential of the sum of all potentials; minus
         infinity is what cannot be.
 

@@ -23,12 +23,12 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.storage import write_atomically
 from dpfy.runs.folder import Place
-from dpfy.synthetic.columns import Column, Listed, number_column
-from dpfy.synthetic.constraints import Comparison, Constraint, Mask
+from dpfy.synthetic.columns import ListedColumn, TableColumn, number_column
+from dpfy.synthetic.constraints import ColumnComparison, Constraint, Mask
 from dpfy.synthetic.counts import checked_chunks
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.plan import DEFAULTS, SynthesisOptions, SynthesisTerms
-from dpfy.synthetic.run import Synthetic, synthesize
+from dpfy.synthetic.run import SynthesisResult, synthesize
 
 COUNT = "visits"
 """The column of the wide table that says how many there are."""
@@ -47,7 +47,7 @@ class Attendance(Constraint):
     number: int = 1
     may_miss: bool = False
 
-    def allowed(self, columns: Sequence[Column]) -> Mask:
+    def allowed(self, columns: Sequence[TableColumn]) -> Mask:
         """See `Constraint`: how many visits by the cells of the column."""
         counted, column = (columns[k] for k in self.clique)
         there = np.arange(counted.cells)[:, None] >= self.number
@@ -87,13 +87,13 @@ class Link:
         """That of the wide table."""
         first = len(self.people.columns)
         counted = number_column(COUNT, {"range": [0, self.most], "required": True}, ("",))
-        columns: list[Column] = [*self.people.columns, counted]
+        columns: list[TableColumn] = [*self.people.columns, counted]
         rules: list[Constraint] = list(self.people.constraints)
         for number in range(1, self.most + 1):
             start = len(columns)
             for k, column in enumerate(self.visits.columns):
                 text = f"{column.name} of visit {number} where there is one"
-                always = Comparison(">=", (first,), 0.0)
+                always = ColumnComparison(">=", (first,), 0.0)
                 rules.append(
                     Attendance(text, (first, start + k), always, None, number, column.absent)
                 )
@@ -170,7 +170,7 @@ class _Lazy(Mapping[str, list[Any]]):
 class LinkedTables:
     """Synthetic people and visits, and the run of the wide table that they come from."""
 
-    made: Synthetic
+    made: SynthesisResult
     people: list[Row] = field(repr=False)
     visits: list[Row] = field(repr=False)
     link: Link = field(repr=False)
@@ -227,7 +227,7 @@ def _word(cell: object) -> str:
     return cell.strip() if isinstance(cell, str) else str(cell)
 
 
-def _told(column: Column, cell: object) -> str | None:
+def _told(column: TableColumn, cell: object) -> str | None:
     """A cell of a visit as the wide table reads it, where what is missing is a visit that is not
     there: `fill` is filled in here.
     """
@@ -237,7 +237,7 @@ def _told(column: Column, cell: object) -> str | None:
     ):
         return text
     code = column.code(text)
-    if isinstance(column, Listed):
+    if isinstance(column, ListedColumn):
         return column.words[code]
     return column.shown(column.ends[0][code])  # type: ignore[attr-defined,no-any-return]
 
@@ -245,7 +245,7 @@ def _told(column: Column, cell: object) -> str | None:
 def _moved(rule: Constraint, start: int) -> Constraint:
     """A rule of the table of visits, for the columns of one visit."""
 
-    def at(part: Comparison) -> Comparison:
+    def at(part: ColumnComparison) -> ColumnComparison:
         return replace(part, columns=tuple(start + k for k in part.columns))
 
     condition = None if rule.condition is None else at(rule.condition)

@@ -60,7 +60,7 @@ def no_binding(name: str, content: bytes) -> None:
 
 
 @dataclass
-class Meter:
+class MarginalReleases:
     """Measurements and choices on the counts of a table, within what its claim may spend.
 
     Guarantees: nothing is released beyond the sum of squares and the number of choices of the

@@ -27,21 +27,21 @@ import numpy as np
 from dpfy.accounting.filters import noise_of, squares
 from dpfy.synthetic.conditionals import CONDITIONALS
 from dpfy.synthetic.domain import Clique, Domain
-from dpfy.synthetic.estimate import MEAN, Fit, Measurement
+from dpfy.synthetic.estimate import MEAN, FitSettings, Measurement
 from dpfy.synthetic.graphical import GRAPHICAL
 from dpfy.synthetic.relaxed import RELAXED
-from dpfy.synthetic.task import Estimator, Model, Task
+from dpfy.synthetic.task import FittedModel, MarginalEstimator, SynthesisTask
 
 WEIGHT = 2 / 3
 """Of marginals that are measured together: squares in proportion to cells to this power make their
 L1 errors together least.
 """
-QUICK = Fit(sweeps=20, tolerance=1e-3)
+QUICK = FitSettings(sweeps=20, tolerance=1e-3)
 """How models are fitted between two choices."""
 
 
 @dataclass(frozen=True)
-class Method:
+class SynthesisMethod:
     """One row of the table. `rounds` is the number of choices, for each column; one is never chosen
     for the last column of a `tree`.
 
@@ -51,8 +51,8 @@ class Method:
     `least_degree` is the size of marginals that must be counted.
     """
 
-    rule: Callable[[Task, Method], Model]
-    estimator: Estimator
+    rule: Callable[[SynthesisTask, SynthesisMethod], FittedModel]
+    estimator: MarginalEstimator
     words: str
     selection: float
     first: float
@@ -75,18 +75,18 @@ def _by_cells(domain: Domain, cliques: Sequence[Clique]) -> list[float]:
     return [float(domain.cells(clique)) ** WEIGHT for clique in cliques]
 
 
-def singles(task: Task, method: Method) -> list[Measurement]:
+def singles(task: SynthesisTask, method: SynthesisMethod) -> list[Measurement]:
     """Every column by itself, with the first part of the terms."""
     share = task.meter.whole * Fraction(method.first)
     return task.meter.measure_all(task.ones, share, _by_cells(task.domain, task.ones))
 
 
-def independent(task: Task, method: Method) -> Model:
+def independent(task: SynthesisTask, method: SynthesisMethod) -> FittedModel:
     """Nothing but single columns."""
     return task.fit(method.estimator, singles(task, method))
 
 
-def adaptive(task: Task, method: Method) -> Model:
+def adaptive(task: SynthesisTask, method: SynthesisMethod) -> FittedModel:
     """Choose the marginal that the model approximates worst, measure it, fit, and again until
     nothing is left.
 
@@ -121,9 +121,9 @@ def adaptive(task: Task, method: Method) -> Model:
 
 
 def _worst(
-    task: Task,
-    method: Method,
-    model: Model,
+    task: SynthesisTask,
+    method: SynthesisMethod,
+    model: FittedModel,
     measured: Sequence[Measurement],
     deviation: float,
     share: float,
@@ -147,7 +147,7 @@ def _worst(
     return candidates[task.meter.choose(scores)]
 
 
-def forest(task: Task, method: Method) -> Model:
+def forest(task: SynthesisTask, method: SynthesisMethod) -> FittedModel:
     """Pairs that depend most on each other, none of which close a circle; all are chosen before one
     of them is measured.
     """
@@ -175,7 +175,7 @@ def forest(task: Task, method: Method) -> Model:
     return task.fit(method.estimator, measured, model)
 
 
-def network(task: Task, method: Method) -> Model:
+def network(task: SynthesisTask, method: SynthesisMethod) -> FittedModel:
     """Columns one after the other, each with up to two columns before it on which it depends most
     (Zhang et al. 2017).
 
@@ -239,7 +239,7 @@ def _dependence(tables: Any, shares: np.ndarray, v: int, clique: Clique) -> floa
 
 
 METHODS = {
-    "aim": Method(
+    "aim": SynthesisMethod(
         adaptive,
         GRAPHICAL,
         "adaptive and iterative, with a graphical model (AIM)",
@@ -248,7 +248,7 @@ METHODS = {
         rounds=2,
         quicken=2.0,
     ),
-    "mst": Method(
+    "mst": SynthesisMethod(
         forest,
         GRAPHICAL,
         "a forest of pairs, with a graphical model (MST)",
@@ -258,7 +258,7 @@ METHODS = {
         tree=True,
         least_degree=2,
     ),
-    "mwem": Method(
+    "mwem": SynthesisMethod(
         adaptive,
         GRAPHICAL,
         "multiplicative weights with a graphical model (MWEM+PGM)",
@@ -267,7 +267,7 @@ METHODS = {
         rounds=1,
         aware=False,
     ),
-    "privbayes": Method(
+    "privbayes": SynthesisMethod(
         network,
         CONDITIONALS,
         "a Bayesian network (PrivBayes)",
@@ -277,8 +277,10 @@ METHODS = {
         tree=True,
         least_degree=3,
     ),
-    "independent": Method(independent, GRAPHICAL, "independent columns", 0.0, 1.0, rounds=0),
-    "rap": Method(
+    "independent": SynthesisMethod(
+        independent, GRAPHICAL, "independent columns", 0.0, 1.0, rounds=0
+    ),
+    "rap": SynthesisMethod(
         adaptive,
         RELAXED,
         "a relaxed table, fitted to adaptively chosen marginals (RAP)",

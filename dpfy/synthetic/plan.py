@@ -15,9 +15,9 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.synthetic.claim import Synthesis
-from dpfy.synthetic.counts import Owners, closure
+from dpfy.synthetic.counts import RecordOwners, closure
 from dpfy.synthetic.domain import Clique, Domain
-from dpfy.synthetic.methods import METHODS, Method
+from dpfy.synthetic.methods import METHODS, SynthesisMethod
 from dpfy.synthetic.task import workload_weights
 
 WIDE = 20
@@ -76,12 +76,12 @@ class SynthesisTerms:
                 )
 
     @property
-    def owners(self) -> Owners | None:
+    def owners(self) -> RecordOwners | None:
         """Whose records are."""
         return (
             None
             if self.user is None or self.most_records is None
-            else Owners(self.user, self.most_records)
+            else RecordOwners(self.user, self.most_records)
         )
 
     @property
@@ -130,20 +130,22 @@ DEFAULTS = SynthesisOptions()
 
 
 @dataclass(frozen=True)
-class Plan:
+class SynthesisPlan:
     """A synthesis before any record is read: domain, method, claim, the marginals that may be
     measured, and the options.
     """
 
     domain: Domain
-    method: Method
+    method: SynthesisMethod
     claim: Synthesis
     terms: SynthesisTerms
     weights: Mapping[Clique, float]
     options: SynthesisOptions
 
 
-def plan(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions = DEFAULTS) -> Plan:
+def plan(
+    domain: Domain, terms: SynthesisTerms, options: SynthesisOptions = DEFAULTS
+) -> SynthesisPlan:
     """The claim of a synthesis.
 
     Guarantees: the claim's event is within (epsilon, delta) by the accountant that the card will
@@ -174,7 +176,7 @@ def plan(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions = DEFA
         width,
         **terms.about,
     )
-    return Plan(domain, row, claim, terms, workload_weights(matters, counted), options)
+    return SynthesisPlan(domain, row, claim, terms, workload_weights(matters, counted), options)
 
 
 def _workload(
@@ -219,7 +221,9 @@ def _workload(
     return found, "".join(c if c.isprintable() else "?" for c in words)[:1500]
 
 
-def _counted(domain: Domain, method: Method, workload: Mapping[Clique, float]) -> list[Clique]:
+def _counted(
+    domain: Domain, method: SynthesisMethod, workload: Mapping[Clique, float]
+) -> list[Clique]:
     """The marginals that are counted: all that are part of the workload and those that the method
     needs, as long as they are small.
     """

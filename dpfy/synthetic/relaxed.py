@@ -21,9 +21,9 @@ from torch import Tensor
 
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique
-from dpfy.synthetic.estimate import Fit, Measurement
+from dpfy.synthetic.estimate import FitSettings, Measurement
 from dpfy.synthetic.rows import in_proportion
-from dpfy.synthetic.task import Model, Task
+from dpfy.synthetic.task import FittedModel, SynthesisTask
 
 ROWS = 400
 STEPS, RATE = 400, 0.1
@@ -33,7 +33,7 @@ SEED = 7
 
 
 @dataclass
-class Relaxed:
+class ProductMixture:
     """A mixture of products: logits [rows, cells of all columns]."""
 
     sizes: Sequence[int]
@@ -46,7 +46,7 @@ class Relaxed:
         ]
 
     def marginal(self, clique: Clique) -> Tensor:
-        """See `Model`."""
+        """See `FittedModel`."""
         return _marginal([self.probabilities[v] for v in clique])
 
     def rows(self, count: int, rng: np.random.Generator) -> Codes:
@@ -87,15 +87,17 @@ class RelaxedEstimator:
 
     def fit(
         self,
-        task: Task,
+        task: SynthesisTask,
         measured: Mapping[Clique, Measurement],
         total: float,
-        start: Model | None,
-        how: Fit,
-    ) -> Model:
+        start: FittedModel | None,
+        how: FitSettings,
+    ) -> FittedModel:
         """See `Estimator`."""
         sizes = task.domain.sizes
-        logits = start.logits.clone() if isinstance(start, Relaxed) else _first(task, measured)
+        logits = (
+            start.logits.clone() if isinstance(start, ProductMixture) else _first(task, measured)
+        )
         logits.requires_grad_(True)
         goals = [(c, m.values / total, (total / m.deviation) ** 2 / 2) for c, m in measured.items()]
         optimizer = torch.optim.Adam([logits], lr=RATE)
@@ -112,14 +114,14 @@ class RelaxedEstimator:
             optimizer.zero_grad()
             torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        return Relaxed(sizes, logits.detach(), total)
+        return ProductMixture(sizes, logits.detach(), total)
 
-    def fits(self, task: Task, held: Sequence[Clique], new: Clique, share: float) -> bool:
+    def fits(self, task: SynthesisTask, held: Sequence[Clique], new: Clique, share: float) -> bool:
         """See `Estimator`: the largest marginal is limited, not the model."""
         return task.domain.cells(new) <= task.most_cells
 
 
-def _first(task: Task, measured: Mapping[Clique, Measurement]) -> Tensor:
+def _first(task: SynthesisTask, measured: Mapping[Clique, Measurement]) -> Tensor:
     """Rows near the product of the measured single columns, told apart by a little noise."""
     parts = []
     for v, size in enumerate(task.domain.sizes):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique
-from dpfy.synthetic.inference import Beliefs
+from dpfy.synthetic.inference import CliqueVector
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def drawn(beliefs: Beliefs, count: int, rng: np.random.Generator) -> Codes:
+def drawn(beliefs: CliqueVector, count: int, rng: np.random.Generator) -> Codes:
     """So many rows [rows, columns] of a junction tree, in random order: a function of the model,
     which costs nothing.
     """

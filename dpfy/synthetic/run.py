@@ -28,11 +28,18 @@ from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import Marginals, count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.estimate import MEAN
-from dpfy.synthetic.meter import Meter
-from dpfy.synthetic.plan import DEFAULTS, NETWORKS, Plan, SynthesisOptions, SynthesisTerms, plan
+from dpfy.synthetic.meter import MarginalReleases
+from dpfy.synthetic.plan import (
+    DEFAULTS,
+    NETWORKS,
+    SynthesisOptions,
+    SynthesisPlan,
+    SynthesisTerms,
+    plan,
+)
 from dpfy.synthetic.rows import table_of
 from dpfy.synthetic.start import public_potentials
-from dpfy.synthetic.task import Model, Progress, Task, nothing_to_show
+from dpfy.synthetic.task import FittedModel, Progress, SynthesisTask, nothing_to_show
 from dpfy.synthetic.writing import allowed, written
 
 SURE = 0.95
@@ -41,7 +48,7 @@ SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Synthetic:
+class SynthesisResult:
     """What a synthesis leaves: a run folder with the table, what was measured, and the card."""
 
     run: Path
@@ -75,7 +82,7 @@ def synthesize(
     options: SynthesisOptions = DEFAULTS,
     public: Any = None,
     progress: Progress = nothing_to_show,
-) -> Synthetic:
+) -> SynthesisResult:
     """A synthetic table of private records, in a run folder that anyone can verify.
 
     `data` is a CSV or Parquet file of any size, a table, or arrays by column; `schema` a TOML file,
@@ -102,8 +109,12 @@ def synthesize(
 
 
 def execute(
-    data: Any, made: Plan, place: Place, public: Any = None, progress: Progress = nothing_to_show
-) -> Synthetic:
+    data: Any,
+    made: SynthesisPlan,
+    place: Place,
+    public: Any = None,
+    progress: Progress = nothing_to_show,
+) -> SynthesisResult:
     """The synthesis of a plan."""
     if complete(place, made.claim):
         return finished(Path(place.path))
@@ -115,8 +126,10 @@ def execute(
         _check_records(marginals, made.terms)
         folder.bind("counts", marginals.fingerprint())
         name = made.claim.name
-        meter = Meter(made.claim, marginals, folder.begin(name), folder.randomness, folder.bind)
-        task = Task(
+        meter = MarginalReleases(
+            made.claim, marginals, folder.begin(name), folder.randomness, folder.bind
+        )
+        task = SynthesisTask(
             made.domain,
             made.weights,
             meter,
@@ -141,10 +154,10 @@ def execute(
     return finished(Path(place.path))
 
 
-def finished(path: Path) -> Synthetic:
+def finished(path: Path) -> SynthesisResult:
     """A finished synthesis."""
     facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
-    return Synthetic(
+    return SynthesisResult(
         path, facts, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     )
 
@@ -184,7 +197,7 @@ def _check_records(marginals: Marginals, terms: SynthesisTerms) -> None:
         raise InvalidInput("records", terms.records, rule)
 
 
-def _kept(meter: Meter) -> bytes:
+def _kept(meter: MarginalReleases) -> bytes:
     """What was measured, for whoever wants to fit another model to it."""
     from safetensors.torch import save
 
@@ -193,7 +206,9 @@ def _kept(meter: Meter) -> bytes:
     return save(held, {"measurements": json.dumps(about)})
 
 
-def _facts(made: Plan, meter: Meter, model: Model, codes: Codes) -> dict[str, Any]:
+def _facts(
+    made: SynthesisPlan, meter: MarginalReleases, model: FittedModel, codes: Codes
+) -> dict[str, Any]:
     """What may be published about the synthesis: all of it follows from what was released."""
     measured = [_measured(made.domain, m, codes) for m in meter.released]
     return {
@@ -230,7 +245,7 @@ def _measured(domain: Domain, measurement: Any, codes: Codes) -> dict[str, Any]:
     }
 
 
-def errors(meter: Meter, codes: Codes, total: float) -> dict[str, Any]:
+def errors(meter: MarginalReleases, codes: Codes, total: float) -> dict[str, Any]:
     """How far the table is from the records, measured: the mean L1 distance of shares, for
     marginals of one, two and three columns.
 

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique, Domain
-from dpfy.synthetic.estimate import WHOLE, Fit, Measurement, combined, total_of
-from dpfy.synthetic.meter import Meter
+from dpfy.synthetic.estimate import WHOLE, FitSettings, Measurement, combined, total_of
+from dpfy.synthetic.meter import MarginalReleases
 
 Progress = Callable[[str, float], None]
 """What is being done, and which share of the budget is spent."""
 
 
-class Model(Protocol):
+class FittedModel(Protocol):
     """A distribution that was fitted to measurements."""
 
     total: float
@@ -38,20 +38,20 @@ class Model(Protocol):
         """What there is to say about it, as JSON."""
 
 
-class Estimator(Protocol):
+class MarginalEstimator(Protocol):
     """From measurements to a model."""
 
     def fit(
         self,
-        task: Task,
+        task: SynthesisTask,
         measured: Mapping[Clique, Measurement],
         total: float,
-        start: Model | None,
-        how: Fit,
-    ) -> Model:
+        start: FittedModel | None,
+        how: FitSettings,
+    ) -> FittedModel:
         """The model of these measurements; `start` is that of some of them."""
 
-    def fits(self, task: Task, held: Sequence[Clique], new: Clique, share: float) -> bool:
+    def fits(self, task: SynthesisTask, held: Sequence[Clique], new: Clique, share: float) -> bool:
         """Whether a model of one marginal more is small enough, when this share of the budget is
         spent.
         """
@@ -62,7 +62,7 @@ def nothing_to_show(what: str, share: float) -> None:
 
 
 @dataclass
-class Task:
+class SynthesisTask:
     """One synthesis. `weights` are the marginals that may be measured, with how much each matters;
     `most_cells` limits the model.
 
@@ -72,7 +72,7 @@ class Task:
 
     domain: Domain
     weights: Mapping[Clique, float]
-    meter: Meter
+    meter: MarginalReleases
     most_cells: int
     records: int | None = None
     device: str = "cpu"
@@ -101,11 +101,11 @@ class Task:
 
     def fit(
         self,
-        estimator: Estimator,
+        estimator: MarginalEstimator,
         measurements: Sequence[Measurement],
-        start: Model | None = None,
-        how: Fit = WHOLE,
-    ) -> Model:
+        start: FittedModel | None = None,
+        how: FitSettings = WHOLE,
+    ) -> FittedModel:
         """The model of all measurements so far."""
         moved = [Measurement(m.clique, m.values.to(self.device), m.deviation) for m in measurements]
         return estimator.fit(self, combined(moved), self.total(moved), start, how)
@@ -115,7 +115,7 @@ class Task:
         """Every column by itself."""
         return [(number,) for number in range(len(self.domain.columns))]
 
-    def distance(self, clique: Clique, model: Model) -> float:
+    def distance(self, clique: Clique, model: FittedModel) -> float:
         """How far the counts of a marginal are from the model's, in L1: sensitive, for the meter's
         choices alone.
 

@@ -21,7 +21,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, Draw, Look
-from dpfy.data.lazy import LazyRecords, Source
+from dpfy.data.lazy import LazyRecords, RecordSource
 from dpfy.data.owners import DrawnRecords
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.captured import CapturedSum, LossesOf
@@ -62,7 +62,7 @@ class Drawing:
 
     recipe: Recipe
     randomness: Randomness
-    records: Source
+    records: RecordSource
     isolation: IsolationCheck
     most: int
     row_multiple: int
@@ -295,7 +295,7 @@ about as much again.
 
 def find_microbatch_size(
     model: nn.Module,
-    records: Source,
+    records: RecordSource,
     runtime: Runtime,
     expected: float,
     device: torch.device,

@@ -27,7 +27,7 @@ from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, user_unit
 from dpfy.core.values import Bound, Bounded
-from dpfy.data.lazy import Source
+from dpfy.data.lazy import RecordSource
 from dpfy.data.owners import Owned, Users
 from dpfy.data.records import Records
 from dpfy.gradients.checker import LossProbe, check_model
@@ -98,7 +98,7 @@ class _Regrouped(Owned):
 
     part: Any = None
 
-    def grouped(self, base: Source) -> Any:
+    def grouped(self, base: RecordSource) -> Any:
         """What the bug makes of them."""
         return self.part(super().grouped(base))
 

@@ -24,7 +24,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.batch import Batch, leaves, placed
-from dpfy.data.lazy import Source
+from dpfy.data.lazy import RecordSource
 from dpfy.data.records import Records
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
@@ -90,7 +90,7 @@ def check_use(test: object, use: str | None, noise: float | None, most: float | 
 
 @torch.no_grad()
 def measure(
-    training: PrivateTraining, objective: Objective, test: Source | None
+    training: PrivateTraining, objective: Objective, test: RecordSource | None
 ) -> dict[str, float]:
     """Mean loss of the averaged weights on `test`, and the share of right answers where there are
     any, exactly.
@@ -109,7 +109,7 @@ def measure(
 
 @torch.no_grad()
 def confusion(
-    training: PrivateTraining, test: Source | None, objective: Objective = CLASSES
+    training: PrivateTraining, test: RecordSource | None, objective: Objective = CLASSES
 ) -> list[list[int]] | None:
     """How often the averaged weights take each true class (row) of `test` for each class (column);
     None without few classes.
@@ -118,7 +118,7 @@ def confusion(
     return None if counts is None or len(counts) > MOST_CLASSES else counts.tolist()
 
 
-def public(training: PrivateTraining, objective: Objective, test: Source) -> Evaluation:
+def public(training: PrivateTraining, objective: Objective, test: RecordSource) -> Evaluation:
     """The exact figures, of data that was declared public."""
     return Evaluation(
         PUBLIC, measure(training, objective, test), confusion(training, test, objective)
@@ -128,7 +128,7 @@ def public(training: PrivateTraining, objective: Objective, test: Source) -> Eva
 @torch.no_grad()
 def billed(
     training: PrivateTraining,
-    test: Source,
+    test: RecordSource,
     objective: Objective = CLASSES,
     most: float | None = None,
 ) -> Evaluation:
@@ -185,7 +185,7 @@ def billed(
 
 @torch.no_grad()
 def join_collectives(
-    training: PrivateTraining, objective: Objective, test: Source, use: str
+    training: PrivateTraining, objective: Objective, test: RecordSource, use: str
 ) -> Evaluation:
     """What a rank other than 0 does while rank 0 evaluates: where it holds a part of the model it
     runs it too, and releases nothing.
@@ -200,7 +200,7 @@ def join_collectives(
 @torch.no_grad()
 def dry_run(
     training: PrivateTraining,
-    test: Source,
+    test: RecordSource,
     objective: Objective,
     use: str,
     most: float | None = None,
@@ -228,7 +228,7 @@ def _no_classes() -> Unsupported:
     )
 
 
-def _same_records(training: PrivateTraining, test: Source, most: float | None) -> None:
+def _same_records(training: PrivateTraining, test: RecordSource, most: float | None) -> None:
     """Refuse other test data or another bound than before a crash: the difference of the two would
     have no noise.
     """
@@ -242,7 +242,7 @@ def _same_records(training: PrivateTraining, test: Source, most: float | None) -
     )
 
 
-def _content(test: Source) -> Iterator[bytes | memoryview]:
+def _content(test: RecordSource) -> Iterator[bytes | memoryview]:
     """All that the evaluation reads, as bytes."""
     if isinstance(test, Records):
         yield from test.content()
@@ -252,7 +252,7 @@ def _content(test: Source) -> Iterator[bytes | memoryview]:
 
 
 def _answered(
-    training: PrivateTraining, test: Source, objective: Objective
+    training: PrivateTraining, test: RecordSource, objective: Objective
 ) -> tuple[Tensor | None, Tensor | None]:
     """The table of classes, where there are any, and how many answers are right and wrong; each
     record alone in its batch.
@@ -268,7 +268,9 @@ def _right_and_wrong(table: Tensor) -> Tensor:
     return torch.stack([right, table.sum() - right])
 
 
-def _summed_shares(training: PrivateTraining, test: Source, objective: Objective) -> Tensor | None:
+def _summed_shares(
+    training: PrivateTraining, test: RecordSource, objective: Objective
+) -> Tensor | None:
     """The sums of the shares of right and of wrong answers; None where there are no answers. A
     record adds at most 1 to both together.
     """
@@ -281,7 +283,7 @@ def _summed_shares(training: PrivateTraining, test: Source, objective: Objective
 
 
 def _bounded_losses(
-    training: PrivateTraining, test: Source, objective: Objective, most: float
+    training: PrivateTraining, test: RecordSource, objective: Objective, most: float
 ) -> Tensor:
     """What is left of the bound by the losses of all records, and the losses, in parts of the
     bound; one that is no number counts whole.
@@ -301,7 +303,7 @@ def _shares(objective: Objective, answers: tuple[Tensor, Tensor] | None) -> Tens
 
 
 def _counts(
-    training: PrivateTraining, test: Source, objective: Objective, each: int = BATCH
+    training: PrivateTraining, test: RecordSource, objective: Objective, each: int = BATCH
 ) -> Tensor | None:
     """Predicted against true classes, exactly; None where there are no classes. A target outside of
     the classes counts nowhere.
@@ -320,7 +322,7 @@ def _counts(
     return None if table is None else table.cpu()
 
 
-def _batches(training: PrivateTraining, test: Source, each: int = BATCH) -> Iterator[Batch]:
+def _batches(training: PrivateTraining, test: RecordSource, each: int = BATCH) -> Iterator[Batch]:
     """The batches of `test` in order, while the model holds the averaged weights and is in
     evaluation mode.
     """

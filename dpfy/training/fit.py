@@ -16,7 +16,7 @@ from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.data.batch import Batch
 from dpfy.data.given import admitted, as_source
-from dpfy.data.lazy import LazyRecords, Source
+from dpfy.data.lazy import LazyRecords, RecordSource
 from dpfy.data.owners import Owned
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
@@ -226,7 +226,11 @@ def _billed(
 
 
 def _evaluated(
-    training: PrivateTraining, aim: Objective, test: Source | None, use: str, most: float | None
+    training: PrivateTraining,
+    aim: Objective,
+    test: RecordSource | None,
+    use: str,
+    most: float | None,
 ) -> evaluation.Evaluation:
     """What is told about the released model on `test`."""
     if test is None or use == evaluation.WITHHELD:
@@ -267,7 +271,11 @@ def finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
 
 
 def _noting(
-    training: PrivateTraining, noted: int, aim: Objective, test: Source | None, stop: Rule | None
+    training: PrivateTraining,
+    noted: int,
+    aim: Objective,
+    test: RecordSource | None,
+    stop: Rule | None,
 ) -> Iterator[Batch]:
     """The batches; between steps, the marked ones leave a row in metrics.jsonl, also where a crash
     lost it, and `stop` is asked.

@@ -24,7 +24,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.batch import placed
 from dpfy.data.given import as_source
-from dpfy.data.lazy import Source
+from dpfy.data.lazy import RecordSource
 from dpfy.models.batchnorm import FrozenBatchNorm
 from dpfy.models.normalisation import Normalisation
 from dpfy.noise.strategy import Identity
@@ -129,7 +129,7 @@ def _watching(layers: list[nn.Module], seen: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _order(model: nn.Module, calls: Objective, source: Source) -> list[str]:
+def _order(model: nn.Module, calls: Objective, source: RecordSource) -> list[str]:
     """The names of the batch normalisations in the order in which they run, found with made-up
     records of the right shapes.
     """
@@ -159,7 +159,7 @@ def _order(model: nn.Module, calls: Objective, source: Source) -> list[str]:
 
 @torch.no_grad()
 def _sums(
-    model: nn.Module, norm: _BatchNorm, calls: Objective, source: Source, bound: float
+    model: nn.Module, norm: _BatchNorm, calls: Objective, source: RecordSource, bound: float
 ) -> Tensor:
     """The sum over all records of each one's means and mean squares at `norm`, cut to `bound`."""
     found: list[Tensor] = []

@@ -19,7 +19,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.batch import Batch
 from dpfy.data.config import SUM
 from dpfy.data.given import is_rows
-from dpfy.data.lazy import Source
+from dpfy.data.lazy import RecordSource
 from dpfy.data.owners import Owned, UserSource
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords
@@ -95,7 +95,7 @@ class Objective:
         return NamedLoss(cast(Loss, self.loss), CLASSES.right, CLASSES.pairs)
 
     def losses_of(
-        self, model: nn.Module, source: Source | None = None
+        self, model: nn.Module, source: RecordSource | None = None
     ) -> Callable[[Batch], Tensor]:
         """The function of a batch that training repeats.
 

@@ -24,10 +24,10 @@ from dpfy.runs.folder import Place
 from dpfy.training.fit import fit
 from dpfy.tuning.claim import Tuning
 from dpfy.tuning.engine import RandomSearch
-from dpfy.tuning.payment import HELD_OUT, PUBLIC, Paid, Payment
+from dpfy.tuning.payment import HELD_OUT, PUBLIC, CalibratedSearch, SearchRoute
 from dpfy.tuning.run import drawn, tune
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.terms import Terms
+from dpfy.tuning.terms import SearchTerms
 from dpfy.tuning.trial import Trial
 
 SEARCHES, TRIALS, DELTA, RECORDS, SEEN = 12_000, 7.0, 1e-6, 120, 6
@@ -51,8 +51,11 @@ class TuningBench:
             1.0, delta=1e-3
         )
         claim = Tuning(
-            Paid(
-                Payment("random", TRIALS, 1.0, adjacency=Adjacency.REPLACE_ONE), (plan,), (), None
+            CalibratedSearch(
+                SearchRoute("random", TRIALS, 1.0, adjacency=Adjacency.REPLACE_ONE),
+                (plan,),
+                (),
+                None,
             ),
             SPACE.words(),
         )
@@ -143,12 +146,12 @@ def _recipe(settings: Settings, records: int) -> Recipe:
     return dpsgd(records, records / 4, steps=1, clip_norm=settings["clip"])
 
 
-def _terms(score: str, trials: float) -> Terms:
-    return Terms(4.0, 1e-3, RECORDS, trials, law="geometric", score=score, held_out=0.3)
+def _terms(score: str, trials: float) -> SearchTerms:
+    return SearchTerms(4.0, 1e-3, RECORDS, trials, law="geometric", score=score, held_out=0.3)
 
 
 def _search(
-    objective: Callable[[Trial], float], terms: Terms, seed: int, engine: Any = None
+    objective: Callable[[Trial], float], terms: SearchTerms, seed: int, engine: Any = None
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
         tune(objective, SPACE, _recipe, terms, Place(Path(place) / "run", seed=seed), engine=engine)

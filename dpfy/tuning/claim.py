@@ -16,19 +16,28 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.plan.claim import Training
 from dpfy.plan.recipe import Plan
-from dpfy.tuning.payment import HELD_OUT, LAWS, NOISY_MAX, PUBLIC, SUBSET, TRAINED_ON, Paid, Payment
+from dpfy.tuning.payment import (
+    HELD_OUT,
+    LAWS,
+    NOISY_MAX,
+    PUBLIC,
+    SUBSET,
+    TRAINED_ON,
+    CalibratedSearch,
+    SearchRoute,
+)
 from dpfy.tuning.space import Space
 
 TUNING = "tuning"
 SEARCH, TRIALS = "search.json", "trials.jsonl"
 FILES = (SEARCH, "config.toml", "schema.toml", "metrics.jsonl", TRIALS, "model.safetensors")
-PAYMENT = Codec("payment", {"payment": Payment})
+PAYMENT = Codec("payment", {"payment": SearchRoute})
 SCORED = {
     PUBLIC: "on public records, exactly",
     HELD_OUT: "on private records that were held out of training, with noise of their own",
     TRAINED_ON: "on the training records, with noise, paid for beside training",
 }
-DEAR = 2.0
+LARGE_FACTOR = 2.0
 """How many times the noise of a run without a search a trial may have before a reader is warned."""
 
 
@@ -41,7 +50,7 @@ class Tuning(Claim):
     `seed` is the public seed of settings that are no secret.
     """
 
-    paid: Paid
+    paid: CalibratedSearch
     space: Mapping[str, str] = field(hash=False)
     engine: str = "random"
     seed: int | None = None
@@ -80,7 +89,7 @@ class Tuning(Claim):
             )
 
     @property
-    def payment(self) -> Payment:
+    def payment(self) -> SearchRoute:
         """How the search is paid for."""
         return self.paid.payment
 
@@ -253,7 +262,7 @@ class Tuning(Claim):
         """Whether the search may have cost more than it gave."""
         bill = facts.get("bill", {})
         found = list(Training(self._selected(facts)).warnings(facts))
-        if isinstance(ratio := bill.get("noise_ratio"), float) and ratio >= DEAR:
+        if isinstance(ratio := bill.get("noise_ratio"), float) and ratio >= LARGE_FACTOR:
             found.append(
                 f"The search multiplied the noise of the released run by {ratio:.3g}: it was worth "
                 f"it only if the settings it found gain "
@@ -289,7 +298,7 @@ class Tuning(Claim):
         if not plans:
             raise InvalidInput("claim.plans", [], "must hold at least one plan")
         payment = PAYMENT.decode(data["payment"])
-        if not isinstance(payment, Payment):
+        if not isinstance(payment, SearchRoute):
             raise InvalidInput("claim.payment", data["payment"], "must be a payment")
         score = None if data["score"] is None else events.decode(data["score"])
         counts = tuple(check.integer("claim.counts", n, least=0) for n in data["counts"])
@@ -299,7 +308,7 @@ class Tuning(Claim):
         }
         seed = None if data["seed"] is None else check.integer("claim.seed", data["seed"], least=0)
         return cls(
-            Paid(payment, plans, finals, score, counts),
+            CalibratedSearch(payment, plans, finals, score, counts),
             space,
             check.one_line("claim.engine", data["engine"]),
             seed,

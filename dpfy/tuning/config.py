@@ -33,7 +33,7 @@ from dpfy.tuning.payment import (
 )
 from dpfy.tuning.pool import MOST_WORKERS
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.terms import AUTO, Terms
+from dpfy.tuning.terms import AUTO, SearchTerms
 
 SEARCHED = ("training", "model")
 """Sections whose fields may be searched."""
@@ -190,11 +190,11 @@ class SearchConfig:
         """Whose records trials are scored on."""
         return self.tune.score or (PUBLIC if self.job.data.test_use == "public" else HELD_OUT)
 
-    def terms(self, records: int, epsilon: float) -> Terms:
+    def terms(self, records: int, epsilon: float) -> SearchTerms:
         """The terms of a search on private data."""
         tune, privacy = self.tune, self.job.privacy
         check.one_of("tune.route", tune.chosen, PRIVATE)
-        return Terms(
+        return SearchTerms(
             epsilon, privacy.delta, records, tune.trials, tune.chosen, tune.law, self.score, tune.held_out, tune.sample,
             accountant=privacy.accountant, adjacency=privacy.adjacency,
         )  # fmt: skip

@@ -10,12 +10,12 @@ from typing import Protocol
 import numpy as np
 
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.trial import Row
+from dpfy.tuning.trial import TrialResult
 
 RANDOM_SEARCH = "random"
 
 
-class Engine(Protocol):
+class SearchEngine(Protocol):
     """Proposes settings. `adaptive` says whether what it proposes depends on earlier scores."""
 
     @property
@@ -31,7 +31,7 @@ class Engine(Protocol):
         was stopped.
         """
 
-    def tell(self, number: int, row: Row) -> None:
+    def tell(self, number: int, row: TrialResult) -> None:
         """How a trial did."""
 
     def prune(self, number: int, score: float) -> bool:
@@ -50,7 +50,7 @@ class RandomSearch:
         """A draw."""
         return self.space.draw(rng) if begun is None else begun
 
-    def tell(self, number: int, row: Row) -> None:
+    def tell(self, number: int, row: TrialResult) -> None:
         """It does not matter."""
 
     def prune(self, number: int, score: float) -> bool:

@@ -29,9 +29,9 @@ from dpfy.tuning import outcome, pool
 from dpfy.tuning import run as search_run
 from dpfy.tuning.claim import SEARCH
 from dpfy.tuning.config import SearchConfig
-from dpfy.tuning.engine import Engine, RandomSearch
+from dpfy.tuning.engine import RandomSearch, SearchEngine
 from dpfy.tuning.payment import HELD_OUT, PUBLIC, PUBLIC_DATA
-from dpfy.tuning.run import Tuned, Work, tune
+from dpfy.tuning.run import Execution, Tuned, tune
 from dpfy.tuning.space import Settings
 from dpfy.tuning.trial import Trial
 
@@ -188,7 +188,7 @@ def run(
 
         return public.run(config, out, resume=resume, seed=seed, progress=progress)
     engine = engine_of(config)
-    work = Work(
+    work = Execution(
         config.tune.workers,
         config.tune.devices or (config.job.runtime.device,),
         config.job.runtime.checkpoint_every,
@@ -222,7 +222,7 @@ def _require_models(config: SearchConfig) -> None:
             build.require_fits(model, *READS.get(kind, ((1,), 2)))
 
 
-def engine_of(config: SearchConfig) -> Engine:
+def engine_of(config: SearchConfig) -> SearchEngine:
     """What proposes settings."""
     if config.tune.engine == "random":
         return RandomSearch(config.space)

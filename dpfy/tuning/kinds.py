@@ -13,9 +13,9 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
 from dpfy.plan.recipe import Recipe
 from dpfy.tuning.payment import MOST_KINDS
-from dpfy.tuning.space import Range, Settings, Space, Whole
+from dpfy.tuning.space import FloatRange, IntegerRange, Settings, Space
 
-Bill = tuple[Event, ...]
+TrialEvents = tuple[Event, ...]
 RecipeOf = Callable[[Settings], Recipe]
 """What a trial with these settings does to the data: a public function, of the settings alone."""
 MANY = 4096
@@ -23,7 +23,7 @@ MANY = 4096
 
 
 @dataclass(frozen=True)
-class Kinds:
+class TrialKinds:
     """Settings sorted by what they cost. `recipes` holds one of each kind; `finals` that of the run
     on all records after it, if any.
 
@@ -36,10 +36,10 @@ class Kinds:
     costly: tuple[str, ...]
     recipes: tuple[Recipe, ...]
     finals: tuple[Recipe, ...]
-    _places: dict[Bill, int] = field(repr=False, compare=False, hash=False)
+    _places: dict[TrialEvents, int] = field(repr=False, compare=False, hash=False)
 
     @classmethod
-    def of(cls, space: Space, trial: RecipeOf, final: RecipeOf | None = None) -> Kinds:
+    def of(cls, space: Space, trial: RecipeOf, final: RecipeOf | None = None) -> TrialKinds:
         """The kinds of a space.
 
         Guarantees: every listed value is tried, in all combinations where they are few, and every
@@ -48,15 +48,15 @@ class Kinds:
         """
         costly = _costly(space, lambda settings: _bill(settings, trial, final))
         for name in costly:
-            if isinstance(space.dimensions[name], Range):
+            if isinstance(space.dimensions[name], FloatRange):
                 rule = (
                     "it changes what a trial costs: list its values, as in [256, 512, 1024], and "
                     "each gets noise of its own"
                 )
                 raise InvalidInput(f"search.{name}", space.dimensions[name].words, rule)
-        listed = [name for name, d in space.dimensions.items() if not isinstance(d, Range)]
+        listed = [name for name, d in space.dimensions.items() if not isinstance(d, FloatRange)]
         combined = listed if _many(space, listed) <= MANY else costly
-        found: dict[Bill, Settings] = {}
+        found: dict[TrialEvents, Settings] = {}
         for settings in (*space.corners(combined), *space.one_by_one()):
             found.setdefault(_bill(settings, trial, final), settings)
         if len(found) > MOST_KINDS:
@@ -70,7 +70,7 @@ class Kinds:
         return cls(trial, final, tuple(costly), tuple(recipes), tuple(finals), places)
 
     @classmethod
-    def listed(cls, recipes: Sequence[Recipe]) -> Kinds:
+    def listed(cls, recipes: Sequence[Recipe]) -> TrialKinds:
         """Kinds of trials that find their settings while they run."""
         found = {recipe.event(1.0): recipe for recipe in recipes}
         if not 1 <= len(found) <= MOST_KINDS:
@@ -114,7 +114,7 @@ def _recipes(settings: Settings, *recipes: RecipeOf | None) -> tuple[Recipe, ...
     return tuple(of(settings) for of in recipes if of is not None)
 
 
-def _bill(settings: Settings, *recipes: RecipeOf | None) -> Bill:
+def _bill(settings: Settings, *recipes: RecipeOf | None) -> TrialEvents:
     return tuple(recipe.event(1.0) for recipe in _recipes(settings, *recipes))
 
 
@@ -122,14 +122,14 @@ def _many(space: Space, names: Sequence[str]) -> int:
     return math.prod(len(space.dimensions[name].ends()) for name in names)
 
 
-def _costly(space: Space, bill: Callable[[Settings], Bill]) -> list[str]:
+def _costly(space: Space, bill: Callable[[Settings], TrialEvents]) -> list[str]:
     """The names whose values change the bill, all others at their first or all at their last."""
     firsts, lasts = ({name: d.ends()[k] for name, d in space.dimensions.items()} for k in (0, -1))
     found: list[str] = []
     for (name, d), others in product(space.dimensions.items(), (firsts, lasts)):
         if name in found or len({bill(others | {name: value}) for value in d.ends()}) == 1:
             continue
-        if isinstance(d, Whole) and d.high - d.low >= len(d.ends()):
+        if isinstance(d, IntegerRange) and d.high - d.low >= len(d.ends()):
             raise InvalidInput(
                 f"search.{name}", d.words, "it changes what a trial costs: list its values"
             )

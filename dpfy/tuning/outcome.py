@@ -26,9 +26,9 @@ from dpfy.runs.folder import LEDGER, RunFolder
 from dpfy.training import metrics
 from dpfy.tuning.claim import TRIALS, TUNING, Tuning
 from dpfy.tuning.payment import COMPOSITION, NOISY_MAX
-from dpfy.tuning.sealed import Told
+from dpfy.tuning.sealed import TrialReport
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.trial import Row
+from dpfy.tuning.trial import TrialResult
 
 MODEL = "model.safetensors"
 MOST_SHOWN = 200
@@ -41,20 +41,20 @@ NOT_SHOWN = "the exponential mechanism released which trial it chose, not its sc
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedTrial:
     """What was selected: its number and what it was made with, and where the released run lies
     among the secrets.
     """
 
     number: int
-    row: Row
+    row: TrialResult
     settings: Settings
     place: Path
 
     @property
-    def told(self) -> Told:
+    def told(self) -> TrialReport:
         """What the released run tells."""
-        return Told.read(self.place)
+        return TrialReport.read(self.place)
 
 
 Files = Callable[[Settings, Plan], Mapping[str, bytes]]
@@ -62,7 +62,11 @@ Files = Callable[[Settings, Plan], Mapping[str, bytes]]
 
 
 def publish(
-    folder: RunFolder, claim: Tuning, found: Selected | None, rows: Mapping[int, Row], files: Files
+    folder: RunFolder,
+    claim: Tuning,
+    found: SelectedTrial | None,
+    rows: Mapping[int, TrialResult],
+    files: Files,
 ) -> None:
     """Write the selected run into the folder, then its card, and erase everything else.
 
@@ -113,7 +117,7 @@ def _about(folder: RunFolder) -> dict[str, str]:
     return {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
 
 
-def _told(claim: Tuning, found: Selected, told: Told) -> dict[str, Any]:
+def _told(claim: Tuning, found: SelectedTrial, told: TrialReport) -> dict[str, Any]:
     """What the section tells: the selected settings, how the run was trained, and what it all
     cost.
     """
@@ -163,7 +167,9 @@ def _few(every: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(every, key=lambda row: not row["selected"])[:MOST_SHOWN]
 
 
-def _rows(claim: Tuning, found: Selected | None, rows: Mapping[int, Row]) -> list[dict[str, Any]]:
+def _rows(
+    claim: Tuning, found: SelectedTrial | None, rows: Mapping[int, TrialResult]
+) -> list[dict[str, Any]]:
     """Every trial that may be published: all of a search that is billed trial by trial, else the
     selected one alone.
     """

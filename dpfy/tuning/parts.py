@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from dpfy.core import check
 from dpfy.core.randomness import Randomness
 from dpfy.data.records import Records, as_records
-from dpfy.data.split import Drawn, kept
+from dpfy.data.split import SplitRecords, kept
 from dpfy.tuning.payment import TRAINING, VALIDATION
 
 SAMPLED = "sampled training records"
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrialSplit:
     """What share of `records` (their public number) is held out for scores, and which share of the
     rest a search on a subset sees.
     """
@@ -73,7 +73,7 @@ class Parts:
         expected = self.training if final or self.sample == 1 else self.sampled
         return kept(records, coins, expected, self.part(final=final) or "")
 
-    def valid(self, data: object, search: Randomness) -> Drawn:
+    def valid(self, data: object, search: Randomness) -> SplitRecords:
         """The records held out."""
         records = as_records(data)
         return kept(records, self._out(len(records), search), self.validation, VALIDATION)

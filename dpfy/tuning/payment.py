@@ -55,7 +55,7 @@ more.
 
 
 @dataclass(frozen=True)
-class Payment:
+class SearchRoute:
     """One way to pay. `trials` is their number, or its mean where it is random; `shape` the law of
     a random number.
 
@@ -198,7 +198,7 @@ def points(unit: Unit) -> int:
 
 
 @dataclass(frozen=True)
-class Target:
+class PrivacyTarget:
     """What everything together may cost."""
 
     epsilon: float
@@ -233,7 +233,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Paid:
+class CalibratedSearch:
     """A payment with its noise fixed: the plans of trials, one for each kind, of final runs, and
     the event that covers everything.
 
@@ -241,7 +241,7 @@ class Paid:
     is one of the events in it.
     """
 
-    payment: Payment
+    payment: SearchRoute
     plans: tuple[Plan, ...]
     finals: tuple[Plan, ...]
     score: Event | None
@@ -259,13 +259,13 @@ class Paid:
         return self.finals or self.plans
 
 
-def calibrated(
-    payment: Payment,
-    target: Target,
+def calibrate_search(
+    payment: SearchRoute,
+    target: PrivacyTarget,
     recipes: Sequence[Recipe],
     finals: Sequence[Recipe] = (),
     counts: Sequence[int] = (),
-) -> Paid:
+) -> CalibratedSearch:
     """The least noise of every kind of trial with which the whole search costs what was asked for.
 
     `recipes` are the kinds of trials: settings that cost alike are one kind. Each kind is
@@ -280,12 +280,12 @@ def calibrated(
 
 @functools.lru_cache(maxsize=64)
 def _calibrated(
-    payment: Payment,
-    target: Target,
+    payment: SearchRoute,
+    target: PrivacyTarget,
     recipes: tuple[Recipe, ...],
     finals: tuple[Recipe, ...],
     counts: tuple[int, ...],
-) -> Paid:
+) -> CalibratedSearch:
     """A bill takes long to compute: the same search is calibrated once a process."""
     if not 1 <= len(recipes) <= MOST_KINDS:
         raise InvalidInput(
@@ -323,7 +323,7 @@ def _calibrated(
         )
         return payment.event(runs, beside, last, numbers)
 
-    def paid(factor: float) -> Paid:
+    def paid(factor: float) -> CalibratedSearch:
         plans, last = (
             tuple(
                 Plan(r, factor * s, target.delta, target.accountant)
@@ -331,7 +331,7 @@ def _calibrated(
             )
             for rs in (recipes, finals)
         )
-        return Paid(
+        return CalibratedSearch(
             payment,
             plans,
             last,
@@ -358,7 +358,11 @@ def _calibrated(
 
 
 def _each(
-    whole: Callable[[float, int], Event], target: Target, kinds: int, close: float, payment: Payment
+    whole: Callable[[float, int], Event],
+    target: PrivacyTarget,
+    kinds: int,
+    close: float,
+    payment: SearchRoute,
 ) -> list[float]:
     """The noise of each kind by itself. One is sought where the one before it was found, or, where
     a bill takes long to compute, near that of a law that is quick.
@@ -387,14 +391,14 @@ def _geometric(event: Event) -> Event:
     )
 
 
-def _apart(payment: Payment, target: Target) -> bool:
+def _apart(payment: SearchRoute, target: PrivacyTarget) -> bool:
     """Whether nobody pays for both training and scores: a replaced person may be in one part before
     and in the other after.
     """
     return payment.score == HELD_OUT and target.adjacency is not Adjacency.REPLACE_ONE
 
 
-def _score(payment: Payment, target: Target, laid: int) -> float | None:
+def _score(payment: SearchRoute, target: PrivacyTarget, laid: int) -> float | None:
     """The noise of scores: as little as the target allows those who are held out for them; else a
     tenth of it. None without scores.
     """

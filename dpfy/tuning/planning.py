@@ -15,7 +15,7 @@ from dpfy.core.errors import DpfyError
 from dpfy.core.events import Event, gamma_for
 from dpfy.core.unit import Adjacency
 from dpfy.plan.recipe import Recipe
-from dpfy.tuning.claim import DEAR
+from dpfy.tuning.claim import LARGE_FACTOR
 from dpfy.tuning.payment import (
     COMPOSITION,
     HELD_OUT,
@@ -23,9 +23,9 @@ from dpfy.tuning.payment import (
     NOISY_MAX,
     RANDOM,
     SUBSET,
-    Payment,
-    Target,
-    calibrated,
+    PrivacyTarget,
+    SearchRoute,
+    calibrate_search,
 )
 
 TENTH = 0.1
@@ -44,7 +44,7 @@ CONSIDER = {
 
 
 @dataclass(frozen=True)
-class Offer:
+class RouteOffer:
     """One way to pay: the noise of a trial at the epsilon asked for, and how many times that of a
     run without a search it is.
 
@@ -70,12 +70,12 @@ class Offer:
 
 def offers(
     recipe: Recipe,
-    target: Target,
+    target: PrivacyTarget,
     trials: int,
     *,
     sample: float = 0.25,
     small: Recipe | None = None,
-) -> list[Offer]:
+) -> list[RouteOffer]:
     """Every way to pay for `trials` trials of a recipe within the target, the least noise first;
     without a search, and on public data, too.
 
@@ -85,7 +85,7 @@ def offers(
     plain = target.least(recipe.event)
     alone = target.reached(recipe.event(plain))
     rows = [
-        Offer(
+        RouteOffer(
             "public",
             "",
             plain,
@@ -97,37 +97,48 @@ def offers(
             CONSIDER["public"],
         )
     ]
-    rows.append(Offer("none", "", plain, 1.0, alone, TENTH, 0.0, 1, CONSIDER["none"]))
+    rows.append(RouteOffer("none", "", plain, 1.0, alone, TENTH, 0.0, 1, CONSIDER["none"]))
     payments = [
-        (Payment(RANDOM, trials, shape, adjacency=target.adjacency), law)
+        (SearchRoute(RANDOM, trials, shape, adjacency=target.adjacency), law)
         for law, shape in LAWS.items()
     ]
-    payments += [(Payment(COMPOSITION, trials, adjacency=target.adjacency), "")]
-    payments += [(Payment(NOISY_MAX, trials, score=HELD_OUT, adjacency=target.adjacency), "")]
+    payments += [(SearchRoute(COMPOSITION, trials, adjacency=target.adjacency), "")]
+    payments += [(SearchRoute(NOISY_MAX, trials, score=HELD_OUT, adjacency=target.adjacency), "")]
     if small is not None:
         payments += [
-            (Payment(SUBSET, trials, shape, sample=sample, adjacency=target.adjacency), law)
+            (SearchRoute(SUBSET, trials, shape, sample=sample, adjacency=target.adjacency), law)
             for law, shape in LAWS.items()
             if law != "poisson"
         ]
     for payment, law in payments:
         try:
             first = recipe if payment.route != SUBSET or small is None else small
-            paid = calibrated(payment, target, [first], [recipe] if payment.route == SUBSET else [])
+            paid = calibrate_search(
+                payment, target, [first], [recipe] if payment.route == SUBSET else []
+            )
         except DpfyError:
             continue
         plan = paid.alone[0]
         rows.append(
-            Offer(payment.route, law, plan.noise_multiplier, plan.noise_multiplier / plain, target.reached(plan.event),
-                  tenth(payment), few(payment), many(payment), CONSIDER[payment.route])
-        )  # fmt: skip
+            RouteOffer(
+                payment.route,
+                law,
+                plan.noise_multiplier,
+                plan.noise_multiplier / plain,
+                target.reached(plan.event),
+                tenth(payment),
+                few(payment),
+                many(payment),
+                CONSIDER[payment.route],
+            )
+        )
     return sorted(rows, key=lambda row: (row.noise_multiplier, row.route))
 
 
-def warning(rows: Sequence[Offer]) -> str | None:
+def warning(rows: Sequence[RouteOffer]) -> str | None:
     """Where every search on private data costs more noise than it is likely to give back."""
     private = [row.noise_ratio for row in rows if row.route not in ("public", "none")]
-    if not private or min(private) < DEAR:
+    if not private or min(private) < LARGE_FACTOR:
         return None
     return (
         f"the cheapest search on private data multiplies the noise by {min(private):.3g}: the "
@@ -149,7 +160,7 @@ def printed(event: Event, trials: int, delta: float, adjacency: Adjacency) -> pr
     return prices.printed(event, trials, delta, adjacency=adjacency)
 
 
-def generating(payment: Payment, x: float) -> float:
+def generating(payment: SearchRoute, x: float) -> float:
     """The generating function of the number of trials, E[x^K]."""
     if not payment.random:
         return float(x**payment.trials)
@@ -161,12 +172,12 @@ def generating(payment: Payment, x: float) -> float:
     return math.expm1(-eta * math.log1p(-(1 - gamma) * x)) / math.expm1(-eta * math.log(gamma))
 
 
-def tenth(payment: Payment, share: float = TENTH) -> float:
+def tenth(payment: SearchRoute, share: float = TENTH) -> float:
     """The chance that at least one trial has settings among the best `share` of the space."""
     return 1 - generating(payment, 1 - share)
 
 
-def chance(payment: Payment, number: int) -> float:
+def chance(payment: SearchRoute, number: int) -> float:
     """The probability of exactly so many trials."""
     if not payment.random:
         return float(number == payment.trials)
@@ -181,14 +192,14 @@ def chance(payment: Payment, number: int) -> float:
     )
 
 
-def few(payment: Payment) -> float:
+def few(payment: SearchRoute) -> float:
     """The chance of fewer than half of the trials asked for."""
     if not payment.random:
         return 0.0
     return sum(chance(payment, number) for number in range(math.ceil(payment.trials / 2)))
 
 
-def many(payment: Payment, certain: float = 0.99) -> int:
+def many(payment: SearchRoute, certain: float = 0.99) -> int:
     """The number of trials that is exceeded with a chance of one in a hundred."""
     if not payment.random:
         return int(payment.trials)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.tuning.trial import Row, Task, TrialFailed
+from dpfy.tuning.trial import TrialFailed, TrialResult, TrialTask
 
 MOST_WORKERS = 256
 PROCESS = 1 << 28
@@ -25,18 +25,18 @@ LOOK = 0.5
 """Seconds between two looks of a process at whether the one that started it is still there."""
 
 
-class Pool(Protocol):
+class TrialPool(Protocol):
     """Makes trials; their rows, in whatever order they end."""
 
-    def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
+    def rows(self, tasks: Iterable[TrialTask]) -> Iterator[tuple[TrialTask, TrialResult]]:
         """Each task with its row."""
 
 
 @dataclass(frozen=True)
-class Here:
+class InProcess:
     """One after the other, in this process."""
 
-    def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
+    def rows(self, tasks: Iterable[TrialTask]) -> Iterator[tuple[TrialTask, TrialResult]]:
         """In their order."""
         for task in tasks:
             yield task, task()
@@ -54,13 +54,13 @@ class Processes:
     def __post_init__(self) -> None:
         require(self.workers)
 
-    def rows(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Row]]:
+    def rows(self, tasks: Iterable[TrialTask]) -> Iterator[tuple[TrialTask, TrialResult]]:
         """As they end; no more are begun ahead than there are workers, but for one."""
         context = multiprocessing.get_context("spawn")
         executor = ProcessPoolExecutor(
             self.workers, context, _attend, (os.getpid(), _threads(self.workers))
         )
-        waiting, source, under_way = True, iter(tasks), dict[Future[Row], Task]()
+        waiting, source, under_way = True, iter(tasks), dict[Future[TrialResult], TrialTask]()
         try:
             while waiting or under_way:
                 while waiting and len(under_way) <= self.workers:
@@ -77,7 +77,7 @@ class Processes:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _result(future: Future[Row]) -> Row:
+def _result(future: Future[TrialResult]) -> TrialResult:
     try:
         return future.result()
     except BrokenProcessPool:
@@ -127,6 +127,6 @@ def require(workers: int) -> int:
     return workers
 
 
-def of(workers: int) -> Pool:
+def of(workers: int) -> TrialPool:
     """The pool of so many workers."""
-    return Here() if require(workers) == 1 else Processes(workers)
+    return InProcess() if require(workers) == 1 else Processes(workers)

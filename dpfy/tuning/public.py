@@ -36,12 +36,12 @@ from dpfy.training.parallel.world import World
 from dpfy.tuning import pool
 from dpfy.tuning.claim import TRIALS, PublicTuning
 from dpfy.tuning.config import SearchConfig
-from dpfy.tuning.engine import Engine, RandomSearch
+from dpfy.tuning.engine import RandomSearch, SearchEngine
 from dpfy.tuning.job import Show, prepared, right
 from dpfy.tuning.run import Tuned
 from dpfy.tuning.search import Search
 from dpfy.tuning.space import Settings
-from dpfy.tuning.trial import Source, Task, Trial, listed
+from dpfy.tuning.trial import Trial, TrialRights, TrialTask, listed
 
 WORK, ASKED = ".search", "search.json"
 
@@ -108,7 +108,7 @@ def run(
     *,
     resume: bool = False,
     seed: int | None = None,
-    engine: Engine | None = None,
+    engine: SearchEngine | None = None,
     progress: Show = lambda what, made: None,
 ) -> Tuned:
     """Search on public data, then train once on the private data with what was found, into the
@@ -140,7 +140,7 @@ def _searched(
     config: SearchConfig,
     data: DataConfig,
     work: Path,
-    engine: Engine,
+    engine: SearchEngine,
     seed: int | None,
     progress: Show,
 ) -> tuple[list[dict[str, Any]], int]:
@@ -158,7 +158,7 @@ def _searched(
         engine.tell(number, row)
     objective, source = (
         PublicObjective(config, data),
-        Source(None, "public", Randomness.for_tests(key)),
+        TrialRights(None, "public", Randomness.for_tests(key)),
     )
     devices = config.tune.devices or (config.job.runtime.device,)
 
@@ -168,7 +168,7 @@ def _searched(
                 settings = engine.ask(number, np.random.default_rng([key, number]))
                 plan = stand_in(_plan(config, settings), len(found.train))
                 device = devices[number % len(devices)]
-                yield Task(
+                yield TrialTask(
                     search.place(number),
                     number,
                     settings,
@@ -180,7 +180,7 @@ def _searched(
                     device=device,
                 )
 
-    def told(task: Task, row: Any) -> None:
+    def told(task: TrialTask, row: Any) -> None:
         engine.tell(task.number, row)
         progress("searching on public data", len(search.rows))
 

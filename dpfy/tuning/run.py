@@ -30,17 +30,25 @@ from dpfy.runs.folder import LEDGER, Place, RunFolder, complete, held_claims
 from dpfy.runs.mark import SEARCH_LOG
 from dpfy.tuning import outcome, pool
 from dpfy.tuning.claim import TUNING, Tuning
-from dpfy.tuning.engine import Engine, RandomSearch
-from dpfy.tuning.kinds import Kinds
-from dpfy.tuning.parts import Parts
-from dpfy.tuning.payment import COMPOSITION, NOISY_MAX, RANDOM, SUBSET, Paid, calibrated, points
+from dpfy.tuning.engine import RandomSearch, SearchEngine
+from dpfy.tuning.kinds import TrialKinds
+from dpfy.tuning.parts import TrialSplit
+from dpfy.tuning.payment import (
+    COMPOSITION,
+    NOISY_MAX,
+    RANDOM,
+    SUBSET,
+    CalibratedSearch,
+    calibrate_search,
+    points,
+)
 from dpfy.tuning.sealed import secret_of
 from dpfy.tuning.search import Search
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.terms import Terms
-from dpfy.tuning.trial import ASKED, Row, Source, Task, Trial, listed
+from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.trial import ASKED, Trial, TrialResult, TrialRights, TrialTask, listed
 
-WORTH = 1.15
+LARGER_NOISE = 1.15
 """A Poisson number of trials, of which few are small, is taken where it needs no more than so many
 times the noise of a geometric one.
 """
@@ -87,7 +95,7 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Work:
+class Execution:
     """How a search is done: nothing here changes what it costs.
 
     `scaled` gives the settings for a subset; `publish` the files of the selected run beside its
@@ -98,7 +106,7 @@ class Work:
     workers: int = 1
     devices: tuple[str, ...] = ("cpu",)
     checkpoint_every: float = 30.0
-    pool: pool.Pool | None = None
+    pool: pool.TrialPool | None = None
     scaled: Scaled | None = None
     publish: Callable[[Settings, Plan], Mapping[str, bytes]] = lambda settings, plan: {}
     progress: Callable[[str, int | None], None] = field(default=lambda what, made: None)
@@ -111,11 +119,11 @@ def tune(
     objective: Callable[[Trial], float],
     space: Space | Mapping[str, Any] | None,
     recipe: RecipeFor | Sequence[Recipe],
-    terms: Terms,
+    terms: SearchTerms,
     run: Place | str | Path,
     *,
-    engine: Engine | None = None,
-    work: Work | None = None,
+    engine: SearchEngine | None = None,
+    work: Execution | None = None,
 ) -> Tuned:
     """Search for settings on private data, and release the best trial: a run folder whose card
     covers the search.
@@ -131,11 +139,11 @@ def tune(
     permit for one of the events in it. What is not covered by a theorem is refused. A search that
     was killed is resumed to the same selection; nothing but it leaves the folder.
     """
-    where, work = Space.read(space) if isinstance(space, Mapping) else space, work or Work()
+    where, work = Space.read(space) if isinstance(space, Mapping) else space, work or Execution()
     place = run if isinstance(run, Place) else Place(run)
     if engine is None and where is None:
         raise InvalidInput("space", None, "must be given, or an engine that draws settings itself")
-    chosen: Engine = RandomSearch(where) if engine is None and where is not None else engine  # type: ignore[assignment]
+    chosen: SearchEngine = RandomSearch(where) if engine is None and where is not None else engine  # type: ignore[assignment]
     parts = terms.parts
     kinds = _kinds(where, recipe, terms, work)
     claim = _held(place, where, chosen, terms) or _planned(where, chosen, kinds, terms, place, work)
@@ -147,8 +155,8 @@ def tune(
 
 
 def _kinds(
-    space: Space | None, recipe: RecipeFor | Sequence[Recipe], terms: Terms, work: Work
-) -> Kinds:
+    space: Space | None, recipe: RecipeFor | Sequence[Recipe], terms: SearchTerms, work: Execution
+) -> TrialKinds:
     parts = terms.parts
     if space is None or not callable(recipe):
         if callable(recipe) or space is not None or terms.route == SUBSET:
@@ -158,14 +166,14 @@ def _kinds(
                 "must be a list of recipes where there is no space, and a function of settings "
                 "where there is one",
             )
-        return Kinds.listed(recipe)
+        return TrialKinds.listed(recipe)
     if terms.route != SUBSET:
-        return Kinds.of(space, lambda settings: recipe(settings, parts.training))
+        return TrialKinds.of(space, lambda settings: recipe(settings, parts.training))
     if work.scaled is None:
         way_out = "say how settings for all records are scaled to a part of them: Work(scaled=...)"
         raise Unsupported("a search on a subset without a rule that scales settings", way_out)
     scaled = work.scaled
-    return Kinds.of(
+    return TrialKinds.of(
         space,
         lambda settings: recipe(scaled(settings, terms.sample), parts.sampled),
         lambda settings: recipe(settings, parts.training),
@@ -173,7 +181,12 @@ def _kinds(
 
 
 def _planned(
-    space: Space | None, engine: Engine, kinds: Kinds, terms: Terms, place: Place, work: Work
+    space: Space | None,
+    engine: SearchEngine,
+    kinds: TrialKinds,
+    terms: SearchTerms,
+    place: Place,
+    work: Execution,
 ) -> Tuning:
     """The claim of a new search: the least noise with which it costs what was asked for."""
     work.progress("calibrating", None)
@@ -185,10 +198,10 @@ def _planned(
             counts = kinds.counts(
                 [engine.ask(n, _public(seed, n)) for n in range(int(terms.trials))]
             )
-    found: list[Paid] = []
+    found: list[CalibratedSearch] = []
     for shape in terms.shapes if terms.route in (RANDOM, SUBSET) else terms.shapes[:1]:
         found.append(
-            calibrated(
+            calibrate_search(
                 terms.payment(shape, adaptive=adaptive),
                 terms.target,
                 kinds.recipes,
@@ -197,7 +210,7 @@ def _planned(
             )
         )
     paid = found[0]
-    if len(found) > 1 and max(_ratios(*found)) > WORTH:
+    if len(found) > 1 and max(_ratios(*found)) > LARGER_NOISE:
         paid = found[1]
     return Tuning(paid, _words(space), engine.name, seed)
 
@@ -206,7 +219,7 @@ def _words(space: Space | None) -> dict[str, str]:
     return {} if space is None else space.words()
 
 
-def _ratios(one: Paid, other: Paid) -> Iterator[float]:
+def _ratios(one: CalibratedSearch, other: CalibratedSearch) -> Iterator[float]:
     return (
         a.noise_multiplier / b.noise_multiplier for a, b in zip(one.plans, other.plans, strict=True)
     )
@@ -217,7 +230,9 @@ def _public(seed: int, number: int) -> np.random.Generator:
     return np.random.default_rng([seed, number])
 
 
-def _held(place: Place, space: Space | None, engine: Engine, terms: Terms) -> Tuning | None:
+def _held(
+    place: Place, space: Space | None, engine: SearchEngine, terms: SearchTerms
+) -> Tuning | None:
     """The claim of a search that is resumed, which must be of the same terms."""
     path = Path(place.path)
     if not place.resume or not (path / LEDGER).is_file():
@@ -246,11 +261,11 @@ class _Searching:
 
     folder: RunFolder
     claim: Tuning
-    kinds: Kinds
-    engine: Engine
+    kinds: TrialKinds
+    engine: SearchEngine
     objective: Callable[[Trial], float]
-    parts: Parts
-    work: Work
+    parts: TrialSplit
+    work: Execution
 
     def __post_init__(self) -> None:
         log = self.folder.secrets / SEARCH_LOG
@@ -263,7 +278,7 @@ class _Searching:
             create(log, mode=PRIVATE_MODE)
         self.permit = self.folder.begin(TUNING)
         self.randomness = self.folder.randomness
-        self.source = Source(self.folder.path / LEDGER, TUNING, self.randomness)
+        self.source = TrialRights(self.folder.path / LEDGER, TUNING, self.randomness)
         self.search = Search(
             self.folder.secrets,
             self.work.pool or pool.of(self.work.workers),
@@ -292,9 +307,9 @@ class _Searching:
             self._asked(number) if payment.random and self.kinds.trial is not None else row.settings
         )
         place = self._on_all(settings) if paid.finals else self.search.place(number)
-        return self._published(outcome.Selected(number, row, settings, place))
+        return self._published(outcome.SelectedTrial(number, row, settings, place))
 
-    def _tasks(self, count: int) -> Iterator[Task]:
+    def _tasks(self, count: int) -> Iterator[TrialTask]:
         """The trials, as many as there are; with a filter, as many as fit."""
         number = 0
         while number < count or self.claim.payment.pruned:
@@ -322,14 +337,14 @@ class _Searching:
             write_atomically(file, json.dumps(settings).encode(), mode=PRIVATE_MODE)
         return settings
 
-    def _task(self, number: int, settings: Settings, *, final: bool = False) -> Task:
+    def _task(self, number: int, settings: Settings, *, final: bool = False) -> TrialTask:
         paid, work = self.claim.paid, self.work
         used = (
             settings
             if final or not paid.finals or work.scaled is None
             else work.scaled(settings, self.claim.payment.sample)
         )
-        return Task(
+        return TrialTask(
             self.search.place(number),
             number,
             used,
@@ -345,7 +360,7 @@ class _Searching:
             device=work.devices[number % len(work.devices)],
         )
 
-    def _told(self, number: int, row: Row) -> None:
+    def _told(self, number: int, row: TrialResult) -> None:
         if (
             self.claim.payment.route == COMPOSITION
         ):  # by noisy max the scores are exact, and nobody is told them
@@ -365,7 +380,7 @@ class _Searching:
         )
         return bool((total <= budget * (1 + 1e-9)).all())
 
-    def _billed(self, row: Row) -> events.Event:
+    def _billed(self, row: TrialResult) -> events.Event:
         """What a trial released: all of its plan, or the steps that it made before it was
         pruned.
         """
@@ -403,7 +418,7 @@ class _Searching:
         task()
         return task.place
 
-    def _published(self, found: outcome.Selected | None) -> Tuned:
+    def _published(self, found: outcome.SelectedTrial | None) -> Tuned:
         self.work.progress("card", None)
         outcome.publish(self.folder, self.claim, found, self.search.rows, self.work.publish)
         return finished(self.folder.path)

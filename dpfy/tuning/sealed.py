@@ -194,7 +194,7 @@ class SealedRun(RunFolder):
 
 
 @dataclass(frozen=True)
-class Told:
+class TrialReport:
     """What a trained trial has to tell: its plan, its section of a card, where and how it ran, and
     how many steps it made.
     """
@@ -205,7 +205,7 @@ class Told:
     steps: int
 
     @classmethod
-    def read(cls, place: Path) -> Told:
+    def read(cls, place: Path) -> TrialReport:
         """That of the trial in `place`."""
         try:
             held = storage.parsed_json(TOLD, storage.content(TOLD, place / TOLD, name=TOLD))

@@ -22,10 +22,10 @@ from dpfy.core.storage import PRIVATE_MODE
 from dpfy.runs.mark import SEARCH_LOG as LOG
 from dpfy.runs.mark import SEARCH_TRIALS as FOLDER
 from dpfy.runs.mark import erase_folder
-from dpfy.tuning.pool import Pool
-from dpfy.tuning.trial import Row, Task
+from dpfy.tuning.pool import TrialPool
+from dpfy.tuning.trial import TrialResult, TrialTask
 
-Tell = Callable[[Task, Row], None]
+Tell = Callable[[TrialTask, TrialResult], None]
 """Told of every trial that has just ended."""
 
 
@@ -39,9 +39,9 @@ class Search:
     """
 
     secrets: Path
-    pool: Pool
+    pool: TrialPool
     keep: bool = False
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, TrialResult] = field(default_factory=dict)
     best: int | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Search:
         """The folder of a trial."""
         return self.secrets / FOLDER / f"{number:06d}"
 
-    def made(self, tasks: Iterable[Task], tell: Tell = lambda task, row: None) -> int | None:
+    def made(self, tasks: Iterable[TrialTask], tell: Tell = lambda task, row: None) -> int | None:
         """Make all trials that are not made yet. The number of the best one, the first of equals;
         None if there is none.
 
@@ -83,17 +83,19 @@ class Search:
             os.close(handle)
         return self.best
 
-    def _left(self, tasks: Iterable[Task]) -> Iterator[Task]:
+    def _left(self, tasks: Iterable[TrialTask]) -> Iterator[TrialTask]:
         return (task for task in tasks if task.number not in self.rows)
 
-    def _note(self, handle: int, number: int, made: Row) -> int | None:
+    def _note(self, handle: int, number: int, made: TrialResult) -> int | None:
         """Write the row down. Which trial is to be forgotten: the worse of this one and the best so
         far.
         """
         line = json.dumps({"trial": number} | made.to_json())
         os.write(handle, (line + "\n").encode())
         os.fsync(handle)
-        self.rows[number] = Row.from_json(json.loads(line))  # as a search that is resumed reads it
+        self.rows[number] = TrialResult.from_json(
+            json.loads(line)
+        )  # as a search that is resumed reads it
         lost: int | None = number
         if self.best is None or self._rank(number) < self._rank(self.best):
             lost, self.best = self.best, number
@@ -104,7 +106,7 @@ class Search:
         return -self.rows[number].score, number
 
 
-def _read(log: Path) -> dict[int, Row]:
+def _read(log: Path) -> dict[int, TrialResult]:
     """The rows of a log; a last line that a crash cut short does not count, and is cut off."""
     if not log.is_file():
         return {}
@@ -116,7 +118,7 @@ def _read(log: Path) -> dict[int, Row]:
     for line in whole.splitlines():
         row = storage.parsed_json(LOG, line)
         try:
-            found[int(row["trial"])] = Row.from_json(row)
+            found[int(row["trial"])] = TrialResult.from_json(row)
         except (KeyError, TypeError, ValueError):
             rule = "holds a line that is no score: the search cannot be resumed; start a new one"
             raise Corrupt(f"checkpoint/{LOG}", rule) from None

@@ -30,7 +30,7 @@ Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Range:
+class FloatRange:
     """Numbers from `low` to `high`, evenly, or evenly in the logarithm."""
 
     low: float
@@ -76,7 +76,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerRange:
     """Whole numbers from `low` to `high`, both included, all equally likely."""
 
     low: int
@@ -111,7 +111,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ListedValues:
     """A list of values, all equally likely."""
 
     values: tuple[Any, ...]
@@ -152,17 +152,17 @@ class Choice:
         return toml(self.values)
 
 
-Dimension = Range | Whole | Choice
+Dimension = FloatRange | IntegerRange | ListedValues
 
 
-def log_range(low: float, high: float) -> Range:
+def log_range(low: float, high: float) -> FloatRange:
     """Numbers that are even in the logarithm: rates, clip norms."""
-    return Range(low, high, log=True)
+    return FloatRange(low, high, log=True)
 
 
-def choice(*values: Any) -> Choice:
+def choice(*values: Any) -> ListedValues:
     """One of these values."""
-    return Choice(values)
+    return ListedValues(values)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Space:
             )
         for name, dimension in self.dimensions.items():
             check.one_line("space", name, 80)
-            if not isinstance(dimension, Range | Whole | Choice):
+            if not isinstance(dimension, FloatRange | IntegerRange | ListedValues):
                 raise InvalidInput(f"space.{name}", dimension, FORMS)
         object.__setattr__(self, "dimensions", dict(self.dimensions))
 
@@ -236,7 +236,7 @@ def _shown(value: Any) -> str:
 
 def dimension(name: str, given: Any) -> Dimension:
     """The range or list that a word, a TOML list or a dimension is."""
-    if isinstance(given, Range | Whole | Choice):
+    if isinstance(given, FloatRange | IntegerRange | ListedValues):
         return given
     if isinstance(given, str):
         found = RANGE.fullmatch(given)
@@ -248,18 +248,18 @@ def dimension(name: str, given: Any) -> Dimension:
             raise InvalidInput(f"search.{name}", given, FORMS) from None
     if not isinstance(given, list | tuple):
         raise InvalidInput(f"search.{name}", given, FORMS)
-    return _named(name, lambda: Choice(tuple(given)))
+    return _named(name, lambda: ListedValues(tuple(given)))
 
 
 def _range(name: str, low: str, high: str, kind: str | None) -> Dimension:
     if kind != "whole":
-        return _named(name, lambda: Range(float(low), float(high), kind == "log"))
+        return _named(name, lambda: FloatRange(float(low), float(high), kind == "log"))
     if (
         not (low.lstrip("+-").isdecimal() and high.lstrip("+-").isdecimal())
         or max(len(low), len(high)) > 18
     ):
         raise InvalidInput(f"search.{name}", f"{low}..{high} whole", "must have whole ends")
-    return _named(name, lambda: Whole(int(low), int(high)))
+    return _named(name, lambda: IntegerRange(int(low), int(high)))
 
 
 def _named(name: str, make: Any) -> Any:

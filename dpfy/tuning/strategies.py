@@ -191,7 +191,7 @@ def plain_rate(utility: Utility, settings: Mapping[str, Any], rates: Sequence[fl
 
 
 @dataclass(frozen=True)
-class Limits:
+class ComputeLimits:
     """What is feasible: the largest batch and the most epochs; and what training without privacy
     uses.
     """
@@ -208,7 +208,7 @@ def privacy_and_computation(
     records: int,
     epsilon: float,
     delta: float,
-    limits: Limits,
+    limits: ComputeLimits,
     rates: Sequence[float],
     norms: Sequence[float] = NORMS,
     around: float | None = 2.0,

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from dpfy import accounting
 from dpfy.core import check
-from dpfy.tuning.parts import Parts
-from dpfy.tuning.payment import HELD_OUT, LAWS, PUBLIC, RANDOM, SUBSET, Payment, Target
+from dpfy.tuning.parts import TrialSplit
+from dpfy.tuning.payment import HELD_OUT, LAWS, PUBLIC, RANDOM, SUBSET, PrivacyTarget, SearchRoute
 
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Terms:
+class SearchTerms:
     """What a search may cost, and how it is paid for. All of it is public.
 
     `trials` is their number, or its mean where it is random (`law`: logarithmic, geometric,
@@ -40,7 +40,7 @@ class Terms:
         check.one_of("law", self.law, (AUTO, *LAWS))
         check.inside_unit("held_out", self.held_out)
         check.integer("records", self.records, most=check.RECORDS)
-        Target(self.epsilon, self.delta)
+        PrivacyTarget(self.epsilon, self.delta)
         for shape in self.shapes:
             self.payment(shape, adaptive=self.prune)
 
@@ -49,9 +49,9 @@ class Terms:
         """The laws that come into question, the one to prefer first."""
         return (LAWS["poisson"], LAWS["geometric"]) if self.law == AUTO else (LAWS[self.law],)
 
-    def payment(self, shape: float, *, adaptive: bool) -> Payment:
+    def payment(self, shape: float, *, adaptive: bool) -> SearchRoute:
         """The payment with this law of the number of trials."""
-        return Payment(
+        return SearchRoute(
             self.route,
             self.trials,
             shape,
@@ -63,15 +63,15 @@ class Terms:
         )
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> TrialSplit:
         """Who takes part in what."""
-        return Parts(
+        return TrialSplit(
             self.records,
             self.held_out if self.score == HELD_OUT else 0.0,
             self.sample if self.route == SUBSET else 1.0,
         )
 
     @property
-    def target(self) -> Target:
+    def target(self) -> PrivacyTarget:
         """What everything may cost."""
-        return Target(self.epsilon, self.delta, self.adjacency, self.accountant)  # type: ignore[arg-type]
+        return PrivacyTarget(self.epsilon, self.delta, self.adjacency, self.accountant)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords
 from dpfy.mechanisms.discrete import DiscreteGaussian
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.tuning.parts import Parts
+from dpfy.tuning.parts import TrialSplit
 from dpfy.tuning.payment import HELD_OUT, TRAINED_ON, points
 from dpfy.tuning.sealed import SealedRun, held, secret_of
 from dpfy.tuning.space import Settings
@@ -61,7 +61,7 @@ class Trial:
     but train and score.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TrialTask) -> None:
         self.settings, self.device, self._task = dict(task.settings), task.device, task
         self.kind, self.counted, self.notes = 0, None, dict[str, Any]()
         self._plan: Plan | None = None
@@ -292,7 +292,7 @@ def _points(right: Tensor, scored: Records | None, each: int) -> int:
     return int(((2 * each * hits + owned) // (2 * owned)).sum())
 
 
-class Objective(Protocol):
+class TrialObjective(Protocol):
     """What is searched over: trains `trial.plan` in `trial.run`, and returns the score, larger is
     better.
     """
@@ -302,7 +302,7 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class TrialRights:
     """Where trials get their rights and their secrets: the search's run folder; None where the data
     is public and nothing is billed.
     """
@@ -330,7 +330,7 @@ def _permits(ledger: Path, version: tuple[int, ...]) -> tuple[Permit, ...]:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialResult:
     """A trial that is over: its score, the steps it made, its kind and its settings; `notes` are an
     engine's own.
     """
@@ -353,7 +353,7 @@ class Row:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Row:
+    def from_json(cls, data: Any) -> TrialResult:
         """What `to_json` wrote; lists of settings are tuples again."""
         score = WORST if data["score"] is None else float(data["score"])
         return cls(
@@ -373,7 +373,7 @@ def listed(settings: Mapping[str, Any]) -> Settings:
 
 
 @dataclass(frozen=True, repr=False)
-class Task:
+class TrialTask:
     """All that a process needs to make one trial: what it does (`recipe`), or None where it says so
     itself, and plans of all kinds.
 
@@ -386,15 +386,15 @@ class Task:
     recipe: Recipe | None
     kinds: tuple[Plan, ...]
     score: events.Event | None
-    source: Source
+    source: TrialRights
     objective: Callable[[Trial], float]
-    parts: Parts | None = None
+    parts: TrialSplit | None = None
     final: bool = False
     prune: Callable[[int, float], bool] | None = None
     checkpoint_every: float = 30.0
     device: str = "cpu"
 
-    def __call__(self) -> Row:
+    def __call__(self) -> TrialResult:
         """Make the trial, or go on with it, with no step more if it is trained already. Its row; a
         score that is not a number is the worst.
 
@@ -411,7 +411,7 @@ class Task:
                     score = self._made(trial)
                 except Pruned:
                     score, steps = WORST, min(trial.plan.recipe.steps, trial.run.steps_made())
-            return Row(
+            return TrialResult(
                 score,
                 trial.plan.recipe.steps if steps is None else steps,
                 trial.kind,

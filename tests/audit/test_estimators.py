@@ -12,7 +12,7 @@ from scipy import stats
 
 from dpfy.accounting import gaussian
 from dpfy.audit import bounds, exposure, families, intervals, one_run, power
-from dpfy.audit.bounds import Scores
+from dpfy.audit.bounds import TrialScores
 from dpfy.audit.one_run import Guesses
 from dpfy.core.errors import InvalidInput
 
@@ -54,7 +54,7 @@ def test_impossible_counts_are_refused():
     with pytest.raises(InvalidInput, match="canaries >= made >= right"):
         Guesses(10, 11, 3)
     with pytest.raises(InvalidInput, match="no NaN"):
-        Scores(np.array([math.nan]), np.array([0.0]))
+        TrialScores(np.array([math.nan]), np.array([0.0]))
 
 
 @pytest.mark.parametrize(("mu", "delta"), [(1.0, 1e-5), (0.5, 1e-6), (2.0, 1e-5), (0.05, 1e-5)])
@@ -70,7 +70,7 @@ def test_gaussian_epsilon_is_the_accountants_rounded_down(mu, delta):
 
 
 def test_rates_bound_is_the_formula():
-    scores = Scores(np.r_[np.ones(90), np.zeros(10)], np.r_[np.ones(5), np.zeros(95)])
+    scores = TrialScores(np.r_[np.ones(90), np.zeros(10)], np.r_[np.ones(5), np.zeros(95)])
     bound = bounds.clopper_pearson(scores, delta=0.01, threshold=0.5)
     fpr, fnr = stats.beta.ppf(0.975, 6, 95), stats.beta.ppf(0.975, 11, 90)
     assert bound.epsilon == pytest.approx(
@@ -81,7 +81,7 @@ def test_rates_bound_is_the_formula():
 
 def test_threshold_is_chosen_on_trials_that_are_not_counted():
     scores, coins = gaussian_trials(2.0, 4000, 1)
-    bound = bounds.clopper_pearson(Scores.of(scores, coins), delta=DELTA)
+    bound = bounds.clopper_pearson(TrialScores.of(scores, coins), delta=DELTA)
     assert 1990 <= bound.canaries <= 2010
     assert 0.5 < bound.epsilon < families.gaussian_epsilon(2.0, DELTA)
 
@@ -95,7 +95,9 @@ def test_rates_bounds_are_sound_on_a_gaussian(estimate):
     for seed in range(400):
         scores, coins = gaussian_trials(1.0, 400, seed)
         beyond += (
-            estimate(Scores.of(scores, coins), delta=DELTA, confidence=0.8, threshold=0.5).epsilon
+            estimate(
+                TrialScores.of(scores, coins), delta=DELTA, confidence=0.8, threshold=0.5
+            ).epsilon
             > truth
         )
     assert beyond / 400 <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / 400)
@@ -103,7 +105,7 @@ def test_rates_bounds_are_sound_on_a_gaussian(estimate):
 
 def test_gaussian_fit_comes_close_with_power():
     scores, coins = gaussian_trials(1.66, 20_000, 2)
-    bound = bounds.gaussian_fit(Scores.of(scores, coins), delta=DELTA, threshold=0.83)
+    bound = bounds.gaussian_fit(TrialScores.of(scores, coins), delta=DELTA, threshold=0.83)
     truth = families.gaussian_epsilon(1.66, DELTA)
     assert 0.9 * truth < bound.epsilon < truth
 

@@ -16,7 +16,7 @@ from dpfy.audit import cosines, finished, people
 from dpfy.audit.families import ClaimedFamily, gaussian_epsilon
 from dpfy.audit.observation import claimed_curve
 from dpfy.audit.user_training import UserFacts, audited_users, by_records
-from dpfy.audit.whitebox import Claim, Observed, audit
+from dpfy.audit.whitebox import AuditedClaim, ObservedSums, audit
 from dpfy.cli.app import app
 from dpfy.core.errors import InvalidInput
 from dpfy.federated.audit import observe_rounds
@@ -28,8 +28,8 @@ FACTS = UserFacts(noise_multiplier=1.5, users=40, canaries=150, records=3, rate=
 def judged(facts, observe, seed, unit=None):
     seen = audited_users(facts, observe, seed, unit)
     family = ClaimedFamily(claimed_curve(seen.plan), precision=0.05)
-    claim = Claim(seen.plan.epsilon, facts.delta, facts.noise_multiplier, facts.rate, family)
-    verdict = audit(Observed(seen.projections, seen.included), claim)
+    claim = AuditedClaim(seen.plan.epsilon, facts.delta, facts.noise_multiplier, facts.rate, family)
+    verdict = audit(ObservedSums(seen.projections, seen.included), claim)
     return verdict, seen, finished.of_people(seen, claim, 0.95)
 
 

@@ -30,10 +30,10 @@ from dpfy.mechanisms.staircase import Staircase
 from dpfy.mechanisms.tested import Near, ProposeTestRelease
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold
 from dpfy.statistics import functions, language
-from dpfy.statistics.claim import Share
-from dpfy.statistics.columns import Table
+from dpfy.statistics.claim import BudgetShare
+from dpfy.statistics.columns import PrivateTable
 from dpfy.statistics.statistic import Spend
-from dpfy.statistics.units import Contribution, coded
+from dpfy.statistics.units import ContributionLimit, coded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "statistics"))
 from public import COLUMNS
@@ -113,16 +113,16 @@ def people(n, *more):
     return [*rows, *more]
 
 
-ONE = Contribution()
+ONE = ContributionLimit()
 
 
 def asked(text, family, contribution=ONE, records=None, **about):
     (statistic,) = functions.build(language.parse(text), COLUMNS, records)
-    claim = statistic.claim(contribution, Share(0.8, family, delta=1e-6), **about)
+    claim = statistic.claim(contribution, BudgetShare(0.8, family, delta=1e-6), **about)
 
     def run(rows):
         cells = {name: [row[name] for row in rows] for name in COLUMNS}
-        table = Table(cells, COLUMNS)
+        table = PrivateTable(cells, COLUMNS)
         if contribution.records > 1:
             table.owners = coded([str(row["id"]) for row in rows])
         permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
@@ -149,7 +149,7 @@ def test_every_statistic(text, tail, family):
 @pytest.mark.parametrize("text", ASKED)
 def test_every_statistic_per_user(text):
     """A whole user with more records than are used."""
-    run, event = asked(text, "laplace", Contribution(3, 2, 2))
+    run, event = asked(text, "laplace", ContributionLimit(3, 2, 2))
     mine = [{**person, "id": 42, "job": "abc"[k % 3]} for k, person in enumerate(PEOPLE * 2)]
     for records in (mine, [{**PEOPLE[0], "id": 42}] * 8, [{**PEOPLE[1], "id": 42}] * 8):
         assert replay.check(run, people(40), people(40, *records), claimed=event) == []

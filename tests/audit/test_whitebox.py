@@ -13,7 +13,7 @@ from torch import nn
 
 import dpfy
 from dpfy.audit import families, mechanism, observation, plot, scores, whitebox
-from dpfy.audit.bounds import Scores
+from dpfy.audit.bounds import TrialScores
 from dpfy.audit.noise_stream import StreamFacts
 from dpfy.audit.noise_stream import audited as stream_seen
 from dpfy.core.errors import InvalidInput
@@ -33,7 +33,7 @@ def network() -> nn.Module:
 
 def audit(
     epsilon: float, canaries: int, seed: int, steps: int = 4, rate: float = 1.0
-) -> tuple[whitebox.Verdict, whitebox.Observed, whitebox.Claim]:
+) -> tuple[whitebox.AuditVerdict, whitebox.ObservedSums, whitebox.AuditedClaim]:
     torch.set_num_threads(1)
     records = REAL + canaries
     plan = dpfy.dpsgd(records, rate * records, steps=steps).calibrate(epsilon, DELTA)
@@ -41,8 +41,8 @@ def audit(
     seen = observation.observe_table(
         network(), task(), plan, np.where(coins, observation.LENGTH, 0.0), seed=seed
     )
-    observed = whitebox.Observed(seen, coins)
-    claim = whitebox.Claim(
+    observed = whitebox.ObservedSums(seen, coins)
+    claim = whitebox.AuditedClaim(
         plan.epsilon,
         DELTA,
         plan.noise_multiplier,
@@ -62,7 +62,7 @@ def test_tight_on_full_batches():
     assert plot.beyond(seen, claim.family.tradeoff(1.0)) == 0
     # The same observations against a claim of half the epsilon are a violation that says what to
     # look at.
-    bold = whitebox.Verdict(verdict.bound, 1.5)
+    bold = whitebox.AuditVerdict(verdict.bound, 1.5)
     assert bold.violated
     assert "Look first at: noise scale" in bold.sentence
     assert bold.to_json()["violated"] is True
@@ -84,14 +84,14 @@ def test_sound_over_two_hundred_repetitions():
         0.8, delta=DELTA
     )
     family = families.ClaimedFamily(observation.claimed_curve(plan))
-    claim = whitebox.Claim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
+    claim = whitebox.AuditedClaim(plan.epsilon, DELTA, plan.noise_multiplier, RATE, family)
     exceeded = 0
     for seed in range(200):
         coins = whitebox.fair_coins(canaries, seed)
         seen = observation.observe_table(
             network(), task(), plan, np.where(coins, observation.LENGTH, 0.0), seed=seed
         )
-        limit = whitebox.best_attack(whitebox.Observed(seen, coins), claim, confidence)[3]
+        limit = whitebox.best_attack(whitebox.ObservedSums(seen, coins), claim, confidence)[3]
         exceeded += limit > (1 + family.advantage(1.0)) / 2
     assert exceeded <= 200 * (1 - confidence)
 
@@ -187,14 +187,14 @@ def test_noise_shape_test_has_power(factor):
 
 def test_plot_is_an_svg_with_the_claim():
     rng = np.random.default_rng(5)
-    seen = Scores(rng.standard_normal(300) + 1, rng.standard_normal(300))
+    seen = TrialScores(rng.standard_normal(300) + 1, rng.standard_normal(300))
     text = plot.roc_svg(seen, families.GaussianFamily().tradeoff(1.0), "title").decode()
     assert text.startswith("<?xml")
     assert "</svg>" in text
     assert plot.beyond(seen, families.GaussianFamily().tradeoff(1.0)) == 0
     assert (
         plot.beyond(
-            Scores(rng.standard_normal(300) + 3, rng.standard_normal(300)),
+            TrialScores(rng.standard_normal(300) + 3, rng.standard_normal(300)),
             families.GaussianFamily().tradeoff(1.0),
         )
         > 0

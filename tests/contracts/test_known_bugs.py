@@ -45,7 +45,7 @@ from dpfy.estimators import KMeans, LinearRegression, LogisticRegression
 from dpfy.local.choice import best
 from dpfy.mechanisms.aggregate import AggregateMean
 from dpfy.mechanisms.response import RandomizedResponse
-from dpfy.statistics.columns import Number, Words
+from dpfy.statistics.columns import CategoryColumn, NumberColumn
 
 pytestmark = pytest.mark.filterwarnings("ignore:DataLoader")
 
@@ -382,9 +382,9 @@ def test_the_best_local_protocol_costs_what_it_says(number: int) -> None:
             assert abs(math.log(one / other)) <= epsilon + 5 * math.sqrt(1 / one + 1 / other)
 
 
-COLUMNS = {"t": Number("t", 2000, 2030), "sex": Words("sex", ("f", "m"))}
+COLUMNS = {"t": NumberColumn("t", 2000, 2030), "sex": CategoryColumn("sex", ("f", "m"))}
 QUERY = "mean(t), median(t), mode(sex), histogram(t, 2010, 2020), histogram(sex)"
-TERMS = dpfy.Terms(epsilon=5.0)
+TERMS = dpfy.QueryTerms(epsilon=5.0)
 
 
 class Hostile:
@@ -514,8 +514,8 @@ def test_merged_groups_do_not_multiply_a_person(number: int, tmp_path: Path) -> 
     each = int(rng.integers(1, most + 1))
     others = [(int(k), str(rng.choice(["f", "m"]))) for k in rng.integers(1, 30, 200)]
     mine = [(0, f"unlisted {k}") for k in range(words)]  # many groups that become one: "(other)"
-    columns = {"who": Number("who", 0, 1000), "sex": Words("sex", ("f", "m"))}
-    terms = dpfy.Terms(
+    columns = {"who": NumberColumn("who", 0, 1000), "sex": CategoryColumn("sex", ("f", "m"))}
+    terms = dpfy.QueryTerms(
         epsilon=900.0, user="who", most_records=most, most_groups=groups, most_each=each
     )
     for k, text in enumerate(("histogram(sex)", "count() by sex", "table(sex)")):
@@ -680,7 +680,7 @@ def test_a_covariance_is_that_of_clipped_values(number: int, tmp_path: Path) -> 
     """
     rng = np.random.default_rng(number)
     low, high = sorted(rng.uniform(-50, 50, 2))
-    columns = {"a": Number("a", low, high), "b": Number("b", low, high)}
+    columns = {"a": NumberColumn("a", low, high), "b": NumberColumn("b", low, high)}
     a, b = rng.uniform(low, high, 500), rng.uniform(low, high, 500)
     values = []
     for k, (first, second) in enumerate([(high, low), (1e12, -1e12), (math.inf, -math.inf)]):
@@ -689,7 +689,7 @@ def test_a_covariance_is_that_of_clipped_values(number: int, tmp_path: Path) -> 
             data,
             "covariance(a, b), variance(a)",
             schema=columns,
-            terms=dpfy.Terms(epsilon=900.0),
+            terms=dpfy.QueryTerms(epsilon=900.0),
             run=tmp_path / f"{k}",
         )
         values.append([float(answer.value) for answer in made.answers])

@@ -23,7 +23,7 @@ def totals(
     be given in place of fresh ones.
     """
     found: list[tuple[str, float, Any, Any]] = []
-    release, choose = fitting.Fit.release, fitting.Fit.choose_each
+    release, choose = fitting.FitSession.release, fitting.FitSession.choose_each
 
     def released(self: Any, name: str, total: Any, bits: int = 0) -> Any:
         out = release(self, name, total, bits)
@@ -38,8 +38,8 @@ def totals(
         return out
 
     with (
-        mock.patch.object(fitting.Fit, "release", released),
-        mock.patch.object(fitting.Fit, "choose_each", chosen),
+        mock.patch.object(fitting.FitSession, "release", released),
+        mock.patch.object(fitting.FitSession, "choose_each", chosen),
     ):
         estimator.fit(X, y)
     return found

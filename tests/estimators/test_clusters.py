@@ -21,7 +21,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.data.schema import Category, Number
 from dpfy.estimators import GaussianMixture, KMeans, load, threads
-from dpfy.estimators.budget import Terms
+from dpfy.estimators.budget import FitTerms
 from dpfy.estimators.clusters import aggregate, covariances, lloyd, mixture, points, summary
 from dpfy.estimators.clusters.kmeans import METHODS
 from dpfy.estimators.clusters.weighted import weighted_kmeans
@@ -77,7 +77,7 @@ def test_what_a_point_adds_to_a_round_follows_from_it_alone_and_is_within_the_bo
         points.on_grid(in_ball(rng, 5, dimensions).astype(float) / 2),
     )
     radii = rng.uniform(0.01, 1.0, 5)
-    model = mixture.Mixture(
+    model = mixture.MixtureParameters(
         rng.dirichlet(np.ones(5)), centres, rng.uniform(1e-4, 0.2, centres.shape)
     )
     plain, shared = lloyd.needs(dimensions, 1, "equal", 1.0)[0].bound, mixture.bound(dimensions)
@@ -86,7 +86,7 @@ def test_what_a_point_adds_to_a_round_follows_from_it_alone_and_is_within_the_bo
         (lambda given: mixture.totals(given, model, radii), shared),
     ]
     if dimensions <= covariances.MOST:
-        full = mixture.Mixture(model.weights, centres, correlated(rng, 5, dimensions))
+        full = mixture.MixtureParameters(model.weights, centres, correlated(rng, 5, dimensions))
         cases.append(
             (lambda given: mixture.totals(given, full, radii), mixture.bound(dimensions, full=True))
         )
@@ -104,7 +104,7 @@ def test_what_a_point_adds_to_a_round_follows_from_it_alone_and_is_within_the_bo
 def test_shares_add_up_to_at_most_one_and_are_those_of_the_densities():
     rng = np.random.default_rng(1)
     rows = in_ball(rng, 200, 3).astype(float)
-    model = mixture.Mixture(
+    model = mixture.MixtureParameters(
         np.array([0.2, 0.5, 0.3]), rng.uniform(-0.5, 0.5, (3, 3)), rng.uniform(0.02, 0.3, (3, 3))
     )
     found = mixture.shares(rows, model)
@@ -149,7 +149,7 @@ def test_exponents_of_a_mixture_are_sums_without_rounding():
     """
     rng = np.random.default_rng(8)
     rows = in_ball(rng, 10, 30).astype(float)
-    model = mixture.Mixture(
+    model = mixture.MixtureParameters(
         np.ones(4) / 4,
         rng.uniform(-0.2, 0.2, (4, 30)),
         rng.uniform(mixture.NARROWEST, 0.1, (4, 30)),
@@ -170,7 +170,7 @@ def test_exponents_of_full_covariances_are_sums_without_rounding_and_those_of_th
 ):
     rng = np.random.default_rng(dimensions)
     rows, held = in_ball(rng, 6, dimensions).astype(float), correlated(rng, 2, dimensions)
-    model = mixture.Mixture(
+    model = mixture.MixtureParameters(
         np.array([0.4, 0.6]), in_ball(rng, 2, dimensions).astype(float) / 3, held
     )
     constants, slopes, precisions = covariances.exponents(model.weights, model.means, held)
@@ -245,7 +245,7 @@ def test_wherever_a_record_stands_it_is_in_a_block_with_the_same_others(monkeypa
 
 def test_a_record_of_another_block_changes_two_blocks():
     one, other = (
-        aggregate.bound(4, 2, Terms(1.0, 1e-6, adjacency))
+        aggregate.bound(4, 2, FitTerms(1.0, 1e-6, adjacency))
         for adjacency in Adjacency
         if "zero" not in adjacency.value
     )
@@ -484,7 +484,7 @@ def test_pure_guarantees_and_odd_tables(kind):
 def test_a_killed_fit_resumes_to_the_same_release(tmp_path, monkeypatch):
     table = blobs(300)
     whole = KMeans(bounds=(-1, 1), n_clusters=3, run=Place(tmp_path / "whole", seed=1)).fit(table)
-    release, done = dpfy.estimators.fitting.Fit.release, []
+    release, done = dpfy.estimators.fitting.FitSession.release, []
 
     def killed(self, *more):
         done.append(release(self, *more))
@@ -492,7 +492,7 @@ def test_a_killed_fit_resumes_to_the_same_release(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return done[-1]
 
-    monkeypatch.setattr(dpfy.estimators.fitting.Fit, "release", killed)
+    monkeypatch.setattr(dpfy.estimators.fitting.FitSession, "release", killed)
     with pytest.raises(KeyboardInterrupt):
         KMeans(bounds=(-1, 1), n_clusters=3, run=Place(tmp_path / "run", seed=1)).fit(table)
     monkeypatch.undo()

@@ -19,11 +19,17 @@ from dpfy.core.errors import DpfyError
 from dpfy.data.schema import Number
 from dpfy.estimators import LinearRegression, LinearSVC, LogisticRegression, PoissonRegressor
 from dpfy.estimators import records as reading
-from dpfy.estimators.columns import Columns, Form, public
+from dpfy.estimators.columns import FeatureColumns, TableForm, public
 from dpfy.estimators.linear import descent
 from dpfy.estimators.linear import design as designs
-from dpfy.estimators.linear.design import Design, Layout
-from dpfy.estimators.linear.losses import HuberHinge, Logistic, Poisson, Softmax, Squared
+from dpfy.estimators.linear.design import Design, RowLayout
+from dpfy.estimators.linear.losses import (
+    HuberHingeLoss,
+    HuberLoss,
+    LogisticLoss,
+    PoissonLoss,
+    SoftmaxLoss,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from people import SCHEMA, people
@@ -32,8 +38,8 @@ X, y = people(3000)
 
 
 def rows(norm=None, constant=True):
-    data = reading.read(X, public(Form.of(X), SCHEMA, None))
-    layout = Layout(data.columns, constant)
+    data = reading.read(X, public(TableForm.of(X), SCHEMA, None))
+    layout = RowLayout(data.columns, constant)
     norm = layout.largest if norm is None else norm
     return layout, data, Design(layout, data, norm)
 
@@ -117,13 +123,13 @@ def test_rows_that_are_kept_and_rows_that_are_made_anew_are_the_same():
     assert np.allclose(kept.weighted(half), kept.gram() / 2)
 
 
-LOSSES = [Logistic(), Squared(), HuberHinge(), Poisson(), Softmax()]
+LOSSES = [LogisticLoss(), HuberLoss(), HuberHingeLoss(), PoissonLoss(), SoftmaxLoss()]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
 def test_slopes_are_derivatives_and_bounds_hold(loss):
     rng = np.random.default_rng(3)
-    outputs = 3 if isinstance(loss, Softmax) else 1
+    outputs = 3 if isinstance(loss, SoftmaxLoss) else 1
     scores = rng.normal(0, 2, (500, outputs))
     target = (
         np.eye(3)[rng.integers(0, 3, 500)]
@@ -136,7 +142,7 @@ def test_slopes_are_derivatives_and_bounds_hold(loss):
         step[k] = 1e-6
         numeric = (loss.values(scores + step, target) - loss.values(scores - step, target)) / 2e-6
         assert np.allclose(numeric, slopes[:, k], atol=1e-5)
-    if not isinstance(loss, Squared):
+    if not isinstance(loss, HuberLoss):
         assert (np.linalg.norm(slopes, axis=1) <= loss.steepest + 1e-12).all()
     if outputs == 1:
         numeric = (loss.slopes(scores + 1e-6, target) - loss.slopes(scores - 1e-6, target))[
@@ -252,7 +258,7 @@ def test_the_noise_of_gradients_has_the_stated_scale(monkeypatch):
     3/2 of the scale are not.
     """
     noise = []
-    release = descent.Fit.release
+    release = descent.FitSession.release
 
     def released(self, name, total, bits=0):
         out = release(self, name, total, bits)
@@ -260,7 +266,7 @@ def test_the_noise_of_gradients_has_the_stated_scale(monkeypatch):
             noise.append((out - total).ravel() / self.round(name).scale)
         return out
 
-    monkeypatch.setattr(descent.Fit, "release", released)
+    monkeypatch.setattr(descent.FitSession, "release", released)
     LogisticRegression(schema=SCHEMA, random_state=0).fit(X, y)
     drawn = np.concatenate(noise)
     off = lambda scale: abs((drawn**2).mean() / scale**2 - 1) / (2 / len(drawn)) ** 0.5  # noqa: E731
@@ -299,6 +305,8 @@ def test_constant_columns_and_fewer_records_than_features_are_fitted():
 
 
 def test_layouts_name_every_coordinate():
-    layout = Layout(Columns((Number("a", (0, 1)), *(c for c in SCHEMA if c.name == "job"))))
+    layout = RowLayout(
+        FeatureColumns((Number("a", (0, 1)), *(c for c in SCHEMA if c.name == "job")))
+    )
     assert layout.names == ("a", "job=clerk", "job=nurse", "job=smith")
     assert layout.width == 5

@@ -20,10 +20,10 @@ from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.data.schema import Category, Label, Number
 from dpfy.estimators import SoftTreeClassifier, SoftTreeRegressor, fitting, load
-from dpfy.estimators.linear.design import BITS, Design, Layout
-from dpfy.estimators.records import Records
+from dpfy.estimators.linear.design import BITS, Design, RowLayout
+from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.trees import residuals, soft
-from dpfy.estimators.trees.shares import Ensemble, Passed, smooth_step
+from dpfy.estimators.trees.shares import Ensemble, ForwardPass, smooth_step
 from dpfy.models.soft_trees import SoftTrees
 from dpfy.models.soft_trees import smooth_step as torch_step
 from dpfy.report.verify import verify
@@ -106,7 +106,7 @@ def _levels(rows, trees, depth):
 def test_scores_shares_and_derivatives_are_those_of_the_oracle(trees, depth, outputs):
     oracle, shape, splits, leaves = random_trees(trees, depth, outputs, width=6)
     rows = np.concatenate([np.ones((40, 1)), np.random.default_rng(1).normal(size=(40, 5))], axis=1)
-    passed = Passed(shape, np.ascontiguousarray((rows @ splits).T), leaves)
+    passed = ForwardPass(shape, np.ascontiguousarray((rows @ splits).T), leaves)
     found = oracle(torch.from_numpy(rows[:, 1:]))
     assert pytest.approx(found.detach().numpy(), abs=1e-12) == passed.scores.T
     assert passed.leaves.reshape(trees, -1, 40).sum(axis=1) == pytest.approx(1.0), (
@@ -136,9 +136,9 @@ def test_the_released_sum_is_that_of_shortened_gradients_one_by_one(classes, nor
     rows, labels = rng.uniform(-1, 1, (60, 3)), rng.integers(classes, size=60)
     loss, layout = (
         residuals.ClassResiduals(classes),
-        Layout(made(classes=tuple(range(classes)))._public(rows, labels).columns),
+        RowLayout(made(classes=tuple(range(classes)))._public(rows, labels).columns),
     )
-    data = Records(layout.columns, rows, np.empty((60, 0), np.int64))
+    data = EncodedRecords(layout.columns, rows, np.empty((60, 0), np.int64))
     design, begin = Design(layout, data, layout.largest), loss.begin(np.full(classes, 20.0))
     oracle, shape, splits, leaves = random_trees(3, 2, loss.width, width=4, seed=4)
     problem = soft._Problem(loss, begin, shape, layout, design, design.squares(), labels)
@@ -190,7 +190,7 @@ def test_what_a_record_adds_is_within_the_bound_and_does_not_depend_on_where_it_
     rows[:20] = np.sign(rows[:20])
     loss, layout = (
         residuals.ClassResiduals(3),
-        Layout(made(classes=(0, 1, 2))._public(rows, labels).columns),
+        RowLayout(made(classes=(0, 1, 2))._public(rows, labels).columns),
     )
     begin = loss.begin(np.array([5.0, 30.0, 70.0]))
     for scale, norm in ((0.3, 1.0), (1.0, 0.01), (1e4, 1e-6)):
@@ -200,7 +200,7 @@ def test_what_a_record_adds_is_within_the_bound_and_does_not_depend_on_where_it_
         )
 
         def total(order, weights=weights, shape=shape, norm=norm):
-            data = Records(
+            data = EncodedRecords(
                 layout.columns,
                 np.ascontiguousarray(rows[order]),
                 np.empty((len(order), 0), np.int64),
@@ -281,7 +281,7 @@ def test_a_ledger_bounds_all_fits_together(tmp_path):
 
 
 def test_a_killed_fit_resumes_to_the_same_trees(tmp_path, monkeypatch):
-    real, calls = fitting.Fit.release, []
+    real, calls = fitting.FitSession.release, []
 
     def killed(self, *args, **more):
         calls.append(1)
@@ -290,7 +290,7 @@ def test_a_killed_fit_resumes_to_the_same_trees(tmp_path, monkeypatch):
         return real(self, *args, **more)
 
     whole = made(random_state=None, run=Place(tmp_path / "whole", seed=5)).fit(X, y)
-    monkeypatch.setattr(fitting.Fit, "release", killed)
+    monkeypatch.setattr(fitting.FitSession, "release", killed)
     with pytest.raises(KeyboardInterrupt):
         made(random_state=None, run=Place(tmp_path / "run", seed=5)).fit(X, y)
     monkeypatch.undo()

@@ -18,12 +18,12 @@ from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
 from dpfy.estimators import LinearRegression, LinearSVC, LogisticRegression, Ridge
-from dpfy.estimators.budget import Terms
-from dpfy.estimators.columns import Columns, in_range
+from dpfy.estimators.budget import FitTerms
+from dpfy.estimators.columns import FeatureColumns, in_range
 from dpfy.estimators.linear import bolt_on, minima, quadratic
-from dpfy.estimators.linear.design import Design, Layout
-from dpfy.estimators.linear.losses import HuberHinge, Logistic, Squared
-from dpfy.estimators.linear.solver import Task
+from dpfy.estimators.linear.design import Design, RowLayout
+from dpfy.estimators.linear.losses import HuberHingeLoss, HuberLoss, LogisticLoss
+from dpfy.estimators.linear.solver import LinearTask
 from dpfy.estimators.linear.solvers import SOLVERS
 from dpfy.report.verify import verify
 
@@ -181,7 +181,7 @@ def test_matrices_of_records_keep_to_their_bounds(seed):
 
 
 @pytest.mark.parametrize(
-    "loss", [Logistic(), Squared(), HuberHinge()], ids=lambda loss: type(loss).__name__
+    "loss", [LogisticLoss(), HuberLoss(), HuberHingeLoss()], ids=lambda loss: type(loss).__name__
 )
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_certificate_holds(loss, sparse):
@@ -192,14 +192,14 @@ def test_the_certificate_holds(loss, sparse):
     rows = rng.uniform(-1, 1, (400, 5)) / 3
     design = Design.of(scipy.sparse.csr_matrix(rows) if sparse else rows)
     target = rng.integers(0, 2, (400, 1)).astype(float)
-    problem = minima.Objective(design, loss, target, 0.6, 0.5, rng.normal(size=5) * 3)
+    problem = minima.CutObjective(design, loss, target, 0.6, 0.5, rng.normal(size=5) * 3)
     found = minima.minimise(problem, 1e-9)
     held = design.part(slice(None))
     exact = np.asarray(held.todense() if sparse else held).astype(np.longdouble)
     scores = exact @ found.astype(np.longdouble)[:, None]
-    if isinstance(loss, Logistic):
+    if isinstance(loss, LogisticLoss):
         slopes = 1 / (1 + np.exp(-scores)) - target
-    elif isinstance(loss, Squared):
+    elif isinstance(loss, HuberLoss):
         slopes = scores - target
     else:
         sign = 2 * target - 1
@@ -212,7 +212,7 @@ def test_the_certificate_holds(loss, sparse):
 def test_a_minimum_that_is_not_reached_is_refused():
     rng = np.random.default_rng(0)
     design = Design.of(rng.uniform(-1, 1, (100, 3)) / 2)
-    problem = minima.Objective(design, Logistic(), np.ones((100, 1)), 1.0, 0.1, np.zeros(3))
+    problem = minima.CutObjective(design, LogisticLoss(), np.ones((100, 1)), 1.0, 0.1, np.zeros(3))
     with pytest.raises(InvalidInput, match="must be reached"):
         minima.minimise(problem, 1e-15)
 
@@ -292,10 +292,12 @@ def test_the_random_term_is_normal_and_on_its_grid(monkeypatch):
     """
     from dpfy.core.ledger_rules import rehearsal
     from dpfy.core.randomness import Randomness
-    from dpfy.estimators.claim import FitClaim, Round
-    from dpfy.estimators.fitting import Fit
+    from dpfy.estimators.claim import FitClaim, ReleaseRound
+    from dpfy.estimators.fitting import FitSession
 
-    claim = FitClaim("a", "b", (), (Round("term", events.ObjectivePerturbation(2.0, 0.1), 1.0),))
+    claim = FitClaim(
+        "a", "b", (), (ReleaseRound("term", events.ObjectivePerturbation(2.0, 0.1), 1.0),)
+    )
 
     class Folder:
         randomness = Randomness.for_tests(1)
@@ -303,7 +305,7 @@ def test_the_random_term_is_normal_and_on_its_grid(monkeypatch):
         def begin(self, name):
             return rehearsal(claim.event, 1, name)
 
-    drawn = Fit(Folder(), claim, False).draw("term", 4000, lambda: ())
+    drawn = FitSession(Folder(), claim, False).draw("term", 4000, lambda: ())
     assert abs((drawn**2).mean() - 1) < 5 * math.sqrt(2 / 4000)
     assert np.array_equal(np.ldexp(drawn, 40), np.rint(np.ldexp(drawn, 40)))
 
@@ -387,10 +389,14 @@ def test_the_functional_mechanism_has_a_pure_guarantee():
 
 
 def test_needs_are_functions_of_the_task_alone():
-    columns = Columns((in_range("a", -1, 1), in_range("b", -1, 1)))
+    columns = FeatureColumns((in_range("a", -1, 1), in_range("b", -1, 1)))
     for solver in SOLVERS.values():
-        task = Task(
-            Logistic(), Layout(columns), Terms(1.0, 1e-6, Adjacency.REPLACE_ONE), 1, norm=1.0
+        task = LinearTask(
+            LogisticLoss(),
+            RowLayout(columns),
+            FitTerms(1.0, 1e-6, Adjacency.REPLACE_ONE),
+            1,
+            norm=1.0,
         )
         shown = [
             [(n.name, n.bound, n.releases, n.share, n.how) for n in solver.needs(task)]

@@ -26,7 +26,7 @@ from dpfy.estimators import (
     RandomForestRegressor,
 )
 from dpfy.estimators.trees import growing, residuals, smoothing, top_down
-from dpfy.estimators.trees.cells import Cells, cells, grouped
+from dpfy.estimators.trees.cells import FeatureBins, cells, grouped
 from dpfy.estimators.trees.residuals import (
     FAR,
     ONE,
@@ -136,7 +136,7 @@ def test_smoothing_is_that_of_dense_matrices():
     level, spike = np.repeat([0.5, 2.0, 1.0], per), np.repeat([0.3, 0.02, 1.0], per)
     weight, variance = rng.uniform(0.1, 50, (20, 2)), rng.uniform(1, 90, (20, 2))
     sums = rng.normal(0, 40, (20, 2))
-    chain = smoothing.Chain.of(links, starts)
+    chain = smoothing.TridiagonalPrecision.of(links, starts)
     found = smoothing.smooth(chain, sums, weight, variance, level, spike)
     deviation = smoothing.deviation(chain, weight, variance, level, spike)
     prior, likelihood = dense(links, starts, level, spike), np.zeros(3)
@@ -161,7 +161,7 @@ def test_the_likeliest_level_is_near_the_true_one():
     weight = np.full((800, 1), 30.0)
     sums = weight * (level * rng.normal(size=800))[:, None] + 5 * rng.normal(size=(800, 1))
     slow, spike = smoothing.likeliest(
-        smoothing.Chain.of(links, starts), sums, weight, np.full((800, 1), 25.0)
+        smoothing.TridiagonalPrecision.of(links, starts), sums, weight, np.full((800, 1), 25.0)
     )
     found = np.sqrt(slow**2 + spike**2)  # without links both parts are independent
     assert found[0] == pytest.approx(0.1, rel=0.6)
@@ -249,8 +249,8 @@ def test_one_record_moves_no_score_of_a_split_by_more_than_its_bound(classes):
         numbers = rng.choice([-1.0, 1.0, 0.5], n + 1)
         added = [(labels == k).astype(float) for k in range(classes)] if classes else [numbers]
         at = rng.integers(0, 2, n + 1)
-        whole = top_down.scores(Cells(places, (4, 3), (True, False)), at, 2, added)
-        less = Cells(tuple(p[:-1] for p in places), (4, 3), (True, False))
+        whole = top_down.scores(FeatureBins(places, (4, 3), (True, False)), at, 2, added)
+        less = FeatureBins(tuple(p[:-1] for p in places), (4, 3), (True, False))
         moved = whole - top_down.scores(less, at[:-1], 2, [a[:-1] for a in added])
         assert (moved[1 - at[-1]] == 0).all()  # the other node has not met the record
         worst = max(worst, float(np.abs(moved).max()))
@@ -367,7 +367,9 @@ def test_scores_that_are_kept_up_to_date_are_those_computed_anew():
         [np.zeros(n) for n, fine in additive.counted_cells(held.sizes, held.ordered, 8)],
         [1.0] * 9,
     )
-    rounds = additive.Rounds(held, groups, loss, data.target, loss.begin(np.array([10.0, 5.0])))
+    rounds = additive.BoostingRounds(
+        held, groups, loss, data.target, loss.begin(np.array([10.0, 5.0]))
+    )
     rng = np.random.default_rng(0)
     for _ in range(4):
         function = rng.normal(size=(groups.size, 1)) * 3
@@ -438,7 +440,7 @@ def test_a_killed_fit_of_many_rounds_resumes_to_the_same_release(tmp_path, monke
     whole = AdditiveBoostingClassifier(
         schema=SCHEMA, run=Place(tmp_path / "whole", seed=1), rounds=5
     ).fit(X, y)
-    release, done = dpfy.estimators.fitting.Fit.release, []
+    release, done = dpfy.estimators.fitting.FitSession.release, []
 
     def killed(self, *more):
         done.append(release(self, *more))
@@ -446,7 +448,7 @@ def test_a_killed_fit_of_many_rounds_resumes_to_the_same_release(tmp_path, monke
             raise KeyboardInterrupt
         return done[-1]
 
-    monkeypatch.setattr(dpfy.estimators.fitting.Fit, "release", killed)
+    monkeypatch.setattr(dpfy.estimators.fitting.FitSession, "release", killed)
     with pytest.raises(KeyboardInterrupt):
         AdditiveBoostingClassifier(
             schema=SCHEMA, run=Place(tmp_path / "run", seed=1), rounds=5

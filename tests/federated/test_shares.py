@@ -23,7 +23,15 @@ from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.federated.shares import Client, MaskedSum, Scheme, Shares, TooFew, TrustedSum, choose
+from dpfy.federated.shares import (
+    Client,
+    MaskedSum,
+    Shares,
+    SharingScheme,
+    TooFew,
+    TrustedSum,
+    choose,
+)
 from dpfy.federated.shares.rotation import Rotation, hadamard
 from dpfy.federated.shares.rounding import length, rounded
 from dpfy.mechanisms.bits import Bits
@@ -44,14 +52,14 @@ FIELDS = {
 }
 
 
-def made(**changes: object) -> Scheme:
+def made(**changes: object) -> SharingScheme:
     """A scheme with shares of this size, and steps of this length."""
     f = FIELDS | changes
     shares = Shares(
         f["dimension"], f["clients"], f["least"], f["bits"], f["clip"] / f["step"], f["law"], 0
     )
     more = 4 if f["law"] == "discrete-gaussian" else 0
-    return Scheme(
+    return SharingScheme(
         shares,
         f["clip"],
         math.sqrt(max(f["least"] * f["share"] ** 2 - more, 1e-3) / shares.squared),
@@ -62,7 +70,7 @@ SMALL = made()
 
 
 def summed(
-    scheme: Scheme, vectors: np.ndarray, round: int = 0, secret: Randomness = SECRET
+    scheme: SharingScheme, vectors: np.ndarray, round: int = 0, secret: Randomness = SECRET
 ) -> np.ndarray:
     """The centred sum of the messages of all clients."""
     messages = {i: scheme.encode(v, secret, i, round) for i, v in enumerate(vectors)}
@@ -291,7 +299,7 @@ def test_the_sum_has_the_law_that_is_billed_and_no_other(kind: str) -> None:
 
 def error_ratio(
     bits: int, epsilon: float, clients: int, dimension: int, seed: int
-) -> tuple[float, Scheme]:
+) -> tuple[float, SharingScheme]:
     """Measured mean squared error of the mean over that of central Gaussian noise at the same
     epsilon, by the tight accountant.
     """

@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 
 import dpfy  # noqa: E402
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported  # noqa: E402
-from dpfy.integrations.lightning import PrivateStrategy, Turn  # noqa: E402
+from dpfy.integrations.lightning import BatchTurn, PrivateStrategy  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tiny  # noqa: E402
@@ -323,7 +323,7 @@ def test_what_training_step_logs_is_withheld_and_callbacks_see_no_record(tmp_pat
     assert len(seen) == tiny.STEPS
     for metrics, outputs, batch, gradients in seen:
         assert metrics == {}
-        assert isinstance(batch, Turn)
+        assert isinstance(batch, BatchTurn)
         assert not gradients
         assert float(outputs["loss"]) == 0
     assert not {"train_loss", "kept_loss"} & set(chosen.callback_metrics)

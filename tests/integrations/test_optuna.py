@@ -17,7 +17,7 @@ import dpfy
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.report import card as cards
 from dpfy.runs.folder import Place
-from dpfy.tuning.run import Work
+from dpfy.tuning.run import Execution
 from dpfy.tuning.trial import TrialFailed
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'dpfy[optuna]'")
@@ -161,7 +161,7 @@ def test_what_a_sampler_may_not_see_is_refused_with_the_way_out(tmp_path):
             recipes=RECIPES,
             terms=terms,
             run=tmp_path / "run",
-            work=Work(workers=2),
+            work=Execution(workers=2),
         )
     with pytest.raises(Unsupported, match="subset"):
         optimize(

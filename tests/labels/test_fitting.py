@@ -17,13 +17,21 @@ from dpfy.accounting.filters import RenyiFilter
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.labels import METHODS, KernelLearner, KernelSettings, Method, Network, fit, load
-from dpfy.labels.asking import Asking
+from dpfy.labels import (
+    METHODS,
+    KernelLearner,
+    KernelSettings,
+    LabelMethod,
+    NetworkLearner,
+    fit,
+    load,
+)
+from dpfy.labels.asking import LabelQuestions
 from dpfy.labels.claim import LabelResponses, LabelSums
 from dpfy.labels.fitting import run_fit
-from dpfy.labels.learning import Setup, learn
+from dpfy.labels.learning import LabelSetup, learn
 from dpfy.labels.questions import Question, Response
-from dpfy.labels.sealed import Sealed
+from dpfy.labels.sealed import SealedLabels
 from dpfy.runs.folder import Place, RunFolder
 
 N, K = 400, 3
@@ -32,11 +40,11 @@ torch.manual_seed(0)
 Y = torch.arange(N) % K
 X = 3 * torch.randn(K, 4)[Y] + torch.randn(N, 4)
 WAYS = {
-    **{name: Method(name) for name in METHODS if name != "rr-on-bins"},
-    "rr-on-bins": Method("rr-on-bins", span=(0.0, 2.0)),
-    "iterative alibi": Method("alibi", rounds=3),
-    "three stages": Method("lp-mst", stages=3),
-    "plain": Method("rr", correction="plain"),
+    **{name: LabelMethod(name) for name in METHODS if name != "rr-on-bins"},
+    "rr-on-bins": LabelMethod("rr-on-bins", span=(0.0, 2.0)),
+    "iterative alibi": LabelMethod("alibi", rounds=3),
+    "three stages": LabelMethod("lp-mst", stages=3),
+    "plain": LabelMethod("rr", correction="plain"),
 }
 
 
@@ -45,7 +53,7 @@ def claim_of(method, records=N):
 
 
 def made(path, method="rr", labels=Y, **more):
-    chosen = Method.of(method)
+    chosen = LabelMethod.of(method)
     return run_fit(
         Place(path, **more), claim_of(chosen), chosen, lambda: (X, labels), KernelLearner(SMALL)
     )
@@ -96,7 +104,7 @@ def test_numbers_are_learnt():
         y,
         classes=1,
         epsilon=3.0,
-        method=Method("rr-on-bins", span=(0, 10)),
+        method=LabelMethod("rr-on-bins", span=(0, 10)),
         learner=KernelLearner(SMALL),
     )
     error = float((found.model(x)[:, 0] - torch.from_numpy(y)).square().mean())
@@ -105,8 +113,8 @@ def test_numbers_are_learnt():
 
 @pytest.mark.parametrize("correction", ["plain", "backward", "posterior", "forward"])
 def test_a_network_of_ones_own_learns_by_every_correction(tmp_path, correction):
-    learner = Network(lambda: torch.nn.Linear(4, K), epochs=4, batch_size=50)
-    method = Method("rr", correction=correction)
+    learner = NetworkLearner(lambda: torch.nn.Linear(4, K), epochs=4, batch_size=50)
+    method = LabelMethod("rr", correction=correction)
     found = fit(X, Y, classes=K, epsilon=3.0, method=method, learner=learner, run=tmp_path / "run")
     assert float((found.model(X).argmax(1) == Y).float().mean()) > 0.7
     assert torch.equal(load(tmp_path / "run", torch.nn.Linear(4, K))(X), found.model(X))
@@ -125,7 +133,7 @@ def test_what_learns_depends_on_labels_through_answers_alone(tmp_path, name):
     asked: list[list[bytes]] = [[], []]
     answers: list[np.ndarray] = []
     with RunFolder(Place(tmp_path / "run", seed=1), claim) as folder:
-        ask = Asking(folder, claim, Sealed(Y, N, claim.outcomes, method.span))
+        ask = LabelQuestions(folder, claim, SealedLabels(Y, N, claim.outcomes, method.span))
 
         def first(question: Question) -> np.ndarray:
             asked[0].append(question.public())
@@ -137,7 +145,8 @@ def test_what_learns_depends_on_labels_through_answers_alone(tmp_path, name):
             return answers[len(asked[1]) - 1]
 
         models = [
-            learn(Setup(claim, method, X, KernelLearner(SMALL)), way) for way in (first, replayed)
+            learn(LabelSetup(claim, method, X, KernelLearner(SMALL)), way)
+            for way in (first, replayed)
         ]
     assert asked[0] == asked[1]
     assert len(answers) == claim.releases
@@ -240,10 +249,10 @@ def test_the_same_noise_never_meets_other_labels(tmp_path):
 
 
 def test_more_questions_and_dearer_ones_are_refused(tmp_path):
-    claim = claim_of(Method("rr"))
+    claim = claim_of(LabelMethod("rr"))
     with RunFolder(Place(tmp_path / "run", seed=1), claim) as folder:
-        held = Sealed(Y, N, K)
-        ask = Asking(folder, claim, held)
+        held = SealedLabels(Y, N, K)
+        ask = LabelQuestions(folder, claim, held)
         with pytest.raises(InvalidInput, match="must cost what was reserved"):
             ask(Response(np.arange(N), 2.5, K))
         assert "400 not yet taken" in repr(held)
@@ -290,16 +299,16 @@ def test_what_a_fit_refuses():
         {"correction": "sideways"},
     ):
         with pytest.raises(InvalidInput, match=next(iter(field))):
-            Method("rr", **field)
+            LabelMethod("rr", **field)
     with pytest.raises(Unsupported, match="network"):
-        fit(X, Y, classes=K, epsilon=1.0, learner=Network(lambda: torch.nn.Linear(4, K)))
+        fit(X, Y, classes=K, epsilon=1.0, learner=NetworkLearner(lambda: torch.nn.Linear(4, K)))
     with pytest.raises(Unsupported, match="forward"):
         fit(
             X,
             Y,
             classes=K,
             epsilon=1.0,
-            method=Method("rr", correction="forward"),
+            method=LabelMethod("rr", correction="forward"),
             learner=KernelLearner(SMALL),
         )
 

@@ -26,7 +26,7 @@ from dpfy.labels.questions import (
     Projection,
     Response,
 )
-from dpfy.labels.sealed import Sealed
+from dpfy.labels.sealed import SealedLabels
 
 N, K = 20_000, 5
 ALARM = 1e-6
@@ -156,7 +156,7 @@ def test_bins_are_answered_by_randomized_response():
 
 def test_labels_are_handed_out_once():
     opened = []
-    held = Sealed(lambda: opened.append(1) or np.arange(10) % 3, 10, 3)
+    held = SealedLabels(lambda: opened.append(1) or np.arange(10) % 3, 10, 3)
     assert opened == []
     assert held.take(np.array([1, 4])).tolist() == [1, 1]
     assert held.take(np.array([0, 2])).tolist() == [0, 2]
@@ -173,9 +173,9 @@ def test_labels_are_handed_out_once():
 
 
 def test_values_raise_nothing_and_shapes_do():
-    assert Sealed([-7, 99, 1], 3, 3).take(np.arange(3)).tolist() == [0, 2, 1]
+    assert SealedLabels([-7, 99, 1], 3, 3).take(np.arange(3)).tolist() == [0, 2, 1]
     numbers = [math.nan, -math.inf, math.inf, 0.5]
-    assert Sealed(numbers, 4, 5, (0.0, 1.0)).take(np.arange(4)).tolist() == [0, 0, 4, 2]
+    assert SealedLabels(numbers, 4, 5, (0.0, 1.0)).take(np.arange(4)).tolist() == [0, 0, 4, 2]
     for wrong in (
         np.zeros(3, np.int64),
         np.zeros((4, 2), np.int64),
@@ -183,4 +183,4 @@ def test_values_raise_nothing_and_shapes_do():
         np.zeros(4),
     ):
         with pytest.raises(InvalidInput, match="labels"):
-            Sealed(wrong, 4, 3).take(np.arange(4))
+            SealedLabels(wrong, 4, 3).take(np.arange(4))

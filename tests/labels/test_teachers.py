@@ -14,15 +14,15 @@ import torch
 from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
-from dpfy.labels import Method, Network, fit
-from dpfy.labels.teachers import TeacherVotes, Views, dealt, planned
+from dpfy.labels import LabelMethod, NetworkLearner, fit
+from dpfy.labels.teachers import PublicViews, TeacherVotes, dealt, planned
 
 N, K = 240, 3
 
 
 def question(teachers: int = 12, noise: float = 4.0, about: int = 30, **more: Any) -> TeacherVotes:
     torch.manual_seed(1)
-    views = Views(torch.randn(N, 5), torch.randn(N, 9))
+    views = PublicViews(torch.randn(N, 5), torch.randn(N, 9))
     return TeacherVotes(
         np.arange(N), noise, K, views, dealt(N, teachers), teachers, np.arange(about), **more
     )
@@ -68,7 +68,7 @@ def test_the_noise_on_counts_is_that_of_a_release_of_all_of_them() -> None:
         np.arange(N),
         noise,
         3,
-        Views(torch.randn(N, 2), torch.randn(N, 2)),
+        PublicViews(torch.randn(N, 2), torch.randn(N, 2)),
         dealt(N, 100),
         100,
         np.arange(about),
@@ -100,25 +100,31 @@ def test_settings_that_cannot_be_are_refused_before_labels_are_read() -> None:
     x = torch.randn(50, 3)
     for wrong, match in (({"teachers": 51}, "teachers"), ({"asked": 51}, "asked")):
         with pytest.raises(InvalidInput, match=match):
-            fit(x, gone, classes=2, epsilon=1.0, method=Method("pate-fm", **dict[str, Any](wrong)))
+            fit(
+                x,
+                gone,
+                classes=2,
+                epsilon=1.0,
+                method=LabelMethod("pate-fm", **dict[str, Any](wrong)),
+            )
     for wrong in ({"teachers": 1}, {"asked": 0}, {"clusters": 9}, {"stages": 2}):
         with pytest.raises(InvalidInput):
-            Method("pate-fm", **dict[str, Any](wrong))
+            LabelMethod("pate-fm", **dict[str, Any](wrong))
     with pytest.raises(InvalidInput, match="teachers"):
-        Method("rr", teachers=5)
+        LabelMethod("rr", teachers=5)
 
 
 def test_a_network_can_be_the_student() -> None:
     torch.manual_seed(3)
     y = torch.arange(600) % K
     x = 3 * torch.eye(K)[y] + torch.randn(600, K)
-    learner = Network(lambda: torch.nn.Linear(K, K), epochs=3, batch_size=50)
+    learner = NetworkLearner(lambda: torch.nn.Linear(K, K), epochs=3, batch_size=50)
     found = fit(
         x,
         y,
         classes=K,
         epsilon=4.0,
-        method=Method("pate-fm", teachers=60, asked=30),
+        method=LabelMethod("pate-fm", teachers=60, asked=30),
         learner=learner,
     )
     assert float((found.model(x).argmax(1) == y).float().mean()) > 0.8

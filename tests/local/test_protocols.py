@@ -28,7 +28,7 @@ from dpfy.local.frequencies import (
     UnaryEncoding,
 )
 from dpfy.local.numbers import DuchiMean, LaplaceMean, PrivUnit
-from dpfy.local.protocol import Report
+from dpfy.local.protocol import DeviceReport
 from dpfy.mechanisms import response
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "mechanisms"))
@@ -330,8 +330,8 @@ def test_privunit_without_a_direction_has_mean_zero():
 def test_bad_reports_are_left_out_and_bad_values_counted_inside():
     protocol = KaryResponse(1.0, 4)
     found = protocol.estimate(
-        [Report(protocol, np.int64(v)) for v in (0, 3, 4, -1, 2**62)]
-        + [Report(protocol, np.array([1.0]))]
+        [DeviceReport(protocol, np.int64(v)) for v in (0, 3, 4, -1, 2**62)]
+        + [DeviceReport(protocol, np.array([1.0]))]
     )
     assert (found.reports, found.refused) == (2, 4)
     hashed = LocalHashing(1.0, 4)
@@ -348,7 +348,7 @@ def test_bad_reports_are_left_out_and_bad_values_counted_inside():
     assert laplace.estimate(np.array([0, 2**62, -(2**62)])).refused == 2
     assert protocol.given([-5, 9, 10**30, -(10**30)]).tolist() == [0, 3, 3, 0]
     with pytest.raises(InvalidInput, match="must be reports of"):
-        protocol.estimate([Report(KaryResponse(2.0, 4), np.int64(1))])
+        protocol.estimate([DeviceReport(KaryResponse(2.0, 4), np.int64(1))])
     with pytest.raises(InvalidInput, match="at least one"):
         protocol.estimate([])
     with pytest.raises(InvalidInput, match="rows of shape"):

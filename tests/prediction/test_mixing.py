@@ -20,7 +20,7 @@ from scipy import stats
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound, Bounded
-from dpfy.prediction.claim import RULES, Answers
+from dpfy.prediction.claim import RULES, AnswersClaim
 from dpfy.prediction.mixing import SLACK, MixedTokens
 
 
@@ -79,7 +79,7 @@ def test_what_is_no_chance_is_refused() -> None:
     for change in ({"voters": 1}, {"epsilon": 1e-6}, {"classes": 1}):
         with pytest.raises(InvalidInput):
             MixedTokens(**({"classes": 3, "voters": 4, "epsilon": 1.0} | change))
-    claim = Answers("mixed", 5, 10, 7, 7, epsilon=0.5, delta=1e-6)
+    claim = AnswersClaim("mixed", 5, 10, 7, 7, epsilon=0.5, delta=1e-6)
     assert claim.event == ev.Composed((ev.Repeated(ev.EpsilonDelta(0.5), 7),))
     assert claim.tool == RULES["mixed"](5, 10, 0.5)
 

@@ -24,7 +24,7 @@ from dpfy.models.config import ModelConfig
 from dpfy.prediction import pate, student
 from dpfy.prediction.diffusion import DiffusionMap, DiffusionSettings
 from dpfy.prediction.networks import NetworkTraining
-from dpfy.prediction.pate import GraphTeachers, claimed, coordinates, train_student
+from dpfy.prediction.pate import GraphTeachers, coordinates, student_claim, train_student
 from dpfy.prediction.student import Lesson, SemiSupervised
 from dpfy.prediction.voters import shards
 from dpfy.runs.folder import Place
@@ -50,8 +50,8 @@ PUBLIC, TRUTH = rows(120, 2)
 ASKED = torch.from_numpy(PUBLIC)
 
 
-def claim(answers: int = 40, **more) -> pate.StudentAnswers:
-    return claimed(2.0, 1e-6, teachers=40, classes=3, answers=answers, **more)
+def claim(answers: int = 40, **more) -> pate.StudentAnswersClaim:
+    return student_claim(2.0, 1e-6, teachers=40, classes=3, answers=answers, **more)
 
 
 def place(path: Path, **more) -> Place:
@@ -88,11 +88,11 @@ def test_from_private_records_to_a_student_that_is_verified(tmp_path):
     assert sorted(p.name for p in (tmp_path / "run").iterdir() if not p.name.startswith("ledger")) == [
         "answers.json", "model.safetensors", "privacy.json", "report.html", "report.md",
     ]  # fmt: skip
-    again = pate.graduate(tmp_path / "run")
+    again = pate.load(tmp_path / "run")
     assert again.answers == found.answers
     (tmp_path / "run" / "model.safetensors").write_bytes(b"x")
     with pytest.raises(Corrupt, match="hash"):
-        pate.graduate(tmp_path / "run")
+        pate.load(tmp_path / "run")
 
 
 def test_confident_answers_of_networks_and_of_owners(tmp_path):
@@ -148,7 +148,7 @@ def test_nothing_is_read_before_it_is_paid_for_and_what_is_refused_leaves_nothin
     with pytest.raises(InvalidInput, match="whose each record is"):
         train_student(place(tmp_path / "run"), claim(unit=Unit("user")), (X, Y), ASKED, **QUICK)
     with pytest.raises(InvalidInput, match="rule"):
-        pate.StudentAnswers("stable", 3, 40, 10, 10, epsilon=1.0, delta_used=1e-7, unstable=2)
+        pate.StudentAnswersClaim("stable", 3, 40, 10, 10, epsilon=1.0, delta_used=1e-7, unstable=2)
 
 
 def test_no_teacher_follows_the_records_of_another_to_the_last_bit():

@@ -24,18 +24,18 @@ from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.prediction import predictor as predictors
 from dpfy.prediction import purse as purses
-from dpfy.prediction.claim import Answers
+from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
-from dpfy.prediction.purse import Purse
+from dpfy.prediction.purse import ReservedSteps
 from dpfy.runs.folder import Place
 from dpfy.runs.mark import ANSWERED, SPENT
 
-CLAIM = Answers("gaussian", 4, 30, 50, 50, sigma=6.0, delta=1e-6)
+CLAIM = AnswersClaim("gaussian", 4, 30, 50, 50, sigma=6.0, delta=1e-6)
 QUESTIONS = records(300, seed=3)[0]
 
 
 def opened(
-    path: Path, claim: Answers = CLAIM, *, resume: bool = False, block: int = 8, **more: object
+    path: Path, claim: AnswersClaim = CLAIM, *, resume: bool = False, block: int = 8, **more: object
 ) -> PrivatePredictor:
     return PrivatePredictor(Place(path, resume=resume, **more), claim, voters(), block=block)  # type: ignore[arg-type]
 
@@ -178,7 +178,7 @@ def dies_at(module: object, name: str, at: int, run: Path, rows: np.ndarray) -> 
         (purses, "write_atomically"),
         (purses, "source"),
         (predictors, "Answer"),
-        (predictors.Cache, "put"),
+        (predictors.AnswerCache, "put"),
         (os, "fsync"),
     ],
     ids=lambda v: str(v),
@@ -244,10 +244,12 @@ def test_other_voters_another_claim_and_a_second_process_are_refused(tmp_path: P
         PrivatePredictor(Place(tmp_path / "run", resume=True), CLAIM, other)
     with pytest.raises(InvalidInput, match=r"sigma|claim"):
         opened(
-            tmp_path / "run", Answers("gaussian", 4, 30, 50, 50, sigma=7.0, delta=1e-6), resume=True
+            tmp_path / "run",
+            AnswersClaim("gaussian", 4, 30, 50, 50, sigma=7.0, delta=1e-6),
+            resume=True,
         )
     with pytest.raises(InvalidInput, match="voters"):
-        opened(tmp_path / "new", Answers("gaussian", 4, 31, 50, 50, sigma=6.0, delta=1e-6))
+        opened(tmp_path / "new", AnswersClaim("gaussian", 4, 31, 50, 50, sigma=6.0, delta=1e-6))
     assert not (tmp_path / "new").exists()
 
 
@@ -301,11 +303,11 @@ def test_a_line_that_a_crash_cut_short_is_dropped_and_paid_for_again(tmp_path: P
 
 
 def test_a_purse_hands_out_every_step_of_its_claim_once(tmp_path: Path) -> None:
-    claim = Answers(
+    claim = AnswersClaim(
         "confident", 4, 30, 20, 10, sigma=6.0, check_sigma=6.0, threshold=15.0, delta=1e-6
     )
     with PrivatePredictor(Place(tmp_path / "run"), claim, voters(), block=3) as predictor:
-        purse: Purse = predictor.purse
+        purse: ReservedSteps = predictor.purse
         for kind, most in claim.most.items():
             for _ in range(most):
                 purse.spend(kind)

@@ -18,7 +18,7 @@ from dpfy import accounting
 from dpfy.core import events as ev
 from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.values import Bound, Bounded
-from dpfy.prediction.claim import Answers
+from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.rules import (
     RULES,
     ConfidentVotes,
@@ -204,13 +204,13 @@ def test_noisy_scores_have_the_noise_of_their_bound():
 
 
 def test_claims_say_what_their_rule_needs_and_nothing_else():
-    claim = Answers(
+    claim = AnswersClaim(
         "confident", 3, 50, 200, 120, sigma=8.0, check_sigma=12.0, threshold=30.0, delta=1e-6
     )
     assert claim.most == {"check": 200, "answer": 120}
     assert claim.releases == 320
     assert [claim.first_step(kind) for kind in claim.most] == [0, 200]
-    assert Answers.from_json(claim.to_json()) == claim
+    assert AnswersClaim.from_json(claim.to_json()) == claim
     assert claim.tool == ConfidentVotes(3, 8.0, 12.0, 30.0)
     assert accounting.epsilon(claim.event, 1e-6) > 0
     assert set(RULES) == {
@@ -242,4 +242,4 @@ def test_claims_say_what_their_rule_needs_and_nothing_else():
         }
         fields |= {"check_sigma": 12.0, "threshold": 30.0} | wrong
         with pytest.raises(InvalidInput, match=message):
-            Answers(**fields)
+            AnswersClaim(**fields)

@@ -22,7 +22,7 @@ from electorate import records, voters
 import dpfy
 from dpfy.core.errors import InvalidInput
 from dpfy.prediction.access import Access
-from dpfy.prediction.claim import Answers
+from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.service import MOST_BODY, MOST_INPUTS, application
 from dpfy.runs.folder import Place
@@ -32,7 +32,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 OPEN = Access(token=None)
-CLAIM = Answers("gaussian", 2, 20, 60, 60, sigma=6.0, delta=1e-6)
+CLAIM = AnswersClaim("gaussian", 2, 20, 60, 60, sigma=6.0, delta=1e-6)
 
 
 def called(app, path: str, body: bytes = b"", method: str = "POST") -> tuple[int, dict]:

@@ -32,15 +32,15 @@ from dpfy.mechanisms.bits import Bits
 from dpfy.prediction import (
     GraphTeachers,
     SemiSupervised,
-    StudentAnswers,
+    StudentAnswersClaim,
     analysis,
     plan,
     train_student,
 )
 from dpfy.prediction.analysis import ConfidentVote, DataDependent
-from dpfy.prediction.claim import Answers
-from dpfy.prediction.margins import Questions, by_lead
-from dpfy.prediction.vote_bill import VoteBill, noised, sanitised, stated, steps_below
+from dpfy.prediction.claim import AnswersClaim
+from dpfy.prediction.margins import QuestionMargins, by_lead
+from dpfy.prediction.vote_bill import VoteBill, noised, release_vote_bill, stated, steps_below
 from dpfy.runs.folder import Place, RunFolder
 
 ALWAYS = ConfidentVote(-1e9, 1.0, 4.0)
@@ -97,7 +97,7 @@ def test_counts_far_behind_are_left_out_and_huge_tables_refused() -> None:
 def test_the_check_before_an_answer_is_in_the_bound(voters: int, classes: int) -> None:
     rule = ConfidentVote(0.6 * voters, 5.0, 4.0)
     table, closest = (
-        Questions(4.0, 4.0, voters, classes, rule.check_sigma, rule.threshold).table,
+        QuestionMargins(4.0, 4.0, voters, classes, rule.check_sigma, rule.threshold).table,
         0.0,
     )
     for votes in histograms(voters, classes):
@@ -113,7 +113,7 @@ def test_one_voter_moves_the_smooth_bound_by_beta_at_most(checks: float, beta: f
     """Every pair of neighbours, of one question and of two that one voter changes together; and it
     is never below the bound itself.
     """
-    asked = Questions(3.0, 3.0, 8, 3, checks, 5.0)
+    asked = QuestionMargins(3.0, 3.0, 8, 3, checks, 5.0)
     found = {votes: asked.smooth([votes], beta).value for votes in histograms(8, 3)}
     assert asked.smooth([(8, 0, 0)], beta).bound.l2 >= beta
     largest = max(abs(found[a] - found[b]) for a in found for b in neighbours(a))
@@ -134,7 +134,7 @@ def test_what_voters_reach_covers_all_votes_at_that_distance() -> None:
     """The bound at distance d is at least that of every histogram that d voters can make, for all
     d.
     """
-    asked = Questions(3.0, 3.0, 7, 3, 2.0, 4.0)
+    asked = QuestionMargins(3.0, 3.0, 7, 3, 2.0, 4.0)
     for votes in histograms(7, 3):
         reached = {votes}
         for moved in range(8):
@@ -144,7 +144,7 @@ def test_what_voters_reach_covers_all_votes_at_that_distance() -> None:
 
 
 def test_the_bill_is_released_stated_and_verified(tmp_path: Path) -> None:
-    answers = Answers(
+    answers = AnswersClaim(
         "confident", 3, 60, 40, 30, sigma=12.0, check_sigma=20.0, threshold=36.0, delta=1e-5
     )
     claim = VoteBill.of(answers, order=8.0, noise_multiplier=3.0)
@@ -155,13 +155,13 @@ def test_the_bill_is_released_stated_and_verified(tmp_path: Path) -> None:
         opened.append((tmp_path / "run" / "ledger.jsonl").stat().st_size > 0)
         return votes
 
-    found = sanitised(Place(tmp_path / "run", seed=5), claim, read)
+    found = release_vote_bill(Place(tmp_path / "run", seed=5), claim, read)
     assert opened == [True]
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
     assert (
         found
         == stated(tmp_path / "run")
-        == sanitised(Place(tmp_path / "run", resume=True, seed=5), claim, read)
+        == release_vote_bill(Place(tmp_path / "run", resume=True, seed=5), claim, read)
     )
     assert claim.questions.renyi(votes) <= found["renyi"]
     assert found["epsilon_of_these_answers"] < found["epsilon_with_this_number"]
@@ -189,7 +189,7 @@ def test_a_release_carries_noise_of_its_multiplier_times_beta() -> None:
     2/3 or 3/2 of the scale are far off.
     """
     claim = VoteBill.of(
-        Answers("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5),
+        AnswersClaim("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5),
         order=4.0,
         beta=0.05,
         noise_multiplier=4.0,
@@ -211,7 +211,7 @@ def test_a_student_may_come_with_the_bill_of_its_votes(tmp_path: Path) -> None:
     questions that were asked.
     """
     x, y = rows(400, 1)
-    claim = StudentAnswers("gaussian", 3, 40, 8, 8, sigma=12.0, delta=1e-6)
+    claim = StudentAnswersClaim("gaussian", 3, 40, 8, 8, sigma=12.0, delta=1e-6)
     bill = VoteBill.of(claim, order=3.0)
     row = {"data": "made-up", "used_for": "a student", "provenance": "drawn here"}
     place = Place(tmp_path / "run", seed=1, public_data=(row,))
@@ -235,18 +235,20 @@ def test_a_student_may_come_with_the_bill_of_its_votes(tmp_path: Path) -> None:
 
 
 def test_killed_before_the_bill_is_written_it_goes_on_to_the_same_number(tmp_path: Path) -> None:
-    claim = VoteBill.of(Answers("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5))
+    claim = VoteBill.of(AnswersClaim("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5))
     votes = np.tile([30, 10], (30, 1))
     pid = os.fork()
     if pid == 0:
         RunFolder.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
-        sanitised(Place(tmp_path / "run", seed=3), claim, lambda: votes)
+        release_vote_bill(Place(tmp_path / "run", seed=3), claim, lambda: votes)
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        sanitised(Place(tmp_path / "run", seed=3, resume=True), claim, lambda: votes[:, ::-1])
-    again = sanitised(Place(tmp_path / "run", seed=3, resume=True), claim, lambda: votes)
-    assert again == sanitised(Place(tmp_path / "whole", seed=3), claim, lambda: votes)
+        release_vote_bill(
+            Place(tmp_path / "run", seed=3, resume=True), claim, lambda: votes[:, ::-1]
+        )
+    again = release_vote_bill(Place(tmp_path / "run", seed=3, resume=True), claim, lambda: votes)
+    assert again == release_vote_bill(Place(tmp_path / "whole", seed=3), claim, lambda: votes)
 
 
 @pytest.mark.parametrize(
@@ -276,13 +278,15 @@ def test_bad_claims_are_refused(wrong: dict[str, Any], field: str) -> None:
 def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="stable"):
         VoteBill.of(
-            Answers("stable", 10, 250, 10, 10, epsilon=1.0, delta_used=1e-6, unstable=5, delta=1e-5)
+            AnswersClaim(
+                "stable", 10, 250, 10, 10, epsilon=1.0, delta_used=1e-6, unstable=5, delta=1e-5
+            )
         )
-    claim = VoteBill.of(Answers("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5))
+    claim = VoteBill.of(AnswersClaim("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5))
     with pytest.raises(InvalidInput, match="votes"):
-        sanitised(Place(tmp_path / "run"), claim, lambda: np.zeros((3, 2)))
+        release_vote_bill(Place(tmp_path / "run"), claim, lambda: np.zeros((3, 2)))
     with pytest.raises(InvalidInput, match="one of each voter"):
-        sanitised(Place(tmp_path / "run"), claim, lambda: np.full((30, 2), 19.0))
+        release_vote_bill(Place(tmp_path / "run"), claim, lambda: np.full((30, 2), 19.0))
     assert not (tmp_path / "run" / "bill.json").exists()
     assert isinstance(claim.questions.renyi(np.full((30, 2), 20)), DataDependent)
 
@@ -296,7 +300,7 @@ def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
     [
         (
             "mnist",
-            Answers(
+            AnswersClaim(
                 "confident",
                 10,
                 250,
@@ -311,7 +315,7 @@ def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
         ),
         (
             "adult",
-            Answers(
+            AnswersClaim(
                 "confident",
                 2,
                 250,
@@ -326,7 +330,7 @@ def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
         ),
         (
             "svhn",
-            Answers(
+            AnswersClaim(
                 "confident",
                 10,
                 250,
@@ -341,13 +345,13 @@ def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_published_votes(name: str, claim: Answers, most: float, tmp_path: Path) -> None:
+def test_the_published_votes(name: str, claim: AnswersClaim, most: float, tmp_path: Path) -> None:
     """Far below what holds for all votes (2.040, 2.827, 8.640), though made private; and above the
     exact figure for these votes.
     """
     votes = np.load(
         io.BytesIO(gzip.decompress((HELD / f"{name}_250_teachers.npy.gz").read_bytes()))
     )[: claim.queries]
-    found = sanitised(Place(tmp_path / "run"), VoteBill.of(claim), lambda: votes)
+    found = release_vote_bill(Place(tmp_path / "run"), VoteBill.of(claim), lambda: votes)
     rule = ConfidentVote(claim.threshold, claim.check_sigma, claim.sigma)
     assert analysis.exact(votes, rule, claim.delta) <= found["epsilon_of_these_answers"] <= most

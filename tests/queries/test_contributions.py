@@ -15,15 +15,15 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Unit
 from dpfy.report.verify import verify
-from dpfy.statistics.columns import Open
+from dpfy.statistics.columns import OpenColumn
 
-WHO = {"who": Open("who")}
+WHO = {"who": OpenColumn("who")}
 OWNERS = np.repeat(np.arange(400), np.r_[np.full(360, 5), np.full(39, 20), 3000])
 
 
 def asked(path, owners=OWNERS, text="quantile(contributions, 0.9)", **terms):
     given = {"epsilon": 1.0, "user": "who", "contributions": 200} | terms
-    return dpfy.query({"who": owners}, text, schema=WHO, terms=dpfy.Terms(**given), run=path)
+    return dpfy.query({"who": owners}, text, schema=WHO, terms=dpfy.QueryTerms(**given), run=path)
 
 
 def test_a_quantile_of_contributions_is_found_and_one_user_is_one_row(tmp_path):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dpfy.queries.plan import Terms, _calibrated
-from dpfy.queries.sources import Columns
+from dpfy.queries.plan import QueryTerms, _calibrated
+from dpfy.queries.sources import TableColumns
 from dpfy.statistics import functions, language
-from dpfy.statistics.columns import Number
+from dpfy.statistics.columns import NumberColumn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text()
 
@@ -36,8 +36,8 @@ ROWS = re.findall(r"^\| ([\d.]+), (1e-\d) \| ([\d.]+), ([\d.]+) \| (\d+)", PAGE,
 def test_gaussian_noise_is_better_from_so_many_sums_on(epsilon, delta, laplace, gaussian, first):
     assert len(ROWS) == 5
     columns, terms = (
-        Columns({f"x{i}": Number(f"x{i}", 0, 1) for i in range(20)}),
-        Terms(float(epsilon), float(delta)),
+        TableColumns({f"x{i}": NumberColumn(f"x{i}", 0, 1) for i in range(20)}),
+        QueryTerms(float(epsilon), float(delta)),
     )
 
     def errors(count):

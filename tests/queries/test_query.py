@@ -18,11 +18,11 @@ from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.queries import run
-from dpfy.queries.plan import Terms, plan, whole
-from dpfy.queries.sources import Columns
+from dpfy.queries.plan import QueryTerms, plan, whole
+from dpfy.queries.sources import TableColumns
 from dpfy.report.verify import verify
 from dpfy.runs.folder import Place
-from dpfy.statistics.statistic import Spend, Sums
+from dpfy.statistics.statistic import Spend, SumStatistic
 
 SCHEMA = """
 missing = ["", "?"]
@@ -137,7 +137,7 @@ def held(files, text, *, out="q", seed=3, terms=None, **more):
         str(files / "d.csv"),
         text,
         schema=str(files / "s.toml"),
-        terms=terms or Terms(1.0),
+        terms=terms or QueryTerms(1.0),
         run=place,
     )
 
@@ -215,12 +215,16 @@ def test_the_command_prints_answers_and_one_json_object(files, capsys):
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_the_whole_query_costs_what_was_asked(delta):
-    columns = Columns.parse(SCHEMA, "s")
+    columns = TableColumns.parse(SCHEMA, "s")
     text = (
         "count(), mean(age), quantile(age, 0.1, 0.5, 0.9), table(sex, job), variance(hours), "
         "covariance(age, hours)"
     )
-    for terms in (Terms(0.7, delta), Terms(0.7, delta, "id", 4), Terms(0.7, delta, records=200)):
+    for terms in (
+        QueryTerms(0.7, delta),
+        QueryTerms(0.7, delta, "id", 4),
+        QueryTerms(0.7, delta, records=200),
+    ):
         made = plan(text, columns, terms)
         first = made.claims[0]
         spent = (
@@ -232,17 +236,17 @@ def test_the_whole_query_costs_what_was_asked(delta):
 
 
 def test_gaussian_noise_where_many_are_asked_and_laplace_for_one():
-    columns = Columns.parse(SCHEMA, "s")
+    columns = TableColumns.parse(SCHEMA, "s")
     one, many = (
-        plan("count()", columns, Terms(0.5, 1e-6)),
-        plan("margins(sex, guess, job), mean(age)", columns, Terms(0.5, 1e-6)),
+        plan("count()", columns, QueryTerms(0.5, 1e-6)),
+        plan("margins(sex, guess, job), mean(age)", columns, QueryTerms(0.5, 1e-6)),
     )
     assert one.claims[0].event == events.DiscreteLaplace(one.claims[0].parameter, 1)
     text = (
         "sum(age), mean(age), variance(age), sum(hours), mean(hours), variance(hours), count(), "
         "stddev(age), stddev(hours)"
     )
-    several = plan(f"{text}, covariance(age, hours)", columns, Terms(0.5, 1e-6))
+    several = plan(f"{text}, covariance(age, hours)", columns, QueryTerms(0.5, 1e-6))
     assert {c.mechanism for c in several.claims} == {"gaussian"}
     assert many.claims[0].mechanism in ("gaussian", "discrete-laplace")
 
@@ -250,11 +254,11 @@ def test_gaussian_noise_where_many_are_asked_and_laplace_for_one():
 def test_a_budget_is_refused_with_nothing_left_behind(files):
     ledger = files / "people.jsonl"
     Ledger.open(ledger, budget=RenyiFilter(1.2, 1e-5))
-    first = held(files, "count(), mean(age)", ledger=ledger, terms=Terms(0.5))
+    first = held(files, "count(), mean(age)", ledger=ledger, terms=QueryTerms(0.5))
     assert all(f.holds for f in verify(first.run, ledger=ledger))
     before = ledger.read_bytes()
     with pytest.raises(BudgetExceeded):
-        held(files, "count(), mean(age), sum(age)", out="r", ledger=ledger, terms=Terms(5.0))
+        held(files, "count(), mean(age), sum(age)", out="r", ledger=ledger, terms=QueryTerms(5.0))
     assert not (files / "r").exists()
     assert [p.entry for p in Ledger.read(ledger).permits()] == [
         p.entry for p in Ledger.open(ledger).permits()
@@ -277,10 +281,10 @@ def test_a_public_number_that_is_not_that_of_the_data_is_refused_and_spends_noth
         assert not (files / "q").exists()
         assert Ledger.read(ledger).permits() == []
     ledger.unlink()
-    found = held(files, "mean(age)", terms=Terms(0.5, records=200))
+    found = held(files, "mean(age)", terms=QueryTerms(0.5, records=200))
     assert found.card["guarantee"]["adjacency"] == "replace-one"
     with pytest.raises(InvalidInput, match="finished"):
-        held(files, "mean(age)", terms=Terms(0.5, records=201), resume=True)
+        held(files, "mean(age)", terms=QueryTerms(0.5, records=201), resume=True)
 
 
 def test_a_finished_run_is_told_again_and_another_query_is_refused(files):
@@ -295,7 +299,7 @@ def test_an_interrupted_query_resumes_to_the_same_answers_and_refuses_other_data
 ):
     text = "mean(age), quantile(age, 0.25, 0.5, 0.75), count() by sex"
     due = held(files, text, out="whole")
-    real, calls = Sums.release, []
+    real, calls = SumStatistic.release, []
 
     def stopped(self, table, spend):
         calls.append(table.size)
@@ -303,7 +307,7 @@ def test_an_interrupted_query_resumes_to_the_same_answers_and_refuses_other_data
             raise KeyboardInterrupt
         return real(self, table, spend)
 
-    monkeypatch.setattr(Sums, "release", stopped)
+    monkeypatch.setattr(SumStatistic, "release", stopped)
     with pytest.raises(KeyboardInterrupt):
         held(files, text)
     (files / "d.csv").write_text(CSV + "\n99,1,f,f,a,1")
@@ -322,8 +326,8 @@ def test_all_that_an_answer_depends_on_is_bound(text):
     """Other cells than before a crash are told from the same ones, also where they are read in the
     same way by other statistics.
     """
-    columns = Columns.parse(SCHEMA, "s")
-    made = plan(text, columns, Terms(1.0, 1e-6))
+    columns = TableColumns.parse(SCHEMA, "s")
+    made = plan(text, columns, QueryTerms(1.0, 1e-6))
     cells = {
         "age": [500, 7],
         "hours": [1, 2],
@@ -340,14 +344,14 @@ def test_all_that_an_answer_depends_on_is_bound(text):
 
 
 def test_an_interruption_says_how_to_go_on(files, capsys, monkeypatch):
-    real = Sums.release
+    real = SumStatistic.release
 
     def stopped(self, table, spend):
         if table.size:
             raise KeyboardInterrupt
         return real(self, table, spend)
 
-    monkeypatch.setattr(Sums, "release", stopped)
+    monkeypatch.setattr(SumStatistic, "release", stopped)
     assert asked(files, "count() where sex = 'f'") == 130
     line = capsys.readouterr().err.strip()
     assert line.count("\n") == 0
@@ -377,7 +381,9 @@ def test_the_same_answers_from_every_kind_of_table(files):
         place = Place(files / f"t{number}", seed=3)
         text = "mean(age), count(), median(hours) by sex"
         assert (
-            run.query(data, text, schema=str(files / "s.toml"), terms=Terms(1.0), run=place).answers
+            run.query(
+                data, text, schema=str(files / "s.toml"), terms=QueryTerms(1.0), run=place
+            ).answers
             == due
         )
 
@@ -402,7 +408,9 @@ def test_words_of_the_data_and_names_of_columns_do_no_harm(files):
     (files / "s.toml").write_text(ODD_NAMES)
     data = {"quantile": ["<b>"] * 300, "x": [3] * 300, "w": [bad] * 300}
     text, place = "top(w), median(x, step=1) by quantile", Place(files / "q", seed=1)
-    found = run.query(data, text, schema=str(files / "s.toml"), terms=Terms(4.0, 1e-6), run=place)
+    found = run.query(
+        data, text, schema=str(files / "s.toml"), terms=QueryTerms(4.0, 1e-6), run=place
+    )
     assert found.answers[0].place == {"quantile": "<b>", "w": bad}
     assert found.answers[-2].place == {"quantile": "<b>", "quantile of the answer": "0.5"}
     for page in ("report.html", "report.md", "privacy.json", "answers.json"):
@@ -412,14 +420,14 @@ def test_words_of_the_data_and_names_of_columns_do_no_harm(files):
     assert all(f.holds for f in verify(files / "q"))
     (files / "s.toml").write_text("[columns.c]\nkind='category'\ncategories=['(other)']\n")
     with pytest.raises(InvalidInput, match="must not be listed"):
-        Columns.given(str(files / "s.toml"))
+        TableColumns.given(str(files / "s.toml"))
 
 
 def test_users_are_protected_as_a_whole(files):
-    terms = Terms(1.0, 0.0, "id", 12, 2, 6)
+    terms = QueryTerms(1.0, 0.0, "id", 12, 2, 6)
     found = held(files, "count() by job", terms=terms)
     assert "user" in found.card["statement"]
-    (claim,) = plan("count() by job", Columns.parse(SCHEMA, "s"), terms).claims
+    (claim,) = plan("count() by job", TableColumns.parse(SCHEMA, "s"), terms).claims
     assert (claim.bound, claim.parameter) == (12, pytest.approx(1 / 12))
     assert all(f.holds for f in verify(found.run))
 
@@ -481,11 +489,11 @@ def test_odd_tables_raise_nothing(count):
     from dpfy.core.ledger_rules import rehearsal
     from dpfy.core.randomness import Randomness
 
-    columns, source = Columns.parse(SCHEMA, "s"), np.random.default_rng(count)
+    columns, source = TableColumns.parse(SCHEMA, "s"), np.random.default_rng(count)
     grouped = "mean(age), count(), quantile(hours, 0.3, 0.6), variance(age) by sex where age > 3"
     plans = [
-        plan(EVERYTHING, columns, Terms(2.0)),
-        plan(grouped, columns, Terms(2.0, 1e-6, "id", 3)),
+        plan(EVERYTHING, columns, QueryTerms(2.0)),
+        plan(grouped, columns, QueryTerms(2.0, 1e-6, "id", 3)),
     ]
     sizes = None
     for _ in range(count):
@@ -511,7 +519,7 @@ def test_odd_tables_raise_nothing(count):
 def test_the_accuracy_of_a_model_on_a_public_number_of_records():
     """One replaced record moves it by 1/m: Laplace noise of scale 1 / (m epsilon)."""
     (claim,) = plan(
-        "accuracy(sex, guess)", Columns.parse(SCHEMA, "s"), Terms(0.5, records=200)
+        "accuracy(sex, guess)", TableColumns.parse(SCHEMA, "s"), QueryTerms(0.5, records=200)
     ).claims
     assert claim.bound * claim.parameter / 200 == pytest.approx(1 / (200 * 0.5))
 
@@ -524,19 +532,19 @@ def test_the_salary_mean_of_the_guide():
     from dpfy.core.ledger_rules import rehearsal
     from dpfy.core.randomness import Randomness
     from dpfy.mechanisms.additive import Gaussian
-    from dpfy.statistics.claim import Share
-    from dpfy.statistics.columns import Number, Table
+    from dpfy.statistics.claim import BudgetShare
+    from dpfy.statistics.columns import NumberColumn, PrivateTable
     from dpfy.statistics.functions import build
     from dpfy.statistics.language import parse
     from dpfy.statistics.statistic import spread_of
-    from dpfy.statistics.units import Contribution
+    from dpfy.statistics.units import ContributionLimit
 
-    columns = {"salary": Number("salary", 0, 1e6)}
+    columns = {"salary": NumberColumn("salary", 0, 1e6)}
     (mean,) = build(parse("mean(salary)"), columns, 10_000)
     multiplier = gaussian.sigma_analytic(0.5, 1e-6)
     claim = mean.claim(
-        Contribution(),
-        Share(1 / multiplier, "gaussian"),
+        ContributionLimit(),
+        BudgetShare(1 / multiplier, "gaussian"),
         adjacency="replace-one",
         delta=1e-6,
         records=10_000,
@@ -547,14 +555,14 @@ def test_the_salary_mean_of_the_guide():
     salaries = np.linspace(2e4, 2e5, 10_000)
     permit = rehearsal(claim.event, 1, claim.name, adjacency=claim.adjacency)
     (answer,) = mean.release(
-        Table({"salary": salaries}, columns),
-        Spend(claim, Contribution(), permit, Randomness.for_tests(2)),
+        PrivateTable({"salary": salaries}, columns),
+        Spend(claim, ContributionLimit(), permit, Randomness.for_tests(2)),
     )
     assert answer.standard_error == pytest.approx(806, abs=0.5)
     assert abs(answer.value - salaries.mean()) < 5 * 806
     assert 1e6 / 1e4 * gaussian.sigma_pei(0.5, 1e-6) == pytest.approx(1026, abs=1)
     assert 1e6 / 1e4 * gaussian.sigma_blog(0.5, 1e-6) == pytest.approx(1070, abs=1)
-    bound = Contribution().bound(mean.one("l2"))
+    bound = ContributionLimit().bound(mean.one("l2"))
     noise = Gaussian(claim.parameter)
     from dpfy.core.values import Bounded
 
@@ -569,7 +577,9 @@ def test_the_salary_mean_of_the_guide():
 
 
 def test_another_schema_is_another_claim(files):
-    columns = Columns.parse(SCHEMA, "s")
-    wider = Columns.parse(SCHEMA.replace("range = [0, 100]", "range = [0, 101]"), "s")
+    columns = TableColumns.parse(SCHEMA, "s")
+    wider = TableColumns.parse(SCHEMA.replace("range = [0, 100]", "range = [0, 101]"), "s")
     for text in ("median(age)", "count() where age > 3", "histogram(age, 0, 50)"):
-        assert plan(text, columns, Terms(1.0)).claims != plan(text, wider, Terms(1.0)).claims
+        assert (
+            plan(text, columns, QueryTerms(1.0)).claims != plan(text, wider, QueryTerms(1.0)).claims
+        )

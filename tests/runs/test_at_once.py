@@ -21,14 +21,14 @@ from dpfy.core.claim import register
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.queries import run as queries
-from dpfy.queries.plan import Terms
+from dpfy.queries.plan import QueryTerms
 from dpfy.report.verify import verify
 from dpfy.runs import mark
 from dpfy.runs.folder import LEDGER, Place, RunFolder
 from dpfy.runs.mark import Mark
 from dpfy.statistics.claim import FILE
-from dpfy.statistics.columns import Number
-from dpfy.statistics.statistic import Sums
+from dpfy.statistics.columns import NumberColumn
+from dpfy.statistics.statistic import SumStatistic
 
 sys.path.insert(0, str(Path(__file__).parent))
 import count
@@ -179,13 +179,13 @@ def resumed(run: Path, people: Path, ages: list[int], go: int) -> int:
         os._exit(code)
 
 
-def query(run: Path, people: Path, ages: list[int], resume: bool = False) -> queries.Answers:
+def query(run: Path, people: Path, ages: list[int], resume: bool = False) -> queries.QueryResult:
     place = Place(run, resume=resume, ledger=people, budget=BUDGET)
     return queries.query(
         {"age": ages},
         "count(), mean(age)",
-        schema={"age": Number("age", 0, 100)},
-        terms=Terms(0.5),
+        schema={"age": NumberColumn("age", 0, 100)},
+        terms=QueryTerms(0.5),
         run=place,
     )
 
@@ -212,7 +212,7 @@ def test_two_resumes_at_once_release_one_set_of_answers(tmp_path, monkeypatch, s
     monkeypatch.setattr(
         storage, "identity", lambda handle: "alike"
     )  # so that copies tell what the run itself would answer
-    real, one, other = Sums.release, [40] * 30, [60] * 33
+    real, one, other = SumStatistic.release, [40] * 30, [60] * 33
 
     def stopped(self, table, spend):
         if table.size and "mean" in spend.claim.question:
@@ -227,7 +227,11 @@ def test_two_resumes_at_once_release_one_set_of_answers(tmp_path, monkeypatch, s
         run, people = tmp_path / str(number) / "run", tmp_path / str(number) / "people.jsonl"
         with monkeypatch.context() as patch:
             patch.setattr(
-                *((queries, "table_of", unread) if stop == "read" else (Sums, "release", stopped))
+                *(
+                    (queries, "table_of", unread)
+                    if stop == "read"
+                    else (SumStatistic, "release", stopped)
+                )
             )
             with pytest.raises(KeyboardInterrupt):
                 query(run, people, one)

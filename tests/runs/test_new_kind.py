@@ -195,18 +195,18 @@ def test_two_releases_of_a_folder_never_share_their_noise(tmp_path):
     import torch
 
     from dpfy.core.values import Bound, Bounded
-    from dpfy.models.moments import Moments
+    from dpfy.models.moments import MomentsClaim
     from dpfy.noise.strategy import Identity
     from dpfy.noise.stream import NoiseStream
 
-    claim, total = Moments(2.0), Bounded({"w": torch.zeros(3)}, Bound(1.0))
+    claim, total = MomentsClaim(2.0), Bounded({"w": torch.zeros(3)}, Bound(1.0))
     with RunFolder(Place(tmp_path / "run"), claim) as folder:
         permit = folder.begin(claim.name)
         with pytest.raises(InvalidInput, match="both would draw the same noise"):
             NoiseStream(Identity(), 2.0, folder.randomness).release(total, 0, {}, permit)
         NoiseStream(Identity(), 2.0, folder.randomness, claim.name).release(total, 0, {}, permit)
 
-    class Noise(Moments):
+    class Noise(MomentsClaim):
         name = "noise"
 
     with pytest.raises(InvalidInput, match="must not be called"):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dpfy.statistics.columns import Number, Open, Words
+from dpfy.statistics.columns import CategoryColumn, NumberColumn, OpenColumn
 
 COLUMNS = {
-    "age": Number("age", 0, 100),
-    "hours": Number("hours", -5, 60, fill=40),
-    "share": Number("share", 0, 1),
-    "sex": Words("sex", ("f", "m")),
-    "job": Words("job", ("a", "b", "c")),
-    "guess": Words("guess", ("f", "m")),
-    "id": Open("id"),
+    "age": NumberColumn("age", 0, 100),
+    "hours": NumberColumn("hours", -5, 60, fill=40),
+    "share": NumberColumn("share", 0, 1),
+    "sex": CategoryColumn("sex", ("f", "m")),
+    "job": CategoryColumn("job", ("a", "b", "c")),
+    "guess": CategoryColumn("guess", ("f", "m")),
+    "id": OpenColumn("id"),
 }

@@ -6,7 +6,7 @@ import random
 from contextlib import suppress
 
 from dpfy.core.errors import InvalidInput
-from dpfy.statistics.language import Ask, Condition, Query, parse
+from dpfy.statistics.language import Condition, Query, StatisticCall, parse
 
 
 def test_a_query():
@@ -15,8 +15,8 @@ def test_a_query():
         "'>50K' and age>=-3.5"
     )
     assert found.asks == (
-        Ask("mean", ("age",)),
-        Ask("quantile", ("hours per week", 0.25, 0.5), (("step", 0.1),)),
+        StatisticCall("mean", ("age",)),
+        StatisticCall("quantile", ("hours per week", 0.25, 0.5), (("step", 0.1),)),
     )
     assert found.by == ("sex", "race")
     assert found.where == (Condition("income", "=", ">50K"), Condition("age", ">=", -3.5))

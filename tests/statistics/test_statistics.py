@@ -17,13 +17,13 @@ from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.statistics import functions, language
-from dpfy.statistics.answer import Spread, ratio
-from dpfy.statistics.claim import Share
-from dpfy.statistics.columns import OTHER, Table
-from dpfy.statistics.quantiles import Target
+from dpfy.statistics.answer import NoiseLaw, ratio
+from dpfy.statistics.claim import BudgetShare
+from dpfy.statistics.columns import OTHER, PrivateTable
+from dpfy.statistics.quantiles import RankTarget
 from dpfy.statistics.statistic import Spend, spread_of
 from dpfy.statistics.tables import consistent
-from dpfy.statistics.units import Contribution, coded
+from dpfy.statistics.units import ContributionLimit, coded
 
 sys.path.insert(0, str(Path(__file__).parent))
 from public import COLUMNS
@@ -46,13 +46,13 @@ def answered(
     text, data, share=5e3, family="laplace", contribution=None, records=None, seed=1, **about
 ):
     """The answers of a query on made-up data, with hardly any noise by default."""
-    contribution = contribution or Contribution()
-    table = Table(data, COLUMNS)
+    contribution = contribution or ContributionLimit()
+    table = PrivateTable(data, COLUMNS)
     if contribution.records > 1:
         table.owners = coded(data["id"])
     found = []
     for statistic in functions.build(language.parse(text), COLUMNS, records):
-        claim = statistic.claim(contribution, Share(share, family, delta=1e-6), **about)
+        claim = statistic.claim(contribution, BudgetShare(share, family, delta=1e-6), **about)
         permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
         found += statistic.release(
             table, Spend(claim, contribution, permit, Randomness.for_tests(seed))
@@ -172,7 +172,7 @@ def test_margins_made_consistent_are_the_least_squares_fit():
 def test_losses_of_quantiles_against_the_slow_oracle(seed):
     r = np.random.default_rng(seed)
     numbers, share = r.integers(0, 12, r.integers(0, 40)), Fraction(int(r.integers(1, 10)), 10)
-    losses = Target(share).losses(np.bincount(numbers, minlength=12))
+    losses = RankTarget(share).losses(np.bincount(numbers, minlength=12))
     a, b = share.numerator, share.denominator
     for v in range(12):
         low, high, due = (
@@ -182,8 +182,8 @@ def test_losses_of_quantiles_against_the_slow_oracle(seed):
         )
         assert losses[v] == max(0, low - due, due - high)
     for value in range(12):  # one record more changes no loss by more than it may
-        more = Target(share).losses(np.bincount([*numbers, value], minlength=12))
-        assert np.abs(more - losses).max() <= Target(share).change
+        more = RankTarget(share).losses(np.bincount([*numbers, value], minlength=12))
+        assert np.abs(more - losses).max() <= RankTarget(share).change
 
 
 def test_many_quantiles_of_ties_and_of_reals():
@@ -220,7 +220,12 @@ def test_mode_heavy_hitters_and_ranges():
 
 @pytest.mark.parametrize(
     "contribution",
-    [Contribution(5), Contribution(6, 2), Contribution(8, 3, 2), Contribution(4, None, 1)],
+    [
+        ContributionLimit(5),
+        ContributionLimit(6, 2),
+        ContributionLimit(8, 3, 2),
+        ContributionLimit(4, None, 1),
+    ],
 )
 def test_contributions_are_bounded_per_unit(contribution):
     """Removing all records of any one person moves no sum by more than the bound, and which of the
@@ -231,7 +236,7 @@ def test_contributions_are_bounded_per_unit(contribution):
     (statistic,) = functions.build(language.parse(text), COLUMNS)
 
     def total(rows):
-        table = Table({k: v[rows] for k, v in data.items()}, COLUMNS)
+        table = PrivateTable({k: v[rows] for k, v in data.items()}, COLUMNS)
         table.owners = data["id"][rows]
         return statistic.total(table, contribution, "l1", None)
 
@@ -253,12 +258,15 @@ def test_contributions_are_bounded_per_unit(contribution):
 
 
 def test_the_bound_of_a_contribution_is_attained():
-    assert (Contribution(8, 3, 2).total, Contribution(8, 3, 2).length) == (
+    assert (ContributionLimit(8, 3, 2).total, ContributionLimit(8, 3, 2).length) == (
         6,
         pytest.approx(math.sqrt(12)),
     )
-    assert (Contribution(5, 3, 2).total, Contribution(5, 3, 2).length) == (5, pytest.approx(3.0))
-    assert (Contribution(5).total, Contribution(5).length) == (5, 5.0)
+    assert (ContributionLimit(5, 3, 2).total, ContributionLimit(5, 3, 2).length) == (
+        5,
+        pytest.approx(3.0),
+    )
+    assert (ContributionLimit(5).total, ContributionLimit(5).length) == (5, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +303,7 @@ def test_intervals_hold_the_answer_without_noise(text, family, records):
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_reach_is_the_quantile_of_the_noise(whole):
-    spread = Spread("laplace", 7.3, whole)
+    spread = NoiseLaw("laplace", 7.3, whole)
     r = np.random.default_rng(0)
     p = -math.expm1(-1 / 7.3)
     draws = (
@@ -308,17 +316,17 @@ def test_reach_is_the_quantile_of_the_noise(whole):
         within = (np.abs(np.asarray(used) @ draws[: len(used)]) <= spread.reach(used)).mean()
         assert within >= 0.947
         assert within <= 0.967
-    assert Spread("gaussian", 2.0).reach([3.0, 4.0]) == pytest.approx(10 * 1.959964, rel=1e-5)
+    assert NoiseLaw("gaussian", 2.0).reach([3.0, 4.0]) == pytest.approx(10 * 1.959964, rel=1e-5)
 
 
 def test_a_ratio_with_few_records_says_that_it_does_not_know():
     value, error, interval = ratio(
-        [0.0, 1.0], [1.0, 0.0], [3.0, 2.0], Spread("laplace", 5.0), (-1.0, 1.0)
+        [0.0, 1.0], [1.0, 0.0], [3.0, 2.0], NoiseLaw("laplace", 5.0), (-1.0, 1.0)
     )
     assert interval == (-1.0, 1.0)
     assert error <= 1
     assert -1 <= value <= 1
-    assert ratio([1.0], [0.0], [3.0], Spread("laplace", 5.0), (-1.0, 1.0), known=-0.0)[2] == (
+    assert ratio([1.0], [0.0], [3.0], NoiseLaw("laplace", 5.0), (-1.0, 1.0), known=-0.0)[2] == (
         -1.0,
         1.0,
     )
@@ -345,9 +353,11 @@ def test_one_rule_prices_all_statistics():
     (count, mean, median) = functions.build(
         language.parse("count(), mean(age), median(age)"), COLUMNS
     )
-    one = Contribution()
-    assert count.claim(one, Share(0.25, "laplace")).parameter == 0.25
-    assert mean.claim(one, Share(0.25, "laplace")).parameter == 4.0
-    assert mean.claim(one, Share(0.25, "gaussian")).parameter == 4.0
-    assert median.claim(one, Share(0.25, "gaussian")).parameter == 0.5
-    assert spread_of(count.claim(one, Share(0.25, "laplace"))) == Spread("laplace", 4.0, whole=True)
+    one = ContributionLimit()
+    assert count.claim(one, BudgetShare(0.25, "laplace")).parameter == 0.25
+    assert mean.claim(one, BudgetShare(0.25, "laplace")).parameter == 4.0
+    assert mean.claim(one, BudgetShare(0.25, "gaussian")).parameter == 4.0
+    assert median.claim(one, BudgetShare(0.25, "gaussian")).parameter == 0.5
+    assert spread_of(count.claim(one, BudgetShare(0.25, "laplace"))) == NoiseLaw(
+        "laplace", 4.0, whole=True
+    )

@@ -13,9 +13,9 @@ from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.synthetic.counts import count
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.meter import Meter
+from dpfy.synthetic.meter import MarginalReleases
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
-from dpfy.synthetic.task import Task
+from dpfy.synthetic.task import SynthesisTask
 
 TRIALS = 500
 DOMAIN = Domain.of({"job": 3, "rich": 2})
@@ -36,10 +36,10 @@ def syntheses(present: bool, trials: int) -> np.ndarray:
         permit = rehearsal(
             held.claim.event, held.claim.releases, held.claim.name, held.claim.adjacency
         )
-        meter = Meter(
+        meter = MarginalReleases(
             held.claim, marginals, permit, Randomness.for_tests(trial + (1 << 20) * present)
         )
-        model = held.method.rule(Task(DOMAIN, held.weights, meter, 64), held.method)
+        model = held.method.rule(SynthesisTask(DOMAIN, held.weights, meter, 64), held.method)
         rows = model.rows(12, np.random.default_rng(trial))
         cells = [
             (m.values.numpy()[tuple((2, 1)[v] for v in m.clique)], m.deviation)
@@ -61,7 +61,7 @@ def test_canaries_never_show_more_than_the_claim():
 @pytest.mark.slow
 def test_canaries_that_are_counted_with_too_little_noise_are_found(monkeypatch):
     """The same attack where a tenth of the noise is added: far above the claim."""
-    real = Meter.measure
+    real = MarginalReleases.measure
 
     def quiet(self, clique, noise_multiplier):
         found = real(self, clique, noise_multiplier)
@@ -69,6 +69,6 @@ def test_canaries_that_are_counted_with_too_little_noise_are_found(monkeypatch):
         found.values.copy_(exact + (found.values - exact) / 10)
         return found
 
-    monkeypatch.setattr(Meter, "measure", quiet)
+    monkeypatch.setattr(MarginalReleases, "measure", quiet)
     found = audit(syntheses, epsilon=1.0, delta=1e-5, trials=TRIALS, confidence=0.99)
     assert found.violated

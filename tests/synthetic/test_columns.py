@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from made_up_people import SCHEMA
 
 from dpfy.core.errors import InvalidInput
-from dpfy.synthetic.columns import Binned, Dated, Listed, date_column, listed_column, number_column
+from dpfy.synthetic.columns import (
+    BinnedColumn,
+    DateColumn,
+    ListedColumn,
+    date_column,
+    listed_column,
+    number_column,
+)
 from dpfy.synthetic.domain import Domain
 
 MISSING = ("", "?")
@@ -90,7 +97,7 @@ def test_what_has_no_cell_of_its_own():
 
 def test_dates_are_binned_by_the_calendar():
     months = COLUMNS[10]
-    assert isinstance(months, Dated)
+    assert isinstance(months, DateColumn)
     assert months.known == 12
     assert [
         months.code(text)
@@ -130,8 +137,8 @@ def test_a_schema_becomes_a_domain():
     assert domain.sizes == (8, 4, 3, 3, 2)
     assert domain.ignored == {"id"}
     assert domain.cells((0, 4)) == 16
-    assert isinstance(domain.columns[0], Binned)
-    assert isinstance(domain.columns[1], Listed)
+    assert isinstance(domain.columns[0], BinnedColumn)
+    assert isinstance(domain.columns[1], ListedColumn)
     assert "age: 8 bins from 18 to 80" in str(domain)
     other = Domain.parse(SCHEMA.replace("bins = 8", "bins = 9"), "people.toml")
     assert str(other) != str(domain)

@@ -14,7 +14,7 @@ from dpfy.core.errors import Corrupt, DpfyError, InvalidInput
 from dpfy.data.chunks import chunks
 from dpfy.data.files import DataFile
 from dpfy.synthetic import counts
-from dpfy.synthetic.counts import Owners, closure, count, encoded
+from dpfy.synthetic.counts import RecordOwners, closure, count, encoded
 from dpfy.synthetic.domain import Domain
 
 DOMAIN = Domain.parse(SCHEMA, "people.toml")
@@ -72,7 +72,9 @@ def test_the_first_records_of_a_person_are_used_whatever_the_chunks():
     held = people(300)
     for rows in (7, 300):
         for most in (1, 2, 5):
-            used = np.concatenate(list(encoded(held, DOMAIN, Owners("id", most), rows)), axis=1)
+            used = np.concatenate(
+                list(encoded(held, DOMAIN, RecordOwners("id", most), rows)), axis=1
+            )
             seen: Counter[str] = Counter()
             kept = [
                 row
@@ -86,7 +88,7 @@ def test_the_first_records_of_a_person_are_used_whatever_the_chunks():
 def test_a_person_changes_no_table_by_more_than_the_bound():
     """All records of one person added, at any place, with any content: 40 random neighbours."""
     rng, held, most = np.random.default_rng(2), people(120), 3
-    before = count(held, DOMAIN, ALL, Owners("id", most))
+    before = count(held, DOMAIN, ALL, RecordOwners("id", most))
     assert before.bound == most
     for _ in range(40):
         more = people(int(rng.integers(1, 9)), int(rng.integers(0, 1000)))
@@ -96,7 +98,7 @@ def test_a_person_changes_no_table_by_more_than_the_bound():
         for k, place in enumerate(rng.integers(0, 121, size).tolist()):
             for name, column in mixed.items():
                 column.insert(place, more[name][k])
-        after = count(mixed, DOMAIN, ALL, Owners("id", most))
+        after = count(mixed, DOMAIN, ALL, RecordOwners("id", most))
         assert all(np.abs(after.tables[c] - before.tables[c]).sum() == min(size, most) for c in ALL)
 
 
@@ -152,7 +154,7 @@ def test_other_things_are_refused():
     with pytest.raises(InvalidInput, match="different lengths"):
         count(people(3) | {"age": ["3"]}, DOMAIN, ALL)
     with pytest.raises(InvalidInput, match="is not in the data"):
-        count(people(3), DOMAIN, ALL, Owners("person", 2))
+        count(people(3), DOMAIN, ALL, RecordOwners("person", 2))
 
 
 def test_too_many_cells_are_refused_before_they_are_counted():

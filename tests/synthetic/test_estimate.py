@@ -13,10 +13,10 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import wrightomega
 
-from dpfy.synthetic.estimate import Fit, Measurement, combined, fitted, omega, total_of
+from dpfy.synthetic.estimate import FitSettings, Measurement, combined, fitted, omega, total_of
 from dpfy.synthetic.inference import summed
 
-EXACT = Fit(entropy=1e-6, band=0.0, sweeps=3000, tolerance=1e-13)
+EXACT = FitSettings(entropy=1e-6, band=0.0, sweeps=3000, tolerance=1e-13)
 
 
 def measured(clique, values, deviation):
@@ -71,7 +71,9 @@ def objective(whole, sizes, held, total, how):
 
 
 @pytest.mark.parametrize(
-    "how", [Fit(0.05, 0.0, 500, 1e-10), Fit(0.05, 5.0, 500, 1e-10)], ids=["no band", "band"]
+    "how",
+    [FitSettings(0.05, 0.0, 500, 1e-10), FitSettings(0.05, 5.0, 500, 1e-10)],
+    ids=["no band", "band"],
 )
 def test_the_optimum_against_a_general_solver(how):
     rng = np.random.default_rng(2)
@@ -114,7 +116,7 @@ def test_a_band_leaves_cells_where_the_smaller_marginals_put_them():
     )
     error = {}
     for band in (0.0, 1.0):
-        found = fitted(sizes, held, total, how=Fit(band=band))
+        found = fitted(sizes, held, total, how=FitSettings(band=band))
         error[band] = float(
             (found.marginal((0, 1)) - torch.from_numpy(np.outer(*shares))).abs().sum()
         )
@@ -131,7 +133,7 @@ def test_structural_zeros_stay_empty_and_a_start_changes_nothing_but_time():
     )
     mask = torch.zeros(4, 3, dtype=torch.float64)
     mask[1, 2] = mask[3, 0] = -math.inf
-    how = Fit(entropy=0.05, sweeps=400, tolerance=1e-10)
+    how = FitSettings(entropy=0.05, sweeps=400, tolerance=1e-10)
     cold = fitted(sizes, held, 1000.0, fixed=[((0, 2), mask)], how=how)
     assert float(cold.marginal((0, 2))[1, 2]) == 0.0
     assert float(cold.marginal((0, 2))[3, 0]) == 0.0

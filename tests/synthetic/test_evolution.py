@@ -46,7 +46,7 @@ def crowd(count=2000, seed=0):
 def rehearsed(claim, data, seed):
     records, labels = data
     secret = Randomness.for_tests(seed)
-    population = runs.Population.first(claim, Dots(), runs.flat, secret)
+    population = runs.SamplePopulation.first(claim, Dots(), runs.flat, secret)
     permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
     last, votes = runs.evolved(population, population.vectors(records), labels, permit, secret)
     return last.samples, votes
@@ -119,7 +119,7 @@ def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
     whole = dpfy.evolve(
         crowd(200), Dots(), run=Place(tmp_path / "whole", seed=4), options=OPTIONS, **TERMS
     )
-    real = runs.Population.next
+    real = runs.SamplePopulation.next
 
     def stop(self, votes, randomness, step):
         if step == number:
@@ -127,7 +127,7 @@ def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
         return real(self, votes, randomness, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs.Population, "next", stop)
+        patch.setattr(runs.SamplePopulation, "next", stop)
         with pytest.raises(Interrupted):
             dpfy.evolve(
                 crowd(200), Dots(), run=Place(tmp_path / "run", seed=4), options=OPTIONS, **TERMS

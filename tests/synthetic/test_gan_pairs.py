@@ -10,7 +10,13 @@ import torch
 from torch.nn import functional
 
 from dpfy.core.randomness import Randomness
-from dpfy.synthetic.networks.tables import Discriminator, Maker, TableGenerator, one_hot, seeded
+from dpfy.synthetic.networks.tables import (
+    Discriminator,
+    GeneratorTrainer,
+    TableGenerator,
+    one_hot,
+    seeded,
+)
 
 SIZES = (4, 3, 6)
 
@@ -75,7 +81,7 @@ def test_coupled_worlds_differ_by_one_clipped_gradient_wherever_the_record_lies(
     rng, clip = np.random.default_rng(seed), 0.3
     torch.manual_seed(seed)
     critic = Discriminator(sum(SIZES))
-    maker = Maker.fresh(SIZES, Randomness.for_tests(seed))
+    maker = GeneratorTrainer.fresh(SIZES, Randomness.for_tests(seed))
     codes = torch.from_numpy(np.stack([rng.integers(0, size, 7) for size in SIZES], axis=1))
     records, fakes = one_hot(codes, SIZES), maker.fakes("critic 0", seed, 7)
     place = int(rng.integers(0, 7))
@@ -89,9 +95,11 @@ def test_coupled_worlds_differ_by_one_clipped_gradient_wherever_the_record_lies(
 
 
 def test_partners_are_drawn_anew_at_every_step_and_are_nobodys_but_the_runs():
-    maker = Maker.fresh(SIZES, Randomness.for_tests(1))
+    maker = GeneratorTrainer.fresh(SIZES, Randomness.for_tests(1))
     one, again, later = (maker.fakes("critic 0", step, 5) for step in (0, 0, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, later)
     assert not torch.equal(one, maker.fakes("critic 1", 0, 5))
-    assert not torch.equal(one, Maker.fresh(SIZES, Randomness.for_tests(2)).fakes("critic 0", 0, 5))
+    assert not torch.equal(
+        one, GeneratorTrainer.fresh(SIZES, Randomness.for_tests(2)).fakes("critic 0", 0, 5)
+    )

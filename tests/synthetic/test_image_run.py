@@ -23,7 +23,7 @@ from dpfy.data.source import load
 from dpfy.report import html_page
 from dpfy.runs.folder import Place
 from dpfy.synthetic.images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET
-from dpfy.synthetic.images.meter import ImageMeter
+from dpfy.synthetic.images.meter import ImageReleases
 
 SCHEMA, TERMS = dpfy.ImageSchema(8, 8, 10), dpfy.ImageTerms(2.0, 1e-4)
 FEW = dpfy.ImageOptions(images=100, rounds=2)
@@ -111,7 +111,7 @@ def test_the_same_secret_gives_the_same_images(tmp_path):
 
 @pytest.mark.parametrize("step", [0, 2, 4])
 def test_stopped_at_a_release_and_resumed_to_the_same_images(tmp_path, monkeypatch, step):
-    whole, real = made_in(Place(tmp_path / "whole", seed=9)), ImageMeter.release
+    whole, real = made_in(Place(tmp_path / "whole", seed=9)), ImageReleases.release
     for after in (False, True):
 
         def release(self, share, sums, after=after):
@@ -124,7 +124,7 @@ def test_stopped_at_a_release_and_resumed_to_the_same_images(tmp_path, monkeypat
 
         place = tmp_path / f"{after}"
         with monkeypatch.context() as patch:
-            patch.setattr(ImageMeter, "release", release)
+            patch.setattr(ImageReleases, "release", release)
             with pytest.raises(Halt):
                 made_in(Place(place, seed=9))
         assert not (place / IMAGES).exists()
@@ -139,7 +139,7 @@ def test_a_resumed_run_refuses_other_pictures(tmp_path, monkeypatch):
         raise Halt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ImageMeter, "release", release)
+        patch.setattr(ImageReleases, "release", release)
         with pytest.raises(Halt):
             made_in(tmp_path / "run")
     pixels, labels = some_digits()

@@ -23,7 +23,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.synthetic.images import bench, mixture, stages
 from dpfy.synthetic.images.claim import ImageSynthesis
 from dpfy.synthetic.images.encoding import FINE, Encoding
-from dpfy.synthetic.images.meter import ImageMeter, Sums
+from dpfy.synthetic.images.meter import BoundedSums, ImageReleases
 from dpfy.synthetic.images.run import ImageOptions, ImageTerms, drawn, measured, plan
 from dpfy.synthetic.images.sheet import sheet
 from dpfy.synthetic.images.source import ImageSchema, read
@@ -33,7 +33,7 @@ SMALL = ImageSchema(6, 5, 3)
 
 
 def metered(claim, seed=1):
-    return ImageMeter(
+    return ImageReleases(
         claim,
         rehearsal(claim.event, claim.releases, claim.name, claim.adjacency),
         Randomness.for_tests(seed),
@@ -175,7 +175,7 @@ def test_whatever_sums_are_asked_for_stay_within_the_claim():
         for _ in range(20):
             share = Fraction(float(rng.random()) * 0.3)
             try:
-                held.release(share, {"some": Sums(np.zeros(3), 1.0)})
+                held.release(share, {"some": BoundedSums(np.zeros(3), 1.0)})
                 spent += held.squares[-1]
             except BudgetExceeded:
                 continue
@@ -183,10 +183,10 @@ def test_whatever_sums_are_asked_for_stay_within_the_claim():
         assert held.left == held.whole - spent
     held = metered(claim)
     for share in (stages.LEVELS, stages.MOMENTS, stages.ROUNDS, stages.CLUSTERS):
-        held.release(share, {"some": Sums(np.zeros(3), 1.0)})
+        held.release(share, {"some": BoundedSums(np.zeros(3), 1.0)})
     assert held.left < held.whole * Fraction(1, 10**9)
     with pytest.raises(BudgetExceeded, match="left of the sum of squares"):
-        held.release(Fraction(1, 100), {"more": Sums(np.zeros(3), 1.0)})
+        held.release(Fraction(1, 100), {"more": BoundedSums(np.zeros(3), 1.0)})
 
 
 def accepts(ratio):
@@ -198,7 +198,10 @@ def accepts(ratio):
 
 def test_the_noise_of_sums_has_the_stated_deviation():
     claim = ImageSynthesis(6, 5, 3, 5, 4, 2.0)
-    sums = {"a": Sums(np.zeros(20_000), 0.5, 0.25), "b": Sums(np.zeros((200, 100)), 2.0)}
+    sums = {
+        "a": BoundedSums(np.zeros(20_000), 0.5, 0.25),
+        "b": BoundedSums(np.zeros((200, 100)), 2.0),
+    }
     one, other = metered(claim).release(Fraction(1, 4), sums)
     bound = math.hypot(0.125, 2.0)
     for noisy, weight in ((one, 0.25), (other, 1.0)):

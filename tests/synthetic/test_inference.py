@@ -11,7 +11,7 @@ import torch
 
 from dpfy.core.errors import InvalidInput
 from dpfy.synthetic.graph import JunctionTree, model_cells, triangulated
-from dpfy.synthetic.inference import Beliefs, spread, summed
+from dpfy.synthetic.inference import CliqueVector, spread, summed
 from dpfy.synthetic.rows import drawn, in_proportion, table_of
 
 
@@ -59,7 +59,9 @@ def test_every_marginal_against_brute_force():
     for _ in range(60):
         sizes, potentials = random_model(rng)
         whole, everything = joint(sizes, potentials), tuple(range(len(sizes)))
-        beliefs = Beliefs.calibrated(JunctionTree.of(sizes, [c for c, _ in potentials]), potentials)
+        beliefs = CliqueVector.calibrated(
+            JunctionTree.of(sizes, [c for c, _ in potentials]), potentials
+        )
         for degree in (1, 2, 3):
             for clique in combinations(everything, min(degree, len(sizes))):
                 assert torch.allclose(
@@ -78,14 +80,16 @@ def test_huge_potentials_that_cancel_out_do_no_harm():
     shifted = [((0, 1), small[0][1] + big), ((1, 2), small[1][1] - big[:, None])]
     tree = JunctionTree.of(sizes, [(0, 1), (1, 2)])
     for clique in ((0,), (0, 2), (0, 1, 2)):
-        one, other = (Beliefs.calibrated(tree, held).marginal(clique) for held in (small, shifted))
+        one, other = (
+            CliqueVector.calibrated(tree, held).marginal(clique) for held in (small, shifted)
+        )
         assert torch.allclose(one, other, atol=1e-12)
 
 
 def test_what_cannot_be_at_all_is_refused():
     never = [((0, 1), torch.full((2, 2), -math.inf, dtype=torch.float64))]
     with pytest.raises(InvalidInput, match="at least one combination"):
-        Beliefs.calibrated(JunctionTree.of([2, 2], [(0, 1)]), never)
+        CliqueVector.calibrated(JunctionTree.of([2, 2], [(0, 1)]), never)
 
 
 def test_trees_have_the_running_intersection_property():
@@ -122,7 +126,7 @@ def test_a_change_that_is_passed_on_equals_a_new_calibration():
         for c in ((0, 1), (1, 2), (2, 3))
     ]
     tree = JunctionTree.of(sizes, [c for c, _ in potentials])
-    beliefs = Beliefs.calibrated(tree, potentials)
+    beliefs = CliqueVector.calibrated(tree, potentials)
     start = tree.home((0, 1))
     change = torch.from_numpy(rng.normal(size=(3, 4)))
     table = beliefs.tables[start] * torch.exp(change)
@@ -135,7 +139,7 @@ def test_a_change_that_is_passed_on_equals_a_new_calibration():
                 beliefs.pass_on(i, j)
                 seen.add(j)
                 stack.append(j)
-    due = Beliefs.calibrated(tree, [*potentials, ((0, 1), change)])
+    due = CliqueVector.calibrated(tree, [*potentials, ((0, 1), change)])
     for clique in ((3,), (2, 3), (0, 3)):
         assert torch.allclose(beliefs.marginal(clique), due.marginal(clique), atol=1e-12)
 
@@ -150,7 +154,9 @@ def test_rows_have_the_proportions_of_the_model():
         (c, torch.from_numpy(rng.normal(0, 1, [sizes[v] for v in c])))
         for c in ((0, 1), (1, 2), (2, 3))
     ]
-    beliefs = Beliefs.calibrated(JunctionTree.of(sizes, [c for c, _ in potentials]), potentials)
+    beliefs = CliqueVector.calibrated(
+        JunctionTree.of(sizes, [c for c, _ in potentials]), potentials
+    )
     count = 20_000
     rows = drawn(beliefs, count, rng)
     for clique in ((0, 1), (1, 2), (2, 3)):

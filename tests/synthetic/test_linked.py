@@ -13,7 +13,7 @@ import dpfy
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import Place
-from dpfy.synthetic.counts import Owners, count
+from dpfy.synthetic.counts import RecordOwners, count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.linked import Link, synthesize_linked
 
@@ -119,7 +119,7 @@ def test_a_person_adds_one_record_whatever_the_visits():
     longer = {name: [*[cells[name]] * 20, *column] for name, column in visits.items()}
     cliques = [(k,) for k in range(len(LINK.domain.columns))] + [(0, 1), (1, 2), (2, 5)]
     with_, without = (
-        count(LINK.rows(*tables), LINK.domain, cliques, Owners("id", 1)).tables
+        count(LINK.rows(*tables), LINK.domain, cliques, RecordOwners("id", 1)).tables
         for tables in ((more, longer), (people, visits))
     )
     for clique in cliques:

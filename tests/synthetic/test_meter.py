@@ -20,13 +20,13 @@ from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.synthetic.claim import Synthesis
-from dpfy.synthetic.counts import Owners, closure, count
+from dpfy.synthetic.counts import RecordOwners, closure, count
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.meter import Meter
+from dpfy.synthetic.meter import MarginalReleases
 from dpfy.synthetic.methods import METHODS
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
 from dpfy.synthetic.run import errors
-from dpfy.synthetic.task import Task
+from dpfy.synthetic.task import SynthesisTask
 
 DOMAIN = Domain.parse(SCHEMA, "people.toml")
 CLAIM = Synthesis("a method", str(DOMAIN), "pairs", 3.0, 20, 4, 0.2)
@@ -34,7 +34,7 @@ MARGINALS = count(people(200), DOMAIN, closure(combinations(range(5), 2)))
 
 
 def meter(claim=CLAIM, marginals=MARGINALS, seed=1, **more):
-    return Meter(
+    return MarginalReleases(
         claim,
         marginals,
         rehearsal(claim.event, claim.releases, claim.name, claim.adjacency),
@@ -132,7 +132,7 @@ def made(method, records, owners=None, terms=None, seed=2):
     marginals = count(records, DOMAIN, held.weights, owners)
     m = meter(held.claim, marginals, seed)
     model = held.method.rule(
-        Task(DOMAIN, held.weights, m, 1 << 16, held.terms.records), held.method
+        SynthesisTask(DOMAIN, held.weights, m, 1 << 16, held.terms.records), held.method
     )
     rows = model.rows(50, np.random.default_rng(0))
     return (
@@ -175,7 +175,7 @@ def test_nothing_but_noise_tells_neighbours_apart(method, outlier):
 
 
 def test_users_and_replaced_records_too():
-    records, owners = people(60), Owners("id", 2)
+    records, owners = people(60), RecordOwners("id", 2)
     more = {name: [*column, *[OUTLIERS[0][name]] * 5] for name, column in records.items()}
     budget = SynthesisTerms(1.0, 1e-6, user="id", most_records=2)
     assert replay.check(lambda data: made("mst", data, owners, budget), records, more) == []
@@ -199,7 +199,7 @@ def test_what_was_released_costs_no_more_than_the_claim(method):
     """
     held = plan(DOMAIN, SynthesisTerms(1.0, 1e-6), SynthesisOptions(method))
     m = meter(held.claim, count(people(300), DOMAIN, held.weights))
-    model = held.method.rule(Task(DOMAIN, held.weights, m, 1 << 16), held.method)
+    model = held.method.rule(SynthesisTask(DOMAIN, held.weights, m, 1 << 16), held.method)
     errors(m, model.rows(40, np.random.default_rng(0)), model.total)
     made_ = [events.Gaussian(x.deviation / held.claim.length) for x in m.released]
     choices = held.claim.choices - m.choices

@@ -20,7 +20,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.networks import gan, tables, teachers
-from dpfy.synthetic.networks.claim import TeacherVotes
+from dpfy.synthetic.networks.claim import DiscriminatorVotes
 
 DOMAIN = Domain.parse(SCHEMA, "people.toml")
 
@@ -65,7 +65,7 @@ class Stop(BaseException):
 )
 def test_stopped_and_resumed_to_the_same_table(tmp_path, monkeypatch, method, step):
     whole = made_by(method, Place(tmp_path / "whole", seed=9))
-    real = tables.Maker.learn
+    real = tables.GeneratorTrainer.learn
 
     def learn(self, judge, number, count):
         if number == step:
@@ -73,7 +73,7 @@ def test_stopped_and_resumed_to_the_same_table(tmp_path, monkeypatch, method, st
         real(self, judge, number, count)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables.Maker, "learn", learn)
+        patch.setattr(tables.GeneratorTrainer, "learn", learn)
         with pytest.raises(Stop):
             made_by(method, Place(tmp_path / "run", seed=9))
     assert not (tmp_path / "run" / "synthetic.csv").exists()
@@ -116,7 +116,7 @@ def test_a_generator_whose_discriminator_stands_still_knows_nothing_of_the_recor
 
 def rehearsed(claim, codes, seed):
     secret = Randomness.for_tests(seed)
-    school = teachers.School.of(codes, DOMAIN.sizes, claim.teachers, secret)
+    school = teachers.TeacherDiscriminators.of(codes, DOMAIN.sizes, claim.teachers, secret)
     permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
     maker = teachers.rounds(claim, school, permit, secret)
     return maker.rows(20, np.random.default_rng(0)).tolist()
@@ -139,7 +139,7 @@ def test_nothing_but_noisy_votes_tells_records_apart(trial, monkeypatch):
         ("STEP", 30.0),
     ):
         monkeypatch.setattr(teachers, name, value)
-    claim = TeacherVotes(2.0, "cells", 6, 3, 40, 20)
+    claim = DiscriminatorVotes(2.0, "cells", 6, 3, 40, 20)
     some = cells([0, 5, 60][trial], trial)
     more = np.concatenate([some, np.array([[size - 1 for size in DOMAIN.sizes]])])
     assert replay.check(lambda held: rehearsed(claim, held, trial), some, more) == []
@@ -151,7 +151,7 @@ def test_votes_together_are_within_the_claim_and_noise_is_as_stated(monkeypatch)
     """6,000 counts: a deviation off by 8% has a chance of 1 in 10^17; 2/3 and 3/2 of it are
     refused.
     """
-    claim, seen = TeacherVotes(2.0, "cells", 5, 3, 2000, 20), []
+    claim, seen = DiscriminatorVotes(2.0, "cells", 5, 3, 2000, 20), []
     real = teachers.PartOfGaussian.release
 
     def release(self, total, *rest):
@@ -176,7 +176,7 @@ def test_the_generator_learns_what_a_judge_likes():
     """A judge that likes one cell of the first column: after some steps most rows have it."""
     import torch
 
-    maker = tables.Maker.fresh([4, 3], Randomness.for_tests(0))
+    maker = tables.GeneratorTrainer.fresh([4, 3], Randomness.for_tests(0))
 
     class Likes(torch.nn.Module):
         def forward(self, rows):

@@ -24,7 +24,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import Place
 from dpfy.synthetic import run as runs
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.meter import Meter
+from dpfy.synthetic.meter import MarginalReleases
 from dpfy.synthetic.methods import METHODS
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
 from dpfy.synthetic.run import synthesize
@@ -106,7 +106,7 @@ def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeyp
         records, schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "whole", seed=9), options=options
     )
     steps = {"aim": [0, 6], "mst": [0, 4, 10], "privbayes": [6]}[method]
-    real = Meter._bind
+    real = MarginalReleases._bind
     for step in steps:
         for after in (False, True):
 
@@ -119,7 +119,7 @@ def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeyp
 
             place = tmp_path / f"{step}-{after}"
             with monkeypatch.context() as patch:
-                patch.setattr(Meter, "_bind", bind)
+                patch.setattr(MarginalReleases, "_bind", bind)
                 with pytest.raises(Stop):
                     synthesize(
                         records,
@@ -142,7 +142,7 @@ def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeyp
 
 
 def test_a_resumed_run_refuses_other_data(tmp_path, monkeypatch):
-    real = Meter._bind
+    real = MarginalReleases._bind
 
     def bind(self, *rest):
         real(self, *rest)
@@ -150,7 +150,7 @@ def test_a_resumed_run_refuses_other_data(tmp_path, monkeypatch):
             raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(Meter, "_bind", bind)
+        patch.setattr(MarginalReleases, "_bind", bind)
         with pytest.raises(Stop):
             synthesize(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
     with pytest.raises(InvalidInput, match="must be what the run had"):

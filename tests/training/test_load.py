@@ -165,7 +165,7 @@ def test_a_run_is_given_by_its_path():
 def test_a_run_that_released_no_model_says_so(tmp_path):
     (tmp_path / "people.csv").write_text("age\n30\n40\n")
     (tmp_path / "schema.toml").write_text('[columns.age]\nkind = "number"\nrange = [0, 100]\n')
-    terms = dpfy.Terms(epsilon=1.0)
+    terms = dpfy.QueryTerms(epsilon=1.0)
     dpfy.query(
         tmp_path / "people.csv",
         "count()",

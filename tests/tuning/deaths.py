@@ -17,7 +17,7 @@ from typing import Any
 
 import toy
 
-from dpfy.tuning.run import Work
+from dpfy.tuning.run import Execution
 
 CALLS = ("fsync", "fdatasync", "replace", "unlink", "mkdir", "rmdir", "write")
 """What is counted: everything durable goes through these."""
@@ -40,7 +40,10 @@ def search(path: str, options: dict[str, Any], death: int | None, tally: str | N
         setattr(os, name, counted(name))
     resume = Path(path).exists() and any(Path(path).iterdir())
     toy.search(
-        Path(path), resume=resume, work=Work(scaled=toy.scaled, checkpoint_every=0.0), **options
+        Path(path),
+        resume=resume,
+        work=Execution(scaled=toy.scaled, checkpoint_every=0.0),
+        **options,
     )
     if tally is not None:
         Path(tally).write_text(json.dumps(next(count) - 1))

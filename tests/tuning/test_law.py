@@ -21,7 +21,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.tuning import planning
 from dpfy.tuning.claim import Tuning
-from dpfy.tuning.payment import LAWS, Paid, Payment, Target, calibrated
+from dpfy.tuning.payment import LAWS, CalibratedSearch, PrivacyTarget, SearchRoute, calibrate_search
 from dpfy.tuning.run import drawn
 
 PLAN = dpfy.dpsgd(300, 60, steps=6).with_noise(2.0, delta=1e-3)
@@ -34,7 +34,9 @@ that is rejected.
 
 def _numbers(shape: float, mean: float, count: int) -> np.ndarray:
     """Draws of the number of trials, each by a search with a secret of its own."""
-    claim = Tuning(Paid(Payment("random", mean, shape), (PLAN,), (), None), {"rate": "0.1..1"})
+    claim = Tuning(
+        CalibratedSearch(SearchRoute("random", mean, shape), (PLAN,), (), None), {"rate": "0.1..1"}
+    )
     permit = rehearsal(claim.event, 1, "tuning")
     found = []
     for seed in range(count):
@@ -43,7 +45,7 @@ def _numbers(shape: float, mean: float, count: int) -> np.ndarray:
     return np.array(found)
 
 
-def _misfit(numbers: np.ndarray, payment: Payment) -> float:
+def _misfit(numbers: np.ndarray, payment: SearchRoute) -> float:
     """The p-value of the draws under the law of a payment, over cells of at least ten expected
     draws.
     """
@@ -63,29 +65,29 @@ def _misfit(numbers: np.ndarray, payment: Payment) -> float:
 def test_the_number_of_trials_has_the_law_that_is_billed_and_no_other(law):
     shape = LAWS[law]
     numbers = _numbers(shape, 20.0, 3000)
-    assert _misfit(numbers, Payment("random", 20.0, shape)) > ALARM
-    for wrong in (Payment("random", 30.0, shape), Payment("random", 40 / 3, shape)):
+    assert _misfit(numbers, SearchRoute("random", 20.0, shape)) > ALARM
+    for wrong in (SearchRoute("random", 30.0, shape), SearchRoute("random", 40 / 3, shape)):
         assert _misfit(numbers, wrong) < SURE
     others = [other for name, other in LAWS.items() if name != law]
-    assert all(_misfit(numbers, Payment("random", 20.0, other)) < SURE for other in others)
+    assert all(_misfit(numbers, SearchRoute("random", 20.0, other)) < SURE for other in others)
 
 
 def test_the_figures_of_the_guide_at_a_mean_of_a_hundred():
-    logarithmic, geometric = (Payment("random", 100.0, shape) for shape in (0.0, 1.0))
+    logarithmic, geometric = (SearchRoute("random", 100.0, shape) for shape in (0.0, 1.0))
     assert gamma_for(0.0, 100.0) == pytest.approx(0.00154212, abs=5e-9)
     assert planning.chance(logarithmic, 1) == pytest.approx(0.154, abs=5e-4)
     assert sum(planning.chance(geometric, k) for k in range(50)) == pytest.approx(0.39, abs=5e-3)
     assert planning.chance(geometric, 1) == pytest.approx(0.01)
-    thousand = Payment("random", 1000.0, 1.0)
+    thousand = SearchRoute("random", 1000.0, 1.0)
     assert sum(planning.chance(thousand, k) for k in range(100)) == pytest.approx(0.094, abs=5e-4)
     assert sum(planning.chance(thousand, k) for k in range(10)) < 0.01
-    assert sum(planning.chance(Payment("random", 100.0, math.inf), k) for k in range(50)) < 1e-7
+    assert sum(planning.chance(SearchRoute("random", 100.0, math.inf), k) for k in range(50)) < 1e-7
 
 
 @pytest.mark.parametrize("mean", [1.5, 20.0, 300.0])
 @pytest.mark.parametrize("law", LAWS)
 def test_generating_functions_means_and_quantiles_agree_with_the_probabilities(law, mean):
-    payment = Payment("random", mean, LAWS[law])
+    payment = SearchRoute("random", mean, LAWS[law])
     chances = [
         planning.chance(payment, k) for k in range(8_000 if law != "logarithmic" else 30_000)
     ]
@@ -136,5 +138,5 @@ def test_a_search_calibrated_to_the_guides_setting_gives_back_its_noise():
     """The price of a hundred trials at noise 1, asked for as a budget, is noise 1."""
     recipe = dpfy.dpsgd(1_000_000, 5000, epochs=1)
     total = accounting.epsilon(events.RepeatAndSelect(EPOCH, 100.0, 0.0), 1e-6)
-    paid = calibrated(Payment("random", 100.0, 0.0), Target(total, 1e-6), [recipe])
+    paid = calibrate_search(SearchRoute("random", 100.0, 0.0), PrivacyTarget(total, 1e-6), [recipe])
     assert paid.plans[0].noise_multiplier == pytest.approx(1.0, rel=1e-3)

@@ -17,8 +17,16 @@ from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger_rules import rehearsal, repeatable
 from dpfy.core.unit import Adjacency
 from dpfy.tuning.claim import PublicTuning, Tuning
-from dpfy.tuning.kinds import Kinds
-from dpfy.tuning.payment import HELD_OUT, PRIVATE, SCORES, TRAINED_ON, Payment, Target, calibrated
+from dpfy.tuning.kinds import TrialKinds
+from dpfy.tuning.payment import (
+    HELD_OUT,
+    PRIVATE,
+    SCORES,
+    TRAINED_ON,
+    PrivacyTarget,
+    SearchRoute,
+    calibrate_search,
+)
 from dpfy.tuning.space import Space
 
 
@@ -30,7 +38,7 @@ def _random_setting(rng: random.Random):
     adjacency = rng.choice([Adjacency.ADD_OR_REMOVE_ONE] * 3 + [Adjacency.ZERO_OUT])
     adaptive = route == "composition" and rng.random() < 0.5
     try:
-        payment = Payment(
+        payment = SearchRoute(
             route, trials, shape, score, adaptive, adaptive and rng.random() < 0.3, 0.3, adjacency
         )
     except DpfyError:
@@ -48,7 +56,7 @@ def _random_setting(rng: random.Random):
     kinds = list({kind.event(1.0): kind for kind in kinds}.values())
     return (
         payment,
-        Target(
+        PrivacyTarget(
             rng.choice([0.7, 3.0, 8.0]), 1e-5, adjacency, "rdp" if route != "subset" else "tight"
         ),
         kinds,
@@ -70,7 +78,7 @@ def test_over_random_settings_the_whole_search_is_within_the_target_and_close_to
             or (payment.route == "composition" and not payment.adaptive)
             else []
         )
-        paid = calibrated(payment, target, kinds, finals, counts)
+        paid = calibrate_search(payment, target, kinds, finals, counts)
         reached = target.reached(paid.event)
         assert reached <= target.epsilon
         assert reached >= 0.97 * target.epsilon
@@ -90,9 +98,9 @@ def test_over_random_settings_the_whole_search_is_within_the_target_and_close_to
 
 
 def test_held_out_scores_cost_training_nothing_and_scores_on_training_records_do():
-    recipe, target = dpfy.dpsgd(4000, 400, steps=50), Target(3.0, 1e-5)
+    recipe, target = dpfy.dpsgd(4000, 400, steps=50), PrivacyTarget(3.0, 1e-5)
     noise = {
-        score: calibrated(Payment("random", 20, 1.0, score), target, [recipe])
+        score: calibrate_search(SearchRoute("random", 20, 1.0, score), target, [recipe])
         .plans[0]
         .noise_multiplier
         for score in SCORES
@@ -108,9 +116,9 @@ def test_a_replaced_person_may_have_moved_from_one_part_to_the_other():
         dpfy.dpsgd(4000, 400, steps=50, adjacency="replace-one"),
         Adjacency.REPLACE_ONE,
     )
-    paid = calibrated(
-        Payment("random", 20, 1.0, HELD_OUT, adjacency=replaced),
-        Target(3.0, 1e-5, replaced),
+    paid = calibrate_search(
+        SearchRoute("random", 20, 1.0, HELD_OUT, adjacency=replaced),
+        PrivacyTarget(3.0, 1e-5, replaced),
         [recipe],
     )
     (_, training), (_, scores) = paid.event.parts
@@ -124,8 +132,10 @@ def test_the_bill_of_parts_is_above_what_a_person_in_either_part_can_be_shown():
     """A Gaussian trial and a score on others, by hand: the worst part decides, and their sum is
     never smaller.
     """
-    paid = calibrated(
-        Payment("random", 5, 1.0, HELD_OUT), Target(2.0, 1e-5), [dpfy.dpsgd(1000, 1000, steps=1)]
+    paid = calibrate_search(
+        SearchRoute("random", 5, 1.0, HELD_OUT),
+        PrivacyTarget(2.0, 1e-5),
+        [dpfy.dpsgd(1000, 1000, steps=1)],
     )
     assert isinstance(paid.event, events.Parallel)
     whole = accounting.epsilon(paid.event, 1e-5)
@@ -134,9 +144,9 @@ def test_the_bill_of_parts_is_above_what_a_person_in_either_part_can_be_shown():
 
 
 def test_a_permit_of_a_search_gives_rights_for_its_trials_and_for_nothing_else():
-    paid = calibrated(
-        Payment("random", 5, 1.0, HELD_OUT),
-        Target(2.0, 1e-4),
+    paid = calibrate_search(
+        SearchRoute("random", 5, 1.0, HELD_OUT),
+        PrivacyTarget(2.0, 1e-4),
         [dpfy.dpsgd(1000, b, steps=3) for b in (50, 200)],
     )
     permit = rehearsal(paid.event, 1, "tuning")
@@ -168,8 +178,8 @@ def test_what_a_sample_hides_gives_no_right_to_the_same_without_the_sample():
 @pytest.mark.parametrize("route", ["random", "noisy-max", "subset"])
 def test_searches_that_look_at_scores_are_refused_but_by_composition(route):
     with pytest.raises(Unsupported, match="pay by composition"):
-        Payment(route, 20, score=HELD_OUT, adaptive=True)
-    assert Payment("composition", 20, adaptive=True).event(
+        SearchRoute(route, 20, score=HELD_OUT, adaptive=True)
+    assert SearchRoute("composition", 20, adaptive=True).event(
         [events.Gaussian(1.0)], None
     ) == events.Repeated(events.Gaussian(1.0), 20)
 
@@ -178,7 +188,7 @@ def test_kinds_follow_the_bill_and_nothing_else():
     space = Space.read(
         {"rate": "0.1..1 log", "batch": [10, 20, 30], "clip": [1.0, 2.0], "steps": [5, 6]}
     )
-    kinds = Kinds.of(
+    kinds = TrialKinds.of(
         space, lambda s: dpfy.dpsgd(1000, s["batch"], steps=s["steps"], clip_norm=s["clip"])
     )
     assert kinds.costly == ("batch", "steps")
@@ -187,17 +197,17 @@ def test_kinds_follow_the_bill_and_nothing_else():
         kinds.place({"rate": 0.5, "batch": 11, "clip": 1.0, "steps": 5})
     hidden = Space.read({"rate": "0.1..1 log", "steps": [5, 6]})
     with pytest.raises(InvalidInput, match="list its values"):
-        Kinds.of(hidden, lambda s: dpfy.dpsgd(1000, 1000 * s["rate"], steps=s["steps"]))
+        TrialKinds.of(hidden, lambda s: dpfy.dpsgd(1000, 1000 * s["rate"], steps=s["steps"]))
     many = Space.read({"batch": list(range(1, 66))})
     with pytest.raises(InvalidInput, match="at most 64"):
-        Kinds.of(many, lambda s: dpfy.dpsgd(1000, s["batch"], steps=5))
+        TrialKinds.of(many, lambda s: dpfy.dpsgd(1000, s["batch"], steps=5))
 
 
 def test_plans_that_may_end_early_are_refused_in_trials():
     with pytest.raises(Unsupported, match="end early"):
-        calibrated(
-            Payment("random", 5, 1.0),
-            Target(2.0, 1e-4),
+        calibrate_search(
+            SearchRoute("random", 5, 1.0),
+            PrivacyTarget(2.0, 1e-4),
             [dpfy.dpsgd(1000, 50, steps=10, stopping=5)],
         )
 

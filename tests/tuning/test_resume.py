@@ -24,7 +24,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import Place
 from dpfy.tuning import outcome
 from dpfy.tuning import search as searches
-from dpfy.tuning.run import Work, tune
+from dpfy.tuning.run import Execution, tune
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy
@@ -255,7 +255,9 @@ def test_a_trial_is_noted_on_the_disk_before_it_is_erased_and_all_are_erased_bef
 @pytest.mark.slow
 def test_processes_side_by_side_select_what_one_process_selects(tmp_path):
     one = toy.search(tmp_path / "one", trials=6, seed=12)
-    two = toy.search(tmp_path / "two", trials=6, seed=12, work=Work(workers=2, scaled=toy.scaled))
+    two = toy.search(
+        tmp_path / "two", trials=6, seed=12, work=Execution(workers=2, scaled=toy.scaled)
+    )
     assert one.settings == two.settings
     assert released(tmp_path / "one") == released(tmp_path / "two")
 

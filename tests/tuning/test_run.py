@@ -21,7 +21,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.report import card as cards
 from dpfy.runs.folder import Place
 from dpfy.tuning import run as runs
-from dpfy.tuning.run import Work, tune
+from dpfy.tuning.run import Execution, tune
 from dpfy.tuning.trial import TrialFailed
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -264,7 +264,7 @@ def test_what_has_no_theorem_is_refused_with_the_way_out(tmp_path, more, words):
 
 def test_a_search_on_a_subset_needs_a_rule_that_scales_settings(tmp_path):
     with pytest.raises(Unsupported, match="scales settings"):
-        toy.search(tmp_path / "run", route="subset", work=Work())
+        toy.search(tmp_path / "run", route="subset", work=Execution())
 
 
 def test_trials_of_a_billed_search_are_published_and_those_of_a_random_one_are_not(tmp_path):

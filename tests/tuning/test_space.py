@@ -11,20 +11,20 @@ import pytest
 from scipy import stats
 
 from dpfy.core.errors import InvalidInput
-from dpfy.tuning.space import Choice, Range, Space, Whole, choice, log_range
+from dpfy.tuning.space import FloatRange, IntegerRange, ListedValues, Space, choice, log_range
 
 
 @pytest.mark.parametrize(
     ("word", "due"),
     [
-        ("0.05..5 log", Range(0.05, 5.0, True)),
-        (" -1 .. 2.5e1 ", Range(-1.0, 25.0)),
-        ("1..8 whole", Whole(1, 8)),
-        ("[256, 512]", Choice((256, 512))),
-        ('["a", "b"]', Choice(("a", "b"))),
-        ("[true, false]", Choice((True, False))),
-        ([[1, 2], [3]], Choice(((1, 2), (3,)))),
-        (Range(0.0, 1.0), Range(0.0, 1.0)),
+        ("0.05..5 log", FloatRange(0.05, 5.0, True)),
+        (" -1 .. 2.5e1 ", FloatRange(-1.0, 25.0)),
+        ("1..8 whole", IntegerRange(1, 8)),
+        ("[256, 512]", ListedValues((256, 512))),
+        ('["a", "b"]', ListedValues(("a", "b"))),
+        ("[true, false]", ListedValues((True, False))),
+        ([[1, 2], [3]], ListedValues(((1, 2), (3,)))),
+        (FloatRange(0.0, 1.0), FloatRange(0.0, 1.0)),
     ],
 )
 def test_words_are_read_and_written_back(word, due):
@@ -54,9 +54,9 @@ def test_draws_are_even_independent_and_a_function_of_their_generator():
     space = Space(
         {
             "rate": log_range(0.01, 100.0),
-            "width": Whole(3, 7),
+            "width": IntegerRange(3, 7),
             "kind": choice("a", "b", "c"),
-            "share": Range(0.2, 0.6),
+            "share": FloatRange(0.2, 0.6),
         }
     )
     rows = [space.draw(np.random.default_rng([1, n])) for n in range(3000)]

@@ -52,7 +52,7 @@ def test_clip_search_takes_the_smallest_norm_that_hardly_hurts():
 
 
 def test_privacy_and_computation_goes_through_the_five_steps_in_their_order():
-    limits = strategies.Limits(batch_size=100, epochs=5, most_batch=1000, most_epochs=20)
+    limits = strategies.ComputeLimits(batch_size=100, epochs=5, most_batch=1000, most_epochs=20)
     rates, norms = (0.125, 0.25, 0.5, 1.0, 2.0), (0.01, 0.1, 1.0, 10.0)
     found = strategies.privacy_and_computation(
         bowl, records=10_000, epsilon=2.0, delta=1e-5, limits=limits, rates=rates, norms=norms

@@ -16,10 +16,10 @@ from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
-from dpfy.tuning.kinds import Kinds
+from dpfy.tuning.kinds import TrialKinds
 from dpfy.tuning.run import tune
 from dpfy.tuning.sealed import secret_of
-from dpfy.tuning.trial import Row, Source, Task, Trial, TrialFailed, _seeded
+from dpfy.tuning.trial import Trial, TrialFailed, TrialResult, TrialRights, TrialTask, _seeded
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy
@@ -27,13 +27,15 @@ import toy
 PLAN = dpfy.dpsgd(toy.RECORDS, 60, steps=toy.STEPS).with_noise(2.0, delta=1e-3)
 
 
-def task(place: Path, number: int = 0, score: events.Event | None = None, **more) -> Task:
-    source = Source(None, "test", Randomness.for_tests(3))
+def task(place: Path, number: int = 0, score: events.Event | None = None, **more) -> TrialTask:
+    source = TrialRights(None, "test", Randomness.for_tests(3))
     settings = {"rate": 1.0, "clip": 1.0}
-    return Task(place, number, settings, PLAN.recipe, (PLAN,), score, source, toy.objective, **more)
+    return TrialTask(
+        place, number, settings, PLAN.recipe, (PLAN,), score, source, toy.objective, **more
+    )
 
 
-def planned(given: Task) -> Trial:
+def planned(given: TrialTask) -> Trial:
     trial = Trial(given)
     trial.planned(PLAN.recipe)
     return trial
@@ -77,7 +79,7 @@ def test_the_rights_of_trials_end_with_their_search(tmp_path):
 
     found = []
     made = tune(objective, toy.SPACE, toy.recipe, toy.terms(), Place(tmp_path / "run", seed=3))
-    source = Source(made.run / "ledger.jsonl", "tuning", Randomness.for_tests(3))
+    source = TrialRights(made.run / "ledger.jsonl", "tuning", Randomness.for_tests(3))
     with pytest.raises(InvalidInput, match="permit"):
         source.permit(found[0], 0, toy.STEPS)
 
@@ -121,22 +123,24 @@ def test_what_a_trial_says_of_a_value_is_not_told(tmp_path):
         raise InvalidInput("rate", 0.123456, "is wrong")
 
     with pytest.raises(TrialFailed, match="rate: is wrong") as caught:
-        Task(
+        TrialTask(
             tmp_path / "x",
             0,
             {},
             PLAN.recipe,
             (PLAN,),
             None,
-            Source(None, "t", Randomness.for_tests(3)),
+            TrialRights(None, "t", Randomness.for_tests(3)),
             wrong,
         )()
     assert "0.123456" not in str(caught.value)
 
 
 def test_rows_are_read_back_and_settings_drawn_on_the_way_are_kept(tmp_path):
-    row = Row(-math.inf, 3, 1, {"rate": 0.1, "sizes": (1, 2)}, {"pruned": True})
-    assert Row.from_json(row.to_json() | {"settings": {"rate": 0.1, "sizes": [1, 2]}}) == row
+    row = TrialResult(-math.inf, 3, 1, {"rate": 0.1, "sizes": (1, 2)}, {"pruned": True})
+    assert (
+        TrialResult.from_json(row.to_json() | {"settings": {"rate": 0.1, "sizes": [1, 2]}}) == row
+    )
     (tmp_path / "x").mkdir()
     trial = Trial(task(tmp_path / "x"))
     trial.drew("depth", 3)
@@ -147,6 +151,6 @@ def test_rows_are_read_back_and_settings_drawn_on_the_way_are_kept(tmp_path):
 
 def test_kinds_of_trials_that_draw_for_themselves_are_listed_once():
     same = [dpfy.dpsgd(300, 60, steps=6, clip_norm=clip) for clip in (0.5, 1.0)]
-    assert len(Kinds.listed(same).recipes) == 1
+    assert len(TrialKinds.listed(same).recipes) == 1
     with pytest.raises(InvalidInput, match="1 to 64"):
-        Kinds.listed([])
+        TrialKinds.listed([])

@@ -20,11 +20,11 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.data.users import UserRecords, by_user
 from dpfy.runs.folder import Place, held_claims
-from dpfy.tuning.parts import Parts
-from dpfy.tuning.payment import POINTS, Payment, Target, calibrated
+from dpfy.tuning.parts import TrialSplit
+from dpfy.tuning.payment import POINTS, PrivacyTarget, SearchRoute, calibrate_search
 from dpfy.tuning.run import tune
-from dpfy.tuning.terms import Terms
-from dpfy.tuning.trial import Source, Task, Trial, TrialFailed
+from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.trial import Trial, TrialFailed, TrialRights, TrialTask
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy
@@ -56,7 +56,7 @@ def terms(**more):
         "route": "composition",
         "score": "training",
     }
-    return Terms(**(given | more))
+    return SearchTerms(**(given | more))
 
 
 def trained(trial, records):
@@ -95,10 +95,10 @@ def given(place, most=EACH, score=None, parts=None, number=0):
     compared.
     """
     plan = dpfy.dpsgd(USERS, 10, steps=2, unit=dpfy.Unit("user", most)).with_noise(1.0, delta=1e-3)
-    source = Source(None, "test", Randomness.for_tests(3))
+    source = TrialRights(None, "test", Randomness.for_tests(3))
     score = events.BoundedRange(1.0) if score is None else score
     trial = Trial(
-        Task(place, number, {}, plan.recipe, (plan,), score, source, on_training, parts=parts)
+        TrialTask(place, number, {}, plan.recipe, (plan,), score, source, on_training, parts=parts)
     )
     trial.planned(plan.recipe)
     return trial
@@ -207,7 +207,7 @@ def test_a_user_is_in_one_part_with_all_records_and_moves_nobody_else(seed):
     owners = rng.integers(0, 40, size=300)
     values, most = torch.arange(300.0), int(rng.integers(1, 9))
     secret = Randomness.for_tests(seed)
-    parts = Parts(40, float(rng.uniform(0.2, 0.8)))
+    parts = TrialSplit(40, float(rng.uniform(0.2, 0.8)))
 
     def split(kept):
         grouped = by_user((values[kept], values[kept]), owners[kept], most)
@@ -224,7 +224,7 @@ def test_a_user_is_in_one_part_with_all_records_and_moves_nobody_else(seed):
 
 
 def test_parts_of_single_records_are_refused_where_a_user_owns_several(tmp_path):
-    trial = given(tmp_path / "x", parts=Parts(USERS, 0.3))
+    trial = given(tmp_path / "x", parts=TrialSplit(USERS, 0.3))
     for ask in (trial.train, trial.valid):
         with pytest.raises(InvalidInput, match="by_user"):
             ask((X, Y))
@@ -232,19 +232,21 @@ def test_parts_of_single_records_are_refused_where_a_user_owns_several(tmp_path)
             ask(by_user((X, Y), dpfy.Users(OWNERS), EACH))
     single = dpfy.dpsgd(USERS, 10, steps=2, unit=USER, draw="record")
     with pytest.raises(Unsupported, match="one by one"):
-        calibrated(Payment("composition", 2, score="held-out"), Target(3.0, 1e-4), [single])
+        calibrate_search(
+            SearchRoute("composition", 2, score="held-out"), PrivacyTarget(3.0, 1e-4), [single]
+        )
 
 
 def test_a_trial_that_protects_something_else_than_the_search_is_refused(tmp_path):
     """Sampling and noise are the same: only the unit, or the adjacency, differs."""
     plan = dpfy.dpsgd(USERS, 10, steps=2, unit=USER).with_noise(1.0, delta=1e-3)
-    source = Source(None, "test", Randomness.for_tests(3))
+    source = TrialRights(None, "test", Randomness.for_tests(3))
     for name, other in (
         ("record", dpfy.dpsgd(USERS, 10, steps=2)),
         ("fewer", dpfy.dpsgd(USERS, 10, steps=2, unit=dpfy.Unit("user", 2))),
         ("adjacency", dpfy.dpsgd(USERS, 10, steps=2, unit=USER, adjacency="zero-out")),
     ):
-        trial = Trial(Task(tmp_path / name, 0, {}, None, (plan,), None, source, on_training))
+        trial = Trial(TrialTask(tmp_path / name, 0, {}, None, (plan,), None, source, on_training))
         with pytest.raises(InvalidInput, match="nothing was reserved"):
             trial.planned(other)
 
@@ -256,11 +258,11 @@ def test_scores_of_users_cost_what_scores_of_records_cost(adjacency, score):
     units, under every adjacency.
     """
     payment, target = (
-        Payment("composition", 3, score=score, adjacency=adjacency),
-        Target(3.0, 1e-4, adjacency),
+        SearchRoute("composition", 3, score=score, adjacency=adjacency),
+        PrivacyTarget(3.0, 1e-4, adjacency),
     )
     one, many = (
-        calibrated(
+        calibrate_search(
             payment, target, [dpfy.dpsgd(USERS, 10, steps=2, unit=unit, adjacency=adjacency)]
         )
         for unit in (dpfy.Unit("user", 1), USER)
@@ -279,7 +281,7 @@ def test_noisy_max_and_a_subset_take_whole_users(tmp_path):
     )
     assert found.card["guarantee"]["epsilon"] <= 3.0
     seen = []
-    work = dpfy.tuning.run.Work(scaled=lambda settings, share: settings)
+    work = dpfy.tuning.run.Execution(scaled=lambda settings, share: settings)
     made = tune(
         only_trained, {"rate": "0.1..1"}, recipe, terms(route="subset", score="public", sample=0.4, law="geometric"),
         Place(tmp_path / "subset", seed=5), work=work,
@@ -327,14 +329,14 @@ def test_training_on_what_the_trial_gives_is_not_refused(tmp_path):
 
 
 def test_parts_are_taken_of_the_same_rows(tmp_path):
-    trial = given(tmp_path / "x", most=1, parts=Parts(300, 0.3))
+    trial = given(tmp_path / "x", most=1, parts=TrialSplit(300, 0.3))
     trial.train((toy.X, toy.Y))
     with pytest.raises(InvalidInput, match="same order"):
         trial.valid((toy.X[:200], toy.Y[:200]))
 
 
 def test_a_score_is_at_most_the_number_of_records(tmp_path):
-    trial = given(tmp_path / "x", most=1, parts=Parts(300, 0.3))
+    trial = given(tmp_path / "x", most=1, parts=TrialSplit(300, 0.3))
     trial.train((toy.X, toy.Y))
     valid = trial.valid((toy.X, toy.Y))
     with pytest.raises(InvalidInput, match="at most the number") as caught:

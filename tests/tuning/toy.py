@@ -12,8 +12,8 @@ import torch
 import dpfy
 from dpfy.plan.recipe import Recipe
 from dpfy.runs.folder import Place
-from dpfy.tuning.run import Tuned, Work, tune
-from dpfy.tuning.terms import Terms
+from dpfy.tuning.run import Execution, Tuned, tune
+from dpfy.tuning.terms import SearchTerms
 from dpfy.tuning.trial import Trial
 
 RECORDS, FEATURES, STEPS = 300, 4, 6
@@ -73,9 +73,9 @@ def scaled(settings: dict[str, Any], share: float) -> dict[str, Any]:
     return {**settings, "rate": settings["rate"] * share}
 
 
-def terms(**more: Any) -> Terms:
+def terms(**more: Any) -> SearchTerms:
     given = {"epsilon": 4.0, "delta": 1e-3, "records": RECORDS, "trials": 4, "law": "geometric"}
-    return Terms(**(given | more))
+    return SearchTerms(**(given | more))
 
 
 def search(
@@ -83,7 +83,7 @@ def search(
     *,
     seed: int | None = SEED,
     resume: bool = False,
-    work: Work | None = None,
+    work: Execution | None = None,
     space: Any = SPACE,
     **more: Any,
 ) -> Tuned:
@@ -91,7 +91,7 @@ def search(
     asked = terms(**more)
     place = Place(out, seed=seed, resume=resume)
     return tune(
-        OBJECTIVES[asked.score], space, recipe, asked, place, work=work or Work(scaled=scaled)
+        OBJECTIVES[asked.score], space, recipe, asked, place, work=work or Execution(scaled=scaled)
     )
 
 
@@ -100,6 +100,6 @@ if __name__ == "__main__":
     import sys
 
     options = json.loads(sys.argv[2])
-    work = Work(workers=options.pop("workers", 1), scaled=scaled, checkpoint_every=0.0)
+    work = Execution(workers=options.pop("workers", 1), scaled=scaled, checkpoint_every=0.0)
     found = search(Path(sys.argv[1]), work=work, **options)
     print(json.dumps(found.to_json()))

@@ -13,7 +13,7 @@ from dpfy.audit.bugs.trees import shorter
 from dpfy.audit.learners import NEIGHBOURS, NOISE
 
 CLUSTERS = "dpfy.estimators.clusters"
-RELEASE = "dpfy.estimators.fitting.Fit.release"
+RELEASE = "dpfy.estimators.fitting.FitSession.release"
 LLOYD, CORESET, SYNOPSIS, AGGREGATE, MIXTURE, FULL = (
     "k-means, lloyd",
     "k-means, coreset",

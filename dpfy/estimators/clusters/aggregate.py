@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Terms
+from dpfy.estimators.budget import FitTerms
 from dpfy.estimators.clusters import points as grid
 from dpfy.estimators.clusters.points import Floats, Points
 from dpfy.estimators.clusters.weighted import weighted_kmeans
-from dpfy.estimators.fitting import Fit
+from dpfy.estimators.fitting import FitSession
 
 BLOCKS = "blocks"
 COUNT = 200
@@ -29,7 +29,7 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 """An odd factor whose product carries every bit into the upper ones."""
 
 
-def bound(clusters: int, dimensions: int, terms: Terms) -> Bound:
+def bound(clusters: int, dimensions: int, terms: FitTerms) -> Bound:
     """A record changes the centres of one block, each within the unit ball, from any to any.
 
     One that is replaced leaves a block and enters another: both change, and half of the distance
@@ -55,7 +55,7 @@ def blocks_of(points: Points) -> NDArray[np.int64]:
     return np.asarray((found >> np.uint64(33)) % np.uint64(COUNT), np.int64)
 
 
-def centres(points: Points, clusters: int, fit: Fit) -> Floats:
+def centres(points: Points, clusters: int, fit: FitSession) -> Floats:
     """The noisy mean of the centres of all blocks.
 
     Guarantees: one record changes the centres of one block.

@@ -15,15 +15,15 @@ from sklearn.base import ClusterMixin, TransformerMixin
 
 from dpfy.core import check
 from dpfy.estimators.bounding import one_of_each
-from dpfy.estimators.budget import Need
+from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.clusters import aggregate, lloyd, start, summary
 from dpfy.estimators.clusters.points import Ball, Floats, Points
-from dpfy.estimators.clusters.start import Centres
+from dpfy.estimators.clusters.start import NoisyCentres
 from dpfy.estimators.columns import refuse_categories
-from dpfy.estimators.estimator import PrivateEstimator, Public
+from dpfy.estimators.estimator import PrivateEstimator, PublicFacts
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.records import Records
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.records import EncodedRecords
 
 METHODS = ("coreset", "lloyd", "synopsis", "hybrid", "aggregate")
 RECORDS = "records"
@@ -72,7 +72,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
     structure: int = 0
     n_jobs: int | None = None
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("n_clusters", self.n_clusters, most=4096)
         check.one_of("method", self.method, METHODS)
         check.integer("seeds", self.seeds, most=4096)
@@ -84,11 +84,13 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
         found = []
         if self.method in ("synopsis", "hybrid"):
             summary.refuse_wide(width)
-            found = [Need(RECORDS, one_of_each(1, public.terms), share=COUNTED)]
-            found.append(Need(summary.CELLS, one_of_each(1, public.terms), share=begun - COUNTED))
+            found = [ReleaseNeed(RECORDS, one_of_each(1, public.terms), share=COUNTED)]
+            found.append(
+                ReleaseNeed(summary.CELLS, one_of_each(1, public.terms), share=begun - COUNTED)
+            )
         elif self.method == "coreset":
             found = [
-                Need(
+                ReleaseNeed(
                     summary.TREE,
                     summary.tree_bound(width),
                     releases=start.levels(self.n_clusters),
@@ -97,7 +99,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
             ]
         elif self.method == "aggregate":
             found = [
-                Need(
+                ReleaseNeed(
                     aggregate.BLOCKS,
                     aggregate.bound(self.n_clusters, width, public.terms),
                     share=begun,
@@ -110,7 +112,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
         )
         return [*found, *rounds]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         rounds = {
             lloyd.round_name(t): lloyd.BITS
             for t in range(check.integer("rounds", self.rounds, most=1000))
@@ -121,7 +123,9 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
             lloyd.MEASURE: lloyd.BITS,
         }
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         ball = Ball.of(data.columns, self.norm)
         points = ball.points(data)
         rounds = [lloyd.round_name(t) for t in range(self.rounds)]
@@ -142,12 +146,14 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
         }
         return {"centres": found.centres, "counts": found.counts} | scale
 
-    def _start(self, points: Points, ball: Ball, public: Public, fit: Fit) -> Centres:
+    def _start(
+        self, points: Points, ball: Ball, public: PublicFacts, fit: FitSession
+    ) -> NoisyCentres:
         """Centres to begin with, how many points each has, and a guess of the mean squared distance
         to them.
         """
         if self.method == "aggregate":
-            return Centres(
+            return NoisyCentres(
                 aggregate.centres(points, self.n_clusters, fit), np.ones(self.n_clusters), math.nan
             )
         if self.method == "coreset":

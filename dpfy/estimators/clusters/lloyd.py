@@ -15,7 +15,7 @@ import numpy as np
 
 from dpfy.core import check
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Need
+from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.clusters.points import (
     STEPS,
     Floats,
@@ -25,9 +25,9 @@ from dpfy.estimators.clusters.points import (
     shortened,
     summed,
 )
-from dpfy.estimators.clusters.start import Centres, of
+from dpfy.estimators.clusters.start import NoisyCentres, of
 from dpfy.estimators.clusters.summary import SMALLEST, Summary, sums_by
-from dpfy.estimators.fitting import Fit
+from dpfy.estimators.fitting import FitSession
 
 COUNT, SQUARE = 0.5, 0.5
 """What a count and a squared distance weigh beside a difference."""
@@ -52,7 +52,7 @@ def round_name(t: int) -> str:
     return f"centres {t + 1}"
 
 
-def needs(dimensions: int, rounds: int, budget: str, share: float) -> list[Need]:
+def needs(dimensions: int, rounds: int, budget: str, share: float) -> list[ReleaseNeed]:
     """One release for each round."""
     check.integer("rounds", rounds, most=1000)
     check.one_of("budget", budget, BUDGETS)
@@ -63,15 +63,18 @@ def needs(dimensions: int, rounds: int, budget: str, share: float) -> list[Need]
     )
     parts = [max(BUDGETS[budget] ** t, 1e-6) for t in range(rounds)]
     return [
-        Need(round_name(t), bound, share=share * part / sum(parts)) for t, part in enumerate(parts)
+        ReleaseNeed(round_name(t), bound, share=share * part / sum(parts))
+        for t, part in enumerate(parts)
     ]
 
 
-def lloyd(points: Points, start: Centres, names: Sequence[str], fit: Fit) -> Centres:
+def lloyd(
+    points: Points, start: NoisyCentres, names: Sequence[str], fit: FitSession
+) -> NoisyCentres:
     """Rounds from a start, whose inertia is a first guess.
 
     Guarantees: a point adds to one cluster a vector of norm at most sqrt(1 + COUNT^2 + SQUARE^2).
-    Depends on the points through `Fit.release` alone.
+    Depends on the points through `FitSession.release` alone.
     """
     centres, counts, mean = on_grid(start.centres), start.counts, start.inertia
     squared = np.full(len(centres), mean)
@@ -80,12 +83,12 @@ def lloyd(points: Points, start: Centres, names: Sequence[str], fit: Fit) -> Cen
         counts = np.maximum(released, fit.round(name).deviation / COUNT)
         mean = float(left.sum() / counts.sum())
         squared = (left / counts + mean) / 2
-    return Centres(centres, counts, mean)
+    return NoisyCentres(centres, counts, mean)
 
 
 def from_seeds(
-    points: Points, seeds: Floats, clusters: int, names: Sequence[str], seed: int, fit: Fit
-) -> Centres:
+    points: Points, seeds: Floats, clusters: int, names: Sequence[str], seed: int, fit: FitSession
+) -> NoisyCentres:
     """Rounds from public seeds, of which there may be more than clusters: after each of the first
     rounds their centres, with the counts that were released, are merged to a quarter by k-means,
     and at last to as many as there are clusters. That costs nothing, and where seeds lie badly,
@@ -94,7 +97,7 @@ def from_seeds(
 
     Guarantees: those of `lloyd`.
     """
-    found, many = Centres(seeds, np.ones(len(seeds)), 1.0), len(seeds)
+    found, many = NoisyCentres(seeds, np.ones(len(seeds)), 1.0), len(seeds)
     for t, name in enumerate(names):
         if many == clusters:
             return lloyd(points, found, names[t:], fit)
@@ -111,7 +114,7 @@ def from_seeds(
 
 
 def _round(
-    points: Points, centres: Floats, squared: Floats, name: str, fit: Fit
+    points: Points, centres: Floats, squared: Floats, name: str, fit: FitSession
 ) -> tuple[Floats, Floats, Floats]:
     """One release about centres with these mean squared distances: the centres that follow from it,
     noisy counts, and sums of squared distances about the new centres.
@@ -134,9 +137,9 @@ def _round(
     return on_grid(centres + radii[:, None] * shift), released[:, 0] / COUNT, left
 
 
-def measure_need(share: float) -> Need:
+def measure_need(share: float) -> ReleaseNeed:
     """One release of counts and squared distances about centres that are fixed."""
-    return Need(
+    return ReleaseNeed(
         MEASURE,
         Bound(
             l2=math.sqrt(COUNT**2 + SQUARE**2) * (1 + 2.0**-50),
@@ -147,7 +150,7 @@ def measure_need(share: float) -> Need:
     )
 
 
-def measured(points: Points, start: Centres, fit: Fit) -> Centres:
+def measured(points: Points, start: NoisyCentres, fit: FitSession) -> NoisyCentres:
     """The start with noisy counts and inertia in place of what it had.
 
     Differences are shortened to `WIDE` deviations where the start knows one, else to the radius of
@@ -165,7 +168,7 @@ def measured(points: Points, start: Centres, fit: Fit) -> Centres:
     released, noise = fit.release(MEASURE, found, BITS), fit.round(MEASURE).deviation
     counts = np.maximum(released[:, 0] / COUNT, noise / COUNT)
     squares = max(float(released[:, 1].sum()) / SQUARE, 0.0) * radius**2
-    return Centres(start.centres, counts, squares / float(counts.sum()))
+    return NoisyCentres(start.centres, counts, squares / float(counts.sum()))
 
 
 def totals(points: Points, centres: Floats, radii: Floats) -> Floats:

@@ -23,15 +23,15 @@ from sklearn.base import DensityMixin
 
 from dpfy.core import check
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Need
+from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.clusters import covariances, summary
 from dpfy.estimators.clusters.points import SAFE, Ball, Floats, Points, on_grid, shortened, summed
-from dpfy.estimators.clusters.start import Centres, coreset, levels
+from dpfy.estimators.clusters.start import NoisyCentres, coreset, levels
 from dpfy.estimators.columns import refuse_categories
-from dpfy.estimators.estimator import PrivateEstimator, Public
+from dpfy.estimators.estimator import PrivateEstimator, PublicFacts
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.records import Records
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.records import EncodedRecords
 
 MOMENTS = "moments"
 COUNT, SQUARE = 0.5, 0.5
@@ -49,7 +49,7 @@ COVARIANCES = ("diag", "spherical", "full")
 
 
 @dataclass(frozen=True)
-class Mixture:
+class MixtureParameters:
     """Weights, means [components, coordinates] and variances of the same shape, in the unit ball.
     Released, or public.
 
@@ -97,7 +97,7 @@ class Mixture:
         return np.asarray(constants + (points @ slopes.T - points**2 @ precisions.T))
 
 
-def shares(points: Floats, mixture: Mixture) -> Floats:
+def shares(points: Floats, mixture: MixtureParameters) -> Floats:
     """The share of each component in each point, on a grid.
 
     Guarantees: shares of a point follow from it alone, and add up to at most one.
@@ -113,7 +113,7 @@ def shares(points: Floats, mixture: Mixture) -> Floats:
     return on_grid(parts * (SAFE / whole)[:, None], SHARES)
 
 
-def totals(points: Points, mixture: Mixture, radii: Floats) -> Floats:
+def totals(points: Points, mixture: MixtureParameters, radii: Floats) -> Floats:
     """Sums over all points [components, 1 + coordinates + squares of them, or products].
 
     Guarantees: a point adds a vector of norm at most sqrt(1 + COUNT^2 + SQUARE^2), in whole steps
@@ -155,18 +155,21 @@ def bound(dimensions: int, full: bool = False) -> Bound:
 
 
 def rounds(
-    points: Points, start: Centres, count: int, kind: str, fit: Fit
-) -> tuple[Mixture, Floats]:
+    points: Points, start: NoisyCentres, count: int, kind: str, fit: FitSession
+) -> tuple[MixtureParameters, Floats]:
     """A mixture from a start, and the noisy number of points of each component. `kind` is that of
     the covariances.
 
-    Guarantees: depends on the points through `Fit.release` alone.
+    Guarantees: depends on the points through `FitSession.release` alone.
     """
     width = start.centres.shape[1]
     every = np.full(start.centres.shape, max(start.inertia / width, NARROWEST))
     if kind == "full":
         every = np.maximum(every, covariances.NARROWEST)[:, :, None] * np.eye(width)
-    mixture, counts = Mixture(start.counts / start.counts.sum(), start.centres, every), start.counts
+    mixture, counts = (
+        MixtureParameters(start.counts / start.counts.sum(), start.centres, every),
+        start.counts,
+    )
     noise = fit.round(MOMENTS).deviation
     for _ in range(count):
         radii = np.clip(WIDE * np.sqrt(mixture.spreads), summary.SMALLEST, 2.0)
@@ -192,7 +195,7 @@ def rounds(
             variances = np.maximum(variances, NARROWEST)
         means = mixture.means + radii[:, None] * shift
         means /= np.maximum(np.sqrt((means**2).sum(axis=1, keepdims=True)), 1.0)
-        mixture = Mixture(counts / counts.sum(), means, variances)
+        mixture = MixtureParameters(counts / counts.sum(), means, variances)
     return mixture, counts
 
 
@@ -234,7 +237,7 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
     structure: int = 0
     n_jobs: int | None = None
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("n_components", self.n_components, most=1024)
         check.one_of("covariance_type", self.covariance_type, COVARIANCES)
         check.integer("rounds", self.rounds, most=1000)
@@ -245,21 +248,26 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
         width, full = len(public.columns.columns), self.covariance_type == "full"
         if full:
             covariances.refuse_wide(width)
-        start = Need(
+        start = ReleaseNeed(
             summary.TREE,
             summary.tree_bound(width),
             releases=levels(self.n_components),
             share=STARTED,
         )
-        return [start, Need(MOMENTS, bound(width, full), releases=self.rounds, share=1 - STARTED)]
+        return [
+            start,
+            ReleaseNeed(MOMENTS, bound(width, full), releases=self.rounds, share=1 - STARTED),
+        ]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return {
             summary.TREE: summary.TREE_BITS,
             MOMENTS: FULL_BITS if self.covariance_type == "full" else BITS,
         }
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         ball = Ball.of(data.columns, self.norm)
         points = ball.points(data)
         start = coreset(points, self.n_components, self.structure, fit)
@@ -269,7 +277,7 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._ball = Ball(self._columns, float(model["radius"][0]))
-        self._mixture = Mixture(model["weights"], model["means"], model["variances"])
+        self._mixture = MixtureParameters(model["weights"], model["means"], model["variances"])
         self.weights_, self.counts_ = model["weights"], model["counts"]
         self.means_ = self._ball.raw(self._mixture.means)
         self.covariances_ = self._mixture.variances * self._ball.radius**2

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.estimators.columns import Columns
-from dpfy.estimators.records import Records
+from dpfy.estimators.columns import FeatureColumns
+from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.threads import each
 
 Floats = NDArray[np.float64]
@@ -57,11 +57,11 @@ class Ball:
     from it that is kept.
     """
 
-    columns: Columns
+    columns: FeatureColumns
     radius: float
 
     @classmethod
-    def of(cls, columns: Columns, norm: float | None) -> Ball:
+    def of(cls, columns: FeatureColumns, norm: float | None) -> Ball:
         """Around all that the ranges allow, or around the points within `norm` of their middle."""
         whole = math.sqrt(sum(0.25 if c.scale == "unit" else 1.0 for c in columns.numbers))
         return cls(columns, whole if norm is None else min(norm, whole))
@@ -80,7 +80,7 @@ class Ball:
             1.0,
         )
 
-    def points(self, data: Records) -> Points:
+    def points(self, data: EncodedRecords) -> Points:
         """Every record as a point; one outside the ball is moved to its edge.
 
         Guarantees: every coordinate is a whole step, and no point has a norm above one.

@@ -10,14 +10,14 @@ import numpy as np
 from dpfy.estimators.clusters.points import Floats, Points
 from dpfy.estimators.clusters.summary import Summary, tree
 from dpfy.estimators.clusters.weighted import weighted_kmeans
-from dpfy.estimators.fitting import Fit
+from dpfy.estimators.fitting import FitSession
 
 DEEPER = 4
 """Levels of the tree beyond those that would give each cluster a node."""
 
 
 @dataclass(frozen=True)
-class Centres:
+class NoisyCentres:
     """Centres, how many points each has, and the mean squared distance of all to their centres; all
     of them noisy.
     """
@@ -32,14 +32,14 @@ def levels(clusters: int) -> int:
     return math.ceil(math.log2(clusters)) + DEEPER
 
 
-def coreset(points: Points, clusters: int, seed: int, fit: Fit) -> Centres:
+def coreset(points: Points, clusters: int, seed: int, fit: FitSession) -> NoisyCentres:
     """From a tree of noisy counts and sums. Guarantees: those of `summary.tree`."""
     return of(tree(points, levels(clusters), fit), clusters, seed)
 
 
-def of(held: Summary, clusters: int, seed: int) -> Centres:
+def of(held: Summary, clusters: int, seed: int) -> NoisyCentres:
     """k-means of a summary, which is released already."""
     centres, label, squares = weighted_kmeans(held.points, held.weights, clusters, seed)
     counts = np.maximum(np.bincount(label, held.weights, clusters), 1.0)
     between = float(np.average(squares, weights=np.maximum(held.weights, 1e-9)))
-    return Centres(centres, counts, between + held.within)
+    return NoisyCentres(centres, counts, between + held.within)

@@ -30,7 +30,7 @@ from dpfy.estimators.clusters.points import (
     shortened,
     summed,
 )
-from dpfy.estimators.fitting import Fit
+from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.threads import each
 
 TREE, CELLS = "summary", "cells"
@@ -65,11 +65,11 @@ def tree_bound(dimensions: int) -> Bound:
     return Bound(l2=TREE_BOUND.l2, l1=1 + math.sqrt(dimensions) + SQUARE, linf=1.0)
 
 
-def tree(points: Points, levels: int, fit: Fit) -> Summary:
+def tree(points: Points, levels: int, fit: FitSession) -> Summary:
     """The summary of so many releases.
 
     Guarantees: a point adds to one node of each level, a vector of norm at most 1.5. Depends on the
-    points through `Fit.release` alone.
+    points through `FitSession.release` alone.
     """
     width = points.shape[1]
     node = np.zeros(len(points), np.int64)
@@ -160,7 +160,7 @@ def lowered(counts: Floats, whole: float) -> Floats:
     return np.asarray(np.maximum(counts - (levels[kept[-1]] if len(kept) else order[0]), 0.0))
 
 
-def grid(points: Points, records: float, side: int, radius: Floats, fit: Fit) -> Summary:
+def grid(points: Points, records: float, side: int, radius: Floats, fit: FitSession) -> Summary:
     """A histogram over equal cells of the box with these half widths, as weighted points in their
     middles; `records` is their number.
     """

@@ -21,11 +21,17 @@ import numpy as np
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Need
-from dpfy.estimators.claim import Condition
-from dpfy.estimators.fitting import Fit
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.claim import ProofCondition
+from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.minima import MINIMUM, OUT, hidden
-from dpfy.estimators.linear.solver import Fitted, Problem, Solver, Task, refuse_outputs
+from dpfy.estimators.linear.solver import (
+    LinearProblem,
+    LinearSolution,
+    LinearTask,
+    Solver,
+    refuse_outputs,
+)
 
 PASSES, BATCH = 10, 64
 PULL, STEP = 0.1, 1.0
@@ -34,12 +40,12 @@ BALL = 10.0
 """The radius of the ball, in units of the largest row: no weight of a feature is larger."""
 
 
-class BoltOn(Solver):
+class BoltOnSolver(Solver):
     """Stochastic gradient descent, with noise on its last point."""
 
     name = "bolt-on"
 
-    def refuse(self, task: Task) -> None:
+    def refuse(self, task: LinearTask) -> None:
         refuse_outputs(task, self.name)
         if not task.terms.replaced:
             raise Unsupported(
@@ -48,27 +54,27 @@ class BoltOn(Solver):
                 'use adjacency="replace-one", or another solver',
             )
 
-    def needs(self, task: Task) -> list[Need]:
-        return [Need(MINIMUM, Bound(l2=1.0))]
+    def needs(self, task: LinearTask) -> list[ReleaseNeed]:
+        return [ReleaseNeed(MINIMUM, Bound(l2=1.0))]
 
-    def bits(self, task: Task) -> Mapping[str, int]:
+    def bits(self, task: LinearTask) -> Mapping[str, int]:
         return {MINIMUM: OUT}
 
-    def conditions(self, task: Task) -> Sequence[Condition]:
+    def conditions(self, task: LinearTask) -> Sequence[ProofCondition]:
         return [
-            Condition(
+            ProofCondition(
                 "step",
                 "the step is at most 1 / (curvature + regularisation)",
                 f"with curvatures of at most {task.loss.curvature:g}",
             ),
-            Condition(
+            ProofCondition(
                 "order",
                 "batches do not depend on what records hold",
                 "a public permutation of their places",
             ),
         ]
 
-    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+    def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         task, design = problem.task, problem.design
         size, passes = design.size, PASSES if task.rounds is None else task.rounds
         steps, noise = math.ceil(size / BATCH), fit.round(MINIMUM).scale
@@ -91,7 +97,7 @@ class BoltOn(Solver):
                 weights = weights - step * (np.asarray(part.T @ slopes) / BATCH + pull * weights)
                 weights *= min(1.0, ball / max(float(np.linalg.norm(weights)), 1e-300))
         half = apart(task.steepest, step, pull, steps, passes, ball) / 2
-        return Fitted(
+        return LinearSolution(
             hidden(weights[:, 0], half, fit)[:, None] / problem.radius,
             noise * half / problem.radius,
         )
@@ -107,7 +113,7 @@ def apart(steepest: float, step: float, pull: float, steps: int, passes: int, ba
 
 
 def plan(
-    task: Task, radius: float, size: int, steps: int, passes: int, noise: float
+    task: LinearTask, radius: float, size: int, steps: int, passes: int, noise: float
 ) -> tuple[float, float]:
     """Regularisation and step: public, since the number of records is."""
     pull = (

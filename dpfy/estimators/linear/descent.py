@@ -27,11 +27,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from dpfy.data.schema import Number
-from dpfy.estimators.budget import Need
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.linear.design import BITS, Layout, unit_rows
-from dpfy.estimators.linear.losses import Loss
-from dpfy.estimators.linear.solver import UNIT, Fitted, Floats, Problem, Solver, Task
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.linear.design import BITS, RowLayout, unit_rows
+from dpfy.estimators.linear.losses import ScoreLoss
+from dpfy.estimators.linear.solver import (
+    UNIT,
+    Floats,
+    LinearProblem,
+    LinearSolution,
+    LinearTask,
+    Solver,
+)
 
 MOMENTS, GRADIENTS = "sum of rows", "gradients"
 MOMENTS_SHARE = 0.02
@@ -48,21 +55,21 @@ STEEP = 3.0
 """With momentum 0.8 steps are stable up to a curvature of 3.6, relative to the preconditioner."""
 
 
-class GradientDescent(Solver):
+class GradientDescentSolver(Solver):
     """Noisy gradients of all records, round after round."""
 
-    def needs(self, task: Task) -> list[Need]:
+    def needs(self, task: LinearTask) -> list[ReleaseNeed]:
         rounds = task.rounds or (ROUNDS if task.layout.sizes else task.loss.gradients)
         rest = 1 - MOMENTS_SHARE
         return [
-            Need(MOMENTS, UNIT, share=MOMENTS_SHARE),
-            Need(GRADIENTS, UNIT, releases=rounds, share=rest),
+            ReleaseNeed(MOMENTS, UNIT, share=MOMENTS_SHARE),
+            ReleaseNeed(GRADIENTS, UNIT, releases=rounds, share=rest),
         ]
 
-    def bits(self, task: Task) -> Mapping[str, int]:
+    def bits(self, task: LinearTask) -> Mapping[str, int]:
         return {MOMENTS: BITS, GRADIENTS: BITS}
 
-    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+    def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         task, design, radius = problem.task, problem.design, problem.radius
         size, mean = moments(problem, fit)
         held, outputs = fit.round(GRADIENTS), problem.target.shape[1]
@@ -110,7 +117,7 @@ class GradientDescent(Solver):
             if step >= first_kept:
                 later += weights
         ridge = (task.alpha or 0.0) / size
-        return Fitted(
+        return LinearSolution(
             later / (held.releases - first_kept),
             _spread(precondition, steps / time - ridge, noise, held.releases, outputs),
         )
@@ -122,7 +129,7 @@ class Preconditioner:
     """
 
     def __init__(
-        self, layout: Layout, mean: Floats, usual: float, ridge: float, norm: float
+        self, layout: RowLayout, mean: Floats, usual: float, ridge: float, norm: float
     ) -> None:
         first = int(layout.constant)
         at = first + layout.numbers
@@ -191,7 +198,7 @@ def _variance(column: Number, mean: float) -> float:
     return (1 - mean * mean) / 3 if column.scale == "symmetric" else mean * (1 - mean)
 
 
-def cut(loss: Loss, clip: float | None, signal: float, coordinates: int) -> float:
+def cut(loss: ScoreLoss, clip: float | None, signal: float, coordinates: int) -> float:
     """The norm that slopes are cut to: as asked for, or the more the less noise there is. `signal`
     is n mu of all gradients together.
     """
@@ -199,7 +206,7 @@ def cut(loss: Loss, clip: float | None, signal: float, coordinates: int) -> floa
     return min(loss.steepest, asked)
 
 
-def moments(problem: Problem, fit: Fit) -> tuple[float, Floats]:
+def moments(problem: LinearProblem, fit: FitSession) -> tuple[float, Floats]:
     """How many records there are, and the mean of their features. Half of what a record adds is its
     row, half says that it is there.
     """

@@ -18,9 +18,9 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from dpfy.estimators.columns import Columns
+from dpfy.estimators.columns import FeatureColumns
 from dpfy.estimators.fitting import EXACT
-from dpfy.estimators.records import Records, parts
+from dpfy.estimators.records import EncodedRecords, parts
 
 ROW, FACTOR = 16, 14
 """Fractional bits of a row and of a factor."""
@@ -38,12 +38,12 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Where the features of a row are: public. The first coordinate is a one where there is a
     `constant`.
     """
 
-    columns: Columns
+    columns: FeatureColumns
     constant: bool = True
 
     @property
@@ -86,7 +86,7 @@ class Layout:
         """The largest norm of a row whose features have been shortened to `norm`."""
         return math.sqrt(self.constant + norm * norm)
 
-    def norms(self, data: Records) -> Floats:
+    def norms(self, data: EncodedRecords) -> Floats:
         """The norm of the features of each record."""
         squares = np.empty(data.size)
         for part in parts(data.size):
@@ -96,7 +96,7 @@ class Layout:
             squares += data.codes[:, k] < size
         return np.sqrt(squares)
 
-    def rows(self, data: Records, norm: float, norms: Floats | None = None) -> Any:
+    def rows(self, data: EncodedRecords, norm: float, norms: Floats | None = None) -> Any:
         """Rows with features of at most `norm`, the constant as it is: a dense matrix, or a sparse
         one where most of it is zero.
         """
@@ -116,7 +116,7 @@ class Layout:
             at += size
         return full
 
-    def _numbers(self, data: Records, short: Floats | None, out: Floats) -> None:
+    def _numbers(self, data: EncodedRecords, short: Floats | None, out: Floats) -> None:
         """The constant and the numbers, in the first columns of `out`."""
         out[:, : self.constant] = 1.0
         for part in parts(data.size):
@@ -129,7 +129,7 @@ class Layout:
             else:
                 np.multiply(values, short[part, None], out=place)
 
-    def _sparse(self, data: Records, short: Floats | None) -> Any:
+    def _sparse(self, data: EncodedRecords, short: Floats | None) -> Any:
         first, many = self.constant + self.numbers, len(self.sizes)
         starts = first + np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
         inside = data.codes < np.array(self.sizes)
@@ -160,8 +160,8 @@ class Design:
 
     def __init__(
         self,
-        layout: Layout,
-        data: Records,
+        layout: RowLayout,
+        data: EncodedRecords,
         norm: float,
         norms: Floats | None = None,
         keep: bool = True,

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Loss(ABC):
+class ScoreLoss(ABC):
     """A convex loss f(score, target), of one score or of one for each class.
 
     `steepest` is the largest norm of its derivative in the scores, by which slopes are cut where it
@@ -55,7 +55,7 @@ class Loss(ABC):
 
 
 @dataclass(frozen=True)
-class Logistic(Loss):
+class LogisticLoss(ScoreLoss):
     """log(1 + exp(-score)) for target 1, log(1 + exp(score)) for target 0."""
 
     steepest: ClassVar[float] = 1.0
@@ -75,7 +75,7 @@ class Logistic(Loss):
 
 
 @dataclass(frozen=True)
-class Softmax(Loss):
+class SoftmaxLoss(ScoreLoss):
     """Minus the log of the probability of the class that the target marks."""
 
     steepest: ClassVar[float] = math.sqrt(2)
@@ -99,7 +99,7 @@ class Softmax(Loss):
 
 
 @dataclass(frozen=True)
-class Squared(Loss):
+class HuberLoss(ScoreLoss):
     """Half of the squared difference; its slopes are cut to 1, which makes it Huber's."""
 
     steepest: ClassVar[float] = 1.0
@@ -117,7 +117,7 @@ class Squared(Loss):
 
 
 @dataclass(frozen=True)
-class HuberHinge(Loss):
+class HuberHingeLoss(ScoreLoss):
     """The hinge max(0, 1 - m) of the margin m = score for target 1, -score for target 0, rounded
     off within 1/2 of its corner.
     """
@@ -151,7 +151,7 @@ class HuberHinge(Loss):
 
 
 @dataclass(frozen=True)
-class Poisson(Loss):
+class PoissonLoss(ScoreLoss):
     """exp(score) - target score for targets in [0, 1], shares of their largest value; above score 0
     it goes on as a straight line.
     """

@@ -29,17 +29,17 @@ import numpy as np
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Need
-from dpfy.estimators.claim import Condition
-from dpfy.estimators.fitting import TERM, Fit, fixed
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.claim import ProofCondition
+from dpfy.estimators.fitting import TERM, FitSession, fixed
 from dpfy.estimators.linear.design import Design
-from dpfy.estimators.linear.losses import Loss
+from dpfy.estimators.linear.losses import ScoreLoss
 from dpfy.estimators.linear.solver import (
-    Fitted,
     Floats,
-    Problem,
+    LinearProblem,
+    LinearSolution,
+    LinearTask,
     Solver,
-    Task,
     count_needs,
     count_of,
     refuse_outputs,
@@ -66,11 +66,11 @@ adds: sqrt(d) 2^-20.
 
 
 @dataclass(frozen=True)
-class Objective:
+class CutObjective:
     """sum_i f(x_i u), with slopes cut to `steepest`, + ridge/2 |u|^2 + term u."""
 
     design: Design
-    loss: Loss
+    loss: ScoreLoss
     target: Floats
     steepest: float
     ridge: float
@@ -107,7 +107,7 @@ class Objective:
         )
 
 
-def minimise(objective: Objective, tolerance: float) -> Floats:
+def minimise(objective: CutObjective, tolerance: float) -> Floats:
     """The minimum, to a gradient of at most `tolerance`, rounding included; refused where that is
     not reached.
 
@@ -135,13 +135,13 @@ def minimise(objective: Objective, tolerance: float) -> Floats:
     raise InvalidInput("minimum", f"tolerance {tolerance:g}", rule)
 
 
-class Minimum(Solver):
+class MinimumSolver(Solver):
     """What the proofs have in common."""
 
     name = ""
     tolerance = 1e-5
 
-    def refuse(self, task: Task) -> None:
+    def refuse(self, task: LinearTask) -> None:
         refuse_outputs(task, self.name)
         if task.alpha == 0:
             raise InvalidInput(
@@ -150,20 +150,20 @@ class Minimum(Solver):
                 f"must be above 0 for solver={self.name!r}: its proof needs strong convexity",
             )
 
-    def conditions(self, task: Task) -> Sequence[Condition]:
+    def conditions(self, task: LinearTask) -> Sequence[ProofCondition]:
         steep, curved = f"{task.steepest:g}", f"{task.loss.curvature:g}"
         return [
-            Condition(
+            ProofCondition(
                 "convexity",
                 "the objective is strongly convex",
                 "the losses are convex, and a quadratic in all weights was added",
             ),
-            Condition(
+            ProofCondition(
                 "slopes",
                 f"slopes are at most {steep}, curvatures at most {curved}",
                 "rows have norm 1, and slopes were cut",
             ),
-            Condition(
+            ProofCondition(
                 "optimum",
                 f"what is released is within {self.tolerance:g} / lambda of the minimum, beside "
                 f"its noise",
@@ -172,11 +172,11 @@ class Minimum(Solver):
             ),
         ]
 
-    def bits(self, task: Task) -> Mapping[str, int]:
+    def bits(self, task: LinearTask) -> Mapping[str, int]:
         return {MINIMUM: OUT}
 
 
-class ObjectivePerturbation(Minimum):
+class ObjectivePerturbationSolver(MinimumSolver):
     """A random linear term in the objective, and a little noise on what was found."""
 
     buys_norm = False  # lambda is fixed before, for rows whose norm is known
@@ -184,7 +184,7 @@ class ObjectivePerturbation(Minimum):
     def __init__(self, name: str, tolerance: float, share: float) -> None:
         self.name, self.tolerance, self.share = name, tolerance, share
 
-    def ridge(self, task: Task, noise_multiplier: float) -> float:
+    def ridge(self, task: LinearTask, noise_multiplier: float) -> float:
         """lambda, for rows in the unit ball: public."""
         if task.alpha is not None:
             return (
@@ -193,7 +193,7 @@ class ObjectivePerturbation(Minimum):
             )
         return PULL * noise_multiplier * task.steepest
 
-    def refuse(self, task: Task) -> None:
+    def refuse(self, task: LinearTask) -> None:
         super().refuse(task)
         radius = task.layout.radius(task.layout.largest if task.norm is None else task.norm)
         least = (
@@ -206,7 +206,7 @@ class ObjectivePerturbation(Minimum):
             )
             raise InvalidInput("alpha", task.alpha, rule)
 
-    def needs(self, task: Task) -> list[Need]:
+    def needs(self, task: LinearTask) -> list[ReleaseNeed]:
         def event(noise_multiplier: float) -> events.Event:
             ridge = self.ridge(task, noise_multiplier)
             off = math.expm1(2 * FAR / 2 * task.layout.width * 2.0**-TERM)
@@ -214,11 +214,11 @@ class ObjectivePerturbation(Minimum):
             return events.ObjectivePerturbation(noise_multiplier, curvature, task.loss.one_sided)
 
         return [
-            Need(TERM_ROUND, Bound(l2=task.steepest), share=1 - self.share, make=event),
-            Need(MINIMUM, Bound(l2=1.0), share=self.share),
+            ReleaseNeed(TERM_ROUND, Bound(l2=task.steepest), share=1 - self.share, make=event),
+            ReleaseNeed(MINIMUM, Bound(l2=1.0), share=self.share),
         ]
 
-    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+    def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         task, design = problem.task, problem.design
         held = fit.round(TERM_ROUND).event
         assert isinstance(held, events.ObjectivePerturbation)
@@ -230,27 +230,30 @@ class ObjectivePerturbation(Minimum):
             TERM_ROUND, design.width, lambda: (*design.content(), problem.target.tobytes())
         )
         found = minimise(
-            Objective(design, task.loss, problem.target, task.steepest, ridge, term), self.tolerance
+            CutObjective(design, task.loss, problem.target, task.steepest, ridge, term),
+            self.tolerance,
         )
         moved = 2 * (self.tolerance + math.sqrt(design.width) * deviation * 2.0**-TERM)
         released = hidden(found, moved / ridge, fit)
-        return Fitted(released[:, None] / problem.radius, deviation / ridge / problem.radius)
+        return LinearSolution(
+            released[:, None] / problem.radius, deviation / ridge / problem.radius
+        )
 
 
-def hidden(found: Floats, moved: float, fit: Fit) -> Floats:
+def hidden(found: Floats, moved: float, fit: FitSession) -> Floats:
     """What was found, with noise for what one record moves it by."""
     return fit.release(MINIMUM, fixed(found / moved * KEEP, OUT), OUT) * (moved / KEEP)
 
 
-class OutputPerturbation(Minimum):
+class OutputPerturbationSolver(MinimumSolver):
     """Noise on the minimum."""
 
     name = "output"
 
-    def needs(self, task: Task) -> list[Need]:
-        return [*count_needs(task.terms), Need(MINIMUM, Bound(l2=1.0))]
+    def needs(self, task: LinearTask) -> list[ReleaseNeed]:
+        return [*count_needs(task.terms), ReleaseNeed(MINIMUM, Bound(l2=1.0))]
 
-    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+    def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         task, design = problem.task, problem.design
         size, noise = count_of(problem, fit), fit.round(MINIMUM).scale
         ridge = (2 * size * task.loss.usual * (noise * task.steepest / problem.radius) ** 2) ** (
@@ -260,10 +263,10 @@ class OutputPerturbation(Minimum):
             ridge = task.alpha / problem.radius**2
         still = np.zeros(design.width)
         found = minimise(
-            Objective(design, task.loss, problem.target, task.steepest, ridge, still),
+            CutObjective(design, task.loss, problem.target, task.steepest, ridge, still),
             self.tolerance,
         )
         most = (task.steepest + 2 * self.tolerance) / ridge
-        return Fitted(
+        return LinearSolution(
             hidden(found, most, fit)[:, None] / problem.radius, noise * most / problem.radius
         )

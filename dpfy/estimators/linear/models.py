@@ -13,18 +13,30 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.estimators.budget import Need, Terms
-from dpfy.estimators.claim import Condition
-from dpfy.estimators.columns import Columns
-from dpfy.estimators.estimator import PrivateClassifier, PrivateEstimator, PrivateRegressor, Public
+from dpfy.estimators.budget import FitTerms, ReleaseNeed
+from dpfy.estimators.claim import ProofCondition
+from dpfy.estimators.columns import FeatureColumns
+from dpfy.estimators.estimator import (
+    PrivateClassifier,
+    PrivateEstimator,
+    PrivateRegressor,
+    PublicFacts,
+)
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.linear.design import Layout
-from dpfy.estimators.linear.losses import HuberHinge, Logistic, Loss, Poisson, Softmax, Squared
-from dpfy.estimators.linear.solver import Solver, Task, norm_needs, problem_of
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.linear.design import RowLayout
+from dpfy.estimators.linear.losses import (
+    HuberHingeLoss,
+    HuberLoss,
+    LogisticLoss,
+    PoissonLoss,
+    ScoreLoss,
+    SoftmaxLoss,
+)
+from dpfy.estimators.linear.solver import LinearTask, Solver, norm_needs, problem_of
 from dpfy.estimators.linear.solvers import SOLVERS
-from dpfy.estimators.records import Records
-from dpfy.estimators.target import Classes, Range, Target
+from dpfy.estimators.records import EncodedRecords
+from dpfy.estimators.target import ClassTarget, NumberTarget, Target
 
 Floats = NDArray[np.float64]
 
@@ -52,17 +64,17 @@ class LinearModel(PrivateEstimator, abstract=True):
     clip: float | None = None
     rounds: int | None = None
 
-    def _loss(self, outputs: int) -> Loss:
+    def _loss(self, outputs: int) -> ScoreLoss:
         raise NotImplementedError(type(self).__name__)
 
-    def _aims(self, data: Records) -> Floats:
+    def _aims(self, data: EncodedRecords) -> Floats:
         """The target of each record as the loss wants it [records, outputs]."""
         raise NotImplementedError(type(self).__name__)
 
     def _solver(self) -> Solver:
         return SOLVERS[check.one_of("solver", self.solver, SOLVERS)]
 
-    def _task(self, columns: Columns, target: Target | None, terms: Terms) -> Task:
+    def _task(self, columns: FeatureColumns, target: Target | None, terms: FitTerms) -> LinearTask:
         """What is to be solved: public."""
         if self.rounds is not None:
             check.integer("rounds", self.rounds, most=100_000)
@@ -72,26 +84,28 @@ class LinearModel(PrivateEstimator, abstract=True):
         if self.alpha is not None:
             check.nonnegative("alpha", self.alpha)
         outputs = (
-            len(target.labels) if isinstance(target, Classes) and len(target.labels) > 2 else 1
+            len(target.labels) if isinstance(target, ClassTarget) and len(target.labels) > 2 else 1
         )
-        layout = Layout(columns, self.fit_intercept)
+        layout = RowLayout(columns, self.fit_intercept)
         norm = layout.largest if self.norm is None and not self._solver().buys_norm else self.norm
-        return Task(
+        return LinearTask(
             self._loss(outputs), layout, terms, outputs, self.alpha, norm, self.clip, self.rounds
         )
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         task = self._task(public.columns, public.target, public.terms)
         self._solver().refuse(task)
         return [*norm_needs(task.norm, public.terms), *self._solver().needs(task)]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return self._solver().bits(self._task(public.columns, public.target, public.terms))
 
-    def _conditions(self, public: Public) -> Sequence[Condition]:
+    def _conditions(self, public: PublicFacts) -> Sequence[ProofCondition]:
         return self._solver().conditions(self._task(public.columns, public.target, public.terms))
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         task = self._task(data.columns, data.aim, public.terms)
         problem = problem_of(task, data, self._aims(data), fit, self._solver().keeps_rows)
         found = self._solver().solve(problem, fit)
@@ -110,12 +124,12 @@ class LinearModel(PrivateEstimator, abstract=True):
         self.intercept_ = self._weights[0] if layout.constant else np.zeros(self._weights.shape[1])
 
     @property
-    def _layout(self) -> Layout:
+    def _layout(self) -> RowLayout:
         """Of the fit, whatever the parameter says now."""
-        bare = Layout(self._columns, constant=False)
-        return Layout(self._columns, constant=len(self._weights) > bare.width)
+        bare = RowLayout(self._columns, constant=False)
+        return RowLayout(self._columns, constant=len(self._weights) > bare.width)
 
-    def _scores(self, given: Records) -> Floats:
+    def _scores(self, given: EncodedRecords) -> Floats:
         return np.asarray(self._layout.rows(given, self._norm) @ self._weights)
 
     def explain(self) -> Explanation:
@@ -142,10 +156,10 @@ class LinearModel(PrivateEstimator, abstract=True):
 class LogisticRegression(PrivateClassifier, LinearModel):
     """Logistic regression, of two classes or, by softmax, of more."""
 
-    def _loss(self, outputs: int) -> Loss:
-        return Logistic() if outputs == 1 else Softmax()
+    def _loss(self, outputs: int) -> ScoreLoss:
+        return LogisticLoss() if outputs == 1 else SoftmaxLoss()
 
-    def _aims(self, data: Records) -> Floats:
+    def _aims(self, data: EncodedRecords) -> Floats:
         if data.classes == 2:
             return data.labels[:, None].astype(np.float64)
         return np.eye(data.classes)[data.labels]
@@ -155,7 +169,7 @@ class LogisticRegression(PrivateClassifier, LinearModel):
         scores = self._scores(self._given(X))
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
-    def _log_joint(self, given: Records) -> Floats:
+    def _log_joint(self, given: EncodedRecords) -> Floats:
         scores = self._scores(given)
         return (
             np.concatenate([np.zeros_like(scores), scores], axis=1)
@@ -174,7 +188,7 @@ class LinearSVC(PrivateClassifier, LinearModel):
 
     def _target(self, X: Any, y: Any) -> Any:
         found = super()._target(X, y)
-        if isinstance(found, Classes) and len(found.labels) > 2:
+        if isinstance(found, ClassTarget) and len(found.labels) > 2:
             rule = (
                 "Only binary classification is supported. Use LogisticRegression, which has a "
                 "softmax for more"
@@ -182,17 +196,17 @@ class LinearSVC(PrivateClassifier, LinearModel):
             raise InvalidInput("classes", f"{len(found.labels)} classes", rule)
         return found
 
-    def _loss(self, outputs: int) -> Loss:
-        return HuberHinge()
+    def _loss(self, outputs: int) -> ScoreLoss:
+        return HuberHingeLoss()
 
-    def _aims(self, data: Records) -> Floats:
+    def _aims(self, data: EncodedRecords) -> Floats:
         return data.labels[:, None].astype(np.float64)
 
     def decision_function(self, X: Any) -> Floats:
         """The score of the second class."""
         return self._scores(self._given(X))[:, 0]
 
-    def _log_joint(self, given: Records) -> Floats:
+    def _log_joint(self, given: EncodedRecords) -> Floats:
         scores = self._scores(given)
         return np.concatenate([np.zeros_like(scores), scores], axis=1)
 
@@ -206,23 +220,23 @@ class LinearSVC(PrivateClassifier, LinearModel):
 class LinearRegression(PrivateRegressor, LinearModel):
     """Linear regression."""
 
-    def _loss(self, outputs: int) -> Loss:
-        return Squared()
+    def _loss(self, outputs: int) -> ScoreLoss:
+        return HuberLoss()
 
-    def _aims(self, data: Records) -> Floats:
+    def _aims(self, data: EncodedRecords) -> Floats:
         aim, values = data.numeric
         return ((values - aim.middle) / aim.half)[:, None]
 
     def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
         super()._take(model)
-        assert isinstance(self._aim, Range)
+        assert isinstance(self._aim, NumberTarget)
         self.coef_, self._noise = self.coef_[0] * self._aim.half, self._noise * self._aim.half
         self.intercept_ = float(self.intercept_[0] * self._aim.half + self._aim.middle)
 
     def predict(self, X: Any) -> Floats:
         """The expected value of each row, within the public range of the target."""
         given = self._given(X)
-        assert isinstance(self._aim, Range)
+        assert isinstance(self._aim, NumberTarget)
         return np.clip(
             self._scores(given)[:, 0] * self._aim.half + self._aim.middle,
             self._aim.low,
@@ -245,10 +259,10 @@ class PoissonRegressor(PrivateRegressor, LinearModel):
     as zero.
     """
 
-    def _loss(self, outputs: int) -> Loss:
-        return Poisson()
+    def _loss(self, outputs: int) -> ScoreLoss:
+        return PoissonLoss()
 
-    def _aims(self, data: Records) -> Floats:
+    def _aims(self, data: EncodedRecords) -> Floats:
         aim, values = data.numeric
         return (np.maximum(values, 0.0) / aim.high)[:, None]
 
@@ -260,5 +274,5 @@ class PoissonRegressor(PrivateRegressor, LinearModel):
     def predict(self, X: Any) -> Floats:
         """The expected value of each row."""
         given = self._given(X)
-        assert isinstance(self._aim, Range)
+        assert isinstance(self._aim, NumberTarget)
         return np.exp(np.minimum(self._scores(given)[:, 0], 0.0)) * self._aim.high

@@ -18,11 +18,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Need
-from dpfy.estimators.fitting import Fit
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.descent import GRADIENTS, MOMENTS, MOMENTS_SHARE, cut, moments
 from dpfy.estimators.linear.design import BITS, GRAM, unit_rows, without_rounding
-from dpfy.estimators.linear.solver import UNIT, Fitted, Floats, Problem, Solver, Task
+from dpfy.estimators.linear.solver import (
+    UNIT,
+    Floats,
+    LinearProblem,
+    LinearSolution,
+    LinearTask,
+    Solver,
+)
 
 HESSIANS = "second derivatives"
 ROUNDS, SHARE = 8, 0.3
@@ -30,25 +37,27 @@ LEVEL = 1.0
 """Eigenvalues below so many times the largest one of pure noise are raised to it."""
 
 
-class Newton(Solver):
+class NewtonSolver(Solver):
     """Gradients and second derivatives, each with its noise."""
 
-    def needs(self, task: Task) -> list[Need]:
+    def needs(self, task: LinearTask) -> list[ReleaseNeed]:
         rounds = ROUNDS if task.rounds is None else task.rounds
         matrix = (
             Bound(l2=2**-0.5 * (1 + 2.0**-50)) if task.terms.replaced else UNIT
         )  # of two matrices x x' with an angle of at most 90 degrees
         rest = 1 - MOMENTS_SHARE
         return [
-            Need(MOMENTS, UNIT, share=MOMENTS_SHARE),
-            Need(HESSIANS, matrix, releases=1 if task.outputs > 1 else rounds, share=rest * SHARE),
-            Need(GRADIENTS, UNIT, releases=rounds, share=rest * (1 - SHARE)),
+            ReleaseNeed(MOMENTS, UNIT, share=MOMENTS_SHARE),
+            ReleaseNeed(
+                HESSIANS, matrix, releases=1 if task.outputs > 1 else rounds, share=rest * SHARE
+            ),
+            ReleaseNeed(GRADIENTS, UNIT, releases=rounds, share=rest * (1 - SHARE)),
         ]
 
-    def bits(self, task: Task) -> Mapping[str, int]:
+    def bits(self, task: LinearTask) -> Mapping[str, int]:
         return {MOMENTS: BITS, GRADIENTS: BITS, HESSIANS: GRAM}
 
-    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+    def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         task, design = problem.task, problem.design
         size, _ = moments(problem, fit)
         held, outputs = fit.round(GRADIENTS), problem.target.shape[1]
@@ -81,9 +90,11 @@ class Newton(Solver):
         inverse = np.linalg.inv(hessian + (ridge + prior) * np.eye(design.width))
         kept = held.releases - held.releases // 2
         spread = held.scale * steepest * np.sqrt((inverse**2).sum(axis=1) / kept) / problem.radius
-        return Fitted(later / kept / problem.radius, np.repeat(spread[:, None], outputs, axis=1))
+        return LinearSolution(
+            later / kept / problem.radius, np.repeat(spread[:, None], outputs, axis=1)
+        )
 
-    def _hessian(self, problem: Problem, scores: Floats, fit: Fit) -> Floats:
+    def _hessian(self, problem: LinearProblem, scores: Floats, fit: FitSession) -> Floats:
         """The noised second derivative, its eigenvalues raised to the level of noise."""
         loss = problem.task.loss
         factor = loss.curvature

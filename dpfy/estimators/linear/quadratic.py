@@ -24,47 +24,54 @@ import numpy as np
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Need
-from dpfy.estimators.claim import Condition
-from dpfy.estimators.fitting import Fit
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.claim import ProofCondition
+from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.design import GRAM
-from dpfy.estimators.linear.losses import Logistic, Squared
-from dpfy.estimators.linear.solver import WAY_OUT, Fitted, Floats, Problem, Solver, Task
+from dpfy.estimators.linear.losses import HuberLoss, LogisticLoss
+from dpfy.estimators.linear.solver import (
+    WAY_OUT,
+    Floats,
+    LinearProblem,
+    LinearSolution,
+    LinearTask,
+    Solver,
+)
 
 STATISTICS = "second moments"
 ADD, REPLACE = math.sqrt(3) * (1 + 2.0**-50), math.sqrt(2) * (1 + 2.0**-50)
 
 
-class Quadratic(Solver):
+class SecondMomentSolver(Solver):
     """One release of second moments."""
 
     keeps_rows = False
 
-    def refuse(self, task: Task) -> None:
-        if not isinstance(task.loss, Squared):
+    def refuse(self, task: LinearTask) -> None:
+        if not isinstance(task.loss, HuberLoss):
             raise Unsupported(
                 f'solver="statistics" for {type(task.loss).__name__}, which is no function of '
                 f"second moments,",
                 WAY_OUT,
             )
 
-    def needs(self, task: Task) -> list[Need]:
+    def needs(self, task: LinearTask) -> list[ReleaseNeed]:
         width = task.layout.width  # the L1 norm of x x' is the square of that of x
         bound = Bound(
             l2=REPLACE if task.terms.replaced else ADD,
             l1=width + 2 * math.sqrt(width) + 1e-9,
             linf=1.0,
         )
-        return [Need(STATISTICS, bound)]
+        return [ReleaseNeed(STATISTICS, bound)]
 
-    def bits(self, task: Task) -> Mapping[str, int]:
+    def bits(self, task: LinearTask) -> Mapping[str, int]:
         return {STATISTICS: GRAM}
 
-    def parts(self, problem: Problem) -> tuple[float, float, Floats]:
+    def parts(self, problem: LinearProblem) -> tuple[float, float, Floats]:
         """The loss as a z^2 / 2 - b t z + c: a, b, and the numbers t in [-1, 1]."""
         return 1.0, 1.0, problem.target
 
-    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+    def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         design, width = problem.design, problem.design.width
         bend, slope, target = self.parts(problem)
         moments = design.gram(np.clip(target, -1.0, 1.0))
@@ -84,7 +91,7 @@ class Quadratic(Solver):
             (slope**2 + bend**2 * (weights @ weights + weights**2)) / 2
         )  # of the gradient at these weights
         spread = np.sqrt(inverse**2 @ each**2)
-        return Fitted(weights[:, None] / problem.radius, spread[:, None] / problem.radius)
+        return LinearSolution(weights[:, None] / problem.radius, spread[:, None] / problem.radius)
 
 
 def missing(matrix: Floats, noise: float) -> float:
@@ -96,26 +103,26 @@ def missing(matrix: Floats, noise: float) -> float:
     return max(reach - max(least, 0.0), 2.0**-10 * reach) + max(-least, 0.0)
 
 
-class Functional(Quadratic):
+class FunctionalSolver(SecondMomentSolver):
     """The same for a loss that is expanded to second order."""
 
-    def refuse(self, task: Task) -> None:
-        if not isinstance(task.loss, Squared | Logistic):
+    def refuse(self, task: LinearTask) -> None:
+        if not isinstance(task.loss, HuberLoss | LogisticLoss):
             raise Unsupported(
                 f'solver="functional" for {type(task.loss).__name__}, which has no expansion here,',
                 WAY_OUT,
             )
 
-    def parts(self, problem: Problem) -> tuple[float, float, Floats]:
-        if isinstance(problem.task.loss, Logistic):
+    def parts(self, problem: LinearProblem) -> tuple[float, float, Floats]:
+        if isinstance(problem.task.loss, LogisticLoss):
             return 0.25, 0.5, 2 * problem.target - 1
         return super().parts(problem)
 
-    def conditions(self, task: Task) -> Sequence[Condition]:
-        if isinstance(task.loss, Squared):
+    def conditions(self, task: LinearTask) -> Sequence[ProofCondition]:
+        if isinstance(task.loss, HuberLoss):
             return ()
         return [
-            Condition(
+            ProofCondition(
                 "loss",
                 "what is released is a polynomial of the weights",
                 "the loss was expanded to second order at 0",

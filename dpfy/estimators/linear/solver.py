@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound
 from dpfy.estimators.bounding import one_of_each
-from dpfy.estimators.budget import Need, Terms
-from dpfy.estimators.claim import Condition
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.linear.design import Design, Layout
-from dpfy.estimators.linear.losses import Loss, Softmax
-from dpfy.estimators.records import Records
+from dpfy.estimators.budget import FitTerms, ReleaseNeed
+from dpfy.estimators.claim import ProofCondition
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.linear.design import Design, RowLayout
+from dpfy.estimators.linear.losses import ScoreLoss, SoftmaxLoss
+from dpfy.estimators.records import EncodedRecords
 
 Floats = NDArray[np.float64]
 UNIT = Bound(l2=1.0)
@@ -35,14 +35,14 @@ WAY_OUT = 'use solver="gradient", whose proof needs nothing but bounded slopes'
 
 
 @dataclass(frozen=True)
-class Task:
+class LinearTask:
     """What is solved, as far as it is public: a loss, the layout of rows, and the settings of the
     model.
     """
 
-    loss: Loss
-    layout: Layout
-    terms: Terms
+    loss: ScoreLoss
+    layout: RowLayout
+    terms: FitTerms
     outputs: int
     alpha: float | None = None
     norm: float | None = None
@@ -56,12 +56,12 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Problem:
+class LinearProblem:
     """A task with its private records: rows in the unit ball, times `design.radius`, and targets
     [records, outputs].
     """
 
-    task: Task
+    task: LinearTask
     design: Design
     target: Floats
     norm: float
@@ -73,7 +73,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class LinearSolution:
     """Weights [width, outputs] for rows of features; `noise` is about the deviation that noise
     gives each weight, or at most that of all.
 
@@ -97,47 +97,49 @@ class Solver(ABC):
     keeps_rows: ClassVar[bool] = True
     """Whether rows are read more than once, and so kept."""
 
-    def refuse(self, task: Task) -> None:
+    def refuse(self, task: LinearTask) -> None:
         """Refuse (`Unsupported`) a task for which the solver has no proof."""
         return
 
     @abstractmethod
-    def needs(self, task: Task) -> list[Need]:
+    def needs(self, task: LinearTask) -> list[ReleaseNeed]:
         """What will be released, beside the norm of rows."""
 
-    def bits(self, task: Task) -> Mapping[str, int]:
+    def bits(self, task: LinearTask) -> Mapping[str, int]:
         """Fractional bits of the sums of rounds."""
         return {}
 
-    def conditions(self, task: Task) -> Sequence[Condition]:
+    def conditions(self, task: LinearTask) -> Sequence[ProofCondition]:
         """What the proof needs beside bounded contributions."""
         return ()
 
     @abstractmethod
-    def solve(self, problem: Problem, fit: Fit) -> Fitted:
+    def solve(self, problem: LinearProblem, fit: FitSession) -> LinearSolution:
         """The weights."""
 
 
-def norm_needs(norm: float | None, terms: Terms) -> list[Need]:
+def norm_needs(norm: float | None, terms: FitTerms) -> list[ReleaseNeed]:
     """What buys the norm of features, where it is not public."""
-    return [] if norm is not None else [Need(NORMS, one_of_each(1, terms), share=NORM_SHARE)]
+    return [] if norm is not None else [ReleaseNeed(NORMS, one_of_each(1, terms), share=NORM_SHARE)]
 
 
-def problem_of(task: Task, data: Records, target: Floats, fit: Fit, keep: bool = True) -> Problem:
+def problem_of(
+    task: LinearTask, data: EncodedRecords, target: Floats, fit: FitSession, keep: bool = True
+) -> LinearProblem:
     """The records as rows, whose features are shortened to the public norm or to the median, which
     is bought.
     """
     layout = task.layout
     if task.norm is not None and task.norm >= layout.largest:
-        return Problem(
+        return LinearProblem(
             task, Design(layout, data, layout.largest, keep=keep), target, layout.largest
         )
     norms = layout.norms(data)
     norm = bought_norm(layout, norms, fit) if task.norm is None else task.norm
-    return Problem(task, Design(layout, data, norm, norms, keep), target, norm)
+    return LinearProblem(task, Design(layout, data, norm, norms, keep), target, norm)
 
 
-def bought_norm(layout: Layout, norms: Floats, fit: Fit, share: float = MIDDLE) -> float:
+def bought_norm(layout: RowLayout, norms: Floats, fit: FitSession, share: float = MIDDLE) -> float:
     """The norm that this share of records has at most, rounded up to the edge of a cell; the
     largest possible one where noise hides it.
     """
@@ -150,16 +152,16 @@ def bought_norm(layout: Layout, norms: Floats, fit: Fit, share: float = MIDDLE) 
     return float(edges[held[-1]]) if len(held) and below[0] > 2 * reach else layout.largest
 
 
-def count_needs(terms: Terms) -> list[Need]:
+def count_needs(terms: FitTerms) -> list[ReleaseNeed]:
     """What buys the number of records, where it is not public."""
     return (
         []
         if terms.records is not None or terms.replaced
-        else [Need(COUNT, Bound.scalar(1.0), share=COUNT_SHARE)]
+        else [ReleaseNeed(COUNT, Bound.scalar(1.0), share=COUNT_SHARE)]
     )
 
 
-def count_of(problem: Problem, fit: Fit) -> float:
+def count_of(problem: LinearProblem, fit: FitSession) -> float:
     """The number of records, as far as it may be known."""
     terms = problem.task.terms
     if terms.replaced:
@@ -169,9 +171,9 @@ def count_of(problem: Problem, fit: Fit) -> float:
     return max(1.0, float(fit.release(COUNT, np.array([problem.design.size]))[0]))
 
 
-def refuse_outputs(task: Task, solver: str) -> None:
+def refuse_outputs(task: LinearTask, solver: str) -> None:
     """Refuse several outputs, where a proof is for one linear score."""
-    if isinstance(task.loss, Softmax):
+    if isinstance(task.loss, SoftmaxLoss):
         raise Unsupported(
             f'solver="{solver}" for {task.outputs} classes: its proof is for losses of one linear '
             f"score, and",

@@ -21,15 +21,22 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import Need, Terms
-from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, Public
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.records import Records
+from dpfy.estimators.budget import FitTerms, ReleaseNeed
+from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, PublicFacts
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.trees import residuals
-from dpfy.estimators.trees.cells import Cells, Groups, cells, cells_again, counted_cells, grouped
-from dpfy.estimators.trees.residuals import RESIDUAL_BITS, Beginning, Residuals
-from dpfy.estimators.trees.shapes import Shape, Shapes, score_names
-from dpfy.estimators.trees.smoothing import Chain, deviation, likeliest, smooth
+from dpfy.estimators.trees.cells import (
+    BinGroups,
+    FeatureBins,
+    cells,
+    cells_again,
+    counted_cells,
+    grouped,
+)
+from dpfy.estimators.trees.residuals import RESIDUAL_BITS, InitialScores, Residuals
+from dpfy.estimators.trees.shapes import ShapeFunction, ShapeFunctions, score_names
+from dpfy.estimators.trees.smoothing import TridiagonalPrecision, deviation, likeliest, smooth
 
 Floats = NDArray[np.float64]
 
@@ -61,7 +68,7 @@ class _Additive:
 
     cell_of_missing: ClassVar[bool] = True
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("rounds", self.rounds, most=10_000)
         check.rate("learning_rate", self.learning_rate)
         check.integer("bins", self.bins, least=2, most=1024)
@@ -71,18 +78,24 @@ class _Additive:
         together = 1 if self.cyclic else columns
         added = Bound(l2=math.sqrt(together), l1=together * math.sqrt(width), linf=1.0)
         return [
-            Need(COUNTS, counts_bound(columns - words, words + 1, public.terms), share=COUNTED),
-            Need(RESIDUALS, added, releases=self.rounds * columns // together, share=1 - COUNTED),
+            ReleaseNeed(
+                COUNTS, counts_bound(columns - words, words + 1, public.terms), share=COUNTED
+            ),
+            ReleaseNeed(
+                RESIDUALS, added, releases=self.rounds * columns // together, share=1 - COUNTED
+            ),
         ]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return {COUNTS: WEIGHT_BITS, RESIDUALS: RESIDUAL_BITS}
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         assert data.target is not None
         loss, held = residuals.of(data.aim), cells(data, self.max_bins)
         groups, beginning = counted(held, loss, data.target, self.bins, fit)
-        rounds = Rounds(held, groups, loss, data.target, beginning)
+        rounds = BoostingRounds(held, groups, loss, data.target, beginning)
         noise = fit.round(RESIDUALS).deviation * beginning.clip
         found = boosted(rounds, fit, noise, (self.rounds, self.learning_rate, self.cyclic))
         of_cell = np.concatenate([*groups.of_cell])
@@ -111,18 +124,18 @@ class _Additive:
         self.intercept_ = model["begin"] + np.sum(means, axis=0)
         self.function_, self.deviation_ = function, model["deviation"]
 
-    def _scores(self, given: Records) -> Floats:
+    def _scores(self, given: EncodedRecords) -> Floats:
         places = cells_again(given, self._sizes).places
         scores = np.tile(self.intercept_, (given.size, 1))
         for of_cell, start, place in zip(self._of_cell, self._starts, places, strict=False):
             scores += self.function_[start + of_cell[place]]
         return scores
 
-    def explain(self) -> Shapes:
+    def explain(self) -> ShapeFunctions:
         """The function of every column, with the band in which noise and chance leave it."""
-        return Shapes(
+        return ShapeFunctions(
             tuple(
-                Shape(
+                ShapeFunction(
                     column,
                     self._of_cell[f],
                     self.function_[a:b],
@@ -153,7 +166,7 @@ class AdditiveBoostingClassifier(_Additive, PrivateClassifier):
     to the score, and the standard deviation of that; `explain()` shows them.
     """
 
-    def _log_joint(self, given: Records) -> Floats:
+    def _log_joint(self, given: EncodedRecords) -> Floats:
         return residuals.ClassResiduals(len(self.classes_)).log_joint(
             self._scores(given), self._clip
         )
@@ -170,7 +183,7 @@ class AdditiveBoostingRegressor(_Additive, PrivateRegressor):
         return residuals.number(self._scores(self._given(X)), self._aim)
 
 
-def counts_bound(numbers: int, others: int, terms: Terms) -> Bound:
+def counts_bound(numbers: int, others: int, terms: FitTerms) -> Bound:
     """Of what a record adds to the counts: a one to the fine cells of each number, `WEIGHT` to
     their coarse bins, to each category and the target.
 
@@ -185,8 +198,8 @@ def counts_bound(numbers: int, others: int, terms: Terms) -> Bound:
 
 
 def counted(
-    held: Cells, loss: Residuals, target: NDArray[Any], bins: int, fit: Fit
-) -> tuple[Groups, Beginning]:
+    held: FeatureBins, loss: Residuals, target: NDArray[Any], bins: int, fit: FitSession
+) -> tuple[BinGroups, InitialScores]:
     """The one release of counts: groups of cells, and where to begin."""
     wanted = counted_cells(held.sizes, held.ordered, bins)
     totals = []
@@ -210,18 +223,18 @@ def counted(
     return grouped(held.sizes, held.ordered, bins, found, noise), loss.begin(released[-1] / WEIGHT)
 
 
-class Rounds:
+class BoostingRounds:
     """The records as rounds of boosting meet them: the sums of their residuals under functions so
     far.
     """
 
     def __init__(
         self,
-        held: Cells,
-        groups: Groups,
+        held: FeatureBins,
+        groups: BinGroups,
         loss: Residuals,
         target: NDArray[Any],
-        beginning: Beginning,
+        beginning: InitialScores,
     ) -> None:
         self.groups, self.loss, self.beginning, self._target = groups, loss, beginning, target
         self._group = [
@@ -256,22 +269,24 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Found:
+class FittedFunctions:
     """Functions [groups, scores], and the standard deviation of each value."""
 
     function: Floats
     deviation: Floats
 
 
-def boosted(rounds: Rounds, fit: Fit, noise: float, how: tuple[int, float, bool]) -> Found:
+def boosted(
+    rounds: BoostingRounds, fit: FitSession, noise: float, how: tuple[int, float, bool]
+) -> FittedFunctions:
     """All rounds. `noise` is the standard deviation of a sum of residuals as released, `how` the
     rounds, the rate, and whether columns take turns.
 
-    Guarantees: depends on the records through `Fit.release` alone.
+    Guarantees: depends on the records through `FitSession.release` alone.
     """
     count, rate, cyclic = how
     groups, begin = rounds.groups, rounds.beginning
-    chain = Chain.of(groups.links, groups.starts)
+    chain = TridiagonalPrecision.of(groups.links, groups.starts)
     weight, chance = groups.counts[:, None] * begin.curvature, groups.counts[:, None] * begin.spread
     level = spike = np.ones(groups.size)  # until the first sums are there
     function, speed, told = np.zeros_like(weight), np.zeros_like(weight), np.zeros_like(weight)
@@ -298,4 +313,4 @@ def boosted(rounds: Rounds, fit: Fit, noise: float, how: tuple[int, float, bool]
         if t >= count // 2:
             mean += (function - mean) / (t - count // 2 + 1)
     final = deviation(chain, weight, noise**2 / max(1.0, KEPT * count) + chance, level, spike)
-    return Found(mean, final)
+    return FittedFunctions(mean, final)

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from dpfy.core import check
 from dpfy.core.values import Bound
 from dpfy.estimators.bounding import one_of_each
-from dpfy.estimators.budget import Need
-from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, Public
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, PublicFacts
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.records import Records
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.trees import residuals
 from dpfy.estimators.trees.cells import cells, cells_again
 from dpfy.estimators.trees.growing import Trees, grown, importance
@@ -51,7 +51,7 @@ class _Boosted:
 
     cell_of_missing: ClassVar[bool] = True
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("n_estimators", self.n_estimators, most=100_000)
         check.integer("max_depth", self.max_depth, most=MOST_DEPTH)
         check.rate("learning_rate", self.learning_rate)
@@ -61,14 +61,16 @@ class _Boosted:
         l2 = math.sqrt(1 + CURVED**2) * (1 + 2.0**-50)
         added = Bound(l2=l2, l1=(1 + CURVED) * math.sqrt(width) * (1 + 2.0**-50), linf=1.0)
         return [
-            Need(TARGET, one_of_each(1, public.terms), share=SAID),
-            Need(LEAVES, added, releases=self.n_estimators, share=1 - SAID),
+            ReleaseNeed(TARGET, one_of_each(1, public.terms), share=SAID),
+            ReleaseNeed(LEAVES, added, releases=self.n_estimators, share=1 - SAID),
         ]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return {LEAVES: RESIDUAL_BITS + CURVED_BITS}
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         assert data.target is not None
         loss, held = residuals.of(data.aim), cells(data, self.bins)
         begin = loss.begin(
@@ -107,7 +109,7 @@ class _Boosted:
         records: tuple[Any, Any, Any],
         clip: float,
         leaves: int,
-        fit: Fit,
+        fit: FitSession,
     ) -> tuple[Floats, Floats]:
         """Noisy sums of residuals and of curvatures in the leaves of one tree [leaves, scores], in
         their own units.
@@ -130,7 +132,7 @@ class _Boosted:
         self.intercept_, self.values_ = model["begin"], model["values"]
         self._clip, self._noise = float(model["clip"][0]), float(model["noise"][0])
 
-    def _scores(self, given: Records) -> Floats:
+    def _scores(self, given: EncodedRecords) -> Floats:
         places = cells_again(given, self._sizes).places
         scores = np.tile(self.intercept_, (given.size, 1))
         for t in range(self._trees.count):
@@ -166,7 +168,7 @@ class GradientBoostingClassifier(_Boosted, PrivateClassifier):
     and `values_` [trees, leaves, scores].
     """
 
-    def _log_joint(self, given: Records) -> Floats:
+    def _log_joint(self, given: EncodedRecords) -> Floats:
         return residuals.ClassResiduals(len(self.classes_)).log_joint(
             self._scores(given), self._clip
         )
@@ -182,7 +184,7 @@ class GradientBoostingRegressor(_Boosted, PrivateRegressor):
 
 
 def leaf_values(
-    sums: Floats, curves: Floats, begin: residuals.Beginning, noise: tuple[float, float]
+    sums: Floats, curves: Floats, begin: residuals.InitialScores, noise: tuple[float, float]
 ) -> Floats:
     """The posterior mean of a leaf's value: its sum is curvature times value, with noise and
     chance; values have the variance `level`^2.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.data.schema import Category
-from dpfy.estimators.records import Records
+from dpfy.estimators.records import EncodedRecords
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.uint16]
@@ -25,7 +25,7 @@ STANDS_OUT = 3.0
 
 
 @dataclass(frozen=True)
-class Cells:
+class FeatureBins:
     """`places[f]` is the cell of each record in column f, `sizes[f]` how many cells it has,
     `ordered[f]` whether it is a number.
     """
@@ -39,7 +39,7 @@ class Cells:
         return np.bincount(self.places[column], minlength=self.sizes[column])
 
 
-def cells(data: Records, fine: int) -> Cells:
+def cells(data: EncodedRecords, fine: int) -> FeatureBins:
     """The cell of every record in every column.
 
     Guarantees: cells lie below the sizes, which are public, whatever the records hold.
@@ -56,10 +56,10 @@ def cells(data: Records, fine: int) -> Cells:
             sizes.append(fine + 1)
             number += 1
         ordered.append(not isinstance(column, Category))
-    return Cells(tuple(places), tuple(sizes), tuple(ordered))
+    return FeatureBins(tuple(places), tuple(sizes), tuple(ordered))
 
 
-def cells_again(given: Records, sizes: NDArray[np.int64]) -> Cells:
+def cells_again(given: EncodedRecords, sizes: NDArray[np.int64]) -> FeatureBins:
     """The cells of other rows, by the sizes of a fit."""
     numbers = [
         int(size) - 1
@@ -80,7 +80,7 @@ def _of_number(units: Floats, fine: int) -> Places:
 
 
 @dataclass(frozen=True)
-class Groups:
+class BinGroups:
     """Groups of cells, column after column: cell c of column f is in group `starts[f] +
     of_cell[f][c]`.
 
@@ -122,7 +122,7 @@ def grouped(
     bins: int,
     counts: Sequence[Floats],
     noise: Sequence[float],
-) -> Groups:
+) -> BinGroups:
     """Groups from noisy histograms (`counted_cells`), each with noise of its standard deviation."""
     of_cell, starts, links, sums, at = [], [0], [], [], 0
     for size, number in zip(sizes, ordered, strict=True):
@@ -139,7 +139,9 @@ def grouped(
         of_cell.append(group.astype(np.int32))
         sums.append(np.maximum(held, 1.0))
         starts.append(starts[-1] + len(held))
-    return Groups(tuple(of_cell), np.array(starts, np.int64), np.array(links), np.concatenate(sums))
+    return BinGroups(
+        tuple(of_cell), np.array(starts, np.int64), np.array(links), np.concatenate(sums)
+    )
 
 
 def _joined(fine: Floats, coarse: Floats, noise: float) -> tuple[NDArray[np.int64], Floats]:

@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from dpfy.core import check
 from dpfy.core.values import Bound
 from dpfy.estimators.bounding import one_of_each
-from dpfy.estimators.budget import Need
-from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, Public, softened
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, PublicFacts, softened
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit, fixed
-from dpfy.estimators.records import Records
-from dpfy.estimators.target import Classes
+from dpfy.estimators.fitting import FitSession, fixed
+from dpfy.estimators.records import EncodedRecords
+from dpfy.estimators.target import ClassTarget
 from dpfy.estimators.trees import leaves, residuals
-from dpfy.estimators.trees.cells import Cells, cells, cells_again
+from dpfy.estimators.trees.cells import FeatureBins, cells, cells_again
 from dpfy.estimators.trees.growing import Trees, grown, importance
 from dpfy.estimators.trees.leaves import BITS, LEAVES, MOST_DEPTH, SMALL
-from dpfy.estimators.trees.smoothing import Chain
+from dpfy.estimators.trees.smoothing import TridiagonalPrecision
 
 Floats = NDArray[np.float64]
 
@@ -52,32 +52,34 @@ class _Forest:
 
     cell_of_missing: ClassVar[bool] = True
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("n_estimators", self.n_estimators, most=10_000)
         check.integer("max_depth", self.max_depth, most=MOST_DEPTH)
         check.integer("bins", self.bins, least=2, most=4096)
         check.integer("structure", self.structure, least=0)
         numbers = len(public.columns.columns) - len(public.columns.categories)
         counted = (
-            [Need(CELLS, one_of_each(numbers, public.terms), share=COUNTED)]
+            [ReleaseNeed(CELLS, one_of_each(numbers, public.terms), share=COUNTED)]
             if self.quantiles and numbers
             else []
         )
         stretch = Bound(l2=math.sqrt(2) * (1 + 2.0**-50), l1=2.0, linf=1.0)
         return [
             *counted,
-            Need(
+            ReleaseNeed(
                 LEAVES,
                 leaves.bound(self.n_estimators, public.target, public.terms),
                 share=1 - COUNTED - STRETCHED,
             ),
-            Need(STRETCH, stretch, share=STRETCHED),
+            ReleaseNeed(STRETCH, stretch, share=STRETCHED),
         ]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return {LEAVES: BITS, STRETCH: BITS}
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         held, told = cells(data, self.bins), leaves.known(data)
         trees = grown(
             held.sizes,
@@ -94,7 +96,7 @@ class _Forest:
         values, mean = settled(
             fit.release(LEAVES, sums, BITS),
             fit.round(LEAVES).deviation,
-            isinstance(data.aim, Classes),
+            isinstance(data.aim, ClassTarget),
         )
         facts: dict[str, NDArray[Any]] = {
             "columns": trees.columns,
@@ -105,7 +107,7 @@ class _Forest:
         deviation = np.stack(told[-len(mean) :], axis=1) - mean
         return facts | {"values": values * self._stretched(leaf, values, deviation, fit)}
 
-    def _counted(self, held: Cells, fit: Fit) -> list[Floats] | None:
+    def _counted(self, held: FeatureBins, fit: FitSession) -> list[Floats] | None:
         """Noisy counts of the cells of numbers, in the places of all columns; what noise alone may
         be is taken off.
         """
@@ -117,7 +119,9 @@ class _Forest:
         found = {f: counts[k] for k, f in enumerate(numbers)}
         return [found.get(f, np.zeros(size)) for f, size in enumerate(held.sizes)]
 
-    def _stretched(self, leaf: Sequence[Any], values: Floats, deviation: Floats, fit: Fit) -> float:
+    def _stretched(
+        self, leaf: Sequence[Any], values: Floats, deviation: Floats, fit: FitSession
+    ) -> float:
         """The factor by which the forest fits best: from the products of its own deviation with
         that of the record, and with itself.
 
@@ -146,7 +150,7 @@ class _Forest:
         self._trees, self._sizes = Trees(model["columns"], model["right"]), model["sizes"]
         self.mean_, self.values_ = model["mean"], model["values"]
 
-    def _means(self, given: Records) -> Floats:
+    def _means(self, given: EncodedRecords) -> Floats:
         places = cells_again(given, self._sizes).places
         found = np.tile(self.mean_, (given.size, 1))
         for t in range(self._trees.count):
@@ -177,7 +181,7 @@ class RandomForestClassifier(_Forest, PrivateClassifier):
     what a leaf adds to it.
     """
 
-    def _log_joint(self, given: Records) -> Floats:
+    def _log_joint(self, given: EncodedRecords) -> Floats:
         return np.asarray(np.log(softened(np.maximum(self._means(given), SMALL))))
 
 
@@ -195,7 +199,7 @@ def settled(sums: Floats, noise: float, classes: bool) -> tuple[Floats, Floats]:
     and the mean [outputs].
     """
     trees, size, width = sums.shape
-    chain = Chain.of(np.full(trees * size, np.inf), np.arange(trees + 1) * size)
+    chain = TridiagonalPrecision.of(np.full(trees * size, np.inf), np.arange(trees + 1) * size)
     values, mean, counts = leaves.expected(sums.reshape(-1, width), noise, classes, chain)
     values, counts = values.reshape(trees, size, -1), counts.reshape(trees, size)
     tells = np.sqrt((counts[:, :, None] * values**2).sum(axis=(1, 2)) / counts.sum(axis=1))

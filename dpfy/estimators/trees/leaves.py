@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
 from dpfy.estimators.bounding import one_of_each
-from dpfy.estimators.budget import Terms
+from dpfy.estimators.budget import FitTerms
 from dpfy.estimators.fitting import fixed
-from dpfy.estimators.records import Records
-from dpfy.estimators.target import Classes, Target
-from dpfy.estimators.trees.smoothing import Chain, likeliest, smooth
+from dpfy.estimators.records import EncodedRecords
+from dpfy.estimators.target import ClassTarget, Target
+from dpfy.estimators.trees.smoothing import TridiagonalPrecision, likeliest, smooth
 
 Floats = NDArray[np.float64]
 
@@ -26,20 +26,20 @@ SPREAD = 0.1
 """The variance of a number from -1 to 1, as it is taken to be."""
 
 
-def bound(trees: int, target: Target | None, terms: Terms) -> Bound:
+def bound(trees: int, target: Target | None, terms: FitTerms) -> Bound:
     """A record adds its class as a one, or a one and its number from -1 to 1, to a leaf of each
     tree.
     """
-    if isinstance(target, Classes):
+    if isinstance(target, ClassTarget):
         return one_of_each(trees, terms)
     return Bound(l2=math.sqrt(2 * trees) * (1 + 2.0**-50), l1=2.0 * trees, linf=1.0)
 
 
-def known(data: Records) -> list[Floats]:
+def known(data: EncodedRecords) -> list[Floats]:
     """What each record adds to its leaf: a one for its class; or a one, and its number in shares of
     its range, from -1 to 1.
     """
-    if isinstance(data.aim, Classes):
+    if isinstance(data.aim, ClassTarget):
         return [(data.labels == k).astype(np.float64) for k in range(data.classes)]
     aim, values = data.numeric
     return [
@@ -49,7 +49,7 @@ def known(data: Records) -> list[Floats]:
 
 
 def expected(
-    sums: Floats, noise: float, classes: bool, chain: Chain
+    sums: Floats, noise: float, classes: bool, chain: TridiagonalPrecision
 ) -> tuple[Floats, Floats, Floats]:
     """From noisy sums [leaves, what is known]: how far each leaf is from the mean [leaves,
     outputs], that mean, and how many records there are.

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
-from dpfy.estimators.target import Classes, Range, Target
+from dpfy.estimators.target import ClassTarget, NumberTarget, Target
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int32]
@@ -38,7 +38,7 @@ TARGET_CELLS = 64
 
 
 @dataclass(frozen=True)
-class Beginning:
+class InitialScores:
     """What the noisy histogram of the target says before the first round: a score for all, the
     clip, and how a record curves the loss.
 
@@ -71,7 +71,7 @@ class Residuals(Protocol):
     def places(self, target: NDArray[Any]) -> NDArray[np.int64]:
         """The cell of each record in the histogram of the target."""
 
-    def begin(self, counts: Floats) -> Beginning:
+    def begin(self, counts: Floats) -> InitialScores:
         """From noisy counts of these cells."""
 
     def residuals(self, target: NDArray[Any], scores: Sequence[Steps], clip: float) -> list[Floats]:
@@ -115,7 +115,7 @@ class ClassResiduals:
         """The classes themselves."""
         return target
 
-    def begin(self, counts: Floats) -> Beginning:
+    def begin(self, counts: Floats) -> InitialScores:
         """All records get the score that balances the residuals of the shares of the classes."""
         floor = max(1.0, 0.001 * float(np.maximum(counts, 0).sum()))
         shares = np.maximum(counts, floor)
@@ -126,10 +126,12 @@ class ClassResiduals:
         clip = HALF_WAY * np.sqrt(self.classes / 2 if self.classes == 2 else 2)
         if self.classes > 2:
             score = np.log(shares)
-            return Beginning(score - score.mean(), float(clip), curve, curve, 1.0)
+            return InitialScores(score - score.mean(), float(clip), curve, curve, 1.0)
         q = float(shares[1])
         p = q * clip / (1 - q) if q < 0.5 else 1 - (1 - q) * clip / q
-        return Beginning(np.array([np.log(p / (1 - p))]), float(clip), curve[1:], curve[1:], 1.0)
+        return InitialScores(
+            np.array([np.log(p / (1 - p))]), float(clip), curve[1:], curve[1:], 1.0
+        )
 
     def residuals(self, target: NDArray[Any], scores: Sequence[Steps], clip: float) -> list[Floats]:
         """What each class has less than the record says, shortened to the clip."""
@@ -187,7 +189,7 @@ class NumberResiduals:
         shares = (target - self.low) / (self.high - self.low)
         return np.clip(np.floor(shares * self.cells), 0, self.cells - 1).astype(np.int64)
 
-    def begin(self, counts: Floats) -> Beginning:
+    def begin(self, counts: Floats) -> InitialScores:
         """The mean for all; the clip is two standard deviations of the target."""
         at = (np.arange(self.cells) + 0.5) * 2 / self.cells - 1
         weights = np.maximum(counts, 0) + 1e-9
@@ -195,7 +197,7 @@ class NumberResiduals:
         mean = float(weights @ at)
         spread = max(float(weights @ (at - mean) ** 2), (0.5 / self.cells) ** 2)
         clip = min(2.0, 2 * float(np.sqrt(spread)))
-        return Beginning(np.array([mean]), clip, np.ones(1), np.array([spread / 2]), clip / 2)
+        return InitialScores(np.array([mean]), clip, np.ones(1), np.array([spread / 2]), clip / 2)
 
     def residuals(self, target: NDArray[Any], scores: Sequence[Steps], clip: float) -> list[Floats]:
         """By how much the target is above the score."""
@@ -209,21 +211,21 @@ class NumberResiduals:
 
 def width(aim: Target | None) -> int:
     """How many scores a target has; it may be open."""
-    return of(aim).width if isinstance(aim, Classes) else 1
+    return of(aim).width if isinstance(aim, ClassTarget) else 1
 
 
 def of(aim: Target | None) -> Residuals:
     """Those of a target."""
-    if isinstance(aim, Classes):
+    if isinstance(aim, ClassTarget):
         return ClassResiduals(len(aim.labels))
-    if isinstance(aim, Range):
+    if isinstance(aim, NumberTarget):
         return NumberResiduals(aim.low, aim.high)
     raise InvalidInput("target", aim, "must be classes, or numbers in a range")
 
 
 def number(scores: Floats, aim: Target | None) -> Floats:
     """Scores from -1 to 1 [rows, 1] as numbers of the range of the target."""
-    assert isinstance(aim, Range)
+    assert isinstance(aim, NumberTarget)
     return np.asarray(aim.low + (np.clip(scores[:, 0], -1, 1) + 1) / 2 * (aim.high - aim.low))
 
 

@@ -17,7 +17,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.data.schema import Category, Number
 from dpfy.estimators.columns import Column
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.target import Classes, Target
+from dpfy.estimators.target import ClassTarget, Target
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ BAND = 2.0
 
 
 @dataclass(frozen=True)
-class Shape:
+class ShapeFunction:
     """What a column adds to the scores: `values` and `deviation` [groups, scores], `counts`
     [groups]; `of_cell` is the group of each cell.
     """
@@ -62,12 +62,12 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Shapes:
+class ShapeFunctions:
     """The functions of all columns. `shapes["age"]` is the table of one; as text the columns stand
     by their importance.
     """
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[ShapeFunction, ...]
     scores: tuple[str, ...]
 
     def __getitem__(self, name: str) -> Explanation:
@@ -115,14 +115,14 @@ class Shapes:
 
 def score_names(aim: Target | None) -> tuple[str, ...]:
     """The names of the scores of a target."""
-    if isinstance(aim, Classes):
+    if isinstance(aim, ClassTarget):
         return tuple(
             str(label) for label in (aim.labels[1:] if len(aim.labels) == 2 else aim.labels)
         )
     return ("the target",)
 
 
-def _table(shape: Shape, scores: Sequence[str]) -> Explanation:
+def _table(shape: ShapeFunction, scores: Sequence[str]) -> Explanation:
     rows = []
     for part, value, spread in zip(shape.parts(), shape.values, shape.deviation, strict=True):
         rows += [
@@ -133,7 +133,7 @@ def _table(shape: Shape, scores: Sequence[str]) -> Explanation:
     return Explanation((shape.column.name, "adds", "+-"), tuple(rows), note)
 
 
-def _drawn(shape: Shape, top: float) -> str:
+def _drawn(shape: ShapeFunction, top: float) -> str:
     """One function: a line and its band over the groups, each as wide as its share of the cells."""
     sizes = np.bincount(shape.of_cell, minlength=len(shape.values))
     ends = np.concatenate([[0], np.cumsum(sizes)]) / sizes.sum() * WIDE

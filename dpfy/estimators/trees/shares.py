@@ -54,7 +54,7 @@ def smooth_step(scores: Array) -> tuple[Array, Array]:
     return 0.5 + part * (1.5 - 2 * square), 1.5 - 6 * square
 
 
-class Passed:
+class ForwardPass:
     """Records sent through the trees: `scores` [outputs, records], from scores of splits [splits,
     records] and values of leaves.
 

@@ -26,7 +26,7 @@ SPIKES = (0.02, 0.1, 0.3, 1.0, 3.0)
 
 
 @dataclass(frozen=True)
-class Chain:
+class TridiagonalPrecision:
     """The inverse covariance of the slow part at level one: its diagonal and the entries beside it;
     `columns` are the starts of the columns.
     """
@@ -37,7 +37,7 @@ class Chain:
     columns: NDArray[np.int64]
 
     @classmethod
-    def of(cls, links: Floats, starts: NDArray[np.int64]) -> Chain:
+    def of(cls, links: Floats, starts: NDArray[np.int64]) -> TridiagonalPrecision:
         """From distances to the group before; infinite where there is none."""
         near = np.exp(-links / REACH)
         gain = 1 / (1 - near**2)
@@ -47,7 +47,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Smoothed:
+class SmoothedPosterior:
     """The posterior of a function: its mean [groups, scores], and for each column the logarithm of
     the likelihood of the sums.
     """
@@ -57,8 +57,13 @@ class Smoothed:
 
 
 def smooth(
-    chain: Chain, sums: Floats, weight: Floats, variance: Floats, level: Floats, spike: Floats
-) -> Smoothed:
+    chain: TridiagonalPrecision,
+    sums: Floats,
+    weight: Floats,
+    variance: Floats,
+    level: Floats,
+    spike: Floats,
+) -> SmoothedPosterior:
     """Given sums = weight * function + noise [groups, scores], with `level` and `spike` for each
     group.
     """
@@ -75,11 +80,11 @@ def smooth(
         own = np.log(apart[:, k]) + np.log(pivots) + 2 * np.log(level) - chain.shrink
         likelihood -= 0.5 * (own + sums[:, k] ** 2 / apart[:, k] - told[:, k] * mean[:, k])
     spikes = (spike**2)[:, None] * weight / apart * (sums - weight * mean)
-    return Smoothed(mean + spikes, np.add.reduceat(likelihood, chain.columns))
+    return SmoothedPosterior(mean + spikes, np.add.reduceat(likelihood, chain.columns))
 
 
 def likeliest(
-    chain: Chain, sums: Floats, weight: Floats, variance: Floats
+    chain: TridiagonalPrecision, sums: Floats, weight: Floats, variance: Floats
 ) -> tuple[Floats, Floats]:
     """Level and spike of each group: for each column those under which its sums are likeliest."""
     size, found = len(sums), []
@@ -96,7 +101,7 @@ def likeliest(
 
 
 def deviation(
-    chain: Chain, weight: Floats, variance: Floats, level: Floats, spike: Floats
+    chain: TridiagonalPrecision, weight: Floats, variance: Floats, level: Floats, spike: Floats
 ) -> Floats:
     """The standard deviation of the posterior in each group [groups, scores]."""
     apart = (spike**2)[:, None] * weight**2 + variance

@@ -28,16 +28,16 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound
 from dpfy.estimators.bounding import one_of_each
-from dpfy.estimators.budget import Need
-from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, Public
+from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, PublicFacts
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit
+from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.descent import Preconditioner
-from dpfy.estimators.linear.design import BITS, FACTOR, Design, Layout
-from dpfy.estimators.records import Records, parts
+from dpfy.estimators.linear.design import BITS, FACTOR, Design, RowLayout
+from dpfy.estimators.records import EncodedRecords, parts
 from dpfy.estimators.trees import residuals
-from dpfy.estimators.trees.residuals import RESIDUAL_BITS, Beginning, Residuals
-from dpfy.estimators.trees.shares import Ensemble, Passed
+from dpfy.estimators.trees.residuals import RESIDUAL_BITS, InitialScores, Residuals
+from dpfy.estimators.trees.shares import Ensemble, ForwardPass
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +62,7 @@ is of.
 """
 REACH, HEIGHT = 4.0, 2.0
 """How far scores reach that the first staircases tell apart, and how high these are, in units of
-`Beginning.level`.
+`InitialScores.level`.
 """
 RIDGE = 3.0
 """What is added to the curvature of the first step, over the noise of a slope."""
@@ -92,7 +92,7 @@ class _Soft:
     rounds: int = 24
     structure: int = 0
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         if self.n_estimators is not None:
             check.integer("n_estimators", self.n_estimators, most=10_000)
         check.integer("max_depth", self.max_depth, most=12)
@@ -102,17 +102,19 @@ class _Soft:
         check.integer("rounds", self.rounds, most=100_000)
         check.integer("structure", self.structure, least=0)
         return [
-            Need(TARGET, one_of_each(1, public.terms), share=SAID),
-            Need(MOMENTS, UNIT, share=BEGUN),
-            Need(GRADIENTS, UNIT, releases=self.rounds, share=1 - SAID - BEGUN),
+            ReleaseNeed(TARGET, one_of_each(1, public.terms), share=SAID),
+            ReleaseNeed(MOMENTS, UNIT, share=BEGUN),
+            ReleaseNeed(GRADIENTS, UNIT, releases=self.rounds, share=1 - SAID - BEGUN),
         ]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return {MOMENTS: BITS, GRADIENTS: BITS}
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         assert data.target is not None
-        loss, layout = residuals.of(data.aim), Layout(data.columns)
+        loss, layout = residuals.of(data.aim), RowLayout(data.columns)
         begin = loss.begin(
             fit.release(TARGET, np.bincount(loss.places(data.target), minlength=loss.cells))
         )
@@ -139,20 +141,20 @@ class _Soft:
         )
         self._clip = float(model["clip"][0])
 
-    def _scores(self, given: Records) -> Floats:
+    def _scores(self, given: EncodedRecords) -> Floats:
         trees, leaves, outputs = self.leaves_.shape
-        shape, layout = Ensemble(trees, leaves.bit_length() - 1, outputs), Layout(given.columns)
+        shape, layout = Ensemble(trees, leaves.bit_length() - 1, outputs), RowLayout(given.columns)
         scores = np.empty((given.size, outputs))
         for part in parts(given.size):
             splits = np.asarray(layout.rows(given.part(part), layout.largest) @ self._splits)
-            scores[part] = Passed(shape, np.ascontiguousarray(splits.T), self.leaves_).scores.T
+            scores[part] = ForwardPass(shape, np.ascontiguousarray(splits.T), self.leaves_).scores.T
         return scores + self.intercept_
 
     def explain(self) -> Explanation:
         """How much the splits of all trees look at each feature: the norm of its weights, largest
         first.
         """
-        names = Layout(self._columns).names  # type: ignore[attr-defined]
+        names = RowLayout(self._columns).names  # type: ignore[attr-defined]
         norms = np.sqrt((self._splits[1:] ** 2).sum(axis=1))
         rows = sorted(zip(names, norms.tolist(), strict=True), key=lambda row: -row[1])
         return Explanation(
@@ -174,7 +176,7 @@ class SoftTreeClassifier(_Soft, PrivateClassifier):
     After `fit`: `leaves_` [trees, leaves, scores] and `intercept_`.
     """
 
-    def _log_joint(self, given: Records) -> Floats:
+    def _log_joint(self, given: EncodedRecords) -> Floats:
         return residuals.ClassResiduals(len(self.classes_)).log_joint(
             self._scores(given), self._clip
         )
@@ -194,9 +196,9 @@ class _Problem:
     """Private rows and targets, and what is public or released about them already."""
 
     loss: Residuals
-    begin: Beginning
+    begin: InitialScores
     shape: Ensemble
-    layout: Layout
+    layout: RowLayout
     design: Design
     squares: Floats
     target: NDArray[Any]
@@ -224,7 +226,7 @@ class _Problem:
             * math.sqrt(self.shape.trees / self.shape.outputs)
         )
 
-    def moments(self, fit: Fit) -> tuple[float, Floats, Floats]:
+    def moments(self, fit: FitSession) -> tuple[float, Floats, Floats]:
         """How many records there are, the mean of their rows, and that of rows times residuals
         [width, scores] at the beginning.
 
@@ -272,7 +274,7 @@ class _Problem:
             leaves[tree, :, tree % shape.outputs] = self.height * self.stairs
         return _Weights(splits, leaves)
 
-    def descended(self, weights: _Weights, size: float, mean: Floats, fit: Fit) -> _Weights:
+    def descended(self, weights: _Weights, size: float, mean: Floats, fit: FitSession) -> _Weights:
         """Where noisy gradients lead: the mean of the last rounds."""
         held, begin, steep = fit.round(GRADIENTS), self.begin, self.steepness
         norm = CUT * begin.clip * self.design.radius * steep
@@ -341,7 +343,7 @@ class _Problem:
             return factors
 
         def own(scores: Floats, part: slice) -> NDArray[np.float32]:
-            passed = Passed(self.shape, np.ascontiguousarray(scores.T, np.float32), values)
+            passed = ForwardPass(self.shape, np.ascontiguousarray(scores.T, np.float32), values)
             steps = [
                 begin + residuals.steps(score)
                 for begin, score in zip(first, passed.scores, strict=True)

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import CHOICE, Need
-from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, Public, softened
+from dpfy.estimators.budget import CHOICE, ReleaseNeed
+from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, PublicFacts, softened
 from dpfy.estimators.explanation import Explanation
-from dpfy.estimators.fitting import Fit
-from dpfy.estimators.records import Records
-from dpfy.estimators.target import Classes
+from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.records import EncodedRecords
+from dpfy.estimators.target import ClassTarget
 from dpfy.estimators.trees import leaves, residuals
-from dpfy.estimators.trees.cells import Cells, Places, cells, cells_again
+from dpfy.estimators.trees.cells import FeatureBins, Places, cells, cells_again
 from dpfy.estimators.trees.leaves import BITS, LEAVES, MOST_DEPTH, SMALL
-from dpfy.estimators.trees.smoothing import Chain
+from dpfy.estimators.trees.smoothing import TridiagonalPrecision
 
 Floats = NDArray[np.float64]
 
@@ -74,28 +74,33 @@ class _TopDown:
 
     cell_of_missing: ClassVar[bool] = True
 
-    def _needs(self, public: Public) -> Sequence[Need]:
+    def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("max_depth", self.max_depth, most=MOST_DEPTH)
         check.integer("bins", self.bins, least=2, most=1024)
         check.rate("decay", self.decay)
         check.inside_unit("leaf_share", self.leaf_share)
-        score = Bound(linf=(1.0 if isinstance(public.target, Classes) else 2.0) + ROUNDED)
+        score = Bound(linf=(1.0 if isinstance(public.target, ClassTarget) else 2.0) + ROUNDED)
         parts = np.array([self.decay**level for level in range(self.max_depth)])
         parts *= (1 - self.leaf_share) / parts.sum()
         levels = [
-            Need(_level(k), score, share=float(part), how=CHOICE) for k, part in enumerate(parts)
+            ReleaseNeed(_level(k), score, share=float(part), how=CHOICE)
+            for k, part in enumerate(parts)
         ]
         return [
             *levels,
-            Need(LEAVES, leaves.bound(1, public.target, public.terms), share=self.leaf_share),
+            ReleaseNeed(
+                LEAVES, leaves.bound(1, public.target, public.terms), share=self.leaf_share
+            ),
         ]
 
-    def _bits(self, public: Public) -> Mapping[str, int]:
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         return {LEAVES: BITS}
 
-    def _learn(self, data: Records, public: Public, fit: Fit) -> Mapping[str, NDArray[Any]]:
+    def _learn(
+        self, data: EncodedRecords, public: PublicFacts, fit: FitSession
+    ) -> Mapping[str, NDArray[Any]]:
         held, told = cells(data, self.bins), leaves.known(data)
-        added = told if isinstance(data.aim, Classes) else told[1:]
+        added = told if isinstance(data.aim, ClassTarget) else told[1:]
         candidates = [
             (f, cut)
             for f, size in enumerate(held.sizes)
@@ -113,7 +118,7 @@ class _TopDown:
         sums = np.stack([np.bincount(at, k, 1 << self.max_depth) for k in told], axis=1)
         released, noise = fit.release(LEAVES, sums, BITS), fit.round(LEAVES).deviation
         values, mean, _ = leaves.expected(
-            released, noise, isinstance(data.aim, Classes), _kinship(len(sums))
+            released, noise, isinstance(data.aim, ClassTarget), _kinship(len(sums))
         )
         return {
             "columns": columns,
@@ -126,7 +131,7 @@ class _TopDown:
         self._splits, self._sizes = Splits(model["columns"], model["right"]), model["sizes"]
         self.values_ = model["values"]
 
-    def _means(self, given: Records) -> Floats:
+    def _means(self, given: EncodedRecords) -> Floats:
         return np.asarray(self.values_[self._splits.leaf(cells_again(given, self._sizes).places)])
 
     def explain(self) -> Explanation:
@@ -157,7 +162,7 @@ class DecisionTreeClassifier(_TopDown, PrivateClassifier):
     After `fit`: `values_` [leaves, classes], the shares of the classes in each leaf.
     """
 
-    def _log_joint(self, given: Records) -> Floats:
+    def _log_joint(self, given: EncodedRecords) -> Floats:
         return np.asarray(np.log(softened(np.maximum(self._means(given), SMALL))))
 
 
@@ -170,7 +175,7 @@ class DecisionTreeRegressor(_TopDown, PrivateRegressor):
         return residuals.number(self._means(self._given(X)), self._aim)
 
 
-def scores(held: Cells, at: NDArray[np.int64], nodes: int, added: Sequence[Floats]) -> Floats:
+def scores(held: FeatureBins, at: NDArray[np.int64], nodes: int, added: Sequence[Floats]) -> Floats:
     """The score of every candidate in every node [nodes, candidates], in whole steps of
     2^-SCORE_BITS.
     """
@@ -205,7 +210,7 @@ def _cuts(size: int, ordered: bool) -> int:
     return size - 2 if ordered else size
 
 
-def _goes_right(held: Cells, column: int, cut: int, width: int) -> NDArray[np.uint8]:
+def _goes_right(held: FeatureBins, column: int, cut: int, width: int) -> NDArray[np.uint8]:
     """The cells of a column that go right: all above the cut and missing values; or all but one
     word.
     """
@@ -217,9 +222,11 @@ def _level(level: int) -> str:
     return f"level {level + 1}"
 
 
-def _kinship(leaves: int) -> Chain:
+def _kinship(leaves: int) -> TridiagonalPrecision:
     """Leaves from left to right: leaf k and the one before it have their ancestor as many levels up
     as k has zeros at its end.
     """
     place = np.arange(1, leaves)
-    return Chain.of(np.concatenate([[np.inf], SIBLINGS * (place & -place)]), np.array([0, leaves]))
+    return TridiagonalPrecision.of(
+        np.concatenate([[np.inf], SIBLINGS * (place & -place)]), np.array([0, leaves])
+    )

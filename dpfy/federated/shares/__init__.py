@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpfy.federated.shares.aggregator import MaskedSum, SecureSum, Summed, TooFew, TrustedSum
+from dpfy.federated.shares.aggregator import MaskedSum, SecureSum, SurvivorSum, TooFew, TrustedSum
 from dpfy.federated.shares.choice import choose, plan
 from dpfy.federated.shares.client import Client
-from dpfy.federated.shares.scheme import Scheme
+from dpfy.federated.shares.scheme import SharingScheme
 from dpfy.noise.shares import Shares
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ __all__ = [
     "Client",
     "DistributedRounds",
     "MaskedSum",
-    "Scheme",
     "SecureSum",
     "Shares",
-    "Summed",
+    "SharingScheme",
+    "SurvivorSum",
     "TooFew",
     "TrustedSum",
     "choose",

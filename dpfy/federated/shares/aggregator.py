@@ -31,7 +31,7 @@ class TooFew(Unsupported):
 
 
 @dataclass(frozen=True)
-class Summed:
+class SurvivorSum:
     """The sum of the messages of the `survivors`, modulo 2^bits."""
 
     total: Message
@@ -53,7 +53,9 @@ class SecureSum(Protocol):
     def words(self) -> str:
         """What protocol it is."""
 
-    def sum(self, messages: Mapping[int, Message], *, bits: int, least: int, round: int) -> Summed:
+    def sum(
+        self, messages: Mapping[int, Message], *, bits: int, least: int, round: int
+    ) -> SurvivorSum:
         """The sum over the clients that are still there."""
 
 
@@ -84,13 +86,15 @@ class TrustedSum:
         f"each of them"
     )
 
-    def sum(self, messages: Mapping[int, Message], *, bits: int, least: int, round: int) -> Summed:
+    def sum(
+        self, messages: Mapping[int, Message], *, bits: int, least: int, round: int
+    ) -> SurvivorSum:
         """See `SecureSum`."""
         checked(messages, bits, least)
         total = np.zeros_like(next(iter(messages.values())))
         for message in messages.values():
             total += message  # modulo 2^64, of which 2^bits is a divisor
-        return Summed(total & np.uint64((1 << bits) - 1), frozenset(messages))
+        return SurvivorSum(total & np.uint64((1 << bits) - 1), frozenset(messages))
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,9 @@ class MaskedSum:
                 total += self.mask(client, other, round, message.size)
         return total & np.uint64((1 << bits) - 1)
 
-    def unmasked(self, seen: Mapping[int, Message], *, bits: int, least: int, round: int) -> Summed:
+    def unmasked(
+        self, seen: Mapping[int, Message], *, bits: int, least: int, round: int
+    ) -> SurvivorSum:
         """The sum of what came in, without the masks of those who vanished."""
         strangers = sorted(set(seen) - set(self.clients))
         if strangers:
@@ -142,9 +148,11 @@ class MaskedSum:
         for gone in set(self.clients) - set(seen):
             for client in seen:
                 total -= self.mask(client, gone, round, total.size)
-        return Summed(total & np.uint64((1 << bits) - 1), frozenset(seen))
+        return SurvivorSum(total & np.uint64((1 << bits) - 1), frozenset(seen))
 
-    def sum(self, messages: Mapping[int, Message], *, bits: int, least: int, round: int) -> Summed:
+    def sum(
+        self, messages: Mapping[int, Message], *, bits: int, least: int, round: int
+    ) -> SurvivorSum:
         """See `SecureSum`: those who are not among the messages vanished after the masks were
         agreed on.
         """

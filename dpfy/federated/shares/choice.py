@@ -14,7 +14,7 @@ from dpfy.core import check, events
 from dpfy.core.errors import Unsupported
 from dpfy.core.unit import Adjacency
 from dpfy.federated.clients import CLIENT
-from dpfy.federated.shares.scheme import Scheme
+from dpfy.federated.shares.scheme import SharingScheme
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.shares import DISCRETE, FINEST, Shares
 from dpfy.plan.recipe import Plan, Recipe
@@ -43,7 +43,7 @@ def choose(
     adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     overflow: float = OVERFLOW,
     rotation: int | None = None,
-) -> Scheme:
+) -> SharingScheme:
     """The scheme of least error for so many bits: (epsilon, delta) for all rounds together, if
     `least` honest clients survive each.
 
@@ -68,7 +68,7 @@ def choose(
     while True:
         multiplier = needed(found.event)
         if found.overflow(found.share(multiplier)) <= overflow:
-            return Scheme(found, clip, multiplier)
+            return SharingScheme(found, clip, multiplier)
         found = replace(
             found, scaled=found.scaled / COARSER
         )  # shares had to be larger than for a Gaussian

@@ -9,7 +9,7 @@ from typing import Any
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
-from dpfy.federated.shares.scheme import Message, Scheme
+from dpfy.federated.shares.scheme import Message, SharingScheme
 
 
 class Client:
@@ -21,7 +21,9 @@ class Client:
     forgot what it sent must not answer that round again.
     """
 
-    def __init__(self, scheme: Scheme, number: int, randomness: Randomness | None = None) -> None:
+    def __init__(
+        self, scheme: SharingScheme, number: int, randomness: Randomness | None = None
+    ) -> None:
         self.scheme, self.number = scheme, check.integer("client", number, 0)
         self._randomness = Randomness.from_os() if randomness is None else randomness
         self._last: tuple[int, Message] | None = None

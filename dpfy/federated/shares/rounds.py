@@ -22,7 +22,7 @@ from dpfy.federated.cohort import Cohort, Tally
 from dpfy.federated.rounds import ClientNumbers, PrivateRounds
 from dpfy.federated.shares.aggregator import SecureSum, TrustedSum
 from dpfy.federated.shares.rotation import Array
-from dpfy.federated.shares.scheme import Message, Scheme
+from dpfy.federated.shares.scheme import Message, SharingScheme
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Grads, zeros
 from dpfy.noise.shares import Shares
@@ -60,7 +60,7 @@ class SharesCohort(Cohort):
         return [client for client in super().waiting if client not in self.messages]
 
     def add_message(self, client: int, message: Message) -> None:
-        """Take what a client made with `Scheme.encode`. It adds its vector and its share of the
+        """Take what a client made with `SharingScheme.encode`. It adds its vector and its share of the
         noise to the round, once.
         """
         self.messages[self._admitted(client)] = message
@@ -88,7 +88,7 @@ class SharesCohort(Cohort):
                 yield client, flat(self._rows[client])
 
     def encoded(
-        self, scheme: Scheme, randomness: Randomness
+        self, scheme: SharingScheme, randomness: Randomness
     ) -> tuple[dict[int, Message], tuple[int, ...]]:
         """The messages of all who answered, those of a simulation from streams of the run's own
         secret; and whose update was unusable.
@@ -157,7 +157,7 @@ class DistributedRounds(PrivateRounds):
                 "use FlatClip",
             )
         super().__init__(model, optimizer, plan, run, **rest)
-        self.scheme = Scheme(shares, plan.recipe.clip.bound.l2, plan.noise_multiplier)
+        self.scheme = SharingScheme(shares, plan.recipe.clip.bound.l2, plan.noise_multiplier)
         self.aggregator = TrustedSum() if aggregator is None else aggregator
 
     def _open(self) -> None:

@@ -7,7 +7,7 @@ their sum back to a vector.
 The server, and whoever sees its messages, learns the sum alone: secure aggregation hides the rest.
 The sum is protected by the shares of all honest clients together; what follows it is
 post-processing. That goes for the wrap-around at 2^bits too: it costs accuracy and never privacy.
-`Scheme.overflow` bounds its probability.
+`SharingScheme.overflow` bounds its probability.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Message = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Scheme:
+class SharingScheme:
     """How the clients of a round encode vectors of an L2 norm of at most `clip`. Public, and known
     before any data is read.
 

@@ -37,7 +37,7 @@ def exchange(grid: Grid, messages: list[Message], timeout: float) -> Iterator[Me
         time.sleep(POLL)
 
 
-class Population:
+class ClientPopulation:
     """The clients that a plan counts: a name each, and a number for as long as the run lasts.
 
     A node is known by the entry `identity` of its configuration, which its mod tells, or else by

@@ -15,7 +15,7 @@ from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.storage import write_atomically
 from dpfy.federated.cohort import Cohort
 from dpfy.federated.rounds import PrivateRounds
-from dpfy.federated.shares.aggregator import Summed, TooFew
+from dpfy.federated.shares.aggregator import SurvivorSum, TooFew
 from dpfy.federated.shares.rounds import DistributedRounds, SharesCohort
 from dpfy.federated.shares.scheme import Message as Encoded
 from dpfy.gradients.engine import trainable
@@ -41,14 +41,14 @@ LEAST = 2
 TRIES = 3
 
 
-class Asked:
+class ClientNode:
     """The node of a client, as the protocol wants it."""
 
     def __init__(self, node: int) -> None:
         self.node_id, self.cid = node, str(node)
 
 
-class Round:
+class SecureRound:
     """Stands where the protocol expects a strategy: says who is asked, and takes the sum that it
     shows.
     """
@@ -60,12 +60,12 @@ class Round:
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: Any
-    ) -> list[tuple[Asked, FitIns]]:
+    ) -> list[tuple[ClientNode, FitIns]]:
         """Who is asked; what they are told comes later."""
-        return [(Asked(node), FitIns(Parameters([], ""), {})) for node in self.nodes]
+        return [(ClientNode(node), FitIns(Parameters([], ""), {})) for node in self.nodes]
 
     def aggregate_fit(
-        self, server_round: int, results: list[tuple[Asked, Any]], failures: list[Any]
+        self, server_round: int, results: list[tuple[ClientNode, Any]], failures: list[Any]
     ) -> tuple[None, dict]:
         """The sum, as the protocol scales it."""
         self.survivors = [proxy.node_id for proxy, _ in results]
@@ -122,7 +122,9 @@ class SecAggPlus:
             cohort.skip()
         return tuple(sorted(set(self._nodes) - self._survivors))
 
-    def sum(self, messages: Mapping[int, Encoded], *, bits: int, least: int, round: int) -> Summed:
+    def sum(
+        self, messages: Mapping[int, Encoded], *, bits: int, least: int, round: int
+    ) -> SurvivorSum:
         """Run the protocol with the clients of `messages`, which stay on their devices."""
         if bits > MOST_BITS:
             raise Unsupported(f"SecAgg+ with {bits} bits", f"plan with at most {MOST_BITS}")
@@ -131,7 +133,7 @@ class SecAggPlus:
         for _ in range(TRIES):
             if len(nodes) < least:
                 break
-            told, state = Round(nodes), WorkflowState()
+            told, state = SecureRound(nodes), WorkflowState()
             context = _context(told, round)
             for stage in (workflow.setup_stage, workflow.share_keys_stage):
                 stage(self.grid, context, state)
@@ -148,10 +150,10 @@ class SecAggPlus:
         workflow: SecAggPlusWorkflow,
         context: LegacyContext,
         state: WorkflowState,
-        told: Round,
+        told: SecureRound,
         bits: int,
         clients: Mapping[int, int],
-    ) -> Summed:
+    ) -> SurvivorSum:
         """Ask for masked messages, and for the keys that take the masks off their sum."""
         state.nid_to_fitins = {node: self._content() for node in state.active_node_ids}
         whole = workflow.collect_masked_vectors_stage(self.grid, context, state)
@@ -166,7 +168,7 @@ class SecAggPlus:
             )
         total = np.rint(steps).astype(np.int64) & ((1 << bits) - 1)
         self._survivors = frozenset(clients[node] for node in told.survivors)
-        return Summed(total.astype(np.uint64), self._survivors)
+        return SurvivorSum(total.astype(np.uint64), self._survivors)
 
 
 def _workflow(bits: int, least: int, timeout: float) -> SecAggPlusWorkflow:
@@ -179,7 +181,7 @@ def _workflow(bits: int, least: int, timeout: float) -> SecAggPlusWorkflow:
     return made
 
 
-def _context(told: Round, number: int) -> LegacyContext:
+def _context(told: SecureRound, number: int) -> LegacyContext:
     state = RecordDict(
         {
             MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: number + 1}),

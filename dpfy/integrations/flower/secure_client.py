@@ -10,7 +10,7 @@ from dpfy.core import errors
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.federated.shares.scheme import Message as Encoded
-from dpfy.federated.shares.scheme import Scheme
+from dpfy.federated.shares.scheme import SharingScheme
 from dpfy.integrations.flower import wire
 from dpfy.integrations.flower.mod import named, refusal
 from dpfy.noise.shares import Shares
@@ -59,7 +59,7 @@ def secure_mod(msg: Message, context: Context, call_next: ClientAppCallable) -> 
         return refusal(msg, "the client app or the protocol failed")
 
 
-def terms_of(scheme: Scheme, trainable: list[str], number: int) -> ConfigRecord:
+def terms_of(scheme: SharingScheme, trainable: list[str], number: int) -> ConfigRecord:
     """What a client must know to encode its update."""
     shares = scheme.shares
     return ConfigRecord(
@@ -71,13 +71,13 @@ def terms_of(scheme: Scheme, trainable: list[str], number: int) -> ConfigRecord:
     )  # fmt: skip
 
 
-def scheme_of(terms: ConfigRecord) -> Scheme:
+def scheme_of(terms: ConfigRecord) -> SharingScheme:
     """The scheme that a server's terms state."""
     held = {
         name: terms[name] for name in ("dimension", "clients", "least", "bits", "scaled", "law")
     }
     shares = Shares(**held, rotation=int(str(terms["rotation"])))  # type: ignore[arg-type]
-    return Scheme(shares, float(terms["clip"]), float(terms["noise"]))  # type: ignore[arg-type]
+    return SharingScheme(shares, float(terms["clip"]), float(terms["noise"]))  # type: ignore[arg-type]
 
 
 def _encoded(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -19,7 +19,7 @@ from dpfy.federated.rounds import PrivateRounds
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import trainable
 from dpfy.integrations.flower import wire
-from dpfy.integrations.flower.population import Population, exchange
+from dpfy.integrations.flower.population import ClientPopulation, exchange
 from dpfy.integrations.flower.replies import Replies, RoundReport
 from dpfy.noise.shares import Shares
 from dpfy.plan.claim import ForeignBatches
@@ -130,7 +130,7 @@ class PrivateFedAvg(Strategy):
         self._begin_with(initial_arrays)
         rounds = self._rounds = self._made(place, grid, timeout)
         with rounds:
-            self._population = Population(
+            self._population = ClientPopulation(
                 rounds.folder.secrets, self.plan.recipe.records, self.identity
             )
             self._timeout = timeout

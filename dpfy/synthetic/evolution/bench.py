@@ -16,7 +16,7 @@ from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.synthetic.evolution import run
 from dpfy.synthetic.evolution.claim import Evolution
-from dpfy.synthetic.evolution.run import Array, Population, Whole, evolved, flat
+from dpfy.synthetic.evolution.run import Array, SamplePopulation, Whole, evolved, flat
 
 CLAIM, SEED = Evolution(2, 12, 3, 1.5), 29
 Crowd = tuple[Array, Whole]
@@ -35,8 +35,8 @@ class Dots:
         return found
 
 
-def _first(crowd: Crowd, secret: Randomness) -> Population:
-    return Population.first(CLAIM, Dots(), flat, secret)
+def _first(crowd: Crowd, secret: Randomness) -> SamplePopulation:
+    return SamplePopulation.first(CLAIM, Dots(), flat, secret)
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class EvolutionSteps:
     them is for mistakes.
     """
 
-    first: Callable[[Crowd, Randomness], Population] = _first
-    voters: Callable[[Population, Array], Array] = Population.vectors
+    first: Callable[[Crowd, Randomness], SamplePopulation] = _first
+    voters: Callable[[SamplePopulation, Array], Array] = SamplePopulation.vectors
     votes: Callable[[Array, Whole, Array], Whole] = run.votes_of
     noise: Callable[[Evolution], float] = run.noise_of_round
     heard: Callable[[Array, float, Whole], Array] = run.heard_of

@@ -73,7 +73,7 @@ class EvolutionOptions:
 
 
 @dataclass(frozen=True)
-class Evolved:
+class EvolutionResult:
     """What an evolution leaves: a run folder with the samples and the card."""
 
     run: Path
@@ -101,7 +101,7 @@ def evolve(
     run: Place | str | Path,
     options: EvolutionOptions | None = None,
     embed: Embed = flat,
-) -> Evolved:
+) -> EvolutionResult:
     """Samples of a public generator that are like private records, in a run folder that anyone can
     verify.
 
@@ -122,7 +122,7 @@ def evolve(
         return finished(Path(place.path))
     with RunFolder(place, claim) as folder:
         held, labels = _read(records, chosen.classes)
-        first = Population.first(claim, generator, embed, folder.randomness)
+        first = SamplePopulation.first(claim, generator, embed, folder.randomness)
         voters = first.vectors(held)
         folder.bind("records", voters.tobytes() + labels.tobytes())
         last, votes = evolved(
@@ -142,16 +142,16 @@ def evolve(
     return finished(Path(place.path))
 
 
-def finished(path: Path) -> Evolved:
+def finished(path: Path) -> EvolutionResult:
     """A finished evolution."""
     facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
-    return Evolved(
+    return EvolutionResult(
         path, facts, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     )
 
 
 @dataclass(frozen=True)
-class Population:
+class SamplePopulation:
     """The samples of every class, all of one size, and how they become vectors. Public, or
     released.
     """
@@ -165,7 +165,7 @@ class Population:
     @classmethod
     def first(
         cls, claim: Evolution, generator: PublicGenerator, embed: Embed, randomness: Randomness
-    ) -> Population:
+    ) -> SamplePopulation:
         """Random samples; refuses an embedding that does not look at each of them by itself."""
         drawn = []
         for label in range(claim.classes):
@@ -190,7 +190,7 @@ class Population:
         """Embedded, shortened and rounded, so that who is nearest is decided exactly."""
         return bounded(_vectors(self.embed, held) / self.reach) if len(held) else np.zeros((0, 1))
 
-    def next(self, votes: Array, randomness: Randomness, number: int) -> Population:
+    def next(self, votes: Array, randomness: Randomness, number: int) -> SamplePopulation:
         """Half of the places for samples drawn by their votes, the other half for variations of
         these.
         """
@@ -203,7 +203,7 @@ class Population:
                 varied = np.asarray(self.generator.vary(parents[half:], label, rng))
                 parents = np.concatenate([parents[:half], _checked(varied, self.claim.size - half)])
             made.append(parents)
-        return Population(self.claim, self.generator, self.embed, tuple(made), self.reach)
+        return SamplePopulation(self.claim, self.generator, self.embed, tuple(made), self.reach)
 
     def packed(self) -> bytes:
         """Samples and classes as NPZ."""
@@ -236,13 +236,13 @@ def heard_of(found: Array, noise: float, counts: Whole) -> Array:
 
 
 def evolved(
-    population: Population,
+    population: SamplePopulation,
     voters: Array,
     labels: Whole,
     permit: Permit,
     randomness: Randomness,
     bind: Callable[[str, bytes], None] = no_binding,
-) -> tuple[Population, Array]:
+) -> tuple[SamplePopulation, Array]:
     """All rounds: votes with noise, then the next samples. The last votes choose among what is
     there.
 

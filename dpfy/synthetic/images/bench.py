@@ -13,7 +13,7 @@ import numpy as np
 from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.synthetic.images import stages
-from dpfy.synthetic.images.meter import ImageMeter
+from dpfy.synthetic.images.meter import ImageReleases
 from dpfy.synthetic.images.mixture import fitted
 from dpfy.synthetic.images.run import ImageOptions, ImagePlan, ImageTerms, drawn, plan
 from dpfy.synthetic.images.source import ImageSchema
@@ -33,22 +33,22 @@ class PictureSteps:
     does.
     """
 
-    meter: Callable[[ImageMeter], ImageMeter] = lambda meter: meter
-    levels: Callable[..., stages.Levels] = stages.levels
+    meter: Callable[[ImageReleases], ImageReleases] = lambda meter: meter
+    levels: Callable[..., stages.ImageLevels] = stages.levels
     bounded: Callable[[Array], Array] = stages.bounded
     directions: Callable[..., stages.Directions] = stages.directions
-    centres: Callable[..., stages.Centres] = stages.centres
-    moments: Callable[..., stages.Moments] = stages.moments
+    centres: Callable[..., stages.ClusterCentres] = stages.centres
+    moments: Callable[..., stages.ClusterMoments] = stages.moments
     images: Callable[..., Any] = lambda data, mixture, made: drawn(
         mixture, made, np.random.default_rng(0)
     )
 
-    def synthesized(self, data: Pictures) -> tuple[ImageMeter, Any]:
+    def synthesized(self, data: Pictures) -> tuple[ImageReleases, Any]:
         """The meter afterwards, and all that is published."""
         made: ImagePlan = plan(SCHEMA, TERMS, OPTIONS)
         claim = made.claim
         permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
-        meter = self.meter(ImageMeter(claim, permit, Randomness.for_tests(SEED)))
+        meter = self.meter(ImageReleases(claim, permit, Randomness.for_tests(SEED)))
         vectors = made.encoding.vectors(data.pixels)
         known = self.levels(meter, data, vectors, made.encoding)
         points = self.bounded(vectors / known.radius)

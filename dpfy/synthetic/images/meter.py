@@ -26,7 +26,7 @@ ROUNDED = 1 + 2.0**-20
 
 
 @dataclass(frozen=True)
-class Sums:
+class BoundedSums:
     """Sums over pictures: one picture adds a vector of an L2 norm of at most `length`. A larger
     `weight` gives them less of the noise.
     """
@@ -37,7 +37,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Noisy:
+class NoisySums:
     """Released sums, and the standard deviation of the noise in each of their numbers."""
 
     values: Array = field(repr=False)
@@ -45,7 +45,7 @@ class Noisy:
 
 
 @dataclass
-class ImageMeter:
+class ImageReleases:
     """Sums over pictures, released within what their claim may spend.
 
     Guarantees: nothing is released beyond the sum of squares of the claim, whatever is asked; the
@@ -57,7 +57,7 @@ class ImageMeter:
     permit: Permit
     randomness: Randomness | None = None
     bind: Callable[[str, bytes], None] = no_binding
-    released: dict[str, Noisy] = field(default_factory=dict)
+    released: dict[str, NoisySums] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.whole: Fraction = squares(self.claim.noise_multiplier)
@@ -65,7 +65,7 @@ class ImageMeter:
         self.step = 0
         self.squares: list[Fraction] = []
 
-    def release(self, share: Fraction, sums: dict[str, Sums]) -> list[Noisy]:
+    def release(self, share: Fraction, sums: dict[str, BoundedSums]) -> list[NoisySums]:
         """These sums with noise that takes `share` of what the claim allows: they are one Gaussian
         release.
         """
@@ -90,11 +90,13 @@ class ImageMeter:
         self.squares.append(squares(noise))
         return self._kept(sums, np.asarray(found, np.float64), noise * bound)
 
-    def _kept(self, sums: dict[str, Sums], found: Array, deviation: float) -> list[Noisy]:
+    def _kept(
+        self, sums: dict[str, BoundedSums], found: Array, deviation: float
+    ) -> list[NoisySums]:
         """The released numbers as they were asked for; kept under their names."""
         ends: Sequence[int] = np.cumsum([part.total.size for part in sums.values()])[:-1].tolist()
         for (name, part), values in zip(sums.items(), np.split(found, ends), strict=True):
-            self.released[name] = Noisy(
+            self.released[name] = NoisySums(
                 values.reshape(part.total.shape) / part.weight, deviation / part.weight
             )
         return [self.released[name] for name in sums]

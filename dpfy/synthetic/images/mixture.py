@@ -13,10 +13,10 @@ from dpfy.synthetic.images.encoding import WHITE, Array, Bytes, Encoding
 from dpfy.synthetic.images.stages import (
     FEW,
     SHADES,
-    Centres,
+    ClusterCentres,
+    ClusterMoments,
     Directions,
-    Levels,
-    Moments,
+    ImageLevels,
     Whole,
     eigen,
     unpacked,
@@ -27,7 +27,7 @@ DRAWN = 1 << 10
 
 
 @dataclass(frozen=True)
-class Mixture:
+class ClusterMixture:
     """Clusters of all classes, one class after the other: weights (classes, clusters), means in the
     space of vectors, and roots of covariances along `axes`.
     """
@@ -36,7 +36,7 @@ class Mixture:
     means: Array
     axes: Array
     roots: Array
-    levels: Levels
+    levels: ImageLevels
 
     @property
     def clusters(self) -> int:
@@ -58,7 +58,9 @@ class Mixture:
         return (self.means[cells] + away.numpy()) * self.levels.radius
 
 
-def fitted(known: Levels, seen: Directions, held: Centres, found: Moments) -> Mixture:
+def fitted(
+    known: ImageLevels, seen: Directions, held: ClusterCentres, found: ClusterMoments
+) -> ClusterMixture:
     """The mixture with these moments, each cluster's covariance drawn towards that of its class by
     as much as noise is in it.
     """
@@ -81,7 +83,7 @@ def fitted(known: Levels, seen: Directions, held: Centres, found: Moments) -> Mi
     centres = seen.means.repeat(clusters, axis=0) + (places * seen.reach) @ seen.axes.T
     weights = np.maximum(found.counts.values, 0.0).reshape(classes, clusters)
     weights = np.where(weights.sum(axis=1, keepdims=True) > 0, weights, 1.0)
-    return Mixture(weights, centres, seen.axes, roots * (held.reach * seen.reach), known)
+    return ClusterMixture(weights, centres, seen.axes, roots * (held.reach * seen.reach), known)
 
 
 def drawn_together(own: Array, shared: Array, counts: Array, noise: float) -> Array:
@@ -113,7 +115,7 @@ def with_trace(values: Array) -> Array:
 
 
 def pictures(
-    mixture: Mixture, encoding: Encoding, labels: Whole, rng: np.random.Generator
+    mixture: ClusterMixture, encoding: Encoding, labels: Whole, rng: np.random.Generator
 ) -> Bytes:
     """One picture for each label, its pixels as dark and bright as those of the data are."""
     found = np.empty((len(labels), encoding.height, encoding.width), np.uint8)

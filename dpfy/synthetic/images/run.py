@@ -23,8 +23,8 @@ from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.synthetic.images import stages
 from dpfy.synthetic.images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET, ImageSynthesis
 from dpfy.synthetic.images.encoding import Bytes, Encoding
-from dpfy.synthetic.images.meter import ImageMeter
-from dpfy.synthetic.images.mixture import Mixture, fitted, pictures
+from dpfy.synthetic.images.meter import ImageReleases
+from dpfy.synthetic.images.mixture import ClusterMixture, fitted, pictures
 from dpfy.synthetic.images.sheet import sheet
 from dpfy.synthetic.images.source import KNOWN, ImageSchema, read
 from dpfy.synthetic.images.stages import Pictures
@@ -163,7 +163,7 @@ def synthesize_images(
         held = read(data, made.schema, data_dir)
         folder.bind("pictures", held.pixels.tobytes() + held.labels.tobytes())
         name = made.claim.name
-        meter = ImageMeter(made.claim, folder.begin(name), folder.randomness, folder.bind)
+        meter = ImageReleases(made.claim, folder.begin(name), folder.randomness, folder.bind)
         mixture = measured(meter, held, made, progress)
         progress("drawing", 1.0)
         images, labels = drawn(mixture, made, folder.randomness.generator("synthetic pictures", 0))
@@ -195,8 +195,8 @@ def finished(path: Path) -> SyntheticImages:
 
 
 def measured(
-    meter: ImageMeter, data: Pictures, made: ImagePlan, progress: Progress = nothing_to_show
-) -> Mixture:
+    meter: ImageReleases, data: Pictures, made: ImagePlan, progress: Progress = nothing_to_show
+) -> ClusterMixture:
     """All stages, one after the other: each asks about the pictures through the meter alone."""
     labels, vectors = data.labels, made.encoding.vectors(data.pixels)
     progress("levels", 0.0)
@@ -217,7 +217,9 @@ def measured(
     return fitted(known, seen, held, stages.moments(meter, inner, labels, held))
 
 
-def drawn(mixture: Mixture, made: ImagePlan, rng: np.random.Generator) -> tuple[Bytes, Bytes]:
+def drawn(
+    mixture: ClusterMixture, made: ImagePlan, rng: np.random.Generator
+) -> tuple[Bytes, Bytes]:
     """Images and labels: classes as often as they were counted, with noise."""
     counts = mixture.weights.sum(axis=1)
     total = made.options.images or int(np.clip(round(float(counts.sum())), 1, MOST_IMAGES))
@@ -250,7 +252,7 @@ def _packed(images: Bytes, labels: Bytes) -> bytes:
     return whole.getvalue()
 
 
-def _kept(meter: ImageMeter) -> bytes:
+def _kept(meter: ImageReleases) -> bytes:
     """What was measured, for whoever wants to fit another model to it."""
     from safetensors.numpy import save
 
@@ -265,7 +267,9 @@ def _kept(meter: ImageMeter) -> bytes:
     )
 
 
-def _facts(meter: ImageMeter, mixture: Mixture, labels: Bytes, made: ImagePlan) -> dict[str, Any]:
+def _facts(
+    meter: ImageReleases, mixture: ClusterMixture, labels: Bytes, made: ImagePlan
+) -> dict[str, Any]:
     """What may be published about the synthesis: all of it follows from what was released."""
     return {
         "images": len(labels),

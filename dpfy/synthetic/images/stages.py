@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpfy.synthetic.images.encoding import FINE, WHITE, Array, Bytes, Encoding, fine
-from dpfy.synthetic.images.meter import ImageMeter, Noisy, Sums
+from dpfy.synthetic.images.meter import BoundedSums, ImageReleases, NoisySums
 
 Whole = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Levels:
+class ImageLevels:
     """How long vectors are, how many pictures a class has, and which share of the pixels has which
     shade. Released.
     """
@@ -73,7 +73,7 @@ class Directions:
 
 
 @dataclass(frozen=True)
-class Centres:
+class ClusterCentres:
     """Centres of the clusters of every class, (classes, clusters, axes), in units of the reach.
     Released.
     """
@@ -83,14 +83,14 @@ class Centres:
 
 
 @dataclass(frozen=True)
-class Moments:
+class ClusterMoments:
     """Of every cluster: how many pictures, their sum and their products, in units of the centres'
     reach. Released.
     """
 
-    counts: Noisy
-    sums: Noisy
-    products: Noisy
+    counts: NoisySums
+    sums: NoisySums
+    products: NoisySums
 
 
 def longest(size: int) -> float:
@@ -139,7 +139,7 @@ def eigen(matrices: Array) -> tuple[Array, Array]:
     return values.flip(-1).numpy(), vectors.flip(-1).numpy()
 
 
-def levels(meter: ImageMeter, data: Pictures, vectors: Array, encoding: Encoding) -> Levels:
+def levels(meter: ImageReleases, data: Pictures, vectors: Array, encoding: Encoding) -> ImageLevels:
     """Counts of pictures by brightness, of pictures by class, and shares of pixels by shade: a
     picture adds three vectors of length one.
     """
@@ -153,9 +153,9 @@ def levels(meter: ImageMeter, data: Pictures, vectors: Array, encoding: Encoding
     by_length, by_class, by_shade = meter.release(
         LEVELS,
         {
-            "brightness": Sums(bright.astype(np.float64), 1.0),
-            "classes": Sums(counts.astype(np.float64), 1.0),
-            "shades": Sums(shades, 1.0),
+            "brightness": BoundedSums(bright.astype(np.float64), 1.0),
+            "classes": BoundedSums(counts.astype(np.float64), 1.0),
+            "shades": BoundedSums(shades, 1.0),
         },
     )
     seen = np.maximum(by_length.values, 0).cumsum()
@@ -163,12 +163,14 @@ def levels(meter: ImageMeter, data: Pictures, vectors: Array, encoding: Encoding
     kept = np.maximum(by_shade.values, 0)
     radius = (min(bin_, SHADES - 1) + 1) / SHADES * math.sqrt(encoding.pixels)
     found = np.maximum(by_class.values, 0)
-    return Levels(
+    return ImageLevels(
         radius, found, kept / kept.sum() if kept.sum() > 0 else np.full(SHADES, 1 / SHADES)
     )
 
 
-def directions(meter: ImageMeter, points: Array, labels: Whole, known: Levels) -> Directions:
+def directions(
+    meter: ImageReleases, points: Array, labels: Whole, known: ImageLevels
+) -> Directions:
     """Sums by class and products of all bounded vectors; then the axes along which pictures of a
     class vary more than the noise does.
     """
@@ -178,8 +180,8 @@ def directions(meter: ImageMeter, points: Array, labels: Whole, known: Levels) -
     first, second = meter.release(
         MOMENTS,
         {
-            "class sums": Sums(sums, length, FIRST),
-            "products": Sums(packed(points.T @ points), length**2, SECOND),
+            "class sums": BoundedSums(sums, length, FIRST),
+            "products": BoundedSums(packed(points.T @ points), length**2, SECOND),
         },
     )
     counts = np.maximum(known.counts, FEW * meter.released["classes"].deviation)
@@ -233,8 +235,8 @@ def _apart(points: Array, cells: Whole, count: int) -> list[Array]:
 
 
 def centres(
-    meter: ImageMeter, points: Array, labels: Whole, seen: Directions, count: int
-) -> Centres:
+    meter: ImageReleases, points: Array, labels: Whole, seen: Directions, count: int
+) -> ClusterCentres:
     """k-means in every class by rounds of noisy counts and sums (Su et al. 2016), from public
     random places.
     """
@@ -248,8 +250,8 @@ def centres(
         met, moved = meter.release(
             ROUNDS / meter.claim.rounds,
             {
-                f"round {number} counts": Sums(numbers, 1.0, FIRST),
-                f"round {number} sums": Sums(sums, longest(axes), SECOND),
+                f"round {number} counts": BoundedSums(numbers, 1.0, FIRST),
+                f"round {number} sums": BoundedSums(sums, longest(axes), SECOND),
             },
         )
         places = bounded(moved.values / np.maximum(met.values, FEW * met.deviation)[:, None])
@@ -258,10 +260,12 @@ def centres(
         / max(np.maximum(met.values, 0).sum(), 1.0)
     )
     reach = ROOM * math.sqrt(max(1 / ROOM**2 - between, 0.1 / ROOM**2))
-    return Centres(places.reshape(classes, count, axes), reach)
+    return ClusterCentres(places.reshape(classes, count, axes), reach)
 
 
-def moments(meter: ImageMeter, points: Array, labels: Whole, known: Centres) -> Moments:
+def moments(
+    meter: ImageReleases, points: Array, labels: Whole, known: ClusterCentres
+) -> ClusterMoments:
     """Counts, sums and products of what is left of the points of each cluster when its centre is
     taken off.
     """
@@ -271,13 +275,13 @@ def moments(meter: ImageMeter, points: Array, labels: Whole, known: Centres) -> 
     numbers, sums = _summed(rest, cells, classes * count)
     products = np.stack([part.T @ part for part in _apart(rest, cells, classes * count)])
     length = longest(axes)
-    return Moments(
+    return ClusterMoments(
         *meter.release(
             CLUSTERS,
             {
-                "cluster counts": Sums(numbers, 1.0, COUNTS),
-                "cluster sums": Sums(sums, length, FIRST),
-                "cluster products": Sums(packed(products), length**2, SECOND),
+                "cluster counts": BoundedSums(numbers, 1.0, COUNTS),
+                "cluster sums": BoundedSums(sums, length, FIRST),
+                "cluster products": BoundedSums(packed(products), length**2, SECOND),
             },
         )
     )

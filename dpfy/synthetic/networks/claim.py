@@ -75,7 +75,7 @@ class GeneratedRows(Claim):
 
 @register
 @dataclass(frozen=True)
-class TeacherVotes(GaussianClaim):
+class DiscriminatorVotes(GaussianClaim):
     """Noisy votes of `teachers`, each of which knows a part of the records of its own, on
     `questions` generated rows in every round.
 

@@ -39,7 +39,7 @@ from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.networks.claim import GeneratedRows
-from dpfy.synthetic.networks.tables import Discriminator, Maker, one_hot, seeded
+from dpfy.synthetic.networks.tables import Discriminator, GeneratorTrainer, one_hot, seeded
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.task import Progress
 from dpfy.synthetic.writing import allowed, written
@@ -120,7 +120,7 @@ def execute(
         with PrivateTraining(
             critic, optimizer, (codes,), plan, folder, runtime=Runtime(device=options.device)
         ) as training:
-            maker = Maker.fresh(domain.sizes, folder.randomness, options.device)
+            maker = GeneratorTrainer.fresh(domain.sizes, folder.randomness, options.device)
             adversaries(training, maker, judge.to(options.device), domain, progress)
             folder.tell(claim.name, **publish(folder, domain, maker, claim.rows))
     return Path(run.path)
@@ -128,7 +128,7 @@ def execute(
 
 def adversaries(
     training: PrivateTraining,
-    maker: Maker,
+    maker: GeneratorTrainer,
     judge: Discriminator,
     domain: Domain,
     progress: Progress,
@@ -154,7 +154,9 @@ def adversaries(
             progress("training", training.steps_done / steps)
 
 
-def publish(folder: RunFolder, domain: Domain, maker: Maker, count: int) -> dict[str, Any]:
+def publish(
+    folder: RunFolder, domain: Domain, maker: GeneratorTrainer, count: int
+) -> dict[str, Any]:
     """Write the table, and what there is to say about it. Where a run stopped at its very end, what
     it wrote stands.
     """

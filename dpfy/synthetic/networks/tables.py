@@ -109,7 +109,7 @@ class TableGenerator(nn.Module):
 
 
 @dataclass(eq=False)
-class Maker:
+class GeneratorTrainer:
     """A generator with its optimizer. All its randomness is that of addresses in the run's secret:
     none depends on the records.
     """
@@ -119,7 +119,9 @@ class Maker:
     randomness: Randomness
 
     @classmethod
-    def fresh(cls, sizes: Sequence[int], randomness: Randomness, device: str = "cpu") -> Maker:
+    def fresh(
+        cls, sizes: Sequence[int], randomness: Randomness, device: str = "cpu"
+    ) -> GeneratorTrainer:
         """A new one."""
         with seeded(randomness, "generator"):
             generator = TableGenerator(sizes).to(device)

@@ -42,8 +42,8 @@ from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.meter import PartOfGaussian, no_binding
-from dpfy.synthetic.networks.claim import TeacherVotes
-from dpfy.synthetic.networks.tables import Discriminator, Maker, one_hot, seeded
+from dpfy.synthetic.networks.claim import DiscriminatorVotes
+from dpfy.synthetic.networks.tables import Discriminator, GeneratorTrainer, one_hot, seeded
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.task import Progress, nothing_to_show
 from dpfy.synthetic.writing import allowed, written
@@ -59,7 +59,7 @@ STUDENT_STEPS, GENERATOR_STEPS, BATCH = 20, 10, 256
 WORDS = "a generator against a student of noisy votes of teachers (PATE-GAN)"
 
 
-def planned(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions) -> TeacherVotes:
+def planned(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions) -> DiscriminatorVotes:
     """The claim: nothing of it depends on the records."""
     if options.rows is None:
         raise InvalidInput(
@@ -74,7 +74,7 @@ def planned(domain: Domain, terms: SynthesisTerms, options: SynthesisOptions) ->
             "must be left out for pate-gan, which has no use for it: give rows",
         )
     noise = least_noise(terms.epsilon, terms.delta, 0, 0.0, Adjacency.ADD_OR_REMOVE_ONE)
-    return TeacherVotes(
+    return DiscriminatorVotes(
         noise, str(domain), TEACHERS, ROUNDS, QUESTIONS, options.rows, delta=terms.delta
     )
 
@@ -99,7 +99,7 @@ def execute(
         progress("reading", 0.0)
         codes = np.concatenate(list(encoded(data, domain)), axis=1).T
         folder.bind("records", codes.tobytes())
-        school = School.of(codes, domain.sizes, claim.teachers, folder.randomness)
+        school = TeacherDiscriminators.of(codes, domain.sizes, claim.teachers, folder.randomness)
         maker = rounds(
             claim, school, folder.begin(claim.name), folder.randomness, folder.bind, progress
         )
@@ -123,7 +123,7 @@ def execute(
 
 
 @dataclass(eq=False)
-class School:
+class TeacherDiscriminators:
     """All teachers side by side, each a network of one hidden layer. Sensitive: nothing of it may
     leave but its votes, with noise.
 
@@ -142,7 +142,7 @@ class School:
     @classmethod
     def of(
         cls, codes: Codes, sizes: Sequence[int], teachers: int, randomness: Randomness
-    ) -> School:
+    ) -> TeacherDiscriminators:
         """Teachers that know nothing yet, with their parts of the records, which a coin of each
         record decides.
         """
@@ -215,13 +215,13 @@ class School:
 
 
 def rounds(
-    claim: TeacherVotes,
-    school: School,
+    claim: DiscriminatorVotes,
+    school: TeacherDiscriminators,
     permit: Permit,
     randomness: Randomness,
     bind: Callable[[str, bytes], None] = no_binding,
     progress: Progress = nothing_to_show,
-) -> Maker:
+) -> GeneratorTrainer:
     """All rounds: teachers learn, vote with noise, a student learns from what they said, and the
     generator from the student.
 
@@ -229,7 +229,7 @@ def rounds(
     together are within the claim.
     """
     sizes = [int(size) for size in np.diff([*school.starts.tolist(), school.weights[0].shape[1]])]
-    maker = Maker.fresh(sizes, randomness)
+    maker = GeneratorTrainer.fresh(sizes, randomness)
     with seeded(randomness, "student"):
         student = Discriminator(sum(sizes))
     optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)

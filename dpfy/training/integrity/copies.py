@@ -17,7 +17,7 @@ from torch import Tensor
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.data.batch import leaves
-from dpfy.data.lazy import Source
+from dpfy.data.lazy import RecordSource
 from dpfy.data.owners import stored
 from dpfy.data.users import UserRecords
 from dpfy.training.parallel.dtensor import local
@@ -63,7 +63,7 @@ STATISTIC = (
 def check(
     weights: Mapping[str, Tensor],
     settings: Iterable[float],
-    records: Source,
+    records: RecordSource,
     randomness: Randomness,
 ) -> None:
     """Refuse a model of which a weight or buffer holds a record of the training data, or an exact
@@ -181,7 +181,7 @@ def _worth(t: Tensor) -> bool:
     )
 
 
-def fields(records: Source, rng: np.random.Generator, lazy: int = LAZY) -> list[Tensor]:
+def fields(records: RecordSource, rng: np.random.Generator, lazy: int = LAZY) -> list[Tensor]:
     """The fields of the records, one record in each row: all of them, or as many as are looked at,
     drawn by the secret.
     """

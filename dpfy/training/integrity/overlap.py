@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
-from dpfy.data.lazy import Source
+from dpfy.data.lazy import RecordSource
 from dpfy.training.integrity import copies
 from dpfy.training.integrity.copies import HALF
 
@@ -33,7 +33,9 @@ RULE = (
 )
 
 
-def require_apart(name: str, train: Source, test: Source, randomness: Randomness) -> None:
+def require_apart(
+    name: str, train: RecordSource, test: RecordSource, randomness: Randomness
+) -> None:
     """Refuse test data that shares more rows with the training data than rows of the training data
     recur among themselves.
 

@@ -25,7 +25,7 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.data.config import DataConfig
 from dpfy.data.source import load
 from dpfy.models import whitening
-from dpfy.models.moments import Moments
+from dpfy.models.moments import MomentsClaim
 from dpfy.models.scattering import scattering
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
@@ -196,7 +196,7 @@ def train(
     plan = dpfy.dpsgd(
         RECORDS, RECORDS, steps=recipe.head.steps, clip_norm=recipe.head.clip_norm
     ).with_noise(step_noise, delta=DELTA)
-    moments = Moments(moments_noise, delta=DELTA, records=RECORDS)
+    moments = MomentsClaim(moments_noise, delta=DELTA, records=RECORDS)
     with dpfy.RunFolder(dpfy.Run(path, seed=seed, beside=(moments,)), plan) as folder:
         images, labels, test_images, test_labels = extracted(data, options)
         total = Bounded(whitening.sums(images), Bound(whitening.BOUND))
@@ -251,7 +251,7 @@ def mapped(
     white = whitening.Whitening.from_sums(noisy, records, recipe.power, noise * whitening.BOUND)(
         images
     )
-    return whitening.Waves(recipe.waves, recipe.width)(white) if recipe.waves else white
+    return whitening.RandomFeatures(recipe.waves, recipe.width)(white) if recipe.waves else white
 
 
 def best(results: Mapping[str, Any]) -> dict[tuple[str, float], Recipe]:

@@ -23,8 +23,8 @@ from dpfy.data.source import load
 from dpfy.labels.claim import PROJECTION, RR
 from dpfy.labels.fitting import images, run_fit
 from dpfy.labels.learners import KernelLearner
-from dpfy.labels.method import Method
-from dpfy.labels.self_training import KernelModel, Rules
+from dpfy.labels.method import LabelMethod
+from dpfy.labels.self_training import KernelModel, SelfTrainingRules
 from dpfy.runs.folder import Place
 from dpfy_lab.studies import images as whole_records
 from dpfy_lab.studies import labels_sweep
@@ -36,7 +36,7 @@ CLASSES = 10
 SEEDS = range(5)
 DATA = ("mnist", "fashion-mnist")
 EPSILONS = {PROJECTION: (0.1, 0.5, 1.0), RR: (0.1, 0.5, 1.0)}
-METHODS = {name: Method(name) for name in EPSILONS}
+METHODS = {name: LabelMethod(name) for name in EPSILONS}
 
 
 WHOLE = (0.1, 0.5)
@@ -70,7 +70,7 @@ def run_cells(data: str, options: Options) -> list[Cell]:
         told |= {
             "stages": METHODS[method].parts,
             "correction": METHODS[method].corrected,
-            "rules": asdict(Rules()),
+            "rules": asdict(SelfTrainingRules()),
         }
         found.append(
             Cell(
@@ -164,7 +164,11 @@ def one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def fitted(
-    method: Method, epsilon: float, seed: int, data: tuple[Tensor, Tensor], with_: KernelLearner
+    method: LabelMethod,
+    epsilon: float,
+    seed: int,
+    data: tuple[Tensor, Tensor],
+    with_: KernelLearner,
 ) -> tuple[KernelModel, dict[str, Any]]:
     """A model and its card, through the public interface, verified."""
     claim = method.claim(len(data[0]), CLASSES, epsilon, DELTA)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from dpfy.labels import self_training
 from dpfy.labels.claim import PROJECTION
-from dpfy.labels.kernel import KernelSettings, Prepared
-from dpfy.labels.method import Method
+from dpfy.labels.kernel import KernelSettings, PreparedFeatures
+from dpfy.labels.method import LabelMethod
 from dpfy.labels.questions import HALF_L2
-from dpfy.labels.self_training import WHITENING, KernelModel, Rules
+from dpfy.labels.self_training import WHITENING, KernelModel, SelfTrainingRules
 from dpfy_lab.studies.page import Table
 from dpfy_lab.studies.study import Cell, Results
 
@@ -40,18 +40,18 @@ class Choice:
     """
 
     kernel: KernelSettings = field(default_factory=KernelSettings)
-    rules: Rules = field(default_factory=Rules)
+    rules: SelfTrainingRules = field(default_factory=SelfTrainingRules)
     whitening: float = WHITENING
 
 
 CHOICES = {
     DEFAULT: Choice(),
-    "records each 6": Choice(rules=Rules(records_each=6.0)),
-    "records each 16": Choice(rules=Rules(records_each=16.0)),
-    "penalty 3": Choice(rules=Rules(penalty=3.0)),
-    "penalty 12": Choice(rules=Rules(penalty=12.0)),
-    "student's penalty 0.3": Choice(rules=Rules(student_penalty=0.3)),
-    "student's penalty 3": Choice(rules=Rules(student_penalty=3.0)),
+    "records each 6": Choice(rules=SelfTrainingRules(records_each=6.0)),
+    "records each 16": Choice(rules=SelfTrainingRules(records_each=16.0)),
+    "penalty 3": Choice(rules=SelfTrainingRules(penalty=3.0)),
+    "penalty 12": Choice(rules=SelfTrainingRules(penalty=12.0)),
+    "student's penalty 0.3": Choice(rules=SelfTrainingRules(student_penalty=0.3)),
+    "student's penalty 3": Choice(rules=SelfTrainingRules(student_penalty=3.0)),
     "whitening of sums 0.5": Choice(whitening=0.5),
     "whitening of sums 1": Choice(whitening=1.0),
     "kernel width 0.45": Choice(KernelSettings(width=0.45)),
@@ -94,13 +94,15 @@ def tried(
     )
     classes, rows = int(labels.max()) + 1, list[dict[str, Any]]()
     first: dict[float, list[Tensor]] = {}
-    last: tuple[KernelSettings, Prepared, Tensor] | None = None
+    last: tuple[KernelSettings, PreparedFeatures, Tensor] | None = None
     for name, choice in CHOICES.items():
         if last is None or last[0] != choice.kernel:
-            known = Prepared.of(taught, choice.kernel)
+            known = PreparedFeatures.of(taught, choice.kernel)
             last = choice.kernel, known, known.public.mapped(asked)
         for epsilon in epsilons:
-            noise = Method(PROJECTION).claim(len(taught), classes, epsilon, delta).noise_multiplier
+            noise = (
+                LabelMethod(PROJECTION).claim(len(taught), classes, epsilon, delta).noise_multiplier
+            )
             assert noise is not None
             models = (
                 learnt(last[1], known_labels, choice, noise * HALF_L2, seed) for seed in SEEDS
@@ -120,7 +122,7 @@ def tried(
 
 
 def learnt(
-    known: Prepared, labels: Tensor, choice: Choice, deviation: float, seed: int
+    known: PreparedFeatures, labels: Tensor, choice: Choice, deviation: float, seed: int
 ) -> KernelModel:
     """The model of one noisy sum of labels, its noise drawn by torch."""
     classes = int(labels.max()) + 1

@@ -278,7 +278,7 @@ def computation(data_dir: str | None) -> dict[str, Any]:
     data = Fashion.loaded(data_dir)
     found = strategies.privacy_and_computation(
         data.utility, records=FASHION["records"], epsilon=EPSILON, delta=DELTA,
-        limits=strategies.Limits(**LIMITS), rates=RATES, norms=NORMS,
+        limits=strategies.ComputeLimits(**LIMITS), rates=RATES, norms=NORMS,
     )  # fmt: skip
     return _found(found, data)
 

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from flwr.clientapp import ClientApp
 
 import dpfy
-from dpfy.federated.shares import Scheme, TooFew
+from dpfy.federated.shares import SharingScheme, TooFew
 from dpfy.federated.shares import plan as plan_of_shares
 from dpfy.integrations.flower import secure_mod
 from dpfy.integrations.flower.secure import SecAggPlus
@@ -91,14 +91,14 @@ def stage_of(message):
 
 def test_the_terms_that_clients_get_are_the_scheme():
     made = planned()
-    scheme = Scheme(made.recipe.strategy, 1.0, made.noise_multiplier)
+    scheme = SharingScheme(made.recipe.strategy, 1.0, made.noise_multiplier)
     assert scheme_of(terms_of(scheme, ["weight"], 3)) == scheme
 
 
 def protocol_of(grid, made, folder):
     """A protocol that is ready for its first round, and the scheme of the plan."""
     scheme, protocol = (
-        Scheme(made.recipe.strategy, 1.0, made.noise_multiplier),
+        SharingScheme(made.recipe.strategy, 1.0, made.noise_multiplier),
         SecAggPlus(grid, 0.05),
     )
     arrays = ArrayRecord(
@@ -119,9 +119,9 @@ def test_the_sum_is_that_of_the_messages(gone, monkeypatch, tmp_path):
     """Every client's whole numbers are seen here; the protocol must show their sum modulo 2^bits,
     to the last bit.
     """
-    encoded, encode = [], Scheme.encode
+    encoded, encode = [], SharingScheme.encode
     monkeypatch.setattr(
-        Scheme,
+        SharingScheme,
         "encode",
         lambda *given: encoded.append((given[1], encode(*given))) or encoded[-1][1],
     )
@@ -168,9 +168,9 @@ def test_terms_below_the_protocol_are_not_answered(tmp_path):
 
 
 def test_what_the_server_sees_of_a_client_is_not_its_message(monkeypatch, tmp_path):
-    encoded, encode = [], Scheme.encode
+    encoded, encode = [], SharingScheme.encode
     monkeypatch.setattr(
-        Scheme, "encode", lambda *given: encoded.append(encode(*given)) or encoded[-1]
+        SharingScheme, "encode", lambda *given: encoded.append(encode(*given)) or encoded[-1]
     )
     grid = Dropping(app(), 6)
     protocol, _ = protocol_of(grid, planned(), tmp_path)

@@ -15,8 +15,8 @@ import dpfy
 from dpfy.core.errors import Unsupported
 from dpfy.runs.folder import Place
 from dpfy.tuning import planning
-from dpfy.tuning.payment import Payment
-from dpfy.tuning.run import Work, tune
+from dpfy.tuning.payment import SearchRoute
+from dpfy.tuning.run import Execution, tune
 from dpfy.tuning.trial import TrialFailed
 
 ray = pytest.importorskip("ray", reason="Ray has an environment of its own: make test-ray")
@@ -72,7 +72,7 @@ def test_the_selected_trial_has_the_law_of_the_best_of_a_random_number(tmp_path)
     space, places = {"place": "0..1", "clip": [1.0], "rate": [1.0]}, []
     for seed in range(40):
         terms = toy.terms(trials=6, law="geometric")
-        work = Work(pool=RayPool(2))
+        work = Execution(pool=RayPool(2))
         found = tune(
             trainables.own_place,
             space,
@@ -82,7 +82,7 @@ def test_the_selected_trial_has_the_law_of_the_best_of_a_random_number(tmp_path)
             work=work,
         )
         places.append(found.settings["place"])
-    law = Payment("random", 6.0, 1.0)
+    law = SearchRoute("random", 6.0, 1.0)
     best = np.vectorize(lambda x: planning.generating(law, x))
     assert stats.kstest(places, best).pvalue > 1e-4
     assert stats.kstest(places, lambda x: np.asarray(x) ** 60).pvalue < 1e-4

@@ -51,7 +51,9 @@ def test_validation_finds_nothing_clearly_better_than_the_defaults() -> None:
 
 def test_a_sweep_holds_images_out_and_tells_settings_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = labels_sweep.KernelSettings(landmarks=60)
-    worse = labels_sweep.Choice(kernel, labels_sweep.Rules(penalty=1e6, student_penalty=1e6))
+    worse = labels_sweep.Choice(
+        kernel, labels_sweep.SelfTrainingRules(penalty=1e6, student_penalty=1e6)
+    )
     monkeypatch.setattr(
         labels_sweep, "CHOICES", {"default": labels_sweep.Choice(kernel), "worse": worse}
     )

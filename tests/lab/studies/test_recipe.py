@@ -14,7 +14,7 @@ import dpfy
 from dpfy import accounting
 from dpfy.core import events
 from dpfy.models import whitening
-from dpfy.models.whitening import Waves, Whitening, sums, unit
+from dpfy.models.whitening import RandomFeatures, Whitening, sums, unit
 from dpfy_lab.studies import images
 from dpfy_lab.studies.sweep import LENGTH, MOMENTUM, Setting, sweep
 
@@ -84,7 +84,7 @@ def test_full_whitening_makes_channels_and_places_round() -> None:
 
 def test_waves_are_a_gaussian_kernel_without_its_constant() -> None:
     x = unit(torch.randn(6, 20, generator=torch.Generator().manual_seed(1)))
-    waves = Waves(60_000, 1.3)(x)
+    waves = RandomFeatures(60_000, 1.3)(x)
     kernel = math.exp(-1 / 1.3**2) * (torch.exp(x @ x.T / 1.3**2) - 1)
     expected = kernel / kernel.diagonal().sqrt().outer(kernel.diagonal().sqrt())
     assert float((waves @ waves.T - expected).abs().max()) < 0.03
