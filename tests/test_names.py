@@ -121,9 +121,9 @@ TWO_HOMES: set[str] = {
     "Whole",
 }
 SHADOWS: set[str] = {
-    "dpfy.cli.inspect",
+    "dpfy.cli.inspect_model",
     "dpfy.gradients.engines.choice",
-    "dpfy.local.numbers",
+    "dpfy.local.means",
 }
 SMALL: set[str] = {
     "dpfy.audit.evolutions",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 
 ACCOUNTANT = typer.Option(
     help="How epsilon is computed: tight (default), rdp, pld, zcdp, gdp, advanced, basic."

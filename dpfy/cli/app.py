@@ -14,9 +14,7 @@ import typer
 from dpfy import __version__
 from dpfy.cli import (
     account,
-    answer,
     audit,
-    boundary,
     calibrate,
     compare,
     compare_estimators,
@@ -25,11 +23,13 @@ from dpfy.cli import (
     compare_runs,
     compare_users,
     derive,
+    errors,
     explore,
     fit,
     init,
-    inspect,
+    inspect_model,
     ledger,
+    output,
     plugins,
     predict,
     query,
@@ -71,7 +71,7 @@ app.command("sign")(sign.sign)
 app.command("derive")(derive.derive)
 app.command("account")(account.account)
 app.command("calibrate")(calibrate.calibrate)
-app.command("inspect")(inspect.inspect)
+app.command("inspect")(inspect_model.inspect)
 app.add_typer(predict.app, name="predict")
 app.command("query")(query.query)
 app.command("fit")(fit.fit)
@@ -92,7 +92,7 @@ app.add_typer(tune.app, name="tune")
 
 def _version(asked: bool) -> None:
     if asked:
-        answer.out(__version__)
+        output.out(__version__)
         raise typer.Exit()
 
 
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if os.environ.get(COMPLETE):
         _command().main(given, prog_name="dpfy")  # answers the shell and exits
-    sys.exit(boundary.run(_command(), given))
+    sys.exit(errors.run(_command(), given))
 
 
 @cache

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.output import tell
 from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.target import save, target
 from dpfy.cli.train import Set

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dpfy.cli.account import ADJACENCY
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.target import save, target
 

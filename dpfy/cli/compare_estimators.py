@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 
 
 def _option(help_text: str, *names: str) -> Any:

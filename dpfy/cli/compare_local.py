@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 
 
 def local(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 from dpfy.cli.target import PICTURE, save, target
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 from dpfy.cli.target import PICTURE, save, target
 
 if TYPE_CHECKING:

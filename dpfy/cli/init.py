@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 
 
 def _columns(help_text: str) -> Any:

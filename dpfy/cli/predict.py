@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.answer import one_line, tell
+from dpfy.cli.output import one_line, tell
 from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.predict_student import student
 

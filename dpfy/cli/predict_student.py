@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.output import tell
 
 GRAPH = "graph"
 

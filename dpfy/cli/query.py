@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.output import tell
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

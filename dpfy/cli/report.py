@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 
 
 def report(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import one_line, tell
+from dpfy.cli.output import one_line, tell
 from dpfy.core.errors import InvalidInput
 
 

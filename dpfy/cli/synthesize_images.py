@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.output import tell
 from dpfy.cli.synthesize import Json, option, progress_bar, toml
 
 

@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperCommand
 
 from dpfy.cli import train_labels
-from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.output import tell
 from dpfy.core.errors import DpfyError
 
 MOVED = {

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from dpfy.cli.account import ADJACENCY
-from dpfy.cli.answer import tell
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.output import tell
 from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.target import save, target
 

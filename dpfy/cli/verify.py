@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.answer import one_line, tell
+from dpfy.cli.output import one_line, tell
 
 
 def verify(

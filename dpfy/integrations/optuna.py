@@ -34,7 +34,7 @@ from dpfy.plan.recipe import Plan, Recipe
 from dpfy.report import card
 from dpfy.runs.folder import Place
 from dpfy.tuning.claim import TUNING
-from dpfy.tuning.payment import COMPOSITION, SUBSET
+from dpfy.tuning.routes import COMPOSITION, SUBSET
 from dpfy.tuning.run import Execution, Tuned, tune
 from dpfy.tuning.sealed import SealedRun
 from dpfy.tuning.space import Settings

@@ -20,7 +20,7 @@ from dpfy.local.frequencies import (
     Rappor,
     UnaryEncoding,
 )
-from dpfy.local.numbers import DuchiMean, LaplaceMean, PrivUnit
+from dpfy.local.means import DuchiMean, LaplaceMean, PrivUnit
 from dpfy.local.protocol import Protocol
 
 FILE = "estimate.json"

@@ -31,7 +31,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Unit
 from dpfy.local.claim import DeviceClaim
 from dpfy.local.embedding import Embedding
-from dpfy.local.numbers import fractions
+from dpfy.local.means import fractions
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import choose
 from dpfy.mechanisms.mechanism import source

@@ -22,9 +22,9 @@ from dpfy.core import check, storage
 from dpfy.core.claim import Claim
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput
 from dpfy.core.storage import PRIVATE_MODE
-from dpfy.prediction import purse
+from dpfy.prediction import reserved_steps
 from dpfy.prediction.claim import VoteClaim
-from dpfy.prediction.purse import BLOCK, ReservedSteps
+from dpfy.prediction.reserved_steps import BLOCK, ReservedSteps
 from dpfy.prediction.rules import Ask
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder
@@ -118,7 +118,7 @@ class PrivatePredictor:
             if not spent.is_file() and not (
                 self.folder.identified and self.folder.has_begun(claim.name)
             ):
-                purse.write(spent, dict.fromkeys(claim.most, 0), self.folder.randomness)
+                reserved_steps.write(spent, dict.fromkeys(claim.most, 0), self.folder.randomness)
             permit = self.folder.begin(claim.name)
             self.purse = ReservedSteps(
                 self.folder.secrets, claim, permit, self.folder.randomness, block, due=True
@@ -181,13 +181,15 @@ class PrivatePredictor:
         """How many releases of each kind can still be made: a function of what was released, and no
         secret.
         """
-        return self.purse.left()
+        return self.reserved_steps.left()
 
     def finish(self) -> Path:
         """End the service: card, pages, and the secrets erased. Nothing is answered any more."""
         seed = card.FIXED_SEED if self.folder.randomness.fixed else card.SECRET_SEED
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
-        made = {kind: most - self.purse.left()[kind] for kind, most in self.claim.most.items()}
+        made = {
+            kind: most - self.reserved_steps.left()[kind] for kind, most in self.claim.most.items()
+        }
         self.folder.tell(self.claim.name, made=made)
         self._cache.close()
         return self.folder.finish(

@@ -17,8 +17,8 @@ from dpfy.synthetic.columns import BinnedColumn, Codes, ListedColumn, TableColum
 from dpfy.synthetic.constraints import within_bins
 from dpfy.synthetic.counts import Marginals, count
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.meter import MarginalReleases
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisPlan, SynthesisTerms, plan
+from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.run import errors
 from dpfy.synthetic.start import public_potentials
 from dpfy.synthetic.task import FittedModel, SynthesisTask

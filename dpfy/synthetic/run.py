@@ -28,7 +28,6 @@ from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import Marginals, count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.estimate import MEAN
-from dpfy.synthetic.meter import MarginalReleases
 from dpfy.synthetic.plan import (
     DEFAULTS,
     NETWORKS,
@@ -37,6 +36,7 @@ from dpfy.synthetic.plan import (
     SynthesisTerms,
     plan,
 )
+from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.rows import table_of
 from dpfy.synthetic.start import public_potentials
 from dpfy.synthetic.task import FittedModel, Progress, SynthesisTask, nothing_to_show

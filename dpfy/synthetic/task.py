@@ -17,7 +17,7 @@ from torch import Tensor
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique, Domain
 from dpfy.synthetic.estimate import WHOLE, FitSettings, Measurement, combined, total_of
-from dpfy.synthetic.meter import MarginalReleases
+from dpfy.synthetic.releases import MarginalReleases
 
 Progress = Callable[[str, float], None]
 """What is being done, and which share of the budget is spent."""

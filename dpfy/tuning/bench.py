@@ -24,7 +24,7 @@ from dpfy.runs.folder import Place
 from dpfy.training.fit import fit
 from dpfy.tuning.claim import Tuning
 from dpfy.tuning.engine import RandomSearch
-from dpfy.tuning.payment import HELD_OUT, PUBLIC, CalibratedSearch, SearchRoute
+from dpfy.tuning.routes import HELD_OUT, PUBLIC, CalibratedSearch, SearchRoute
 from dpfy.tuning.run import drawn, tune
 from dpfy.tuning.space import Settings, Space
 from dpfy.tuning.terms import SearchTerms

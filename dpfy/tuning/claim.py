@@ -16,7 +16,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.plan.claim import Training
 from dpfy.plan.recipe import Plan
-from dpfy.tuning.payment import (
+from dpfy.tuning.routes import (
     HELD_OUT,
     LAWS,
     NOISY_MAX,

@@ -20,7 +20,8 @@ from dpfy.data.users import by_row
 from dpfy.training import config as configuration
 from dpfy.training import ready
 from dpfy.training.config import JobConfig
-from dpfy.tuning.payment import (
+from dpfy.tuning.pool import MOST_WORKERS
+from dpfy.tuning.routes import (
     HELD_OUT,
     LAWS,
     PRIVATE,
@@ -31,7 +32,6 @@ from dpfy.tuning.payment import (
     SCORES,
     SUBSET,
 )
-from dpfy.tuning.pool import MOST_WORKERS
 from dpfy.tuning.space import Settings, Space
 from dpfy.tuning.terms import AUTO, SearchTerms
 

@@ -30,7 +30,7 @@ from dpfy.tuning import run as search_run
 from dpfy.tuning.claim import SEARCH
 from dpfy.tuning.config import SearchConfig
 from dpfy.tuning.engine import RandomSearch, SearchEngine
-from dpfy.tuning.payment import HELD_OUT, PUBLIC, PUBLIC_DATA
+from dpfy.tuning.routes import HELD_OUT, PUBLIC, PUBLIC_DATA
 from dpfy.tuning.run import Execution, Tuned, tune
 from dpfy.tuning.space import Settings
 from dpfy.tuning.trial import Trial

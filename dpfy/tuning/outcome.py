@@ -25,7 +25,7 @@ from dpfy.report.words import absent
 from dpfy.runs.folder import LEDGER, RunFolder
 from dpfy.training import metrics
 from dpfy.tuning.claim import TRIALS, TUNING, Tuning
-from dpfy.tuning.payment import COMPOSITION, NOISY_MAX
+from dpfy.tuning.routes import COMPOSITION, NOISY_MAX
 from dpfy.tuning.sealed import TrialReport
 from dpfy.tuning.space import Settings, Space
 from dpfy.tuning.trial import TrialResult

@@ -16,7 +16,7 @@ from dpfy.core.events import Event, gamma_for
 from dpfy.core.unit import Adjacency
 from dpfy.plan.recipe import Recipe
 from dpfy.tuning.claim import LARGE_FACTOR
-from dpfy.tuning.payment import (
+from dpfy.tuning.routes import (
     COMPOSITION,
     HELD_OUT,
     LAWS,

@@ -31,9 +31,7 @@ from dpfy.runs.mark import SEARCH_LOG
 from dpfy.tuning import outcome, pool
 from dpfy.tuning.claim import TUNING, Tuning
 from dpfy.tuning.engine import RandomSearch, SearchEngine
-from dpfy.tuning.kinds import TrialKinds
-from dpfy.tuning.parts import TrialSplit
-from dpfy.tuning.payment import (
+from dpfy.tuning.routes import (
     COMPOSITION,
     NOISY_MAX,
     RANDOM,
@@ -47,6 +45,8 @@ from dpfy.tuning.search import Search
 from dpfy.tuning.space import Settings, Space
 from dpfy.tuning.terms import SearchTerms
 from dpfy.tuning.trial import ASKED, Trial, TrialResult, TrialRights, TrialTask, listed
+from dpfy.tuning.trial_kinds import TrialKinds
+from dpfy.tuning.trial_split import TrialSplit
 
 LARGER_NOISE = 1.15
 """A Poisson number of trials, of which few are small, is taken where it needs no more than so many

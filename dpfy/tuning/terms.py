@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dpfy import accounting
 from dpfy.core import check
-from dpfy.tuning.parts import TrialSplit
-from dpfy.tuning.payment import HELD_OUT, LAWS, PUBLIC, RANDOM, SUBSET, PrivacyTarget, SearchRoute
+from dpfy.tuning.routes import HELD_OUT, LAWS, PUBLIC, RANDOM, SUBSET, PrivacyTarget, SearchRoute
+from dpfy.tuning.trial_split import TrialSplit
 
 AUTO = "auto"
 

@@ -33,10 +33,10 @@ from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords
 from dpfy.mechanisms.discrete import DiscreteGaussian
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.tuning.parts import TrialSplit
-from dpfy.tuning.payment import HELD_OUT, TRAINED_ON, points
+from dpfy.tuning.routes import HELD_OUT, TRAINED_ON, points
 from dpfy.tuning.sealed import SealedRun, held, secret_of
 from dpfy.tuning.space import Settings
+from dpfy.tuning.trial_split import TrialSplit
 
 ASKED = "settings.json"
 WORST = -math.inf

@@ -23,7 +23,7 @@ from dpfy.estimators import SoftTreeClassifier, SoftTreeRegressor, fitting, load
 from dpfy.estimators.linear.design import BITS, Design, RowLayout
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.trees import residuals, soft
-from dpfy.estimators.trees.shares import Ensemble, ForwardPass, smooth_step
+from dpfy.estimators.trees.forward_pass import Ensemble, ForwardPass, smooth_step
 from dpfy.models.soft_trees import SoftTrees
 from dpfy.models.soft_trees import smooth_step as torch_step
 from dpfy.report.verify import verify

@@ -17,7 +17,7 @@ from dpfy.core.claim import Reserved
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
-from dpfy.local import frequencies, numbers
+from dpfy.local import frequencies, means
 from dpfy.local.claim import PROTOCOLS, LocalClaim, ShuffledClaim
 from dpfy.local.collection import collect, simulate
 from dpfy.local.device import Device
@@ -31,9 +31,9 @@ MADE = {
     "rappor": frequencies.Rappor(2.0, 4, once=1.0),
     "local-hashing": frequencies.LocalHashing(1.0, 4),
     "hadamard-response": frequencies.HadamardResponse(1.0, 4),
-    "laplace-mean": numbers.LaplaceMean(1.0, 0.0, 4.0),
-    "duchi-mean": numbers.DuchiMean(1.0, 3),
-    "priv-unit": numbers.PrivUnit(1.0, 3),
+    "laplace-mean": means.LaplaceMean(1.0, 0.0, 4.0),
+    "duchi-mean": means.DuchiMean(1.0, 3),
+    "priv-unit": means.PrivUnit(1.0, 3),
 }
 
 

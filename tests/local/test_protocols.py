@@ -19,7 +19,7 @@ from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.local import frequencies as module
-from dpfy.local import numbers
+from dpfy.local import means
 from dpfy.local.frequencies import (
     HadamardResponse,
     KaryResponse,
@@ -27,7 +27,7 @@ from dpfy.local.frequencies import (
     Rappor,
     UnaryEncoding,
 )
-from dpfy.local.numbers import DuchiMean, LaplaceMean, PrivUnit
+from dpfy.local.means import DuchiMean, LaplaceMean, PrivUnit
 from dpfy.local.protocol import DeviceReport
 from dpfy.mechanisms import response
 
@@ -176,7 +176,7 @@ def test_the_ratio_of_duchi_is_epsilon_and_its_mean_the_value(branches, dimensio
         law = {}
         for near, chance in ((True, protocol.chance), (False, 1 - protocol.chance)):
             monkeypatch.setattr(
-                numbers, "coins", lambda count, p, bits, near=near: np.full(count, near)
+                means, "coins", lambda count, p, bits, near=near: np.full(count, near)
             )
             given = protocol.given([corner])
             side = branches.law(

@@ -23,10 +23,10 @@ from dpfy.accounting.filters import RenyiFilter
 from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.prediction import predictor as predictors
-from dpfy.prediction import purse as purses
+from dpfy.prediction import reserved_steps
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
-from dpfy.prediction.purse import ReservedSteps
+from dpfy.prediction.reserved_steps import ReservedSteps
 from dpfy.runs.folder import Place
 from dpfy.runs.mark import ANSWERED, SPENT
 
@@ -78,7 +78,7 @@ def test_the_bill_is_durable_before_noise_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    real = purses.source
+    real = reserved_steps.source
 
     def watched(event, permit, randomness, step):
         seen.append(
@@ -90,7 +90,7 @@ def test_the_bill_is_durable_before_noise_is_drawn(
         )
         return real(event, permit, randomness, step)
 
-    monkeypatch.setattr(purses, "source", watched)
+    monkeypatch.setattr(reserved_steps, "source", watched)
     with opened(tmp_path / "run") as predictor:
         predictor.answer_all(QUESTIONS[:20])
     assert [step for step, _, _ in seen] == list(range(20))
@@ -106,11 +106,11 @@ def test_a_write_that_fails_gives_no_answer(
             raise OSError(28, "No space left on device")
 
         drawn: list[int] = []
-        real = purses.source
+        real = reserved_steps.source
         monkeypatch.setattr(
-            purses, "source", lambda *given: (drawn.append(given[-1]), real(*given))[1]
+            reserved_steps, "source", lambda *given: (drawn.append(given[-1]), real(*given))[1]
         )
-        monkeypatch.setattr(purses, "write_atomically", full)
+        monkeypatch.setattr(reserved_steps, "write_atomically", full)
         with pytest.raises(OSError, match="No space"):
             predictor.answer(QUESTIONS[0])
         assert not drawn
@@ -135,8 +135,10 @@ def test_no_address_of_noise_is_used_twice_over_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    real = purses.source
-    monkeypatch.setattr(purses, "source", lambda *given: (steps.append(given[-1]), real(*given))[1])
+    real = reserved_steps.source
+    monkeypatch.setattr(
+        reserved_steps, "source", lambda *given: (steps.append(given[-1]), real(*given))[1]
+    )
     for k in range(5):
         with opened(tmp_path / "run", resume=bool(k), block=4) as predictor:
             predictor.answer_all(QUESTIONS[7 * k : 7 * k + 7])
@@ -175,8 +177,8 @@ def dies_at(module: object, name: str, at: int, run: Path, rows: np.ndarray) -> 
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (purses, "write_atomically"),
-        (purses, "source"),
+        (reserved_steps, "write_atomically"),
+        (reserved_steps, "source"),
         (predictors, "Answer"),
         (predictors.AnswerCache, "put"),
         (os, "fsync"),

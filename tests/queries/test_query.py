@@ -13,7 +13,7 @@ import pytest
 
 from dpfy.accounting import table
 from dpfy.accounting.filters import RenyiFilter
-from dpfy.cli import app, boundary
+from dpfy.cli import app, errors
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, InvalidInput
 from dpfy.core.ledger import Ledger
@@ -114,7 +114,7 @@ def files(tmp_path):
 
 
 def cli(*arguments):
-    return boundary.run(app._command(), ["query", *map(str, arguments)])
+    return errors.run(app._command(), ["query", *map(str, arguments)])
 
 
 def asked(files, text, *more, out="q"):

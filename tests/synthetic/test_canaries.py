@@ -13,8 +13,8 @@ from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.synthetic.counts import count
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.meter import MarginalReleases
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
+from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.task import SynthesisTask
 
 TRIALS = 500

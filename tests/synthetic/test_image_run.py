@@ -23,7 +23,7 @@ from dpfy.data.source import load
 from dpfy.report import html_page
 from dpfy.runs.folder import Place
 from dpfy.synthetic.images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET
-from dpfy.synthetic.images.meter import ImageReleases
+from dpfy.synthetic.images.releases import ImageReleases
 
 SCHEMA, TERMS = dpfy.ImageSchema(8, 8, 10), dpfy.ImageTerms(2.0, 1e-4)
 FEW = dpfy.ImageOptions(images=100, rounds=2)
@@ -157,7 +157,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path)
         import os, signal, sys
         import dpfy
         from dpfy.runs.folder import Place
-        from dpfy.synthetic.images.meter import ImageMeter
+        from dpfy.synthetic.images.releases import ImageMeter
         real = ImageMeter.release
         def release(self, share, sums):
             found = real(self, share, sums)

@@ -23,7 +23,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.synthetic.images import bench, mixture, stages
 from dpfy.synthetic.images.claim import ImageSynthesis
 from dpfy.synthetic.images.encoding import FINE, Encoding
-from dpfy.synthetic.images.meter import BoundedSums, ImageReleases
+from dpfy.synthetic.images.releases import BoundedSums, ImageReleases
 from dpfy.synthetic.images.run import ImageOptions, ImageTerms, drawn, measured, plan
 from dpfy.synthetic.images.sheet import sheet
 from dpfy.synthetic.images.source import ImageSchema, read

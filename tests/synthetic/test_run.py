@@ -24,9 +24,9 @@ from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import Place
 from dpfy.synthetic import run as runs
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.meter import MarginalReleases
 from dpfy.synthetic.methods import METHODS
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
+from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.run import synthesize
 
 DOMAIN = Domain.parse(SCHEMA, "people.toml")
@@ -179,7 +179,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
     script = textwrap.dedent("""
         import os, signal, sys
         from dpfy.runs.folder import Place
-        from dpfy.synthetic.meter import Meter
+        from dpfy.synthetic.releases import Meter
         from dpfy.synthetic.run import SynthesisTerms, synthesize
         place, kill, resume = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "resume"
         real = Meter._bind

@@ -21,7 +21,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.tuning import planning
 from dpfy.tuning.claim import Tuning
-from dpfy.tuning.payment import LAWS, CalibratedSearch, PrivacyTarget, SearchRoute, calibrate_search
+from dpfy.tuning.routes import LAWS, CalibratedSearch, PrivacyTarget, SearchRoute, calibrate_search
 from dpfy.tuning.run import drawn
 
 PLAN = dpfy.dpsgd(300, 60, steps=6).with_noise(2.0, delta=1e-3)

@@ -20,11 +20,11 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.data.users import UserRecords, by_user
 from dpfy.runs.folder import Place, held_claims
-from dpfy.tuning.parts import TrialSplit
-from dpfy.tuning.payment import POINTS, PrivacyTarget, SearchRoute, calibrate_search
+from dpfy.tuning.routes import POINTS, PrivacyTarget, SearchRoute, calibrate_search
 from dpfy.tuning.run import tune
 from dpfy.tuning.terms import SearchTerms
 from dpfy.tuning.trial import Trial, TrialFailed, TrialRights, TrialTask
+from dpfy.tuning.trial_split import TrialSplit
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy

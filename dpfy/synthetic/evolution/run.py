@@ -31,7 +31,7 @@ from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.synthetic.evolution.claim import FACTS, SAMPLES, Evolution
 from dpfy.synthetic.images.stages import bounded, nearest
-from dpfy.synthetic.meter import PartOfGaussian, no_binding
+from dpfy.synthetic.releases import PartOfGaussian, no_binding
 
 Array = NDArray[np.float64]
 Samples = NDArray[Any]

@@ -13,8 +13,8 @@ import numpy as np
 from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.synthetic.images import stages
-from dpfy.synthetic.images.meter import ImageReleases
 from dpfy.synthetic.images.mixture import fitted
+from dpfy.synthetic.images.releases import ImageReleases
 from dpfy.synthetic.images.run import ImageOptions, ImagePlan, ImageTerms, drawn, plan
 from dpfy.synthetic.images.source import ImageSchema
 from dpfy.synthetic.images.stages import Array, Pictures

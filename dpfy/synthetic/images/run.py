@@ -23,8 +23,8 @@ from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.synthetic.images import stages
 from dpfy.synthetic.images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET, ImageSynthesis
 from dpfy.synthetic.images.encoding import Bytes, Encoding
-from dpfy.synthetic.images.meter import ImageReleases
 from dpfy.synthetic.images.mixture import ClusterMixture, fitted, pictures
+from dpfy.synthetic.images.releases import ImageReleases
 from dpfy.synthetic.images.sheet import sheet
 from dpfy.synthetic.images.source import KNOWN, ImageSchema, read
 from dpfy.synthetic.images.stages import Pictures

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpfy.synthetic.images.encoding import FINE, WHITE, Array, Bytes, Encoding, fine
-from dpfy.synthetic.images.meter import BoundedSums, ImageReleases, NoisySums
+from dpfy.synthetic.images.releases import BoundedSums, ImageReleases, NoisySums
 
 Whole = NDArray[np.int64]
 

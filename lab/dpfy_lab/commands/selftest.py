@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.answer import out as say
-from dpfy.cli.answer import tell
+from dpfy.cli.output import out as say
+from dpfy.cli.output import tell
 
 
 def selftest(

@@ -15,7 +15,7 @@ import dpfy
 from dpfy.core.errors import Unsupported
 from dpfy.runs.folder import Place
 from dpfy.tuning import planning
-from dpfy.tuning.payment import SearchRoute
+from dpfy.tuning.routes import SearchRoute
 from dpfy.tuning.run import Execution, tune
 from dpfy.tuning.trial import TrialFailed
 

@@ -19,7 +19,7 @@ from dpfy.core import check
 from dpfy.core.randomness import Randomness
 from dpfy.data.records import Records, as_records
 from dpfy.data.split import SplitRecords, kept
-from dpfy.tuning.payment import TRAINING, VALIDATION
+from dpfy.tuning.routes import TRAINING, VALIDATION
 
 SAMPLED = "sampled training records"
 

@@ -22,9 +22,9 @@ from dpfy.core.unit import Adjacency, Unit
 from dpfy.synthetic.claim import Synthesis
 from dpfy.synthetic.counts import RecordOwners, closure, count
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.meter import MarginalReleases
 from dpfy.synthetic.methods import METHODS
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
+from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.run import errors
 from dpfy.synthetic.task import SynthesisTask
 

@@ -14,7 +14,7 @@ import pytest
 from dpfy import __version__
 from dpfy.cli import account as verb
 from dpfy.cli import app
-from dpfy.cli.answer import finite, one_line, printable
+from dpfy.cli.output import finite, one_line, printable
 from dpfy.core.errors import InvalidInput
 
 GOOD = ["account", "--noise-multiplier", "1", "--delta", "1e-5"]

@@ -12,7 +12,7 @@ from itertools import product
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
 from dpfy.plan.recipe import Recipe
-from dpfy.tuning.payment import MOST_KINDS
+from dpfy.tuning.routes import MOST_KINDS
 from dpfy.tuning.space import FloatRange, IntegerRange, Settings, Space
 
 TrialEvents = tuple[Event, ...]

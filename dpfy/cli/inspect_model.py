@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.answer import tell
+from dpfy.cli.output import tell
 
 SAMPLE = 4
 """Records that the model is tried on; the batch to plan for is only counted with."""

@@ -19,7 +19,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.synthetic.images.claim import ImageSynthesis
 from dpfy.synthetic.images.encoding import Array
-from dpfy.synthetic.meter import PartOfGaussian, no_binding
+from dpfy.synthetic.releases import PartOfGaussian, no_binding
 
 ROUNDED = 1 + 2.0**-20
 """By this a bound is raised: more than the one multiplication after the exact sums can be off."""

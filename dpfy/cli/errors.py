@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from dpfy.cli import answer
+from dpfy.cli import output
 from dpfy.core import errors
 from dpfy.core.errors import DpfyError, InvalidInput, Long, Several
 
@@ -35,7 +35,7 @@ def run(command: Any, arguments: Sequence[str]) -> int:
     Guarantees: no exception leaves it; with --json a failure is one JSON object on standard output,
     unless the answer was given.
     """
-    answer.OutputState.once = False
+    output.OutputState.once = False
     as_json = "--json" in arguments
     try:
         with _quiet(), command.make_context("dpfy", list(arguments)) as context:
@@ -44,7 +44,7 @@ def run(command: Any, arguments: Sequence[str]) -> int:
     except typer.Exit as ended:
         return _ended(ended.exit_code)
     except KeyboardInterrupt as stopped:
-        message = answer.one_line(str(stopped) or "interrupted")
+        message = output.one_line(str(stopped) or "interrupted")
         return _refuse(
             {"type": "Interrupted", "message": message},
             as_json,
@@ -60,10 +60,10 @@ def run(command: Any, arguments: Sequence[str]) -> int:
 
 def described(problem: BaseException) -> dict[str, Any]:
     """What went wrong: type, one-line message, and for bad input its field, value and rule."""
-    most = MOST_PROBLEMS if isinstance(problem, Long) else answer.MOST_LINE
+    most = MOST_PROBLEMS if isinstance(problem, Long) else output.MOST_LINE
     told: dict[str, Any] = {
         "type": type(problem).__name__,
-        "message": answer.one_line(_message(problem), most),
+        "message": output.one_line(_message(problem), most),
     }
     if isinstance(problem, Several):
         return told | {
@@ -71,7 +71,7 @@ def described(problem: BaseException) -> dict[str, Any]:
             "problems": [described(each) for each in problem.problems],
         }
     if isinstance(problem, InvalidInput):
-        value, rule = answer.one_line(_repr(problem.value), 80), answer.one_line(problem.rule, most)
+        value, rule = output.one_line(_repr(problem.value), 80), output.one_line(problem.rule, most)
         return told | {
             "type": InvalidInput.__name__,
             "field": problem.field,
@@ -169,9 +169,9 @@ def _flush() -> None:
 
 
 def _refuse(error: dict[str, Any], as_json: bool, code: int) -> int:
-    if as_json and not answer.OutputState.once:
+    if as_json and not output.OutputState.once:
         with contextlib.suppress(DpfyError):
-            answer.tell({"error": error}, "", as_json=True)
+            output.tell({"error": error}, "", as_json=True)
     with contextlib.suppress(OSError):
         if error["message"]:
             print(f"dpfy: {error['message']}", file=sys.stderr, flush=True)

@@ -17,8 +17,7 @@ from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger_rules import rehearsal, repeatable
 from dpfy.core.unit import Adjacency
 from dpfy.tuning.claim import PublicTuning, Tuning
-from dpfy.tuning.kinds import TrialKinds
-from dpfy.tuning.payment import (
+from dpfy.tuning.routes import (
     HELD_OUT,
     PRIVATE,
     SCORES,
@@ -28,6 +27,7 @@ from dpfy.tuning.payment import (
     calibrate_search,
 )
 from dpfy.tuning.space import Space
+from dpfy.tuning.trial_kinds import TrialKinds
 
 
 def _random_setting(rng: random.Random):
