@@ -58,7 +58,10 @@ def table(
     out: Annotated[Path | None, option("Run folder (default: new, in runs/).")] = None,
     delta: Annotated[float, typer.Option(help="Delta.")] = 1e-9,
     method: Annotated[
-        str, typer.Option(help="aim, mst, mwem, privbayes, independent, rap, dp-gan or pate-gan.")
+        str,
+        typer.Option(
+            help="aim, mst, mwem, privbayes, independent or rap; of dpfy-lab: dp-gan, pate-gan."
+        ),
     ] = "aim",
     workload: Annotated[
         str | None,
@@ -105,8 +108,8 @@ def table(
     How far the table is from the records is measured too, with noise, and stands on the card.
 
     Methods: aim (best, adaptive), mst (fast, for many columns), mwem, privbayes, independent, rap;
-    and networks, for comparison: dp-gan (needs --records, the public number of records), pate-gan
-    (needs --rows).
+    and networks of dpfy-lab, for comparison: dp-gan (needs --records, the public number of
+    records), pate-gan (needs --rows).
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput

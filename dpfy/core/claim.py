@@ -237,8 +237,8 @@ def kind_of(name: str) -> type[Any]:
     if name not in _KINDS:
         raise Unsupported(
             f"a release of kind {name!r}",
-            "install the plug-in that made it, or import what defines it, or use the version of "
-            "dpfy that made it",
+            "install the plug-in that made it (perhaps dpfy-lab), or import what defines it, or use "
+            "the version of dpfy that made it",
         )
     return _KINDS[name]
 

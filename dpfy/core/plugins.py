@@ -23,6 +23,11 @@ COMMANDS = "dpfy.commands"
 """Verbs of the command line: `verb`, or `group.verb`; the object is a function for Typer or a
 `typer.Typer`.
 """
+SYNTHESIZERS = "dpfy.synthesizers"
+"""Methods of `dpfy synthesize`: the object makes the run folder of a synthetic table. Its arguments
+are the data, the domain, the terms, the options, the place of the run, the public table if any,
+and a function that shows progress.
+"""
 OWN = "entry_points.txt"
 
 

@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import Any
 
 from dpfy.accounting.filters import least_noise
-from dpfy.core import check
-from dpfy.core.errors import InvalidInput
+from dpfy.core import check, plugins
+from dpfy.core.errors import InvalidInput, missing
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.synthetic.claim import Synthesis
 from dpfy.synthetic.counts import RecordOwners, closure
@@ -32,9 +32,9 @@ MOST_ROWS = 1 << 27
 TARGET = 4.0
 """How much more a marginal with the target matters."""
 
-NETWORKS = ("dp-gan", "pate-gan")
-"""Methods that measure no marginals but train a generator (`dpfy.synthetic.networks`): for
-comparison.
+LAB = ("dp-gan", "pate-gan")
+"""Methods of the distribution dpfy-lab, for comparison: a generator is trained, and no marginal is
+measured.
 """
 
 Workload = int | Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] | None
@@ -119,11 +119,20 @@ class SynthesisOptions:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        check.one_of("method", self.method, (*METHODS, *NETWORKS))
+        if self.method not in METHODS:
+            _check_plugin(self.method)
         if self.rows is not None:
             check.integer("rows", self.rows, most=MOST_ROWS)
         check.integer("most_cells", self.most_cells, most=1 << 31)
         check.one_of("device", self.device.partition(":")[0], ("cpu", "cuda"))
+
+
+def _check_plugin(method: str) -> None:
+    """Refuse a method that neither dpfy has nor a plug-in adds."""
+    added = plugins.installed(plugins.SYNTHESIZERS)
+    if method in LAB and method not in added:
+        raise missing(f"the method {method}", "dpfy_lab")
+    check.one_of("method", method, (*METHODS, *added))
 
 
 DEFAULTS = SynthesisOptions()

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 import dpfy
-from dpfy.core import storage
+from dpfy.core import plugins, storage
 from dpfy.core.errors import InvalidInput
+from dpfy.core.randomness import Randomness
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.synthetic.claim import DEGREES, FACTS, MEASUREMENTS, TABLE
@@ -28,9 +29,9 @@ from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import Marginals, count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.estimate import MEAN
+from dpfy.synthetic.methods import METHODS
 from dpfy.synthetic.plan import (
     DEFAULTS,
-    NETWORKS,
     SynthesisOptions,
     SynthesisPlan,
     SynthesisTerms,
@@ -96,13 +97,10 @@ def synthesize(
     progress("planning", 0.0)
     _check_public(data, public)
     place = run if isinstance(run, Place) else Place(run)
-    if options.method in NETWORKS:
-        from dpfy.synthetic.networks import (
-            run as networks,
-        )  # not before: it trains, and training looks at this package
-
+    if options.method not in METHODS:
+        made_by_plugin = plugins.find(plugins.SYNTHESIZERS, options.method)
         return finished(
-            networks.execute(data, Domain.given(schema), terms, options, place, public, progress)
+            made_by_plugin(data, Domain.given(schema), terms, options, place, public, progress)
         )
     made = plan(Domain.given(schema), terms, options)
     return execute(data, made, place, public, progress)
@@ -160,6 +158,16 @@ def finished(path: Path) -> SynthesisResult:
     return SynthesisResult(
         path, facts, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
     )
+
+
+@contextmanager
+def seeded(randomness: Randomness, name: str) -> Iterator[None]:
+    """Weights that are drawn inside are a function of the run's secret: a run that begins again
+    begins with the same.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(randomness.key(f"weights of the {name}", 0, 7), "little"))
+        yield
 
 
 @contextmanager

@@ -57,3 +57,14 @@ def test_the_lab_is_installed(capsys) -> None:
 def test_a_misspelt_command_is_an_error(capsys) -> None:
     assert run("audit", "selftset") == 2
     assert "No such command 'selftset'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_lab")
+def test_a_method_of_the_lab_says_what_to_install(capsys, tmp_path) -> None:
+    table = tmp_path / "people.csv"
+    table.write_text("age\n3\n")
+    for method, said in (("dp-gan", "pip install dpfy-lab"), ("gan", "must be one of")):
+        asked = ("--schema", "adult", "--epsilon", "1", "--method", method)
+        assert run("synthesize", str(table), *asked, "--out", str(tmp_path / "run")) == 2
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ from dpfy.core.unit import Unit
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.report import card
 from dpfy.runs.folder import Place
-from dpfy.synthetic.networks.tables import seeded
+from dpfy.synthetic.run import seeded
 from dpfy.synthetic.text.claim import FACTS, TEXTS, GeneratedText
 from dpfy.synthetic.text.tokens import (
     ByteTokens,

@@ -24,7 +24,8 @@ from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.evaluate import learner_scores, marginal_errors
 from dpfy.synthetic.methods import METHODS
-from dpfy.synthetic.plan import NETWORKS, SynthesisOptions, SynthesisTerms
+from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
+from dpfy_lab.gans.run import METHODS as NETWORKS
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.synthetic_page import page
 

@@ -19,8 +19,8 @@ from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.networks import gan, tables, teachers
-from dpfy.synthetic.networks.claim import DiscriminatorVotes
+from dpfy_lab.gans import gan, tables, teachers
+from dpfy_lab.gans.claim import DiscriminatorVotes
 
 DOMAIN = Domain.parse(SCHEMA, "people.toml")
 

@@ -38,14 +38,14 @@ from dpfy.runs.folder import Place
 from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.networks.claim import GeneratedRows
-from dpfy.synthetic.networks.tables import Discriminator, GeneratorTrainer, one_hot, seeded
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.task import Progress
 from dpfy.synthetic.writing import allowed, written
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, RunFolder, complete
 from dpfy.training.runtime import Runtime
+from dpfy_lab.gans.claim import GeneratedRows
+from dpfy_lab.gans.tables import Discriminator, GeneratorTrainer, one_hot, seeded
 
 BATCH, STEPS, CLIP, RATE, BETAS = 600, 1200, 1.0, 1e-3, (0.5, 0.9)
 """Of the discriminator's training: records of a step on average, steps, clip norm, and its

@@ -8,10 +8,10 @@ from typing import Any
 from dpfy.core.errors import InvalidInput
 from dpfy.runs.folder import Place
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.networks import gan, teachers
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.run import one_thread
 from dpfy.synthetic.task import Progress
+from dpfy_lab.gans import gan, teachers
 
 METHODS = {"dp-gan": gan.execute, "pate-gan": teachers.execute}
 

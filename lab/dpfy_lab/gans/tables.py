@@ -4,8 +4,7 @@ discriminator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.nn import functional
 
 from dpfy.core.randomness import Randomness
 from dpfy.synthetic.columns import Codes
+from dpfy.synthetic.run import seeded
 
 LATENT, WIDTH, HIDDEN = 64, 128, 128
 """Random numbers that a row is made of; units of a layer of the generator, and of the
@@ -27,16 +27,6 @@ RATE, BETAS = 1e-3, (0.5, 0.9)
 """Of the generator's optimizer."""
 DRAWN = 1 << 12
 """Rows that are drawn at a time."""
-
-
-@contextmanager
-def seeded(randomness: Randomness, name: str) -> Iterator[None]:
-    """Weights that are drawn inside are a function of the run's secret: a run that begins again
-    begins with the same.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(randomness.key(f"weights of the {name}", 0, 7), "little"))
-        yield
 
 
 def one_hot(codes: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -1,5 +1,5 @@
 """DP-GAN pairs records with generated rows by their places: what the coupling argument of
-`dpfy.synthetic.networks.gan` needs.
+`dpfy_lab.gans.gan` needs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from dpfy.core.randomness import Randomness
-from dpfy.synthetic.networks.tables import (
+from dpfy_lab.gans.tables import (
     Discriminator,
     GeneratorTrainer,
     TableGenerator,
@@ -39,7 +39,7 @@ class Given:
 
 
 def drawn(rng: np.random.Generator, count: int) -> Given:
-    from dpfy.synthetic.networks.tables import LATENT
+    from dpfy_lab.gans.tables import LATENT
 
     return Given(
         rng.standard_normal((count, LATENT)), rng.standard_exponential((count, sum(SIZES)))
