@@ -16,9 +16,9 @@ import numpy as np
 
 from dpfy.core.randomness import Randomness
 from dpfy.data.files import DataFolder
-from dpfy.local.embedding import Embedding
-from dpfy.local.words import CHOICE, NOISE, MetricWords
 from dpfy.mechanisms.bits import Bits
+from dpfy_lab.metric_text.embedding import Embedding
+from dpfy_lab.metric_text.words import CHOICE, NOISE, MetricWords
 from dpfy_lab.studies import figures
 from dpfy_lab.studies.figures import Axes, Line
 from dpfy_lab.studies.page import Figure, Page, Section, Table

@@ -20,10 +20,10 @@ from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.local.embedding import Embedding
-from dpfy.local.words import CHOICE, FINE, NOISE, MetricText, MetricWords, replaced
 from dpfy.mechanisms.bits import Bits
 from dpfy.runs.folder import Place
+from dpfy_lab.metric_text.embedding import Embedding
+from dpfy_lab.metric_text.words import CHOICE, FINE, NOISE, MetricText, MetricWords, replaced
 
 LINE = Embedding(("here", "near", "far"), np.array([[0.0], [1.0], [3.0]]), "a line")
 

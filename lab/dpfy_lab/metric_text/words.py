@@ -30,13 +30,13 @@ from dpfy.core.claim import NEARLY, STATED, YES, Assumption, register
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Unit
 from dpfy.local.claim import DeviceClaim
-from dpfy.local.embedding import Embedding
 from dpfy.local.means import fractions
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import choose
 from dpfy.mechanisms.mechanism import source
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy_lab.metric_text.embedding import Embedding
 
 FILE = "words.json"
 NOISE, CHOICE = "noise", "choice"

@@ -1,0 +1,1 @@
+"""Metric privacy of text: words that are replaced by near ones."""
