@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpfy.data.owners import Users
     from dpfy.data.users import by_user
     from dpfy.gradients.engines.per_user import per_user, per_view
+    from dpfy.gradients.layers.registered import register_layer
     from dpfy.gradients.model_report import inspect
     from dpfy.integrations.opacus import from_opacus
     from dpfy.models.normalisation import Normalisation
@@ -60,6 +61,7 @@ _HOME = {
     "Unsupported": "dpfy.core.errors",
     "Ledger": "dpfy.core.ledger",
     "inspect": "dpfy.gradients.model_report",
+    "register_layer": "dpfy.gradients.layers.registered",
     "lazy": "dpfy.data.given",
     "by_user": "dpfy.data.users",
     "Users": "dpfy.data.owners",
@@ -160,6 +162,7 @@ __all__ = [
     "predict",
     "private_batchnorm",
     "query",
+    "register_layer",
     "repair",
     "save_pretrained",
     "synthesize",

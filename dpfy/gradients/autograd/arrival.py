@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
 from dpfy.gradients.autograd.descent import Descent
-from dpfy.gradients.autograd.tape import Tape
+from dpfy.gradients.autograd.tape import SAME_PLACE, Tape
 from dpfy.gradients.autograd.untracked import (
     AutogradGraph,
     SplitPoint,
@@ -125,7 +125,7 @@ class Arrival:
                         f"{name}: a batch that lies in the {axis.name} at first and elsewhere "
                         f"later (shape {list(g.shape)})"
                     )
-                    raise Unsupported(what, "use engine='batched'")
+                    raise Unsupported(what, SAME_PLACE)
             self._by_rule(grads[0])
             for source, point, _ in self.uses:
                 if not point.makers:

@@ -48,6 +48,12 @@ the gradient (or None), facts.
 """
 
 
+SAME_PLACE = (
+    "keep the batch in the same dimension of this tensor at every step; slower, for models that "
+    "change: engine='loop'"
+)
+"""The way out where the batch moves from one dimension to another."""
+
 EXAMPLE_BY_EXAMPLE, POSITION_BY_POSITION = "example by example", "position by position"
 
 
@@ -390,7 +396,7 @@ def rows_first(site: Site, batch: int, grad: Tensor) -> Callable[[Tensor], Tenso
             raise Unsupported(
                 f"{site.name}: a batch that lies in the {axis.name} at first and elsewhere later "
                 f"(shape {list(t.shape)})",
-                "use engine='batched'",
+                SAME_PLACE,
             )
         return front(t, batch)
 

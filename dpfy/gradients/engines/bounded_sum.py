@@ -91,7 +91,8 @@ class BoundedSum:
             listed = ", ".join(sorted(missed))
             raise Unsupported(
                 f"{listed}: a use outside of its layer that appeared after the first batch",
-                "use engine='batched'",
+                "let the first batch use the parameter in every way that later ones do; slower, for "
+                "models that change: engine='loop'",
             )
 
     def backward(

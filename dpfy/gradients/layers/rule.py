@@ -28,16 +28,18 @@ class LayerRule:
 
     run: Callable[..., Any]
     fits: Callable[[Any], bool] = lambda module: True
-    own: tuple[str, ...] = ("weight", "bias")
-    """The names under which a module of this type may hold parameters of its own."""
+    own: tuple[str, ...] | None = ("weight", "bias")
+    """The names under which a module of this type may hold parameters of its own; None: any."""
     batch_dims: int = 0
     """How many of the first dimensions of its output may hold the batch; 0: all but the last."""
 
 
-def plain_parameters(module: nn.Module, own: tuple[str, ...] = ("weight", "bias")) -> bool:
+def plain_parameters(module: nn.Module, own: tuple[str, ...] | None = ("weight", "bias")) -> bool:
     """Whether `own` are the module's own parameters: not computed by a parametrization, and nothing
     beside them.
     """
+    if own is None:
+        return True
     names = {name for name, p in module._parameters.items() if p is not None}
     listed = getattr(module, "_flat_weights_names", own)  # recurrent layers have a list of theirs
     read = {name for name in listed if getattr(module, name, None) is not None}

@@ -46,6 +46,9 @@ LAYERS: dict[type, LayerRule] = {
 table.
 """
 
+REGISTERED: dict[type, LayerRule] = {}
+"""The same for layers of the user's own, as :func:`dpfy.register_layer` adds them."""
+
 FOREIGN: dict[tuple[str, str], LayerRule] = {
     ("transformers.pytorch_utils", "Conv1D"): LayerRule(run_transformers_linear)
 }
@@ -60,7 +63,7 @@ def rule_for(module: nn.Module) -> LayerRule | None:
     if foreign is not None and "forward" not in vars(module) and plain_parameters(module):
         return foreign
     for kind in type(module).__mro__:
-        rule = LAYERS.get(kind)
+        rule = LAYERS.get(kind) or REGISTERED.get(kind)
         if rule is not None:
             same = type(module).forward is kind.forward and "forward" not in vars(module)  # type: ignore[attr-defined]
             return (
