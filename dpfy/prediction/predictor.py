@@ -181,14 +181,14 @@ class PrivatePredictor:
         """How many releases of each kind can still be made: a function of what was released, and no
         secret.
         """
-        return self.reserved_steps.left()
+        return self.purse.left()
 
     def finish(self) -> Path:
         """End the service: card, pages, and the secrets erased. Nothing is answered any more."""
         seed = card.FIXED_SEED if self.folder.randomness.fixed else card.SECRET_SEED
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
         made = {
-            kind: most - self.reserved_steps.left()[kind] for kind, most in self.claim.most.items()
+            kind: most - self.purse.left()[kind] for kind, most in self.claim.most.items()
         }
         self.folder.tell(self.claim.name, made=made)
         self._cache.close()
