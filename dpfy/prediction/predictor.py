@@ -187,9 +187,7 @@ class PrivatePredictor:
         """End the service: card, pages, and the secrets erased. Nothing is answered any more."""
         seed = card.FIXED_SEED if self.folder.randomness.fixed else card.SECRET_SEED
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
-        made = {
-            kind: most - self.purse.left()[kind] for kind, most in self.claim.most.items()
-        }
+        made = {kind: most - self.purse.left()[kind] for kind, most in self.claim.most.items()}
         self.folder.tell(self.claim.name, made=made)
         self._cache.close()
         return self.folder.finish(

@@ -137,12 +137,12 @@ RELEASED = {
     "LinearVoters",
     "Predictions",
     "Released",
-    "Model",
-    "Chain",
-    "Shape",
+    "FittedArrays",
+    "TridiagonalPrecision",
+    "ShapeFunction",
     "Splits",
     "Trees",
-    "Groups",
+    "BinGroups",
 }
 """Classes that hold released numbers alone, or how a space is cut by public bounds."""
 

@@ -179,7 +179,7 @@ def dies_at(module: object, name: str, at: int, run: Path, rows: np.ndarray) -> 
     [
         (reserved_steps, "write_atomically"),
         (reserved_steps, "source"),
-        (predictors, "Answer"),
+        (predictors, "Prediction"),
         (predictors.AnswerCache, "put"),
         (os, "fsync"),
     ],

@@ -13,7 +13,7 @@ from dpfy.audit.bench import Bug
 from dpfy.audit.learners import MINIMA, NEIGHBOURS, NOISE
 
 HOME = "dpfy.estimators"
-RELEASE = f"{HOME}.fitting.Fit.release"
+RELEASE = f"{HOME}.fitting.FitSession.release"
 GRADIENT, STATISTICS, OBJECTIVE = "linear, gradient", "linear, statistics", "linear, objective"
 BAYES, COMPONENTS = "naive bayes", "components"
 
@@ -102,7 +102,7 @@ BUGS = (
         "rows-not-shortened",
         "rows longer than the norm stay as long as they are",
         NEIGHBOURS,
-        learner={f"{HOME}.linear.design.Layout.rows": long_rows},
+        learner={f"{HOME}.linear.design.RowLayout.rows": long_rows},
         case=STATISTICS,
     ),
     Bug(
@@ -130,7 +130,7 @@ BUGS = (
         "bins-of-the-data",
         "bins of a histogram lie between the smallest and the largest record",
         NEIGHBOURS,
-        learner={f"{HOME}.records.Records.cells": ends_of_the_data},
+        learner={f"{HOME}.records.EncodedRecords.cells": ends_of_the_data},
         case=BAYES,
     ),
     Bug(

@@ -15,7 +15,7 @@ from dpfy.audit.learners import NEIGHBOURS, NOISE
 
 HOME = "dpfy.estimators"
 TREES = f"{HOME}.trees"
-RELEASE = f"{HOME}.fitting.Fit.release"
+RELEASE = f"{HOME}.fitting.FitSession.release"
 ADDITIVE, BOOSTED, FOREST, TOP_DOWN, SOFT = (
     "additive boosting",
     "boosted trees",
