@@ -57,7 +57,21 @@ def run_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the module computes, random numbers and the order of the result in memory included."""
+    """What the module computes, random numbers and the order of the result in memory included.
+
+    Per-example gradients, from the gradients at the projected queries, keys and values, side by
+    side (g) or alone, the inputs of these projections (x, or each its own), the heads' joint output
+    (mixed) and the gradient of the output (last):
+        in_proj_weight: einsum("nto,nti->noi", g, x)
+        in_proj_bias: einsum("nto->no", g)
+        q_proj_weight: einsum("nto,nti->noi", g_query, query)
+        k_proj_weight: einsum("nto,nti->noi", g_key, key)
+        v_proj_weight: einsum("nto,nti->noi", g_value, value)
+        bias_k: einsum("no->no", g_bias_k)
+        bias_v: einsum("no->no", g_bias_v)
+        out_proj.weight: einsum("nto,nti->noi", last, mixed)
+        out_proj.bias: einsum("nto->no", last)
+    """
     if not torch.is_grad_enabled() or not _known(
         module, (query, key, value), key_padding_mask, attn_mask, is_causal
     ):

@@ -19,6 +19,11 @@ from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
 def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
     """Convolution of any dimension; padding that is not plain zeros is applied first, as the layer
     itself does.
+
+    Per-example gradients, group by group k, from the gradient g of the output and the patches of
+    the padded input, p positions of q numbers, in the order of the weight:
+        weight: einsum("nkop,nkpq->nkoq", g, patches)
+        bias: einsum("nkop->nko", g)
     """
     if x.dim() != len(module.kernel_size) + 2:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
@@ -112,7 +117,13 @@ def padded(module: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 def run_transposed(
     module: Any, tape: Tape, site: Site, x: Tensor, output_size: list[int] | None = None
 ) -> Tensor:
-    """Transposed convolution of any dimension."""
+    """Transposed convolution of any dimension: input and output gradient change places.
+
+    Per-example gradients, group by group k, from the gradient g of the output, its patches, p
+    positions of q numbers, in the order of the weight, and the input x:
+        weight: einsum("nkip,nkpq->nkiq", x, patches)
+        bias: einsum("nkop->nko", g)
+    """
     count = len(module.kernel_size)
     if x.dim() != count + 2:
         return type(module).forward(module, x, output_size)  # type: ignore[no-any-return]

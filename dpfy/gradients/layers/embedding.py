@@ -16,7 +16,12 @@ from dpfy.gradients.per_example.embedding import EmbeddingGradient
 
 
 def run_embedding(module: nn.Embedding, tape: Tape, site: Site, index: Tensor) -> Tensor:
-    """Rows of the table; the padding row gets no gradient."""
+    """Rows of the table; the padding row gets no gradient.
+
+    Per-example gradients, from the gradient g of the output and the index, one-hot, with zeros for
+    the padding row:
+        weight: einsum("ntr,ntc->nrc", onehot, g)
+    """
     weight, padding = module._parameters["weight"], module.padding_idx
     assert weight is not None
     if not torch.is_grad_enabled():
@@ -50,6 +55,10 @@ def run_bag(
 ) -> Tensor:
     """Sum or mean of table rows, for bags of equal size; other calls run as the module does,
     outside of this rule.
+
+    Per-example gradients, from the gradient g of the output and the index, one-hot, divided by the
+    size of the bag for means:
+        weight: einsum("ntr,nc->nrc", onehot, g)
     """
     if index.dim() != 2 or any(v is not None for v in (*rest, *options.values())):
         return type(module).forward(module, index, *rest, **options)

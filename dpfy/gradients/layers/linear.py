@@ -20,7 +20,12 @@ from dpfy.gradients.per_example.shared import MeasuredContribution
 
 
 def run_linear(module: nn.Linear, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """y = x W' + b."""
+    """y = x W' + b, for example n at its positions t.
+
+    Per-example gradients, from the gradient g of y and the input x:
+        weight: einsum("nto,nti->noi", g, x)
+        bias: einsum("nto->no", g)
+    """
     parameters = module._parameters
     weight, bias = parameters["weight"], parameters["bias"]
     assert weight is not None
@@ -86,7 +91,12 @@ def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> 
 
 
 def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """The `Conv1D` of transformers: a linear layer whose weight is stored transposed."""
+    """The `Conv1D` of transformers: a linear layer whose weight is stored transposed.
+
+    Per-example gradients, from the gradient g of the output and the input x:
+        weight: einsum("nti,nto->nio", x, g)
+        bias: einsum("nto->no", g)
+    """
     weight, bias = module._parameters["weight"], module._parameters["bias"]
 
     def explain(g: Tensor, saved: tuple[Tensor, ...], view: RowsFirst) -> Found:

@@ -19,7 +19,12 @@ from dpfy.gradients.per_example.position_sums import Deferred, SumJob
 
 
 def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """LayerNorm with its statistics kept for the gradient of the scale."""
+    """LayerNorm with its statistics kept for the gradient of the scale.
+
+    Per-example gradients, from the gradient g of the output and the input before scale and shift:
+        weight: einsum("ntf,ntf->nf", g, normalised)
+        bias: einsum("ntf->nf", g)
+    """
     shape, parameters = module.normalized_shape, module._parameters
     weight, bias, keep = parameters["weight"], parameters["bias"], len(shape)
 
@@ -56,7 +61,11 @@ def _scale_job(g: Tensor, a: Tensor, rstd: Tensor, mean: Tensor, keep: int) -> S
 
 
 def run_rms_norm(module: nn.RMSNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """RMSNorm; the normalised input is computed again for the gradient of the scale."""
+    """RMSNorm; the normalised input is computed again for the gradient of the scale.
+
+    Per-example gradients, from the gradient g of the output and the input before scale and shift:
+        weight: einsum("ntf,ntf->nf", g, normalised)
+    """
     shape, keep = list(module.normalized_shape), len(module.normalized_shape)
     y = F.rms_norm(x, shape, module.weight.detach(), module.eps)
 
@@ -81,13 +90,22 @@ def has_scale(module: Any) -> bool:
 
 
 def run_group_norm(module: nn.GroupNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:
-    """GroupNorm with its statistics kept."""
+    """GroupNorm with its statistics kept, for channels c at places s.
+
+    Per-example gradients, from the gradient g of the output and the input before scale and shift:
+        weight: einsum("ncs,ncs->nc", g, normalised)
+        bias: einsum("ncs->nc", g)
+    """
     return _grouped(module, module.num_groups, tape, site, x)
 
 
 def run_instance_norm(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:
     """InstanceNorm is GroupNorm with one channel a group; autocast leaves its result as narrow as
     its input.
+
+    Per-example gradients, from the gradient g of the output and the input before scale and shift:
+        weight: einsum("ncs,ncs->nc", g, normalised)
+        bias: einsum("ncs->nc", g)
     """
     if x.dim() == module._get_no_batch_dim():
         return type(module).forward(module, x)  # type: ignore[no-any-return]

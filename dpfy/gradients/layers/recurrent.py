@@ -61,6 +61,15 @@ def fits_recurrent(module: nn.RNNBase) -> bool:
 def run_recurrent(module: Any, tape: Tape, site: Site, input: Any, hx: Any = None) -> Any:
     """What the module computes; what torch would refuse, or nobody wants the gradient of, runs as
     the module itself does.
+
+    Per-example gradients, from the gradient at x W' + b of the input x at every step (gates), that
+    at h W' + b of the state h before it (inner: another one for the new values of a GRU), and that
+    at the projected state (projected) of the state within (within):
+        weight_ih: einsum("nto,nti->noi", gates, x)
+        bias_ih: einsum("nto->no", gates)
+        weight_hh: einsum("nto,nth->noh", inner, before)
+        bias_hh: einsum("nto->no", inner)
+        weight_hr: einsum("ntp,nth->nph", projected, within)
     """
     alone = isinstance(input, Tensor) and input.dim() == 2
     if alone:  # one sequence is a batch of one
@@ -98,7 +107,15 @@ def _run(module: Any, tape: Tape, site: Site, input: Any, hx: Any) -> tuple[Any,
 
 
 def run_cell(module: Any, tape: Tape, site: Site, input: Tensor, hx: Any = None) -> Any:
-    """`nn.LSTMCell`, `nn.GRUCell`, `nn.RNNCell`: a layer of one step."""
+    """`nn.LSTMCell`, `nn.GRUCell`, `nn.RNNCell`: a layer of one step.
+
+    Per-example gradients, from those at x W' + b of the input x (gates) and at h W' + b of the
+    state h before (inner):
+        weight_ih: einsum("no,ni->noi", gates, x)
+        bias_ih: einsum("no->no", gates)
+        weight_hh: einsum("no,nh->noh", inner, before)
+        bias_hh: einsum("no->no", inner)
+    """
     states = hx if isinstance(hx, tuple) else (hx, None)
     shapes = [tuple(t.shape) == (len(input), module.hidden_size) for t in states if t is not None]
     if (
