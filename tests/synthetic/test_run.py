@@ -396,7 +396,8 @@ def test_structural_zeros_and_constraints_hold_in_every_row(tmp_path):
         rows = rows_of(made)
         assert not [row for row in rows if int(row["age"]) < 34 and row["rich"] == "yes"]
         assert not [row for row in rows if row["job"] == "cook" and row["grade"] == "low"]
-        assert len(rows) > 250
+        # the models of graphs give a forbidden row no probability: none is left out afterwards
+        assert len(rows) == 500 if method in ("aim", "mst") else len(rows) > 250
 
 
 def test_the_private_table_is_refused_as_the_public_one(tmp_path):
