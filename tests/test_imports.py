@@ -53,11 +53,6 @@ MAY_IMPORT = {
         "data",
         "report",
         "runs",
-        "local",
-        "prediction",
-        "estimators",
-        "synthetic",
-        "labels",
     },
     "federated": BELOW_PLAN
     | {"plan", "models", "isolation", "data", "report", "runs", "training", "audit"},
@@ -83,8 +78,6 @@ imports none may import them.
 """
 MAY_IMPORT_OF_TRAINING = BELOW_PLAN | {"plan", "models", "data", "runs", "training"}
 MAY_AUDIT_TRAINING = {"audit", "federated", "cli", "studies"}
-BENCH = ROOT / "training" / "bench.py"
-"""The one module of training that audits it: it brings together what a seeded mistake may replace."""
 
 
 def imports(file: Path) -> set[tuple[str, str]]:
@@ -115,10 +108,8 @@ def test_layers(file):
     assert folder in MAY_IMPORT, f"{folder} is not in the table"
     observes = folder == "audit" and file.stem in OF_TRAINING
     allowed = MAY_IMPORT_OF_TRAINING if observes else MAY_IMPORT[folder]
-    if file == BENCH:
-        allowed = allowed | {"audit"}
     for imported, module in imports(file):
-        if imported == "audit" and file != BENCH and set(module.split(".")[2:3]) & OF_TRAINING:
+        if imported == "audit" and set(module.split(".")[2:3]) & OF_TRAINING:
             assert folder in MAY_AUDIT_TRAINING, f"{folder} must not import {module}"
         if imported == folder or imported == "__version__":
             continue

@@ -126,10 +126,6 @@ SHADOWS: set[str] = {
     "dpfy.local.means",
 }
 SMALL: set[str] = {
-    "dpfy.audit.evolutions",
-    "dpfy.audit.pictures",
-    "dpfy.audit.tables",
-    "dpfy.cli.whole_bench",
     "dpfy.estimators.linear.solvers",
     "dpfy.federated.shares.client",
     "dpfy.integrations.totals",

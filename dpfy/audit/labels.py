@@ -1,17 +1,10 @@
-"""Checks of releases of labels, and the label-inference audit: how well answers tell which of two
-labels a record has.
-
-Statistical checks have a false-alarm rate below 1e-6 each.
-"""
+"""The label-inference audit: how well answers tell which of two labels a record has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dpfy.audit import one_run
-from dpfy.audit.bench import Bench, Bug
-from dpfy.audit.people import log_ratio
 from dpfy.audit.verdict import AuditVerdict, LowerBound
 
 if TYPE_CHECKING:
@@ -51,44 +44,3 @@ def inference(
         best.epsilon, 0.0, confidence, "label inference", count, best.assumptions, detail
     )
     return AuditVerdict(bound, epsilon, SHOWS, DOES_NOT_SHOW)
-
-
-def label_inference(bench: Bench, bug: Bug) -> str | None:
-    """Records with one label, and with another: nothing that is seen of a record is more than
-    exp(epsilon) times as likely for one.
-    """
-    for name, epsilon, one, other in bench.label_answers(bug):
-        if (found := log_ratio(one, other)) > epsilon:
-            return (
-                f"{name}: answers tell two labels apart with epsilon at least {found:.3f}, claimed "
-                f"{epsilon:g}"
-            )
-    return None
-
-
-def labels_replayed(bench: Bench, bug: Bug) -> str | None:
-    """The answers of some labels, replayed on others: what is asked and what is learnt must be the
-    same.
-    """
-    for name, questions, model in bench.labels_replayed(bug):
-        if not (questions and model):
-            return (
-                f"{name}: {'what is learnt' if questions else 'what is asked'} depends on labels, "
-                f"not on answers alone"
-            )
-    return None
-
-
-def labels_once(bench: Bench, bug: Bug) -> str | None:
-    """A label takes part in one question."""
-    for name, most in bench.labels_asked(bug):
-        if most > 1:
-            return f"{name}: a label took part in {most} questions, and is billed for one"
-    return None
-
-
-CHECKS: dict[str, Callable[[Bench, Bug], str | None]] = {
-    "label inference": label_inference,
-    "labels replayed": labels_replayed,
-    "labels once": labels_once,
-}

@@ -8,15 +8,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from dpfy.audit.observation import LENGTH, Array, Seams, _released, _reset, seamed, watched
+from dpfy.audit.observation import LENGTH, Array, noisy_sum, watched
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
@@ -31,28 +30,18 @@ from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
 
 
-def joined(losses: Tensor, real: Tensor, sizes: Tensor) -> Tensor:
-    """One loss a user, as it should be; `sizes` are the lengths of the records' gradients, in clip
-    norms.
-    """
-    return per_user(losses, real)
-
-
 def observe_users(
     model: nn.Module,
     rows: Array,
     owners: NDArray[np.int64],
     plan: Plan,
     *,
-    seams: Seams | None = None,
-    join: Callable[[Any], Any] = lambda real: real,
     seed: int | None = 0,
 ) -> Array:
     """Run `plan` on users whose records have the gradients `rows` [records, parameters]; the noisy
     sums [steps, parameters].
 
-    Both are in clip norms. `join` is given the function that makes one loss of a user's, and may
-    replace it.
+    Both are in clip norms.
     """
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     users = by_user(Records((torch.arange(len(rows)),)), owners, plan.recipe.unit.most_records)
@@ -60,7 +49,7 @@ def observe_users(
     directions = (
         torch.tensor(rows, dtype=next(model.parameters()).dtype) * plan.recipe.clip.bound.l2
     )
-    sizes, make, seen = torch.tensor(np.linalg.norm(rows, axis=1)), join(joined), []
+    seen: list[Array] = []
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run", seed=seed, checkpoint_every=1e9)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -69,14 +58,16 @@ def observe_users(
         )
 
         def look(t: PrivateTraining) -> None:
-            seen.append(_released(plan, trainable(t.model)))
+            seen.append(noisy_sum(plan, trainable(t.model)))
 
-        with watched(training, look, keep=False), seamed(training, seams):
+        with watched(training, look, keep=False):
             for index, real in training.batches():
                 flat = torch.cat([p.reshape(-1) for p in trainable(model).values()])
                 losses = functional.linear(directions[index.flatten()], flat[None]).squeeze(1)
-                training.step(make(losses, real, sizes[index.flatten()]))
-    _reset(model, initial)
+                training.step(per_user(losses, real))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(initial[name])
     return np.array(seen)
 
 

@@ -272,11 +272,11 @@ def labels(
     data is read: labels are coins.
     """
     from dpfy.audit import labels as audited
-    from dpfy.labels import bench
+    from dpfy.labels.audit import inferred
     from dpfy.labels.method import LabelMethod
 
     _check(confidence, None, canaries)
-    scores, coins = bench.inferred(LabelMethod.of(method), epsilon, canaries, seed=1)
+    scores, coins = inferred(LabelMethod.of(method), epsilon, canaries, seed=1)
     verdict = audited.inference(scores, coins, epsilon=epsilon, confidence=confidence)
     advantage = f"label-inference advantage: {verdict.bound.detail['advantage']:.3f}"
     tell(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfy.audit.observation import Array, _released, watched
+from dpfy.audit.observation import Array, noisy_sum, watched
 from dpfy.federated.rounds import PrivateRounds
 from dpfy.gradients.engine import trainable
 from dpfy.plan.recipe import Plan
@@ -33,7 +33,7 @@ def observe_rounds(model: nn.Module, rows: Array, plan: Plan, seed: int | None =
         )
 
         def look(training: PrivateTraining) -> None:
-            seen.append(_released(plan, trainable(training.model)))
+            seen.append(noisy_sum(plan, trainable(training.model)))
 
         with watched(rounds, look, keep=False):
             for cohort in rounds.cohorts():

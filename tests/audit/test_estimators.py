@@ -276,3 +276,12 @@ def test_power_tables():
         > power.canaries_needed(3.0, DELTA)
         > power.canaries_needed(8.0, DELTA)
     )
+
+
+def test_log_ratio_is_a_lower_bound_with_power():
+    rng = np.random.default_rng(1)
+    chances = np.array([math.e, 1.0, 1.0]) / (math.e + 2)
+    one, other = rng.choice(3, 30_000, p=chances), rng.choice(3, 30_000, p=chances[[1, 0, 2]])
+    assert 0.8 < intervals.log_ratio(one, other) < 1.0
+    assert intervals.log_ratio(one, one) == 0
+    assert intervals.log_ratio(np.zeros(1000, int), np.ones(1000, int)) > 3

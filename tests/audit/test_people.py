@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dpfy.audit import cosines, finished, people
+from dpfy.audit import cosines, finished
 from dpfy.audit.families import ClaimedFamily, gaussian_epsilon
 from dpfy.audit.observation import claimed_curve
 from dpfy.audit.user_training import UserFacts, audited_users, by_records
@@ -76,15 +76,6 @@ def test_estimates_are_those_of_gaussians():
     assert found.epsilon == pytest.approx(gaussian_epsilon(2.0, 1e-5), rel=0.05)
     with pytest.raises(InvalidInput, match="cosines"):
         cosines.estimate([0.1, math.nan, 0.2], (0.0, 1.0), 1e-5)
-
-
-def test_log_ratio_is_a_lower_bound_with_power():
-    rng = np.random.default_rng(1)
-    chances = np.array([math.e, 1.0, 1.0]) / (math.e + 2)
-    one, other = rng.choice(3, 30_000, p=chances), rng.choice(3, 30_000, p=chances[[1, 0, 2]])
-    assert 0.8 < people.log_ratio(one, other) < 1.0
-    assert people.log_ratio(one, one) == 0
-    assert people.log_ratio(np.zeros(1000, int), np.ones(1000, int)) > 3
 
 
 @pytest.mark.parametrize(

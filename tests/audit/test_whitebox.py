@@ -107,16 +107,6 @@ def test_canaries_show_as_one_clip_norm_and_noise_as_billed():
     assert seen[:, coins].mean() == pytest.approx(0.1, abs=0.03)
 
 
-def test_gradient_canaries_resume_bit_for_bit():
-    model = nn.Linear(3, 2).double()
-    plan = dpfy.dpsgd(8, 4, steps=6).with_noise(1.0, delta=1e-3)
-    whole = observation.observe_gradients(model, np.eye(8), plan, seed=4)
-    assert np.array_equal(
-        whole, observation.observe_gradients(model, np.eye(8), plan, seed=4, interrupt=2)
-    )
-    assert not np.array_equal(whole, observation.observe_gradients(model, np.eye(8), plan, seed=5))
-
-
 def test_likelihood_ratio_is_the_ratio_of_densities():
     rng = np.random.default_rng(0)
     y, q, s = rng.standard_normal((5, 7)), 0.3, 0.9

@@ -106,10 +106,10 @@ def cheap() -> None:
     """Replace what would take long by a refusal: what is tested here is everything before it."""
     import webbrowser
 
-    from dpfy.audit import selftest
     from dpfy.core.errors import InvalidInput
     from dpfy.report.server import Explorer
     from dpfy.training import job
+    from dpfy_lab.selftest import examine
     from dpfy_lab.studies import progress
 
     webbrowser.open = lambda *_, **__: True  # type: ignore[assignment]
@@ -133,7 +133,7 @@ def cheap() -> None:
 
     job.plan_of = plan_of
     progress.run_with_progress = refuse
-    selftest.run = refuse
+    examine.run = refuse
 
 
 def memory(field: str) -> int:

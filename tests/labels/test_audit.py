@@ -16,7 +16,7 @@ from calls import call, refused
 
 from dpfy.audit import labels as audited
 from dpfy.core.errors import Unsupported
-from dpfy.labels import bench
+from dpfy.labels.audit import inferred
 from dpfy.labels.method import LabelMethod
 
 
@@ -24,19 +24,17 @@ from dpfy.labels.method import LabelMethod
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_most_of_epsilon_is_certified(name, epsilon):
     """White-box, 20,000 labels, 95% confidence: the bound is right, and at least 0.7 of epsilon."""
-    verdict = audited.inference(
-        *bench.inferred(LabelMethod(name), epsilon, 20_000, 3), epsilon=epsilon
-    )
+    verdict = audited.inference(*inferred(LabelMethod(name), epsilon, 20_000, 3), epsilon=epsilon)
     assert not verdict.violated
     assert verdict.bound.epsilon >= 0.7 * epsilon
     assert 0 < verdict.bound.detail["advantage"] < np.tanh(epsilon / 2) + 0.02
 
 
 def test_half_of_the_claim_is_contradicted():
-    scores, coins = bench.inferred(LabelMethod("rr"), 2.0, 20_000, 3)
+    scores, coins = inferred(LabelMethod("rr"), 2.0, 20_000, 3)
     assert audited.inference(scores, coins, epsilon=1.0).violated
     with pytest.raises(Unsupported, match="single labels"):
-        bench.inferred(LabelMethod("clusters"), 1.0, 100, 3)
+        inferred(LabelMethod("clusters"), 1.0, 100, 3)
 
 
 def test_command(capsys):

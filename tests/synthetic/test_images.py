@@ -20,7 +20,7 @@ from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
 from dpfy.core.ledger_rules import rehearsal
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.synthetic.images import bench, mixture, stages
+from dpfy.synthetic.images import mixture, stages
 from dpfy.synthetic.images.claim import ImageSynthesis
 from dpfy.synthetic.images.encoding import FINE, Encoding
 from dpfy.synthetic.images.releases import BoundedSums, ImageReleases
@@ -141,21 +141,19 @@ def test_bounds_are_reached():
     """A bound far above what pictures can add would be a waste; one white picture comes close to it
     in the first stages.
     """
-    some, more = next(bench.neighbours())[1:3]
+    made = plan(ImageSchema(6, 6, 2), ImageTerms(50.0, 1e-4), ImageOptions(None, 2, 4, 2))
+    shades = np.random.default_rng(0).integers(0, 120, (30, 6, 6)).astype(np.uint8)
+    white = np.full((1, 6, 6), 255, np.uint8)
     asked = []
+    for pixels in (shades, np.concatenate([shades, white])):
+        meter = metered(made.claim, 23)
 
-    def watched(held):
-        real = held.release
-
-        def release(share, sums):
+        def release(share, sums, real=meter.release):
             asked.append(sums)
             return real(share, sums)
 
-        held.release = release
-        return held
-
-    for data in (some, more):
-        bench.PictureSteps(meter=watched).synthesized(data)
+        meter.release = release
+        measured(meter, Pictures(pixels, np.r_[np.arange(30) % 2, 0][: len(pixels)]), made)
     half = len(asked) // 2
     for one, other in zip(asked[:2], asked[half : half + 2], strict=True):
         apart = math.sqrt(

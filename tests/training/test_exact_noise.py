@@ -11,14 +11,11 @@ import pytest
 import torch
 
 import dpfy
-from dpfy.audit import checks
-from dpfy.audit.bench import AS_SHIPPED
 from dpfy.cli.app import main
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.plan.correlated import bandmf, blt, dpftrl
 from dpfy.plan.recipe import Plan
 from dpfy.report import schema
-from dpfy.training.bench import TrainingBench
 
 FAST = [
     "--data",
@@ -119,28 +116,6 @@ def test_which_mechanisms_have_it(capsys, tmp_path):
     )
     assert "training.noise" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-class ExactBench(TrainingBench):
-    """The configuration of the self-test with exact noise."""
-
-    def plan(self, *given):
-        plan = super().plan(*given)
-        return dataclasses.replace(plan, recipe=dataclasses.replace(plan.recipe, noise="exact"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["white-box audit", "noise alone", "noise and data", "lattice", "secret", "resumed", "spent"],
-)
-def test_the_audit_and_the_checks_pass(name):
-    """Resumed bit for bit, audited at the claimed epsilon, on one lattice: what holds for float
-    noise holds for exact noise.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    assert checks.run(name, ExactBench(), AS_SHIPPED) is None
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("mechanism", ["band-mf", "blt"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpfy.cli.output import out as say
 from dpfy.cli.output import tell
+
+if TYPE_CHECKING:
+    from dpfy_lab.selftest.examine import Row
 
 
 def selftest(
@@ -26,22 +29,20 @@ def selftest(
 
     import torch
 
-    from dpfy.audit import selftest as suite
-    from dpfy.cli.whole_bench import WholeBench
+    from dpfy_lab.checks import CHECKS
+    from dpfy_lab.mistakes import MISTAKES
+    from dpfy_lab.selftest import examine
 
     torch.set_num_threads(1)
 
-    def show(row: suite.Row) -> None:
-        words = (
-            "passes every check"
-            if not row.bug.caught_by
-            else f"{row.bug.words}: {', '.join(row.caught_by) or 'NOT CAUGHT'}"
-        )
+    def show(row: Row) -> None:
+        caught = f"{row.words}: {', '.join(row.caught_by) or 'NOT CAUGHT'}"
+        words = caught if row.mistake else _of_the_code(row)
         seconds = sum(row.seconds.values())
-        line = f"{'ok    ' if row.good else 'FAILED'} {row.bug.name}: {words} ({seconds:.1f} s)"
+        line = f"{'ok    ' if row.good else 'FAILED'} {row.name}: {words} ({seconds:.1f} s)"
         print(line, file=sys.stderr) if as_json else say(line)
 
-    rows = suite.run(WholeBench(), every=every, show=show)
+    rows = examine.run(MISTAKES.values(), CHECKS, every=every, show=show)
     good = all(row.good for row in rows)
     seconds = sum(sum(row.seconds.values()) for row in rows)
     summary = {
@@ -56,3 +57,9 @@ def selftest(
         as_json=as_json,
     )
     raise typer.Exit(0 if good else 1)
+
+
+def _of_the_code(row: Row) -> str:
+    """What is said of the code as it is."""
+    alarms = [f"{name}: {line}" for name, line in row.found.items() if line is not None]
+    return "; ".join(alarms) or "passes every check"

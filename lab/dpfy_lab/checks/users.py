@@ -1,0 +1,110 @@
+"""Checks of users who own several records, from outside: what one user adds, drawn whole or record by
+record, and what happens to all others meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfy.core.unit import user_unit
+from dpfy.data.owners import Owned, Users
+from dpfy.data.users import by_user
+from dpfy.plan.recipe import RECORD, UNIT, Plan, dpsgd
+from dpfy_lab.checks.loop import CLIP, DELTA, LENGTH, NOISE_MULTIPLIER, Array, dimension, noisy_sums
+from dpfy_lab.selftest.mistake import Found, check
+
+MOST, LARGE = 4, 2
+"""Records of one user that may be used; the user that has more."""
+UNEQUAL = (1, 2, 40, MOST, 3, MOST + 1)
+NEARLY_EQUAL = (MOST, MOST, MOST + 1, MOST, MOST, MOST)
+"""How many records each user has. One has more than may be used: far more, or one."""
+
+
+def _plan(units: int, noise: float, steps: int = 1, draw: str = UNIT) -> Plan:
+    recipe = dpsgd(units, units, steps=steps, clip_norm=CLIP, unit=user_unit(MOST), draw=draw)
+    return recipe.with_noise(noise, delta=DELTA, allow_large_delta=True)
+
+
+def _left_out(counts: tuple[int, ...], single: bool, most: float) -> Found:
+    """Without noise, all users in one step, with records that are alike and three clipping norms
+    long: leaving the large one out changes the sum by at most so many clipping norms.
+    """
+    every = np.repeat(np.arange(len(counts)), counts)
+    sums = []
+    for owners in (every, every[every != LARGE]):
+        rows = np.zeros((len(owners), dimension()))
+        rows[np.arange(len(owners)), owners] = 3.0
+        names, held = np.unique(owners, return_counts=True)
+        units = int(np.minimum(held, MOST).sum()) if single else len(names)
+        plan = _plan(units, 0.0, draw=RECORD if single else UNIT)
+        users = Users(owners)
+        sums.append(noisy_sums(rows, plan, by=lambda r, u=users: Owned(r, u, MOST, single))[0])  # type: ignore[misc]
+    change = float(np.linalg.norm(sums[0] - sums[1]))
+    if change <= most + 1e-3:
+        return None
+    return (
+        f"leaving out a user of {counts[LARGE]} records changes the sum by {change:.3f} clip "
+        f"norms, not {most:g}"
+    )
+
+
+@check("users drawn whole")
+def WHOLE() -> Found:
+    """A user with all records changes the sum by at most one clipping norm."""
+    return _left_out(UNEQUAL, False, 1.0)
+
+
+@check("records of users")
+def SINGLE() -> Found:
+    """Records drawn one by one: a user changes the sum by as many clipping norms as records of one
+    may be used.
+    """
+    return _left_out(NEARLY_EQUAL, True, float(MOST))
+
+
+def _users() -> tuple[Array, NDArray[np.int64]]:
+    """Six users of four records each: the records of a user are long and alike, which clipping them
+    one by one would let add up.
+    """
+    d = dimension()
+    rng = np.random.default_rng(8)
+    own = rng.standard_normal((6, 1, d)) + 0.1 * rng.standard_normal((6, MOST, d))
+    own *= LENGTH / np.linalg.norm(own, axis=2, keepdims=True)
+    return own.reshape(-1, d), np.repeat(np.arange(6), MOST)
+
+
+def _sums(rows: Array, owners: NDArray[np.int64], noise: float, steps: int = 1) -> Array:
+    plan = _plan(len(np.unique(owners)), noise, steps)
+    return noisy_sums(rows, plan, by=lambda records: by_user(records, owners, MOST))
+
+
+@check("user sensitivity")
+def SENSITIVITY() -> Found:
+    """Without noise: leaving out all records of one user changes the sum by at most one clipping
+    norm.
+    """
+    rows, owners = _users()
+    whole = _sums(rows, owners, 0.0)[0]
+    for user in (0, 3):
+        kept = owners != user
+        change = float(np.linalg.norm(whole - _sums(rows[kept], owners[kept], 0.0)[0]))
+        if not change <= 1 + 1e-3:
+            return f"leaving out one user changes the sum by {change:.3f} clip norms"
+    return None
+
+
+@check("user noise")
+def NOISE() -> Found:
+    """Records without gradients: the noise is that of the claim, in clipping norms of a user."""
+    rows, owners = _users()
+    seen = _sums(0 * rows, owners, NOISE_MULTIPLIER, steps=4) / NOISE_MULTIPLIER
+    scale = math.sqrt(float(np.mean(seen**2)))
+    if abs(scale - 1) < 6 / math.sqrt(2 * seen.size):
+        return None
+    return f"noise of {scale:.3f} of what hides a user was added"
+
+
+CHECKS = (WHOLE, SINGLE, SENSITIVITY, NOISE)

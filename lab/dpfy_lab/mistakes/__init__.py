@@ -1,0 +1,33 @@
+"""The seeded mistakes, by family of dpfy. None of them can be reached from dpfy."""
+
+from __future__ import annotations
+
+import importlib
+
+from dpfy_lab.selftest.mistake import MISTAKES
+
+FAMILIES = (
+    "noise",
+    "clipping",
+    "sampling",
+    "integrity",
+    "users",
+    "shares",
+    "rounds",
+    "local",
+    "labels",
+    "prediction",
+    "tables",
+    "images",
+    "evolution",
+    "linear",
+    "trees",
+    "clusters",
+    "tuning",
+)
+"""In the order of the self-test."""
+
+for family in FAMILIES:
+    importlib.import_module(f"{__name__}.{family}")
+
+__all__ = ["FAMILIES", "MISTAKES"]

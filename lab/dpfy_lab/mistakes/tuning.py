@@ -1,0 +1,73 @@
+"""Mistakes of a search for settings: each of them voids the theorem that makes it cheap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpfy_lab.checks.tuning import CANARY, LOSERS, PARTS, PROPOSALS, SCORES
+from dpfy_lab.selftest.mistake import mistake
+from dpfy_lab.selftest.patch import Patch
+
+HOME = "dpfy.tuning"
+TRIAL = f"{HOME}.trial.Trial"
+
+
+@mistake(
+    "search-fixed-number",
+    "the number of trials is fixed, and billed as random",
+    CANARY,
+    f"{HOME}.run.drawn",
+)
+def _(real: Any, claim: Any, permit: Any, randomness: Any) -> int:
+    return int(claim.payment.trials)
+
+
+@mistake(
+    "search-all-released",
+    "every trial leaves a search that is billed for the best one",
+    LOSERS,
+    f"{HOME}.outcome._rows",
+)
+def _(real: Any, claim: Any, found: Any, rows: Any) -> Any:
+    return [{**row.to_json(), "selected": number == found.number} for number, row in rows.items()]
+
+
+@mistake(
+    "search-score-exact",
+    "the best trial is shown with its score on private records, without noise",
+    SCORES,
+    f"{TRIAL}.count",
+)
+def _(real: Any, self: Any, right: Any) -> float:
+    self.counted = float(right)
+    return self.counted
+
+
+@mistake(
+    "search-validates-on-training",
+    "trials are scored on training records, billed as records held out",
+    PARTS,
+    f"{TRIAL}.valid",
+)
+def _(real: Any, self: Any, data: Any) -> Any:
+    return self.train(data)
+
+
+@mistake(
+    "search-adaptive",
+    "settings follow from earlier scores under a random number of trials",
+    PROPOSALS,
+)
+def _(patch: Patch) -> None:
+    made: list[Any] = []
+
+    def trial(real: Any, self: Any) -> Any:
+        made.append(real(self))
+        return made[-1]
+
+    def ask(real: Any, self: Any, *given: Any) -> Any:
+        again = made and made[-1].score > 0.5
+        return made[-1].settings if again else real(self, *given)
+
+    patch.around(f"{HOME}.trial.TrialTask.__call__", trial)
+    patch.around(f"{HOME}.engine.RandomSearch.ask", ask)
