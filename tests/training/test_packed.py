@@ -5,6 +5,7 @@ reach no loss.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import dpfy
 from dpfy.core.errors import Unsupported
+from dpfy.isolation.comparison import ExampleParts, Replacement, check_apart
+from dpfy.isolation.program import BATCH
 from dpfy.isolation.recorder import OperationRecorder
 
 LONGEST = 16
@@ -149,6 +152,24 @@ def test_lengths_of_others_are_refused(name: str, tmp_path: Path) -> None:
     assert any(
         word in str(refused.value) for word in ("mix", "lengths of other", "torch.where", "depend")
     )
+
+
+def test_the_longest_is_told_where_the_replaced_record_is_as_long() -> None:
+    """The lengths that a check puts in are short too, so that the longest becomes another."""
+    torch.manual_seed(0)
+    x, n, y = torch.randn(4, 5, WIDTH), torch.tensor([5, 2, 3, 2]), torch.tensor([0, 1, 0, 1])
+    rows = torch.tensor([True, False, False, False])
+    model = Reader(last)
+    for divisor, allowed in ((lambda: n.max(), False), (lambda: 5, True)):
+        recorder = OperationRecorder()
+        recorder.program.mark((x, n, y), BATCH)
+        recorder.start()
+        losses = plain(model, x, n, y) / divisor()
+        recorder.stop()
+        program = recorder.program
+        change = Replacement((x, n, y), [x + rows[:, None, None], n, y], rows)
+        with nullcontext() if allowed else pytest.raises(Unsupported, match="mix"):
+            check_apart(program, ExampleParts.forward(program, losses), losses, [change])
 
 
 def test_padding_while_recorded_is_torchs_own() -> None:
