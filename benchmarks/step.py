@@ -104,13 +104,12 @@ def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = Fa
     size, SGD.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    engine, count = BookkeepingEngine(), iter(range(10**9))
+    engine, count = BookkeepingEngine(sparse=True), iter(range(10**9))
     stream = NoiseStream(
         Identity(), noise, Randomness.for_tests(0), divisor=len(case.batch()[1]), in_place=True
     )
     assert stream.event is not None
     permit = rehearsal(stream.event, 10**9)
-    engine.sparse = True
     engine.attach(model)
     parameters, clip = trained(model), FlatClip(CLIP)
     captured = CapturedSum(engine, lambda x, y: case.losses(model(x), y))

@@ -5,7 +5,7 @@ The answer is fixed by the clip rule; an engine changes only speed and memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -34,15 +34,6 @@ class Engine(Protocol):
     """
 
     name: str
-    sparse: bool = False
-    """Whether the sum of a table may be a sparse tensor, of the rows in use. For callers to set:
-    noise takes either.
-    """
-
-    each: Callable[[str, Tensor], Tensor] | None = None
-    """Takes the sum of every parameter as soon as it is made, in their order, and gives back what
-    the total holds. For callers to set.
-    """
 
     def attach(self, model: nn.Module) -> None:
         """Prepare `model`; raise :class:`Unsupported` with the way out if it has what the engine

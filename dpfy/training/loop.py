@@ -110,8 +110,7 @@ class PrivateTraining(RunState):
             train.records_each if isinstance(train, Records | Owned) else 1,
             rows_of(train),
         )
-        self.engine, self.engine_reason = choose(model, self.runtime.engine)
-        self.engine.sparse = True
+        self.engine, self.engine_reason = choose(model, self.runtime.engine, sparse=True)
         self._train, self._factors = train, self.rule.factors(plan.recipe.steps)
         self.schedules = Schedules(
             scheduler, optimizer, plan.recipe.steps, ruled=self._factors is not None

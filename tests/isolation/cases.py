@@ -360,7 +360,6 @@ def sums(
     job = case.build(replace(now, asked=0))
     source = as_source(job.data)
     engine, _ = choose(job.model, job.runtime.get("engine", "auto"))
-    engine.sparse = False
     params, found = trainable(job.model), []
     engine.attach(job.model)
     try:

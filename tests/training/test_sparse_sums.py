@@ -125,8 +125,7 @@ def test_the_engine_says_which_rows(spoilt):
     model, (x, y) = Bag(), tokens(20)
     mask, sums = torch.arange(20) % 5 != 0, {}
     for sparse in (False, True):
-        engine = BookkeepingEngine()
-        engine.sparse = sparse
+        engine = BookkeepingEngine(sparse=sparse)
         engine.attach(model)
         for _ in range(2):
             losses = F.cross_entropy(model(x), y, reduction="none")
@@ -160,7 +159,7 @@ def trained(folder, monkeypatch, sparse: bool, most: int) -> list[Tensor]:
         with dpfy.PrivateTraining(
             model, sgd, tokens(), plan, dpfy.Run(folder, seed=3), runtime=runtime
         ) as training:
-            training.engine.sparse = sparse
+            training.engine._sparse = sparse
             for x, y in training.batches():
                 training.step(F.cross_entropy(model(x), y, reduction="none"))
     assert any(part["table.weight"].is_sparse for part in seen) is sparse

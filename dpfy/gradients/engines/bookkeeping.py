@@ -9,6 +9,7 @@ so its norm and its weighted sum need no per-example tensor.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -40,6 +41,9 @@ from dpfy.gradients.one_record import active, transformed
 from dpfy.gradients.per_example.buffers import Buffers
 from dpfy.gradients.per_example.clipped_sum import ClippedSum, ShardedNorms
 from dpfy.gradients.per_example.contribution import Contribution, Direct
+
+EachSum = Callable[[str, Tensor], Tensor]
+"""Takes the sum of a parameter, by name, and gives back what is to be kept of it."""
 
 _SITES: weakref.WeakKeyDictionary[nn.Module, tuple[LayerRule, Tape, Site]] = (
     weakref.WeakKeyDictionary()
@@ -107,10 +111,17 @@ class BookkeepingEngine(Engine):
     """
 
     name = "bookkeeping"
-    in_parts: ShardedNorms | None = None
-    """How norms are added over ranks that hold parts of the parameters. For callers to set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sparse: bool = False) -> None:
+        """An engine without a model.
+
+        Args:
+            sparse: Whether the sum of a table may be a sparse tensor, of the rows in use. Noise
+                takes either.
+        """
+        self._sparse = sparse
+        self._each: EachSum | None = None
+        self._sharded: ShardedNorms | None = None
         self._sums: BoundedSum | None = None
         self._recorder: Recorder | None = None
         self._single: SingleExample | None = None
@@ -121,9 +132,23 @@ class BookkeepingEngine(Engine):
         self._received: dict[str, int] = {}
         self._split = SplitPoints()
 
-    def attach(self, model: nn.Module) -> None:
-        """Patch the supported layers that have trainable parameters."""
+    def attach(
+        self,
+        model: nn.Module,
+        *,
+        each: EachSum | None = None,
+        sharded: ShardedNorms | None = None,
+    ) -> None:
+        """Patch the supported layers that have trainable parameters.
+
+        Args:
+            model: The model whose losses will come.
+            each: Takes the sum of every parameter as soon as it is made, in their order, and gives
+                back what the total holds.
+            sharded: How norms are added over ranks that hold parts of the parameters.
+        """
         self.detach()
+        self._each, self._sharded = each, sharded
         self._sums, self._single = BoundedSum(trainable(model)), SingleExample(model)
         self._recorder = Recorder(self._sums)
         for name, module in model.named_modules():
@@ -140,7 +165,8 @@ class BookkeepingEngine(Engine):
             module.forward = MethodType(_with_aliases if rule is BARE else _tapped, module)  # type: ignore[method-assign]
 
     def detach(self) -> None:
-        """Unpatch every layer and forget the model."""
+        """Unpatch every layer, and forget the model and how it was attached."""
+        self._each = self._sharded = None
         for module in list(self._sites):
             self._release(module)
         if self._single is not None:
@@ -172,16 +198,16 @@ class BookkeepingEngine(Engine):
             if may and (total := recorder.bounded_sum(losses, clip, mask)) is not None:
                 return total
             scaled = self._scaled(losses, clip, mask) if len(losses) and sums.params else None
-            if self.each is not None:
-                return sums.one_by_one(scaled, clip, self.each)
+            if self._each is not None:
+                return sums.one_by_one(scaled, clip, self._each)
             if scaled is None:
                 return Bounded(zeros(sums.params, clip), clip.bound)
-            return sums.total(scaled, Buffers({}, sparse=True) if self.sparse else None)
+            return sums.total(scaled, Buffers({}, sparse=True) if self._sparse else None)
 
     @property
     def alone(self) -> bool:
         """Whether no other ranks have a part in norms and sums: only such work may be recorded."""
-        return self.each is None and self.in_parts is None
+        return self._each is None and self._sharded is None
 
     @property
     def sums(self) -> BoundedSum:
@@ -208,7 +234,7 @@ class BookkeepingEngine(Engine):
         not needed for the sums is let go.
         """
         parts = self._contributions(losses)
-        return self.sums.weigh(parts, clip, mask, self.in_parts) if parts else None
+        return self.sums.weigh(parts, clip, mask, self._sharded) if parts else None
 
     def _contributions(self, losses: Tensor) -> Parts:
         """What every parameter receives, use by use."""

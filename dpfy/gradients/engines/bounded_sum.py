@@ -175,7 +175,7 @@ class BoundedSum:
         self._jobs.clear()
 
     def weigh(
-        self, parts: Parts, clip: Clip, mask: Tensor | None, in_parts: ShardedNorms | None = None
+        self, parts: Parts, clip: Clip, mask: Tensor | None, sharded: ShardedNorms | None = None
     ) -> ClippedSum:
         """The multiplier of every example, from the norms of all that the parameters receive over
         all their uses.
@@ -184,7 +184,7 @@ class BoundedSum:
         self._several |= {name for name, uses in parts.items() if overlapping(uses)}
         found = {name: combine_uses(uses) for name, uses in parts.items()}
         self._flush()
-        return weigh(found, clip, self.params, mask, in_parts)
+        return weigh(found, clip, self.params, mask, sharded)
 
     def sum(
         self, scaled: ClippedSum, last: bool = False, buffers: Buffers | None = None

@@ -18,13 +18,19 @@ ENGINES: dict[str, type] = {
 }
 
 
-def choose(model: nn.Module, name: str = "auto") -> tuple[Engine, str]:
+def choose(model: nn.Module, name: str = "auto", *, sparse: bool = False) -> tuple[Engine, str]:
     """The engine called `name`, or for "auto" the fastest that is exact for `model`, and one line
     that says why.
+
+    Args:
+        model: The model that is to be trained.
+        name: "auto", or one of :data:`ENGINES`.
+        sparse: Whether the sum of a table may be a sparse tensor, where the engine makes such.
     """
     check.one_of("engine", name, ["auto", *ENGINES])
     if name != "auto":
-        return ENGINES[name](), f"engine {name}: asked for"
+        found = BookkeepingEngine(sparse=sparse) if name == "bookkeeping" else ENGINES[name]()
+        return found, f"engine {name}: asked for"
     own, covered, strange = 0, 0, []
     for path, module in model.named_modules():
         count = sum(p.numel() for p in module.parameters(recurse=False) if p.requires_grad)
@@ -35,15 +41,17 @@ def choose(model: nn.Module, name: str = "auto") -> tuple[Engine, str]:
             strange.append(f"{path or 'the model'} ({type(module).__name__})")
     if not covered:
         return (
-            BookkeepingEngine(),
+            BookkeepingEngine(sparse=sparse),
             "engine bookkeeping: no layer of the model has a rule; by rules of the operations "
             "where there are some",
         )
     if not strange:
-        return BookkeepingEngine(), "engine bookkeeping: every layer of the model has a rule"
+        return BookkeepingEngine(
+            sparse=sparse
+        ), "engine bookkeeping: every layer of the model has a rule"
     shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
     return (
-        BookkeepingEngine(),
+        BookkeepingEngine(sparse=sparse),
         f"engine bookkeeping: layer rules for {covered} of {own} parameters; by rules of the "
         f"operations for {shown}",
     )

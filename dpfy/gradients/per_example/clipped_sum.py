@@ -113,7 +113,7 @@ def weigh(
     clip: Clip,
     params: Mapping[str, Tensor],
     mask: Tensor | None,
-    in_parts: ShardedNorms | None = None,
+    sharded: ShardedNorms | None = None,
 ) -> ClippedSum:
     """Norms of all contributions and the multipliers that `clip` gives them."""
     names = list(params)
@@ -124,10 +124,10 @@ def weigh(
     rests: Rests = []
     for members in groups:
         norm, rest = _weighed(
-            found, [n for n in members if in_parts is None or n in in_parts.counted]
+            found, [n for n in members if sharded is None or n in sharded.counted]
         )
-        if in_parts is not None:
-            other, more = _weighed(found, [n for n in members if n not in in_parts.counted])
+        if sharded is not None:
+            other, more = _weighed(found, [n for n in members if n not in sharded.counted])
             norm = torch.zeros_like(other) if norm is None and other is not None else norm
             rest = rest[0] + more[0], rest[1] | more[1]
         norms.append(norm)
@@ -138,8 +138,8 @@ def weigh(
         if len(norms) == 1
         else torch.cat([torch.zeros_like(some) if n is None else n for n in norms])
     )
-    if in_parts is not None:
-        squared_norms = in_parts.added(squared_norms.double().contiguous())
+    if sharded is not None:
+        squared_norms = sharded.added(squared_norms.double().contiguous())
     dtypes = {part.dtype for part in found.values()}
     narrowest = _narrowest(dtypes | {params[name].dtype for name in found})
     squared_norms = inflate_norms(

@@ -89,9 +89,8 @@ class FullySharded(SingleDevice):
         held = dict(self.model.named_parameters())
         _each(self.model, lambda m: m.unshard())
         self._aliases = {id(p): held[name] for name, p in self.model.named_parameters()}
-        engine.attach(self.model)
+        engine.attach(self.model, each=self._cut if self.world.count > 1 else None)
         _each(self.model, lambda m: m.reshard())
-        engine.each = self._cut if self.world.count > 1 else None
         self._engine = engine
 
     def zeros(self, parameters: dict[str, nn.Parameter], clip: Clip) -> Grads:

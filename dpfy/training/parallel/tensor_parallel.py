@@ -79,11 +79,19 @@ class TensorParallel(SingleDevice):
             raise Unsupported(
                 f"engine {engine.name} with tensor parallel weights", "use engine='bookkeeping'"
             )
+        sharded = None
+        if self.world.count > 1:
+            counted = {
+                name
+                for name, p in trainable(self.model).items()
+                if self.world.first or not _everywhere(p)
+            }
+            sharded = ShardedNorms(frozenset(counted), self.world.all_reduce)
         layers = {m: _Layer.of(m, self.world) for m in self.model.modules() if _parted(m)}
         for module, layer in layers.items():
             module._parameters.update(layer.here)
         try:
-            engine.attach(self.model)
+            engine.attach(self.model, sharded=sharded)
         finally:
             for module, layer in layers.items():
                 module._parameters.update(layer.held)
@@ -92,13 +100,6 @@ class TensorParallel(SingleDevice):
                 layer.inner = inner
                 _LAYERS[module] = layer
                 module.forward = MethodType(_run, module)  # type: ignore[method-assign]
-        if self.world.count > 1:
-            counted = {
-                name
-                for name, p in trainable(self.model).items()
-                if self.world.first or not _everywhere(p)
-            }
-            engine.in_parts = ShardedNorms(frozenset(counted), self.world.all_reduce)
         self._engine = engine
 
     def zeros(self, parameters: dict[str, nn.Parameter], clip: Clip) -> Grads:

@@ -243,17 +243,14 @@ def test_fit_evaluates_a_model_in_parts_on_all_ranks_and_tells_them_what_rank_0_
 
 def test_nothing_is_recorded_where_other_ranks_have_a_part() -> None:
     """A graph of this rank's norms alone would clip by them."""
-    engine, model, clip = BookkeepingEngine(), nn.Linear(3, 2), FlatClip(1.0)
-    engine.attach(model)
-    losses = model(torch.randn(4, 3)).square().sum(1)
-    engine.bounded_sum(losses, clip)
-    capture, batch = (
-        CapturedSum(engine, lambda x: model(x).sum(1)),
-        (SimpleNamespace(is_cuda=True),),
-    )
-    assert capture._can(batch)  # type: ignore[arg-type]
-    engine.in_parts = ShardedNorms({"weight", "bias"}, lambda norms: norms)
-    assert not capture._can(batch)  # type: ignore[arg-type]
-    engine.in_parts, engine.each = None, lambda name, total: total
-    assert not capture._can(batch)  # type: ignore[arg-type]
-    engine.detach()
+    sharded = ShardedNorms({"weight", "bias"}, lambda norms: norms)
+    each = {"each": lambda name, total: total}
+    for parts, may in (({}, True), ({"sharded": sharded}, False), (each, False)):
+        engine, model, clip = BookkeepingEngine(), nn.Linear(3, 2), FlatClip(1.0)
+        engine.attach(model, **parts)
+        losses = model(torch.randn(4, 3)).square().sum(1)
+        engine.bounded_sum(losses, clip)
+        capture = CapturedSum(engine, lambda x: model(x).sum(1))  # noqa: B023
+        assert capture._can((SimpleNamespace(is_cuda=True),)) is may  # type: ignore[arg-type]
+        engine.detach()
+        assert engine.alone
