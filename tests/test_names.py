@@ -125,11 +125,7 @@ SHADOWS: set[str] = {
     "dpfy.gradients.engines.choice",
     "dpfy.local.means",
 }
-SMALL: set[str] = {
-    "dpfy.estimators.linear.solvers",
-    "dpfy.federated.shares.client",
-    "dpfy.integrations.totals",
-}
+SMALL: set[str] = set()
 
 
 def types(file: Path) -> dict[str, str]:

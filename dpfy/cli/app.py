@@ -64,7 +64,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("train", cls=train.Command)(train.train)
+app.command("train")(train.train)
 app.command("init")(init.init)
 app.command("verify")(verify.verify)
 app.command("sign")(sign.sign)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.output import tell
+from dpfy.cli.output import require_writable, save, tell
 from dpfy.cli.plugins import VerbGroup
-from dpfy.cli.target import save, target
 from dpfy.cli.train import Set
 from dpfy.core.errors import InvalidInput
 
@@ -302,7 +301,7 @@ def _check(confidence: float, plot: Path | None, canaries: int = MOST_CANARIES) 
         raise InvalidInput("--confidence", confidence, rule)
     check.integer("--canaries", canaries, least=10, most=MOST_CANARIES)
     if plot is not None:
-        target("--plot", plot, {".svg": (b"<?xml",)})
+        require_writable("--plot", plot, {".svg": (b"<?xml",)})
 
 
 def _end(answer: dict[str, Any], as_json: bool, plot: Path | None, picture: Any) -> None:

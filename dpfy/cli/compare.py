@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from dpfy.cli.account import ADJACENCY
-from dpfy.cli.output import tell
+from dpfy.cli.output import require_writable, save, tell
 from dpfy.cli.plugins import VerbGroup
-from dpfy.cli.target import save, target
 
 app = typer.Typer(
     cls=VerbGroup,
@@ -44,7 +43,7 @@ def bounds(
     from dpfy.accounting.patterns import Training
 
     if plot is not None:
-        target("--plot", plot, SVG)
+        require_writable("--plot", plot, SVG)
     rows = calculator.bounds([Training(noise_multiplier, sampling_rate, steps)], delta, adjacency)
     if plot is not None:
         _draw(
@@ -84,7 +83,7 @@ def tuning(
     from dpfy.core.unit import Adjacency
 
     if plot is not None:
-        target("--plot", plot, SVG)
+        require_writable("--plot", plot, SVG)
     check.integer("steps", steps, least=0, most=TUNED_STEPS)
     check.integer("trials", trials, most=TUNED_STEPS)
     event = Training(noise_multiplier, sampling_rate, steps).claim().event

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.output import tell
-from dpfy.cli.target import PICTURE, save, target
+from dpfy.cli.output import PICTURE, require_writable, save, tell
 
 
 def mechanisms(
@@ -38,7 +37,7 @@ def mechanisms(
 
     check.one_of("sampling", sampling, SAMPLINGS)
     if plot is not None:
-        target("--plot", plot, PICTURE)
+        require_writable("--plot", plot, PICTURE)
     found = compare(records, batch_size, steps, Target(epsilon, delta), sampling=sampling)
     if plot is not None:
         from dpfy.plan.pictures import draw

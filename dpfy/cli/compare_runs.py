@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.output import tell
-from dpfy.cli.target import PAGE, save, target
+from dpfy.cli.output import PAGE, require_writable, save, tell
 
 
 def runs(
@@ -28,7 +27,7 @@ def runs(
     from dpfy.report import compare
 
     if out is not None:
-        target("--out", out, PAGE)
+        require_writable("--out", out, PAGE)
     found = compare.compare(places)
     if out is not None:
         save("--out", out, compare.page(found).encode(errors="backslashreplace"))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfy.cli.output import tell
-from dpfy.cli.target import PICTURE, save, target
+from dpfy.cli.output import PICTURE, require_writable, save, tell
 
 if TYPE_CHECKING:
     from dpfy.accounting.user_level import Routes, Setting
@@ -71,7 +70,7 @@ def users(
     from dpfy.accounting import user_level
 
     if plot is not None:
-        target("--plot", plot, PICTURE)
+        require_writable("--plot", plot, PICTURE)
     setting = user_level.Setting(
         users, max_contributions, batch_size, steps, epsilon, delta, alike, records
     )

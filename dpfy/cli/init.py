@@ -44,12 +44,12 @@ def init(
 
     Example: dpfy init people.csv --label income --ignore id
     """
-    from dpfy.cli import drafts
+    from dpfy.data import draft
 
-    given = drafts.ColumnChoices(
+    given = draft.ColumnChoices(
         label, tuple(number or ()), tuple(category or ()), tuple(ignore or ()), user
     )
-    found = drafts.write(data, out, given, public=public, header=header, force=force)
+    found = draft.write(data, out, given, public=public, header=header, force=force)
     left = found["open"]
     no_label = (
         []

@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.output import tell
+from dpfy.cli.output import PICTURE, require_writable, save, tell
 from dpfy.cli.plugins import VerbGroup
-from dpfy.cli.target import PICTURE, save, target
 
 app = typer.Typer(
     name="ledger",
@@ -56,7 +55,7 @@ def show(
     from dpfy.report import spending, spending_page
 
     if plot is not None:
-        target("--plot", plot, {".svg": PICTURE[".svg"]})
+        require_writable("--plot", plot, {".svg": PICTURE[".svg"]})
     found = spending.of(Ledger.read(ledger), delta)
     answer, lines = found.to_json(), spending_page.table(found)
     if plot is not None:

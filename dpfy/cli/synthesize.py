@@ -209,8 +209,7 @@ def evaluate(
     Unless the real records are public (--public), what is printed is NOT private: it was computed
     without noise.
     """
-    from dpfy.cli.target import PAGE, save
-    from dpfy.cli.target import target as place
+    from dpfy.cli.output import PAGE, require_writable, save
     from dpfy.core import check
     from dpfy.synthetic.evaluate import evaluate as compared
     from dpfy.synthetic.evaluate import lines
@@ -218,7 +217,7 @@ def evaluate(
 
     check.integer("--degree", degree, most=3)
     if out is not None:
-        place("--out", out, PAGE)
+        require_writable("--out", out, PAGE)
     with _status() as show:
         found = compared(
             real,

@@ -6,33 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from dpfy.cli import train_labels
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.output import tell
-from dpfy.core.errors import DpfyError
-
-MOVED = {
-    "--data-dir": "data.dir=FOLDER",
-    "--test": "data.test=public",
-    "--test-noise": "privacy.test_noise=30",
-    "--noise-multiplier": "privacy.noise_multiplier=1.0",
-    "--adjacency": "privacy.adjacency=replace-one",
-    "--accountant": "privacy.accountant=rdp",
-    "--allow-large-delta": "privacy.allow_large_delta=true",
-    "--bands": "training.bands=8",
-    "--noise-phases": "training.noise_phases=[2,1.5,1]",
-    "--optimizer": "training.optimizer=adam",
-    "--momentum": "training.momentum=0.9",
-    "--average": "training.average=0.9",
-    "--engine": "runtime.engine=loop",
-    "--max-physical-batch": "runtime.max_physical_batch=auto",
-    "--graph": "runtime.graph=true",
-    "--checkpoint-every": "runtime.checkpoint_every=30",
-    "--budget-delta": "ledger.budget_delta=1e-6",
-}
-"""Flags of earlier versions, and what says the same now."""
 
 Set = Annotated[
     list[str] | None,
@@ -46,26 +23,6 @@ Set = Annotated[
 ShowConfig = Annotated[
     bool, typer.Option("--show-config", help="Print all fields as TOML, and stop.")
 ]
-
-
-class Moved(DpfyError):
-    """A flag of an earlier version was given."""
-
-
-class Command(TyperCommand):
-    """A verb that answers a flag of an earlier version with what says the same now."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever, but for the answer."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as problem:
-            if (name := getattr(problem, "option_name", None)) in MOVED:
-                raise Moved(
-                    f"{name} is now --set {MOVED[str(name)]} (dpfy train --show-config has every "
-                    f"field)"
-                ) from None
-            raise
 
 
 def _option(help_text: str, *names: str, hidden: bool = False) -> Any:

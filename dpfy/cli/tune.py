@@ -15,9 +15,8 @@ import typer
 
 from dpfy.cli.account import ADJACENCY
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.output import tell
+from dpfy.cli.output import require_writable, save, tell
 from dpfy.cli.plugins import VerbGroup
-from dpfy.cli.target import save, target
 
 SVG = {".svg": (b"<?xml",)}
 PLANNED_STEPS = 10_000_000
@@ -272,7 +271,7 @@ def plan(
             "--epsilon", epsilon, "give epsilon, or the noise multiplier of a trial: one of them"
         )
     if plot is not None:
-        target("--plot", plot, SVG)
+        require_writable("--plot", plot, SVG)
     check.integer("--trials", trials, least=2, most=100_000)
     check.inside_unit("--sample", sample)
     recipe = dpsgd(

@@ -34,8 +34,8 @@ from torch.utils.data import DataLoader
 
 from dpfy.core import errors
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.integrations import apart, ending, epoch
-from dpfy.integrations.totals import Totals
+from dpfy.integrations import adapter
+from dpfy.integrations.adapter import LossTotals
 from dpfy.plan.recipe import Plan
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run
@@ -99,7 +99,7 @@ class PrivateAccelerator(Accelerator):
         self._train: object = None
         self._rules: list[LRScheduler] = []
         self._others: list[DataLoader[Any]] = []
-        self._totals, self._epoch_totals = Totals(), Totals()
+        self._totals, self._epoch_totals = LossTotals(), LossTotals()
 
     def prepare(self, *given: Any, **settings: Any) -> Any:
         """What was given, in its order: model, optimizer, training loader and scheduler for the
@@ -112,7 +112,7 @@ class PrivateAccelerator(Accelerator):
             )
         made = tuple(self._taken(part, whole) for part in given)
         if self._train is not None and any(
-            apart.share(self._train, other) for other in self._others
+            adapter.share_records(self._train, other) for other in self._others
         ):
             raise InvalidInput(
                 "prepare",
@@ -180,7 +180,7 @@ class PrivateAccelerator(Accelerator):
             self.training.require_public(values)
         for name, value in values.items():
             for totals in (self._totals, self._epoch_totals):
-                totals.check(f"log {name}", float(value), epoch.steps_each(self.plan.recipe))
+                totals.check(f"log {name}", float(value), adapter.steps_per_epoch(self.plan.recipe))
         if self.training is not None and not self.training.folder.finished:
             self.training.record(source="public", **values)
         super().log(values, step=step, log_kwargs=log_kwargs or {})
@@ -278,7 +278,7 @@ class PrivateAccelerator(Accelerator):
         training, steps = self._opened(), self.plan.recipe.steps
         if training.folder.finished:
             return
-        each, self._epoch_totals = epoch.steps_each(self.plan.recipe), Totals()
+        each, self._epoch_totals = adapter.steps_per_epoch(self.plan.recipe), LossTotals()
         end = min(steps, (training.steps_done // each + 1) * each)
         while training.steps_done < end and (batch := next(self._batches, None)) is not None:
             yield batch
@@ -286,7 +286,7 @@ class PrivateAccelerator(Accelerator):
             self._finish(training)
 
     def _finish(self, training: PrivateTraining) -> None:
-        ending.finish(training)
+        adapter.finish(training)
         training.__exit__(None, None, None)
 
 
@@ -297,7 +297,7 @@ class _Epochs:
         self._accelerator = accelerator
 
     def __len__(self) -> int:
-        return epoch.steps_each(self._accelerator.plan.recipe)
+        return adapter.steps_per_epoch(self._accelerator.plan.recipe)
 
     def __iter__(self) -> Iterator[Any]:
         return self._accelerator._epoch()

@@ -29,9 +29,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.given import lazy
 from dpfy.data.lazy import LazyRecords
 from dpfy.integrations import (
-    ending,
-    epoch,
-    measured,
+    adapter,
     model_card,
     task_losses,
     trainer_arguments,
@@ -159,7 +157,7 @@ class PrivateTrainer(Trainer):
         try:
             with self._private(run) as self.training:
                 self._loop(self.training, ignore_keys_for_eval)
-                ending.finish(self.training)
+                adapter.finish(self.training)
                 epsilon = self.training.guarantee().epsilon(self.plan.delta)
         finally:
             self.is_in_train = False
@@ -199,7 +197,7 @@ class PrivateTrainer(Trainer):
             return
         if self.training is not None:
             self.training.require_public(
-                {measured.word(k): v for k, v in logs.items() if isinstance(v, int | float)}
+                {adapter.metric_name(k): v for k, v in logs.items() if isinstance(v, int | float)}
             )
         super().log(logs, *given, **settings)
 
@@ -324,7 +322,7 @@ class PrivateTrainer(Trainer):
         wanted = str(self.args.metric_for_best_model or "loss")
         metric = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
         timings = ("_runtime", "_per_second", "epoch", "_time")
-        public = measured.words(
+        public = adapter.finite_metrics(
             {name: value for name, value in found.items() if not name.endswith(timings)}
         )
         if public:
@@ -336,7 +334,9 @@ class PrivateTrainer(Trainer):
                     wanted,
                     f"must be among the metrics of the evaluation: {', '.join(found)}",
                 )
-            self.training.schedule(source="public", **{measured.word(metric): float(found[metric])})
+            self.training.schedule(
+                source="public", **{adapter.metric_name(metric): float(found[metric])}
+            )
         return bool(self._determine_best_metric(metrics=found, trial=None))
 
     def _keep(self) -> None:
@@ -447,7 +447,7 @@ class PrivateTrainer(Trainer):
     @property
     def _each(self) -> int:
         """Steps in what Trainer calls an epoch."""
-        return epoch.steps_each(self.plan.recipe)
+        return adapter.steps_per_epoch(self.plan.recipe)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """They are in the run's own checkpoint."""

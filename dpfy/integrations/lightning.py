@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dpfy.core import check, errors
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.integrations import apart, ending, epoch, measured
+from dpfy.integrations import adapter
 from dpfy.plan.recipe import Plan
 from dpfy.training.integrity import state
 from dpfy.training.loop import PrivateTraining
@@ -130,7 +130,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         else:
             self._others.append(dataloader)
         if self._loader is not None and any(
-            apart.share(self._loader, other) for other in self._others
+            adapter.share_records(self._loader, other) for other in self._others
         ):
             raise InvalidInput(
                 "val_dataloaders",
@@ -288,13 +288,13 @@ class PrivateStrategy(SingleDeviceStrategy):
             return
         self._hush(True)
         state.set_generators(self._random, training.device)
-        found = measured.words(self._trainer.callback_metrics)
+        found = adapter.finite_metrics(self._trainer.callback_metrics)
         if found:
             training.record(source="public", **found)
         for config in self.lr_scheduler_configs:
             if not config.reduce_on_plateau:
                 continue
-            if (name := measured.word(str(config.monitor))) not in found:
+            if (name := adapter.metric_name(str(config.monitor))) not in found:
                 rule = f"must be among the metrics of the validation: {', '.join(found)}"
                 raise InvalidInput("monitor", str(config.monitor), rule)
             training.schedule(source="public", **{name: found[name]})
@@ -322,7 +322,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         if training is None or training.folder.finished:
             return
         if training.steps_done == training.last_step or self._trainer.should_stop:
-            ending.finish(training)
+            adapter.finish(training)
         training.__exit__(None, None, None)
 
     def on_exception(self, exception: BaseException) -> None:
@@ -361,7 +361,7 @@ class PrivateStrategy(SingleDeviceStrategy):
     @property
     def _each(self) -> int:
         """Steps in an epoch of the plan."""
-        return epoch.steps_each(self.plan.recipe)
+        return adapter.steps_per_epoch(self.plan.recipe)
 
     @staticmethod
     def _fitting(trainer: Any) -> bool:

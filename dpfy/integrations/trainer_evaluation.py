@@ -12,7 +12,7 @@ import torch
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.integrations import apart
+from dpfy.integrations import adapter
 
 PUBLIC = "public"
 
@@ -46,7 +46,7 @@ def require_apart(trainer: Any, given: Any) -> None:
         else given
     )
     if any(
-        apart.share(trainer.train_dataset, one)
+        adapter.share_records(trainer.train_dataset, one)
         for one in (data.values() if isinstance(data, dict) else [data])
     ):
         raise InvalidInput(

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from dpfy.cli.app import main
-from dpfy.cli.train import MOVED
 from dpfy.core import settings
 from dpfy.core.errors import InvalidInput
 from dpfy.training import config
@@ -281,17 +280,6 @@ def test_showing_reads_no_data_and_writes_nothing(capsys, tmp_path, monkeypatch)
     status, _, _ = call(capsys, "train", *given([*CSV, *BUDGET]), "--out", "run", "--show-config")
     assert status == 0
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("flag", sorted(MOVED))
-def test_a_flag_that_is_gone_says_where_it_went(capsys, flag):
-    for words in ([flag, "1"], [f"{flag}=1"]):
-        status, out, err = call(capsys, "train", *words)
-        assert (status, out) == (2, "")
-        assert err.startswith(f"dpfy: {flag} is now --set {MOVED[flag]}")
-        assert err.count("\n") == 1
-    section, _, rest = MOVED[flag].partition(".")
-    assert rest.partition("=")[0] in settings.names(SECTIONS[section])
 
 
 @pytest.mark.parametrize("width", [80, 120])

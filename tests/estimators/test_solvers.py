@@ -23,8 +23,8 @@ from dpfy.estimators.columns import FeatureColumns, in_range
 from dpfy.estimators.linear import bolt_on, minima, quadratic
 from dpfy.estimators.linear.design import Design, RowLayout
 from dpfy.estimators.linear.losses import HuberHingeLoss, HuberLoss, LogisticLoss
+from dpfy.estimators.linear.models import SOLVERS
 from dpfy.estimators.linear.solver import LinearTask
-from dpfy.estimators.linear.solvers import SOLVERS
 from dpfy.report.verify import verify
 
 sys.path.insert(0, str(Path(__file__).parent))

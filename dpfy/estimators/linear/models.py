@@ -24,6 +24,8 @@ from dpfy.estimators.estimator import (
 )
 from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
+from dpfy.estimators.linear.bolt_on import BoltOnSolver
+from dpfy.estimators.linear.descent import GradientDescentSolver
 from dpfy.estimators.linear.design import RowLayout
 from dpfy.estimators.linear.losses import (
     HuberHingeLoss,
@@ -33,12 +35,28 @@ from dpfy.estimators.linear.losses import (
     ScoreLoss,
     SoftmaxLoss,
 )
+from dpfy.estimators.linear.minima import ObjectivePerturbationSolver, OutputPerturbationSolver
+from dpfy.estimators.linear.newton import NewtonSolver
+from dpfy.estimators.linear.quadratic import FunctionalSolver, SecondMomentSolver
 from dpfy.estimators.linear.solver import LinearTask, Solver, norm_needs, problem_of
-from dpfy.estimators.linear.solvers import SOLVERS
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.target import ClassTarget, NumberTarget, Target
 
 Floats = NDArray[np.float64]
+
+SOLVERS: dict[str, Solver] = {
+    "gradient": GradientDescentSolver(),
+    "newton": NewtonSolver(),
+    "objective": ObjectivePerturbationSolver("objective", tolerance=1e-5, share=0.002),
+    "approximate-minima": ObjectivePerturbationSolver(
+        "approximate-minima", tolerance=0.05, share=0.05
+    ),
+    "output": OutputPerturbationSolver(),
+    "bolt-on": BoltOnSolver(),
+    "functional": FunctionalSolver(),
+    "statistics": SecondMomentSolver(),
+}
+"""The solvers by their names: the values of `solver`."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

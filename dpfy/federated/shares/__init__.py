@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfy.federated.shares.aggregator import MaskedSum, SecureSum, SurvivorSum, TooFew, TrustedSum
 from dpfy.federated.shares.choice import choose, plan
-from dpfy.federated.shares.client import Client
-from dpfy.federated.shares.scheme import SharingScheme
+from dpfy.federated.shares.scheme import Client, SharingScheme
 from dpfy.noise.shares import Shares
 
 if TYPE_CHECKING:

@@ -1,0 +1,124 @@
+"""What the adapters to other tools share: the end of a run that a tool drives, its epochs, and what
+it may log or measure on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Subset
+
+from dpfy.core.errors import InvalidInput
+from dpfy.plan.recipe import Recipe
+from dpfy.training import update
+from dpfy.training.integrity.publication import CLOSE
+from dpfy.training.loop import PrivateTraining
+
+
+def steps_per_epoch(recipe: Recipe) -> int:
+    """Steps in what tools call an epoch: as many as draw the number of records once, on average; at
+    most all of them.
+    """
+    return min(recipe.steps, max(1, round(recipe.records / recipe.expected_batch)))
+
+
+def finish(training: PrivateTraining) -> None:
+    """Write model and card and give the model the released weights. A run that stops early is
+    billed as its plan says, and says so.
+
+    Guarantees: those of :meth:`PrivateTraining.finish`: a plan with points for that is billed up to
+    the next of them, any other whole.
+    """
+    done, steps, stopping = (
+        training.steps_done,
+        training.plan.recipe.steps,
+        training.plan.recipe.stopping,
+    )
+    training.finish()
+    update.adopt(training.average, training.model)
+    if done == steps:
+        return
+    billed = steps if stopping is None else stopping.next(done)
+    way = (
+        "; a plan can say where a run may end: dpfy.dpsgd(..., stopping=5)"
+        if stopping is None
+        else ""
+    )
+    warnings.warn(
+        f"run {training.folder.path}: ended after {done} of {steps} steps, {billed} billed{way}",
+        stacklevel=2,
+    )
+
+
+def share_records(train: Any, other: Any) -> bool:
+    """Whether two data sets, or loaders of them, have a record in common, as far as that is seen:
+    one data set, or parts of one.
+
+    Data to measure on must not be the training data: whoever declares it public would publish what
+    is measured on private records.
+    """
+    (mine, of_mine), (theirs, of_theirs) = _origin(train), _origin(other)
+    if mine is None or mine is not theirs:
+        return False
+    return of_mine is None or of_theirs is None or not set(of_mine).isdisjoint(of_theirs)
+
+
+def _origin(data: Any) -> tuple[Any, Sequence[int] | None]:
+    """The data set that records come from, and their numbers there; None for all of them."""
+    data, indices = getattr(data, "dataset", data) if not isinstance(data, Subset) else data, None
+    while isinstance(data, Subset):
+        indices = [data.indices[i] for i in indices] if indices is not None else list(data.indices)
+        data = data.dataset
+    return data, indices
+
+
+def metric_name(name: str) -> str:
+    """The name of a metric as a run records it: val/loss is val_loss."""
+    return re.sub(r"\W", "_", name)
+
+
+def finite_metrics(found: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of `found`, by the names that a run records."""
+    return {
+        metric_name(name): float(value)
+        for name, value in found.items()
+        if math.isfinite(float(value))
+    }
+
+
+class LossTotals:
+    """Sums of losses over the physical batches of an epoch, or of a run, as training scripts add them
+    up to log them.
+
+    They are private: `check` recognises where somebody publishes their sum or mean.
+    """
+
+    def __init__(self) -> None:
+        self._means: Tensor | float = 0.0
+        self._losses: Tensor | float = 0.0
+        self._batches = self._rows = 0
+
+    def add(self, total: Tensor, rows: int) -> None:
+        """Take the sum of the losses of a batch of so many rows."""
+        self._means, self._losses = self._means + total / rows, self._losses + total
+        self._batches, self._rows = self._batches + 1, self._rows + rows
+
+    def check(self, name: str, value: float, steps: int) -> None:
+        """Refuse a sum of the losses, or of the means of batches, and their means over records,
+        batches or the `steps` of an epoch.
+        """
+        if not self._batches or not math.isfinite(value) or value == 0:
+            return
+        seen = [
+            float(total) / part
+            for total in (self._means, self._losses)
+            for part in (1, self._batches, self._rows, steps)
+        ]
+        if any(math.isclose(value, one, rel_tol=CLOSE) for one in seen):
+            rule = "is private: evaluate on public data, or keep it out of the logs"
+            raise InvalidInput(name, "the mean or sum of losses of the training batches", rule)
