@@ -44,14 +44,17 @@ from dpfy.cli import (
 
 HELP = """Differentially private machine learning: the guarantee printed is the guarantee delivered.
 
-Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder that anyone can check with
-[b]dpfy verify[/b]. [b]dpfy init[/b] drafts schema and job for a table of your own. Plan before you touch data with
-[b]dpfy account[/b] (what does this noise cost?), [b]dpfy calibrate[/b] (how much noise do I need?) and [b]dpfy explore[/b].
-Attack the claim with [b]dpfy audit[/b], read it with [b]dpfy report[/b]; use the model with [b]dpfy predict[/b];
-[b]dpfy query[/b] asks private statistics of a table, [b]dpfy fit[/b] fits classical learners to it, [b]dpfy synthesize[/b] makes
-a synthetic one; [b]dpfy ledger[/b] shows what all runs on a data set have spent together.
+Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder
+that anyone can check with [b]dpfy verify[/b]. [b]dpfy init[/b] drafts schema and job for a table of
+your own. Plan before you touch data with [b]dpfy account[/b] (what does this noise cost?),
+[b]dpfy calibrate[/b] (how much noise do I need?) and [b]dpfy explore[/b]. Attack the claim with
+[b]dpfy audit[/b], read it with [b]dpfy report[/b]; use the model with [b]dpfy predict[/b];
+[b]dpfy query[/b] asks private statistics of a table, [b]dpfy fit[/b] fits classical learners to it,
+[b]dpfy synthesize[/b] makes a synthetic one; [b]dpfy ledger[/b] shows what all runs on a data set
+have spent together.
+
 Every verb takes --json and then prints one JSON object on standard output.
-"""  # noqa: E501
+"""
 
 COMPLETE = "_DPFY_COMPLETE"
 """Set by the shell when it asks how a word may go on (--install-completion)."""
@@ -118,4 +121,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 @cache
 def _command() -> Any:
-    return typer.main.get_command(app)
+    return plugins.unwrapped(typer.main.get_command(app))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any, ClassVar
 
 import typer
@@ -12,6 +14,20 @@ from dpfy.core import errors, plugins
 LAB = ("reproduce", "audit.selftest")
 """The verbs of the distribution dpfy-lab. Where it is not installed, they say so."""
 PANEL = "Commands of plug-ins"
+
+
+def unwrapped(command: Any) -> Any:
+    """The command, and those below it, with each paragraph of their help in one line.
+
+    Docstrings are wrapped for readers of the code; the terminal has a width of its own, and Rich
+    keeps the line breaks of all paragraphs but the first.
+    """
+    if command.help:
+        paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(command.help))
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for below in getattr(command, "commands", {}).values():
+        unwrapped(below)
+    return command
 
 
 class PluginCommand(TyperCommand):
@@ -35,7 +51,7 @@ class PluginCommand(TyperCommand):
             single = typer.Typer(add_completion=False, rich_markup_mode="rich")
             single.command(self.name)(found)
             found = single
-        return typer.main.get_command(found)
+        return unwrapped(typer.main.get_command(found))
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any

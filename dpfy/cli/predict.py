@@ -33,15 +33,16 @@ class PredictVerbs(VerbGroup):
 
 HELP = """Predict with a released model, or answer from private voters.
 
-[b]dpfy predict RUN DATA[/b] (or [b]dpfy predict released RUN DATA[/b]): the class of each record by the released model of a run of
-[b]dpfy train[/b]. That is post-processing, and costs nothing.
+[b]dpfy predict RUN DATA[/b] (or [b]dpfy predict released RUN DATA[/b]): the class of each record by
+the released model of a run of [b]dpfy train[/b]. That is post-processing, and costs nothing.
 
-[b]dpfy predict teach[/b], then [b]dpfy predict serve[/b]: many small models, each of a part of the data, that never leave; their noisy vote
-answers as many questions as were paid for. [b]dpfy predict student[/b]: a model that learns from such answers about public inputs, and is
+[b]dpfy predict teach[/b], then [b]dpfy predict serve[/b]: many small models, each of a part of the
+data, that never leave; their noisy vote answers as many questions as were paid for.
+[b]dpfy predict student[/b]: a model that learns from such answers about public inputs, and is
 released (PATE).
 
 Example: dpfy predict runs/x people.csv --out predictions.csv
-"""  # noqa: E501
+"""
 app = typer.Typer(help=HELP, no_args_is_help=True, cls=PredictVerbs, rich_markup_mode="rich")
 app.command("student")(student)
 
