@@ -123,8 +123,7 @@ def accuracy(
             plan=plan,
             optimizer=optimizer,
             run=run,
-            test=data.test,
-            test_is="public",
+            evaluation=dpfy.PublicTest(data.test),
             runtime=runtime,
             update=update,
         )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize
     from dpfy.synthetic.text.run import TextOptions, TextTerms, synthesize_text
+    from dpfy.training.evaluation import PrivateTest, PublicTest, WithheldTest
     from dpfy.training.fit import Result, fit
     from dpfy.training.load import load, save_pretrained
     from dpfy.training.loop import PrivateTraining
@@ -99,6 +100,9 @@ _HOME = {
     "synthesize_text": "dpfy.synthetic.text.run",
     "verify": "dpfy.report.verify",
     "Plateau": "dpfy.training.metrics",
+    "PublicTest": "dpfy.training.evaluation",
+    "PrivateTest": "dpfy.training.evaluation",
+    "WithheldTest": "dpfy.training.evaluation",
     "Result": "dpfy.training.fit",
     "fit": "dpfy.training.fit",
     "load": "dpfy.training.load",
@@ -128,7 +132,9 @@ __all__ = [
     "Normalisation",
     "Plan",
     "Plateau",
+    "PrivateTest",
     "PrivateTraining",
+    "PublicTest",
     "QueryTerms",
     "Recipe",
     "Result",
@@ -143,6 +149,7 @@ __all__ = [
     "Unsupported",
     "Update",
     "Users",
+    "WithheldTest",
     "World",
     "auto",
     "bandmf",

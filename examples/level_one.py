@@ -23,8 +23,7 @@ result = dpfy.fit(
     train,
     plan=plan,
     optimizer=optimizer,
-    test=test,
-    test_is="public",
+    evaluation=dpfy.PublicTest(test),
     update=dpfy.Update(average=0.9),
 )
 

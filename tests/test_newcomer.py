@@ -60,7 +60,7 @@ TABLE: dict[str, list[str]] = {
     "fit with three fields a row": [
         "training/test_objective.py::test_batches_of_any_structure_train_and_are_measured_alike"
     ],
-    "fit of a Hugging Face model with test=": [
+    "fit of a Hugging Face model with evaluation=": [
         "training/test_objective.py::test_a_hugging_face_model_is_trained_and_measured"
     ],
     'losses "mse", "bce"': [

@@ -34,6 +34,7 @@ from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import CANARIES
 from dpfy.training import job
 from dpfy.training.config import SECTIONS, JobConfig, make
+from dpfy.training.evaluation import PublicTest
 from dpfy.training.fit import fit
 from dpfy.training.run import Run, RunFolder, load_plan
 from dpfy.training.update import Update
@@ -174,8 +175,9 @@ def _train(
             plan=plan,
             optimizer=job.optimizer_of(config.training, model),
             run=folder,
-            test=(extract(data.test.tensors[0]), data.test.tensors[1]) if public else None,
-            test_is="public" if public else None,
+            evaluation=PublicTest((extract(data.test.tensors[0]), data.test.tensors[1]))
+            if public
+            else None,
             runtime=runtime,
             update=Update(config.training.average),
         )

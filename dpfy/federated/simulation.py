@@ -26,8 +26,16 @@ from dpfy.gradients.engines.per_user import per_user
 from dpfy.noise.shares import Shares
 from dpfy.plan.recipe import Plan
 from dpfy.sampling.samplers import CheckInSampler
-from dpfy.training import evaluation, metrics
-from dpfy.training.evaluation import BILLED, PUBLIC
+from dpfy.training import metrics
+from dpfy.training.evaluation import (
+    PUBLIC,
+    PrivateTest,
+    TestData,
+    TestFigures,
+    measure,
+    public,
+    use_of,
+)
 from dpfy.training.fit import Result, finished
 from dpfy.training.integrity import computation
 from dpfy.training.loop import PrivateTraining
@@ -50,8 +58,7 @@ def fit(
     objective: BatchLosses | None = None,
     arrivals: Arrivals | None = None,
     run: str | Path | Run | RunFolder | None = None,
-    test: object | None = None,
-    test_is: str | None = None,
+    evaluation: TestData | None = None,
     device: str | None = None,
     progress: bool = False,
     update: Update | None = None,
@@ -99,9 +106,11 @@ def fit(
             "a loss for one record in federated training",
             "give a loss of (outputs, targets), or objective=",
         )
-    if (use := evaluation.check_use(test, test_is, None)) == BILLED:
+    use = use_of(evaluation)
+    if isinstance(evaluation, PrivateTest):
         raise Unsupported(
-            "a billed evaluation where the unit is a client", 'use test_is="public" or "withheld"'
+            "a billed evaluation where the unit is a client",
+            "use dpfy.PublicTest(data) or dpfy.WithheldTest(data)",
         )
     if (done := finished(model, run, plan)) is not None:
         return done
@@ -128,7 +137,9 @@ def fit(
             clients=len(clients), repeatable=True, device=device, progress=progress, update=update, scheduler=scheduler,
         )  # fmt: skip
     with training:
-        held_out = None if test is None else as_source(test)
+        held_out = None
+        if evaluation is not None and evaluation.data is not None:
+            held_out = as_source(evaluation.data)
         model.train()
         noting = _Noting(training, aim, held_out if use == PUBLIC else None)
         if gradient:
@@ -136,11 +147,11 @@ def fit(
         else:
             assert isinstance(training, PrivateRounds)
             _rounds(training, clients, local, aim, noting, arrivals)
-        utility = evaluation.measure(training, aim, held_out)
+        utility = measure(training, aim, held_out)
         found = (
-            evaluation.Evaluation(use, {})
+            TestFigures(use, {})
             if held_out is None or use != PUBLIC
-            else evaluation.public(training, aim, held_out)
+            else public(training, aim, held_out)
         )
         folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
@@ -189,7 +200,7 @@ class _Noting:
     def __call__(self) -> None:
         done = self._training.steps_done
         if done > self._noted and done in self._epsilons:
-            measured = evaluation.measure(self._training, self._aim, self._test)
+            measured = measure(self._training, self._aim, self._test)
             self._training._note(epsilon=self._epsilons[done], **measured)
         self._noted = max(self._noted, done)
 

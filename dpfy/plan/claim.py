@@ -467,7 +467,7 @@ class Evaluation(GaussianClaim):
 
     kind: ClassVar[str] = "evaluation"
     purpose: ClassVar[str] = "evaluation"
-    given_as: ClassVar[str] = "test_noise"
+    given_as: ClassVar[str] = "evaluation noise_multiplier"
 
     def describe(self) -> dict[str, Any]:
         """What was measured, and how."""

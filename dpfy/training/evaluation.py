@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
 
 PUBLIC, BILLED, WITHHELD, NONE = "public", "billed", "withheld", "none"
-USES = (PUBLIC, BILLED, WITHHELD)
+KINDS = (
+    "say what the test data is: dpfy.PublicTest(data), dpfy.PrivateTest(data) (charged, with noise), "
+    "or dpfy.WithheldTest(data)"
+)
 STREAM = "evaluation"
 BATCH = 1000
 MOST_CLASSES = 50
@@ -50,8 +53,89 @@ classes. Its L2 norm, rounded up.
 CLASSES = Objective()
 
 
+@dataclass(frozen=True, eq=False)
+class PublicTest:
+    """Test data that you declare public: what is measured on it is published, exactly.
+
+    Args:
+        data: The records, as `fit` takes them. Rows of the training data are refused.
+
+    Example:
+        >>> import dpfy, torch
+        >>> rows = torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64)
+        >>> evaluation = dpfy.PublicTest(rows)   # dpfy.fit(..., evaluation=evaluation)
+    """
+
+    use: ClassVar[str] = PUBLIC
+    data: object = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _require_data(self.data)
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateTest:
+    """Private test data: figures are released with noise, and charged to the budget.
+
+    Args:
+        data: The records, as `fit` takes them.
+        noise_multiplier: Gaussian noise of this many times what one record adds. By default as much
+            as takes about a tenth of the guarantee.
+        bound: Release the mean loss, of which each record adds at most this much. By default counts
+            of right and wrong answers, and the table of confused classes.
+
+    Raises:
+        InvalidInput: `noise_multiplier` or `bound` is not a positive number.
+
+    Guarantees: the evaluation is reserved in the ledger beside the plan before any data is read;
+        the guarantee that is printed covers both.
+
+    Example:
+        >>> import dpfy, torch
+        >>> rows = torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64)
+        >>> evaluation = dpfy.PrivateTest(rows, noise_multiplier=20.0)
+    """
+
+    use: ClassVar[str] = BILLED
+    data: object = field(repr=False)
+    noise_multiplier: float | None = None
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        _require_data(self.data)
+        if self.noise_multiplier is not None:
+            check.noise_multiplier(
+                "PrivateTest.noise_multiplier",
+                check.positive("PrivateTest.noise_multiplier", self.noise_multiplier),
+            )
+        if self.bound is not None:
+            check.positive("PrivateTest.bound", self.bound)
+
+
+@dataclass(frozen=True, eq=False)
+class WithheldTest:
+    """Private test data for the caller alone: `Result.utility` holds the figures, and nothing of
+    them is written anywhere. They are no part of what the guarantee covers.
+
+    Args:
+        data: The records, as `fit` takes them. Without them nothing is measured, and the report says
+            that there is test data whose figures are withheld.
+
+    Example:
+        >>> import dpfy, torch
+        >>> rows = torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64)
+        >>> evaluation = dpfy.WithheldTest(rows)
+    """
+
+    use: ClassVar[str] = WITHHELD
+    data: object = field(default=None, repr=False)
+
+
+TestData = PublicTest | PrivateTest | WithheldTest
+
+
 @dataclass(frozen=True)
-class Evaluation:
+class TestFigures:
     """What is told about the test data: how it was used, figures, and the table of classes (rows:
     true, columns: predicted).
     """
@@ -61,31 +145,31 @@ class Evaluation:
     confusion: list[list[int]] | None = None
 
 
+def _require_data(data: object) -> None:
+    if data is None:
+        raise InvalidInput("evaluation", None, "needs data to evaluate on")
+
+
+def use_of(evaluation: object) -> str:
+    """What may be told of the data of `evaluation`; none where there is nothing to evaluate on."""
+    if evaluation is None:
+        return NONE
+    if not isinstance(evaluation, PublicTest | PrivateTest | WithheldTest):
+        raise InvalidInput("evaluation", type(evaluation).__name__, KINDS)
+    return evaluation.use
+
+
 def default_noise(epsilon: float, delta: float, adjacency: Adjacency) -> float:
     """The noise multiplier of the counts where none is given: they take about a tenth of the
     guarantee (epsilon, delta).
     """
     if not math.isfinite(epsilon):
         raise InvalidInput(
-            "test_noise", None, "must be given where training itself has no finite epsilon"
+            "PrivateTest.noise_multiplier",
+            None,
+            "must be given where training itself has no finite epsilon",
         )
     return SHARE * sigma_analytic(epsilon, delta) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
-
-
-def check_use(test: object, use: str | None, noise: float | None, most: float | None = None) -> str:
-    """How `test` may be used; withheld where nothing was declared, none where there is nothing to
-    declare.
-    """
-    chosen = (
-        (NONE if test is None else WITHHELD) if use is None else check.one_of("test_is", use, USES)
-    )
-    if test is None and chosen not in (NONE, WITHHELD):
-        raise InvalidInput("test_is", chosen, "goes with test, the data to evaluate on")
-    if noise is not None and chosen != BILLED:
-        raise InvalidInput("test_noise", noise, 'goes with test_is="billed"')
-    if most is not None and check.positive("test_bound", most) and chosen != BILLED:
-        raise InvalidInput("test_bound", most, 'goes with test_is="billed"')
-    return chosen
 
 
 @torch.no_grad()
@@ -118,9 +202,9 @@ def confusion(
     return None if counts is None or len(counts) > MOST_CLASSES else counts.tolist()
 
 
-def public(training: PrivateTraining, objective: Objective, test: RecordSource) -> Evaluation:
+def public(training: PrivateTraining, objective: Objective, test: RecordSource) -> TestFigures:
     """The exact figures, of data that was declared public."""
-    return Evaluation(
+    return TestFigures(
         PUBLIC, measure(training, objective, test), confusion(training, test, objective)
     )
 
@@ -131,7 +215,7 @@ def billed(
     test: RecordSource,
     objective: Objective = CLASSES,
     most: float | None = None,
-) -> Evaluation:
+) -> TestFigures:
     """Accuracy and the table of classes from noisy counts. Made again after a crash, it releases
     the same bits.
 
@@ -145,9 +229,7 @@ def billed(
     """
     folder, noise = training.folder, training.folder.run.evaluation
     if noise is None:
-        raise InvalidInput(
-            "test_is", BILLED, "the run reserved no evaluation before it read the data"
-        )
+        raise InvalidInput("evaluation", BILLED, "the run reserved none before it read the data")
     table, sums = (
         _answered(training, test, objective)
         if most is None
@@ -167,7 +249,7 @@ def billed(
     accuracy = min(max(float(counts[0]) / held, 0.0), 1.0) if held >= 1 else 0.0
     error = noise * ONE_RECORD * math.hypot(1 - accuracy, accuracy) / max(held, 1.0)
     if most is not None:
-        return Evaluation(
+        return TestFigures(
             BILLED,
             {
                 "test_loss": most * (1 - accuracy),
@@ -178,7 +260,7 @@ def billed(
     cells = (
         counts[2:].round().clamp(min=0).long().view(classes, classes).tolist() if classes else None
     )
-    return Evaluation(
+    return TestFigures(
         BILLED, {"test_accuracy": accuracy, "test_accuracy_noise": min(error, 1.0)}, cells
     )
 
@@ -186,7 +268,7 @@ def billed(
 @torch.no_grad()
 def join_collectives(
     training: PrivateTraining, objective: Objective, test: RecordSource, use: str
-) -> Evaluation:
+) -> TestFigures:
     """What a rank other than 0 does while rank 0 evaluates: where it holds a part of the model it
     runs it too, and releases nothing.
     """
@@ -194,7 +276,7 @@ def join_collectives(
         public(training, objective, test)
     elif training.parallel.model_sharded:
         _answered(training, test, objective)
-    return Evaluation(use, {})
+    return TestFigures(use, {})
 
 
 @torch.no_grad()
@@ -223,8 +305,8 @@ def _no_classes() -> Unsupported:
     what = "a billed evaluation of anything but classes, labels or tokens"
     return Unsupported(
         what,
-        "say by test_bound= how much a loss may count, declare the test data public, or "
-        'test_is="withheld"',
+        "say by dpfy.PrivateTest(data, bound=...) how much a loss may count, declare the test data "
+        "public (dpfy.PublicTest), or withhold its figures (dpfy.WithheldTest)",
     )
 
 

@@ -22,8 +22,21 @@ from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
 from dpfy.runs.folder import fresh_path
-from dpfy.training import evaluation, metrics
-from dpfy.training.evaluation import BILLED, PUBLIC
+from dpfy.training import metrics
+from dpfy.training.evaluation import (
+    PUBLIC,
+    WITHHELD,
+    PrivateTest,
+    TestData,
+    TestFigures,
+    billed,
+    default_noise,
+    dry_run,
+    join_collectives,
+    measure,
+    public,
+    use_of,
+)
 from dpfy.training.integrity import overlap
 from dpfy.training.load import Released
 from dpfy.training.loop import PrivateTraining
@@ -68,10 +81,7 @@ def fit(
     user: object = None,
     objective: BatchLosses | None = None,
     run: str | Path | Run | RunFolder | ReadOnlyRun | None = None,
-    test: object | None = None,
-    test_is: str | None = None,
-    test_noise: float | None = None,
-    test_bound: float | None = None,
+    evaluation: TestData | None = None,
     runtime: Runtime | None = None,
     update: Update | None = None,
     scheduler: object = None,
@@ -81,7 +91,7 @@ def fit(
     """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model
     holds the released weights.
 
-    Batches of `train` and `test` are tuples, whose last field is the target and whose others go to
+    Batches of `train` and of the test data are tuples, whose last field is the target and whose others go to
     the model, or dicts, whose field `labels` (by default the one called labels, label, targets,
     target or y) is the target and whose others go to the model by name. `loss` is the name of a
     loss ("cross_entropy", "mse", "l1", "huber", "bce", "multi_label", "tokens", "next_token";
@@ -96,13 +106,12 @@ def fit(
     a whole; who owns what is read after the reservation. Records grouped before
     (:func:`dpfy.by_user`) need no `user`.
 
-    `test_is` declares what `test` is. "public": what is measured on it is published, exactly.
-    "billed": its records are private; counts of right and wrong answers are released with Gaussian
-    noise of `test_noise` times what one record adds (by default about a tenth of the guarantee),
-    and billed in the ledger beside the plan: the guarantee printed covers both. With `test_bound`
-    it is the mean loss instead, of which each record adds at most that bound. "withheld" (the
-    default): nothing of it is written anywhere; `Result.utility` is for the caller alone, and no
-    part of what the guarantee covers.
+    `evaluation` is the test data, and what may be told of it. :class:`dpfy.PublicTest`: what is
+    measured on it is published, exactly. :class:`dpfy.PrivateTest`: its records are private; counts
+    of right and wrong answers, or the mean loss up to a bound, are released with Gaussian noise and
+    charged in the ledger beside the plan: the guarantee printed covers both.
+    :class:`dpfy.WithheldTest`: nothing of it is written anywhere; `Result.utility` is for the caller
+    alone, and no part of what the guarantee covers.
 
     `scheduler` is a torch scheduler of the optimizer, which the run steps after each of its steps.
 
@@ -125,27 +134,30 @@ def fit(
     if aim.record is not None:
         aim.record.check(model, admitted(train), runtime.engine, runtime.graph)
         runtime = runtime if aim.record.vectorised else replace(runtime, engine="loop")
-    use = evaluation.check_use(test, test_is, test_noise, test_bound)
-    aim.check("test", test)
+    use, test = use_of(evaluation), None if evaluation is None else evaluation.data
+    aim.check("evaluation", test)
     given = (
         None if test is None else admitted(test)
-    )  # read below, where all that is billed is reserved
+    )  # read below, where all that is charged is reserved
     if isinstance(given, UserRecords | Owned) or (
         isinstance(given, LazyRecords) and given.rows_each > 1
     ):
         raise InvalidInput(
-            "test",
+            "evaluation",
             "several records or views a row",
             "must be records one by one (UserRecords.alone gives a user's)",
         )
-    if use == BILLED and plan.recipe.unit.most_records > 1:
-        raise Unsupported(
-            "a billed evaluation where a unit owns several records",
-            'use test_is="public" or "withheld"',
-        )
+    bound = None
+    if isinstance(evaluation, PrivateTest):
+        if plan.recipe.unit.most_records > 1:
+            raise Unsupported(
+                "a billed evaluation where a unit owns several records",
+                "use dpfy.PublicTest(data) or dpfy.WithheldTest(data)",
+            )
+        bound = evaluation.bound
     started = time.monotonic()
-    if use == BILLED:
-        run = _billed(run, plan, test_noise)
+    if isinstance(evaluation, PrivateTest):
+        run = _billed(run, plan, evaluation.noise_multiplier)
     world = World.joined() if world is None else world
     if (
         done := world.rank0_first("what was finished before", lambda: finished(model, run, plan))
@@ -173,9 +185,9 @@ def fit(
         if held_out is not None:
             if use == PUBLIC:
                 overlap.require_apart(
-                    "test", training.records, held_out, training.folder.randomness
+                    "evaluation", training.records, held_out, training.folder.randomness
                 )
-            evaluation.dry_run(training, held_out, aim, use, test_bound)
+            dry_run(training, held_out, aim, use, bound)
         model.train()
         noted = metrics.last_step(training.folder.path)
         if aim.record is not None and training.isolation is not None:
@@ -183,10 +195,10 @@ def fit(
         step = training.captured(aim.losses_of(model, training.records))
         for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None, stop):
             step(batch)
-        found = _evaluated(training, aim, held_out, use, test_bound)
-        utility = world.broadcast_object(
-            "the evaluation", lambda: found.utility
-        ) or evaluation.measure(training, aim, held_out)
+        found = _evaluated(training, aim, held_out, use, bound)
+        utility = world.broadcast_object("the evaluation", lambda: found.utility) or measure(
+            training, aim, held_out
+        )
         folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
@@ -218,9 +230,7 @@ def _billed(
         return run
     whole = run if isinstance(run, Run) else Run(run if run is not None else fresh_path())
     chosen = (
-        evaluation.default_noise(plan.epsilon, plan.delta, plan.recipe.adjacency)
-        if noise is None
-        else noise
+        default_noise(plan.epsilon, plan.delta, plan.recipe.adjacency) if noise is None else noise
     )
     return replace(whole, evaluation=chosen)
 
@@ -231,17 +241,13 @@ def _evaluated(
     test: RecordSource | None,
     use: str,
     most: float | None,
-) -> evaluation.Evaluation:
+) -> TestFigures:
     """What is told about the released model on `test`."""
-    if test is None or use == evaluation.WITHHELD:
-        return evaluation.Evaluation(use, {})
+    if test is None or use == WITHHELD:
+        return TestFigures(use, {})
     if not training.world.first:
-        return evaluation.join_collectives(training, aim, test, use)
-    return (
-        evaluation.public(training, aim, test)
-        if use == PUBLIC
-        else evaluation.billed(training, test, aim, most)
-    )
+        return join_collectives(training, aim, test, use)
+    return public(training, aim, test) if use == PUBLIC else billed(training, test, aim, most)
 
 
 def finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
@@ -291,7 +297,7 @@ def _noting(
         done = training.steps_done
         if done > noted:
             if done in epsilons:
-                training._note(epsilon=epsilons[done], **evaluation.measure(training, aim, test))
+                training._note(epsilon=epsilons[done], **measure(training, aim, test))
             noted = done
         if (
             stop is None

@@ -284,8 +284,7 @@ def fitted(
         optimizer=optimizer_of(config.training, model),
         loss=OF_CLASSES[config.training.loss],
         run=run,
-        test=test,
-        test_is=config.data.test_use,
+        evaluation=_evaluation(config, test),
         runtime=config.runtime.runtime(progress),
         update=Update(config.training.average),
         stop=None
@@ -294,6 +293,17 @@ def fitted(
         world=world,
     )
     return model, result
+
+
+def _evaluation(config: JobConfig, test: Records | None) -> evaluation.TestData:
+    """The test data of a job, as its configuration declares it; the noise of a private one was
+    reserved with the folder.
+    """
+    if config.data.test_use == evaluation.PUBLIC:
+        return evaluation.PublicTest(test)
+    if config.data.test_use == evaluation.BILLED:
+        return evaluation.PrivateTest(test)
+    return evaluation.WithheldTest(test)
 
 
 def schema_of(config: JobConfig) -> bytes:

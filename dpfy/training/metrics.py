@@ -97,7 +97,7 @@ class Plateau:
             raise InvalidInput(
                 "plateau.metric",
                 self.metric,
-                f'is not among what is measured at a point ({known}); give test_is="public"',
+                f"is not among what is measured at a point ({known}); give evaluation=dpfy.PublicTest(data)",
             )
         sign = -1.0 if self.metric.endswith(("loss", "error")) else 1.0
         values = [

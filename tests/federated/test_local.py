@@ -345,8 +345,7 @@ def test_the_card_of_a_simulation_says_whose_data_it_protects(tmp_path, unit, lo
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         local=local,
         run=tmp_path / "run",
-        test=(torch.zeros(3, 1, 6, 6), torch.zeros(3, dtype=torch.int64)),
-        test_is="public",
+        evaluation=dpfy.PublicTest((torch.zeros(3, 1, 6, 6), torch.zeros(3, dtype=torch.int64))),
     )
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert card["unit"]["name"] == unit

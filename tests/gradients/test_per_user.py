@@ -304,9 +304,9 @@ def test_one_call_bills_no_evaluation_of_users(tmp_path: object) -> None:
     grouped = by_user(pair, OWNERS, most=4)
     plan = dpfy.dpsgd(len(grouped), 2, steps=1, unit=grouped.unit).with_noise(1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    for test, use, words in (
-        (pair, "billed", "several records"),
-        (grouped, "public", "one by one"),
+    for evaluation, words in (
+        (dpfy.PrivateTest(pair), "several records"),
+        (dpfy.PublicTest(grouped), "one by one"),
     ):
         with pytest.raises((Unsupported, InvalidInput), match=words):
             dpfy.fit(
@@ -315,8 +315,7 @@ def test_one_call_bills_no_evaluation_of_users(tmp_path: object) -> None:
                 plan=plan,
                 optimizer=optimizer,
                 run=f"{tmp_path}/run",
-                test=test,
-                test_is=use,
+                evaluation=evaluation,
             )
     assert [len(field) for field in grouped.alone().tensors] == [11, 11], (
         "of the user with five records four are kept"

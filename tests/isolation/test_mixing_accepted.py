@@ -520,7 +520,14 @@ def test_one_call(tmp_path: Path) -> None:
     model = net()
     plan = dpfy.dpsgd(small_runs.RECORDS, 12, steps=8).with_noise(1.0, delta=1e-3)
     data, sgd = small_runs.vectors(), torch.optim.SGD(model.parameters(), lr=0.1)
-    dpfy.fit(model, data, plan=plan, optimizer=sgd, run=tmp_path / "run", test=data)
+    dpfy.fit(
+        model,
+        data,
+        plan=plan,
+        optimizer=sgd,
+        run=tmp_path / "run",
+        evaluation=dpfy.WithheldTest(data),
+    )
     assert "run again with other records" in (tmp_path / "run" / "privacy.json").read_text()
 
 

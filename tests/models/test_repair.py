@@ -234,7 +234,7 @@ def test_public_statistics_follow_the_weights_and_no_example_reaches_another(tmp
         fixed(PUBLIC), net.train()(PUBLIC), atol=1e-5
     )  # as batch normalisation of the public batch itself
     assert torch.allclose(fixed.eval()(IMAGES)[:1], fixed.eval()(IMAGES[:1]), atol=1e-6)
-    fit(fixed, tmp_path / "run", test=(IMAGES + 1, LABELS), test_is="public")
+    fit(fixed, tmp_path / "run", evaluation=dpfy.PublicTest((IMAGES + 1, LABELS)))
     again = dpfy.load(
         tmp_path / "run", dpfy.repair(pretrained(seed=1), statistics="20", public=PUBLIC * 0).model
     )

@@ -38,8 +38,7 @@ def fit(path: Path | dpfy.Run, plan: Plan) -> Path | dpfy.Run:
         plan=plan,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         run=path,
-        test=data(4),
-        test_is="public",
+        evaluation=dpfy.PublicTest(data(4)),
     )
     return path
 

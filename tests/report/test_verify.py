@@ -35,8 +35,7 @@ def make_run(path, noise=2.0, batch=20):
         plan=plan,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         run=path,
-        test=(x + 1, y),
-        test_is="public",
+        evaluation=dpfy.PublicTest((x + 1, y)),
     )
     return path
 

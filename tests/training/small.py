@@ -63,8 +63,7 @@ def train(
         plan=plan(steps, noise),
         optimizer=optimizer,
         run=run,
-        test=held_out(),
-        test_is="public",
+        evaluation=dpfy.PublicTest(held_out()),
         runtime=runtime,
         update=update,
     )

@@ -30,8 +30,7 @@ def test_a_loss_that_is_no_number_does_not_break_the_run(tmp_path):
         plan=small.plan(),
         optimizer=optimizer,
         run=tmp_path / "run",
-        test=small.held_out(),
-        test_is="public",
+        evaluation=dpfy.PublicTest(small.held_out()),
     )
     assert not torch.isfinite(torch.tensor(result.utility["test_loss"]))
     rows = [

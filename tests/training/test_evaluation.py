@@ -288,8 +288,7 @@ def test_what_cannot_be_billed_is_refused_before_the_first_step(tmp_path):
         "plan": small.plan(3),
         "optimizer": optimizer,
         "loss": "squared_error",
-        "test": (x, y.float()),
-        "test_is": "billed",
+        "evaluation": dpfy.PrivateTest((x, y.float())),
     }
     with pytest.raises(Unsupported, match="anything but classes"):
         dpfy.fit(
@@ -350,16 +349,17 @@ def test_a_billed_regression_is_part_of_the_guarantee_and_keeps_its_bound(tmp_pa
     def fit(bound: float | None, **more: object) -> dpfy.Result:
         adam = torch.optim.Adam(net.parameters(), lr=0.05)
         run = dpfy.Run(tmp_path / "run", resume=True, seed=5)
-        options = {"loss": "mse", "test": (x, y), "test_is": "billed", "test_bound": bound} | more
+        options = {
+            "loss": "mse",
+            "evaluation": dpfy.PrivateTest((x, y), bound=bound),
+        } | more
         return dpfy.fit(net, (x, y), plan=small.plan(3), optimizer=adam, run=run, **options)
 
-    with pytest.raises(Unsupported, match="test_bound="):
+    with pytest.raises(Unsupported, match="bound="):
         fit(None)
     for wrong in (-1.0, math.inf):
-        with pytest.raises(InvalidInput, match="test_bound"):
+        with pytest.raises(InvalidInput, match=r"PrivateTest\.bound"):
             fit(wrong)
-    with pytest.raises(InvalidInput, match="goes with test_is"):
-        fit(1.0, test_is="public")
     with monkeypatch.context() as crash:
         crash.setattr("dpfy.training.finish.write", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -377,13 +377,22 @@ def test_a_billed_regression_is_part_of_the_guarantee_and_keeps_its_bound(tmp_pa
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
-def billed_run(path: Path, test: object, **options: object) -> dpfy.Result:
+def billed_run(path: Path, evaluation: object) -> dpfy.Result:
     net = small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
     run = dpfy.Run(path, resume=True, seed=5)
     return dpfy.fit(
-        net, small.data(), plan=small.plan(3), optimizer=optimizer, run=run, test=test, **options
+        net,
+        small.data(),
+        plan=small.plan(3),
+        optimizer=optimizer,
+        run=run,
+        evaluation=evaluation,  # type: ignore[arg-type]
     )
+
+
+def noisy(x: torch.Tensor, y: torch.Tensor, noise: float = 2.0) -> dpfy.PrivateTest:
+    return dpfy.PrivateTest((x, y), noise_multiplier=noise)
 
 
 def test_a_resumed_evaluation_is_the_same_and_other_test_data_is_refused(tmp_path, monkeypatch):
@@ -396,18 +405,18 @@ def test_a_resumed_evaluation_is_the_same_and_other_test_data_is_refused(tmp_pat
         raise Killed
 
     x, y = small.data()
-    billed_run(tmp_path / "whole", (x, y), test_is="billed", test_noise=2.0)
+    billed_run(tmp_path / "whole", noisy(x, y))
     with monkeypatch.context() as patch:
         patch.setattr(cards, "build", killed)
         with pytest.raises(Killed):
-            billed_run(tmp_path / "cut", (x, y), test_is="billed", test_noise=2.0)
+            billed_run(tmp_path / "cut", noisy(x, y))
     with pytest.raises(InvalidInput, match="resume test"):
-        billed_run(tmp_path / "cut", (x[1:], y[1:]), test_is="billed", test_noise=2.0)
+        billed_run(tmp_path / "cut", noisy(x[1:], y[1:]))
     with pytest.raises(InvalidInput, match="resume evaluation"):
-        billed_run(tmp_path / "cut", (x, y), test_is="billed", test_noise=3.0)
+        billed_run(tmp_path / "cut", noisy(x, y, 3.0))
     with pytest.raises(InvalidInput, match="resume evaluation"):
-        billed_run(tmp_path / "cut", (x, y), test_is="withheld")
-    billed_run(tmp_path / "cut", (x, y), test_is="billed", test_noise=2.0)
+        billed_run(tmp_path / "cut", dpfy.WithheldTest((x, y)))
+    billed_run(tmp_path / "cut", noisy(x, y))
     whole, cut = (small.card_of(tmp_path / name) for name in ("whole", "cut"))
     assert (whole["confusion"], whole["utility"]) == (cut["confusion"], cut["utility"])
     assert whole["confusion"] != evaluation.confusion(
@@ -415,8 +424,8 @@ def test_a_resumed_evaluation_is_the_same_and_other_test_data_is_refused(tmp_pat
     )
 
 
-def test_undeclared_test_data_is_for_the_caller_alone(tmp_path):
-    result = billed_run(tmp_path / "run", small.data())
+def test_withheld_test_data_is_for_the_caller_alone(tmp_path):
+    result = billed_run(tmp_path / "run", dpfy.WithheldTest(small.data()))
     assert set(result.utility) == {"test_loss", "test_accuracy"}
     card = small.card_of(tmp_path / "run")
     assert card["evaluation"]["test"] == "withheld"
@@ -427,19 +436,34 @@ def test_undeclared_test_data_is_for_the_caller_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("declared", "said"),
     [
-        ({"test": None, "test_is": "public"}, "goes with test"),
-        ({"test_is": "publick"}, "did you mean 'public'"),
-        ({"test_is": "public", "test_noise": 1.0}, "goes with test_is"),
-        ({"test_is": "billed", "test_noise": 0.0}, "test_noise"),
-        ({"test_is": "billed", "test_noise": math.inf}, "test_noise"),
+        (lambda data: dpfy.PublicTest(None), "needs data to evaluate on"),
+        (lambda data: dpfy.PrivateTest(None), "needs data to evaluate on"),
+        (lambda data: data, r"tuple.*say what the test data is: dpfy\.PublicTest\(data\)"),
+        (lambda data: "public", "say what the test data is"),
+        (lambda data: dpfy.PrivateTest(data, noise_multiplier=0.0), r"PrivateTest\.noise_multi"),
+        (lambda data: dpfy.PrivateTest(data, noise_multiplier=math.inf), r"PrivateTest\.noise_m"),
+        (lambda data: dpfy.PrivateTest(data, bound=0.0), r"PrivateTest\.bound"),
     ],
 )
-def test_bad_declarations(tmp_path, options, said):
+def test_bad_declarations(tmp_path, declared, said):
     with pytest.raises(InvalidInput, match=said):
-        billed_run(tmp_path / "run", **({"test": small.data()} | options))
+        billed_run(tmp_path / "run", declared(small.data()))
     assert not (tmp_path / "run").exists()
+
+
+def test_public_figures_take_no_noise():
+    with pytest.raises(TypeError, match="noise_multiplier"):
+        dpfy.PublicTest(small.data(), noise_multiplier=1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="bound"):
+        dpfy.WithheldTest(small.data(), bound=1.0)  # type: ignore[call-arg]
+
+
+def test_nothing_shows_the_test_data():
+    x, y = small.data()
+    for kind in (dpfy.PublicTest, dpfy.PrivateTest, dpfy.WithheldTest):
+        assert "tensor" not in repr(kind((x, y)))
 
 
 def test_the_noise_of_a_plan_without_a_guarantee_must_be_given(tmp_path):
@@ -451,8 +475,7 @@ def test_the_noise_of_a_plan_without_a_guarantee_must_be_given(tmp_path):
             small.data(),
             plan=small.plan(3, 0.0),
             optimizer=optimizer,
-            test=small.data(),
-            test_is="billed",
+            evaluation=dpfy.PrivateTest(small.data()),
         )
 
 
@@ -508,8 +531,7 @@ def test_test_data_is_read_once_everything_is_reserved(tmp_path, monkeypatch, us
         plan=plan,
         optimizer=optimizer,
         run=tmp_path / "run",
-        test=(x + 1, y),
-        test_is=use,
+        evaluation=(dpfy.PrivateTest if use == "billed" else dpfy.PublicTest)((x + 1, y)),
     )
     assert [{p.name for p in permits} for permits in seen] == [
         {"training", "evaluation"} if use == "billed" else {"training"}

@@ -370,8 +370,7 @@ def test_accounting_is_asked_nothing_new_once_a_step_is_made(
         optimizer=optimizer,
         loss=loss,
         run=tmp_path / "run",
-        test=small.held_out(),
-        test_is="public",
+        evaluation=dpfy.PublicTest(small.held_out()),
         stop=None if stopping is None else lambda rows: True,
     )
     assert (result.run / "privacy.json").is_file()

@@ -108,7 +108,7 @@ def test_batches_of_any_structure_train_and_are_measured_alike(tmp_path, wrap):
     found = []
     for number, train in enumerate(SHAPES.values()):
         net = wrap()
-        result = fit(net, train, tmp_path / f"{number}", test=moved(train), test_is="public")
+        result = fit(net, train, tmp_path / f"{number}", evaluation=dpfy.PublicTest(moved(train)))
         found.append((result.utility, [p.detach().clone() for p in net.parameters()]))
         assert set(result.utility) == {"test_loss", "test_accuracy"}
         assert sum(map(sum, small.card_of(result.run)["confusion"])) == small.RECORDS
@@ -136,8 +136,7 @@ def test_a_layer_may_be_called_by_the_name_of_its_input(tmp_path):
             net,
             {"input": X, "labels": Y},
             tmp_path / name,
-            test={"input": X + 1, "labels": Y},
-            test_is="public",
+            evaluation=dpfy.PublicTest({"input": X + 1, "labels": Y}),
         )
 
 
@@ -170,8 +169,7 @@ def test_an_objective_of_model_and_batch_does_everything_else(tmp_path):
         (A, B, Y, WEIGHT),
         tmp_path / "run",
         objective=weighed,
-        test=(A + 1, B + 1, Y, WEIGHT),
-        test_is="public",
+        evaluation=dpfy.PublicTest((A + 1, B + 1, Y, WEIGHT)),
     )
     assert set(result.utility) == {"test_loss"}
     coder = nn.Sequential(nn.Linear(small.FEATURES, 3), nn.Linear(3, small.FEATURES))
@@ -189,8 +187,7 @@ def test_an_objective_of_model_and_batch_does_everything_else(tmp_path):
             (A, B, Y, WEIGHT),
             tmp_path / "no",
             objective=weighed,
-            test=(A + 1, B + 1, Y, WEIGHT),
-            test_is="billed",
+            evaluation=dpfy.PrivateTest((A + 1, B + 1, Y, WEIGHT)),
         )
     with pytest.raises(InvalidInput, match="stands alone"):
         fit(Two(), (A, B, Y, WEIGHT), tmp_path / "no", objective=weighed, loss="mse")
@@ -289,16 +286,17 @@ MANY = (X[:, :4] > 0).float()
     ("loss", "outputs", "targets"), [("bce", 1, YES), ("multi_label", 4, MANY)]
 )
 def test_yes_and_no_are_measured_and_billed(tmp_path, loss, outputs, targets):
-    for use, options in (("public", {}), ("billed", {"test_noise": 1.0})):
+    for use, evaluation in (
+        ("public", dpfy.PublicTest((X + 1, targets))),
+        ("billed", dpfy.PrivateTest((X + 1, targets), noise_multiplier=1.0)),
+    ):
         net = nn.Linear(small.FEATURES, outputs)
         result = fit(
             net,
             (X, targets),
             tmp_path / use,
             loss=loss,
-            test=(X + 1, targets),
-            test_is=use,
-            **options,
+            evaluation=evaluation,
         )
         card = small.card_of(result.run)
         assert 0 <= result.utility["test_accuracy"] <= 1
@@ -348,7 +346,10 @@ REFUSED = [
         {"train": (X.numpy(), Y.double().numpy())},
         "train labels: got 'float64'; classes are whole numbers",
     ),
-    ({"test": (X, Y.float())}, "test labels: got 'float32'; classes are whole numbers"),
+    (
+        {"evaluation": dpfy.WithheldTest((X, Y.float()))},
+        "evaluation labels: got 'float32'; classes are whole numbers",
+    ),
     ({"loss": "mape"}, "loss: got 'mape'; must be one of cross_entropy, mse"),
     ({"loss": 3}, "loss: got 'int'; must be the name of a loss or a function"),
     (
@@ -368,8 +369,8 @@ REFUSED = [
         },
         r"labels: got 'float32 of shape .*classes are whole numbers",
     ),
-    ({"test": (X[:, :3], Y), "test_is": "public"}, "shapes cannot be multiplied"),
-    ({"test": X, "test_is": "public"}, "one field a row"),
+    ({"evaluation": dpfy.PublicTest((X[:, :3], Y))}, "shapes cannot be multiplied"),
+    ({"evaluation": dpfy.PublicTest(X)}, "one field a row"),
 ]
 
 
@@ -400,7 +401,9 @@ def test_a_hugging_face_model_is_trained_and_measured(tmp_path):
     net = transformers.BertForSequenceClassification(config)
     ids, others = torch.randint(0, 30, (2, small.RECORDS, 8))
     train = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 2}
-    result = fit(net, train, tmp_path / "run", test=train | {"input_ids": others}, test_is="public")
+    result = fit(
+        net, train, tmp_path / "run", evaluation=dpfy.PublicTest(train | {"input_ids": others})
+    )
     assert set(result.utility) == {"test_loss", "test_accuracy"}
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
@@ -414,7 +417,9 @@ def test_what_is_read_lazily_trains_and_is_measured_as_in_memory(tmp_path):
         ("rows", [Lazily()[n] for n in range(small.RECORDS)]),
     ):
         net = Two()
-        result = fit(net, data, tmp_path / name, test=data, test_is="billed", test_noise=1.0)
+        result = fit(
+            net, data, tmp_path / name, evaluation=dpfy.PrivateTest(data, noise_multiplier=1.0)
+        )
         found.append((result.utility, [p.detach() for p in net.parameters()]))
     for utility, weights in found[1:]:
         assert utility == found[0][0]
@@ -425,8 +430,8 @@ def test_what_is_read_lazily_trains_and_is_measured_as_in_memory(tmp_path):
     assert all(
         torch.allclose(a, b, atol=1e-6) for a, b in zip(net.parameters(), found[0][1], strict=True)
     )  # both views are the record
-    with pytest.raises(InvalidInput, match="test: got 'several records or views a row'"):
-        fit(Two(), views, tmp_path / "no", test=views)
+    with pytest.raises(InvalidInput, match="evaluation: got 'several records or views a row'"):
+        fit(Two(), views, tmp_path / "no", evaluation=dpfy.WithheldTest(views))
 
 
 class OfRows(nn.Linear):
@@ -443,7 +448,7 @@ def test_a_user_of_one_record_is_a_row_of_the_model(tmp_path):
     net = OfRows(small.FEATURES, small.CLASSES)
     fit(net, users, tmp_path / "run", plan=plan)
     with pytest.raises(InvalidInput, match="must be records one by one"):
-        fit(net, users, tmp_path / "no", plan=plan, test=users)
+        fit(net, users, tmp_path / "no", plan=plan, evaluation=dpfy.WithheldTest(users))
 
 
 def test_squared_error_of_a_job_is_that_to_its_classes(tmp_path):

@@ -341,8 +341,7 @@ def fitted(path: Path, stop: object, **change: object) -> dpfy.Result:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     given = {
         "plan": plan(),
-        "test": small.held_out(),
-        "test_is": "public",
+        "evaluation": dpfy.PublicTest(small.held_out()),
         "run": dpfy.Run(path / "run", seed=5),
     } | change
     return dpfy.fit(net, small.data(), optimizer=optimizer, stop=stop, **given)

@@ -28,8 +28,7 @@ estimate by them how many do.
 
 RULE = (
     "rows of it are in the training data, and its figures would be published exactly: take them "
-    'out, or say test_is="billed" or '
-    '"withheld"'
+    "out, or give dpfy.PrivateTest(data) or dpfy.WithheldTest(data)"
 )
 
 

@@ -135,8 +135,7 @@ def run_one(name: str, settings: Mapping[str, Any], options: Options) -> dict[st
             optimizer=torch.optim.SGD(model.parameters(), lr=row.rate),
             local=LOCAL[row.method],
             run=dpfy.Run(Path(place) / "run", seed=seed),
-            test=test,
-            test_is="public",
+            evaluation=dpfy.PublicTest(test),
             device=options.device,
         )
         wrong = [found for found in dpfy.verify(result.run) if not found.holds]

@@ -174,8 +174,7 @@ def trained(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
             plan=recipe.calibrate(EPSILON, DELTA),
             optimizer=torch.optim.SGD(model.parameters(), lr=settings["rate"], momentum=0.9),
             run=dpfy.Run(Path(place) / "run", seed=settings["seed"]),
-            test=Records((test_x, test_y)),
-            test_is="public",
+            evaluation=dpfy.PublicTest(Records((test_x, test_y))),
         )
         return {"test_accuracy": result.utility["test_accuracy"], "epsilon": _verified(result.run)}
 

@@ -47,8 +47,7 @@ def private(
             plan=plan,
             optimizer=optimizer,
             run=run,
-            test=test,
-            test_is="public",
+            evaluation=dpfy.PublicTest(test),
             runtime=dpfy.Runtime(device=device),
             update=update,
         )

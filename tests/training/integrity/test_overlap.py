@@ -56,12 +56,12 @@ def test_fit_refuses_the_training_data_as_public_test_data(tmp_path):
             net, small.data(), plan=small.plan(3), optimizer=sgd, run=tmp_path / name, **settings
         )
 
-    with pytest.raises(InvalidInput, match=f"test: got '{REFUSED}'"):
-        fit("public", test=small.data(), test_is="public")
+    with pytest.raises(InvalidInput, match=f"evaluation: got '{REFUSED}'"):
+        fit("public", evaluation=dpfy.PublicTest(small.data()))
     assert not list(tmp_path.glob("public/metrics.jsonl"))
-    fit("withheld", test=small.data())
-    fit("billed", test=small.data(), test_is="billed", test_noise=5.0)
-    fit("other", test=small.held_out(), test_is="public")
+    fit("withheld", evaluation=dpfy.WithheldTest(small.data()))
+    fit("billed", evaluation=dpfy.PrivateTest(small.data(), noise_multiplier=5.0))
+    fit("other", evaluation=dpfy.PublicTest(small.held_out()))
 
 
 x, y = normal(2000, 0)

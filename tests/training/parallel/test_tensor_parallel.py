@@ -170,8 +170,9 @@ def together(rank: int, folder: str, ranks: int) -> None:
                 plan=plan("dpsgd"),
                 optimizer=sgd,
                 run=run,
-                test=given if use == "billed" else held_out(given),
-                test_is=use,
+                evaluation=dpfy.PrivateTest(given)
+                if use == "billed"
+                else dpfy.PublicTest(held_out(given)),
             )
             torch.save(done.utility, f"{folder}/fit-{name}-{use}-{rank}.pt")
     said = {}
