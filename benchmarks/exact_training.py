@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dpfy.core.events import Gaussian
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import exact_kernel, exact_selftest
@@ -54,7 +54,7 @@ def stage(
     stream = NoiseStream(
         strategy, scale, Randomness.for_tests(0), divisor=64.0, in_place=True, exact=exact
     )
-    permit, held = rehearsal(Gaussian(scale), 10**6), [stream.init(total)]
+    permit, held = mock_permit(Gaussian(scale), 10**6), [stream.init(total)]
 
     def run(step: int) -> None:
         held[0] = stream.release(Bounded(total, Bound(l2=1.0)), step, held[0], permit)[1]

@@ -13,9 +13,9 @@ import math
 import numpy as np
 
 from dpfy.accounting.gaussian import least_coordinates, sigma_analytic
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 
 COORDINATES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 200, 500, 1000)
 COPIES = 20_000
@@ -27,9 +27,9 @@ def measured(epsilon: float, delta: float, coordinates: int) -> tuple[float, flo
         Bound(math.sqrt(coordinates), float(coordinates), 1.0),
         np.zeros(max(coordinates, COPIES), np.int64),
     )
-    mechanisms = Laplace(1 / epsilon), Gaussian(sigma_analytic(epsilon, delta))
+    mechanisms = LaplaceMechanism(1 / epsilon), GaussianMechanism(sigma_analytic(epsilon, delta))
     laplace, gaussian = (
-        m.release(Bounded(zeros, bound), rehearsal(m.event, 1)).value.std() for m in mechanisms
+        m.release(Bounded(zeros, bound), mock_permit(m.event, 1)).value.std() for m in mechanisms
     )
     return float(laplace), float(gaussian)
 

@@ -34,7 +34,7 @@ from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.models import build
 from dpfy.models.config import ModelConfig
-from dpfy.plan.auto import Setting, Target, measure, recipe_for
+from dpfy.plan.auto import CalibrationTarget, RunSetting, measure, recipe_for
 from dpfy.plan.recipe import Plan
 
 SETTINGS = {
@@ -199,8 +199,8 @@ def make_plans(
     plans = json.loads(file.read_text()) if file and file.is_file() else {}
     for point in points:
         if point.plan not in plans:
-            target = Target(point.epsilon, delta)
-            setting = Setting(records, point.batch_size, point.steps, point.clip_norm)
+            target = CalibrationTarget(point.epsilon, delta)
+            setting = RunSetting(records, point.batch_size, point.steps, point.clip_norm)
             plans[point.plan] = target.plan(recipe_for(point.mechanism, setting, target)).to_json()
     if file:
         file.write_text(json.dumps(plans) + "\n")

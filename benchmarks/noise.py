@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from dpfy.core.events import Gaussian
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.strategy import Grads, Identity, Recurrent
@@ -76,7 +76,7 @@ def gradients(millions: float, device: str) -> Grads:
 def shipped(strategy: Recurrent, total: Grads) -> Stage:
     """The stage as the training loop runs it, in the memory of the sum."""
     stream = NoiseStream(strategy, SCALE, Randomness.for_tests(0), divisor=DIVISOR, in_place=True)
-    permit = rehearsal(Gaussian(SCALE), 10**9)
+    permit = mock_permit(Gaussian(SCALE), 10**9)
     bounded, held = Bounded(total, Bound(1.0)), [stream.init(total)]
 
     def stage(step: int) -> None:

@@ -170,7 +170,7 @@ def diffprivlib(data, epsilon):
 
 def ours(data, epsilon):
     """dpfy's statistics, as a query of one of them plans it."""
-    from dpfy.core.ledger_rules import rehearsal
+    from dpfy.core.ledger_rules import mock_permit
     from dpfy.queries.plan import QueryTerms, plan
     from dpfy.queries.sources import TableColumns
     from dpfy.statistics.columns import CategoryColumn, NumberColumn, PrivateTable
@@ -190,7 +190,7 @@ def ours(data, epsilon):
         table = PrivateTable(cells, columns.columns)
 
         def run():
-            permit = rehearsal(claim.event, claim.releases, adjacency=claim.adjacency)
+            permit = mock_permit(claim.event, claim.releases, adjacency=claim.adjacency)
             found = [
                 a.value for a in statistic.release(table, Spend(claim, terms.contribution, permit))
             ]

@@ -38,7 +38,7 @@ from cases import AUTOCAST, CPU, GPU, Batch, Case, classes, images, perceptron
 from peers import CLIP, NOISE, RATE, Step, opacus_step, vmap_step
 from torch import Tensor, nn
 
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.cuda_graphs.captured import WARM, CapturedSum
@@ -109,7 +109,7 @@ def private(model: nn.Module, case: Case, noise: float = NOISE, graph: bool = Fa
         Identity(), noise, Randomness.for_tests(0), divisor=len(case.batch()[1]), in_place=True
     )
     assert stream.event is not None
-    permit = rehearsal(stream.event, 10**9)
+    permit = mock_permit(stream.event, 10**9)
     engine.attach(model)
     parameters, clip = trained(model), FlatClip(CLIP)
     captured = CapturedSum(engine, lambda x, y: case.losses(model(x), y))

@@ -90,7 +90,7 @@ PUSHES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0
 
 
 @dataclass(frozen=True)
-class Pair:
+class ResponsePair:
     """The two distributions, up to rotation: inner products of the bins' responses in units of the
     noise.
     """
@@ -100,7 +100,7 @@ class Pair:
     diagonal: bool
 
     @classmethod
-    def of(cls, event: BallsInBins) -> Pair:
+    def of(cls, event: BallsInBins) -> ResponsePair:
         """The pair of an event."""
         gram = np.asarray(event.gram, dtype=np.float64) / event.noise_multiplier**2
         if not (gram - np.diag(gram.diagonal())).any():
@@ -135,7 +135,7 @@ class Removing:
     picks: int = 1
     stretch: float = 1.0
 
-    def limit(self, pair: Pair, epsilon: float) -> float:
+    def limit(self, pair: ResponsePair, epsilon: float) -> float:
         """The most that a draw can be: for y^q, q = picks x stretch, the largest (y - E) / y^q is
         at y = E q / (q - 1).
         """
@@ -145,15 +145,17 @@ class Removing:
         value += (order - 1) * math.log(order - 1) if order > 1 else 0.0
         return math.exp(min(float(pair.log_weights[: self.picks].sum()) + loss + value, 700.0))
 
-    def draw(self, pair: Pair, count: int, rng: np.random.Generator) -> Drawn:
+    def draw(self, pair: ResponsePair, count: int, rng: np.random.Generator) -> TiltedDraws:
         """`count` independent draws, for every epsilon."""
         parts = [
             self._some(pair, min(CHUNK, count - start), rng) for start in range(0, count, CHUNK)
         ]
         log_weight, y = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Drawn(self, pair, log_weight, y)
+        return TiltedDraws(self, pair, log_weight, y)
 
-    def _some(self, pair: Pair, count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    def _some(
+        self, pair: ResponsePair, count: int, rng: np.random.Generator
+    ) -> tuple[Floats, Floats]:
         bins, half = len(pair.gram), pair.gram.diagonal() / 2
         picked = pair.gram[rng.integers(bins, size=count)]
         log_weight = np.zeros(count)
@@ -175,7 +177,7 @@ class Adding:
 
     push: float
 
-    def limit(self, pair: Pair, epsilon: float) -> float:
+    def limit(self, pair: ResponsePair, epsilon: float) -> float:
         """The most that a draw can be: with v = e^u the largest (1 - E v e^-h) v^c, h half the mean
         of the G_kk.
         """
@@ -187,7 +189,7 @@ class Adding:
         )
         return math.exp(min(value + (c * math.log(c) if c else 0.0), 700.0))
 
-    def draw(self, pair: Pair, count: int, rng: np.random.Generator) -> Drawn:
+    def draw(self, pair: ResponsePair, count: int, rng: np.random.Generator) -> TiltedDraws:
         """`count` independent draws, for every epsilon."""
         moved, half = self.push * pair.gram.mean(axis=0), pair.gram.diagonal() / 2
         weights, ys = [], []
@@ -195,15 +197,15 @@ class Adding:
             t = pair.centred(min(CHUNK, count - start), rng) - moved
             weights.append(self.push * t.mean(axis=1) + self.push**2 * float(pair.gram.mean()) / 2)
             ys.append(np.exp(_log_mean(t - half)))
-        return Drawn(self, pair, np.concatenate(weights), np.concatenate(ys))
+        return TiltedDraws(self, pair, np.concatenate(weights), np.concatenate(ys))
 
 
 @dataclass(frozen=True)
-class Drawn:
+class TiltedDraws:
     """Draws of a tilt. They do not depend on epsilon: the same ones serve for all."""
 
     tilt: Removing | Adding
-    pair: Pair
+    pair: ResponsePair
     log_weight: Floats = field(repr=False)
     y: Floats = field(repr=False)
 
@@ -224,14 +226,14 @@ class Drawn:
         return self.tilt.limit(self.pair, epsilon) * (1 + 1e-9)
 
 
-def removing(pair: Pair, epsilon: float) -> tuple[Removing, ...]:
+def removing(pair: ResponsePair, epsilon: float) -> tuple[Removing, ...]:
     """The tilts worth trying at `epsilon`: those with the least limit, and their neighbours."""
     many = sorted((Removing(picks=p) for p in POWERS), key=lambda t: t.limit(pair, epsilon))
     one = sorted((Removing(stretch=s) for s in STRETCHES), key=lambda t: t.limit(pair, epsilon))
     return (*many[:3], one[0])
 
 
-def adding(pair: Pair, epsilon: float) -> tuple[Adding, ...]:
+def adding(pair: ResponsePair, epsilon: float) -> tuple[Adding, ...]:
     """The tilts worth trying at `epsilon`: those with the least limit."""
     return tuple(sorted((Adding(c) for c in PUSHES), key=lambda t: t.limit(pair, epsilon))[:3])
 
@@ -460,7 +462,7 @@ WIDE = 0.08
 
 
 @dataclass(frozen=True)
-class Estimate:
+class DeltaEstimate:
     """A Monte Carlo figure of delta: the mean, its standard error, and the bound that holds with
     the stated confidence.
     """
@@ -476,11 +478,11 @@ class Pilots:
     will be.
     """
 
-    drawn: tuple[Drawn, ...]
+    drawn: tuple[TiltedDraws, ...]
 
     @classmethod
     def of(
-        cls, pair: Pair, tilts: tuple[Removing | Adding, ...], samples: int, seed: int
+        cls, pair: ResponsePair, tilts: tuple[Removing | Adding, ...], samples: int, seed: int
     ) -> Pilots:
         """A few draws of each tilt."""
         count = max(1000, samples // (PILOT * len(tilts)))
@@ -491,7 +493,7 @@ class Pilots:
             )
         )
 
-    def best(self, epsilon: float, samples: int) -> tuple[Drawn, float]:
+    def best(self, epsilon: float, samples: int) -> tuple[TiltedDraws, float]:
         """The draws of the tilt that would bound delta best, and what confidence would cost it with
         `samples` draws.
         """
@@ -520,7 +522,7 @@ class BinsCurve:
 
     def delta(self, epsilon: float) -> float:
         """An upper bound on delta at `epsilon`."""
-        pair = Pair.of(self.event)
+        pair = ResponsePair.of(self.event)
         if epsilon > LOUD:
             return min(1.0, pair.gaussian_delta(epsilon) * (1 + 1e-9) + 1e-15)
         if pair.diagonal:
@@ -539,7 +541,7 @@ class BinsCurve:
 
     def certified(self, delta: float) -> float:
         """As `epsilon`, computed now."""
-        pair = Pair.of(self.event)
+        pair = ResponsePair.of(self.event)
         most = _root(lambda e: pair.gaussian_delta(e) - delta, None)
         if most > LOUD:
             return most
@@ -552,11 +554,11 @@ class BinsCurve:
         """None: the draws certify from above only."""
         return None
 
-    def estimates(self, epsilon: float, *, seed: int, failure: float) -> dict[str, Estimate]:
+    def estimates(self, epsilon: float, *, seed: int, failure: float) -> dict[str, DeltaEstimate]:
         """delta at `epsilon` in both directions, from fresh draws; the bounds hold together with
         the stated failure.
         """
-        pair = Pair.of(self.event)
+        pair = ResponsePair.of(self.event)
         found = {}
         for name, tilts in _tilts(pair, epsilon).items():
             pilot, _ = Pilots.of(pair, tilts, self.samples, seed).best(epsilon, self.samples)
@@ -565,12 +567,12 @@ class BinsCurve:
             )
             values, limit = drawn.values(epsilon), drawn.limit(epsilon)
             bound = upper_bound(values, limit, float(pilot.values(epsilon).var()), failure / 2)
-            found[name] = Estimate(
+            found[name] = DeltaEstimate(
                 float(values.mean()), float(values.std() / math.sqrt(len(values))), bound
             )
         return found
 
-    def _certified(self, pair: Pair, delta: float, most: float) -> float:
+    def _certified(self, pair: ResponsePair, delta: float, most: float) -> float:
         """Guess epsilon with the pilots' draws, then take the least epsilon around the guess that
         fresh draws certify.
 
@@ -613,18 +615,18 @@ class BinsCurve:
             samples *= 2
 
 
-def _tilts(pair: Pair, epsilon: float) -> dict[str, tuple[Removing | Adding, ...]]:
+def _tilts(pair: ResponsePair, epsilon: float) -> dict[str, tuple[Removing | Adding, ...]]:
     return {"remove": removing(pair, epsilon), "add": adding(pair, epsilon)}
 
 
-def _near(pair: Pair, delta: float, most: float) -> float:
+def _near(pair: ResponsePair, delta: float, most: float) -> float:
     """An epsilon for which the tilts are chosen: where the least limit of a draw is a few times
     delta.
     """
     return _root(lambda e: min(t.limit(pair, e) for t in removing(pair, e)) - 30 * delta, most)
 
 
-def _cost(drawn: Drawn, epsilon: float, samples: int) -> float:
+def _cost(drawn: TiltedDraws, epsilon: float, samples: int) -> float:
     odds = math.log(4 * GRID / FAILURE)
     return (
         math.sqrt(2 * odds * float(drawn.values(epsilon).var()) / samples)
@@ -632,7 +634,7 @@ def _cost(drawn: Drawn, epsilon: float, samples: int) -> float:
     )
 
 
-def _orthogonal(pair: Pair) -> Orthogonal:
+def _orthogonal(pair: ResponsePair) -> Orthogonal:
     return Orthogonal(tuple(math.sqrt(g) for g in pair.gram.diagonal()))
 
 
@@ -649,7 +651,9 @@ def _least(grid: list[float], holds: Callable[[float], bool]) -> float | None:
     return grid[high]
 
 
-def _holds(pilot: Drawn, fresh: Drawn, epsilon: float, goal: float, failure: float) -> bool:
+def _holds(
+    pilot: TiltedDraws, fresh: TiltedDraws, epsilon: float, goal: float, failure: float
+) -> bool:
     """Whether the fresh draws certify that delta at `epsilon` is at most `goal`."""
     values, limit = fresh.values(epsilon), fresh.limit(epsilon)
     lam = _stake(len(values), limit, float(pilot.values(epsilon).var()), failure)
@@ -764,10 +768,10 @@ def divergences(event: BallsInBins, orders: Floats) -> tuple[Floats, Floats]:
     exponents, u - h, so E_Q y^-s is at most exp(s h + s^2 var(u) / 2). Both are at most those of
     the longest response alone (joint convexity).
     """
-    gram = Pair.of(event).gram
+    gram = ResponsePair.of(event).gram
     longest = orders * float(gram.diagonal().max()) / 2
     whole = np.arange(1, POWERS[-1] + 1)
-    logs = np.concatenate([[0.0], np.cumsum(Pair.of(event).log_weights[1:])])
+    logs = np.concatenate([[0.0], np.cumsum(ResponsePair.of(event).log_weights[1:])])
     removed = np.interp(orders, whole, logs, right=math.inf) / (orders - 1)
     added = float(gram.diagonal().mean()) / 2 + (orders - 1) * float(gram.mean()) / 2
     return np.minimum(removed, longest) * (1 + 1e-9), np.minimum(added, longest) * (1 + 1e-9)
@@ -778,7 +782,7 @@ def certain(event: BallsInBins) -> Sides:
     better of Rényi and Gaussian.
     """
     pair, orders = (
-        Pair.of(event),
+        ResponsePair.of(event),
         np.concatenate(
             [1 + np.geomspace(0.01, 1.0, 30), np.arange(3.0, 33.0), np.geomspace(36, 4000, 40)]
         ),
@@ -800,7 +804,7 @@ def profile(event: BallsInBins) -> Sides:
     and FAILURE is already added to each. Where no two bins overlap, or noise is so low that bins
     hardly help, there are no draws and the points are certain.
     """
-    pair = Pair.of(event)
+    pair = ResponsePair.of(event)
     if _root(lambda e: pair.gaussian_delta(e) - END, None) > LOUD:
         return certain(event)
     if pair.diagonal:
@@ -808,7 +812,7 @@ def profile(event: BallsInBins) -> Sides:
     return _drawn(pair, "remove"), _drawn(pair, "add")
 
 
-def _exact(pair: Pair) -> Sides:
+def _exact(pair: ResponsePair) -> Sides:
     """Bins that do not overlap: by convolution."""
     whole = _orthogonal(pair)
     most = _root(lambda e: pair.gaussian_delta(e) - END, None)
@@ -819,7 +823,7 @@ def _exact(pair: Pair) -> Sides:
     return Points(epsilons, np.minimum(least, removed)), Points(epsilons, np.minimum(least, added))
 
 
-def _drawn(pair: Pair, name: str) -> Points:
+def _drawn(pair: ResponsePair, name: str) -> Points:
     """One direction by Monte Carlo: tilts for a few epsilons, chosen by pilots, each point by the
     tilt that its pilots favour.
     """
@@ -830,7 +834,7 @@ def _drawn(pair: Pair, name: str) -> Points:
 
     most = _root(lambda e: pair.gaussian_delta(e) - END, None)
     end = _root(lambda e: min(t.limit(pair, e) for t in tilts(e)) - 30 * END, most)
-    pilots: list[Drawn] = []
+    pilots: list[TiltedDraws] = []
     for k, knot in enumerate(np.linspace(0.0, end, KNOTS)):
         best, _ = Pilots.of(pair, tilts(float(knot)), samples, 100 + 10 * k + direction).best(
             float(knot), samples
@@ -853,7 +857,7 @@ def _drawn(pair: Pair, name: str) -> Points:
     return Points(epsilons, np.minimum(_gaussian(pair, epsilons), bounds))
 
 
-def _gaussian(pair: Pair, epsilons: Floats) -> Floats:
+def _gaussian(pair: ResponsePair, epsilons: Floats) -> Floats:
     """delta of the longest response alone, rounded up."""
     norm = math.sqrt(float(pair.gram.diagonal().max()))
     return np.array([gaussian.delta(norm, float(e)) for e in epsilons]) * (1 + 1e-9)

@@ -13,7 +13,7 @@ from typing import Any
 
 from dpfy.accounting import calibrate as search
 from dpfy.accounting import table
-from dpfy.accounting.patterns import Reports, Training
+from dpfy.accounting.patterns import ReportPattern, TrainingPattern
 from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed, Event
@@ -21,7 +21,7 @@ from dpfy.core.unit import Adjacency
 
 
 def account(
-    plan: Sequence[Training | Reports],
+    plan: Sequence[TrainingPattern | ReportPattern],
     delta: float,
     *,
     accountant: str = table.DEFAULT,
@@ -59,7 +59,7 @@ def account(
         told = {"sampling_rate": only.sampling_rate, "steps": only.steps, "sampling": only.sampling}
         noise = (
             {"local_epsilon": only.epsilon0}
-            if isinstance(only, Reports)
+            if isinstance(only, ReportPattern)
             else {"noise_multiplier": only.noise_multiplier}
         )
         answer |= noise | told
@@ -76,7 +76,7 @@ def account(
 
 
 def calibrate(
-    plan: Training,
+    plan: TrainingPattern,
     epsilon: float,
     delta: float,
     *,
@@ -103,7 +103,7 @@ def calibrate(
 
 
 def bounds(
-    plan: Sequence[Training], delta: float, adjacency: str = "add-or-remove-one"
+    plan: Sequence[TrainingPattern], delta: float, adjacency: str = "add-or-remove-one"
 ) -> list[dict[str, Any]]:
     """Every accountant's epsilon for a plan, tightest first; those that do not apply say why."""
     relation = Adjacency.parse(adjacency)
@@ -149,14 +149,14 @@ def bounds(
 FIELDS = ("noise_multiplier", "sampling_rate", "steps", "sampling", "records", "batch_size")
 
 
-def read(path: Path) -> list[Training]:
+def read(path: Path) -> list[TrainingPattern]:
     """The phases of a file of ``[[phase]]`` tables, in order. Unknown keys, wrong types and an
     empty list are errors.
     """
     return parse(storage.toml("--phases", path))
 
 
-def parse(data: dict[str, Any]) -> list[Training]:
+def parse(data: dict[str, Any]) -> list[TrainingPattern]:
     """The phases of a parsed file."""
     check.known_keys("", data, ("phase",))
     tables = data.get("phase", [])
@@ -169,14 +169,14 @@ def parse(data: dict[str, Any]) -> list[Training]:
     return [_phase(k, table) for k, table in enumerate(tables)]
 
 
-def _phase(k: int, table: dict[str, Any]) -> Training:
+def _phase(k: int, table: dict[str, Any]) -> TrainingPattern:
     check.known_keys(f"phase[{k}]", table, FIELDS)
     if "noise_multiplier" not in table:
         raise InvalidInput(f"phase[{k}].noise_multiplier", None, "is needed")
     for name in ("noise_multiplier", "sampling_rate"):
         if name in table:
             check.nonnegative(f"phase[{k}].{name}", table[name])
-    return Training(
+    return TrainingPattern(
         noise_multiplier=float(table["noise_multiplier"]),
         sampling_rate=float(table.get("sampling_rate", 1.0)),
         steps=check.integer(f"phase[{k}].steps", table.get("steps", 1), least=0),

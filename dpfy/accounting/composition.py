@@ -11,7 +11,7 @@ from typing import Any
 
 from dpfy.accounting.flatten import leaves, plain_leaves
 from dpfy.accounting.numeric_limits import rounded_up
-from dpfy.accounting.rules import row_of
+from dpfy.accounting.rules import rule_of
 from dpfy.accounting.tight.accountant import Tight
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -93,7 +93,7 @@ def pure(event: Event, adjacency: Adjacency) -> float:
 
     Guarantees: an upper bound; a release that has no pure guarantee raises `Unsupported`.
     """
-    found = [(row_of(leaf).pure(leaf, adjacency), count) for leaf, count in plain_leaves(event)]
+    found = [(rule_of(leaf).pure(leaf, adjacency), count) for leaf, count in plain_leaves(event)]
     if any(math.isinf(epsilon) for epsilon, _ in found):
         return math.inf
     return rounded_up(sum((count * Fraction(epsilon) for epsilon, count in found), Fraction(0)))

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpfy.accounting.flatten import leaves
 from dpfy.accounting.rdp import approximate, to_epsilon
-from dpfy.accounting.rules import TABLE, halved, row_of
+from dpfy.accounting.rules import TABLE, halve_noise, rule_of
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event, RandomizedResponse
@@ -160,7 +160,7 @@ class PeerRdp(_Peer):
         return rdp.RdpAccountant(neighboring_relation=relation(adjacency))
 
     def _event(self, event: Event, adjacency: Adjacency) -> Event:
-        return halved(event) if adjacency is Adjacency.REPLACE_ONE else event
+        return halve_noise(event) if adjacency is Adjacency.REPLACE_ONE else event
 
 
 class PeerPld(_Peer):
@@ -240,7 +240,7 @@ def to_peer(event: Event) -> Any:
     Guarantees: field by field the same mechanism; an event that dp-accounting has no word for
     raises `Unsupported`.
     """
-    peer = row_of(event).peer
+    peer = rule_of(event).peer
     if peer is None:
         raise Unsupported(
             f"{type(event).__name__} in dp-accounting", "use --accountant tight or rdp"

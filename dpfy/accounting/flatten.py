@@ -5,7 +5,7 @@ through here.
 from __future__ import annotations
 
 from dpfy.accounting.numeric_limits import MOST_COUNT
-from dpfy.accounting.rules import row_of
+from dpfy.accounting.rules import rule_of
 from dpfy.core.errors import InvalidInput
 from dpfy.core.events import Composed, Event, Parallel, Repeated, flatten, inside
 
@@ -24,7 +24,7 @@ def leaves(event: Event) -> list[tuple[Event, int]]:
     for leaf, count in found:
         if count > MOST_COUNT:
             raise InvalidInput("steps", count, f"must be at most {MOST_COUNT:.0e} in all")
-        row_of(leaf).within(leaf)
+        rule_of(leaf).within(leaf)
         for part in inside(leaf):
             leaves(part)
     return found
@@ -32,7 +32,7 @@ def leaves(event: Event) -> list[tuple[Event, int]]:
 
 def plain_leaves(event: Event) -> list[tuple[Event, int]]:
     """`leaves` without their trivial cases: a sample at rate 1 is what is sampled."""
-    return [(row_of(leaf).plain(leaf), count) for leaf, count in leaves(event)]
+    return [(rule_of(leaf).plain(leaf), count) for leaf, count in leaves(event)]
 
 
 def _added_up(found: list[tuple[Event, int]]) -> list[tuple[Event, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpfy.accounting.flatten import plain_leaves
 from dpfy.accounting.gaussian import GaussianCurve
-from dpfy.accounting.rules import moves, row_of
+from dpfy.accounting.rules import group_size_of, rule_of
 from dpfy.core import check
 from dpfy.core.errors import Unsupported, refusal
 from dpfy.core.events import Event, Nothing
@@ -19,12 +19,12 @@ def mu_of(event: Event, adjacency: Adjacency) -> float:
     """mu of a composition of Gaussian releases: squares add (Corollary 3.3)."""
     squared = 0.0
     for one, count in plain_leaves(event):
-        noise = row_of(one).gaussian(one)
+        noise = rule_of(one).gaussian(one)
         if noise is None and not isinstance(one, Nothing):
             raise Unsupported(
                 f"{type(one).__name__} by the gdp accountant", "use --accountant tight"
             )
-        squared += count * (moves(adjacency) / noise) ** 2 if noise else 0.0
+        squared += count * (group_size_of(adjacency) / noise) ** 2 if noise else 0.0
     return math.sqrt(squared)
 
 

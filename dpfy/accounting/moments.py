@@ -24,7 +24,7 @@ MOST_NODES = 100_000
 """Nodes of one quadrature; where more would be needed a closed upper bound stands in."""
 
 
-class Moments(NamedTuple):
+class LogMoments(NamedTuple):
     """log E_P[exp(sL)], its first two derivatives in s, and a bound on the error of the first."""
 
     log: float
@@ -38,14 +38,14 @@ class Moments(NamedTuple):
         return self.log + self.error
 
 
-def moments(log_weights: Array, losses: Array, s: float, error: float = 0.0) -> Moments:
+def moments(log_weights: Array, losses: Array, s: float, error: float = 0.0) -> LogMoments:
     """log sum w exp(sL), its first two derivatives in s, and `error` with what rounding adds."""
     if not len(losses):
-        return Moments(-math.inf, 0.0, 0.0)
+        return LogMoments(-math.inf, 0.0, 0.0)
     e, total, log, rounding = _tilted(log_weights, losses, s)
     mean = float((e * losses).sum()) / total
     variance = float((e * (losses - mean) ** 2).sum()) / total
-    return Moments(log, mean, variance, error + rounding)
+    return LogMoments(log, mean, variance, error + rounding)
 
 
 def log_moment(log_weights: Array, losses: Array, s: float) -> tuple[float, float]:
@@ -66,11 +66,11 @@ def _tilted(log_weights: Array, losses: Array, s: float) -> tuple[Array, float, 
     return e, total, top + math.log(total), rounding
 
 
-def mixed(parts: list[tuple[float, Moments]]) -> Moments:
+def mixed(parts: list[tuple[float, LogMoments]]) -> LogMoments:
     """The moments of a sum of measures, each with its weight."""
     known = [(math.log(w) + m.log, m) for w, m in parts if w > 0 and m.log > -math.inf]
     if not known:
-        return Moments(-math.inf, 0.0, 0.0)
+        return LogMoments(-math.inf, 0.0, 0.0)
     top = max(log for log, _ in known)
     shares = [math.exp(log - top) for log, _ in known]
     total = sum(shares)
@@ -82,7 +82,7 @@ def mixed(parts: list[tuple[float, Moments]]) -> Moments:
         )
         / total
     )
-    return Moments(
+    return LogMoments(
         top + math.log(total), mean, variance, max(m.error for _, m in known) + 16 * ROUNDING
     )
 

@@ -54,7 +54,7 @@ def without_replacement(
 
 
 @dataclass(frozen=True)
-class Claim:
+class PatternClaim:
     """An event together with what it takes for granted."""
 
     event: Event
@@ -62,7 +62,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingPattern:
     """Noisy steps on sampled batches: all that a pattern needs. `records` and `batch_size` matter
     for fixed-size patterns only.
     """
@@ -82,17 +82,17 @@ class Training:
         check.integer("records", self.records, least=0, most=check.RECORDS)
         check.integer("batch_size", self.batch_size, least=0, most=check.RECORDS)
 
-    def claim(self) -> Claim:
+    def claim(self) -> PatternClaim:
         """The event of the whole training and its assumptions."""
         if self.noise_multiplier == 0:
-            return Claim(
+            return PatternClaim(
                 ev.NotPrivate() if self.steps and self.sampling_rate else ev.Nothing(),
                 ("no noise is added",),
             )
         if self.sampling in ORDERS:
             return self._passes()
         if self.sampling == "poisson":
-            return Claim(
+            return PatternClaim(
                 poisson(self.noise_multiplier, self.sampling_rate, self.steps), self._assumptions()
             )
         if self.sampling == "without-replacement":
@@ -100,8 +100,8 @@ class Training:
             event = without_replacement(
                 self.noise_multiplier, self.records, self.batch_size, self.steps
             )
-            return Claim(event, self._assumptions())
-        return Claim(ev.Repeated(self._step(), self.steps), self._assumptions())
+            return PatternClaim(event, self._assumptions())
+        return PatternClaim(ev.Repeated(self._step(), self.steps), self._assumptions())
 
     def _step(self) -> Event:
         """One step on a batch of a fixed size."""
@@ -122,7 +122,7 @@ class Training:
                 f"are needed for {self.sampling} sampling",
             )
 
-    def _passes(self) -> Claim:
+    def _passes(self) -> PatternClaim:
         """Each unit takes part once a pass: no amplification, the bill of its own steps. A pass
         that was begun counts whole.
         """
@@ -130,7 +130,7 @@ class Training:
             self.steps * self.sampling_rate * (1 - 1e-12)
         )  # 30 steps at rate 0.1 are 3 passes, whatever rounding says
         how = ORDERS[self.sampling]
-        return Claim(
+        return PatternClaim(
             ev.Repeated(ev.Gaussian(self.noise_multiplier), passes),
             (
                 f"every unit takes part in at most {passes} of the {self.steps} steps ({how}, one "
@@ -156,7 +156,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Reports:
+class ReportPattern:
     """Rounds of reports, each made `epsilon0`-private where it is: one from each of `records`
     units, or from `slots` slots.
     """
@@ -181,7 +181,7 @@ class Reports:
         check.sampling_rate("sampling_rate", self.sampling_rate)
         check.integer("steps", self.steps, least=0, most=check.STEPS)
 
-    def claim(self) -> Claim:
+    def claim(self) -> PatternClaim:
         """The event of all rounds and its assumptions. Only what no one sees the origin of is
         amplified.
         """
@@ -200,7 +200,7 @@ class Reports:
                 if self.answers
                 else ()
             )
-            return Claim(
+            return PatternClaim(
                 ev.Repeated(ev.Shuffled(self.epsilon0, self.records, self.answers), self.steps),
                 (own, *how, told),
             )
@@ -209,14 +209,14 @@ class Reports:
                 "a unit takes part with the sampling rate, in a slot chosen uniformly and in "
                 "secret, each round anew"
             )
-            return Claim(
+            return PatternClaim(
                 ev.Repeated(
                     ev.RandomCheckIns(self.epsilon0, self.slots, self.sampling_rate), self.steps
                 ),
                 (own, told),
             )
         none = f"no amplification is claimed: reports come in {ORDERS[self.sampling]}"
-        return Claim(ev.Repeated(ev.EpsilonDelta(self.epsilon0), self.steps), (own, none))
+        return PatternClaim(ev.Repeated(ev.EpsilonDelta(self.epsilon0), self.steps), (own, none))
 
 
 @dataclass(frozen=True)

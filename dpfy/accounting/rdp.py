@@ -12,9 +12,9 @@ import numpy as np
 
 from dpfy.accounting.flatten import delta_within, leaves, plain_leaves
 from dpfy.accounting.moments import Array
-from dpfy.accounting.rules import row_of
+from dpfy.accounting.rules import rule_of
 from dpfy.accounting.tight.dominating_pairs import composition
-from dpfy.accounting.tight.losses import Loss, verified
+from dpfy.accounting.tight.losses import PrivacyLoss, verified
 from dpfy.core import check
 from dpfy.core.errors import Internal, Unsupported, refusal
 from dpfy.core.events import Event, inside
@@ -70,7 +70,7 @@ def approximate(
 
 
 def _leaf(leaf: Event, adjacency: Adjacency, alphas: Array) -> tuple[Array, float]:
-    own = row_of(leaf).divergences
+    own = rule_of(leaf).divergences
     return own(leaf, adjacency, alphas) if own is not None else of_pair(leaf, adjacency, alphas)
 
 
@@ -88,7 +88,7 @@ def of_pair(leaf: Event, adjacency: Adjacency, alphas: Array) -> tuple[Array, fl
     return values, infinity
 
 
-def _of_loss(loss: Loss, alphas: Array) -> Array:
+def _of_loss(loss: PrivacyLoss, alphas: Array) -> Array:
     found = [verified(loss).log_mgf(float(a) - 1) for a in alphas]
     least = math.log1p(-loss.infinity) if loss.infinity < 1 else -math.inf
     if any(moment.upper < least for moment in found):
@@ -167,7 +167,7 @@ class Rdp:
 
 def known_orders(event: Event) -> set[float]:
     """The orders at which releases in `event` are known best, of each at most MOST_OWN."""
-    own = row_of(event).orders(event)
+    own = rule_of(event).orders(event)
     return set(own[:: -(-len(own) // MOST_OWN) or 1]).union(*map(known_orders, inside(event)))
 
 
@@ -176,7 +176,7 @@ def rho(event: Event, adjacency: Adjacency) -> float:
     most epsilon^2/2; composition adds.
     """
     return math.fsum(
-        count * row_of(leaf).rho(leaf, adjacency) for leaf, count in plain_leaves(event)
+        count * rule_of(leaf).rho(leaf, adjacency) for leaf, count in plain_leaves(event)
     )
 
 

@@ -81,7 +81,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class CellMasses:
     """Partitions, a row each: the chances of their cells when the unit is absent, and by how much
     they are larger when it is present.
 
@@ -122,7 +122,7 @@ def gap(x: Array, mu: float) -> Array:
 
 
 @lru_cache(maxsize=32)
-def two_cells(mu: float, fine: float = 0.002, growth: float = 0.01) -> Cells:
+def two_cells(mu: float, fine: float = 0.002, growth: float = 0.01) -> CellMasses:
     """The corners of a polygon around all thresholds within twice WINDOW of what is moved.
 
     `fine` is half the distance of the tangents beside a tie; where less is told they lie farther
@@ -168,11 +168,11 @@ def two_cells(mu: float, fine: float = 0.002, growth: float = 0.01) -> Cells:
         [np.stack([less, 1 - less], axis=1), np.stack([1 - lower, lower], axis=1)]
     )
     gain = np.concatenate([np.stack([more, -more], axis=1)] * 2)
-    return Cells(absent, gain, (1, len(absent)))
+    return CellMasses(absent, gain, (1, len(absent)))
 
 
 @lru_cache(maxsize=8)
-def three_cells(mu: float, tau: tuple[float, float] = FINE) -> Cells:
+def three_cells(mu: float, tau: tuple[float, float] = FINE) -> CellMasses:
     """Cells of the arg-max of three or more noisy votes: the lattice in the window, by rows of v
     and columns of u0, with less noise.
 
@@ -202,7 +202,7 @@ def three_cells(mu: float, tau: tuple[float, float] = FINE) -> Cells:
         np.stack([(part @ weights).T.ravel() for part in parts], axis=1)
         for parts in (absent, gains)
     ]
-    return Cells(cells[0], cells[1], (len(v), len(u)))
+    return CellMasses(cells[0], cells[1], (len(v), len(u)))
 
 
 def _between(low: Array, high: Array) -> Array:
@@ -245,7 +245,7 @@ def divergences(mu: float, classes: int, alphas: Array) -> Array:
     return found
 
 
-def largest(cells: Cells, orders: Array) -> Array:
+def largest(cells: CellMasses, orders: Array) -> Array:
     """The largest Rényi divergence over the rows, at every order.
 
     A divergence grows with the order, so a row whose divergence at the last of some orders is below
@@ -263,7 +263,7 @@ def largest(cells: Cells, orders: Array) -> Array:
     return found
 
 
-def _moments(cells: Cells, rows: Array, order: float) -> Array:
+def _moments(cells: CellMasses, rows: Array, order: float) -> Array:
     """Rényi divergences of the rows at an order: log(1 + sum q g(gain / q)) / (order - 1), g(y) =
     (1 + y)^a - 1 - a y.
     """
@@ -297,7 +297,7 @@ SLACK = 2e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class ReleaseFamily:
     """Releases on a grid of losses: row by row the P-masses at losses -reach .. reach, in units of
     `spacing`, and at infinity.
     """
@@ -310,14 +310,14 @@ class Family:
         """The largest loss, in grid points."""
         return int(self.masses.shape[1] - 2) // 2
 
-    def joined(self, *others: Family) -> Family:
+    def joined(self, *others: ReleaseFamily) -> ReleaseFamily:
         """This family and others on the same grid."""
-        return Family(
+        return ReleaseFamily(
             self.spacing, np.concatenate([self.masses, *(other.masses for other in others)])
         )
 
 
-def on_grid(absent: Array, gain: Array, spacing: float, slack: float = 0.0) -> Family:
+def on_grid(absent: Array, gain: Array, spacing: float, slack: float = 0.0) -> ReleaseFamily:
     """Releases on a grid, a row of outcomes each: their chances under Q, and what they have more
     under P.
 
@@ -341,10 +341,10 @@ def on_grid(absent: Array, gain: Array, spacing: float, slack: float = 0.0) -> F
     flat = np.concatenate([slot.ravel(), upper.ravel()])
     weights = np.concatenate([(present * (1 - above)).ravel(), (present * above).ravel()])
     masses = np.bincount(flat, weights=weights, minlength=rows * width).reshape(rows, width)
-    return Family(spacing, masses)
+    return ReleaseFamily(spacing, masses)
 
 
-def profiles(family: Family) -> tuple[Array, Array]:
+def profiles(family: ReleaseFamily) -> tuple[Array, Array]:
     """delta of every release at the epsilons 0 .. reach of its grid, and the same in the other
     direction.
     """
@@ -358,7 +358,7 @@ def profiles(family: Family) -> tuple[Array, Array]:
     return np.asarray(masses @ ahead + family.masses[:, -1:]), np.asarray(masses @ back)
 
 
-def covered(family: Family, shape: tuple[int, int], area: Array) -> Family:
+def covered(family: ReleaseFamily, shape: tuple[int, int], area: Array) -> ReleaseFamily:
     """A smaller family that dominates one whose rows lie on a lattice of this shape; no common
     profile has larger areas than `area`.
     """
@@ -382,7 +382,9 @@ def covered(family: Family, shape: tuple[int, int], area: Array) -> Family:
     divide(slice(0, shape[0]), slice(0, shape[1]))
     joined = _joined(np.array([np.concatenate(pair) for pair in found]), area) * (1 + RAISED)
     half = joined.shape[1] // 2
-    return Family(family.spacing, _masses(joined[:, :half], joined[:, half:], family.spacing))
+    return ReleaseFamily(
+        family.spacing, _masses(joined[:, :half], joined[:, half:], family.spacing)
+    )
 
 
 def _joined(curves: Array, area: Array) -> Array:
@@ -401,7 +403,7 @@ def _joined(curves: Array, area: Array) -> Array:
     return kept
 
 
-def areas(family: Family) -> Array:
+def areas(family: ReleaseFamily) -> Array:
     """The areas under the profile of every release, a column for each of TILTS."""
     return np.asarray(_areas(*profiles(family)))
 
@@ -435,7 +437,7 @@ def _masses(ahead: Array, back: Array, spacing: float) -> Array:
     )
 
 
-def reached(family: Family, steps: int, charge: float = 0.0) -> list[Points]:
+def reached(family: ReleaseFamily, steps: int, charge: float = 0.0) -> list[Points]:
     """H of 1, 2, ... releases from the family, rounded up; `charge` is a chance, at every step, to
     tell all.
     """

@@ -39,7 +39,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedFigure:
     """A figure that a paper prints for a route, and that is not a bound: it has no epsilon that
     could be sorted with those of routes.
     """
@@ -231,7 +231,7 @@ def printed(
     validation: int = 10_000,
     accuracy: float = 0.01,
     failure: float = 0.01,
-) -> Printed:
+) -> PrintedFigure:
     """The guide's figure for the exponential mechanism over a fixed number of runs: the larger of
     one run and the choice.
 
@@ -240,7 +240,7 @@ def printed(
     of the guide look for it; never compare it with a bound.
     """
     single = Tight().curve(event, Adjacency.parse(adjacency)).epsilon(delta)
-    return Printed(
+    return PrintedFigure(
         "exponential mechanism (appendix C.3)",
         max(single, exponential(trials, failure, accuracy * validation)),
     )

@@ -55,7 +55,7 @@ MOST_EACH = 256
 
 
 @dataclass(frozen=True)
-class Setting:
+class UserSetting:
     """All of it public: users, most records of one, gradients a step, steps, guarantee, how alike a
     user's records are taken to be.
 
@@ -115,7 +115,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Routes:
+class UserRoutes:
     """Both routes with `each` records of a user in play: noise multipliers, and what is left in the
     mean gradient, in clip norms.
     """
@@ -168,7 +168,7 @@ def _noise(
     )
 
 
-def at(setting: Setting, each: int) -> Routes:
+def at(setting: UserSetting, each: int) -> UserRoutes:
     """Both routes calibrated to the guarantee, with at most `each` records of a user in play."""
     rate = setting.batch_size / setting.in_play(each)
     goal = (setting.epsilon, setting.delta, setting.accountant)
@@ -180,10 +180,10 @@ def at(setting: Setting, each: int) -> Routes:
     length = math.sqrt((1 + (mean - 1) * setting.alike) / mean)
     cohort = rate * setting.users
     left = (one_by_one / setting.batch_size, whole * length / cohort)
-    return Routes(each, mean, rate, cohort, one_by_one, whole, *left)
+    return UserRoutes(each, mean, rate, cohort, one_by_one, whole, *left)
 
 
-def compare(setting: Setting) -> tuple[list[Routes], list[tuple[int, str]]]:
+def compare(setting: UserSetting) -> tuple[list[UserRoutes], list[tuple[int, str]]]:
     """Both routes at about doubling numbers of records of a user; and from which number on which of
     them leaves less noise.
 
@@ -213,7 +213,7 @@ def compare(setting: Setting) -> tuple[list[Routes], list[tuple[int, str]]]:
     return rows, changes
 
 
-def _crossing(setting: Setting, before: Routes, after: Routes) -> int:
+def _crossing(setting: UserSetting, before: UserRoutes, after: UserRoutes) -> int:
     """The first number of records of a user with which the better route is that of `after`."""
     low, high = before.each, after.each
     while high - low > 1:

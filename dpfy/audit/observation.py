@@ -24,7 +24,7 @@ from torch.nn import functional
 from dpfy.core import events
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Curve
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.storage import PRIVATE_MODE, append, write_atomically
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.records import Records
@@ -166,7 +166,7 @@ def observe_stream(stream: NoiseStream, contributions: Array) -> Array:
     """What a noise stream by itself releases, [steps, canaries], for bounded sums `contributions`
     in clip norms, one step a row.
     """
-    permit = rehearsal(stream.event or events.NotPrivate(), len(contributions))
+    permit = mock_permit(stream.event or events.NotPrivate(), len(contributions))
     state = stream.init({"canaries": torch.zeros(contributions.shape[1], dtype=torch.float64)})
     seen = []
     for step, row in enumerate(contributions):

@@ -65,7 +65,7 @@ def account(
     """
     from dpfy.accounting.calculator import account as answer
     from dpfy.accounting.calculator import read
-    from dpfy.accounting.patterns import Reports, Training
+    from dpfy.accounting.patterns import ReportPattern, TrainingPattern
     from dpfy.core.errors import InvalidInput
 
     if local_epsilon and (phases is not None or noise_multiplier >= 0):
@@ -78,13 +78,17 @@ def account(
             None,
             "is needed unless --phases names a file or --local-epsilon is given",
         )
-    plan: list[Training | Reports]
+    plan: list[TrainingPattern | ReportPattern]
     if local_epsilon:
-        plan = [Reports(local_epsilon, sampling, records, slots, sampling_rate, steps, answers)]
+        plan = [
+            ReportPattern(local_epsilon, sampling, records, slots, sampling_rate, steps, answers)
+        ]
     elif phases is not None:
         plan = [*read(phases)]
     else:
-        plan = [Training(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)]
+        plan = [
+            TrainingPattern(noise_multiplier, sampling_rate, steps, sampling, records, batch_size)
+        ]
     result = answer(plan, delta, accountant=accountant, adjacency=adjacency, meaning=meaning)
     lower = (
         f" (at least {result['epsilon_lower']:.6g})"

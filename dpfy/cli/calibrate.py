@@ -37,12 +37,12 @@ def calibrate(
     Example: dpfy calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.05 --steps 200
     """
     from dpfy.accounting import calculator, planning
-    from dpfy.accounting.patterns import Training
+    from dpfy.accounting.patterns import TrainingPattern
     from dpfy.core import check
 
     check.one_of("solve", solve, ("noise", "steps", "batch-size"))
     if solve == "noise":
-        plan = Training(1.0, sampling_rate, steps, sampling, records, batch_size)
+        plan = TrainingPattern(1.0, sampling_rate, steps, sampling, records, batch_size)
         result = calculator.calibrate(
             plan, epsilon, delta, accountant=accountant, adjacency=adjacency
         )

@@ -40,11 +40,13 @@ def bounds(
 ) -> None:
     """Print every bound on epsilon for one training run, tightest first."""
     from dpfy.accounting import calculator
-    from dpfy.accounting.patterns import Training
+    from dpfy.accounting.patterns import TrainingPattern
 
     if plot is not None:
         require_writable("--plot", plot, SVG)
-    rows = calculator.bounds([Training(noise_multiplier, sampling_rate, steps)], delta, adjacency)
+    rows = calculator.bounds(
+        [TrainingPattern(noise_multiplier, sampling_rate, steps)], delta, adjacency
+    )
     if plot is not None:
         _draw(
             plot,
@@ -77,7 +79,7 @@ def tuning(
     """Print what tuning costs by every proven route, cheapest first, and what the guide prints
     without a proof.
     """
-    from dpfy.accounting.patterns import Training
+    from dpfy.accounting.patterns import TrainingPattern
     from dpfy.accounting.tuning import printed, routes
     from dpfy.core import check
     from dpfy.core.unit import Adjacency
@@ -86,7 +88,7 @@ def tuning(
         require_writable("--plot", plot, SVG)
     check.integer("steps", steps, least=0, most=TUNED_STEPS)
     check.integer("trials", trials, most=TUNED_STEPS)
-    event = Training(noise_multiplier, sampling_rate, steps).claim().event
+    event = TrainingPattern(noise_multiplier, sampling_rate, steps).claim().event
     among = Adjacency.parse(adjacency)
     found = routes(event, trials, delta, adjacency=among)
     if plot is not None:

@@ -33,12 +33,14 @@ def mechanisms(
     (clip norm 1). Looks at no data.
     """
     from dpfy.core import check
-    from dpfy.plan.auto import SAMPLINGS, Target, compare
+    from dpfy.plan.auto import SAMPLINGS, CalibrationTarget, compare
 
     check.one_of("sampling", sampling, SAMPLINGS)
     if plot is not None:
         require_writable("--plot", plot, PICTURE)
-    found = compare(records, batch_size, steps, Target(epsilon, delta), sampling=sampling)
+    found = compare(
+        records, batch_size, steps, CalibrationTarget(epsilon, delta), sampling=sampling
+    )
     if plot is not None:
         from dpfy.plan.pictures import draw
 

@@ -13,7 +13,7 @@ import typer
 from dpfy.cli.output import PICTURE, require_writable, save, tell
 
 if TYPE_CHECKING:
-    from dpfy.accounting.user_level import Routes, Setting
+    from dpfy.accounting.user_level import Routes, UserSetting
 
 WORDS = {"users": "users drawn whole (ULS)", "records": "records drawn one by one (ELS)"}
 COLUMNS = (
@@ -71,7 +71,7 @@ def users(
 
     if plot is not None:
         require_writable("--plot", plot, PICTURE)
-    setting = user_level.Setting(
+    setting = user_level.UserSetting(
         users, max_contributions, batch_size, steps, epsilon, delta, alike, records
     )
     rows, changes = user_level.compare(setting)
@@ -105,7 +105,7 @@ def _edges(changes: list[tuple[int, str]]) -> str:
     return f"less noise by the most records of a user: {'; '.join(told)}"
 
 
-def _drawn(rows: list[Routes], setting: Setting, form: str) -> bytes:
+def _drawn(rows: list[Routes], setting: UserSetting, form: str) -> bytes:
     """The noise left in the mean gradient by both routes; for users a band from records without
     anything in common to copies.
     """

@@ -20,7 +20,7 @@ import typer
 
 from dpfy.cli import output
 from dpfy.core import errors
-from dpfy.core.errors import DpfyError, InvalidInput, Long, Several
+from dpfy.core.errors import DpfyError, InvalidInput, MultipleErrors, UnabridgedError
 
 DEBUG = "DPFY_DEBUG"
 REFUSED, INTERRUPTED = 2, 130
@@ -60,12 +60,12 @@ def run(command: Any, arguments: Sequence[str]) -> int:
 
 def described(problem: BaseException) -> dict[str, Any]:
     """What went wrong: type, one-line message, and for bad input its field, value and rule."""
-    most = MOST_PROBLEMS if isinstance(problem, Long) else output.MOST_LINE
+    most = MOST_PROBLEMS if isinstance(problem, UnabridgedError) else output.MOST_LINE
     told: dict[str, Any] = {
         "type": type(problem).__name__,
         "message": output.one_line(_message(problem), most),
     }
-    if isinstance(problem, Several):
+    if isinstance(problem, MultipleErrors):
         return told | {
             "type": InvalidInput.__name__,
             "problems": [described(each) for each in problem.problems],

@@ -125,11 +125,11 @@ def _short(value: object, limit: int = 80) -> str:
     return text[: limit - 3] + "..."
 
 
-class Long(InvalidInput):
+class UnabridgedError(InvalidInput):
     """A problem whose rule is a list that must be told whole, however long it is."""
 
 
-class Several(Long):
+class MultipleErrors(UnabridgedError):
     """More than one value breaks a rule. The message is one line that holds them all, numbered."""
 
     def __init__(self, problems: Iterable[InvalidInput]) -> None:
@@ -142,7 +142,7 @@ class Several(Long):
 
 def each(problem: InvalidInput) -> tuple[InvalidInput, ...]:
     """The problems that an error holds, one by one."""
-    return problem.problems if isinstance(problem, Several) else (problem,)
+    return problem.problems if isinstance(problem, MultipleErrors) else (problem,)
 
 
 def attempted(attempt: Callable[..., object], *arguments: object) -> list[InvalidInput]:
@@ -158,7 +158,7 @@ def raise_all(problems: Iterable[InvalidInput]) -> None:
     """Raise nothing, the one problem itself, or all of them as one."""
     found = list(problems)
     if len(found) > 1:
-        raise Several(found)
+        raise MultipleErrors(found)
     if found:
         raise found[0]
 

@@ -31,7 +31,7 @@ from dpfy.core import check, events, storage
 from dpfy.core.codec import canonical
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Accountant, Guarantee
-from dpfy.core.ledger_rules import VERSION, Book, Permit
+from dpfy.core.ledger_rules import VERSION, LedgerRules, Permit
 from dpfy.core.storage import hold, locked, sha256_of, sync_folder, write_atomically
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
@@ -43,7 +43,7 @@ BEGINS = b'{"body":'
 
 
 @dataclass
-class Chain:
+class HashChain:
     """The bodies of a chain's lines, and the head after each of them."""
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Chain:
         return line
 
 
-def read(path: Path) -> Chain:
+def read(path: Path) -> HashChain:
     """The chain in a file that nobody writes to; `Corrupt` where a byte was changed, cut off or
     lost.
     """
@@ -111,7 +111,7 @@ def recognise(path: Path) -> None:
         raise Corrupt(path.name, "line 1 is not a ledger entry")
 
 
-def load(path: Path, handle: int) -> Chain:
+def load(path: Path, handle: int) -> HashChain:
     """The chain in a locked file. A last line that a crash cut short before it was durable is
     removed.
 
@@ -124,7 +124,7 @@ def load(path: Path, handle: int) -> Chain:
     if mark is None:
         if text:
             raise Corrupt(path.name, _unmarked(path.name))
-        return Chain()
+        return HashChain()
     if text and not text.endswith(b"\n"):
         text = _mended(path.name, handle, text, mark)
     chain = parse(path.name, text)
@@ -135,7 +135,7 @@ def load(path: Path, handle: int) -> Chain:
     return chain
 
 
-def append(path: Path, handle: int, chain: Chain, body: dict[str, Any]) -> None:
+def append(path: Path, handle: int, chain: HashChain, body: dict[str, Any]) -> None:
     """Write one more line to a locked file.
 
     Guarantees: on return line and mark are on disk; a full disk leaves the chain as it was.
@@ -160,7 +160,7 @@ def append(path: Path, handle: int, chain: Chain, body: dict[str, Any]) -> None:
     _write_mark(path, chain, start + len(line))
 
 
-def recover(path: Path, handle: int, head: str) -> Chain:
+def recover(path: Path, handle: int, head: str) -> HashChain:
     """The whole chain in a locked file whose mark is lost, with a new mark, if its last line is the
     one whose hash is `head`.
 
@@ -193,11 +193,11 @@ def mark_of(path: Path) -> Path:
     return path.with_name(path.name + ".head")
 
 
-def parse(name: str, text: bytes) -> Chain:
+def parse(name: str, text: bytes) -> HashChain:
     """Check every line and every hash."""
     if text and not text.endswith(b"\n"):
         raise Corrupt(name, "the last line is cut short")
-    chain = Chain()
+    chain = HashChain()
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         try:
             body = storage.parsed_json(name, line)["body"]
@@ -241,12 +241,12 @@ def _mark(path: Path) -> dict[str, Any] | None:
     return dict(mark)
 
 
-def _write_mark(path: Path, chain: Chain, length: int) -> None:
+def _write_mark(path: Path, chain: HashChain, length: int) -> None:
     stated = {"entries": len(chain.bodies), "head": chain.head, "length": length}
     write_atomically(mark_of(path), (canonical(stated) + "\n").encode())
 
 
-def _within(name: str, text: bytes, chain: Chain, mark: dict[str, Any] | None) -> None:
+def _within(name: str, text: bytes, chain: HashChain, mark: dict[str, Any] | None) -> None:
     """What the mark says is durable is there."""
     if mark is None:
         return
@@ -351,8 +351,8 @@ class Ledger:
     """
 
     path: Path
-    chain: Chain = field(default_factory=Chain)
-    book: Book = field(default_factory=Book)
+    chain: HashChain = field(default_factory=HashChain)
+    book: LedgerRules = field(default_factory=LedgerRules)
 
     @classmethod
     def open(
@@ -398,7 +398,7 @@ class Ledger:
         held = read(path)
         if not held.bodies:
             raise Corrupt(path.name, "the ledger is empty")
-        return cls(path, held, Book.of(path.name, held.bodies))
+        return cls(path, held, LedgerRules.of(path.name, held.bodies))
 
     @classmethod
     def recover(cls, path: Path, head: str) -> Ledger:
@@ -414,7 +414,7 @@ class Ledger:
         ledger = cls(path)
         with locked(path, wait=True, create=False) as handle:
             ledger.chain = recover(path, handle, head)
-            ledger.book = Book.of(path.name, ledger.bodies)
+            ledger.book = LedgerRules.of(path.name, ledger.bodies)
             if ledger.book.finish is None:
                 facts = {"head": head, "entries": len(ledger.bodies)}
                 ledger._append(handle, {"type": "note", "kind": RECOVERED, "facts": facts})
@@ -668,7 +668,7 @@ class Ledger:
 
     def _load(self, handle: int) -> None:
         self.chain = load(self.path, handle)
-        self.book = Book.of(self.path.name, self.chain.bodies)
+        self.book = LedgerRules.of(self.path.name, self.chain.bodies)
 
     def _append(self, handle: int, body: dict[str, Any]) -> None:
         """Write a line that the rules allow, judged on what the file holds now."""
@@ -677,7 +677,7 @@ class Ledger:
         try:
             append(self.path, handle, self.chain, written)
         except BaseException:
-            self.book = Book.of(self.path.name, self.bodies)
+            self.book = LedgerRules.of(self.path.name, self.bodies)
             raise
 
 

@@ -195,10 +195,10 @@ def _changed(held: Permit, closed: str = "") -> Permit:
     return _permit(held.name, held.event, held.uses, held.entry, held.claim, held.adjacency, closed)
 
 
-def rehearsal(
+def mock_permit(
     event: events.Event,
     releases: int,
-    name: str = "rehearsal",
+    name: str = "mock",
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
 ) -> Permit:
     """A permit for noise on made-up data, in benchmarks, audits and tests. No ledger holds it, so
@@ -208,7 +208,7 @@ def rehearsal(
 
 
 @dataclass
-class Book:
+class LedgerRules:
     """What follows from the lines of a ledger, read in their order.
 
     `places` holds, for reservations that have begun, which folder makes their releases; `ended` the
@@ -234,7 +234,7 @@ class Book:
     derived: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, bodies: list[dict[str, Any]]) -> Book:
+    def of(cls, name: str, bodies: list[dict[str, Any]]) -> LedgerRules:
         """The book of these lines; `Corrupt` where one of them breaks a rule, whoever wrote it."""
         book = cls()
         for number, body in enumerate(bodies, start=1):

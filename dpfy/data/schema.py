@@ -241,7 +241,7 @@ def _draft(name: str, columns: Mapping[str, object]) -> list[InvalidInput]:
         f"is a draft with {len(left)} open: {', '.join(left)}; fill in what is public, never what "
         f"was read from the records"
     )
-    return [errors.Long("schema", name, rule)] if left else []
+    return [errors.UnabridgedError("schema", name, rule)] if left else []
 
 
 def _open_keys(entry: object) -> list[str]:

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from dpfy.accounting import calibrate, table
 from dpfy.accounting.gaussian import sigma_analytic
-from dpfy.accounting.rules import moves
+from dpfy.accounting.rules import group_size_of
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Curve
@@ -65,7 +65,7 @@ class FitTerms:
         return (
             math.inf
             if self.delta == 0
-            else 1 / (moves(self.adjacency) * sigma_analytic(self.epsilon, self.delta))
+            else 1 / (group_size_of(self.adjacency) * sigma_analytic(self.epsilon, self.delta))
         )
 
 
@@ -116,7 +116,7 @@ def _rounds(needs: tuple[ReleaseNeed, ...], terms: FitTerms) -> tuple[ReleaseRou
         return figures.curve(together(at(scale)), terms.adjacency, terms.accountant)
 
     if terms.delta == 0:
-        scale = float(moves(terms.adjacency)) / terms.epsilon
+        scale = float(group_size_of(terms.adjacency)) / terms.epsilon
     elif all(n.how == SUM and n.make is None for n in needs) and terms.accountant in (
         "tight",
         "gdp",
@@ -143,7 +143,7 @@ def _event(need: ReleaseNeed, weight: float, scale: float, terms: FitTerms) -> e
         return (
             events.Laplace(each)
             if need.how == SUM
-            else events.BoundedRange(moves(terms.adjacency) / each)
+            else events.BoundedRange(group_size_of(terms.adjacency) / each)
         )
     each = scale * math.sqrt(need.releases / weight)
     if need.make is not None:
@@ -151,7 +151,7 @@ def _event(need: ReleaseNeed, weight: float, scale: float, terms: FitTerms) -> e
     return (
         events.Gaussian(each)
         if need.how == SUM
-        else events.BoundedRange(2 * moves(terms.adjacency) / each)
+        else events.BoundedRange(2 * group_size_of(terms.adjacency) / each)
     )
 
 

@@ -29,7 +29,7 @@ from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.values import Bound
 from dpfy.estimators.claim import FILE, FitClaim, ReleaseRound
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.choice import Exponential
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.mechanism import drawable, source
@@ -190,7 +190,7 @@ class FitSession:
             if isinstance(held.event, events.Gaussian)
             else Bound(l1=held.bound),
         )
-        tool = (Gaussian if isinstance(held.event, events.Gaussian) else Laplace)(
+        tool = (GaussianMechanism if isinstance(held.event, events.Gaussian) else LaplaceMechanism)(
             held.event.noise_multiplier
         )
         parameter = tool.parameter(grid, bound)

@@ -13,7 +13,7 @@ from dpfy.core import check, events
 from dpfy.core.claim import STATED, YES, Assumption, Claim, register
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency, Unit
-from dpfy.mechanisms.response import RandomizedResponse
+from dpfy.mechanisms.response import RandomizedResponseMechanism
 
 LABEL = Unit("label", protects="label")
 """The unit: the label of one record. What else the record holds is public."""
@@ -137,7 +137,7 @@ class LabelClaim(Claim):
             )
         epsilon = check.epsilon("epsilon", self.epsilon)
         if self.method == RR:
-            return RandomizedResponse.of(epsilon, self.outcomes).event
+            return RandomizedResponseMechanism.of(epsilon, self.outcomes).event
         return (
             events.Laplace(laplace_multiplier(epsilon))
             if self.method == ALIBI

@@ -23,11 +23,11 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.labels.claim import LABEL, laplace_multiplier
 from dpfy.labels.sealed import Rows, Values
-from dpfy.mechanisms.additive import Gaussian, Laplace
-from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.exact import coins, uniform
 from dpfy.mechanisms.mechanism import source
-from dpfy.mechanisms.response import RandomizedResponse
+from dpfy.mechanisms.response import RandomizedResponseMechanism
 
 Reals = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -73,9 +73,9 @@ class Response(Question):
     outcomes: int
 
     @property
-    def mechanism(self) -> RandomizedResponse:
+    def mechanism(self) -> RandomizedResponseMechanism:
         """With the least noise for epsilon."""
-        return RandomizedResponse.of(self.epsilon, self.outcomes)
+        return RandomizedResponseMechanism.of(self.epsilon, self.outcomes)
 
     @property
     def event(self) -> events.Event:
@@ -156,7 +156,9 @@ def chance_changed(epsilon: float, size: int) -> Fraction:
     private side.
     """
     return (
-        Fraction(1) if size == 1 else Fraction(RandomizedResponse.of(epsilon, size).noise_parameter)
+        Fraction(1)
+        if size == 1
+        else Fraction(RandomizedResponseMechanism.of(epsilon, size).noise_parameter)
     )
 
 
@@ -170,9 +172,9 @@ class NoisyOneHot(Question):
     outcomes: int
 
     @property
-    def mechanism(self) -> Laplace:
+    def mechanism(self) -> LaplaceMechanism:
         """Its noise is that of two bounds, since replace-one is billed as two."""
-        return Laplace(laplace_multiplier(self.epsilon))
+        return LaplaceMechanism(laplace_multiplier(self.epsilon))
 
     @property
     def event(self) -> events.Event:
@@ -216,7 +218,7 @@ class Counts(Question):
         """A row of counts for each group."""
         places = self.groups.astype(np.int64) * self.outcomes + labels
         counts = np.bincount(places, minlength=self.cells * self.outcomes)
-        noise = DiscreteLaplace(self.epsilon / 2).noise(
+        noise = DiscreteLaplaceMechanism(self.epsilon / 2).noise(
             counts.size, source(self.event, permit, randomness, step)
         )
         return np.asarray((counts + noise).reshape(self.cells, self.outcomes))
@@ -251,7 +253,7 @@ class Projection(Question):
         that is not finite adds nothing.
         """
         width = self.matrix.shape[1]
-        mechanism = Gaussian(self.noise_multiplier)
+        mechanism = GaussianMechanism(self.noise_multiplier)
         grid = mechanism.grid(Bound(l2=HALF_L2), max(1, width * self.outcomes))
         total = np.zeros((width, self.outcomes), np.int64)
         row = Bound(l2=1.0)

@@ -31,7 +31,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.labels.questions import HALF_L2, Question
 from dpfy.labels.sealed import Rows, Values
 from dpfy.mechanisms.mechanism import source
-from dpfy.mechanisms.votes import Noisy
+from dpfy.mechanisms.votes import NoisyCounts
 
 WEAK, STRONG = 96, 400
 """Coordinates of the two views, at most."""
@@ -140,7 +140,7 @@ class TeacherVotes(Question):
         counts = self.counts(labels)
         bits = source(self.event, permit, randomness, step)
         return np.array(
-            [Noisy(row, Fraction(self.sigma), bits).largest() for row in counts], np.int64
+            [NoisyCounts(row, Fraction(self.sigma), bits).largest() for row in counts], np.int64
         )
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ from dpfy.local.protocol import LEAST_EPSILON, Protocol, Reals, Rows
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.discrete import whole
 from dpfy.mechanisms.exact import coins, uniform
-from dpfy.mechanisms.response import UP, RandomizedResponse, UnaryResponse
+from dpfy.mechanisms.response import UP, RandomizedResponseMechanism, UnaryResponse
 
 MOST_BUCKETS = 1 << 20
 PRIME = (1 << 31) - 1
@@ -96,8 +96,8 @@ class KaryResponse(Frequencies):
     """
 
     @cached_property
-    def _response(self) -> RandomizedResponse:
-        return RandomizedResponse.of(self.epsilon, self.buckets)
+    def _response(self) -> RandomizedResponseMechanism:
+        return RandomizedResponseMechanism.of(self.epsilon, self.buckets)
 
     @property
     def event(self) -> events.Event:
@@ -246,12 +246,12 @@ class LocalHashing(Frequencies):
             check.integer("cells", self.cells, least=2, most=MOST_BUCKETS)
 
     @cached_property
-    def _response(self) -> RandomizedResponse:
+    def _response(self) -> RandomizedResponseMechanism:
         if self.cells:
-            return RandomizedResponse.of(self.epsilon, self.cells)
+            return RandomizedResponseMechanism.of(self.epsilon, self.cells)
         near = math.floor(math.exp(min(self.epsilon, 10.0))) + 1
         return min(
-            (RandomizedResponse.of(self.epsilon, cells) for cells in (near, near + 1)),
+            (RandomizedResponseMechanism.of(self.epsilon, cells) for cells in (near, near + 1)),
             key=_rare_variance,
         )
 
@@ -294,12 +294,12 @@ class LocalHashing(Frequencies):
         return found
 
 
-def _kept(response: RandomizedResponse) -> Fraction:
+def _kept(response: RandomizedResponseMechanism) -> Fraction:
     changed = Fraction(response.noise_parameter)
     return 1 - changed + changed / response.buckets
 
 
-def _rare_variance(response: RandomizedResponse) -> float:
+def _rare_variance(response: RandomizedResponseMechanism) -> float:
     """Of the share of a value that nobody has, by hashing into the cells of a response."""
     low = 1 / response.buckets
     return low * (1 - low) / (float(_kept(response)) - low) ** 2

@@ -113,7 +113,7 @@ class Additive(ABC):
 
 
 @dataclass(frozen=True)
-class Laplace(Additive):
+class LaplaceMechanism(Additive):
     """Laplace noise of scale `noise_multiplier` times the L1 norm of what one unit adds: pure
     epsilon of 1 / noise_multiplier.
     """
@@ -137,7 +137,7 @@ class Laplace(Additive):
 
 
 @dataclass(frozen=True)
-class Gaussian(Additive):
+class GaussianMechanism(Additive):
     """Gaussian noise of standard deviation `noise_multiplier` times the L2 norm of what one unit
     adds.
 

@@ -80,7 +80,7 @@ class Discrete(ABC):
 
 
 @dataclass(frozen=True)
-class DiscreteLaplace(Discrete):
+class DiscreteLaplaceMechanism(Discrete):
     """Noise x with probability proportional to exp(-parameter |x|): pure epsilon of parameter times
     sensitivity.
     """
@@ -101,7 +101,7 @@ class DiscreteLaplace(Discrete):
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian(Discrete):
+class DiscreteGaussianMechanism(Discrete):
     """Noise x with probability proportional to exp(-x^2 / (2 parameter^2)) (Canonne, Kamath &
     Steinke 2020).
     """

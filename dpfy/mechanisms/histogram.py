@@ -24,8 +24,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded, Private
-from dpfy.mechanisms.additive import Gaussian
-from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.mechanisms.additive import GaussianMechanism
+from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.mechanism import source
 from dpfy.mechanisms.tails import as_float, gaussian_tail, laplace_tail, laplace_threshold
 
@@ -39,7 +39,7 @@ class StabilityHistogram:
     is of sqrt(keys) * most).
     """
 
-    noise: DiscreteLaplace | Gaussian
+    noise: DiscreteLaplaceMechanism | GaussianMechanism
     threshold: int
     keys: int = 1
     most: int = 1
@@ -49,7 +49,7 @@ class StabilityHistogram:
         check.integer("keys", self.keys, most=1 << 30)
         check.integer("most", self.most, most=1 << 30)
         if (
-            isinstance(self.noise, DiscreteLaplace)
+            isinstance(self.noise, DiscreteLaplaceMechanism)
             and self.noise.sensitivity != self.keys * self.most
         ):
             raise InvalidInput(
@@ -65,7 +65,7 @@ class StabilityHistogram:
         parameter = math.nextafter(epsilon / (keys * most), 0.0)
         tail = Fraction(check.delta("delta", delta)) / keys * (1 - Fraction(1, 1 << 40))
         return cls(
-            DiscreteLaplace(parameter, keys * most),
+            DiscreteLaplaceMechanism(parameter, keys * most),
             laplace_threshold(Fraction(parameter), tail) + most,
             keys,
             most,
@@ -81,7 +81,7 @@ class StabilityHistogram:
         """The chance that a key of one unit alone is released, from the exact tail of the noise,
         rounded up.
         """
-        if isinstance(self.noise, DiscreteLaplace):
+        if isinstance(self.noise, DiscreteLaplaceMechanism):
             one = laplace_tail(Fraction(self.noise.parameter), self.threshold - self.most)
             return as_float(min(Fraction(1), self.keys * one))
         grid = self.noise.grid(self.bound)
@@ -126,7 +126,7 @@ class StabilityHistogram:
             key=lambda item: (type(item[0]).__name__, repr(item[0])),
         )
         numbers = np.array([int(min(c, 1 << 60)) for _, c in present], dtype=np.int64)
-        if isinstance(self.noise, DiscreteLaplace):
+        if isinstance(self.noise, DiscreteLaplaceMechanism):
             noisy, least, exponent = (
                 numbers + self.noise.noise(len(present), bits),
                 self.threshold,

@@ -258,7 +258,7 @@ def blocks_of(out: Integers) -> Iterator[tuple[int, Integers, Room]]:
         yield start, part, room.first(len(part))
 
 
-class Steps:
+class LawSteps:
     """Increasing numbers in (0, 1) without a last bit: from a uniform number to how many of them it
     has reached, by its first 63 bits.
 
@@ -302,7 +302,7 @@ def first_bits(rough: Enclosure, number: Callable[[int], Enclosed], k: int) -> i
     return first
 
 
-class Table:
+class LawTable:
     """A law, cut into cells by the top bits of a word: how many steps lie before each cell, and the
     one step in it.
 
@@ -311,7 +311,7 @@ class Table:
 
     def __init__(self, law: Law) -> None:
         self.law = law
-        self.steps = Steps(
+        self.steps = LawSteps(
             thresholds(law, FIRST), lambda k: lambda precision: law.threshold(k, precision)
         )
         edges = self.steps.edges
@@ -350,7 +350,7 @@ class Narrow:
     """A law whose magnitudes are drawn from one table."""
 
     def __init__(self, scale: Fraction, square: bool) -> None:
-        self.table = Table(
+        self.table = LawTable(
             Law(1 / (2 * scale * scale) if square else 1 / scale, square, folded=True)
         )
 
@@ -371,10 +371,10 @@ class Wide:
             square,
             folded=False,
         )
-        self.table = Table(self.law)
+        self.table = LawTable(self.law)
         one = 1 << FIRST
         heights = islice(weights(self.law, FIRST), 1, self.law.size + 1)
-        self.falls = Steps(
+        self.falls = LawSteps(
             ((one - high, one - low) for low, high in heights), lambda k: self.depth(k + 1)
         )
 

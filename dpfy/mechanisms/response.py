@@ -27,7 +27,7 @@ UP = 1 + 2.0**-50
 
 
 @dataclass(frozen=True)
-class RandomizedResponse:
+class RandomizedResponseMechanism:
     """Answers 0 to buckets - 1, one a unit, each replaced by a uniform one with probability
     `noise_parameter`.
 
@@ -42,7 +42,7 @@ class RandomizedResponse:
         check.integer("buckets", self.buckets, least=2, most=1 << 31)
 
     @classmethod
-    def of(cls, epsilon: float, buckets: int = 2) -> RandomizedResponse:
+    def of(cls, epsilon: float, buckets: int = 2) -> RandomizedResponseMechanism:
         """With the least noise for a pure epsilon under replace-one."""
         grown = math.exp(min(check.epsilon("epsilon", epsilon), 700.0))
         return cls(

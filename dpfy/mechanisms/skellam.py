@@ -15,7 +15,7 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.exact import Enclosure, exp_enclosure, rational
-from dpfy.mechanisms.integers import FIRST, Integers, Steps
+from dpfy.mechanisms.integers import FIRST, Integers, LawSteps
 
 MOST_MEAN = 2048
 """Of a Poisson number that is drawn at once; a larger one is a sum of several."""
@@ -47,8 +47,8 @@ def skellam(count: int, variance: Fraction | int, bits: Bits) -> Integers:
 
 
 @lru_cache(maxsize=8)
-def _table(mean: Fraction) -> Steps:
-    return Steps(_sums(mean, FIRST), lambda k: lambda precision: _sums(mean, precision)[k])
+def _table(mean: Fraction) -> LawSteps:
+    return LawSteps(_sums(mean, FIRST), lambda k: lambda precision: _sums(mean, precision)[k])
 
 
 @lru_cache(maxsize=2)

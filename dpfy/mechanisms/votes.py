@@ -40,7 +40,7 @@ MOVED = Bound(math.sqrt(2) * (1 + 1e-15), 2.0, 1.0)
 """What one unit does to the counts: a vote leaves one class for another."""
 
 
-class Noisy:
+class NoisyCounts:
     """Whole numbers with real Gaussian noise of standard deviation `sigma` on each, known ever more
     closely.
     """
@@ -119,7 +119,7 @@ class GaussianArgmax:
 
     def winner(self, counts: NDArray[np.int64], bits: Bits) -> int:
         """The winner, for random bits of an address that a permit was spent for."""
-        return Noisy(counts, Fraction(self.sigma), bits).largest()
+        return NoisyCounts(counts, Fraction(self.sigma), bits).largest()
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class GaussianThreshold:
 
     def above(self, count: int, bits: Bits) -> bool:
         """Whether it is above, for random bits of an address that a permit was spent for."""
-        return Noisy(np.array([count]), Fraction(self.noise_multiplier), bits).above(
+        return NoisyCounts(np.array([count]), Fraction(self.noise_multiplier), bits).above(
             Fraction(self.threshold)
         )
 

@@ -31,7 +31,7 @@ from dpfy.noise import arbitrary_precision, chacha, gaussian, noise_buffers
 from dpfy.noise.gaussian import Scratch
 from dpfy.noise.lattice import Lattice, pieces
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State, Strategy
-from dpfy.noise.terms import Terms
+from dpfy.noise.terms import NoiseTerms
 
 ERROR = 2.0**-37
 """By how much a unit draw can be off in double precision, where its radius lies between the next
@@ -124,7 +124,7 @@ def init(strategy: Strategy, like: Grads) -> State:
 
 
 def lattice(
-    scale: float, bound: float, coordinates: int, dtype: torch.dtype, terms: Terms, step: int
+    scale: float, bound: float, coordinates: int, dtype: torch.dtype, terms: NoiseTerms, step: int
 ) -> Lattice:
     """Where the values of `step` lie.
 
@@ -156,7 +156,7 @@ def lost(past: Recurrence) -> float:
 def add_(
     sums: Grads,
     on: Lattice,
-    terms: Terms,
+    terms: NoiseTerms,
     randomness: Randomness,
     stream: str,
     step: int,
@@ -228,7 +228,13 @@ def _on_gpu(
 
 
 def lay_(
-    sums: Grads, on: Lattice, terms: Terms, draws: Draws, step: int, divisor: float, state: State
+    sums: Grads,
+    on: Lattice,
+    terms: NoiseTerms,
+    draws: Draws,
+    step: int,
+    divisor: float,
+    state: State,
 ) -> None:
     """Turn `sums` into released values, in place; the rows of `state` move on.
 
@@ -264,7 +270,7 @@ def lay_(
             t.copy_(row.view(t.shape))
 
 
-def _error(rows: Sequence[Tensor], terms: Terms, on: Lattice) -> float:
+def _error(rows: Sequence[Tensor], terms: NoiseTerms, on: Lattice) -> float:
     """By how much the quotients of a step can be off, where its draws are known."""
     ends = [abs(float(end)) for row in rows if row.numel() for end in row.aminmax()]
     if not all(map(math.isfinite, ends)):
@@ -275,7 +281,7 @@ def _error(rows: Sequence[Tensor], terms: Terms, on: Lattice) -> float:
 
 
 def _noise(
-    terms: Terms, draws: Draws, on: Lattice
+    terms: NoiseTerms, draws: Draws, on: Lattice
 ) -> Iterator[tuple[int, Tensor, NDArray[np.intp]]]:
     """The sum of the draws of a step, in steps, a chunk at a time; where each begins, and the
     values in it that are not known.
@@ -302,7 +308,7 @@ def _decide(
     centre: Tensor,
     places: set[int],
     past: _Past | None,
-    terms: Terms,
+    terms: NoiseTerms,
     draws: Draws,
     on: Lattice,
     start: int,

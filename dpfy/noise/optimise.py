@@ -44,7 +44,7 @@ HUGE = 1e6
 """Stands for a point where the series overflow; the line search steps back from it."""
 
 
-class Objective:
+class StrategyObjective:
     """The squared error as a function of the noising series d, with its gradient."""
 
     def __init__(
@@ -192,7 +192,7 @@ def banded(
     """
     check.integer("bands", bands)
     check.integer("steps", steps)
-    error = Objective(steps, objective, workload)
+    error = StrategyObjective(steps, objective, workload)
     bands = min(bands, steps)
     if bands == 1:
         return Banded((1.0,))
@@ -234,7 +234,7 @@ def inverse_banded(
     all.
     """
     check.integer("bands", bands)
-    error = Objective(steps, objective, workload)
+    error = StrategyObjective(steps, objective, workload)
     most, separation = pattern_of(pattern, steps)
     start = np.array(inverse_square_root_banded(min(bands, steps)).noising_coefficient)
     # Under separation the sensitivity is a theorem only for non-increasing C: rises are made
@@ -315,7 +315,7 @@ class _Cost:
         self, steps: int, pattern: participation.Participation, objective: str, workload: Workload
     ) -> None:
         self.steps = steps
-        self.error = Objective(steps, objective, workload)
+        self.error = StrategyObjective(steps, objective, workload)
         self.most, self.separation = pattern_of(pattern, steps)
 
     def __call__(self, free: Vector) -> tuple[float, Vector]:

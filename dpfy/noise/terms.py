@@ -20,7 +20,7 @@ WAY_OUT = (
 
 
 @dataclass(frozen=True)
-class Terms:
+class NoiseTerms:
     """Noise at unit scale: the sum of `weight` times the draw at `address` over `draws`, plus,
     where `past` is given, its gain times the weighted rows that it remembers. `alone`: no step asks
     for the draw of another, so that a draw may be made in any one way.
@@ -36,19 +36,19 @@ class Terms:
         return sum(abs(w) for w, _ in self.draws)
 
 
-def of(strategy: Strategy, step: int) -> Terms:
+def of(strategy: Strategy, step: int) -> NoiseTerms:
     """The terms of `step`; strategies whose noise cannot be written so are refused."""
     if isinstance(strategy, Recurrent):
         r = strategy.recurrence(step)
         again = tuple((r.fresh * weight, step - 1 - back) for back, weight in enumerate(r.again))
-        return Terms(
+        return NoiseTerms(
             ((r.fresh, step), *again),
             r if r.weights else None,
             isinstance(strategy, Identity | Schedule),
         )
     require(strategy)
     assert isinstance(strategy, Tree)
-    return Terms(
+    return NoiseTerms(
         tuple(sorted(((w, at) for at, w in strategy.nodes(step).items()), key=lambda term: term[1]))
     )
 

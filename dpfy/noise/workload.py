@@ -98,7 +98,7 @@ PREFIX_SUMS = Workload()
 
 
 @runtime_checkable
-class Measured(Protocol):
+class MatrixStrategy(Protocol):
     """A strategy that knows its own matrices."""
 
     def noise_matrix(self, steps: int) -> NDArray[np.float64]:
@@ -117,11 +117,11 @@ class Errors:
     max_error: float
 
 
-def measured(strategy: Strategy) -> Measured:
+def measured(strategy: Strategy) -> MatrixStrategy:
     """The strategy with its matrices; the identity is one band."""
     if isinstance(strategy, Identity):
         return Banded((1.0,))
-    if not isinstance(strategy, Measured):
+    if not isinstance(strategy, MatrixStrategy):
         raise TypeError(f"{type(strategy).__name__} does not know its noise matrix")
     return strategy
 

@@ -35,7 +35,7 @@ COMPARED_STEPS = 20_000
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MechanismCandidate:
     """One mechanism, calibrated, with its errors."""
 
     mechanism: str
@@ -64,16 +64,16 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MechanismChoice:
     """The plan chosen, all candidates (best first), and the reason in words."""
 
     plan: Plan
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[MechanismCandidate, ...]
     reason: str
 
 
 @dataclass(frozen=True)
-class Target:
+class CalibrationTarget:
     """What every candidate is calibrated to."""
 
     epsilon: float
@@ -101,7 +101,7 @@ def auto(
     steps: int | None = None,
     sampling: str = "any",
     clip_norm: float = 1.0,
-) -> Choice:
+) -> MechanismChoice:
     """The mechanism with the least error for this data pattern at (epsilon, delta).
 
     `sampling`: "poisson" if records can be sampled at random, "fixed-order" if they come in an
@@ -113,28 +113,28 @@ def auto(
         records,
         batch_size,
         count,
-        Target(epsilon, delta),
+        CalibrationTarget(epsilon, delta),
         sampling=check.one_of("sampling", sampling, SAMPLINGS),
     )
     best = found[0]
     recipe = replace(best.plan.recipe, clip=FlatClip(clip_norm))
-    return Choice(replace(best.plan, recipe=recipe), found, _reason(found, sampling))
+    return MechanismChoice(replace(best.plan, recipe=recipe), found, _reason(found, sampling))
 
 
 def compare(
     records: int,
     batch_size: float,
     steps: int,
-    target: Target,
+    target: CalibrationTarget,
     *,
     sampling: str = "any",
     dense: bool | None = None,
-) -> tuple[Candidate, ...]:
+) -> tuple[MechanismCandidate, ...]:
     """All mechanisms for this data pattern at one guarantee, least error first."""
     sampling_rate(records, batch_size)
     check.integer("steps", steps, most=COMPARED_STEPS)
     with_dense = steps <= DENSE_STEPS if dense is None else dense
-    rows: list[Candidate] = []
+    rows: list[MechanismCandidate] = []
     if sampling != "fixed-order":
         rows += amplified(records, batch_size, steps, target)
     if sampling != "poisson":
@@ -145,12 +145,12 @@ def compare(
     return tuple(sorted(rows, key=_rank))
 
 
-def _rank(row: Candidate) -> tuple[float, int, str]:
+def _rank(row: MechanismCandidate) -> tuple[float, int, str]:
     """Least error first; among errors equal to five digits the fewest buffers."""
     return float(f"{row.rmse:.5g}"), row.buffers, row.mechanism
 
 
-def measure(mechanism: str, sampling: str, plan: Plan) -> Candidate:
+def measure(mechanism: str, sampling: str, plan: Plan) -> MechanismCandidate:
     """A calibrated plan with its errors on the prefix sums of the mean gradient at clip norm
     one.
     """
@@ -159,7 +159,7 @@ def measure(mechanism: str, sampling: str, plan: Plan) -> Candidate:
     recipe = plan.recipe
     found = errors(recipe.strategy, recipe.sampler.participation, recipe.steps)
     scale = plan.noise_multiplier / recipe.expected_batch
-    return Candidate(
+    return MechanismCandidate(
         mechanism,
         sampling,
         plan,
@@ -169,7 +169,9 @@ def measure(mechanism: str, sampling: str, plan: Plan) -> Candidate:
     )
 
 
-def amplified(records: int, batch_size: float, steps: int, target: Target) -> list[Candidate]:
+def amplified(
+    records: int, batch_size: float, steps: int, target: CalibrationTarget
+) -> list[MechanismCandidate]:
     """DP-SGD, and banded noise with cyclic Poisson sampling for the best number of bands."""
     rows = [measure("dp-sgd", "poisson", target.plan(dpsgd(records, batch_size, steps=steps)))]
     if best := best_bands(records, batch_size, steps, target):
@@ -177,7 +179,9 @@ def amplified(records: int, batch_size: float, steps: int, target: Target) -> li
     return rows
 
 
-def best_bands(records: int, batch_size: float, steps: int, target: Target) -> Candidate | None:
+def best_bands(
+    records: int, batch_size: float, steps: int, target: CalibrationTarget
+) -> MechanismCandidate | None:
     """The number of bands with the least error: where there are many, by a rough scan (Rényi)
     before the fine one.
 
@@ -191,7 +195,7 @@ def best_bands(records: int, batch_size: float, steps: int, target: Target) -> C
     if not widths:
         return None
 
-    def at(width: int, goal: Target) -> Candidate:
+    def at(width: int, goal: CalibrationTarget) -> MechanismCandidate:
         return measure(
             "band-mf",
             "cyclic-poisson",
@@ -239,7 +243,7 @@ def dense_for(recipe: Recipe) -> Strategy:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSetting:
     """What is fixed before a mechanism is chosen."""
 
     records: int
@@ -251,7 +255,10 @@ class Setting:
 
 
 def recipe_for(
-    mechanism: str, setting: Setting, target: Target | None = None, bands: int | None = None
+    mechanism: str,
+    setting: RunSetting,
+    target: CalibrationTarget | None = None,
+    bands: int | None = None,
 ) -> Recipe:
     """The recipe of a mechanism by name, as `dpfy train --mechanism` takes it.
 
@@ -275,7 +282,7 @@ def recipe_for(
 
 
 def _by_name(
-    mechanism: str, setting: Setting, target: Target | None, bands: int | None
+    mechanism: str, setting: RunSetting, target: CalibrationTarget | None, bands: int | None
 ) -> Recipe | None:
     records, batch, steps = setting.records, setting.batch_size, setting.steps
     if mechanism == "dp-sgd":
@@ -309,7 +316,7 @@ def _by_name(
     return None
 
 
-def _reason(found: tuple[Candidate, ...], sampling: str) -> str:
+def _reason(found: tuple[MechanismCandidate, ...], sampling: str) -> str:
     best = found[0]
     words = [
         f"{best.mechanism} with {best.sampling} sampling has the least error ({best.rmse:.4g}) of "

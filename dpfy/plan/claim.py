@@ -93,7 +93,7 @@ class ForeignBatches:
 
 @register
 @dataclass(frozen=True)
-class Training(Claim):
+class TrainingClaim(Claim):
     """The claim of a training run: a plan, and how its batches are formed where dpfy does not form
     them.
 
@@ -390,7 +390,7 @@ class Training(Claim):
         return {"plan": self.plan.to_json(), "batches": batches}
 
     @classmethod
-    def from_json(cls, data: Any) -> Training:
+    def from_json(cls, data: Any) -> TrainingClaim:
         """The claim that `to_json` wrote."""
         check.known_keys("claim", data, ("plan", "batches"))
         batches = data["batches"]
@@ -460,7 +460,7 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
 
 @register
 @dataclass(frozen=True)
-class Evaluation(GaussianClaim):
+class EvaluationClaim(GaussianClaim):
     """The claim of a billed evaluation on private held-out records: counts of right and wrong
     answers, or bounded losses, with noise.
     """

@@ -23,7 +23,7 @@ from dpfy.noise.tree import Tree
 
 
 @dataclass(frozen=True)
-class Pair:
+class ProvenPair:
     """One proven pair: the event of the whole run given noise multiplier, pattern, strategy and
     steps, and the proof.
     """
@@ -170,31 +170,37 @@ PHASES = (
     "before the run."
 )
 
-PAIRS: dict[tuple[type, type], Pair] = {
-    (participation.Poisson, strategy.Identity): Pair(_sampled, SAMPLED),
-    (participation.Poisson, Schedule): Pair(_scheduled, SAMPLED + " " + PHASES),
-    (participation.Poisson, Shares): Pair(_shared, SHARED),
-    (participation.WithoutReplacement, strategy.Identity): Pair(_sampled, FIXED_SIZE),
-    (participation.WithoutReplacement, Schedule): Pair(_scheduled, FIXED_SIZE + " " + PHASES),
-    (participation.Poisson, Banded): Pair(_sampled, SAMPLED + " One band only."),
-    (participation.CyclicPoisson, Banded): Pair(_cyclic, AMPLIFIED),
-    (participation.CyclicPoisson, NormalisedBanded): Pair(_cyclic, AMPLIFIED),
-    (participation.SinglePass, Tree): Pair(_gaussian, STREAM + EXACT[participation.SinglePass]),
-    (participation.FixedOrder, Tree): Pair(_gaussian, STREAM + EXACT[participation.FixedOrder]),
-    (participation.Reshuffled, Tree): Pair(_gaussian, STREAM + EXACT[participation.Reshuffled]),
-    (participation.Reshuffled, Banded): Pair(
+PAIRS: dict[tuple[type, type], ProvenPair] = {
+    (participation.Poisson, strategy.Identity): ProvenPair(_sampled, SAMPLED),
+    (participation.Poisson, Schedule): ProvenPair(_scheduled, SAMPLED + " " + PHASES),
+    (participation.Poisson, Shares): ProvenPair(_shared, SHARED),
+    (participation.WithoutReplacement, strategy.Identity): ProvenPair(_sampled, FIXED_SIZE),
+    (participation.WithoutReplacement, Schedule): ProvenPair(_scheduled, FIXED_SIZE + " " + PHASES),
+    (participation.Poisson, Banded): ProvenPair(_sampled, SAMPLED + " One band only."),
+    (participation.CyclicPoisson, Banded): ProvenPair(_cyclic, AMPLIFIED),
+    (participation.CyclicPoisson, NormalisedBanded): ProvenPair(_cyclic, AMPLIFIED),
+    (participation.SinglePass, Tree): ProvenPair(
+        _gaussian, STREAM + EXACT[participation.SinglePass]
+    ),
+    (participation.FixedOrder, Tree): ProvenPair(
+        _gaussian, STREAM + EXACT[participation.FixedOrder]
+    ),
+    (participation.Reshuffled, Tree): ProvenPair(
+        _gaussian, STREAM + EXACT[participation.Reshuffled]
+    ),
+    (participation.Reshuffled, Banded): ProvenPair(
         _gaussian, STREAM + "one band: participations never overlap."
     ),
     **{
-        (pattern, kind): Pair(_gaussian, STREAM + EXACT[pattern])
+        (pattern, kind): ProvenPair(_gaussian, STREAM + EXACT[pattern])
         for pattern in (participation.SinglePass, participation.FixedOrder, participation.Separated)
         for kind in CORRELATED
     },
-    **{(participation.SecretBins, kind): Pair(_bins, BINS) for kind in CORRELATED},
+    **{(participation.SecretBins, kind): ProvenPair(_bins, BINS) for kind in CORRELATED},
 }
 
 
-def find(pattern: participation.Participation, noise: strategy.Strategy) -> Pair:
+def find(pattern: participation.Participation, noise: strategy.Strategy) -> ProvenPair:
     """The proof for this pair, or an error that names what is proven."""
     pair = PAIRS.get((type(pattern), type(noise)))
     if pair is None:

@@ -8,13 +8,13 @@ import io
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpfy.plan.auto import Candidate
+    from dpfy.plan.auto import MechanismCandidate
 
 MOST_STEPS = 512
 """Matrices are drawn up to this size; a longer run is drawn by its first steps."""
 
 
-def draw(found: tuple[Candidate, ...], form: str = "svg") -> bytes:
+def draw(found: tuple[MechanismCandidate, ...], form: str = "svg") -> bytes:
     """A picture (svg or png) of the best correlated candidate's C and C^-1, and of how the noise of
     all candidates accumulates.
     """
@@ -36,7 +36,7 @@ def draw(found: tuple[Candidate, ...], form: str = "svg") -> bytes:
     return drawn.getvalue()
 
 
-def _matrices(candidate: Candidate) -> tuple[Any, Any]:
+def _matrices(candidate: MechanismCandidate) -> tuple[Any, Any]:
     from dpfy.noise.workload import measured
 
     recipe = candidate.plan.recipe
@@ -67,7 +67,7 @@ def _entries(axes: Any, noise: Any) -> None:
     axes.set_ylabel("count")
 
 
-def _accumulation(axes: Any, found: tuple[Candidate, ...]) -> None:
+def _accumulation(axes: Any, found: tuple[MechanismCandidate, ...]) -> None:
     import numpy as np
 
     from dpfy.noise.workload import variances

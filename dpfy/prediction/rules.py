@@ -24,7 +24,7 @@ from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bounded
 from dpfy.mechanisms import integers
-from dpfy.mechanisms.additive import Gaussian
+from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import Exponential, NoisyMax
 from dpfy.mechanisms.mechanism import drawable
@@ -223,8 +223,8 @@ class NoisyScores(Rule):
         _ = self._noise
 
     @property
-    def _noise(self) -> Gaussian:
-        return Gaussian(self.noise_multiplier)
+    def _noise(self) -> GaussianMechanism:
+        return GaussianMechanism(self.noise_multiplier)
 
     @property
     def kinds(self) -> Mapping[str, events.Event]:

@@ -28,7 +28,7 @@ from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded
-from dpfy.mechanisms.additive import Gaussian
+from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.tails import gaussian_tail
 from dpfy.prediction.claim import VoteClaim
 from dpfy.prediction.margins import LARGEST_MOVE, MOST_VOTERS, ROUNDED, QuestionMargins
@@ -297,7 +297,7 @@ def noised(
     """The mechanism: a smooth logarithm with noise; and by how much, which is public, the noise
     makes it too small but for the chance.
     """
-    mechanism = Gaussian(claim.noise_multiplier)
+    mechanism = GaussianMechanism(claim.noise_multiplier)
     grid = mechanism.grid(found.bound)
     laid = grid.lay(found)
     slack = math.ldexp(

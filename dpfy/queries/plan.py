@@ -12,7 +12,7 @@ from typing import Any
 from dpfy.accounting import calibrate, table
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.queries.sources import TableColumns
 from dpfy.statistics import functions, language
@@ -171,7 +171,7 @@ def _rehearse(
     """
     empty = PrivateTable({name: [] for name in columns.columns}, columns.columns)
     for statistic, claim in zip(statistics, claims, strict=True):
-        permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
+        permit = mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
         statistic.release(empty, Spend(claim, terms.contribution, permit))
 
 

@@ -37,7 +37,7 @@ NO_TRAINING = "nothing was trained"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """The cards as rows, in the order of their guarantee where they can be ranked, and why they
     cannot where not.
     """
@@ -59,7 +59,7 @@ class Comparison:
         }
 
 
-def compare(places: Sequence[Path]) -> Comparison:
+def compare(places: Sequence[Path]) -> RunComparison:
     """The runs (folders or cards) side by side. Epsilons are read off at one common delta, the
     smallest that any card states.
 
@@ -99,7 +99,7 @@ def compare(places: Sequence[Path]) -> Comparison:
                 else r["epsilon_at_common_delta"]
             )
         )
-    return Comparison(rows, not reasons, delta, reasons, notes)
+    return RunComparison(rows, not reasons, delta, reasons, notes)
 
 
 def load(place: Path) -> dict[str, Any]:
@@ -161,12 +161,12 @@ def _row(name: str, card: dict[str, Any], delta: float) -> dict[str, Any]:
     }
 
 
-def page(comparison: Comparison) -> str:
+def page(comparison: RunComparison) -> str:
     """The comparison as one page that needs nothing else."""
     return html_page.environment().get_template("compare.html.j2").render(c=comparison)
 
 
-def text(comparison: Comparison) -> str:
+def text(comparison: RunComparison) -> str:
     """The comparison for a terminal."""
     lines = []
     head = (

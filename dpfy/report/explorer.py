@@ -327,8 +327,8 @@ def mechanisms(wish: Wish, *, optimised: bool) -> dict[str, Any]:
 
     if wish.owns > 1:
         return {"rows": [], "note": "shown for one example; choose that unit"}
-    setting = auto.Setting(wish.records, wish.batch, wish.steps)
-    target = auto.Target(wish.epsilon, wish.delta, allow_large_delta=True)
+    setting = auto.RunSetting(wish.records, wish.batch, wish.steps)
+    target = auto.CalibrationTarget(wish.epsilon, wish.delta, allow_large_delta=True)
     rows = [_row(auto.measure("DP-SGD", "Poisson sampling", setting_plan(wish)))]
     long = wish.steps > CORRELATED_STEPS
     names = () if long else (("sqrt", "square root"), ("tree", "tree (DP-FTRL)"))

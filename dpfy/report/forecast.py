@@ -10,8 +10,8 @@ from typing import Any
 
 from dpfy.core import events
 from dpfy.core.claim import Reserved
-from dpfy.core.ledger import ORIGIN, Chain, Ledger
-from dpfy.core.ledger_rules import VERSION, Book
+from dpfy.core.ledger import ORIGIN, HashChain, Ledger
+from dpfy.core.ledger_rules import VERSION, LedgerRules
 from dpfy.report import card
 
 NOBODY = "0" * 16
@@ -49,7 +49,9 @@ def ledger_of(
             bodies.append(
                 {"type": "settle", "entry": f"{number:016x}", "made": made, "billed": billed}
             )
-    return Ledger(Path(card.NAME), Chain(bodies, [head] * len(bodies)), Book.of(card.NAME, bodies))
+    return Ledger(
+        Path(card.NAME), HashChain(bodies, [head] * len(bodies)), LedgerRules.of(card.NAME, bodies)
+    )
 
 
 def require(reserved: Sequence[Reserved]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dpfy.core import check
 from dpfy.core.ledger import Ledger
-from dpfy.core.ledger_rules import Book
+from dpfy.core.ledger_rules import LedgerRules
 from dpfy.report.signature import Signed
 
 
@@ -79,7 +79,7 @@ def of_run(ledger: Ledger, published: Signed | None, *, by_key: bool) -> Level:
     seen = ledger.chain.heads.index(published.head) + 1
     if any(body["type"] == "finish" for body in ledger.bodies[:seen]):
         return COMPLETION
-    then = Book.of(ledger.path.name, ledger.bodies[:seen]).permits()
+    then = LedgerRules.of(ledger.path.name, ledger.bodies[:seen]).permits()
     rows = [[(p.entry, p.event, p.uses) for p in permits] for permits in (then, ledger.permits())]
     if rows[0] == rows[1]:
         return START

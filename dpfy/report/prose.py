@@ -48,14 +48,14 @@ PURE = re.compile(rf"({PLAIN})[\s-]*(?:dp\b|differential)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedNumber:
     """A number as it is printed: its value, and the worth of one unit in its last place."""
 
     value: float
     unit: float
     text: str
 
-    def agrees(self, other: Printed) -> bool:
+    def agrees(self, other: PrintedNumber) -> bool:
         """Whether both can be the same number, one of them printed with fewer digits: rounded to
         the nearest, or up.
         """
@@ -70,7 +70,7 @@ class Printed:
             and abs(apart) <= CLOSE * size
         )
 
-    def rounds(self, other: Printed) -> bool:
+    def rounds(self, other: PrintedNumber) -> bool:
         """Whether this is the other number, rounded to as many places."""
         return abs(self.value - other.value) <= 0.5 * self.unit * (1 + 1e-6)
 
@@ -86,21 +86,23 @@ def folded(text: str) -> str:
     )
 
 
-def figures(text: str) -> list[Printed]:
+def figures(text: str) -> list[PrintedNumber]:
     """Every number in a text, in order."""
     found = []
     for match in NUMBER.finditer(folded(text)):
         if match["power"] is not None:
-            mantissa = _plain(match["mantissa"]) if match["mantissa"] else Printed(1.0, 0.0, "")
+            mantissa = (
+                _plain(match["mantissa"]) if match["mantissa"] else PrintedNumber(1.0, 0.0, "")
+            )
             scale = _power(int(match["power"]))
-            made = Printed(mantissa.value * scale, mantissa.unit * scale, match.group())
+            made = PrintedNumber(mantissa.value * scale, mantissa.unit * scale, match.group())
         elif match["of"] is not None:
             inner = _plain(match["of"])
-            made = Printed(1 / inner.value if inner.value else math.inf, 0.0, match.group())
+            made = PrintedNumber(1 / inner.value if inner.value else math.inf, 0.0, match.group())
         else:
             inner = _plain(match["plain"])
             share = 0.01 if match["percent"] else 1.0
-            made = Printed(
+            made = PrintedNumber(
                 (-1 if match["sign"] else 1) * inner.value * share,
                 inner.unit * share,
                 match.group().strip(),
@@ -109,10 +111,10 @@ def figures(text: str) -> list[Printed]:
     return found
 
 
-def _plain(text: str) -> Printed:
+def _plain(text: str) -> PrintedNumber:
     mantissa, _, exponent = text.replace(",", "").lower().partition("e")
     places = len(mantissa.partition(".")[2]) - int((exponent or "0")[:6])
-    return Printed(float(text.replace(",", "")), _power(-places), text)
+    return PrintedNumber(float(text.replace(",", "")), _power(-places), text)
 
 
 def _power(exponent: int) -> float:
@@ -157,9 +159,9 @@ class Known:
     delta, and numbers in words.
     """
 
-    all: tuple[Printed, ...]
-    epsilons: tuple[Printed, ...]
-    deltas: tuple[Printed, ...]
+    all: tuple[PrintedNumber, ...]
+    epsilons: tuple[PrintedNumber, ...]
+    deltas: tuple[PrintedNumber, ...]
     worded: frozenset[str]
 
     @classmethod
@@ -239,12 +241,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _figure(value: float) -> Printed:
+def _figure(value: float) -> PrintedNumber:
     """A number that is known to every digit."""
-    return Printed(float(value), 0.0, repr(value))
+    return PrintedNumber(float(value), 0.0, repr(value))
 
 
-def _among(figure: Printed, known: Iterable[Printed]) -> bool:
+def _among(figure: PrintedNumber, known: Iterable[PrintedNumber]) -> bool:
     return any(figure.agrees(other) for other in known)
 
 

@@ -38,7 +38,7 @@ GIVEN, BUDGET, CLAIMS = "--delta", "the budget", "the reservations"
 
 
 @dataclass(frozen=True)
-class Figure:
+class SpendingFigure:
     """An epsilon and who computed it; or the reason why there is none."""
 
     epsilon: float | None
@@ -59,9 +59,9 @@ class Entry:
     permit: Permit
     when: str
     state: str
-    own: Figure
-    total: Figure | None
-    adaptive: Figure | None
+    own: SpendingFigure
+    total: SpendingFigure | None
+    adaptive: SpendingFigure | None
 
     @property
     def purpose(self) -> str:
@@ -100,7 +100,7 @@ class Allowance:
     """A budget, and what the filter that keeps it counts as spent."""
 
     budget: Filter | None
-    spent: Figure
+    spent: SpendingFigure
 
     @property
     def left(self) -> float | None:
@@ -131,8 +131,8 @@ class Spending:
     delta: float
     delta_of: str
     entries: tuple[Entry, ...]
-    total: Figure
-    purposes: dict[str, Figure]
+    total: SpendingFigure
+    purposes: dict[str, SpendingFigure]
     allowance: Allowance
 
     def to_json(self) -> dict[str, Any]:
@@ -174,13 +174,14 @@ def of(ledger: Ledger, delta: float | None = None) -> Spending:
                 permit,
                 _when(times[permit.entry]),
                 _state(ledger, permit),
-                alone(_event(permit)) if number_left <= OWN else Figure(None, why=LATER),
+                alone(_event(permit)) if number_left <= OWN else SpendingFigure(None, why=LATER),
                 _epsilon(so_far, adjacency, chosen) if at else None,
                 _counted(budget, so_far, ledger) if at and budget is not None else None,
             )
         )
     total = next(
-        (e.total for e in reversed(entries) if e.total is not None), Figure(0.0, accounting.DEFAULT)
+        (e.total for e in reversed(entries) if e.total is not None),
+        SpendingFigure(0.0, accounting.DEFAULT),
     )
     purposes = _purposes([e for e in entries if e.permit.entry not in void], adjacency, chosen)
     return Spending(ledger, chosen, source, tuple(entries), total, purposes, allowance(ledger))
@@ -190,7 +191,9 @@ def allowance(ledger: Ledger) -> Allowance:
     """The budget of `ledger` and how much of it is spent."""
     budget = budget_of(ledger)
     spent = (
-        Figure(None, why=NO_BUDGET) if budget is None else _counted(budget, ledger.spent(), ledger)
+        SpendingFigure(None, why=NO_BUDGET)
+        if budget is None
+        else _counted(budget, ledger.spent(), ledger)
     )
     return Allowance(budget, spent)
 
@@ -248,30 +251,32 @@ def _marks(counted: list[Permit]) -> set[str]:
     return {counted[k].entry for k in range(last, -1, -step)}
 
 
-def _epsilon(spent: Iterable[events.Event], adjacency: Adjacency, delta: float) -> Figure:
+def _epsilon(spent: Iterable[events.Event], adjacency: Adjacency, delta: float) -> SpendingFigure:
     """The epsilon of all of `spent` together, by the first accountant that bounds it."""
     whole, reasons = events.Composed(tuple(spent)), []
     for name in ROUTES if delta > 0 else accounting.PURE:
         try:
-            return Figure(
+            return SpendingFigure(
                 accounting.epsilon(whole, delta, adjacency=adjacency, accountant=name), name
             )
         except (DpfyError, ArithmeticError) as problem:
             reasons.append(f"{name}: {problem}")
-    return Figure(None, why="; ".join(reasons))
+    return SpendingFigure(None, why="; ".join(reasons))
 
 
-def _counted(budget: Filter, spent: list[events.Event], ledger: Ledger) -> Figure:
+def _counted(budget: Filter, spent: list[events.Event], ledger: Ledger) -> SpendingFigure:
     """What the filter of a budget counts."""
     try:
-        return Figure(
+        return SpendingFigure(
             budget.spent_epsilon(spent, ledger.adjacency, ledger.first), f"{budget.kind} filter"
         )
     except (DpfyError, ArithmeticError) as problem:
-        return Figure(None, why=f"the budget's filter: {problem}")
+        return SpendingFigure(None, why=f"the budget's filter: {problem}")
 
 
-def _purposes(entries: list[Entry], adjacency: Adjacency, delta: float) -> dict[str, Figure]:
+def _purposes(
+    entries: list[Entry], adjacency: Adjacency, delta: float
+) -> dict[str, SpendingFigure]:
     """The epsilon of all reservations of each purpose."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:

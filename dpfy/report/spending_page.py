@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dpfy.report.charts import Axis, Series, chart
-from dpfy.report.spending import LATER, NO_BUDGET, Allowance, Figure, Spending
+from dpfy.report.spending import LATER, NO_BUDGET, Allowance, Spending, SpendingFigure
 from dpfy.report.words import down, up
 
 BAR = 40
@@ -96,7 +96,7 @@ def _total(spending: Spending) -> str:
     )
 
 
-def _shown(figure: Figure | None) -> str:
+def _shown(figure: SpendingFigure | None) -> str:
     return "" if figure is None else "?" if figure.epsilon is None else up(figure.epsilon)
 
 
@@ -163,7 +163,7 @@ def picture(spending: Spending) -> bytes:
     )
 
 
-def _drawable(figure: Figure) -> bool:
+def _drawable(figure: SpendingFigure) -> bool:
     return figure.epsilon is not None and math.isfinite(figure.epsilon)
 
 

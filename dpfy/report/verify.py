@@ -67,7 +67,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """All findings on a run, a card or a ledger, and the level they reach: who could still have
     forged it.
     """
@@ -82,7 +82,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunEvidence:
     """A card with the ledger to hold it against; `folder` is None for a card by itself. `level` is
     what fixes the lines of the ledger.
     """
@@ -135,7 +135,7 @@ class Evidence:
 
 
 Outcome = tuple[bool, str] | tuple[bool, str, str]
-Check = Callable[[Evidence], Outcome]
+Check = Callable[[RunEvidence], Outcome]
 
 
 def verify(
@@ -158,7 +158,7 @@ def judge(
     head: str | None = None,
     ledger: Path | str | None = None,
     require: str | None = None,
-) -> Verdict:
+) -> Verification:
     """All checks on a finished run folder, on a card file or on a ledger by itself, each with its
     outcome, and the level reached.
 
@@ -186,12 +186,12 @@ def judge(
     more = (
         [] if open_files is None else [Finding("every file is covered", False, open_files.detail)]
     )
-    return Verdict([*verdict.findings, wanted, *more], verdict.level)
+    return Verification([*verdict.findings, wanted, *more], verdict.level)
 
 
 def _judged(
     run: Path | str, keys: Sequence[Path | str], head: str | None, ledger: Path | str | None
-) -> Verdict:
+) -> Verification:
     run, ledger = Path(run), None if ledger is None else Path(ledger)
     published = signature.published(head) if head is not None else None
     signers = {Path(file).name: signature.public(Path(file)) for file in keys}
@@ -203,18 +203,18 @@ def _judged(
             raise InvalidInput(
                 "--key" if keys else "--head" if head else "--ledger", str(run), rule
             )
-        return Verdict(_verify_card(run), NOTHING)
+        return Verification(_verify_card(run), NOTHING)
     if not run.is_dir():
         raise InvalidInput("run", str(run), "is not a folder, nor a card")
     if not (run / cards.NAME).is_file():
         if (run / LEDGER).is_file() or (run / "plan.json").is_file():
             unfinished = "is missing: the run is unfinished; resume it with dpfy train --resume"
-            return Verdict([Finding(cards.NAME, False, unfinished)], NOTHING)
+            return Verification([Finding(cards.NAME, False, unfinished)], NOTHING)
         raise InvalidInput("run", str(run), "holds no dpfy run")
     findings: list[Finding] = []
     read = _read(run, findings)
     if read is None:
-        return Verdict(findings, NOTHING)
+        return Verification(findings, NOTHING)
     witnesses, signed = _witnesses(read.ledger, lambda: signature.of_run(run), signers, published)
     read = replace(
         read,
@@ -227,22 +227,22 @@ def _judged(
         findings.append(
             _guarded("billed in the ledger of the data set", lambda: _billed(read, ledger))
         )
-    return Verdict(findings + witnesses, read.level)
+    return Verification(findings + witnesses, read.level)
 
 
-def _verify_ledger(file: Path, signers: dict[str, str], published: Signed | None) -> Verdict:
+def _verify_ledger(file: Path, signers: dict[str, str], published: Signed | None) -> Verification:
     """A ledger by itself: every line, every rule, and that it extends what was published."""
     try:
         ledger = Ledger.read(file)
     except Corrupt as problem:
-        return Verdict([Finding(file.name, False, problem.problem)], NOTHING)
+        return Verification([Finding(file.name, False, problem.problem)], NOTHING)
     findings = [
         Finding(file.name, True, f"is whole; its head is {ledger.head}"),
         _guarded(MARK, lambda: _mark(file, ledger)),
         *_witnesses(ledger, lambda: None, signers, published)[0],
     ]
     level = levels.of_ledger(ledger, published) if all(f.holds for f in findings) else NOTHING
-    return Verdict(findings, level)
+    return Verification(findings, level)
 
 
 def _mark(file: Path, ledger: Ledger) -> Outcome:
@@ -304,7 +304,7 @@ def _verify_card(file: Path) -> list[Finding]:
     """
     try:
         card = load_card(file)
-        read = Evidence(None, card, recompute.stated_ledger(card))
+        read = RunEvidence(None, card, recompute.stated_ledger(card))
     except Corrupt as problem:
         return [Finding(file.name, False, problem.problem)]
     findings = [Finding(file.name, True, "is whole")]
@@ -315,7 +315,7 @@ def _verify_card(file: Path) -> list[Finding]:
     return [*findings, Finding("not checked from a card alone", True, left, NOT_CHECKED)]
 
 
-def _read(folder: Path, findings: list[Finding]) -> Evidence | None:
+def _read(folder: Path, findings: list[Finding]) -> RunEvidence | None:
     """The card and the ledger; each is a finding of its own, so that several damaged files are all
     named.
     """
@@ -331,7 +331,7 @@ def _read(folder: Path, findings: list[Finding]) -> Evidence | None:
         except Corrupt as problem:
             findings.append(Finding(name, False, problem.problem))
     return (
-        Evidence(folder, loaded[cards.NAME], loaded[LEDGER])
+        RunEvidence(folder, loaded[cards.NAME], loaded[LEDGER])
         if len(loaded) == len(loaders)
         else None
     )
@@ -357,7 +357,7 @@ def load_card(path: Path) -> dict[str, Any]:
     return dict(card)
 
 
-def _run(what: str, test: Check, evidence: Evidence) -> Finding:
+def _run(what: str, test: Check, evidence: RunEvidence) -> Finding:
     return _guarded(what, lambda: test(evidence))
 
 
@@ -377,7 +377,7 @@ def _outcome(problem: str | None, good: str = "holds") -> tuple[bool, str]:
     return problem is None, problem or good
 
 
-def _head(e: Evidence) -> tuple[bool, str]:
+def _head(e: RunEvidence) -> tuple[bool, str]:
     """The card is the one with which the ledger says the run ended, and it was computed from the
     lines before that.
     """
@@ -401,7 +401,7 @@ def _head(e: Evidence) -> tuple[bool, str]:
     return _outcome(None if e.finish["steps"] == done == made else wrong)
 
 
-def _files(e: Evidence) -> tuple[bool, str]:
+def _files(e: RunEvidence) -> tuple[bool, str]:
     """Every file of the run is the one that the end of the run names; the card names the same;
     nothing was put in their place.
     """
@@ -432,7 +432,7 @@ def _models(claim: Claim) -> list[str]:
     return [name for name in claim.artefacts if name == MODEL]
 
 
-def _model(e: Evidence) -> Outcome:
+def _model(e: RunEvidence) -> Outcome:
     if not any(_models(reserved.claim) for reserved in e.reserved.values()):
         return True, "this run releases no model", NONE
     if e.finish["files"].get(MODEL) != sha256_of(e.file(MODEL)):
@@ -446,7 +446,7 @@ def _model(e: Evidence) -> Outcome:
     return True, f"{MODEL} is the one of {e.level.words}"
 
 
-def _claim(e: Evidence) -> tuple[bool, str]:
+def _claim(e: RunEvidence) -> tuple[bool, str]:
     """The card, and what the claims wrote down, state what was reserved, field by field."""
     source = LEDGER if e.folder is not None else "privacy.json accesses"
     parts = {part["name"]: part for part in e.view["sections"]}
@@ -471,7 +471,7 @@ def _claim(e: Evidence) -> tuple[bool, str]:
 
 
 def _misstated(
-    e: Evidence, name: str, reserved: Reserved, part: dict[str, Any], source: str
+    e: RunEvidence, name: str, reserved: Reserved, part: dict[str, Any], source: str
 ) -> str | None:
     """What one section, or a file of its claim, states otherwise than the reservation."""
     claim, permit = reserved.claim, next(p for p in e.ledger.permits() if p.name == name)
@@ -493,7 +493,7 @@ def _misstated(
     return None
 
 
-def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
+def _billed(e: RunEvidence, file: Path) -> tuple[bool, str]:
     """The data set's ledger holds the reservations that the run's own ledger names, with the same
     claims, and they have begun.
     """
@@ -529,7 +529,7 @@ def _billed(e: Evidence, file: Path) -> tuple[bool, str]:
     return True, f"{file.name}, entry {', '.join(entries)}"
 
 
-def _claims(e: Evidence) -> Outcome:
+def _claims(e: RunEvidence) -> Outcome:
     """Every derived field of the card is what its accountant derives now from the ledger."""
     derived = {
         key: value for key, value in e.derived.items() if e.folder is not None or key != "ledger"
@@ -542,7 +542,7 @@ def _some(lines: list[str]) -> str:
     return "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
 
 
-def _wording(e: Evidence) -> Outcome:
+def _wording(e: RunEvidence) -> Outcome:
     """Sentences of another version of dpfy: their numbers were compared, their words cannot be."""
     version = e.card["provenance"]["dpfy"]
     if recompute.same_version(e.card):
@@ -560,7 +560,7 @@ def _wording(e: Evidence) -> Outcome:
     return True, said + e.derived["statement"], NOT_CHECKED
 
 
-def _told(e: Evidence) -> Outcome:
+def _told(e: RunEvidence) -> Outcome:
     """What only the run knew is the publisher's word, and must not state a privacy figure that the
     ledger does not give.
     """
@@ -577,7 +577,7 @@ def _told(e: Evidence) -> Outcome:
     return True, f"stated by the run alone: {', '.join([*sorted(told), *files])}", NOT_CHECKED
 
 
-def _curve_of_run(e: Evidence) -> Outcome:
+def _curve_of_run(e: RunEvidence) -> Outcome:
     """The epsilons that metrics.jsonl states for the steps of training are those of the plan."""
     rows = html_page.extras(e.file(""))["metrics"]
     stated = [(row.get("step"), row["epsilon"]) for row in rows if "epsilon" in row]
@@ -604,7 +604,7 @@ def _curve_of_run(e: Evidence) -> Outcome:
     return True, f"{len(stated)} epsilons in metrics.jsonl are those of the plan"
 
 
-def _independent(e: Evidence) -> Outcome:
+def _independent(e: RunEvidence) -> Outcome:
     """A second accountant, with other code and another theory, does not contradict the first."""
     problem, seen = recompute.second_opinion(e.ledger, e.view)
     return (
@@ -614,7 +614,7 @@ def _independent(e: Evidence) -> Outcome:
     )
 
 
-def _reports(e: Evidence) -> Outcome:
+def _reports(e: RunEvidence) -> Outcome:
     """Each page is, byte for byte, the one that this version of dpfy writes from card and audit. A
     page of another version is held to its numbers, and to the hash that the end of the run
     states.
@@ -671,7 +671,7 @@ def _since(extra: dict[str, Any]) -> list[dict[str, Any]]:
     return [extra, extra | {"audit": None}]
 
 
-def _derived(e: Evidence) -> Outcome:
+def _derived(e: RunEvidence) -> Outcome:
     """Every file that was made from the released ones is the one that the ledger names. What went
     into it, its author alone knows.
     """
@@ -696,7 +696,7 @@ def _derived(e: Evidence) -> Outcome:
     )
 
 
-def _audit(e: Evidence) -> Outcome:
+def _audit(e: RunEvidence) -> Outcome:
     """The audit in the folder is the one that was attached to the ledger, fits its own figures, and
     does not contradict the claim.
     """
@@ -727,7 +727,7 @@ def _audit(e: Evidence) -> Outcome:
     )
 
 
-def _outside(e: Evidence) -> Outcome:
+def _outside(e: RunEvidence) -> Outcome:
     """No file lies in the folder that neither claim nor ledger names, but for texts and pictures,
     which are named here.
     """
@@ -754,7 +754,7 @@ def _outside(e: Evidence) -> Outcome:
     return True, "every file in the folder is named by the ledger"
 
 
-def _secrets(e: Evidence) -> tuple[bool, str]:
+def _secrets(e: RunEvidence) -> tuple[bool, str]:
     return _outcome(
         "checkpoint/ still exists: the run's secrets were not erased"
         if e.file("checkpoint").exists()

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from dpfy.core import check, events
 from dpfy.core.claim import YES, Assumption, Claim, register
-from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
-from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
 
 FILE = "answers.json"
@@ -47,7 +47,12 @@ class LevelledExponential(Exponential):
 
 
 Mechanism = (
-    DiscreteLaplace | Laplace | Gaussian | LevelledExponential | PermuteAndFlip | StabilityHistogram
+    DiscreteLaplaceMechanism
+    | LaplaceMechanism
+    | GaussianMechanism
+    | LevelledExponential
+    | PermuteAndFlip
+    | StabilityHistogram
 )
 
 
@@ -130,7 +135,7 @@ class StatisticClaim(Claim):
     def tool(self) -> Mechanism:
         """The mechanism that makes the release."""
         if self.mechanism == "discrete-laplace":
-            return DiscreteLaplace(self.parameter, int(self.bound))
+            return DiscreteLaplaceMechanism(self.parameter, int(self.bound))
         if self.mechanism == "exponential":
             return LevelledExponential(self.parameter, levels=self.levels, adjacency=self.adjacency)
         if self.mechanism == "exponential-monotone":
@@ -140,9 +145,14 @@ class StatisticClaim(Claim):
         if self.mechanism == "stability":
             most = int(self.bound)
             return StabilityHistogram(
-                DiscreteLaplace(self.parameter, self.keys * most), self.threshold, self.keys, most
+                DiscreteLaplaceMechanism(self.parameter, self.keys * most),
+                self.threshold,
+                self.keys,
+                most,
             )
-        return (Gaussian if self.mechanism == "gaussian" else Laplace)(self.parameter)
+        return (GaussianMechanism if self.mechanism == "gaussian" else LaplaceMechanism)(
+            self.parameter
+        )
 
     @property
     def event(self) -> events.Event:

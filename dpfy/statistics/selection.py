@@ -14,7 +14,7 @@ import numpy as np
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
-from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
 from dpfy.statistics.answer import LEVEL, Answer, NoiseLaw, within
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
@@ -90,7 +90,7 @@ class UnknownKeys(Statistic):
         keys = min(contribution.groups or contribution.records, contribution.total)
         most = min(contribution.each or contribution.records, contribution.total)
         made = StabilityHistogram.of(share.size / moves, share.delta, keys, most)
-        assert isinstance(made.noise, DiscreteLaplace)
+        assert isinstance(made.noise, DiscreteLaplaceMechanism)
         held = {"keys": keys, "threshold": made.threshold, **about}
         return self._claim("stability", made.noise.parameter, float(most), **held)
 

@@ -17,8 +17,8 @@ from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.additive import Gaussian, Laplace
-from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.statistics.answer import Answer, NoiseLaw, within
 from dpfy.statistics.claim import MOST_DOMAIN, BudgetShare, StatisticClaim
@@ -255,8 +255,8 @@ class SumStatistic(Statistic):
     def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
         """See `Statistic`."""
         norm, tool = norm_of(spend.claim), spend.claim.tool
-        assert isinstance(tool, Laplace | Gaussian | DiscreteLaplace)
-        if isinstance(tool, DiscreteLaplace):
+        assert isinstance(tool, LaplaceMechanism | GaussianMechanism | DiscreteLaplaceMechanism)
+        if isinstance(tool, DiscreteLaplaceMechanism):
             total, spread = (
                 self.total(table, spend.contribution, norm, None),
                 spread_of(spend.claim),
@@ -268,7 +268,7 @@ class SumStatistic(Statistic):
             spread = NoiseLaw(spend.claim.mechanism, tool.scale(total.bound))
         return self.answers(tool.release(total, spend.permit, spend.randomness).value, spread, norm)
 
-    def grid(self, tool: Laplace | Gaussian, bound: Bound, numbers: int) -> Grid:
+    def grid(self, tool: LaplaceMechanism | GaussianMechanism, bound: Bound, numbers: int) -> Grid:
         """The grid on which sums are made: as fine as the noise asks for and as contributions, and
         no finer than noise can be drawn on.
         """

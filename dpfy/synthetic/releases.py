@@ -18,7 +18,7 @@ from dpfy.core.errors import BudgetExceeded
 from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.additive import Gaussian
+from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.choice import Exponential
 from dpfy.synthetic.claim import Synthesis
 from dpfy.synthetic.counts import Marginals
@@ -32,7 +32,7 @@ ROUNDED = 1 + 2.0**-20
 
 
 @dataclass(frozen=True)
-class PartOfGaussian(Gaussian):
+class PartOfGaussian(GaussianMechanism):
     """One of several Gaussian releases that are billed together, as `whole`."""
 
     whole: events.Event = field(default_factory=events.Nothing)

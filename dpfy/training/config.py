@@ -426,7 +426,7 @@ def make(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> JobC
     """A configuration from a file's sections and what the command line gives (``section.key``),
     which wins.
 
-    Guarantees: everything that is wrong is told at once (:class:`dpfy.core.errors.Several`).
+    Guarantees: everything that is wrong is told at once (:class:`dpfy.core.errors.MultipleErrors`).
     """
     config, found = attempted(raw, flags)
     errors.raise_all(found)

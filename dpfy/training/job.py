@@ -25,7 +25,7 @@ from dpfy.data.count import held_out
 from dpfy.data.records import Records
 from dpfy.models import build, features
 from dpfy.models.config import ModelConfig
-from dpfy.plan.auto import Setting, Target, recipe_for
+from dpfy.plan.auto import CalibrationTarget, RunSetting, recipe_for
 from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe, dpsgd, with_stopping
 from dpfy.report import first
 from dpfy.report.card import NAME as CARD
@@ -130,8 +130,10 @@ def recipe_of(config: JobConfig, records: int) -> Recipe:
         sampling=training.sampling,
         adjacency=privacy.adjacency,
     )
-    target = Target(asked(privacy), privacy.delta, privacy.accountant, privacy.allow_large_delta)
-    setting = Setting(
+    target = CalibrationTarget(
+        asked(privacy), privacy.delta, privacy.accountant, privacy.allow_large_delta
+    )
+    setting = RunSetting(
         records, batch, plain.steps, adjacency=privacy.adjacency, sampling=training.sampling
     )
     fixed = privacy.noise_multiplier is not None

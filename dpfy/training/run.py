@@ -12,12 +12,12 @@ from dpfy.core import check, storage
 from dpfy.core.claim import Claim, Reserved
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Permit
-from dpfy.plan.claim import Evaluation, ForeignBatches, Training, read_plan
+from dpfy.plan.claim import EvaluationClaim, ForeignBatches, TrainingClaim, read_plan
 from dpfy.plan.recipe import Plan
 from dpfy.runs import folder
 from dpfy.runs.folder import CARD, LEDGER, ended, finish_erasure
 
-TRAINING, EVALUATION = Training.kind, Evaluation.kind
+TRAINING, EVALUATION = TrainingClaim.kind, EvaluationClaim.kind
 __all__ = [
     "CARD",
     "EVALUATION",
@@ -54,18 +54,18 @@ class Run(folder.Place):
         if self.checkpoint_every != math.inf:
             check.nonnegative("checkpoint_every", self.checkpoint_every)
         if self.evaluation is not None:
-            Evaluation(self.evaluation)
+            EvaluationClaim(self.evaluation)
 
     def claims(self, plan: Plan) -> tuple[Claim, ...]:
         """All that a run of `plan` promises; training first."""
-        held: list[Claim] = [Training(plan, self.batches), *self.beside]
+        held: list[Claim] = [TrainingClaim(plan, self.batches), *self.beside]
         if self.evaluation is not None:
             about = {
                 "unit": plan.recipe.unit,
                 "adjacency": plan.recipe.adjacency,
                 "delta": plan.delta,
             }
-            held.append(Evaluation(self.evaluation, accountant=plan.accountant, **about))  # type: ignore[arg-type]
+            held.append(EvaluationClaim(self.evaluation, accountant=plan.accountant, **about))  # type: ignore[arg-type]
         return tuple(held)
 
 

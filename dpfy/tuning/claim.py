@@ -14,7 +14,7 @@ from dpfy.core.claim import STATED, YES, Assumption, Claim, register
 from dpfy.core.codec import Codec
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency, Unit
-from dpfy.plan.claim import Training
+from dpfy.plan.claim import TrainingClaim
 from dpfy.plan.recipe import Plan
 from dpfy.tuning.routes import (
     HELD_OUT,
@@ -178,7 +178,7 @@ class Tuning(Claim):
         return [
             *self._search(),
             self._scores(),
-            *Training(self._selected(facts)).assumptions(facts),
+            *TrainingClaim(self._selected(facts)).assumptions(facts),
         ]
 
     def _search(self) -> list[Assumption]:
@@ -261,7 +261,7 @@ class Tuning(Claim):
     def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
         """Whether the search may have cost more than it gave."""
         bill = facts.get("bill", {})
-        found = list(Training(self._selected(facts)).warnings(facts))
+        found = list(TrainingClaim(self._selected(facts)).warnings(facts))
         if isinstance(ratio := bill.get("noise_ratio"), float) and ratio >= LARGE_FACTOR:
             found.append(
                 f"The search multiplied the noise of the released run by {ratio:.3g}: it was worth "

@@ -18,7 +18,7 @@ from safetensors.torch import save
 import dpfy
 from dpfy.core.codec import number
 from dpfy.core.ledger import Ledger
-from dpfy.plan.claim import Training
+from dpfy.plan.claim import TrainingClaim
 from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures
 from dpfy.report.words import absent
@@ -122,7 +122,7 @@ def _told(claim: Tuning, found: SelectedTrial, told: TrialReport) -> dict[str, A
     cost.
     """
     trained = {
-        key: value for key, value in Training(told.plan).describe().items() if key != "title"
+        key: value for key, value in TrainingClaim(told.plan).describe().items() if key != "title"
     }
     score = absent(NOT_SHOWN) if claim.payment.route == NOISY_MAX else number(found.row.score)
     own = {

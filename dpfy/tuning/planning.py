@@ -155,7 +155,7 @@ def totals(event: Event, trials: int, delta: float, adjacency: Adjacency) -> lis
     return prices.routes(event, trials, delta, adjacency=adjacency)
 
 
-def printed(event: Event, trials: int, delta: float, adjacency: Adjacency) -> prices.Printed:
+def printed(event: Event, trials: int, delta: float, adjacency: Adjacency) -> prices.PrintedFigure:
     """The figure of the guide's appendix C.3, which is no guarantee."""
     return prices.printed(event, trials, delta, adjacency=adjacency)
 

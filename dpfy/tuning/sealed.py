@@ -26,7 +26,7 @@ from dpfy.core.guarantee import Accountant, Guarantee
 from dpfy.core.ledger import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, locked, write_atomically
-from dpfy.plan.claim import Training
+from dpfy.plan.claim import TrainingClaim
 from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures
 from dpfy.training import metrics
@@ -35,7 +35,7 @@ from dpfy.training.run import TRAINING, Run, RunFolder
 
 TOLD, LOCK = "told.json", "lock"
 ONE_TRIAL = "one trial of a search: what the whole search costs stands on its card"
-NAMES = (*Training.artefacts, TOLD)
+NAMES = (*TrainingClaim.artefacts, TOLD)
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -87,7 +87,7 @@ class SealedRun(RunFolder):
         self.stages, self.told = {}, {}
         self.in_use, self._over, self._process = False, False, os.getpid()
         self.fresh = not self.state.is_file()
-        self._permit, self._reserved = permit, Reserved(Training(plan), randomness.fixed)
+        self._permit, self._reserved = permit, Reserved(TrainingClaim(plan), randomness.fixed)
         if not (place / metrics.FILE).exists():
             os.close(
                 os.open(place / metrics.FILE, NEW, PRIVATE_MODE)
@@ -148,7 +148,9 @@ class SealedRun(RunFolder):
         """A file of the trial, for the search alone."""
         if name not in NAMES:
             raise InvalidInput(
-                "artefact", name, f"must be one of a training's: {', '.join(Training.artefacts)}"
+                "artefact",
+                name,
+                f"must be one of a training's: {', '.join(TrainingClaim.artefacts)}",
             )
         write_atomically(self.path / name, content, mode=PRIVATE_MODE)
         return self.path / name

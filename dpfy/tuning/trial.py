@@ -22,7 +22,7 @@ from torch import Tensor
 from dpfy.core import check, events
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger, Permit
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.core.unit import Unit
@@ -31,7 +31,7 @@ from dpfy.data.lazy import LazyRecords
 from dpfy.data.owners import Owned
 from dpfy.data.records import Records, as_records
 from dpfy.data.users import UserRecords
-from dpfy.mechanisms.discrete import DiscreteGaussian
+from dpfy.mechanisms.discrete import DiscreteGaussianMechanism
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.tuning.routes import HELD_OUT, TRAINED_ON, points
 from dpfy.tuning.sealed import SealedRun, held, secret_of
@@ -240,7 +240,7 @@ class Trial:
                 Bounded(total, Bound.scalar(laid), self._unit),
                 task.source.permit(score, task.number, 1),
             )
-            noisy = DiscreteGaussian(score.sigma, laid).release(
+            noisy = DiscreteGaussianMechanism(score.sigma, laid).release(
                 bounded, permit, self.run.randomness
             )
             self.counted = float(noisy.value) / laid
@@ -314,7 +314,7 @@ class TrialRights:
     def permit(self, event: events.Event, number: int, releases: int) -> Permit:
         """The right to do `event` as one of the runs of the search."""
         if self.ledger is None:
-            return rehearsal(event, releases)
+            return mock_permit(event, releases)
         held = os.stat(self.ledger)
         found = _permits(self.ledger, (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns))
         outer = next((p for p in found if p.name == self.name), None)

@@ -17,8 +17,8 @@ from dpfy.accounting.bins import (
     BinsCurve,
     MonteCarlo,
     Orthogonal,
-    Pair,
     Removing,
+    ResponsePair,
     upper_bound,
 )
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -82,7 +82,7 @@ def test_the_certified_epsilon_is_the_verified_one_or_a_little_above(name):
     certified = BinsCurve(release).epsilon(1e-5)
     above = 0.01 * verified if name == "64 bins, 16 bands" else 1e-3 * verified
     assert verified - 5 * VERIFIED[name] < certified < verified + 5 * VERIFIED[name] + above
-    assert Pair.of(release).gaussian_delta(certified) > 10 * 1e-5
+    assert ResponsePair.of(release).gaussian_delta(certified) > 10 * 1e-5
 
 
 @pytest.mark.parametrize("sigma", [1.0, 8.0])
@@ -192,7 +192,7 @@ def test_every_tilt_has_the_same_mean_and_keeps_its_limit(tilt):
     bins that overlap, and many.
     """
     gram = [[1.0, 0.4], [0.4, 1.4]]
-    pair = Pair.of(event(1.0, np.array(gram)))
+    pair = ResponsePair.of(event(1.0, np.array(gram)))
     drawn = tilt.draw(pair, 40_000, np.random.default_rng(1))
     for epsilon in (0.2, 1.0):
         values = drawn.values(epsilon)
@@ -200,7 +200,7 @@ def test_every_tilt_has_the_same_mean_and_keeps_its_limit(tilt):
         assert abs(values.mean() - truth) < 5 * values.std() / 200 + 1e-5
         assert values.min() >= 0
         assert values.max() <= drawn.limit(epsilon)
-    many = Pair.of(event(2.0, banded_gram()))
+    many = ResponsePair.of(event(2.0, banded_gram()))
     wide = tilt.draw(many, 20_000, np.random.default_rng(2))
     assert all(wide.values(e).max() <= wide.limit(e) for e in (0.1, 1.0, 3.0))
 
@@ -208,7 +208,7 @@ def test_every_tilt_has_the_same_mean_and_keeps_its_limit(tilt):
 def test_the_limit_of_several_picks_covers_picks_of_one_bin():
     """The largest weight: all picks the same bin, found by trying all picks of three bins."""
     gram = np.array([[1.0, 0.7, 0.1], [0.7, 1.3, 0.2], [0.1, 0.2, 0.9]])
-    pair = Pair.of(event(1.0, gram))
+    pair = ResponsePair.of(event(1.0, gram))
     for picks in (2, 3, 4):
         weights = []
         for chosen in itertools.product(range(3), repeat=picks):
@@ -251,9 +251,9 @@ def test_what_it_does_not_read():
 
 def test_without_room_for_the_confidence_nothing_is_gained_by_overlapping_bins():
     release = event(2.0, banded_gram())
-    assert Pair.of(release).gaussian_delta(BinsCurve(release).epsilon(1e-9)) <= 1e-9
+    assert ResponsePair.of(release).gaussian_delta(BinsCurve(release).epsilon(1e-9)) <= 1e-9
     apart = CASES["64 bins"][0]
-    assert BinsCurve(apart).epsilon(1e-9) < Pair.of(apart).gaussian_delta(0) * 10
+    assert BinsCurve(apart).epsilon(1e-9) < ResponsePair.of(apart).gaussian_delta(0) * 10
 
 
 def test_calibration_ends_on_the_private_side():

@@ -19,7 +19,7 @@ from dpfy.accounting.tight.dominating_pairs import composition
 from dpfy.accounting.tight.gaussian_losses import GaussianPair, Side
 from dpfy.accounting.tight.lattice import compose_layers
 from dpfy.accounting.tight.losses import Atoms, verified
-from dpfy.accounting.tight.other_losses import LaplacePair, Mixture
+from dpfy.accounting.tight.other_losses import LaplacePair, LossMixture
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, Internal, InvalidInput
 from dpfy.core.participation import CyclicPoisson
@@ -75,7 +75,7 @@ def test_the_error_of_the_lattice_is_charged(
 
 def test_a_composition_counts_what_was_missing_and_what_it_cut() -> None:
     weights = np.random.default_rng(3).dirichlet(np.ones(60))
-    part = lattice.Lattice(0.0, 0.1, -30, weights, 0.5, 0.0, 1e-3)
+    part = lattice.LossLattice(0.0, 0.1, -30, weights, 0.5, 0.0, 1e-3)
     composed = lattice.compose([(part, 5)], 2e-2)
     assert composed.weights.sum() < 1 - 1e-3  # ends were cut
     assert (
@@ -88,7 +88,7 @@ def test_a_composition_counts_what_was_missing_and_what_it_cut() -> None:
 def test_a_reading_adds_the_error_to_an_upper_bound_and_takes_it_off_a_lower_one() -> None:
     weights = np.array([0.25, 0.5, 0.25])
     plain, doubtful = (
-        lattice.Lattice(0.0, 1.0, 0, weights, 0.0, 0.0, error) for error in (0.0, 0.01)
+        lattice.LossLattice(0.0, 1.0, 0, weights, 0.0, 0.0, error) for error in (0.0, 0.01)
     )
     seen = float(np.sum(weights[1:] * -np.expm1(0.5 - np.array([1.0, 2.0]))))
     assert convolution.Reading(plain, 0.0, 1).delta(0.5) == pytest.approx(seen, rel=1e-12)
@@ -100,7 +100,9 @@ def test_a_reading_adds_the_error_to_an_upper_bound_and_takes_it_off_a_lower_one
 @pytest.mark.parametrize("spacing", [0.1, 20.0, 30.0, 400.0, 1e8])
 def test_discounted_masses_are_those_of_the_definition_at_every_spacing(spacing: float) -> None:
     weights = np.random.default_rng(4).dirichlet(np.ones(50))
-    reading = convolution.Reading(lattice.Lattice(0.0, spacing, 0, weights, 0.0, 0.0, 0.0), 0.0, 1)
+    reading = convolution.Reading(
+        lattice.LossLattice(0.0, spacing, 0, weights, 0.0, 0.0, 0.0), 0.0, 1
+    )
     x = reading.positions
     due = [float(np.sum(reading.mass[k:] * np.exp(x[k] - x[k:]))) for k in range(len(x))]
     assert reading._discounted() == pytest.approx(due, rel=1e-12)
@@ -132,11 +134,11 @@ def test_the_added_direction_decides_where_it_is_worse() -> None:
     [
         Atoms((1.0, -1.0), (0.7, 0.2)),
         Atoms((1.0, -1.0), (0.2, 0.8)),
-        Mixture(((0.9, Atoms((0.0,), (1.0,))),)),
-        Mixture(((1.0, Side(GaussianPair(1.0, ((0.9, 0.0), (0.1, 1.0)), ((1.0, 0.0),)), 1)),)),
+        LossMixture(((0.9, Atoms((0.0,), (1.0,))),)),
+        LossMixture(((1.0, Side(GaussianPair(1.0, ((0.9, 0.0), (0.1, 1.0)), ((1.0, 0.0),)), 1)),)),
     ],
 )
-def test_a_loss_that_breaks_a_law_is_an_internal_error(broken: losses.Loss) -> None:
+def test_a_loss_that_breaks_a_law_is_an_internal_error(broken: losses.PrivacyLoss) -> None:
     with pytest.raises(Internal, match="please report"):
         verified(broken)
 
@@ -231,7 +233,7 @@ def test_a_sum_bounds_its_moments_as_its_parts_do() -> None:
             (Atoms(tuple(draw.normal(0, 1, 40).tolist()), tuple(masses.tolist())), 3),
             (LaplacePair(2.0), 2),
         )
-        total, s = convolution.Sum(parts), float(10 ** draw.uniform(-2, 2))
+        total, s = convolution.LossSum(parts), float(10 ** draw.uniform(-2, 2))
         assert total.upper(s) == total.log_mgf(s).upper == total.upper(s)
 
 
@@ -271,7 +273,7 @@ def test_atoms_are_capped_and_aligned_by_definition() -> None:
 
 
 def test_an_incomplete_round_of_a_cycle_is_billed() -> None:
-    from dpfy.accounting.patterns import Training
+    from dpfy.accounting.patterns import TrainingPattern
     from dpfy.noise.toeplitz import Banded
     from dpfy.plan.pairs import event
 
@@ -288,7 +290,7 @@ def test_an_incomplete_round_of_a_cycle_is_billed() -> None:
             (0.1, 31, 4),
             (1e-10, 1, 1),
         ):
-            assert Training(1.0, rate, steps, sampling).claim().event == ev.Repeated(
+            assert TrainingPattern(1.0, rate, steps, sampling).claim().event == ev.Repeated(
                 ev.Gaussian(1.0), passes
             )
 
@@ -361,7 +363,7 @@ def test_rates_and_deltas_at_the_edge_of_floating_point() -> None:
 
 
 def test_a_part_left_out_of_a_mixture_is_noted() -> None:
-    rare = Mixture(
+    rare = LossMixture(
         ((1 - 1e-8, Atoms((0.1, -0.1), _two(0.1))), (1e-8, Atoms((5.0, -5.0), _two(5.0))))
     )
     kept = rare.capped(1e-6)
@@ -377,7 +379,7 @@ def _two(epsilon: float) -> tuple[float, float]:
 
 def test_the_error_of_a_moment_counts_as_often_as_the_release() -> None:
     pair = GaussianPair(1.0, ((0.99, 0.0), (0.01, 1.0)), ((1.0, 0.0),))
-    once, often = pair.log_mgf(2.0), convolution.Sum(((pair, 10**9),)).log_mgf(2.0)
+    once, often = pair.log_mgf(2.0), convolution.LossSum(((pair, 10**9),)).log_mgf(2.0)
     assert once.upper - once.log >= QUADRATURE
     assert often.upper - often.log >= 1e9 * QUADRATURE * 0.999
 

@@ -99,19 +99,19 @@ def test_relative_noise_falls_up_to_the_knee_and_stays() -> None:
 
 
 def test_patterns_claim_only_what_is_proven() -> None:
-    poisson = patterns.Training(1.0, 0.01, 1000).claim()
-    shuffled = patterns.Training(1.0, 0.01, 1000, "shuffled").claim()
+    poisson = patterns.TrainingPattern(1.0, 0.01, 1000).claim()
+    shuffled = patterns.TrainingPattern(1.0, 0.01, 1000, "shuffled").claim()
     assert poisson.event == TRAIN
     assert shuffled.event == ev.Repeated(ev.Gaussian(1.0), 10)
     assert any("no amplification" in line for line in shuffled.assumptions)
-    assert patterns.Training(1.0, 0.3, 10, "fixed-order").claim().event == ev.Repeated(
+    assert patterns.TrainingPattern(1.0, 0.3, 10, "fixed-order").claim().event == ev.Repeated(
         ev.Gaussian(1.0), 3
     )
-    assert patterns.Training(0.0, 0.5, 10).claim().event == ev.NotPrivate()
+    assert patterns.TrainingPattern(0.0, 0.5, 10).claim().event == ev.NotPrivate()
     with pytest.raises(InvalidInput, match="records"):
-        patterns.Training(1.0, 0.01, 10, "without-replacement").claim()
+        patterns.TrainingPattern(1.0, 0.01, 10, "without-replacement").claim()
     with pytest.raises(InvalidInput, match="did you mean 'poisson'"):
-        patterns.Training(1.0, 0.01, 10, "poison")
+        patterns.TrainingPattern(1.0, 0.01, 10, "poison")
 
 
 def test_amplification_by_iteration_needs_its_conditions() -> None:

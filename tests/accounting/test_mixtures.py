@@ -290,7 +290,7 @@ def test_thinning_a_pair_is_right_in_both_directions() -> None:
     """Against the closed form of a subsampled Laplace release, whose profile is exact."""
     from dpfy.accounting import profiles
     from dpfy.accounting.tight.accountant import TightCurve
-    from dpfy.accounting.tight.dominating_pairs import Composition, Release
+    from dpfy.accounting.tight.dominating_pairs import Composition, DominatingPair
     from dpfy.accounting.tight.other_losses import LaplacePair
 
     side = profiles.points(lambda e: np.maximum(0.0, -np.expm1((e - 1.5) / 2)))
@@ -300,7 +300,8 @@ def test_thinning_a_pair_is_right_in_both_directions() -> None:
         (mixtures.thinned_added(base, 0.2), LaplacePair(1.5, 0.2, added=True)),
     ):
         bounds = [
-            TightCurve(Composition(0.0, ((Release(loss, loss), 6),))) for loss in (mine, exact)
+            TightCurve(Composition(0.0, ((DominatingPair(loss, loss), 6),)))
+            for loss in (mine, exact)
         ]
         for delta in (1e-2, 1e-5):
             lower = bounds[1].epsilon_lower(delta)

@@ -12,8 +12,8 @@ from dpfy.accounting.tight.gaussian_losses import GaussianPair
 from dpfy.accounting.tight.lattice import (
     FACTOR,
     Coarsen,
-    Lattice,
     Layers,
+    LossLattice,
     coarsen_down,
     coarsen_layers,
     coarsen_up,
@@ -22,7 +22,7 @@ from dpfy.accounting.tight.lattice import (
     flat,
     spread,
 )
-from dpfy.accounting.tight.losses import Grid
+from dpfy.accounting.tight.losses import LossGrid
 
 ROUNDINGS = [pytest.param(coarsen_up, 1, id="up"), pytest.param(coarsen_down, -1, id="down")]
 
@@ -37,28 +37,28 @@ def _layers(seed: int, tilt: float) -> Layers:
         )
         weights = mass * shape / shape.sum()
         result.append(
-            Lattice(
+            LossLattice(
                 0.003, 0.01 * FACTOR**k, int(rng.integers(-1, 2)) - half, weights, tilt, 0.1, 0.0
             )
         )
     return tuple(result)
 
 
-def _stick(lattice: Lattice, epsilons: np.ndarray) -> np.ndarray:
+def _stick(lattice: LossLattice, epsilons: np.ndarray) -> np.ndarray:
     """The hockey-stick curve of the measure."""
     x = lattice.positions()
     mass = lattice.weights * np.exp(lattice.log_scale - lattice.tilt * x)
     return np.array([float(np.sum(mass * np.maximum(0.0, -np.expm1(e - x)))) for e in epsilons])
 
 
-def _direct(one: Lattice, other: Lattice) -> Lattice:
+def _direct(one: LossLattice, other: LossLattice) -> LossLattice:
     weights = np.convolve(one.weights, other.weights)
     start, offset, scale = (
         one.start + other.start,
         one.offset + other.offset,
         one.log_scale + other.log_scale,
     )
-    return Lattice(offset, one.spacing, start, weights, one.tilt, scale, 0.0)
+    return LossLattice(offset, one.spacing, start, weights, one.tilt, scale, 0.0)
 
 
 @pytest.mark.parametrize("tilt", [0.5, 8.0])
@@ -101,7 +101,7 @@ def test_a_release_in_layers_keeps_its_mass_on_the_right_side(release: object, s
     rate, noise = 0.01, 0.8
     loss = GaussianPair(noise, ((1 - rate, 0.0), (rate, 1.0)), ((1.0, 0.0),))
     scale, mean, *_ = loss.log_mgf(1.0)
-    grid = Grid(mean, 1e-4, 1.0, scale, ((-0.02, 0.05, 5), (-0.05, 0.3, 25), (-0.1, 1.0, 125)))
+    grid = LossGrid(mean, 1e-4, 1.0, scale, ((-0.02, 0.05, 5), (-0.05, 0.3, 25), (-0.1, 1.0, 125)))
     layers = release(loss.halves(grid, 1e-14), grid)  # type: ignore[operator]
     assert [layer.spacing for layer in layers] == pytest.approx(
         [1e-4 * FACTOR**k for k in range(len(layers))]

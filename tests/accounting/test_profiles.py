@@ -17,10 +17,10 @@ from random_settings import _mixtures
 from scipy.special import log_ndtr
 
 from dpfy.accounting import bins, gaussian, profiles, rdp
-from dpfy.accounting.bins import FAILURE, BinsCurve, Pair
+from dpfy.accounting.bins import FAILURE, BinsCurve, ResponsePair
 from dpfy.accounting.profiles import Points, dominating, hockey_stick
 from dpfy.accounting.tight.accountant import TightCurve
-from dpfy.accounting.tight.dominating_pairs import Composition, Release
+from dpfy.accounting.tight.dominating_pairs import Composition, DominatingPair
 from dpfy.core import events as ev
 from dpfy.core.errors import Internal
 from dpfy.core.unit import Adjacency
@@ -43,7 +43,7 @@ def normal(mu: float):
 
 
 def curve(forward: Points, backward: Points, mu: float = 0.0) -> TightCurve:
-    pair = Release(dominating(forward, backward), dominating(backward, forward))
+    pair = DominatingPair(dominating(forward, backward), dominating(backward, forward))
     return TightCurve(Composition(mu**2, ((pair, 1),)))
 
 
@@ -205,7 +205,7 @@ def test_the_profile_of_balls_in_bins_is_near_the_figure_for_one_delta(event, mo
             < whole.epsilon(delta)
             < BinsCurve(event).epsilon(delta) * 1.03
         )
-    if not Pair.of(event).diagonal:
+    if not ResponsePair.of(event).diagonal:
         assert removed.deltas[-1] >= FAILURE
         for epsilon in (0.0, 1.0, 3.0):
             fresh = BinsCurve(event, 2**14).estimates(epsilon, seed=5, failure=1e-3)

@@ -41,7 +41,7 @@ def settings(count: int, seed: int, most: int):
         records = None if rng.random() < 0.5 else rng.randint(users, users * each)
         batch = min(users * rng.uniform(0.02, 1.2), records or users * each)
         guarantee = (10 ** rng.uniform(-0.5, 1), 10 ** rng.uniform(-7, -4))
-        yield user_level.Setting(
+        yield user_level.UserSetting(
             users,
             each,
             max(batch, 2.0),
@@ -52,7 +52,7 @@ def settings(count: int, seed: int, most: int):
         )
 
 
-def exhaustive(setting: user_level.Setting) -> list[tuple[int, str]]:
+def exhaustive(setting: user_level.UserSetting) -> list[tuple[int, str]]:
     """Where the better route changes, by looking at every number."""
     least, most = setting.range()
     found = [(each, user_level.at(setting, each).better) for each in range(least, most + 1)]
@@ -71,18 +71,18 @@ def test_the_crossing_is_that_of_an_exhaustive_search_in_many_settings(setting):
 
 
 def test_both_routes_keep_the_guarantee_and_records_never_need_more_than_users_of_copies():
-    setting = user_level.Setting(500, 4, 100.0, 30, 3.0, 1e-5, alike=1.0)
+    setting = user_level.UserSetting(500, 4, 100.0, 30, 3.0, 1e-5, alike=1.0)
     for row in user_level.compare(setting)[0]:
         one_by_one = user_level.of_group(patterns.poisson(row.els_noise, row.rate, 30), row.each)
         for event in (one_by_one, patterns.poisson(row.uls_noise, row.rate, 30)):
             assert 2.99 < accounting.epsilon(event, 1e-5) <= 3.0
         assert row.better == "records", "a sum of coins spreads less than one coin for all of them"
         assert row.each == 1 or row.even < 1
-    apart = user_level.at(user_level.Setting(500, 4, 100.0, 30, 3.0, 1e-5), 4)
+    apart = user_level.at(user_level.UserSetting(500, 4, 100.0, 30, 3.0, 1e-5), 4)
     alike = user_level.at(setting, 4)
     assert alike.uls == pytest.approx(apart.uls * math.sqrt(4))
     even = user_level.at(
-        user_level.Setting(500, 4, 100.0, 30, 3.0, 1e-5, alike=max(0.0, apart.even)), 4
+        user_level.UserSetting(500, 4, 100.0, 30, 3.0, 1e-5, alike=max(0.0, apart.even)), 4
     )
     assert even.uls == pytest.approx(even.els, rel=1e-9)
 
@@ -111,4 +111,4 @@ def test_the_verb_prints_one_object_and_a_picture(capsys, tmp_path):
 def test_bad_settings_are_refused(named, said):
     good = {"users": 100, "most": 4, "batch_size": 10.0, "steps": 5, "epsilon": 1.0, "delta": 1e-3}
     with pytest.raises(InvalidInput, match=said):
-        user_level.Setting(**(good | named))
+        user_level.UserSetting(**(good | named))

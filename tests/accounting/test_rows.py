@@ -21,7 +21,7 @@ from table_events import ADD, EVENTS, REPLACE, ZERO, dominated, name_of
 
 from dpfy import accounting
 from dpfy.accounting.dp_accounting_adapter import from_peer, to_peer
-from dpfy.accounting.rules import TABLE, amplified, halved, row_of, unsampled, words
+from dpfy.accounting.rules import TABLE, amplified, halve_noise, rule_of, unsampled, words
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.unit import Adjacency
@@ -139,8 +139,8 @@ def test_every_row_speaks_every_language_or_says_why_not(event: ev.Event) -> Non
     assert "a release of kind" not in said
     assert ev.decode(json.loads(json.dumps(ev.CODEC.encode(event)))) == event
     assert not amplified(unsampled(event))
-    assert type(halved(event)) is type(event)
-    if all(row_of(node).peer is not None for node in _nodes(event)):
+    assert type(halve_noise(event)) is type(event)
+    if all(rule_of(node).peer is not None for node in _nodes(event)):
         assert from_peer(to_peer(event)) == event
     else:
         with pytest.raises(Unsupported, match="dp-accounting"):

@@ -181,12 +181,14 @@ def test_a_smaller_family_dominates_the_one_that_it_covers() -> None:
     small = threshold_release.covered(family, lattice.shape, area)
     assert len(small.masses) < len(family.masses) / 100
     rows = np.random.default_rng(1).choice(len(family.masses), 300, replace=False)
-    ahead, back = threshold_release.profiles(threshold_release.Family(spacing, family.masses[rows]))
+    ahead, back = threshold_release.profiles(
+        threshold_release.ReleaseFamily(spacing, family.masses[rows])
+    )
     above, behind = threshold_release.profiles(small)
     for one, other in zip(ahead, back, strict=True):
         assert ((above >= one - 1e-14).all(axis=1) & (behind >= other - 1e-14).all(axis=1)).any()
     on_grid = lattice.absent[rows] + lattice.gain[rows]
-    assert threshold_release.Family(spacing, family.masses[rows]).masses.sum(
+    assert threshold_release.ReleaseFamily(spacing, family.masses[rows]).masses.sum(
         axis=1
     ) == pytest.approx(on_grid.sum(axis=1), abs=1e-12)
 

@@ -13,17 +13,17 @@ import pytest
 
 from dpfy.audit import replay
 from dpfy.core import events
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
-from dpfy.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
+from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.mechanisms.response import RandomizedResponse, UnaryResponse
+from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.smooth import SmoothQuantile
 from dpfy.mechanisms.sparse import SparseVector
 from dpfy.mechanisms.staircase import Staircase
@@ -42,7 +42,7 @@ SECRET = Randomness.for_tests(5)
 
 
 def noisy(mechanism, value, bound, name):
-    permit = rehearsal(mechanism.event, 1, name)
+    permit = mock_permit(mechanism.event, 1, name)
     return mechanism.release(Bounded(value, bound), permit, SECRET).value
 
 
@@ -125,7 +125,7 @@ def asked(text, family, contribution=ONE, records=None, **about):
         table = PrivateTable(cells, COLUMNS)
         if contribution.records > 1:
             table.owners = coded([str(row["id"]) for row in rows])
-        permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
+        permit = mock_permit(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
         return [
             a.to_json()
             for a in statistic.release(table, Spend(claim, contribution, permit, SECRET))
@@ -171,30 +171,30 @@ ONE_SCALAR, ONES = Bound.scalar(1.0), Bound(1.0, 1.0, 1.0)
 
 
 def ask(mechanism, questions):
-    stream = mechanism.open(rehearsal(mechanism.event, len(questions)), SECRET)
+    stream = mechanism.open(mock_permit(mechanism.event, len(questions)), SECRET)
     return [stream.ask(Bounded(float(q), ONE_SCALAR)).value for q in questions if stream.left]
 
 
 def best_of(ages):
-    inner = Laplace(4.0)
+    inner = LaplaceMechanism(4.0)
 
     def run(number, permit, secret):
         value = inner.release(Bounded(sum(ages) / 120, ONE_SCALAR), permit, secret).value
         return value, number
 
     chosen = PrivateSelection(inner.event, mean=4.0, shape=1.0)
-    return chosen.release(run, rehearsal(chosen.event, 1), SECRET).value
+    return chosen.release(run, mock_permit(chosen.event, 1), SECRET).value
 
 
 def released(mechanism, value, bound=ONE_SCALAR, adjacency=Adjacency.ADD_OR_REMOVE_ONE):
     return mechanism.release(
-        Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency), SECRET
+        Bounded(value, bound), mock_permit(mechanism.event, 1, adjacency=adjacency), SECRET
     ).value
 
 
 def blocks(mechanism, ages):
     return mechanism.release(
-        lambda rows: rows.mean(), np.array(ages, float), rehearsal(mechanism.event, 1), SECRET
+        lambda rows: rows.mean(), np.array(ages, float), mock_permit(mechanism.event, 1), SECRET
     ).value
 
 
@@ -206,12 +206,14 @@ def votes(ages):
 MECHANISMS = {
     "GaussianArgmax": lambda ages: released(GaussianArgmax(4.0, 3), votes(ages), MOVED),
     "GaussianThreshold": lambda ages: released(GaussianThreshold(4.0, 3.0), int(votes(ages).max())),
-    "Laplace": lambda ages: released(Laplace(2.0), len(ages)),
-    "Gaussian": lambda ages: released(Gaussian(2.0), np.bincount(ages, minlength=120), ONES),
-    "DiscreteLaplace": lambda ages: released(
-        DiscreteLaplace(0.5), np.bincount(ages, minlength=120), ONES
+    "Laplace": lambda ages: released(LaplaceMechanism(2.0), len(ages)),
+    "Gaussian": lambda ages: released(
+        GaussianMechanism(2.0), np.bincount(ages, minlength=120), ONES
     ),
-    "DiscreteGaussian": lambda ages: released(DiscreteGaussian(2.0), len(ages)),
+    "DiscreteLaplace": lambda ages: released(
+        DiscreteLaplaceMechanism(0.5), np.bincount(ages, minlength=120), ONES
+    ),
+    "DiscreteGaussian": lambda ages: released(DiscreteGaussianMechanism(2.0), len(ages)),
     "Staircase": lambda ages: released(Staircase(0.5), len(ages)),
     "Exponential": lambda ages: released(
         Exponential(0.5), np.bincount(ages, minlength=120), Bound(linf=1.0)
@@ -239,7 +241,7 @@ MECHANISMS = {
 }
 REPLACED = {
     "RandomizedResponse": lambda ages: released(
-        RandomizedResponse(0.4, 120), np.array(ages), Bound(linf=119.0), R
+        RandomizedResponseMechanism(0.4, 120), np.array(ages), Bound(linf=119.0), R
     ),
     "UnaryResponse": lambda ages: released(
         UnaryResponse(1.0, 120), np.array(ages), Bound(linf=119.0), R
@@ -291,10 +293,10 @@ def test_a_lower_bound_used_twice_leaves_a_diagonal_without_noise():
 
     def moments(rows, low=0.0, high=1.0, fixed=False):
         total = rows.T @ rows
-        off = noisy(Laplace(2.0), float(total[0, 1]), Bound.scalar(high**2), "off")
+        off = noisy(LaplaceMechanism(2.0), float(total[0, 1]), Bound.scalar(high**2), "off")
         sensitivity = high**2 if fixed else low**2
         diagonal = [
-            noisy(Laplace(2.0), float(total[k, k]), Bound.scalar(sensitivity), f"{k}")
+            noisy(LaplaceMechanism(2.0), float(total[k, k]), Bound.scalar(sensitivity), f"{k}")
             if sensitivity
             else float(total[k, k])
             for k in range(2)
@@ -315,9 +317,11 @@ def test_a_swapped_split_of_the_budget():
         small, large = 0.2, 0.8 / d  # of the count, and of each dimension of the sum: 1.0 in all
         if swapped:
             small, large = large, small
-        count = noisy(DiscreteLaplace(small), len(rows), Bound.scalar(1.0), "count")
+        count = noisy(DiscreteLaplaceMechanism(small), len(rows), Bound.scalar(1.0), "count")
         sums = [
-            noisy(Laplace(1 / large), float(rows[:, k].sum()), Bound.scalar(1.0), f"sum {k}")
+            noisy(
+                LaplaceMechanism(1 / large), float(rows[:, k].sum()), Bound.scalar(1.0), f"sum {k}"
+            )
             for k in range(d)
         ]
         return [count, *sums]
@@ -331,7 +335,9 @@ def test_a_swapped_split_of_the_budget():
 def test_a_bound_of_r_where_it_is_r_squared():
     def quadratic(rows, power=1, r=3.0):
         rows = rows * r
-        return noisy(Gaussian(2.0), float((rows[:, 0] ** 2).sum()), Bound.scalar(r**power), "q")
+        return noisy(
+            GaussianMechanism(2.0), float((rows[:, 0] ** 2).sum()), Bound.scalar(r**power), "q"
+        )
 
     assert kinds(quadratic, ROWS, FAR) == {"distance"}
     assert kinds(lambda rows: quadratic(rows, power=2), ROWS, FAR) == set()
@@ -339,9 +345,11 @@ def test_a_bound_of_r_where_it_is_r_squared():
 
 def test_a_number_of_records_that_is_not_public():
     def mean(rows, own=True):
-        total = noisy(Laplace(2.0), float(rows[:, 0].sum()), Bound.scalar(1.0), "sum")
+        total = noisy(LaplaceMechanism(2.0), float(rows[:, 0].sum()), Bound.scalar(1.0), "sum")
         count = (
-            len(rows) if own else noisy(DiscreteLaplace(0.5), len(rows), Bound.scalar(1.0), "count")
+            len(rows)
+            if own
+            else noisy(DiscreteLaplaceMechanism(0.5), len(rows), Bound.scalar(1.0), "count")
         )
         return total / count
 
@@ -349,7 +357,9 @@ def test_a_number_of_records_that_is_not_public():
     assert kinds(lambda rows: mean(rows, own=False), ROWS, FAR) == set()
 
     def scaled(rows):  # the same mistake in the sensitivity: range / n, with the n of the data
-        return noisy(Laplace(2.0), float(rows[:, 0].mean()), Bound.scalar(1.0 / len(rows)), "mean")
+        return noisy(
+            LaplaceMechanism(2.0), float(rows[:, 0].mean()), Bound.scalar(1.0 / len(rows)), "mean"
+        )
 
     assert kinds(scaled, ROWS, FAR) == {"flow"}
 
@@ -360,7 +370,7 @@ def test_categories_read_from_the_data():
     def histogram(cells, public=()):
         keys = list(public) or sorted(set(cells))
         counts = noisy(
-            DiscreteLaplace(0.5),
+            DiscreteLaplaceMechanism(0.5),
             np.array([cells.count(k) for k in keys]),
             Bound(1.0, 1.0, 1.0),
             "counts",
@@ -380,7 +390,9 @@ def test_an_empty_cluster_that_is_skipped():
                 found.append(None)
                 continue
             found.append(
-                noisy(Laplace(2.0), float(mine[:, 1].sum()), Bound.scalar(1.0), f"centre {k}")
+                noisy(
+                    LaplaceMechanism(2.0), float(mine[:, 1].sum()), Bound.scalar(1.0), f"centre {k}"
+                )
             )
         return found
 
@@ -392,10 +404,10 @@ def test_a_seed_of_one_byte_shows_itself_in_repeats():
     """Noise of a million possible values, drawn 600 times: with 256 seeds there are at most 256 of
     them.
     """
-    mechanism = DiscreteLaplace(1e-3)
+    mechanism = DiscreteLaplaceMechanism(1e-3)
 
     def draws(secrets):
-        permits = (rehearsal(mechanism.event, 1, "draw") for _ in range(600))
+        permits = (mock_permit(mechanism.event, 1, "draw") for _ in range(600))
         return {
             mechanism.release(Bounded(0, Bound.scalar(1.0)), p, s).value
             for p, s in zip(permits, secrets, strict=False)
@@ -408,7 +420,7 @@ def test_a_seed_of_one_byte_shows_itself_in_repeats():
 
 def test_an_error_that_depends_on_the_data():
     def fragile(rows):
-        noisy(Laplace(2.0), float(rows[:, 0].sum()), Bound.scalar(1.0), "sum")
+        noisy(LaplaceMechanism(2.0), float(rows[:, 0].sum()), Bound.scalar(1.0), "sum")
         if rows.max() >= 1:
             raise ValueError(rows.max())
 

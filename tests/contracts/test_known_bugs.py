@@ -37,14 +37,14 @@ from dpfy import accounting
 from dpfy.accounting import composition
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.estimators import KMeans, LinearRegression, LogisticRegression
 from dpfy.local.choice import best
 from dpfy.mechanisms.aggregate import AggregateMean
-from dpfy.mechanisms.response import RandomizedResponse
+from dpfy.mechanisms.response import RandomizedResponseMechanism
 from dpfy.statistics.columns import CategoryColumn, NumberColumn
 
 pytestmark = pytest.mark.filterwarnings("ignore:DataLoader")
@@ -327,7 +327,7 @@ def test_randomized_response_uses_every_answer_as_its_bill_says(number: int) -> 
     """OpenDP #2708: randomized response was off by one in the number of answers."""
     rng = np.random.default_rng(number)
     buckets, epsilon, people = int(rng.integers(2, 12)), float(rng.uniform(0.2, 4)), 60_000
-    response = RandomizedResponse.of(epsilon, buckets)
+    response = RandomizedResponseMechanism.of(epsilon, buckets)
     stated = accounting.epsilon(
         response.event, 0.0, adjacency=Adjacency.REPLACE_ONE, accountant="basic"
     )
@@ -339,7 +339,7 @@ def test_randomized_response_uses_every_answer_as_its_bill_says(number: int) -> 
         given = Bounded(np.full(people, truth), Bound.scalar(1))
         seen = response.release(
             given,
-            rehearsal(response.event, 1, adjacency=Adjacency.REPLACE_ONE),
+            mock_permit(response.event, 1, adjacency=Adjacency.REPLACE_ONE),
             Randomness.for_tests(number),
         ).value
         due = np.full(buckets, other * people)
@@ -555,7 +555,7 @@ def test_one_record_touches_one_block_whatever_the_count(number: int) -> None:
             kept.append(tuple(block))
             return float(np.mean(block))
 
-        mechanism.release(spy, table, rehearsal(mechanism.event, 1), Randomness.for_tests(number))
+        mechanism.release(spy, table, mock_permit(mechanism.event, 1), Randomness.for_tests(number))
         seen.append(blocks)
     lost = [block for block in seen[0] if block not in seen[1]]
     new = [block for block in seen[1] if block not in seen[0]]

@@ -13,7 +13,7 @@ import pytest
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, InvalidInput, Unsupported
-from dpfy.core.ledger import Chain, Ledger, Permit, hold, mark_of
+from dpfy.core.ledger import HashChain, Ledger, Permit, hold, mark_of
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.mechanisms.bits import Bits
@@ -380,7 +380,7 @@ def test_nothing_follows_from_a_note(tmp_path):
 
 def chained(path, *bodies):
     """A ledger of these lines, whatever they say, with hashes that fit."""
-    chain = Chain()
+    chain = HashChain()
     text = b"".join(chain.add(b) for b in bodies)
     path.write_bytes(text)
     mark_of(path).write_text(
@@ -517,7 +517,7 @@ def test_the_head_covers_every_line_before_it():
     last = {"type": "note", "kind": "last", "facts": {}}
     heads = set()
     for body in bodies:
-        held = Chain()
+        held = HashChain()
         held.add(body)
         held.add(last)
         heads.add(held.head)

@@ -290,7 +290,7 @@ def test_the_random_term_is_normal_and_on_its_grid(monkeypatch):
     """Of 4,000 numbers the mean square is within five deviations of one; it lies on whole multiples
     of 2^-40.
     """
-    from dpfy.core.ledger_rules import rehearsal
+    from dpfy.core.ledger_rules import mock_permit
     from dpfy.core.randomness import Randomness
     from dpfy.estimators.claim import FitClaim, ReleaseRound
     from dpfy.estimators.fitting import FitSession
@@ -303,7 +303,7 @@ def test_the_random_term_is_normal_and_on_its_grid(monkeypatch):
         randomness = Randomness.for_tests(1)
 
         def begin(self, name):
-            return rehearsal(claim.event, 1, name)
+            return mock_permit(claim.event, 1, name)
 
     drawn = FitSession(Folder(), claim, False).draw("term", 4000, lambda: ())
     assert abs((drawn**2).mean() - 1) < 5 * math.sqrt(2 / 4000)

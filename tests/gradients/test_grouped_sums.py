@@ -20,7 +20,7 @@ from tests.gradients.test_recorder import FakeGraph, Model, Operations, Stage
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients.autograd.tape import LayerReport
@@ -489,7 +489,7 @@ def test_noise_is_the_same_whatever_pieces_the_sums_lie_in(device: str, into: bo
         ends = rounded(sums, params)
         assert (ends is not None) is into
         released, _ = stream.release(
-            Bounded(sums, Bound(1.0)), 5, {}, rehearsal(stream.event, 10), ends
+            Bounded(sums, Bound(1.0)), 5, {}, mock_permit(stream.event, 10), ends
         )
         found.append({name: t.float().cpu() for name, t in released.value.items()})
     for other in found[1:]:

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.labels import evidence
@@ -34,7 +34,7 @@ ROWS = np.arange(N)
 
 
 def asked(question, labels, seed=1):
-    permit = rehearsal(question.event, 1, adjacency=Adjacency.REPLACE_ONE)
+    permit = mock_permit(question.event, 1, adjacency=Adjacency.REPLACE_ONE)
     return question.answer(np.asarray(labels, np.int64), permit, Randomness.for_tests(seed), 0)
 
 

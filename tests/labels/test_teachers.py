@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.labels import LabelMethod, NetworkLearner, fit
 from dpfy.labels.teachers import PublicViews, TeacherVotes, dealt, planned
@@ -75,7 +75,7 @@ def test_the_noise_on_counts_is_that_of_a_release_of_all_of_them() -> None:
     )
     assert held.sigma == pytest.approx(20, rel=1e-9)
     answers = held.answer(
-        np.zeros(N, np.int64), rehearsal(held.event, 1), Randomness.for_tests(3), 0
+        np.zeros(N, np.int64), mock_permit(held.event, 1), Randomness.for_tests(3), 0
     )
     share = float((answers == 0).sum() / (answers != 2).sum())
     assert 0.71 < share < 0.81  # 0.760; 0.855 and 0.681 with 2/3 and 3/2 of the noise

@@ -15,7 +15,7 @@ import pytest
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.local import frequencies as module
@@ -357,14 +357,14 @@ def test_bad_reports_are_left_out_and_bad_values_counted_inside():
 
 def test_a_permit_must_be_for_this_protocol_and_for_replaced_values():
     protocol, secret = KaryResponse(1.0, 4), Randomness.for_tests(6)
-    permit = rehearsal(protocol.event, 2, adjacency=Adjacency.REPLACE_ONE)
+    permit = mock_permit(protocol.event, 2, adjacency=Adjacency.REPLACE_ONE)
     protocol.report(2, permit, secret)
     with pytest.raises(InvalidInput, match="was released before"):
         protocol.report(2, permit, secret)
     with pytest.raises(InvalidInput, match="is not what the permit"):
         KaryResponse(2.0, 4).report(2, permit, secret, 1)
     with pytest.raises(InvalidInput, match="adjacency"):
-        protocol.report(2, rehearsal(protocol.event, 1), secret)
+        protocol.report(2, mock_permit(protocol.event, 1), secret)
     assert UnaryEncoding(1.0, 4).event == events.EpsilonDelta(1.0)
 
 

@@ -11,19 +11,19 @@ import pytest
 
 from dpfy.accounting import gaussian as rules
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.additive import Gaussian, Laplace
-from dpfy.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 
-BOTH = [Laplace(2.0), Gaussian(2.0)]
-ALL = [*BOTH, DiscreteLaplace(0.5), DiscreteGaussian(2.0)]
+BOTH = [LaplaceMechanism(2.0), GaussianMechanism(2.0)]
+ALL = [*BOTH, DiscreteLaplaceMechanism(0.5), DiscreteGaussianMechanism(2.0)]
 
 
 @pytest.mark.parametrize("mechanism", ALL, ids=repr)
 def test_a_permit_is_spent_once_and_for_this_event(mechanism):
-    value, permit = Bounded(3, Bound.scalar(1.0)), rehearsal(mechanism.event, 2)
+    value, permit = Bounded(3, Bound.scalar(1.0)), mock_permit(mechanism.event, 2)
     secret = Randomness.for_tests(0)
     first = mechanism.release(value, permit, secret).value
     assert mechanism.release(value, permit, secret, 1).value != first
@@ -31,11 +31,11 @@ def test_a_permit_is_spent_once_and_for_this_event(mechanism):
         with pytest.raises(InvalidInput, match=words):
             mechanism.release(value, permit, secret, step)
     with pytest.raises(InvalidInput, match="is not what the permit"):
-        mechanism.release(value, rehearsal(type(mechanism)(3.0).event, 1))
+        mechanism.release(value, mock_permit(type(mechanism)(3.0).event, 1))
     assert (
-        mechanism.release(value, rehearsal(mechanism.event, 2), secret).value == first
+        mechanism.release(value, mock_permit(mechanism.event, 2), secret).value == first
     )  # a resumed run draws the same
-    assert mechanism.release(value, rehearsal(mechanism.event, 2, "other"), secret).value != first
+    assert mechanism.release(value, mock_permit(mechanism.event, 2, "other"), secret).value != first
 
 
 @pytest.mark.parametrize("mechanism", ALL, ids=repr)
@@ -47,7 +47,7 @@ def test_no_two_releases_share_their_noise(mechanism):
     assert (
         len(
             {
-                mechanism.release(value, rehearsal(mechanism.event, 1)).value.tobytes()
+                mechanism.release(value, mock_permit(mechanism.event, 1)).value.tobytes()
                 for _ in range(200)
             }
         )
@@ -58,15 +58,15 @@ def test_no_two_releases_share_their_noise(mechanism):
 @pytest.mark.parametrize(
     ("mechanism", "bound", "words"),
     [
-        (Laplace(1.0), Bound(1.0), "l1 norm.*Bound.l1="),
-        (Laplace(1.0), Bound(linf=1.0), "l1 norm"),
-        (Gaussian(1.0), Bound(linf=1.0), "l2 norm"),
-        (DiscreteLaplace(1.0), Bound(1.0), "l1 norm"),
-        (DiscreteGaussian(1.0), Bound(1.0), "l1 norm"),
+        (LaplaceMechanism(1.0), Bound(1.0), "l1 norm.*Bound.l1="),
+        (LaplaceMechanism(1.0), Bound(linf=1.0), "l1 norm"),
+        (GaussianMechanism(1.0), Bound(linf=1.0), "l2 norm"),
+        (DiscreteLaplaceMechanism(1.0), Bound(1.0), "l1 norm"),
+        (DiscreteGaussianMechanism(1.0), Bound(1.0), "l1 norm"),
     ],
 )
 def test_wrong_pairs_are_refused_before_the_permit_is_spent(mechanism, bound, words):
-    permit = rehearsal(mechanism.event, 1)
+    permit = mock_permit(mechanism.event, 1)
     with pytest.raises(Unsupported, match=words):
         mechanism.release(Bounded(np.array([1, 2]), bound), permit)
     mechanism.release(Bounded(np.array([1, 2]), Bound(1.0, 1.0)), permit)
@@ -74,12 +74,12 @@ def test_wrong_pairs_are_refused_before_the_permit_is_spent(mechanism, bound, wo
 
 def test_more_than_the_billed_sensitivity_is_refused():
     with pytest.raises(InvalidInput, match="sensitivity that is billed, 2"):
-        DiscreteLaplace(1.0, 2).release(
-            Bounded(1, Bound.scalar(3.0)), rehearsal(DiscreteLaplace(1.0, 2).event, 1)
+        DiscreteLaplaceMechanism(1.0, 2).release(
+            Bounded(1, Bound.scalar(3.0)), mock_permit(DiscreteLaplaceMechanism(1.0, 2).event, 1)
         )
     with pytest.raises(Unsupported, match="use Laplace or Gaussian"):
-        DiscreteLaplace(1.0).release(
-            Bounded(1.0, Bound.scalar(1.0)), rehearsal(DiscreteLaplace(1.0).event, 1)
+        DiscreteLaplaceMechanism(1.0).release(
+            Bounded(1.0, Bound.scalar(1.0)), mock_permit(DiscreteLaplaceMechanism(1.0).event, 1)
         )
 
 
@@ -89,7 +89,7 @@ def test_the_noise_is_that_of_the_bill(mechanism, most):
     bound = Bound(most, most, most)
     grid = mechanism.grid(bound, 4000)
     total = grid.sum(np.zeros((1, 4000)), bound)
-    drawn = mechanism.release(total, rehearsal(mechanism.event, 1), Randomness.for_tests(1)).value
+    drawn = mechanism.release(total, mock_permit(mechanism.event, 1), Randomness.for_tests(1)).value
     assert np.std(drawn / most) == pytest.approx(mechanism.stddev(bound) / most, rel=0.1)
     parameter = mechanism._whole(grid.steps(getattr(total.bound, mechanism.norm)))
     assert 1 <= parameter / float(grid.steps(mechanism.scale(bound))) < 1 + 1e-4
@@ -112,7 +112,7 @@ def test_odd_sums_raise_nothing():
             np.float32(1.0),
             True,
         ):
-            mechanism.release(Bounded(value, Bound.scalar(1.0)), rehearsal(mechanism.event, 1))
+            mechanism.release(Bounded(value, Bound.scalar(1.0)), mock_permit(mechanism.event, 1))
 
 
 def test_the_salary_mean():
@@ -128,7 +128,7 @@ def test_the_salary_mean():
         1026,
         1070,
     ]
-    mechanism = Gaussian(rules.sigma_analytic(epsilon, delta))
+    mechanism = GaussianMechanism(rules.sigma_analytic(epsilon, delta))
     bound = Bound.scalar(1e6)
     salaries = np.full(10_000, 60_000.0)
     total = mechanism.grid(bound).sum(salaries, bound)
@@ -136,7 +136,8 @@ def test_the_salary_mean():
         type(total.value)(total.value.grid, np.repeat(total.value.counts, 100_000)), bound
     )  # as many releases, in one call
     answers = (
-        mechanism.release(many, rehearsal(mechanism.event, 1), Randomness.for_tests(2)).value / 1e4
+        mechanism.release(many, mock_permit(mechanism.event, 1), Randomness.for_tests(2)).value
+        / 1e4
     )
     within = [float(np.mean(abs(answers - 60_000) < width)) for width in (806, 1612)]
     assert within[0] == pytest.approx(0.6827, abs=0.006)

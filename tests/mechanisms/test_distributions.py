@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.candidates import PrivateSelection, geometric_number, poisson
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
-from dpfy.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
+from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.mechanisms.response import RandomizedResponse, UnaryResponse
+from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.staircase import Staircase, draw, edge, expected_size
 
 SECRET = Randomness.for_tests(17)
@@ -55,7 +55,7 @@ def integer_law(kind: type, parameter: float, reach: int) -> np.ndarray:
     x = np.arange(-reach, reach + 1)
     weights = (
         np.exp(-abs(x) * parameter)
-        if kind is DiscreteLaplace
+        if kind is DiscreteLaplaceMechanism
         else np.exp(-(x**2) / 2 / parameter**2)
     )
     return weights / weights.sum()
@@ -64,13 +64,18 @@ def integer_law(kind: type, parameter: float, reach: int) -> np.ndarray:
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize(
     "mechanism",
-    [DiscreteLaplace(0.4), DiscreteLaplace(1.7), DiscreteGaussian(0.8), DiscreteGaussian(5.0)],
+    [
+        DiscreteLaplaceMechanism(0.4),
+        DiscreteLaplaceMechanism(1.7),
+        DiscreteGaussianMechanism(0.8),
+        DiscreteGaussianMechanism(5.0),
+    ],
     ids=repr,
 )
 def test_integer_noise(mechanism, count):
     drawn = (
         mechanism.release(
-            Bounded(np.full(count, 3), Bound(l1=1.0)), rehearsal(mechanism.event, 1), SECRET
+            Bounded(np.full(count, 3), Bound(l1=1.0)), mock_permit(mechanism.event, 1), SECRET
         ).value
         - 3
     )
@@ -90,16 +95,16 @@ def test_integer_noise(mechanism, count):
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("mechanism", [Laplace(0.7), Gaussian(1.3)], ids=repr)
+@pytest.mark.parametrize("mechanism", [LaplaceMechanism(0.7), GaussianMechanism(1.3)], ids=repr)
 def test_noise_on_a_grid(mechanism, count):
     """Steps of 2^-24 of the scale are far below what so many draws can tell from a continuous
     law.
     """
     bound = Bound(2.0, 2.0)
     drawn = mechanism.release(
-        Bounded(np.full(count, 0.1), bound), rehearsal(mechanism.event, 1), SECRET
+        Bounded(np.full(count, 0.1), bound), mock_permit(mechanism.event, 1), SECRET
     ).value
-    law = (stats.laplace if isinstance(mechanism, Laplace) else stats.norm)(
+    law = (stats.laplace if isinstance(mechanism, LaplaceMechanism) else stats.norm)(
         0.1, mechanism.noise_multiplier * 2.0
     )
     assert stats.kstest(drawn, law.cdf).pvalue > ACCEPT
@@ -118,7 +123,7 @@ def test_noise_on_a_grid(mechanism, count):
 def test_staircase(count):
     mechanism, most = Staircase(1.2), 6
     permit, value = (
-        rehearsal(mechanism.event, count),
+        mock_permit(mechanism.event, count),
         Bounded(Laid(Grid(0), np.array(0)), Bound.scalar(float(most))),
     )
     if count == MANY:  # the draw itself: a release costs as much again
@@ -161,9 +166,9 @@ def test_staircase_is_better_than_laplace_by_what_the_paper_says():
 
 @pytest.mark.parametrize("count", SIZES)
 def test_randomized_response(count):
-    mechanism = RandomizedResponse(0.4, 5)
+    mechanism = RandomizedResponseMechanism(0.4, 5)
     drawn = mechanism.release(
-        Bounded(np.full(count, 2), Bound()), rehearsal(mechanism.event, 1), SECRET
+        Bounded(np.full(count, 2), Bound()), mock_permit(mechanism.event, 1), SECRET
     ).value
     found = np.bincount(drawn, minlength=5)
 
@@ -182,7 +187,7 @@ def test_randomized_response(count):
 @pytest.mark.parametrize("count", SIZES)
 def test_unary_response(count, optimised):
     mechanism = UnaryResponse(1.0, 3, optimised)
-    permit = rehearsal(mechanism.event, 1, adjacency=Adjacency.REPLACE_ONE)
+    permit = mock_permit(mechanism.event, 1, adjacency=Adjacency.REPLACE_ONE)
     rows = mechanism.release(Bounded(np.full(count, 1), Bound()), permit, SECRET).value
     found = np.bincount(rows @ np.array([1, 2, 4]), minlength=8)
 
@@ -264,7 +269,7 @@ CHOICES = [
     ("mechanism", "law"), CHOICES, ids=lambda v: repr(v) if not callable(v) else ""
 )
 def test_choices(mechanism, law, count):
-    permit, value = rehearsal(mechanism.event, count), Bounded(SCORES, Bound(linf=1.0))
+    permit, value = mock_permit(mechanism.event, count), Bounded(SCORES, Bound(linf=1.0))
     if count == MANY:
         (counts, width), bits = mechanism._laid(value), Bits(SECRET, "choice", 0)
         drawn = [mechanism._index(counts, width, bits) for _ in range(count)]
@@ -307,7 +312,7 @@ def test_permute_and_flip_is_never_worse():
 def test_candidates_of_equal_score_in_one(count):
     """A stretch of a public range stands for all of its places."""
     mechanism, sizes = Exponential(0.8), [1, 0, 1000, 2, 40]
-    permit, value = rehearsal(mechanism.event, count), Bounded(SCORES, Bound(linf=1.0))
+    permit, value = mock_permit(mechanism.event, count), Bounded(SCORES, Bound(linf=1.0))
     drawn = [
         mechanism.release_within(value, sizes, permit, SECRET, step).value for step in range(count)
     ]
@@ -331,7 +336,7 @@ def test_the_number_of_runs(mean, shape):
 
     count = 1500
     mechanism, bits = (
-        PrivateSelection(DiscreteLaplace(1.0).event, mean, shape),
+        PrivateSelection(DiscreteLaplaceMechanism(1.0).event, mean, shape),
         Bits(SECRET, f"runs {shape}", 0),
     )
     drawn = np.array([mechanism.runs(bits) for _ in range(count)])
@@ -359,9 +364,9 @@ def test_poisson_and_geometric_numbers():
 
 
 def test_a_key_of_one_unit_is_released_as_often_as_billed():
-    mechanism = StabilityHistogram(DiscreteLaplace(1.0), 5)
+    mechanism = StabilityHistogram(DiscreteLaplaceMechanism(1.0), 5)
     count = 8_000
-    permit = rehearsal(mechanism.event, count)
+    permit = mock_permit(mechanism.event, count)
     value = Bounded({"one": 1}, mechanism.bound)
     found = sum(bool(mechanism.release(value, permit, SECRET, step).value) for step in range(count))
     assert stats.binomtest(found, count, mechanism.delta).pvalue > ACCEPT

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from dpfy.core import events
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms import aggregate, choice, grid, integers, response, smooth, staircase
-from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
-from dpfy.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
+from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.mechanisms.response import RandomizedResponse, UnaryResponse
+from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.smooth import SmoothQuantile
 from dpfy.mechanisms.sparse import SparseVector
 from dpfy.mechanisms.staircase import Staircase
@@ -58,7 +58,7 @@ def released(mechanism, value, bound, adjacency=ADD):
 
     def run():
         answer = mechanism.release(
-            Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency)
+            Bounded(value, bound), mock_permit(mechanism.event, 1, adjacency=adjacency)
         ).value
         return tuple(np.ravel(answer).tolist()) if isinstance(answer, np.ndarray) else answer
 
@@ -73,7 +73,7 @@ def laid(*counts):
 @pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 def test_discrete_laplace(branches, parameter, adjacency):
     branches.reach = 40
-    mechanism, moves = DiscreteLaplace(parameter, 2), 4 if adjacency is REPLACE else 2
+    mechanism, moves = DiscreteLaplaceMechanism(parameter, 2), 4 if adjacency is REPLACE else 2
     laws = [branches.law(released(mechanism, x, Bound.scalar(2.0))) for x in range(moves + 1)]
     tight = check(laws, mechanism.event, adjacency)
     assert tight == pytest.approx(
@@ -84,7 +84,7 @@ def test_discrete_laplace(branches, parameter, adjacency):
 @pytest.mark.parametrize("sigma", [0.7, 1.5, 3.0])
 def test_discrete_gaussian(branches, sigma):
     branches.reach = 60
-    mechanism = DiscreteGaussian(sigma, 2)
+    mechanism = DiscreteGaussianMechanism(sigma, 2)
     check(
         [branches.law(released(mechanism, x, Bound.scalar(2.0))) for x in range(3)],
         mechanism.event,
@@ -92,9 +92,11 @@ def test_discrete_gaussian(branches, sigma):
     )
 
 
-@pytest.mark.parametrize("mechanism", [DiscreteLaplace(1.5, 2), DiscreteGaussian(1.2, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "mechanism", [DiscreteLaplaceMechanism(1.5, 2), DiscreteGaussianMechanism(1.2, 2)], ids=repr
+)
 def test_vectors_cost_no_more_than_their_l1_norm(branches, mechanism):
-    branches.reach = 30 if isinstance(mechanism, DiscreteLaplace) else 50
+    branches.reach = 30 if isinstance(mechanism, DiscreteLaplaceMechanism) else 50
     values = [(0, 0), (2, 0), (0, -2), (1, 1), (-1, 1)]
     laws = [branches.law(released(mechanism, np.array(v), Bound(l1=2.0))) for v in values]
     for law in laws[1:]:
@@ -103,7 +105,7 @@ def test_vectors_cost_no_more_than_their_l1_norm(branches, mechanism):
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("multiplier", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("kind", [Laplace, Gaussian])
+@pytest.mark.parametrize("kind", [LaplaceMechanism, GaussianMechanism])
 def test_real_bills_cover_integer_noise(branches, kind, multiplier, most):
     """On the coarsest of grids, where the difference between integers and real numbers is
     largest.
@@ -119,7 +121,7 @@ def test_real_bills_cover_integer_noise(branches, kind, multiplier, most):
 @pytest.mark.parametrize("most", [4, 9])
 def test_real_gaussian_bills_cover_two_coordinates(branches, most):
     branches.reach = 24
-    mechanism = Gaussian(0.3)
+    mechanism = GaussianMechanism(0.3)
     values = [(0, 0), (most, 0), (round(most * 0.6), round(most * 0.8) - 1)]
     bound = Bound(float(most))
     # Laws of independent coordinates, multiplied.
@@ -148,7 +150,7 @@ def test_staircase(branches, epsilon, most):
 @pytest.mark.parametrize("buckets", [2, 3, 5])
 @pytest.mark.parametrize("adjacency", [REPLACE, ZERO])
 def test_randomized_response(branches, buckets, adjacency):
-    mechanism = RandomizedResponse.of(1.0, buckets)
+    mechanism = RandomizedResponseMechanism.of(1.0, buckets)
     laws = [
         branches.law(released(mechanism, np.array([x]), Bound(), adjacency)) for x in range(buckets)
     ]
@@ -258,7 +260,7 @@ def test_sparse_vector(branches, monkeypatch, answers, numeric, monotone):
 
     def run(values):
         def ask():
-            stream = mechanism.open(rehearsal(mechanism.event, 2))
+            stream = mechanism.open(mock_permit(mechanism.event, 2))
             out = [stream.ask(Bounded(values[0], Bound.scalar(1.0))).value]
             if stream.left and not numeric:
                 out.append(stream.ask(Bounded(values[1], Bound.scalar(1.0))).value)
@@ -349,7 +351,7 @@ def test_sample_and_aggregate(branches, monkeypatch, kind):
     def law(rows):
         def run():
             return mechanism.release(
-                lambda part: part.max(), np.array(rows), rehearsal(mechanism.event, 1)
+                lambda part: part.max(), np.array(rows), mock_permit(mechanism.event, 1)
             ).value
 
         return branches.law(run)
@@ -395,12 +397,12 @@ def unclipped(mechanism, table, monkeypatch):
 
 
 HISTOGRAMS = [
-    (StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 7}, {"a": 7, "b": 1}),
-    (StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 7}, {"a": 8}),
-    (StabilityHistogram(DiscreteLaplace(1.0), 2), {}, {"b": 1}),
-    (StabilityHistogram(DiscreteLaplace(2.0, 2), 3, keys=2), {"a": 3}, {"a": 4, "b": 1}),
-    (StabilityHistogram(DiscreteLaplace(2.0, 2), 3, keys=2), {}, {"a": 1, "b": 1}),
-    (StabilityHistogram(DiscreteLaplace(1.0, 2), 5, most=2), {"a": 2}, {"a": 2, "b": 2}),
+    (StabilityHistogram(DiscreteLaplaceMechanism(1.0), 5), {"a": 7}, {"a": 7, "b": 1}),
+    (StabilityHistogram(DiscreteLaplaceMechanism(1.0), 5), {"a": 7}, {"a": 8}),
+    (StabilityHistogram(DiscreteLaplaceMechanism(1.0), 2), {}, {"b": 1}),
+    (StabilityHistogram(DiscreteLaplaceMechanism(2.0, 2), 3, keys=2), {"a": 3}, {"a": 4, "b": 1}),
+    (StabilityHistogram(DiscreteLaplaceMechanism(2.0, 2), 3, keys=2), {}, {"a": 1, "b": 1}),
+    (StabilityHistogram(DiscreteLaplaceMechanism(1.0, 2), 5, most=2), {"a": 2}, {"a": 2, "b": 2}),
     (StabilityHistogram.of(1.5, 0.01), {"a": 3}, {"a": 3, "b": 1}),
 ]
 
@@ -409,7 +411,7 @@ HISTOGRAMS = [
 def test_stability_histogram(branches, mechanism, fewer, more):
     def law(counts):
         def run():
-            permit = rehearsal(mechanism.event, 1)
+            permit = mock_permit(mechanism.event, 1)
             return tuple(mechanism.release(Bounded(counts, mechanism.bound), permit).value.items())
 
         return branches.law(run)
@@ -421,15 +423,19 @@ def test_a_threshold_is_counted_from_the_value_that_is_released():
     """Scale 1, threshold 5: a unit of its own is released with probability P(noise >= 4) = 0.01339,
     not P(noise >= 5) = 0.00493.
     """
-    assert StabilityHistogram(DiscreteLaplace(1.0), 5).delta == pytest.approx(0.0133898, rel=1e-5)
-    assert StabilityHistogram(DiscreteLaplace(1.0), 5).delta >= math.exp(-4) / (1 + math.exp(-1))
+    assert StabilityHistogram(DiscreteLaplaceMechanism(1.0), 5).delta == pytest.approx(
+        0.0133898, rel=1e-5
+    )
+    assert StabilityHistogram(DiscreteLaplaceMechanism(1.0), 5).delta >= math.exp(-4) / (
+        1 + math.exp(-1)
+    )
     assert as_float(Fraction(1, 3)) >= Fraction(1, 3)
     assert laplace_tail(Fraction(1), 0) == pytest.approx(1 / (1 + math.exp(-1)))
     assert laplace_tail(Fraction(1), -1000) <= 1
 
 
 def test_gaussian_histogram_threshold():
-    mechanism = StabilityHistogram(Gaussian(2.0), 10)
+    mechanism = StabilityHistogram(GaussianMechanism(2.0), 10)
     assert mechanism.delta == pytest.approx(math.erfc(9 / 2 / math.sqrt(2)) / 2, rel=1e-4)
     assert mechanism.delta >= math.erfc(9 / 2 / math.sqrt(2)) / 2
 
@@ -444,7 +450,7 @@ def test_private_selection(mean, shape):
     from dpfy.accounting.tuning import trials_pmf
     from dpfy.core.events import gamma_for
 
-    inner = RandomizedResponse.of(0.5)
+    inner = RandomizedResponseMechanism.of(0.5)
     mechanism = PrivateSelection(inner.event, mean, shape)
     assert mechanism.event == events.RepeatAndSelect(inner.event, mean, shape)
     laws = []

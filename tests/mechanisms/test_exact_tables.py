@@ -14,7 +14,7 @@ import pytest
 from dpfy.core.randomness import Randomness
 from dpfy.mechanisms import Bits, gaussian, integers
 from dpfy.mechanisms.exact import Uniform, exp_enclosure
-from dpfy.mechanisms.integers import FIRST, Law, Narrow, Room, Steps, Wide, thresholds, weights
+from dpfy.mechanisms.integers import FIRST, Law, LawSteps, Narrow, Room, Wide, thresholds, weights
 
 LAWS = [
     Law(rate, square, folded)
@@ -100,7 +100,7 @@ def test_thresholds_are_the_distribution(law):
     """
     chances = probabilities(law)
     sums = list(accumulate(chances[: law.size]))
-    edges = integers.Table(law).steps.edges
+    edges = integers.LawTable(law).steps.edges
     assert [int(edge) >> 1 for edge in edges] == [
         int(mpmath.floor(total * 2**63)) for total in sums
     ]
@@ -174,7 +174,7 @@ def test_the_tail_is_drawn_by_itself(square):
     last one.
     """
     law = Law(Fraction(1, 50), square, folded=True)
-    table = integers.Table(law)
+    table = integers.LawTable(law)
     word = (1 << 64) - 1
     beyond = table.values(Scripted(*[word] * 50), Room(50))
     assert beyond.min() == law.size
@@ -264,7 +264,7 @@ def test_steps_that_begin_alike_are_told_apart():
             -((-numbers[k].numerator << precision) // numbers[k].denominator),
         )
 
-    steps = Steps([number(k)(FIRST) for k in range(3)], number)
+    steps = LawSteps([number(k)(FIRST) for k in range(3)], number)
     assert len(set(steps.edges.tolist())) == 1
     for j in range(4):
         between = Fraction(1, 3) + Fraction(2 * j - 1, 1 << 101)

@@ -12,17 +12,17 @@ import pytest
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
-from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
-from dpfy.mechanisms.discrete import DiscreteLaplace
+from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.mechanisms.response import RandomizedResponse, UnaryResponse
+from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.smooth import SmoothQuantile, smooth_sensitivity
 from dpfy.mechanisms.sparse import SparseVector
 from dpfy.mechanisms.staircase import Staircase
@@ -36,7 +36,7 @@ ODD = [0.0, -0.0, 1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324]
 
 def release(mechanism, value, bound=ONE, adjacency=ADD, **more):
     return mechanism.release(
-        Bounded(value, bound), rehearsal(mechanism.event, 1, adjacency=adjacency), SECRET, **more
+        Bounded(value, bound), mock_permit(mechanism.event, 1, adjacency=adjacency), SECRET, **more
     ).value
 
 
@@ -99,7 +99,7 @@ def test_no_value_raises(odd):
         assert release(kind(1.0), np.array([odd, 0.0, 1.0])) in (0, 1, 2)
     release(ProposeTestRelease(1.0, 1e-6, 1.0), Near(odd, 100))
     stream = SparseVector(1.0, 0.0, answers=2, numeric=0.5).open(
-        rehearsal(events.EpsilonDelta(1.0), 3), SECRET
+        mock_permit(events.EpsilonDelta(1.0), 3), SECRET
     )
     stream.ask(Bounded(odd, ONE))
     assert (
@@ -112,7 +112,7 @@ def test_no_value_raises(odd):
     for kind in (AggregateMean, AggregateMedian):
         mechanism = kind(1.0, 3, 0.0, 10.0)
         found = mechanism.release(
-            lambda rows: rows.sum() * odd, np.ones(20), rehearsal(mechanism.event, 1), SECRET
+            lambda rows: rows.sum() * odd, np.ones(20), mock_permit(mechanism.event, 1), SECRET
         ).value
         assert math.isfinite(found)
 
@@ -126,8 +126,8 @@ def test_no_value_raises(odd):
         (lambda: NoisyMax(1.0, noise="gauss"), "must be one of"),
         (lambda: NoisyMax(-1.0), "greater than 0"),
         (lambda: NoisyMax(math.nan), "finite"),
-        (lambda: RandomizedResponse(0.0), "noise_parameter"),
-        (lambda: RandomizedResponse(0.5, 1), "buckets"),
+        (lambda: RandomizedResponseMechanism(0.0), "noise_parameter"),
+        (lambda: RandomizedResponseMechanism(0.5, 1), "buckets"),
         (lambda: UnaryResponse(1.0, adjacency=ADD), "cannot be absent"),
         (lambda: SparseVector(1.0, 0.0, monotone=True, adjacency=REPLACE), "leave out monotone"),
         (lambda: SparseVector(1.0, 0.0, answers=0), "answers"),
@@ -140,22 +140,24 @@ def test_no_value_raises(odd):
             lambda: release(ProposeTestRelease(1.0, 1e-6, 1.0), Near(1.0, 3), Bound.scalar(2.0)),
             "at most 1",
         ),
-        (lambda: StabilityHistogram(DiscreteLaplace(1.0), 5, keys=2), "keys \\* most, 2"),
+        (lambda: StabilityHistogram(DiscreteLaplaceMechanism(1.0), 5, keys=2), "keys \\* most, 2"),
         (
             lambda: release(
-                StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 3}, Bound.scalar(2.0)
+                StabilityHistogram(DiscreteLaplaceMechanism(1.0), 5), {"a": 3}, Bound.scalar(2.0)
             ),
             "within keys",
         ),
         (
-            lambda: release(StabilityHistogram(DiscreteLaplace(1.0), 5), {"a": 3}, Bound(1.0)),
+            lambda: release(
+                StabilityHistogram(DiscreteLaplaceMechanism(1.0), 5), {"a": 3}, Bound(1.0)
+            ),
             "l1 norm",
         ),
         (lambda: PrivateSelection(events.Laplace(1.0), 0.5), "1 to 100,000"),
-        (lambda: DiscreteLaplace(1e-15), "between 2.-20 and 2.45"),
+        (lambda: DiscreteLaplaceMechanism(1e-15), "between 2.-20 and 2.45"),
         (lambda: SparseVector(1e-9, 0.0, answers=1000), "between 2.-20 and 2.45"),
-        (lambda: Laplace(0.0), "greater than 0"),
-        (lambda: Gaussian(1e-9), "must be 0 or lie between"),
+        (lambda: LaplaceMechanism(0.0), "greater than 0"),
+        (lambda: GaussianMechanism(1e-9), "must be 0 or lie between"),
     ],
 )
 def test_refused(attempt, words):
@@ -165,7 +167,7 @@ def test_refused(attempt, words):
 
 def test_a_stream_ends_with_its_answers_and_its_permit():
     mechanism = SparseVector(50.0, 100.0, answers=2)
-    permit = rehearsal(mechanism.event, 5)
+    permit = mock_permit(mechanism.event, 5)
     stream = mechanism.open(permit, SECRET)
     asked = [stream.ask(Bounded(value, ONE)).value for value in (0, 200, 0, 200)]
     assert asked == [False, True, False, True]
@@ -175,24 +177,24 @@ def test_a_stream_ends_with_its_answers_and_its_permit():
         InvalidInput, match="was released before"
     ):  # a second stream under the same permit
         mechanism.open(permit, SECRET).ask(Bounded(0, ONE))
-    short = mechanism.open(rehearsal(mechanism.event, 1), SECRET)
+    short = mechanism.open(mock_permit(mechanism.event, 1), SECRET)
     short.ask(Bounded(0, ONE))
     with pytest.raises(InvalidInput, match="covers 1 releases"):
         short.ask(Bounded(0, ONE))
     with pytest.raises(InvalidInput, match="at most 1, which is billed"):
-        mechanism.open(rehearsal(mechanism.event, 5), SECRET).ask(Bounded(0, Bound.scalar(2.0)))
+        mechanism.open(mock_permit(mechanism.event, 5), SECRET).ask(Bounded(0, Bound.scalar(2.0)))
 
 
 def test_every_stream_has_a_threshold_of_its_own():
     mechanism = SparseVector(1.0, 0.0)
     streams = [
-        mechanism.open(rehearsal(mechanism.event, 3), Randomness.for_tests(k)) for k in range(30)
+        mechanism.open(mock_permit(mechanism.event, 3), Randomness.for_tests(k)) for k in range(30)
     ]
     assert len({s._threshold for s in streams}) == 30
     assert np.std([math.ldexp(s._threshold, mechanism.grid.exponent) for s in streams]) > 1
     assert (
-        mechanism.open(rehearsal(mechanism.event, 3))._threshold
-        != mechanism.open(rehearsal(mechanism.event, 3))._threshold
+        mechanism.open(mock_permit(mechanism.event, 3))._threshold
+        != mechanism.open(mock_permit(mechanism.event, 3))._threshold
     )
 
 
@@ -200,7 +202,7 @@ def test_a_resumed_stream_answers_the_same():
     mechanism, questions = SparseVector(2.0, 5.0, answers=3, numeric=0.3), [3, 6, 4, 9, 1]
 
     def answers():
-        stream = mechanism.open(rehearsal(mechanism.event, 10), SECRET)
+        stream = mechanism.open(mock_permit(mechanism.event, 10), SECRET)
         return [stream.ask(Bounded(q, ONE)).value for q in questions if stream.left]
 
     assert answers() == answers()
@@ -238,7 +240,7 @@ def test_sample_and_aggregate_is_near():
     rows = np.random.default_rng(0).normal(5.0, 1.0, 20_000)
     for kind in (AggregateMean, AggregateMedian):
         mechanism = kind(1.0, 100, 0.0, 10.0)
-        found = mechanism.release(np.median, rows, rehearsal(mechanism.event, 1), SECRET).value
+        found = mechanism.release(np.median, rows, mock_permit(mechanism.event, 1), SECRET).value
         assert found == pytest.approx(5.0, abs=0.4)
 
     def fails(rows):
@@ -246,7 +248,7 @@ def test_sample_and_aggregate_is_near():
 
     mechanism = AggregateMean(1e6, 3, 0.0, 10.0)
     assert mechanism.release(
-        fails, rows, rehearsal(mechanism.event, 1), SECRET
+        fails, rows, mock_permit(mechanism.event, 1), SECRET
     ).value == pytest.approx(5.0, abs=0.01)
 
 
@@ -284,7 +286,7 @@ def test_the_smooth_median_of_dense_data_is_close():
     mechanism = SmoothQuantile(1.0, 1e-6, 0.0, 1e6)
     found = [
         mechanism.release(
-            Bounded(rows, Bound()), rehearsal(mechanism.event, 20, adjacency=REPLACE), SECRET, k
+            Bounded(rows, Bound()), mock_permit(mechanism.event, 20, adjacency=REPLACE), SECRET, k
         ).value
         for k in range(20)
     ]
@@ -301,29 +303,29 @@ def test_keys_come_sorted_and_absent_ones_never():
     assert list(found) == list(again) == [7, "a", "b"]
     assert found == again
     assert release(mechanism, {"many": math.inf, "more": 10**30}, mechanism.bound)["more"] > 1e17
-    wide = StabilityHistogram(Gaussian(2.0), 60, keys=4, most=2)
+    wide = StabilityHistogram(GaussianMechanism(2.0), 60, keys=4, most=2)
     assert set(release(wide, {"a": 1000, "b": 1}, wide.bound)) == {"a"}
     assert wide.delta < 1e-6
     for _ in range(200):  # a key that the data do not have can never come out
         assert (
             "zero"
-            not in StabilityHistogram(DiscreteLaplace(0.1), 1)
+            not in StabilityHistogram(DiscreteLaplaceMechanism(0.1), 1)
             .release(
                 Bounded({"zero": 0}, ONE),
-                rehearsal(StabilityHistogram(DiscreteLaplace(0.1), 1).event, 1),
+                mock_permit(StabilityHistogram(DiscreteLaplaceMechanism(0.1), 1).event, 1),
             )
             .value
         )
 
 
 def test_far_tails_cost_no_time():
-    far = StabilityHistogram(DiscreteLaplace(20.0), 1 << 40)
+    far = StabilityHistogram(DiscreteLaplaceMechanism(20.0), 1 << 40)
     assert 0 < far.delta < 1e-300
     assert StabilityHistogram.of(1e-9, 1e-300).delta <= 1e-300
 
 
 def test_the_best_of_private_runs():
-    inner = Laplace(1.0)
+    inner = LaplaceMechanism(1.0)
     mechanism = PrivateSelection(inner.event, 20.0, 0.0)
     names = []
 
@@ -332,22 +334,25 @@ def test_the_best_of_private_runs():
         score = inner.release(Bounded(float(number), ONE), permit, randomness).value
         return score, score
 
-    found = mechanism.release(run, rehearsal(mechanism.event, 1), SECRET).value
+    found = mechanism.release(run, mock_permit(mechanism.event, 1), SECRET).value
     assert len(set(names)) == len(names)
     assert len(names) >= 1
     count, first = len(names), list(names)
     names.clear()
-    assert mechanism.release(run, rehearsal(mechanism.event, 1), SECRET).value == found
+    assert mechanism.release(run, mock_permit(mechanism.event, 1), SECRET).value == found
     assert names == first
     with pytest.raises(
         InvalidInput, match="is not what the permit"
     ):  # a run must release what is billed
         mechanism.release(
-            lambda k, permit, secret: (0, Laplace(2.0).release(Bounded(1, ONE), permit, secret)),
-            rehearsal(mechanism.event, 1),
+            lambda k, permit, secret: (
+                0,
+                LaplaceMechanism(2.0).release(Bounded(1, ONE), permit, secret),
+            ),
+            mock_permit(mechanism.event, 1),
         )
     with pytest.raises(InvalidInput, match="may run several times"):
-        rehearsal(inner.event, 1).inner(inner.event, 0)
+        mock_permit(inner.event, 1).inner(inner.event, 0)
     assert count == len(names)
     none = PrivateSelection(inner.event, 1e-6, math.inf)
-    assert none.release(run, rehearsal(none.event, 1), SECRET).value is None
+    assert none.release(run, mock_permit(none.event, 1), SECRET).value is None

@@ -13,16 +13,16 @@ import math
 import numpy as np
 import pytest
 
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms import aggregate, choice, integers, response
-from dpfy.mechanisms.additive import Gaussian, Laplace
+from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian
 from dpfy.mechanisms.choice import Exponential, NoisyMax, PermuteAndFlip
-from dpfy.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
+from dpfy.mechanisms.discrete import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.mechanisms.response import RandomizedResponse, UnaryResponse
+from dpfy.mechanisms.response import RandomizedResponseMechanism, UnaryResponse
 from dpfy.mechanisms.sparse import SparseVector
 from dpfy.mechanisms.tested import Near, ProposeTestRelease
 
@@ -79,13 +79,13 @@ def record(monkeypatch):
 
 
 def permit(mechanism, releases=1, adjacency=ADD):
-    return rehearsal(mechanism.event, releases, adjacency=adjacency)
+    return mock_permit(mechanism.event, releases, adjacency=adjacency)
 
 
 ROWS = np.random.default_rng(0).normal(size=(50, 3))
 
 
-@pytest.mark.parametrize("mechanism", [Laplace(0.8), Gaussian(0.8)], ids=repr)
+@pytest.mark.parametrize("mechanism", [LaplaceMechanism(0.8), GaussianMechanism(0.8)], ids=repr)
 @pytest.mark.parametrize("unit", UNITS)
 def test_sums(record, mechanism, unit):
     bound = Bound(1.0, 1.5, 0.9)
@@ -97,15 +97,17 @@ def test_sums(record, mechanism, unit):
     first, calls, _ = record(release(ROWS))
     second, again, _ = record(release(np.vstack([ROWS, np.full((1, 3), unit)])))
     assert calls == again
-    (_, _, scale), norm = calls[0], np.abs if isinstance(mechanism, Laplace) else np.square
+    (_, _, scale), norm = calls[0], np.abs if isinstance(mechanism, LaplaceMechanism) else np.square
     distance = norm((first - second) / float(grid.step)).sum()
-    distance = distance if isinstance(mechanism, Laplace) else math.sqrt(distance)
+    distance = distance if isinstance(mechanism, LaplaceMechanism) else math.sqrt(distance)
     assert distance / float(scale) <= 1 / mechanism.noise_multiplier
     if unit == 2.5:  # as far as it may, and not much less: the noise is no larger than it must be
         assert distance / float(scale) > 0.8 / mechanism.noise_multiplier
 
 
-@pytest.mark.parametrize("mechanism", [DiscreteLaplace(0.7, 2), DiscreteGaussian(1.5, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "mechanism", [DiscreteLaplaceMechanism(0.7, 2), DiscreteGaussianMechanism(1.5, 2)], ids=repr
+)
 def test_whole_numbers(record, mechanism):
     runs = [
         record(
@@ -217,7 +219,7 @@ def test_aggregates(record, kind, unit):
 
 def test_histograms(record):
     """A key more is a draw more, which the threshold hides; all others meet the same noise."""
-    mechanism = StabilityHistogram(DiscreteLaplace(0.5, 2), 5, keys=2)
+    mechanism = StabilityHistogram(DiscreteLaplaceMechanism(0.5, 2), 5, keys=2)
     runs = [
         record(lambda c=c: mechanism.release(Bounded(c, mechanism.bound), permit(mechanism)).value)
         for c in ({"a": 9}, {"a": 10, "b": 1})
@@ -228,7 +230,7 @@ def test_histograms(record):
 
 
 @pytest.mark.parametrize(
-    "mechanism", [RandomizedResponse.of(1.0, 4), UnaryResponse(1.0, 4)], ids=repr
+    "mechanism", [RandomizedResponseMechanism.of(1.0, 4), UnaryResponse(1.0, 4)], ids=repr
 )
 def test_answers(record, mechanism):
     """Which coins are thrown does not depend on the answer, and nobody's coins on another's

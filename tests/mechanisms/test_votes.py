@@ -14,12 +14,12 @@ from scipy.special import ndtr
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms import votes
 from dpfy.mechanisms.bits import Bits
-from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold, Noisy
+from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold, NoisyCounts
 
 SECRET = Randomness.for_tests(5)
 ACCEPT, REJECT = 1e-4, 1e-9
@@ -36,7 +36,7 @@ def law(counts: np.ndarray, sigma: float) -> np.ndarray:
 
 def drawn(counts: np.ndarray, sigma: float, times: int, name: str) -> np.ndarray:
     mechanism = GaussianArgmax(sigma, len(counts))
-    permit = rehearsal(mechanism.event, times, name)
+    permit = mock_permit(mechanism.event, times, name)
     return np.bincount(
         [
             mechanism.release(Bounded(counts, MOVED), permit, SECRET, step).value
@@ -61,7 +61,7 @@ def test_winners_have_the_stated_law(counts: tuple[int, ...], sigma: float) -> N
 
 def test_checks_have_the_stated_law() -> None:
     check, times = GaussianThreshold(30.0, 200.0), 6000
-    permit = rehearsal(check.event, times, "checks")
+    permit = mock_permit(check.event, times, "checks")
     above = sum(
         check.release(Bounded(185, Bound.scalar(1.0)), permit, SECRET, step).value
         for step in range(times)
@@ -77,9 +77,9 @@ def test_ties_are_decided_by_finer_noise_and_the_sum_keeps_its_law(
     """On a lattice so coarse that the real part is needed nearly always, the law is the same."""
     monkeypatch.setattr(votes, "FINE", 4)
     asked = []
-    refine = Noisy.refine
+    refine = NoisyCounts.refine
     monkeypatch.setattr(
-        Noisy, "refine", lambda self: (asked.append(self.exponent), refine(self))[1]
+        NoisyCounts, "refine", lambda self: (asked.append(self.exponent), refine(self))[1]
     )
     held, times = np.array([20, 17, 9, 4]), 3000
     found = drawn(held, 6.0, times, "coarse")
@@ -91,7 +91,9 @@ def test_ties_are_decided_by_finer_noise_and_the_sum_keeps_its_law(
 
 def test_noise_is_never_less_than_billed_and_hardly_more() -> None:
     for sigma in (1e-3, 0.7, 40.0, 12345.678, 1e11):
-        noisy = Noisy(np.zeros(4000, np.int64), Fraction(sigma), Bits(SECRET, f"scale {sigma}", 0))
+        noisy = NoisyCounts(
+            np.zeros(4000, np.int64), Fraction(sigma), Bits(SECRET, f"scale {sigma}", 0)
+        )
         values = np.array([math.ldexp(v, -noisy.exponent) for v in noisy.steps]) / sigma
         assert stats.kstest(values, "norm").pvalue > ACCEPT
         for factor in (2 / 3, 3 / 2):
@@ -101,7 +103,7 @@ def test_noise_is_never_less_than_billed_and_hardly_more() -> None:
 def test_a_permit_pays_for_one_release_of_its_event() -> None:
     mechanism = GaussianArgmax(10.0, 3)
     held = Bounded(np.array([3, 2, 1]), MOVED)
-    permit = rehearsal(mechanism.event, 2)
+    permit = mock_permit(mechanism.event, 2)
     mechanism.release(held, permit, SECRET, 0)
     with pytest.raises(InvalidInput, match="released before"):
         mechanism.release(held, permit, SECRET, 0)
@@ -114,7 +116,7 @@ def test_a_permit_pays_for_one_release_of_its_event() -> None:
 
 def test_what_one_unit_moves_must_be_one_vote() -> None:
     mechanism, check = GaussianArgmax(10.0, 3), GaussianThreshold(10.0, 2.0)
-    permit = rehearsal(mechanism.event, 1)
+    permit = mock_permit(mechanism.event, 1)
     for bound, error in (
         (Bound(l1=4.0, linf=1.0), InvalidInput),
         (Bound(l1=2.0, linf=2.0), InvalidInput),
@@ -124,7 +126,7 @@ def test_what_one_unit_moves_must_be_one_vote() -> None:
             mechanism.release(Bounded(np.array([3, 2, 1]), bound), permit, SECRET)
         if bound.linf != 1.0:
             with pytest.raises(error, match=r"bound|norm"):
-                check.release(Bounded(3, bound), rehearsal(check.event, 1), SECRET)
+                check.release(Bounded(3, bound), mock_permit(check.event, 1), SECRET)
     for wrong in (
         np.array([3, 2]),
         np.array([3.0, 2.0, 1.0]),

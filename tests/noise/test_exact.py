@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import arbitrary_precision, exact, exact_single, gaussian, noise_buffers, terms
@@ -73,7 +73,7 @@ def run(
         given.append(total)
         lattices.append(stream._lattice(total, bound, dtype, step))
         released, state = stream.release(
-            Bounded(total, Bound(l2=bound)), step, state, rehearsal(stream.event, steps)
+            Bounded(total, Bound(l2=bound)), step, state, mock_permit(stream.event, steps)
         )
         seen.append(released.value)
     return seen, given, lattices
@@ -204,7 +204,7 @@ def test_errors_within_what_is_trusted_change_no_bit(monkeypatch, dtype, off):
         patched = lambda self, factor=None, size=sign * off: honest(self, factor).mul_(1 + size)  # noqa: E731
         monkeypatch.setattr(gaussian.Scratch, "transform", patched)
         seen.append(
-            stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[
+            stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, mock_permit(stream.event, 1))[
                 0
             ].value["w"]
         )
@@ -244,7 +244,7 @@ def test_a_sum_moves_the_cell_by_exactly_itself():
     found = []
     for shift in (0.0, 0.25, 1.0, -3.0, 1024.0):
         total = {"w": torch.full((count,), shift * step, dtype=torch.float64)}
-        out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[
+        out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, mock_permit(stream.event, 1))[
             0
         ].value["w"]
         found.append(torch.floor(out / step))
@@ -267,9 +267,9 @@ def test_cells_have_the_law_that_is_billed(x):
     count, stream = 400_000, stream_of(Identity())
     on = stream._lattice({"w": torch.zeros(count)}, 1.0, torch.float32, 0)
     total = {"w": torch.full((count,), x * on.step)}
-    out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[0].value[
-        "w"
-    ]
+    out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, mock_permit(stream.event, 1))[
+        0
+    ].value["w"]
     cells = torch.floor(out.double() / on.step).numpy()
     edges = np.arange(-120, 121) + math.floor(x)
 
@@ -307,9 +307,9 @@ def test_the_tail_and_the_middle_are_decided_by_real_numbers(monkeypatch, bits):
         assert 7 not in unknown
     total = {"w": torch.zeros(count, dtype=dtype)}
     on = stream._lattice(total, 1.0, dtype, 0)
-    out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, rehearsal(stream.event, 1))[0].value[
-        "w"
-    ]
+    out = stream.release(Bounded(total, Bound(l2=1.0)), 0, {}, mock_permit(stream.event, 1))[
+        0
+    ].value["w"]
     with mpmath.workprec(300):
         expected = [int(mpmath.floor(on.noise * z)) for z in oracle_draw(stream, 0, count, bits)]
     assert torch.floor(out / on.step).tolist() == expected
@@ -358,7 +358,7 @@ def test_no_two_draws_share_a_key(monkeypatch, dtype):
             Bounded({"w": torch.zeros(40, dtype=dtype)}, Bound(l2=1.0)),
             step,
             {},
-            rehearsal(stream.event, 9),
+            mock_permit(stream.event, 9),
         )
     parts = {(f"noise part {chunk}", step) for chunk in range(3) for step in range(2)}
     assert set(asked) == parts
@@ -382,7 +382,7 @@ def test_long_sums_and_several_chunks(monkeypatch):
     parts = {"a": torch.linspace(-1, 1, 1000), "b": torch.linspace(-1e3, 1e3, count - 1000)}
     whole = {"w": torch.cat(list(parts.values()))}
     one, other = (
-        stream.release(Bounded(t, Bound(l2=1.0)), 3, {}, rehearsal(stream.event, 9))[0].value
+        stream.release(Bounded(t, Bound(l2=1.0)), 3, {}, mock_permit(stream.event, 9))[0].value
         for t in (parts, whole)
     )
     on = stream._lattice(whole, 1.0, torch.float32, 3)
@@ -429,12 +429,12 @@ def test_no_number_and_no_room():
     """
     stream, good = stream_of(Identity()), sums(3.7, torch.float32)
     reference = flat(
-        stream.release(Bounded(good, Bound(l2=0.7)), 0, {}, rehearsal(stream.event, 1))[0].value
+        stream.release(Bounded(good, Bound(l2=0.7)), 0, {}, mock_permit(stream.event, 1))[0].value
     )
     bad = {n: t.clone() for n, t in good.items()}
     bad["a"][3], bad["a"][5] = math.nan, math.inf
     found = flat(
-        stream.release(Bounded(bad, Bound(l2=0.7)), 0, {}, rehearsal(stream.event, 1))[0].value
+        stream.release(Bounded(bad, Bound(l2=0.7)), 0, {}, mock_permit(stream.event, 1))[0].value
     )
     places = [i for i in range(len(reference)) if i not in (3, 5)]
     assert np.array_equal(found[places], reference[places])
@@ -443,7 +443,7 @@ def test_no_number_and_no_room():
         exact.lattice(1e4, 1.0, 10**12, torch.float32, terms.of(KNOWN["banded"], 0), 0)
     blt = stream_of(KNOWN["blt"])
     with pytest.raises(InvalidInput, match="noise state"):
-        blt.release(Bounded(good, Bound(l2=0.7)), 3, {}, rehearsal(blt.event, 9))
+        blt.release(Bounded(good, Bound(l2=0.7)), 3, {}, mock_permit(blt.event, 9))
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -453,7 +453,7 @@ def test_remembered_noise_that_grows_beyond_what_is_covered_ends_the_run(row):
     state = stream.init(total)
     state[noise_buffers.PAST][row, 17] = -700.0  # of which the step itself takes some back
     with pytest.raises(Unsupported, match="hundreds of standard deviations"):
-        stream.release(Bounded(total, Bound(l2=0.7)), 1, state, rehearsal(stream.event, 9))
+        stream.release(Bounded(total, Bound(l2=0.7)), 1, state, mock_permit(stream.event, 9))
 
 
 def test_the_rounding_of_memory_is_covered():

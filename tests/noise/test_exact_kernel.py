@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import chacha, exact_kernel, exact_selftest
@@ -84,7 +84,7 @@ def test_a_stream_releases_them():
     }
     stream.require_lattice(sums, 1.0)
     on = stream._lattice(sums, 1.0, torch.float32, 2)
-    out = stream.release(Bounded(sums, Bound(l2=1.0)), 2, {}, rehearsal(stream.event, 9))[0].value
+    out = stream.release(Bounded(sums, Bound(l2=1.0)), 2, {}, mock_permit(stream.event, 9))[0].value
     flat = [t.contiguous().flatten().cpu().numpy() for t in sums.values()]
     cells = exact_selftest.cells(flat, on, 1.0, stream.randomness.key("noise", 2, chacha.KEY_BYTES))
     found = np.concatenate([t.contiguous().flatten().cpu().numpy() for t in out.values()])
@@ -92,7 +92,7 @@ def test_a_stream_releases_them():
         found, ((cells.astype(np.float32) + 0.5) * on.step / 64.0).astype(np.float32)
     )
     into = {n: torch.empty_like(t, dtype=torch.bfloat16) for n, t in sums.items()}
-    again = stream.release(Bounded(sums, Bound(l2=1.0)), 2, {}, rehearsal(stream.event, 9), into)[
+    again = stream.release(Bounded(sums, Bound(l2=1.0)), 2, {}, mock_permit(stream.event, 9), into)[
         0
     ].value
     assert all(torch.equal(again[n].float(), out[n].bfloat16().float()) for n in sums)
@@ -111,7 +111,7 @@ def test_what_has_no_kernel_is_made_on_the_host_with_the_same_bits(dtype):
             state = stream.init(sums)
             for step in range(3):
                 out, state = stream.release(
-                    Bounded(sums, Bound(l2=1.0)), step, state, rehearsal(stream.event, 9)
+                    Bounded(sums, Bound(l2=1.0)), step, state, mock_permit(stream.event, 9)
                 )
             seen.append(out.value["w"].cpu())
         assert torch.equal(*seen)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import gaussian
@@ -56,7 +56,7 @@ def worlds(coordinates: int, touched: int, dtype: torch.dtype, device: str) -> l
 def released(total: Tensor, scale: float, step: int, divisor: float = 1.0) -> Tensor:
     stream = NoiseStream(Identity(), scale, Randomness.for_tests(9), divisor=divisor)
     return stream.release(
-        Bounded({"w": total}, Bound(1.0)), step, {}, rehearsal(stream.event, 100_000)
+        Bounded({"w": total}, Bound(1.0)), step, {}, mock_permit(stream.event, 100_000)
     )[0].value["w"]
 
 
@@ -179,7 +179,7 @@ def test_every_released_value_is_a_point_of_the_public_lattice(device, dtype, na
         for step in range(5):
             lattice = lattice_of(stream, like, 0.7, step)
             out, state = stream.release(
-                Bounded(like, Bound(0.7)), step, state, rehearsal(stream.event, 100_000)
+                Bounded(like, Bound(0.7)), step, state, mock_permit(stream.event, 100_000)
             )
             for value in out.value.values():
                 assert torch.equal(value, on(lattice, divisor, value))
@@ -199,7 +199,7 @@ def test_the_optimizer_moves_weights_to_the_same_places_in_all_worlds(device, ki
         before = weight.detach().clone()
         into = {"w": torch.empty_like(before)}
         stream.release(
-            Bounded({"w": total}, Bound(1.0)), 0, {}, rehearsal(stream.event, 100_000), into
+            Bounded({"w": total}, Bound(1.0)), 0, {}, mock_permit(stream.event, 100_000), into
         )
         weight.grad = into["w"]
         torch.optim.SGD([weight], lr=RATE).step()
@@ -221,7 +221,7 @@ def cells(
     lattice = lattice_of(stream, like, 1.0, 0)
     total = torch.full((count,), sum_in_steps * lattice.step, dtype=dtype)
     out = stream.release(
-        Bounded({"w": total}, Bound(1.0)), 0, {}, rehearsal(stream.event, 100_000)
+        Bounded({"w": total}, Bound(1.0)), 0, {}, mock_permit(stream.event, 100_000)
     )[0].value["w"]
     return torch.floor(out.double() / lattice.step).numpy(), lattice.step / scale
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import chacha, gaussian
@@ -138,7 +138,7 @@ def test_one_launch_is_the_portable_route(name: str) -> None:
         expected = {n: (s + SCALE * BOUND * unit[n]) / DIVISOR for n, s in sums(step).items()}
         given = sums(step)
         released, state = stream.release(
-            Bounded(given, Bound(BOUND)), step, state, rehearsal(stream.event, 1000)
+            Bounded(given, Bound(BOUND)), step, state, mock_permit(stream.event, 1000)
         )
         for n in given:
             assert released.value[n] is given[n]
@@ -162,7 +162,9 @@ def test_shards_release_what_the_whole_would(name: str) -> None:
             state = stream.init(shard.of(sums(0)))
             for step in range(3):
                 total = Bounded(shard.of(sums(step)), Bound(BOUND))
-                released, state = stream.release(total, step, state, rehearsal(stream.event, 1000))
+                released, state = stream.release(
+                    total, step, state, mock_permit(stream.event, 1000)
+                )
                 mine.append(torch.cat([t.reshape(-1) for t in released.value.values()]))
             pieces.append(torch.stack(mine))
         found.append(torch.cat(pieces, 1))
@@ -188,10 +190,10 @@ def test_results_that_go_elsewhere_are_rounded_once(
         }
         given = sums(step)
         released, states[0] = stream.release(
-            Bounded(given, Bound(BOUND)), step, states[0], rehearsal(stream.event, 1000), into
+            Bounded(given, Bound(BOUND)), step, states[0], mock_permit(stream.event, 1000), into
         )
         expected, states[1] = stream.release(
-            Bounded(sums(step), Bound(BOUND)), step, states[1], rehearsal(stream.event, 1000)
+            Bounded(sums(step), Bound(BOUND)), step, states[1], mock_permit(stream.event, 1000)
         )
         assert all(released.value[n] is t for n, t in into.items())
         for n, t in into.items():
@@ -208,13 +210,13 @@ def test_a_checkpoint_changes_no_bit(name: str) -> None:
     straight, resumed = stream.init(sums(0)), stream.init(sums(0))
     for step in range(STEPS):
         first, straight = stream.release(
-            Bounded(sums(step), Bound(BOUND)), step, straight, rehearsal(stream.event, 1000)
+            Bounded(sums(step), Bound(BOUND)), step, straight, mock_permit(stream.event, 1000)
         )
         second, resumed = stream.release(
             Bounded(sums(step), Bound(BOUND)),
             step,
             through_a_file(resumed),
-            rehearsal(stream.event, 1000),
+            mock_permit(stream.event, 1000),
         )
         assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
 
@@ -235,7 +237,7 @@ def test_a_state_that_is_not_the_steps_own_raises_before_anything_is_changed(nam
         with pytest.raises(
             InvalidInput, match=r"noise state: got .* is not what step 3 begins with"
         ):
-            stream.release(Bounded(given, Bound(BOUND)), 3, bad, rehearsal(stream.event, 1000))
+            stream.release(Bounded(given, Bound(BOUND)), 3, bad, mock_permit(stream.event, 1000))
         assert all(torch.equal(t, sums(0)[n]) for n, t in given.items())
         assert all(torch.equal(t, before[n]) for n, t in bad.items())
 
@@ -267,7 +269,7 @@ def test_what_the_kernel_cannot_take_goes_the_portable_way(name: str, case: str)
         )
         expected = {n: (s + SCALE * BOUND * unit[n]) / DIVISOR for n, s in given.items()}
         released, state = stream.release(
-            Bounded(given, Bound(BOUND)), step, state, rehearsal(stream.event, 1000)
+            Bounded(given, Bound(BOUND)), step, state, mock_permit(stream.event, 1000)
         )
         for n in expected:
             close(released.value[n], expected[n])
@@ -283,12 +285,12 @@ def test_tensors_that_move_and_another_queue_are_followed() -> None:
     kept, state, again = [], stream.init(sums(0)), stream.init(sums(0))
     for step in range(STEPS):
         first, state = stream.release(
-            Bounded(sums(step), Bound(BOUND)), step, state, rehearsal(stream.event, 1000)
+            Bounded(sums(step), Bound(BOUND)), step, state, mock_permit(stream.event, 1000)
         )
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             second, again = stream.release(
-                Bounded(sums(step), Bound(BOUND)), step, again, rehearsal(stream.event, 1000)
+                Bounded(sums(step), Bound(BOUND)), step, again, mock_permit(stream.event, 1000)
             )
         torch.cuda.synchronize()
         assert all(torch.equal(first.value[n], second.value[n]) for n in SHAPES)
@@ -303,6 +305,6 @@ def test_noise_is_not_recorded_into_a_graph() -> None:
         NoiseStream(Identity(), SCALE, RANDOMNESS, in_place=True),
         Bounded(sums(0), Bound(BOUND)),
     )
-    stream.release(total, 0, {}, rehearsal(stream.event, 1000))
+    stream.release(total, 0, {}, mock_permit(stream.event, 1000))
     with pytest.raises(Unsupported, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        stream.release(total, 1, {}, rehearsal(stream.event, 1000))
+        stream.release(total, 1, {}, mock_permit(stream.event, 1000))

@@ -164,7 +164,7 @@ def test_one_band_is_dp_sgd():
 def test_the_objective_is_the_error_and_its_gradient_exact(workload):
     rng = np.random.default_rng(0)
     d = rng.normal(size=60) * 0.2
-    error = optimise.Objective(60, "mean", workload)
+    error = optimise.StrategyObjective(60, "mean", workload)
     value, slope = error(d)
     assert value == pytest.approx((workload.apply(toeplitz(d)) ** 2).sum() / 60, rel=1e-10)
     for i in (0, 1, 7, 59):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise import gaussian
@@ -90,7 +90,7 @@ def released(like, strategy, shards, exact=False, steps=3):
         for k, (stream, shard) in enumerate(zip(streams, shards, strict=True)):
             part = Bounded(shard.of({n: t.clone() for n, t in like.items()}), Bound(0.4))
             private, states[k] = stream.release(
-                part, step, states[k], rehearsal(stream.event, steps)
+                part, step, states[k], mock_permit(stream.event, steps)
             )
             pieces.append(flat(private.value))
         found.append(torch.cat(pieces))
@@ -178,7 +178,7 @@ def test_a_sum_of_another_size_than_its_part_is_refused():
     shard, like = Shard(0, 2), {"w": torch.zeros(10)}
     stream = shard.stream(NoiseStream(Identity(), 1.0, Randomness.for_tests(0)), shard.part(like))
     with pytest.raises(InvalidInput, match="this part of the release has 5"):
-        stream.release(Bounded(like, Bound(1.0)), 0, {}, rehearsal(stream.event, 1))
+        stream.release(Bounded(like, Bound(1.0)), 0, {}, mock_permit(stream.event, 1))
 
 
 def test_a_shard_that_is_none_is_refused():

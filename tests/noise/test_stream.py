@@ -13,7 +13,7 @@ import torch
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.strategy import Identity
@@ -31,7 +31,7 @@ def zeros(dtype=torch.float32):
 def released(scale=1.3, seed=0, steps=range(3), dtype=torch.float32):
     stream = NoiseStream(Identity(), scale, Randomness.for_tests(seed))
     return [
-        stream.release(zeros(dtype), step, {}, rehearsal(stream.event, 1000))[0].value
+        stream.release(zeros(dtype), step, {}, mock_permit(stream.event, 1000))[0].value
         for step in steps
     ]
 
@@ -99,7 +99,7 @@ def test_the_same_step_draws_the_same_noise():
 def test_noise_is_added_to_the_sum():
     total = Bounded({"w": torch.full((4,), 1000.0)}, Bound(1.0))
     out = NoiseStream(Identity(), 1.0, Randomness.for_tests(0)).release(
-        total, 0, {}, rehearsal(events.Gaussian(1.0), 1)
+        total, 0, {}, mock_permit(events.Gaussian(1.0), 1)
     )[0]
     assert ((out.value["w"] - 1000).abs() < 10).all()
     assert (total.value["w"] == 1000).all()
@@ -111,12 +111,12 @@ def test_in_place_takes_the_memory_of_the_sum_and_releases_the_same():
         stream = NoiseStream(strategy, 1.0, Randomness.for_tests(0))
         state = stream.init(apart)
         expected = stream.release(
-            Bounded(apart, Bound(1.0)), 0, state, rehearsal(stream.event, 1000)
+            Bounded(apart, Bound(1.0)), 0, state, mock_permit(stream.event, 1000)
         )[0].value
         found = (
             replace(stream, in_place=True)
             .release(
-                Bounded(inside, Bound(1.0)), 0, stream.init(apart), rehearsal(stream.event, 1000)
+                Bounded(inside, Bound(1.0)), 0, stream.init(apart), mock_permit(stream.event, 1000)
             )[0]
             .value
         )
@@ -128,7 +128,7 @@ def test_a_narrow_sum_is_widened_before_the_noise():
     total = Bounded({"w": torch.ones(1000, dtype=torch.bfloat16)}, Bound(1e-3))
     for in_place in (False, True):
         stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0), in_place=in_place)
-        value = stream.release(total, 0, {}, rehearsal(stream.event, 1000))[0].value["w"]
+        value = stream.release(total, 0, {}, mock_permit(stream.event, 1000))[0].value["w"]
         assert value.dtype == torch.float32
         assert value.std() / 1e-3 == pytest.approx(
             1, abs=0.15
@@ -139,17 +139,17 @@ def test_a_permit_for_another_event_is_refused():
     """A noise multiplier typed twice cannot differ: less noise than was reserved is never added."""
     stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0))
     with pytest.raises(InvalidInput, match="was given for"):
-        stream.release(zeros(), 0, {}, rehearsal(events.Gaussian(1.1), 10))
-    stream.release(zeros(), 0, {}, rehearsal(events.Gaussian(1.0), 10))
+        stream.release(zeros(), 0, {}, mock_permit(events.Gaussian(1.1), 10))
+    stream.release(zeros(), 0, {}, mock_permit(events.Gaussian(1.0), 10))
 
 
 def test_refusals():
     stream = NoiseStream(Identity(), 1.0, Randomness.for_tests(0))
     with pytest.raises(InvalidInput, match="covers 1000"):
-        stream.release(zeros(), 1000, {}, rehearsal(stream.event, 1000))
+        stream.release(zeros(), 1000, {}, mock_permit(stream.event, 1000))
     with pytest.raises(Unsupported, match="unbounded"):
         stream.release(
-            Bounded({"w": torch.zeros(1)}, Bound(math.inf)), 0, {}, rehearsal(stream.event, 1000)
+            Bounded({"w": torch.zeros(1)}, Bound(math.inf)), 0, {}, mock_permit(stream.event, 1000)
         )
     with pytest.raises(InvalidInput, match="noise scale"):
         NoiseStream(Identity(), -1.0, Randomness.for_tests(0))

@@ -25,7 +25,7 @@ from dpfy.noise.strategy import Identity
 from dpfy.noise.toeplitz import Banded, Blt, NormalisedBanded, SquareRoot, square_root_banded
 from dpfy.noise.tree import Tree
 from dpfy.plan import pairs
-from dpfy.plan.auto import MECHANISMS, Setting, Target, auto, compare, recipe_for
+from dpfy.plan.auto import MECHANISMS, CalibrationTarget, RunSetting, auto, compare, recipe_for
 from dpfy.plan.correlated import bandmf, blt, dpftrl, fixed_order, with_strategy
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.sampling.samplers import BallsInBinsSampler, ReshuffledSampler, SeparatedSampler
@@ -47,7 +47,8 @@ TABLES = [
 @pytest.mark.parametrize(("setting", "epsilon", "delta", "verified"), TABLES)
 def test_the_calibration_tables(setting, epsilon, delta, verified):
     rows = {
-        (c.mechanism, c.sampling): c for c in compare(*setting, Target(epsilon, delta), dense=False)
+        (c.mechanism, c.sampling): c
+        for c in compare(*setting, CalibrationTarget(epsilon, delta), dense=False)
     }
     for key, rmse in verified.items():
         assert rows[key].rmse == pytest.approx(rmse, rel=1e-4), key
@@ -61,13 +62,13 @@ def test_the_calibration_tables(setting, epsilon, delta, verified):
     "setting", [(100, 10, 1), (100, 100, 5), (100, 7, 13), (50, 1, 60), (1000, 1000, 1)]
 )
 def test_odd_settings_have_an_answer(setting):
-    rows = compare(*setting, Target(1.0, 1e-4))
+    rows = compare(*setting, CalibrationTarget(1.0, 1e-4))
     assert all(c.plan.epsilon <= 1.0 and c.rmse > 0 for c in rows)
     assert rows[0].buffers == 0 or rows[0].rmse < min(c.rmse for c in rows if c.buffers == 0)
 
 
 def test_the_noise_of_the_best_bands():
-    (best, *_) = compare(5000, 25, 200, Target(1.0, 1e-6), sampling="poisson")
+    (best, *_) = compare(5000, 25, 200, CalibrationTarget(1.0, 1e-6), sampling="poisson")
     assert best.mechanism == "band-mf"
     assert best.plan.recipe.strategy.bands == 8
     assert best.plan.noise_multiplier == pytest.approx(1.40626, rel=1e-4)
@@ -77,7 +78,7 @@ def test_the_noise_of_the_best_bands():
 
 
 def test_one_row_as_json():
-    row = compare(5000, 25, 200, Target(1.0, 1e-6), sampling="fixed-order", dense=False)[
+    row = compare(5000, 25, 200, CalibrationTarget(1.0, 1e-6), sampling="fixed-order", dense=False)[
         0
     ].to_json()
     assert set(row) == {
@@ -114,7 +115,7 @@ def test_auto_follows_the_data_pattern_and_says_why():
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_every_mechanism_has_a_recipe_that_calibrates_and_travels(mechanism):
-    recipe = recipe_for(mechanism, Setting(400, 20, 40, 0.5), Target(2.0, 1e-5))
+    recipe = recipe_for(mechanism, RunSetting(400, 20, 40, 0.5), CalibrationTarget(2.0, 1e-5))
     plan = recipe.calibrate(2.0, 1e-5)
     assert plan.epsilon <= 2.0
     assert plan.recipe.clip == FlatClip(0.5)
@@ -125,10 +126,10 @@ def test_every_mechanism_has_a_recipe_that_calibrates_and_travels(mechanism):
 
 def test_auto_without_a_target_is_refused():
     with pytest.raises(InvalidInput, match="needs epsilon"):
-        recipe_for("auto", Setting(400, 20, 40))
-    assert recipe_for("band-mf", Setting(400, 20, 40)).sampler.participation == FixedOrder(20, 2)
+        recipe_for("auto", RunSetting(400, 20, 40))
+    assert recipe_for("band-mf", RunSetting(400, 20, 40)).sampler.participation == FixedOrder(20, 2)
     assert recipe_for(
-        "band-mf", Setting(400, 20, 40), bands=4
+        "band-mf", RunSetting(400, 20, 40), bands=4
     ).sampler.participation == CyclicPoisson(0.2, 4)
 
 
@@ -196,7 +197,7 @@ def test_epochs_are_the_same_steps_for_every_mechanism_and_no_record_takes_part_
         dpftrl(records, batch, epochs=epochs),
         *([choice.plan.recipe] if choice else []),
     ]
-    setting = Setting(records, batch, steps)
+    setting = RunSetting(records, batch, steps)
     recipes += [recipe_for(name, setting) for name in ("dp-sgd", "sqrt", "tree")]
     assert {recipe.steps for recipe in recipes} == {steps}
     assert all(

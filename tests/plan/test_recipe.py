@@ -12,7 +12,7 @@ import pytest
 
 import dpfy
 from dpfy import accounting
-from dpfy.accounting.patterns import Training
+from dpfy.accounting.patterns import TrainingPattern
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import FlatClip
@@ -38,14 +38,16 @@ def test_event_is_what_will_run():
 def test_calculator_and_recipe_give_one_run_one_bill(noise):
     """`Training` is what the calculator is asked about, `Recipe` what is run."""
     for rate in (1.0, 0.25):
-        assert Training(noise, rate, 12).claim().event == dpfy.dpsgd(
+        assert TrainingPattern(noise, rate, 12).claim().event == dpfy.dpsgd(
             100, 100 * rate, steps=12
         ).event(noise)
     if noise:
         ordered = Recipe(
             100, FixedOrderSampler(4, 3), 12, FlatClip(1.0), Banded((1.0,))
         )  # its sensitivity is sqrt(3)
-        asked = accounting.epsilon(Training(noise, 0.25, 12, "fixed-order").claim().event, 1e-5)
+        asked = accounting.epsilon(
+            TrainingPattern(noise, 0.25, 12, "fixed-order").claim().event, 1e-5
+        )
         assert asked == pytest.approx(
             accounting.epsilon(ordered.event(noise / 3**0.5), 1e-5), rel=1e-6
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpfy.core.errors import BudgetExceeded
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.voters import LinearVoters, class_means, shards
@@ -50,4 +50,4 @@ class OpenPurse:
         return Bits(SECRET, f"{self.name} {name}", 0)
 
 
-__all__ = ["SECRET", "OpenPurse", "records", "rehearsal", "voters"]
+__all__ = ["SECRET", "OpenPurse", "mock_permit", "records", "voters"]

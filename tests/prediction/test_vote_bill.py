@@ -24,7 +24,7 @@ import dpfy
 from dpfy import accounting
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms import integers
@@ -196,7 +196,7 @@ def test_a_release_carries_noise_of_its_multiplier_times_beta() -> None:
     )
     found = claim.questions.smooth(np.tile([20, 20], (30, 1)), claim.beta)
     made = [
-        noised(claim, found, rehearsal(claim.event, 1), Randomness.for_tests(seed))
+        noised(claim, found, mock_permit(claim.event, 1), Randomness.for_tests(seed))
         for seed in range(1500)
     ]
     size = np.mean([((released - found.value) / (0.05 * 4.0)) ** 2 for released, _ in made])

@@ -486,7 +486,7 @@ def test_odd_tables_raise_nothing(count):
     """Every statistic on tables with anything in them: the same number of answers, each inside what
     it can be.
     """
-    from dpfy.core.ledger_rules import rehearsal
+    from dpfy.core.ledger_rules import mock_permit
     from dpfy.core.randomness import Randomness
 
     columns, source = TableColumns.parse(SCHEMA, "s"), np.random.default_rng(count)
@@ -501,7 +501,7 @@ def test_odd_tables_raise_nothing(count):
         for made in plans:
             private = run.table_of(data, made)
             for statistic, claim in zip(made.statistics, made.claims, strict=True):
-                permit = rehearsal(
+                permit = mock_permit(
                     claim.event, claim.releases, claim.name, adjacency=claim.adjacency
                 )
                 answers = statistic.release(
@@ -529,9 +529,9 @@ def test_the_salary_mean_of_the_guide():
     95% within 1,612 over 10^5 draws.
     """
     from dpfy.accounting import gaussian
-    from dpfy.core.ledger_rules import rehearsal
+    from dpfy.core.ledger_rules import mock_permit
     from dpfy.core.randomness import Randomness
-    from dpfy.mechanisms.additive import Gaussian
+    from dpfy.mechanisms.additive import GaussianMechanism
     from dpfy.statistics.claim import BudgetShare
     from dpfy.statistics.columns import NumberColumn, PrivateTable
     from dpfy.statistics.functions import build
@@ -553,7 +553,7 @@ def test_the_salary_mean_of_the_guide():
         1e-6
     ) == pytest.approx(0.5, rel=1e-4)
     salaries = np.linspace(2e4, 2e5, 10_000)
-    permit = rehearsal(claim.event, 1, claim.name, adjacency=claim.adjacency)
+    permit = mock_permit(claim.event, 1, claim.name, adjacency=claim.adjacency)
     (answer,) = mean.release(
         PrivateTable({"salary": salaries}, columns),
         Spend(claim, ContributionLimit(), permit, Randomness.for_tests(2)),
@@ -563,12 +563,12 @@ def test_the_salary_mean_of_the_guide():
     assert 1e6 / 1e4 * gaussian.sigma_pei(0.5, 1e-6) == pytest.approx(1026, abs=1)
     assert 1e6 / 1e4 * gaussian.sigma_blog(0.5, 1e-6) == pytest.approx(1070, abs=1)
     bound = ContributionLimit().bound(mean.one("l2"))
-    noise = Gaussian(claim.parameter)
+    noise = GaussianMechanism(claim.parameter)
     from dpfy.core.values import Bounded
 
     zeros = Bounded(np.zeros(100_000), bound)
     draws = noise.release(
-        zeros, rehearsal(noise.event, 1, adjacency=claim.adjacency), Randomness.for_tests(4)
+        zeros, mock_permit(noise.event, 1, adjacency=claim.adjacency), Randomness.for_tests(4)
     ).value
     errors = np.abs(draws) * 5e5 / 10_000  # in dollars: half the range, over the records
     assert (errors <= 806).mean() == pytest.approx(0.6827, abs=0.006)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.core.codec import canonical, digest
-from dpfy.core.ledger import Chain, mark_of
+from dpfy.core.ledger import HashChain, mark_of
 from dpfy.report import card as cards
 
 Body = dict[str, Any]
@@ -25,7 +25,7 @@ def bodies_of(path: Path) -> list[Body]:
 
 def write_chain(path: Path, bodies: list[Any]) -> str:
     """A ledger of these bodies, whatever they say, with hashes and mark that fit; its head."""
-    chain = Chain()
+    chain = HashChain()
     text = b"".join(chain.add(body) for body in bodies)
     path.write_bytes(text)
     mark = {"entries": len(bodies), "head": chain.head, "length": len(text)}

@@ -20,7 +20,7 @@ from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.events import Gaussian, Repeated
 from dpfy.core.ledger import Ledger
 from dpfy.report import levels, prose, recompute, signature
-from dpfy.report.verify import NOT_CHECKED, Verdict, judge
+from dpfy.report.verify import NOT_CHECKED, Verification, judge
 
 sys.path.insert(0, str(Path(__file__).parent))
 import forge
@@ -48,7 +48,7 @@ class Known:
             signature.sign_run(run, self.key)
         return run
 
-    def judge(self, run: Path, level: str, **options: str) -> Verdict:
+    def judge(self, run: Path, level: str, **options: str) -> Verification:
         keys = [self.home / "key.pem.pub"] if level == "signature" else []
         return judge(run, keys=keys, head=self.heads.get(level), **options)  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ def known(made, tmp_path_factory) -> Known:
     return Known(made("dp-sgd"), tmp_path_factory.mktemp("known"))
 
 
-def unchecked(verdict: Verdict) -> str:
+def unchecked(verdict: Verification) -> str:
     return "\n".join(f.detail for f in verdict.findings if f.status == NOT_CHECKED)
 
 

@@ -395,10 +395,10 @@ def test_11_a_crash_at_the_end_is_mended_in_both_ledgers(tmp_path, monkeypatch, 
 
 ELSEWHERE = """
 import sys
-from dpfy.core import lock
+from dpfy.core import storage
 from dpfy.runs import holder
-lock.fcntl.flock = lambda handle, how: None  # a file system that keeps locks to itself
-lock._try = lambda *_: None
+storage.fcntl.flock = lambda handle, how: None  # a file system that keeps locks to itself
+storage._try = lambda *_: None
 if {other}:
     holder.machine = lambda: dict(host="elsewhere", installation="b", boot="b")
 sys.path[:0] = {paths}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.statistics import functions, language
@@ -53,7 +53,7 @@ def answered(
     found = []
     for statistic in functions.build(language.parse(text), COLUMNS, records):
         claim = statistic.claim(contribution, BudgetShare(share, family, delta=1e-6), **about)
-        permit = rehearsal(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
+        permit = mock_permit(claim.event, claim.releases, claim.name, adjacency=claim.adjacency)
         found += statistic.release(
             table, Spend(claim, contribution, permit, Randomness.for_tests(seed))
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpfy.audit.mechanism import audit
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.synthetic.counts import count
 from dpfy.synthetic.domain import Domain
@@ -33,7 +33,7 @@ def syntheses(present: bool, trials: int) -> np.ndarray:
     marginals = count(WITH if present else WITHOUT, DOMAIN, held.weights)
     scores = []
     for trial in range(trials):
-        permit = rehearsal(
+        permit = mock_permit(
             held.claim.event, held.claim.releases, held.claim.name, held.claim.adjacency
         )
         meter = MarginalReleases(

@@ -14,7 +14,7 @@ from dpfy.accounting.filters import noise_of, squares
 from dpfy.audit import replay
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
 from dpfy.synthetic.evolution import run as runs
@@ -47,7 +47,7 @@ def rehearsed(claim, data, seed):
     records, labels = data
     secret = Randomness.for_tests(seed)
     population = runs.SamplePopulation.first(claim, Dots(), runs.flat, secret)
-    permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
+    permit = mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
     last, votes = runs.evolved(population, population.vectors(records), labels, permit, secret)
     return last.samples, votes
 

@@ -17,7 +17,7 @@ from dpfy.accounting.filters import squares
 from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.synthetic.images import mixture, stages
@@ -35,7 +35,7 @@ SMALL = ImageSchema(6, 5, 3)
 def metered(claim, seed=1):
     return ImageReleases(
         claim,
-        rehearsal(claim.event, claim.releases, claim.name, claim.adjacency),
+        mock_permit(claim.event, claim.releases, claim.name, claim.adjacency),
         Randomness.for_tests(seed),
     )
 

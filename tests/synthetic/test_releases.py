@@ -16,7 +16,7 @@ from dpfy.accounting.filters import noise_of, squares
 from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, InvalidInput
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.synthetic.claim import Synthesis
@@ -37,7 +37,7 @@ def meter(claim=CLAIM, marginals=MARGINALS, seed=1, **more):
     return MarginalReleases(
         claim,
         marginals,
-        rehearsal(claim.event, claim.releases, claim.name, claim.adjacency),
+        mock_permit(claim.event, claim.releases, claim.name, claim.adjacency),
         Randomness.for_tests(seed),
         **more,
     )
@@ -83,7 +83,7 @@ def test_all_that_is_left_can_be_spent_and_no_more():
 
 def test_a_permit_for_something_else_is_refused():
     held = meter()
-    held.permit = rehearsal(events.Gaussian(3.0), 10)
+    held.permit = mock_permit(events.Gaussian(3.0), 10)
     with pytest.raises(InvalidInput, match="is not what the permit"):
         held.measure((0,), 10.0)
     with pytest.raises(InvalidInput, match="is not what the permit"):

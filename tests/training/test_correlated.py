@@ -16,7 +16,7 @@ from dpfy.cli.app import main
 from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.toeplitz import square_root_banded
-from dpfy.plan.auto import MECHANISMS, Setting, Target, recipe_for
+from dpfy.plan.auto import MECHANISMS, CalibrationTarget, RunSetting, recipe_for
 from dpfy.plan.recipe import Recipe
 from dpfy.sampling.samplers import BallsInBinsSampler, SeparatedSampler
 from dpfy.training import loop
@@ -42,7 +42,7 @@ def plan_of(mechanism: str) -> dpfy.Plan:
         )
         return recipe.with_noise(2.0, delta=1e-3, accountant="monte-carlo")
     else:
-        recipe = recipe_for(mechanism, Setting(RECORDS, 20, STEPS), Target(4.0, 1e-3))
+        recipe = recipe_for(mechanism, RunSetting(RECORDS, 20, STEPS), CalibrationTarget(4.0, 1e-3))
     return recipe.calibrate(4.0, 1e-3)
 
 

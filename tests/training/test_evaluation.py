@@ -20,7 +20,7 @@ from dpfy.cli.app import main
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import EXAMPLE
 from dpfy.data.records import Records
@@ -185,7 +185,7 @@ def test_the_words_of_the_command_line(table, tmp_path, capsys):
 
 def stub(model: torch.nn.Module, folder: Path, seed: int, noise: float = 5.0) -> SimpleNamespace:
     """As much of a training as an evaluation looks at."""
-    permit = rehearsal(events.Gaussian(noise), 1)
+    permit = mock_permit(events.Gaussian(noise), 1)
     place = SimpleNamespace(
         run=SimpleNamespace(evaluation=noise),
         randomness=Randomness.for_tests(seed),

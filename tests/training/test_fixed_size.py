@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import dpfy
 from dpfy import accounting
-from dpfy.accounting.patterns import Training
+from dpfy.accounting.patterns import TrainingPattern
 from dpfy.accounting.rules import unsampled
 from dpfy.cli.app import main
 from dpfy.core import events
@@ -24,7 +24,7 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.noise.schedule import equal_phases
 from dpfy.noise.toeplitz import Banded
 from dpfy.plan.claim import ForeignBatches
-from dpfy.plan.claim import Training as Claim
+from dpfy.plan.claim import TrainingClaim as Claim
 from dpfy.plan.recipe import Recipe
 from dpfy.report import card as cards
 from dpfy.sampling.samplers import WithoutReplacementSampler
@@ -48,7 +48,8 @@ def test_the_bill_is_that_of_fixed_size_samples():
     assert plan.event == events.Repeated(step(1.5), 12)
     assert plan.recipe.expected_batch == 20
     assert (
-        plan.event == Training(1.5, 1.0, 12, "without-replacement", small.RECORDS, 20).claim().event
+        plan.event
+        == TrainingPattern(1.5, 1.0, 12, "without-replacement", small.RECORDS, 20).claim().event
     )
     assert recipe(small.RECORDS).event(1.5) == events.Repeated(events.Gaussian(1.5), 12), (
         "a batch of everybody"

@@ -394,7 +394,7 @@ def test_no_step_before_the_beginning_is_written_in_both_ledgers(tmp_path):
 
 
 def test_a_ledger_whose_budget_makes_no_sense_is_one_line(tmp_path):
-    from dpfy.core.ledger import Chain
+    from dpfy.core.ledger import HashChain
 
     terms = {"unit": {"name": "example", "most_records": 1}, "adjacency": "add-or-remove-one"}
     for budget in (
@@ -405,7 +405,7 @@ def test_a_ledger_whose_budget_makes_no_sense_is_one_line(tmp_path):
         {"epsilon": 1.0, "x": 2},
     ):
         header = {"type": "ledger", "version": 2, "ledger": "0" * 16, "budget": budget, **terms}
-        chain = Chain()
+        chain = HashChain()
         (tmp_path / "people.jsonl").write_bytes(line := chain.add(header))
         mark = {"entries": 1, "head": chain.head, "length": len(line)}
         (tmp_path / "people.jsonl.head").write_text(json.dumps(mark))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dpfy
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients.clip import FlatClip
@@ -110,7 +110,7 @@ def test_release(strategy, exact, scale, in_place):
         sums = {"t": value, "b": torch.ones(5)}
         found.append(
             stream.release(
-                Bounded(sums, Bound(1.0)), 0, stream.init(sums), rehearsal(stream.event, 4)
+                Bounded(sums, Bound(1.0)), 0, stream.init(sums), mock_permit(stream.event, 4)
             )[0].value
         )
     assert torch.equal(found[0]["t"], found[1]["t"])

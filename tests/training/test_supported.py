@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import dpfy
 from dpfy.core import supported
 from dpfy.core.errors import Unsupported
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients import clip, engine
@@ -226,7 +226,7 @@ def test_noise_is_not_added_to_sums_of_another_type(dtype: torch.dtype) -> None:
     with pytest.raises(Unsupported, match="float64, float32"):
         stream.require_lattice(total, 1.0)
     with pytest.raises(Unsupported, match="float64, float32"):
-        stream.release(Bounded(total, Bound(1.0)), 0, {}, rehearsal(stream.event, 10))
+        stream.release(Bounded(total, Bound(1.0)), 0, {}, mock_permit(stream.event, 10))
 
 
 def test_noise_is_not_made_for_another_device() -> None:
@@ -236,5 +236,5 @@ def test_noise_is_not_made_for_another_device() -> None:
             Bounded({"w": fake("xpu").weight.detach()}, Bound(1.0)),
             0,
             {},
-            rehearsal(stream.event, 10),
+            mock_permit(stream.event, 10),
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.noise.strategy import Identity, Strategy
@@ -29,7 +29,7 @@ def handed(
     stream = NoiseStream(Identity(), 0.0, RANDOMNESS, in_place=in_place)
     total = Bounded(means, Bound(math.inf))
     released, _ = stream.release(
-        total, 0, {}, rehearsal(stream.event, 10), rounded(means, parameters)
+        total, 0, {}, mock_permit(stream.event, 10), rounded(means, parameters)
     )
     hand_over(released, parameters)
     found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -111,13 +111,13 @@ def test_noise_is_added_before_rounding(strategy: Strategy) -> None:
     for step in range(3):
         total = Bounded({name: torch.randn(p.shape) for name, p in parameters.items()}, Bound(1.0))
         wide, state = stream.release(
-            total, step, {n: t.clone() for n, t in state.items()}, rehearsal(stream.event, 10)
+            total, step, {n: t.clone() for n, t in state.items()}, mock_permit(stream.event, 10)
         )
         narrow, again = stream.release(
             total,
             step,
             {n: t.clone() for n, t in again.items()},
-            rehearsal(stream.event, 10),
+            mock_permit(stream.event, 10),
             rounded(total.value, parameters),
         )
         assert all(narrow.value[name].dtype is torch.bfloat16 for name in parameters)
@@ -143,6 +143,6 @@ def test_places_of_other_names_or_shapes_are_refused_before_anything_is_changed(
     places = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in into.items()}
     stream = NoiseStream(Identity(), 1.0, RANDOMNESS, in_place=True)
     with pytest.raises(InvalidInput, match=r"^into: got"):
-        stream.release(Bounded(sums, Bound(1.0)), 0, {}, rehearsal(stream.event, 10), places)
+        stream.release(Bounded(sums, Bound(1.0)), 0, {}, mock_permit(stream.event, 10), places)
     assert all(bool((t == 1).all()) for t in sums.values())
     assert not any(t.any() for t in places.values())

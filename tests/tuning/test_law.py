@@ -16,7 +16,7 @@ from dpfy.accounting import rdp
 from dpfy.accounting import tuning as prices
 from dpfy.core import events
 from dpfy.core.events import gamma_for
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.tuning import planning
@@ -37,7 +37,7 @@ def _numbers(shape: float, mean: float, count: int) -> np.ndarray:
     claim = Tuning(
         CalibratedSearch(SearchRoute("random", mean, shape), (PLAN,), (), None), {"rate": "0.1..1"}
     )
-    permit = rehearsal(claim.event, 1, "tuning")
+    permit = mock_permit(claim.event, 1, "tuning")
     found = []
     for seed in range(count):
         permit.__dict__.pop("_spent", None)

@@ -14,7 +14,7 @@ from dpfy import accounting
 from dpfy.core import events
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
-from dpfy.core.ledger_rules import rehearsal, repeatable
+from dpfy.core.ledger_rules import mock_permit, repeatable
 from dpfy.core.unit import Adjacency
 from dpfy.tuning.claim import PublicTuning, Tuning
 from dpfy.tuning.routes import (
@@ -149,7 +149,7 @@ def test_a_permit_of_a_search_gives_rights_for_its_trials_and_for_nothing_else()
         PrivacyTarget(2.0, 1e-4),
         [dpfy.dpsgd(1000, b, steps=3) for b in (50, 200)],
     )
-    permit = rehearsal(paid.event, 1, "tuning")
+    permit = mock_permit(paid.event, 1, "tuning")
     for plan in paid.plans:
         inner = permit.inner(plan.event, 3, plan.recipe.steps)
         inner.check(2, plan.event)
@@ -164,7 +164,7 @@ def test_a_permit_of_a_search_gives_rights_for_its_trials_and_for_nothing_else()
     ):
         with pytest.raises(InvalidInput, match="may run several times"):
             permit.inner(wrong, 0)
-    closed = rehearsal(events.Gaussian(1.0), 1)
+    closed = mock_permit(events.Gaussian(1.0), 1)
     with pytest.raises(InvalidInput):
         closed.inner(events.Gaussian(1.0), 0)
 

@@ -8,34 +8,34 @@ families here. The accountants, the card and the contract tests read nothing but
 from __future__ import annotations
 
 from dpfy.accounting.rules import composed, local, noise, objective, sampled, shares, stated, votes
-from dpfy.accounting.rules.composed import movable
+from dpfy.accounting.rules.composed import require_removal
 from dpfy.accounting.rules.rule import (
     TABLE,
-    Release,
-    Row,
+    DominatingPair,
+    EventRule,
     amplified,
-    drawable,
+    group_size_of,
     grouped,
-    halved,
-    moves,
+    halve_noise,
     releases,
-    row_of,
+    require_sampling,
+    rule_of,
     unsampled,
     words,
 )
 
 __all__ = [
     "TABLE",
-    "Release",
-    "Row",
+    "DominatingPair",
+    "EventRule",
     "amplified",
-    "drawable",
+    "group_size_of",
     "grouped",
-    "halved",
-    "movable",
-    "moves",
+    "halve_noise",
     "releases",
-    "row_of",
+    "require_removal",
+    "require_sampling",
+    "rule_of",
     "unsampled",
     "words",
 ]

@@ -12,12 +12,12 @@ import numpy as np
 from dpfy.accounting.moments import Array
 from dpfy.accounting.rules.rule import (
     Divergences,
+    EventRule,
     Peer,
-    Row,
     grouped,
-    halved,
-    halved_inside,
-    row_of,
+    halve_noise,
+    halve_noise_inside,
+    rule_of,
     unsampled,
     words,
 )
@@ -94,19 +94,19 @@ def _each(event: ev.Parallel, change: Callable[[Event], Event]) -> ev.Parallel:
     return ev.Parallel(tuple((name, change(part)) for name, part in event.parts))
 
 
-def movable(event: Event) -> Event:
+def require_removal(event: Event) -> Event:
     """`event`, if what it costs to add or remove a unit is known wherever replacing one is; else
     `Unsupported`.
     """
     for leaf, _ in flatten(event):
-        if row_of(leaf).stated:
+        if rule_of(leaf).replace_only:
             raise Unsupported(
                 f"Parallel under replace-one with {type(leaf).__name__}",
                 "a unit may move from one part to another, and nothing is known of removing it; "
                 "use --adjacency add-or-remove-one",
             )
         for part in inside(leaf):
-            movable(part)
+            require_removal(part)
     return event
 
 
@@ -122,7 +122,7 @@ def _parallel_divergences(event: ev.Parallel, adjacency: Adjacency, alphas: Arra
     )
     if adjacency is not Adjacency.REPLACE_ONE or len(stay) == 1:
         return worst, infinity
-    move = [approximate(movable(part), ADD, orders) for _, part in event.parts]
+    move = [approximate(require_removal(part), ADD, orders) for _, part in event.parts]
     two = np.sort([values for values, _ in move], axis=0)[-2:].sum(axis=0)
     return np.maximum(worst, two), max(infinity, sum(sorted(chance for _, chance in move)[-2:]))
 
@@ -134,7 +134,7 @@ def _worst_part(
     stay = max(cost(part, adjacency) for _, part in event.parts)
     if adjacency is not Adjacency.REPLACE_ONE or len(event.parts) == 1:
         return stay
-    return max(stay, sum(sorted(cost(movable(part), ADD) for _, part in event.parts)[-2:]))
+    return max(stay, sum(sorted(cost(require_removal(part), ADD) for _, part in event.parts)[-2:]))
 
 
 def _parallel_pure(event: ev.Parallel, adjacency: Adjacency) -> float:
@@ -156,49 +156,49 @@ def _parallel_words(event: ev.Parallel) -> str:
 
 
 ROWS = (
-    Row(
+    EventRule(
         ev.Stopped,
         words=lambda e: (
             f"{words(e.event)}; at fixed points it could end, as what it had released suggested"
         ),
         group=lambda e, size: replace(e, event=grouped(e.event, size)),
         unsampled=lambda e, most: replace(e, event=unsampled(e.event, most)),
-        halved=halved_inside,
+        halve_noise=halve_noise_inside,
     ),
-    Row(
+    EventRule(
         ev.Repeated,
         words=lambda e: words(e.event) if e.count == 1 else f"{e.count:,} times: {words(e.event)}",
         group=lambda e, size: ev.Repeated(grouped(e.event, size), e.count),
         unsampled=_repeated_unsampled,
-        halved=halved_inside,
+        halve_noise=halve_noise_inside,
         peer=Peer(
             "SelfComposedDpEvent",
-            lambda e, again: (again(e.event), e.count),
-            lambda e, again: ev.Repeated(again(e.event), e.count),
+            lambda e, translate: (translate(e.event), e.count),
+            lambda e, translate: ev.Repeated(translate(e.event), e.count),
         ),
     ),
-    Row(
+    EventRule(
         ev.Composed,
         words=lambda e: "; then ".join(words(part) for part in e.events) or "nothing",
         group=lambda e, size: ev.Composed(tuple(grouped(part, size) for part in e.events)),
         unsampled=lambda e, most: ev.Composed(tuple(unsampled(part, most) for part in e.events)),
-        halved=lambda e: ev.Composed(tuple(halved(part) for part in e.events)),
+        halve_noise=lambda e: ev.Composed(tuple(halve_noise(part) for part in e.events)),
         peer=Peer(
             "ComposedDpEvent",
-            lambda e, again: ([again(part) for part in e.events],),
-            lambda e, again: ev.Composed(tuple(again(part) for part in e.events)),
+            lambda e, translate: ([translate(part) for part in e.events],),
+            lambda e, translate: ev.Composed(tuple(translate(part) for part in e.events)),
         ),
     ),
-    Row(
+    EventRule(
         ev.Parallel,
         words=_parallel_words,
         divergences=_parallel_divergences,
         pure=_parallel_pure,
         rho=_parallel_rho,
         unsampled=lambda e, most: _each(e, lambda part: unsampled(part, most)),
-        halved=lambda e: _each(e, halved),
+        halve_noise=lambda e: _each(e, halve_noise),
     ),
-    Row(
+    EventRule(
         ev.OneOf,
         words=lambda e: "one of: " + "; or ".join(words(part) for part in e.events),
         divergences=_worst_of,
@@ -206,20 +206,20 @@ ROWS = (
         rho=_worst_rho,
         group=lambda e, size: _all_of(e, lambda part: grouped(part, size)),
         unsampled=lambda e, most: _all_of(e, lambda part: unsampled(part, most)),
-        halved=lambda e: _all_of(e, halved),
+        halve_noise=lambda e: _all_of(e, halve_noise),
     ),
-    Row(
+    EventRule(
         ev.RepeatAndSelect,
         words=lambda e: (
             f"the best of a random number of runs (mean {e.mean:g}) of: {words(e.event)}"
         ),
         divergences=_selected,
         unsampled=lambda e, most: replace(e, event=unsampled(e.event)),
-        halved=halved_inside,
+        halve_noise=halve_noise_inside,
         peer=Peer(
             "RepeatAndSelectDpEvent",
-            lambda e, again: (again(e.event), e.mean, e.shape),
-            lambda e, again: ev.RepeatAndSelect(again(e.event), e.mean, e.shape),
+            lambda e, translate: (translate(e.event), e.mean, e.shape),
+            lambda e, translate: ev.RepeatAndSelect(translate(e.event), e.mean, e.shape),
         ),
     ),
 )

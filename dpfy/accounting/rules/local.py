@@ -6,7 +6,7 @@ import math
 
 from dpfy.accounting import numeric_limits, shuffling
 from dpfy.accounting.rules.noise import SILENT
-from dpfy.accounting.rules.rule import Release, Row
+from dpfy.accounting.rules.rule import DominatingPair, EventRule
 from dpfy.accounting.rules.stated import amplified_pure, black_box
 from dpfy.accounting.tight.losses import Atoms
 from dpfy.core import events as ev
@@ -36,7 +36,7 @@ def _rho(epsilon: float) -> float:
     return epsilon * math.tanh(epsilon / 2)
 
 
-def _shuffled_pair(event: ev.Shuffled, adjacency: Adjacency) -> Release:
+def _shuffled_pair(event: ev.Shuffled, adjacency: Adjacency) -> DominatingPair:
     """By the profile of `shuffling`; attained by binary randomised response where all others answer
     alike.
     """
@@ -44,7 +44,9 @@ def _shuffled_pair(event: ev.Shuffled, adjacency: Adjacency) -> Release:
     if not _counted(event.epsilon0):
         return black_box(event.epsilon0, 0.0)
     both = shuffling.shuffled(event.epsilon0, min(event.records, MOST_COUNTED), event.answers)
-    return Release(both, both, _attained(event.epsilon0, event.records, 1.0, event.answers or 2))
+    return DominatingPair(
+        both, both, _attained(event.epsilon0, event.records, 1.0, event.answers or 2)
+    )
 
 
 def _attained(epsilon0: float, slots: int, rate: float, answers: int = 2) -> tuple[Atoms, Atoms]:
@@ -76,13 +78,13 @@ def _shuffled_plain(event: ev.Shuffled) -> Event:
     return ev.EpsilonDelta(event.epsilon0) if event.records == 1 and event.answers <= 2 else event
 
 
-def _check_ins_pair(event: ev.RandomCheckIns, adjacency: Adjacency) -> Release:
+def _check_ins_pair(event: ev.RandomCheckIns, adjacency: Adjacency) -> DominatingPair:
     """By the profiles of `shuffling`; a unit that is zeroed out is one that is replaced."""
     if not _counted(event.epsilon0):
         return black_box(_check_ins_pure(event, adjacency), 0.0)
     replaced, slots = adjacency is not Adjacency.ADD_OR_REMOVE_ONE, min(event.slots, MOST_COUNTED)
     removed, added = shuffling.checked_in(event.epsilon0, slots, event.rate, replaced)
-    return Release(
+    return DominatingPair(
         removed, added, _attained(event.epsilon0, event.slots, event.rate), touched=event.rate
     )
 
@@ -92,7 +94,7 @@ def _check_ins_pure(event: ev.RandomCheckIns, adjacency: Adjacency) -> float:
 
 
 ROWS = (
-    Row(
+    EventRule(
         ev.Shuffled,
         lambda e: (
             f"{e.records:,} reports, each {e.epsilon0:g}-differentially private by itself"
@@ -105,10 +107,10 @@ ROWS = (
         plain=_shuffled_plain,
         unsampled=lambda e, most: ev.EpsilonDelta(e.epsilon0),
         within=lambda e: _within(e, "records"),
-        stated=True,
-        drawable=False,
+        replace_only=True,
+        can_be_sampled=False,
     ),
-    Row(
+    EventRule(
         ev.RandomCheckIns,
         lambda e: (
             f"reports from {e.slots:,} slots, each {e.epsilon0:g}-differentially private by "
@@ -121,6 +123,6 @@ ROWS = (
         plain=lambda e: e if e.epsilon0 and e.rate else ev.Nothing(),
         unsampled=lambda e, most: ev.EpsilonDelta(e.epsilon0),
         within=lambda e: _within(e, "slots"),
-        drawable=False,
+        can_be_sampled=False,
     ),
 )

@@ -17,10 +17,10 @@ from dpfy.accounting import numeric_limits
 from dpfy.accounting.moments import Array
 from dpfy.accounting.rules.rule import (
     Divergences,
+    DominatingPair,
+    EventRule,
     Peer,
-    Release,
-    Row,
-    moves,
+    group_size_of,
     refuse_replaced,
     same_fields,
 )
@@ -59,19 +59,19 @@ def rated(q: float, move: float) -> Moves:
     return ((1.0, move),) if q == 1 else ((1 - q, 0.0), (q, move))
 
 
-def sampled_gaussian(sigma: float, q: float, adjacency: Adjacency) -> Release:
+def sampled_gaussian(sigma: float, q: float, adjacency: Adjacency) -> DominatingPair:
     """A Gaussian at rate q in (0, 1]; one step, also where q is 1."""
     if q == 1 or adjacency is not Adjacency.REPLACE_ONE:
-        return Release(*moved(sigma, rated(q, float(moves(adjacency)))), touched=q)
+        return DominatingPair(*moved(sigma, rated(q, float(group_size_of(adjacency)))), touched=q)
     both = GaussianPair(sigma, rated(q, 1.0), rated(q, -1.0))
-    return Release(both, both, touched=q)
+    return DominatingPair(both, both, touched=q)
 
 
-def _gaussian_pair(event: ev.Gaussian, adjacency: Adjacency) -> Release:
+def _gaussian_pair(event: ev.Gaussian, adjacency: Adjacency) -> DominatingPair:
     return sampled_gaussian(event.noise_multiplier, 1.0, adjacency)
 
 
-def _gaussian_poisson(event: ev.Gaussian, rate: float, adjacency: Adjacency) -> Release:
+def _gaussian_poisson(event: ev.Gaussian, rate: float, adjacency: Adjacency) -> DominatingPair:
     return sampled_gaussian(event.noise_multiplier, rate, adjacency)
 
 
@@ -83,43 +83,45 @@ def _noise_divided(event: Any, size: int) -> Event:
 
 def _ratio_rho(event: Any, adjacency: Adjacency) -> float:
     """Gaussian 1/(2 sigma^2), pure epsilon at most epsilon^2/2 (Bun & Steinke 2016)."""
-    return (moves(adjacency) / float(event.noise_multiplier)) ** 2 / 2
+    return (group_size_of(adjacency) / float(event.noise_multiplier)) ** 2 / 2
 
 
-def _laplace_pair(event: ev.Laplace, adjacency: Adjacency) -> Release:
-    both = LaplacePair(moves(adjacency) / event.noise_multiplier)
-    return Release(both, both)
+def _laplace_pair(event: ev.Laplace, adjacency: Adjacency) -> DominatingPair:
+    both = LaplacePair(group_size_of(adjacency) / event.noise_multiplier)
+    return DominatingPair(both, both)
 
 
-def _laplace_poisson(event: ev.Laplace, rate: float, adjacency: Adjacency) -> Release:
+def _laplace_poisson(event: ev.Laplace, rate: float, adjacency: Adjacency) -> DominatingPair:
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
     width = 1 / event.noise_multiplier
-    return Release(LaplacePair(width, rate), LaplacePair(width, rate, added=True), touched=rate)
+    return DominatingPair(
+        LaplacePair(width, rate), LaplacePair(width, rate, added=True), touched=rate
+    )
 
 
-def sampled_atoms(base: Atoms, rate: float) -> Release:
+def sampled_atoms(base: Atoms, rate: float) -> DominatingPair:
     """A discrete pair, the same in both directions, on a Poisson sample (Zhu, Dong & Wang 2022,
     Theorem 11).
     """
-    return Release(
+    return DominatingPair(
         subsample_atoms(base, rate, False), subsample_atoms(base, rate, True), touched=rate
     )
 
 
 def _discrete(event: ev.DiscreteLaplace | ev.DiscreteGaussian, adjacency: Adjacency) -> Atoms:
-    shift = moves(adjacency) * event.sensitivity
+    shift = group_size_of(adjacency) * event.sensitivity
     if isinstance(event, ev.DiscreteLaplace):
         return discrete_laplace(event.noise_parameter, shift)
     return discrete_gaussian(event.sigma, shift)
 
 
-def _discrete_pair(event: Any, adjacency: Adjacency) -> Release:
+def _discrete_pair(event: Any, adjacency: Adjacency) -> DominatingPair:
     both = _discrete(event, adjacency)
-    return Release(both, both)
+    return DominatingPair(both, both)
 
 
-def _discrete_poisson(event: Any, rate: float, adjacency: Adjacency) -> Release:
+def _discrete_poisson(event: Any, rate: float, adjacency: Adjacency) -> DominatingPair:
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
     return sampled_atoms(_discrete(event, adjacency), rate)
@@ -138,7 +140,7 @@ def _discrete_gaussian_divergences(
 
 
 def _discrete_gaussian_rho(event: ev.DiscreteGaussian, adjacency: Adjacency) -> float:
-    return (moves(adjacency) * event.sensitivity / event.sigma) ** 2 / 2
+    return (group_size_of(adjacency) * event.sensitivity / event.sigma) ** 2 / 2
 
 
 def _response_odds(event: ev.RandomizedResponse, adjacency: Adjacency) -> tuple[float, float]:
@@ -156,16 +158,16 @@ def _response_odds(event: ev.RandomizedResponse, adjacency: Adjacency) -> tuple[
     return 1 - event.noise_parameter + other, other
 
 
-def _response_pair(event: ev.RandomizedResponse, adjacency: Adjacency) -> Release:
+def _response_pair(event: ev.RandomizedResponse, adjacency: Adjacency) -> DominatingPair:
     (true, other), k = _response_odds(event, adjacency), event.buckets
     if adjacency is Adjacency.REPLACE_ONE:
         a = math.log(true / other)
         atoms = Atoms((a, 0.0, -a), (true, (k - 2) * other, other)) if a else SILENT
-        return Release(atoms, atoms)
+        return DominatingPair(atoms, atoms)
     high, low = math.log(true * k), math.log(other * k)
     if high == low:
-        return Release(SILENT, SILENT)
-    return Release(
+        return DominatingPair(SILENT, SILENT)
+    return DominatingPair(
         Atoms((high, low), (true, (k - 1) * other)), Atoms((-low, -high), (1 - 1 / k, 1 / k))
     )
 
@@ -186,7 +188,7 @@ def _response_within(event: ev.RandomizedResponse) -> None:
         raise InvalidInput("noise_parameter", event.noise_parameter, "must be 0 or at least 1e-15")
 
 
-def _mixture(sigma: float, parts: Moves, adjacency: Adjacency, name: str) -> Release:
+def _mixture(sigma: float, parts: Moves, adjacency: Adjacency, name: str) -> DominatingPair:
     if adjacency is Adjacency.REPLACE_ONE:
         raise Unsupported(
             f"{name} under replace-one", "use --adjacency add-or-remove-one or zero-out"
@@ -196,18 +198,20 @@ def _mixture(sigma: float, parts: Moves, adjacency: Adjacency, name: str) -> Rel
         if p > 0:
             chances[s] = chances.get(s, 0.0) + p
     if set(chances) == {0.0}:
-        return Release(SILENT, SILENT)
+        return DominatingPair(SILENT, SILENT)
     total = math.fsum(chances.values())
     kept = tuple((chances[s] / total, s) for s in sorted(chances))
-    return Release(*moved(sigma, kept), touched=sum(p for p, s in kept if s))
+    return DominatingPair(*moved(sigma, kept), touched=sum(p for p, s in kept if s))
 
 
-def _mixture_pair(event: ev.GaussianMixture, adjacency: Adjacency) -> Release:
+def _mixture_pair(event: ev.GaussianMixture, adjacency: Adjacency) -> DominatingPair:
     parts = tuple(zip(event.probabilities, event.sensitivities, strict=True))
     return _mixture(event.standard_deviation, parts, adjacency, type(event).__name__)
 
 
-def _mixture_poisson(event: ev.GaussianMixture, rate: float, adjacency: Adjacency) -> Release:
+def _mixture_poisson(
+    event: ev.GaussianMixture, rate: float, adjacency: Adjacency
+) -> DominatingPair:
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
     thinned = [(rate * p, s) for p, s in zip(event.probabilities, event.sensitivities, strict=True)]
@@ -257,11 +261,11 @@ def _mixture_within(event: ev.GaussianMixture) -> None:
         raise InvalidInput("sensitivities", max(event.sensitivities), rule)
 
 
-def _noisy_sum(kind: type, **known: Any) -> Row:
+def _noisy_sum(kind: type, **known: Any) -> EventRule:
     """A sum whose noise is stated in bounds on one unit. dp-accounting writes a release without
     noise as one with noise 0.
     """
-    return Row(
+    return EventRule(
         kind,
         words=lambda e: (
             f"a sum with {kind.__name__} noise of {e.noise_multiplier:.6g} times the bound on one "
@@ -269,11 +273,11 @@ def _noisy_sum(kind: type, **known: Any) -> Row:
         ),
         rho=_ratio_rho,
         group=_noise_divided,
-        halved=lambda e: _noise_divided(e, 2),
+        halve_noise=lambda e: _noise_divided(e, 2),
         within=lambda e: numeric_limits.noise("noise_multiplier", e.noise_multiplier),
         peer=replace(
             same_fields(kind, noise_multiplier="noise_multiplier"),
-            back=lambda e, again: (
+            back=lambda e, translate: (
                 kind(e.noise_multiplier) if e.noise_multiplier else ev.NotPrivate()
             ),
         ),
@@ -281,7 +285,7 @@ def _noisy_sum(kind: type, **known: Any) -> Row:
     )
 
 
-def _noisy_integer(kind: type, name: str, parameter: str, **known: Any) -> Row:
+def _noisy_integer(kind: type, name: str, parameter: str, **known: Any) -> EventRule:
     """An integer with noise on the integers; a group moves it farther."""
 
     def within(event: Any) -> None:
@@ -294,7 +298,7 @@ def _noisy_integer(kind: type, name: str, parameter: str, **known: Any) -> Row:
             f"{getattr(e, parameter):.6g}"
         )
 
-    return Row(
+    return EventRule(
         kind,
         told,
         _discrete_pair,
@@ -317,7 +321,7 @@ ROWS = (
         pair=_laplace_pair,
         poisson=_laplace_poisson,
         pure=lambda e, adjacency: numeric_limits.rounded_up(
-            moves(adjacency) / Fraction(e.noise_multiplier)
+            group_size_of(adjacency) / Fraction(e.noise_multiplier)
         ),
     ),
     _noisy_integer(
@@ -325,7 +329,7 @@ ROWS = (
         "discrete Laplace",
         "noise_parameter",
         pure=lambda e, adjacency: numeric_limits.rounded_up(
-            moves(adjacency) * e.sensitivity * Fraction(e.noise_parameter)
+            group_size_of(adjacency) * e.sensitivity * Fraction(e.noise_parameter)
         ),
         peer=same_fields(
             ev.DiscreteLaplace, noise_parameter="noise_parameter", sensitivity="sensitivity"
@@ -338,7 +342,7 @@ ROWS = (
         divergences=_discrete_gaussian_divergences,
         rho=_discrete_gaussian_rho,
     ),
-    Row(
+    EventRule(
         ev.RandomizedResponse,
         words=lambda e: (
             f"one of {e.buckets:,} answers, replaced by a random one with probability "
@@ -350,10 +354,10 @@ ROWS = (
         peer=same_fields(
             ev.RandomizedResponse, noise_parameter="noise_parameter", buckets="num_buckets"
         ),
-        stated=True,
-        drawable=False,
+        replace_only=True,
+        can_be_sampled=False,
     ),
-    Row(
+    EventRule(
         ev.GaussianMixture,
         lambda e: (
             f"a sum with Gaussian noise of {e.standard_deviation:.6g}, moved by one of "
@@ -366,8 +370,8 @@ ROWS = (
         within=_mixture_within,
         peer=Peer(
             "MixtureOfGaussiansDpEvent",
-            lambda e, again: (e.standard_deviation, e.sensitivities, e.probabilities),
-            lambda e, again: ev.GaussianMixture(
+            lambda e, translate: (e.standard_deviation, e.sensitivities, e.probabilities),
+            lambda e, translate: ev.GaussianMixture(
                 e.standard_deviation, tuple(e.sensitivities), tuple(e.sampling_probs)
             ),
         ),

@@ -44,7 +44,7 @@ from dpfy.accounting import numeric_limits, profiles
 from dpfy.accounting.gaussian import log_delta
 from dpfy.accounting.moments import Array
 from dpfy.accounting.profiles import Points, Profile, Sides
-from dpfy.accounting.rules.rule import Divergences, Row, moves
+from dpfy.accounting.rules.rule import Divergences, EventRule, group_size_of
 from dpfy.core import check
 from dpfy.core import events as ev
 from dpfy.core.unit import Adjacency
@@ -103,7 +103,9 @@ def ends(event: ev.ObjectivePerturbation, adjacency: Adjacency) -> tuple[tuple[f
 def curve(event: ev.ObjectivePerturbation, adjacency: Adjacency) -> ObjectiveCurve:
     """The closed form."""
     return ObjectiveCurve(
-        ends(event, adjacency), moves(adjacency) * event.beside, math.log1p(event.curvature) * UP
+        ends(event, adjacency),
+        group_size_of(adjacency) * event.beside,
+        math.log1p(event.curvature) * UP,
     )
 
 
@@ -130,7 +132,7 @@ def _divergences(
     """The moment of a maximum is at most the sum of those of its ends; that of an end at 0 is that
     of what is beside.
     """
-    order, beside = alphas - 1, moves(adjacency) * event.beside
+    order, beside = alphas - 1, group_size_of(adjacency) * event.beside
     logs = []
     for mu, many in ends(event, adjacency):
         if (
@@ -161,7 +163,7 @@ def _words(event: ev.ObjectivePerturbation) -> str:
 
 
 ROWS = (
-    Row(
+    EventRule(
         ev.ObjectivePerturbation,
         words=_words,
         profile=_profile,

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpfy.accounting.moments import Array
 from dpfy.accounting.profiles import Profile
-from dpfy.accounting.tight.losses import Loss
+from dpfy.accounting.tight.losses import PrivacyLoss
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import CODEC, Event, inside
@@ -18,7 +18,7 @@ from dpfy.core.unit import Adjacency
 
 
 @dataclass(frozen=True)
-class Release:
+class DominatingPair:
     """One release as seen by a removed unit and by an added one.
 
     `attained` are losses that some neighbouring data sets really have, on which lower bounds rest:
@@ -26,26 +26,26 @@ class Release:
     unit at all.
     """
 
-    removed: Loss
-    added: Loss
-    attained: tuple[Loss, Loss] | None = None
+    removed: PrivacyLoss
+    added: PrivacyLoss
+    attained: tuple[PrivacyLoss, PrivacyLoss] | None = None
     touched: float = 1.0
 
     @property
-    def swapped(self) -> Release:
+    def swapped(self) -> DominatingPair:
         """The same with removal and addition exchanged."""
         attained = None if self.attained is None else (self.attained[1], self.attained[0])
-        return Release(self.added, self.removed, attained, self.touched)
+        return DominatingPair(self.added, self.removed, attained, self.touched)
 
 
-Releases = tuple[tuple[Release, int], ...]
+DominatingPairs = tuple[tuple[DominatingPair, int], ...]
 Divergences = tuple[Array, float]
 
 
 @dataclass(frozen=True)
 class Peer:
     """The dp-accounting event of the same meaning: its class, its arguments, and the way back.
-    `again` translates what is inside.
+    `translate` translates what is inside.
     """
 
     name: str
@@ -58,30 +58,30 @@ def same_fields(kind: type, **fields: str) -> Peer:
     given with its own name there.
     """
 
-    def arguments(event: Any, again: Callable[[Event], Any]) -> tuple[Any, ...]:
+    def arguments(event: Any, translate: Callable[[Event], Any]) -> tuple[Any, ...]:
         return tuple(
-            again(getattr(event, name)) if name == "event" else getattr(event, name)
+            translate(getattr(event, name)) if name == "event" else getattr(event, name)
             for name in fields
         )
 
-    def back(event: Any, again: Callable[[Any], Event]) -> Event:
+    def back(event: Any, translate: Callable[[Any], Event]) -> Event:
         values = ((name, getattr(event, theirs)) for name, theirs in fields.items())
         ours: Event = kind(
-            **{name: again(value) if name == "event" else value for name, value in values}
+            **{name: translate(value) if name == "event" else value for name, value in values}
         )
         return ours
 
     return Peer(f"{kind.__name__}DpEvent", arguments, back)
 
 
-def no_pair(event: Event, adjacency: Adjacency) -> Release:
+def no_pair(event: Event, adjacency: Adjacency) -> DominatingPair:
     """No dominating pair is known."""
     raise Unsupported(
         f"{type(event).__name__} by a dominating pair of its own", "use --accountant tight or rdp"
     )
 
 
-def no_sampling(event: Event, rate: float, adjacency: Adjacency) -> Release:
+def no_sampling(event: Event, rate: float, adjacency: Adjacency) -> DominatingPair:
     """No proof of what Poisson sampling does to it."""
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
@@ -125,7 +125,7 @@ def _not_amplified(event: Event, most: int | None) -> Event:
 
 
 @dataclass(frozen=True)
-class Row:
+class EventRule:
     """All that is known of events of class `kind`. Adding an event to accounting is adding a row.
 
     Functions that raise `Unsupported` name the way out; no default claims anything.
@@ -141,19 +141,19 @@ class Row:
       zCDP; `pure`: epsilon at delta 0
     - `group`: the event as a group of so many units sees it
     - `plain`: the event without trivial cases (rate 1 and the like)
-    - `unsampled`: what it is to an attacker who knows who took part; `halved`: with half the noise
+    - `unsampled`: what it is to an attacker who knows who took part; `halve_noise`: with half the noise
     - `within`: refuses numbers that cannot be computed with
     - `peer`: the same event in dp-accounting
-    - `drawable`: False where a unit that a sample leaves out is not the same as an absent one: the
+    - `can_be_sampled`: False where a unit that a sample leaves out is not the same as an absent one: the
       release shows it, or counts units
-    - `stated`: what is known under replace-one says nothing of adding or removing a unit
+    - `replace_only`: what is known under replace-one says nothing of adding or removing a unit
     """
 
     kind: type
     words: Callable[[Any], str] = _named
-    pair: Callable[[Any, Adjacency], Release] = no_pair
-    repeats: Callable[[Any, int, Adjacency], Releases] | None = None
-    poisson: Callable[[Any, float, Adjacency], Release] = no_sampling
+    pair: Callable[[Any, Adjacency], DominatingPair] = no_pair
+    repeats: Callable[[Any, int, Adjacency], DominatingPairs] | None = None
+    poisson: Callable[[Any, float, Adjacency], DominatingPair] = no_sampling
     divergences: Callable[[Any, Adjacency, Array], Divergences] | None = None
     orders: Callable[[Any], tuple[float, ...]] = lambda event: ()
     profile: Callable[[Any, Adjacency], Profile] | None = None
@@ -163,25 +163,25 @@ class Row:
     group: Callable[[Any, int], Event] = no_group
     plain: Callable[[Any], Event] = _itself
     unsampled: Callable[[Any, int | None], Event] = _not_amplified
-    halved: Callable[[Any], Event] = _itself
+    halve_noise: Callable[[Any], Event] = _itself
     within: Callable[[Any], None] = lambda event: None
     peer: Peer | None = None
-    stated: bool = False
-    drawable: bool = True
+    replace_only: bool = False
+    can_be_sampled: bool = True
 
 
-TABLE: dict[type, Row] = {}
+TABLE: dict[type, EventRule] = {}
 """Every row by the class of its events; `dpfy.accounting.rules` fills it."""
 
 
-def row_of(event: Event) -> Row:
+def rule_of(event: Event) -> EventRule:
     """The row of an event."""
     return TABLE[type(event)]
 
 
-def releases(event: Event, count: int, adjacency: Adjacency) -> Releases:
+def releases(event: Event, count: int, adjacency: Adjacency) -> DominatingPairs:
     """The pairs of `event` run `count` times."""
-    row = row_of(event)
+    row = rule_of(event)
     return (
         ((row.pair(event, adjacency), count),)
         if row.repeats is None
@@ -191,14 +191,14 @@ def releases(event: Event, count: int, adjacency: Adjacency) -> Releases:
 
 def words(event: Event) -> str:
     """The release in words."""
-    return row_of(event).words(event)
+    return rule_of(event).words(event)
 
 
 def unsampled(event: Event, most: int | None = None) -> Event:
     """The same releases if an attacker knew who took part: no amplification. `most` bounds the
     steps one unit takes part in.
     """
-    return row_of(event).unsampled(event, most)
+    return rule_of(event).unsampled(event, most)
 
 
 def amplified(event: Event) -> bool:
@@ -206,11 +206,11 @@ def amplified(event: Event) -> bool:
     return unsampled(event) != event
 
 
-def halved(event: Event) -> Event:
+def halve_noise(event: Event) -> Event:
     """`event` with every noise multiplier halved: replace-one as two contributions, for accountants
     that know sensitivity 1 only.
     """
-    return row_of(event).halved(event)
+    return rule_of(event).halve_noise(event)
 
 
 def grouped(event: Event, size: int) -> Event:
@@ -220,31 +220,31 @@ def grouped(event: Event, size: int) -> Event:
     Poisson sampling, by the number of its members that were drawn) under add-or-remove-one and
     zero-out of the whole group.
     """
-    return event if check.integer("size", size) == 1 else row_of(event).group(event, size)
+    return event if check.integer("size", size) == 1 else rule_of(event).group(event, size)
 
 
-def halved_inside(event: Any) -> Event:
+def halve_noise_inside(event: Any) -> Event:
     """An event around another one, which is halved."""
-    changed: Event = replace(event, event=halved(event.event))
+    changed: Event = replace(event, event=halve_noise(event.event))
     return changed
 
 
-def moves(adjacency: Adjacency) -> int:
+def group_size_of(adjacency: Adjacency) -> int:
     """How many contribution bounds a change of one unit can move a sum by."""
     return 2 if Adjacency.parse(adjacency) is Adjacency.REPLACE_ONE else 1
 
 
-def drawable(event: Event) -> Event:
+def require_sampling(event: Event) -> Event:
     """`event`, if what is known of removing a unit is enough to know what Poisson sampling does;
     else `Unsupported`.
     """
-    if not row_of(event).drawable:
+    if not rule_of(event).can_be_sampled:
         raise Unsupported(
             f"Poisson sampling of {type(event).__name__}",
             "sample a release in which a unit can be absent",
         )
     for part in inside(event):
-        drawable(part)
+        require_sampling(part)
     return event
 
 

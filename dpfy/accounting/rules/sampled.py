@@ -15,18 +15,18 @@ from dpfy.accounting.profiles import Profile
 from dpfy.accounting.rules.noise import SILENT, moved, rated, sampled_gaussian
 from dpfy.accounting.rules.rule import (
     Divergences,
-    Release,
-    Row,
-    halved_inside,
+    DominatingPair,
+    EventRule,
+    halve_noise_inside,
     no_group,
-    row_of,
+    rule_of,
     same_fields,
     unsampled,
     words,
 )
 from dpfy.accounting.rules.stated import amplified_pure, black_box
 from dpfy.accounting.tight.gaussian_losses import GaussianPair
-from dpfy.accounting.tight.other_losses import Mixture, fold
+from dpfy.accounting.tight.other_losses import LossMixture, fold
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Event, flatten
@@ -47,7 +47,7 @@ def joined(event: Event) -> Event:
         return ev.Nothing()
     if any(isinstance(leaf, ev.NotPrivate) for leaf, _ in leaves):
         return ev.NotPrivate()
-    noises = [(row_of(leaf).gaussian(leaf), count) for leaf, count in leaves]
+    noises = [(rule_of(leaf).gaussian(leaf), count) for leaf, count in leaves]
     if all(noise is not None for noise, _ in noises):
         return ev.Gaussian(
             1 / math.sqrt(sum(n / noise**2 for noise, n in noises if noise is not None))
@@ -78,8 +78,8 @@ def _poisson_plain(event: ev.PoissonSampled) -> Event:
 
 def _poisson_pure(event: ev.PoissonSampled, adjacency: Adjacency) -> float:
     """Balle, Barthe & Gaboardi 2018, Theorem 8: log(1 + q (e^epsilon - 1))."""
-    whole = row_of(event.event).pure(event.event, adjacency)
-    row_of(event.event).poisson(event.event, event.rate, adjacency)  # refuses what has no proof
+    whole = rule_of(event.event).pure(event.event, adjacency)
+    rule_of(event.event).poisson(event.event, event.rate, adjacency)  # refuses what has no proof
     return amplified_pure(whole, event.rate)
 
 
@@ -92,7 +92,7 @@ def _poisson_divergences(
     from dpfy.accounting.rdp import of_pair
 
     one = _poisson_plain(event)
-    if (own := row_of(one).divergences) is not None and not isinstance(one, ev.PoissonSampled):
+    if (own := rule_of(one).divergences) is not None and not isinstance(one, ev.PoissonSampled):
         return own(one, adjacency, alphas)
     values, infinity = of_pair(event, adjacency, alphas)
     if isinstance(event.event, ev.DiscreteGaussian) and 0 < event.rate < 1:
@@ -106,7 +106,7 @@ def _poisson_divergences(
 
 def _poisson_group(event: ev.PoissonSampled, size: int) -> Event:
     """The sum moves by the number of members that were drawn."""
-    noise = row_of(event.event).gaussian(event.event)
+    noise = rule_of(event.event).gaussian(event.event)
     if noise is None:
         return no_group(event, size)
     return ev.GaussianMixture(
@@ -155,25 +155,25 @@ def _replaced(event: FixedSize, adjacency: Adjacency) -> None:
         raise Unsupported(what, "fixed-size samples are analysed under --adjacency replace-one")
 
 
-def _without_pair(event: ev.SampledWithoutReplacement, adjacency: Adjacency) -> Release:
+def _without_pair(event: ev.SampledWithoutReplacement, adjacency: Adjacency) -> DominatingPair:
     """A Gaussian by its own pair; what is (epsilon, delta)-private by that alone (Balle, Barthe &
     Gaboardi 2018, Theorem 9).
     """
     _replaced(event, adjacency)
     inner, q = event.event, event.sample_size / event.source_size
-    if row_of(inner).gaussian(inner) is not None:
+    if rule_of(inner).gaussian(inner) is not None:
         return _fixed_size(event, adjacency)
     delta = inner.delta if isinstance(inner, ev.EpsilonDelta) else 0.0
     try:
         epsilon = (
             inner.epsilon
             if isinstance(inner, ev.EpsilonDelta)
-            else row_of(inner).pure(inner, adjacency)
+            else rule_of(inner).pure(inner, adjacency)
         )
     except Unsupported:
         return _fixed_size(event, adjacency)
     upper = black_box(amplified_pure(epsilon, q), q * delta).removed
-    return Release(
+    return DominatingPair(
         upper, upper, (SILENT, SILENT), touched=q
     )  # what is attained is not known: the lower bound is zero
 
@@ -181,11 +181,11 @@ def _without_pair(event: ev.SampledWithoutReplacement, adjacency: Adjacency) -> 
 def _without_pure(event: ev.SampledWithoutReplacement, adjacency: Adjacency) -> float:
     _replaced(event, adjacency)
     return amplified_pure(
-        row_of(event.event).pure(event.event, adjacency), event.sample_size / event.source_size
+        rule_of(event.event).pure(event.event, adjacency), event.sample_size / event.source_size
     )
 
 
-def _fixed_size(event: FixedSize, adjacency: Adjacency) -> Release:
+def _fixed_size(event: FixedSize, adjacency: Adjacency) -> DominatingPair:
     """Fixed-size samples under replace-one: without replacement by Zhu, Dong & Wang 2022; with
     replacement the number of copies of the unit is revealed once it is drawn at all (Balle, Barthe
     & Gaboardi 2018, Theorem 10).
@@ -197,7 +197,7 @@ def _fixed_size(event: FixedSize, adjacency: Adjacency) -> Release:
     from scipy.special import erf
 
     _replaced(event, adjacency)
-    sigma = row_of(event.event).gaussian(event.event)
+    sigma = rule_of(event.event).gaussian(event.event)
     if sigma is None:
         what = f"{type(event).__name__} of {type(event.event).__name__}"
         raise Unsupported(what, "use a Gaussian release, or Poisson sampling")
@@ -209,7 +209,7 @@ def _fixed_size(event: FixedSize, adjacency: Adjacency) -> Release:
     zero = sum(w * (1 - q) * float(erf(k / sigma / math.sqrt(2))) for w, k in copies)
     folded = fold(cases, zero, more)
     attained = moved(sigma, ((1 - q, 0.0), *((q * w, 2.0 * k) for w, k in copies)))
-    return Release(folded, folded, attained, touched=q)
+    return DominatingPair(folded, folded, attained, touched=q)
 
 
 def _copies(source: int, sample: int) -> tuple[float, list[tuple[float, int]], float]:
@@ -235,7 +235,7 @@ def _copies(source: int, sample: int) -> tuple[float, list[tuple[float, int]], f
     return q, [(weight / total, k + 1) for k, weight in enumerate(rows)], more / total
 
 
-def _truncated(event: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> Release:
+def _truncated(event: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> DominatingPair:
     """Truncated Poisson batches (Ganesh et al. 2025): given that the batch overflows, a drawn unit
     may push another one out.
 
@@ -271,12 +271,12 @@ def _truncated(event: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> Rele
     kept = min(q, q * (1 - (float(bdtrc(most - 1, n, q)) if most <= n else 0.0)) + among) * (
         1 - 1e-9
     )
-    whole = Release(*moved(sigma, rated(q, 2.0)))
+    whole = DominatingPair(*moved(sigma, rated(q, 2.0)))
     if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
-        swap = Release(*moved(sigma, rated(inside, 2.0))) if inside else base
+        swap = DominatingPair(*moved(sigma, rated(inside, 2.0))) if inside else base
     else:
         apart = GaussianPair(sigma / 2, rated(inside, 1.0), rated(inside, -1.0))
-        swap = Release(apart, apart)
+        swap = DominatingPair(apart, apart)
     between = min(between, 1 - overflow)
     cases = [
         (w, r)
@@ -284,11 +284,11 @@ def _truncated(event: ev.TruncatedPoissonGaussian, adjacency: Adjacency) -> Rele
         if w > 0
     ]
     removed, added = (
-        sides[0][1] if len(sides) == 1 else Mixture(tuple(sides))
+        sides[0][1] if len(sides) == 1 else LossMixture(tuple(sides))
         for sides in ([(w, r.removed) for w, r in cases], [(w, r.added) for w, r in cases])
     )
     lower = sampled_gaussian(sigma, kept, adjacency)
-    return Release(removed, added, (lower.removed, lower.added), touched=q)
+    return DominatingPair(removed, added, (lower.removed, lower.added), touched=q)
 
 
 def _chance(hits: int, draws: int, rate: float) -> float:
@@ -306,7 +306,7 @@ def _chance(hits: int, draws: int, rate: float) -> float:
 def _with_unsampled(event: ev.SampledWithReplacement, most: int | None) -> Event:
     """One unit may be drawn every time: its contributions add up."""
     inner = unsampled(event.event)
-    noise = row_of(inner).gaussian(inner)
+    noise = rule_of(inner).gaussian(inner)
     return ev.NotPrivate() if noise is None else ev.Gaussian(noise / event.sample_size)
 
 
@@ -345,20 +345,20 @@ def _bins_proven(adjacency: Adjacency) -> None:
 
 def _sampled_row(
     kind: type, fields: dict[str, str], told: Callable[[Any], str], **known: Any
-) -> Row:
+) -> EventRule:
     """A release on a sample; `fields` are its own ones as dp-accounting names them, `told` says how
     the sample is drawn.
     """
-    return Row(
+    return EventRule(
         kind,
         words=lambda e: f"{words(e.event)}, on {told(e)}",
-        halved=halved_inside,
+        halve_noise=halve_noise_inside,
         peer=same_fields(kind, **fields, event="event"),
         **known,
     )
 
 
-def _fixed_row(kind: type, how: str, **known: Any) -> Row:
+def _fixed_row(kind: type, how: str, **known: Any) -> EventRule:
     """A sample of a stated size. What is known of it is about replacing a unit."""
 
     def within(event: FixedSize) -> None:
@@ -370,13 +370,13 @@ def _fixed_row(kind: type, how: str, **known: Any) -> Row:
         {"source_size": "source_dataset_size", "sample_size": "sample_size"},
         lambda e: f"{e.sample_size:,} of {e.source_size:,} units drawn {how} replacement",
         within=within,
-        stated=True,
-        drawable=False,
+        replace_only=True,
+        can_be_sampled=False,
         **known,
     )
 
 
-def _truncated_row() -> Row:
+def _truncated_row() -> EventRule:
     def within(event: ev.TruncatedPoissonGaussian) -> None:
         numeric_limits.noise("noise_multiplier", event.noise_multiplier)
         numeric_limits.count("source_size", event.source_size)
@@ -388,7 +388,7 @@ def _truncated_row() -> Row:
         "most": "truncated_batch_size",
         "noise_multiplier": "noise_multiplier",
     }
-    return Row(
+    return EventRule(
         ev.TruncatedPoissonGaussian,
         lambda e: (
             f"a sum with Gaussian noise of {e.noise_multiplier:.6g} times the bound on one unit, "
@@ -399,7 +399,7 @@ def _truncated_row() -> Row:
         plain=lambda e: e if e.rate else ev.Nothing(),
         unsampled=lambda e, most: ev.Gaussian(e.noise_multiplier),
         within=within,
-        drawable=False,
+        can_be_sampled=False,
         peer=replace(
             same_fields(ev.TruncatedPoissonGaussian, **there),
             name="TruncatedSubsampledGaussianDpEvent",
@@ -412,7 +412,7 @@ ROWS = (
         ev.PoissonSampled,
         {"rate": "sampling_probability"},
         lambda e: f"a Poisson sample at rate {e.rate:g}",
-        pair=lambda e, adjacency: row_of(e.event).poisson(e.event, e.rate, adjacency),
+        pair=lambda e, adjacency: rule_of(e.event).poisson(e.event, e.rate, adjacency),
         divergences=_poisson_divergences,
         pure=_poisson_pure,
         group=_poisson_group,
@@ -435,7 +435,7 @@ ROWS = (
         unsampled=_with_unsampled,
     ),
     _truncated_row(),
-    Row(
+    EventRule(
         ev.BallsInBins,
         words=lambda e: (
             f"one Gaussian release of the whole run in {len(e.gram)} secret bins, noise "

@@ -35,7 +35,14 @@ import numpy as np
 from dpfy.accounting import numeric_limits
 from dpfy.accounting.moments import Array
 from dpfy.accounting.rules.noise import SILENT, sampled_gaussian
-from dpfy.accounting.rules.rule import Divergences, Release, Releases, Row, moves, no_pair
+from dpfy.accounting.rules.rule import (
+    Divergences,
+    DominatingPair,
+    DominatingPairs,
+    EventRule,
+    group_size_of,
+    no_pair,
+)
 from dpfy.accounting.rules.stated import black_box
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -118,12 +125,12 @@ def _stays(event: Shares, adjacency: Adjacency) -> int:
             "zero-out or replace-one"
         )
         raise Unsupported(f"{type(event).__name__} under {adjacency.value}", way_out)
-    return moves(adjacency)
+    return group_size_of(adjacency)
 
 
 def _discrete_repeats(
     event: ev.DistributedDiscreteGaussian, count: int, adjacency: Adjacency
-) -> Releases:
+) -> DominatingPairs:
     """All releases together: one Gaussian, and as many chances to tell all. What is attained is not
     known.
     """
@@ -135,7 +142,7 @@ def _discrete_repeats(
             "use --accountant tight or rdp",
         )
     whole = sampled_gaussian(noise / math.sqrt(count), 1.0, adjacency)
-    kept = Release(whole.removed, whole.added, (SILENT, SILENT))
+    kept = DominatingPair(whole.removed, whole.added, (SILENT, SILENT))
     return (
         ((kept, 1), (replace(black_box(0.0, chance), attained=(SILENT, SILENT)), count))
         if chance
@@ -163,7 +170,7 @@ def _discrete_divergences(
     return np.asarray(alphas * _discrete_rho(event, adjacency)), 0.0
 
 
-def _no_skellam_pair(event: ev.DistributedSkellam, adjacency: Adjacency) -> Release:
+def _no_skellam_pair(event: ev.DistributedSkellam, adjacency: Adjacency) -> DominatingPair:
     _stays(event, adjacency)
     return no_pair(event, adjacency)
 
@@ -206,7 +213,7 @@ def _within(event: Shares) -> None:
     )
 
 
-def _row(kind: type, name: str, **known: Any) -> Row:
+def _row(kind: type, name: str, **known: Any) -> EventRule:
     def told(e: Shares) -> str:
         return (
             f"a sum of whole vectors of {e.coordinates:,} numbers, of length "
@@ -218,7 +225,7 @@ def _row(kind: type, name: str, **known: Any) -> Row:
         larger: Event = replace(e, squared=size**2 * e.squared)
         return larger
 
-    return Row(kind, told, group=group, within=_within, drawable=False, **known)
+    return EventRule(kind, told, group=group, within=_within, can_be_sampled=False, **known)
 
 
 ROWS = (

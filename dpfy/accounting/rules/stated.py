@@ -14,10 +14,10 @@ from dpfy.accounting.moments import Array
 from dpfy.accounting.rules.noise import SILENT, sampled_atoms
 from dpfy.accounting.rules.rule import (
     Divergences,
+    DominatingPair,
+    DominatingPairs,
+    EventRule,
     Peer,
-    Release,
-    Releases,
-    Row,
     no_group,
     no_rho,
     not_pure,
@@ -30,7 +30,7 @@ from dpfy.core.events import Event
 from dpfy.core.unit import Adjacency
 
 
-def black_box(epsilon: float, delta: float) -> Release:
+def black_box(epsilon: float, delta: float) -> DominatingPair:
     """The pair that dominates every (epsilon, delta) mechanism: randomized response with a chance
     delta of telling all.
     """
@@ -48,10 +48,10 @@ def black_box(epsilon: float, delta: float) -> Release:
         if two
         else Atoms((epsilon,), (1 - delta,), delta)
     )
-    return Release(atoms, atoms)
+    return DominatingPair(atoms, atoms)
 
 
-def _box_poisson(event: ev.EpsilonDelta, rate: float, adjacency: Adjacency) -> Release:
+def _box_poisson(event: ev.EpsilonDelta, rate: float, adjacency: Adjacency) -> DominatingPair:
     """The pair of the box on a Poisson sample (Zhu, Dong & Wang 2022, Theorem 11): P becomes the
     mixture of P and Q.
 
@@ -63,7 +63,7 @@ def _box_poisson(event: ev.EpsilonDelta, rate: float, adjacency: Adjacency) -> R
     epsilon, delta, q = event.epsilon, event.delta, rate
     if delta >= 1 or epsilon >= 700:  # then masses underflow: what the two outcomes imply dominates
         upper = black_box(amplified_pure(epsilon, q), q * delta).removed
-        return Release(upper, upper, (SILENT, SILENT), touched=q)
+        return DominatingPair(upper, upper, (SILENT, SILENT), touched=q)
     high, low = (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(epsilon))
     more, less, alone = (
         amplified_pure(epsilon, q),
@@ -75,7 +75,7 @@ def _box_poisson(event: ev.EpsilonDelta, rate: float, adjacency: Adjacency) -> R
         ((1 - q) * low + q * high, (1 - q) * high + q * low, (1 - q) * delta),
         q * delta,
     )
-    return Release(removed, Atoms((-more, -less, -alone), (low, high, delta)), touched=q)
+    return DominatingPair(removed, Atoms((-more, -less, -alone), (low, high, delta)), touched=q)
 
 
 def amplified_pure(epsilon: float, rate: float) -> float:
@@ -136,16 +136,16 @@ def _renyi_divergences(event: ev.RenyiCurve, adjacency: Adjacency, alphas: Array
     return np.where(alphas <= orders[-1], logs / (alphas - 1) * (1 + 1e-15), np.inf), 0.0
 
 
-def _range_pair(event: ev.BoundedRange, adjacency: Adjacency, steps: int = 1) -> Release:
+def _range_pair(event: ev.BoundedRange, adjacency: Adjacency, steps: int = 1) -> DominatingPair:
     """So many mechanisms of this range, each chosen with sight of the outputs before it."""
     lower = bounded_range.attained(event.epsilon, steps)
     if not bounded_range.block(event.epsilon):
         return replace(black_box(event.epsilon, 0.0), attained=(lower, lower))
     both = bounded_range.composed(event.epsilon, steps)
-    return Release(both, both, (lower, lower))
+    return DominatingPair(both, both, (lower, lower))
 
 
-def _range_repeats(event: ev.BoundedRange, count: int, adjacency: Adjacency) -> Releases:
+def _range_repeats(event: ev.BoundedRange, count: int, adjacency: Adjacency) -> DominatingPairs:
     block = bounded_range.block(event.epsilon) or 1
     found = ((block, count // block), (count % block, 1))
     return tuple(
@@ -153,7 +153,7 @@ def _range_repeats(event: ev.BoundedRange, count: int, adjacency: Adjacency) -> 
     )
 
 
-def _range_poisson(event: ev.BoundedRange, rate: float, adjacency: Adjacency) -> Release:
+def _range_poisson(event: ev.BoundedRange, rate: float, adjacency: Adjacency) -> DominatingPair:
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
     whole = _range_pair(event, adjacency)
@@ -162,29 +162,31 @@ def _range_poisson(event: ev.BoundedRange, rate: float, adjacency: Adjacency) ->
         sampled_atoms(whole.removed, rate),
         sampled_atoms(bounded_range.attained(event.epsilon), rate),
     )
-    return Release(upper.removed, upper.added, (lower.removed, lower.added), rate)
+    return DominatingPair(upper.removed, upper.added, (lower.removed, lower.added), rate)
 
 
 ROWS = (
-    Row(
+    EventRule(
         ev.Nothing,
         words=lambda e: "nothing",
         rho=lambda e, adjacency: 0.0,
         pure=lambda e, adjacency: 0.0,
         group=lambda e, size: e,
         divergences=lambda e, adjacency, alphas: (np.zeros(len(alphas)), 0.0),
-        peer=Peer("NoOpDpEvent", lambda e, again: (), lambda e, again: ev.Nothing()),
+        peer=Peer("NoOpDpEvent", lambda e, translate: (), lambda e, translate: ev.Nothing()),
     ),
-    Row(
+    EventRule(
         ev.NotPrivate,
         words=lambda e: "a release without any protection",
         rho=lambda e, adjacency: math.inf,
         pure=lambda e, adjacency: math.inf,
         group=lambda e, size: e,
         divergences=lambda e, adjacency, alphas: (np.full(len(alphas), np.inf), 0.0),
-        peer=Peer("NonPrivateDpEvent", lambda e, again: (), lambda e, again: ev.NotPrivate()),
+        peer=Peer(
+            "NonPrivateDpEvent", lambda e, translate: (), lambda e, translate: ev.NotPrivate()
+        ),
     ),
-    Row(
+    EventRule(
         ev.EpsilonDelta,
         words=_box_words,
         pair=lambda e, adjacency: black_box(e.epsilon, e.delta),
@@ -194,9 +196,9 @@ ROWS = (
         group=lambda e, size: ev.EpsilonDelta(size * e.epsilon, walked(e.delta, e.epsilon, size)),
         plain=lambda e: e if e.epsilon or e.delta else ev.Nothing(),
         within=lambda e: numeric_limits.cost("EpsilonDelta", e.epsilon),
-        stated=True,
+        replace_only=True,
     ),
-    Row(
+    EventRule(
         ev.MetricPrivacy,
         words=lambda e: (
             f"metric privacy of {e.eta:g} in {e.metric}: no differential privacy, and no epsilon"
@@ -206,9 +208,9 @@ ROWS = (
         group=lambda e, size: ev.NotPrivate(),
         plain=lambda e: ev.NotPrivate(),
         divergences=lambda e, adjacency, alphas: (np.full(len(alphas), np.inf), 0.0),
-        drawable=False,
+        can_be_sampled=False,
     ),
-    Row(
+    EventRule(
         ev.Zcdp,
         words=lambda e: (
             f"a mechanism known to be {e.rho:g}-zCDP"
@@ -220,11 +222,13 @@ ROWS = (
         group=_zcdp_group,
         within=lambda e: numeric_limits.cost("Zcdp", e.rho, e.xi),
         peer=Peer(
-            "ZCDpEvent", lambda e, again: (e.rho, e.xi), lambda e, again: ev.Zcdp(e.rho, e.xi)
+            "ZCDpEvent",
+            lambda e, translate: (e.rho, e.xi),
+            lambda e, translate: ev.Zcdp(e.rho, e.xi),
         ),
-        stated=True,
+        replace_only=True,
     ),
-    Row(
+    EventRule(
         ev.RenyiCurve,
         words=lambda e: (
             f"a mechanism known by its Rényi divergences at {len(e.orders):,} orders (at most "
@@ -233,9 +237,9 @@ ROWS = (
         divergences=_renyi_divergences,
         orders=lambda e: e.orders,
         within=lambda e: numeric_limits.cost("RenyiCurve", e.orders[-1], *e.values),
-        stated=True,
+        replace_only=True,
     ),
-    Row(
+    EventRule(
         ev.BoundedRange,
         words=lambda e: (
             f"a choice by a mechanism of range {e.epsilon:g} (exponential mechanism), "
@@ -255,6 +259,6 @@ ROWS = (
         group=lambda e, size: ev.BoundedRange(size * e.epsilon),
         plain=lambda e: e if e.epsilon else ev.Nothing(),
         within=lambda e: numeric_limits.cost("BoundedRange", e.epsilon),
-        stated=True,
+        replace_only=True,
     ),
 )

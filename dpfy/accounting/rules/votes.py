@@ -19,7 +19,13 @@ from dpfy.accounting import numeric_limits, threshold_release
 from dpfy.accounting.moments import Array
 from dpfy.accounting.profiles import Points, dominating
 from dpfy.accounting.rules.noise import sampled_gaussian
-from dpfy.accounting.rules.rule import Divergences, Release, Releases, Row, moves
+from dpfy.accounting.rules.rule import (
+    Divergences,
+    DominatingPair,
+    DominatingPairs,
+    EventRule,
+    group_size_of,
+)
 from dpfy.accounting.tight.losses import Atoms
 from dpfy.core import events as ev
 from dpfy.core.events import Event
@@ -43,10 +49,10 @@ def _move(event: ev.NoisyArgmax | ev.NoisyThreshold, adjacency: Adjacency) -> tu
     A unit that is replaced may leave one voter for another: two votes move, in any direction.
     """
     if isinstance(event, ev.NoisyThreshold):
-        return max(threshold_release.LEAST, moves(adjacency) / event.noise_multiplier), 2
+        return max(threshold_release.LEAST, group_size_of(adjacency) / event.noise_multiplier), 2
     replaced = adjacency is Adjacency.REPLACE_ONE
     return max(
-        threshold_release.LEAST, moves(adjacency) * math.sqrt(2) / event.sigma
+        threshold_release.LEAST, group_size_of(adjacency) * math.sqrt(2) / event.sigma
     ), 0 if replaced else min(event.classes, 3)
 
 
@@ -59,7 +65,7 @@ def tie(mu: float, steps: int = 1) -> Atoms:
 
 
 @lru_cache(maxsize=16)
-def family(mu: float, kinds: int) -> threshold_release.Family:
+def family(mu: float, kinds: int) -> threshold_release.ReleaseFamily:
     """All releases of one kind, on a grid on which a tie is exact."""
     two = threshold_release.two_cells(
         mu if kinds == 2 else threshold_release.narrowed(mu, threshold_release.COARSE), 0.01, 0.25
@@ -88,7 +94,7 @@ def _reached(mu: float, kinds: int, steps: int) -> list[Points]:
 
 
 @lru_cache(maxsize=64)
-def _block(mu: float, kinds: int, steps: int) -> Release:
+def _block(mu: float, kinds: int, steps: int) -> DominatingPair:
     """The pair that dominates every adaptive composition of `steps` releases, at most a block."""
     lower = tie(mu, steps)
     if steps <= FEW:
@@ -97,12 +103,12 @@ def _block(mu: float, kinds: int, steps: int) -> Release:
         )
     known = _reached(mu, kinds, min(BLOCK, 1 << (steps - 1).bit_length()))[steps - 1]
     both = dominating(known, known)
-    return Release(both, both, (lower, lower))
+    return DominatingPair(both, both, (lower, lower))
 
 
 def _repeats(
     event: ev.NoisyArgmax | ev.NoisyThreshold, count: int, adjacency: Adjacency
-) -> Releases:
+) -> DominatingPairs:
     mu, kinds = _move(event, adjacency)
     if not kinds or mu > threshold_release.MOST:
         lower = tie(mu)
@@ -111,7 +117,7 @@ def _repeats(
     return tuple((_block(mu, kinds, steps), often) for steps, often in found if steps and often)
 
 
-def _pair(event: ev.NoisyArgmax | ev.NoisyThreshold, adjacency: Adjacency) -> Release:
+def _pair(event: ev.NoisyArgmax | ev.NoisyThreshold, adjacency: Adjacency) -> DominatingPair:
     return _repeats(event, 1, adjacency)[0][0]
 
 
@@ -146,7 +152,7 @@ def _within(event: ev.NoisyArgmax) -> None:
 
 
 ROWS = (
-    Row(
+    EventRule(
         ev.NoisyThreshold,
         words=lambda e: (
             f"whether a number is above a threshold, with Gaussian noise of "
@@ -157,10 +163,10 @@ ROWS = (
         divergences=_divergences,
         rho=_rho,
         group=lambda e, size: replace(e, noise_multiplier=e.noise_multiplier / size),
-        halved=lambda e: replace(e, noise_multiplier=e.noise_multiplier / 2),
+        halve_noise=lambda e: replace(e, noise_multiplier=e.noise_multiplier / 2),
         within=lambda e: numeric_limits.noise("noise_multiplier", e.noise_multiplier),
     ),
-    Row(
+    EventRule(
         ev.NoisyArgmax,
         words=lambda e: (
             f"which of {e.classes:,} classes has most votes, each count with Gaussian noise of "
@@ -171,7 +177,7 @@ ROWS = (
         divergences=_divergences,
         rho=_rho,
         group=_argmax_group,
-        halved=lambda e: replace(e, sigma=e.sigma / 2),
+        halve_noise=lambda e: replace(e, sigma=e.sigma / 2),
         within=_within,
     ),
 )

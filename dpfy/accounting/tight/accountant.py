@@ -14,9 +14,9 @@ from dpfy.accounting.tight.convolution import (
     DOWN,
     TOLERANCE,
     UP,
+    LossSum,
     Reading,
     Saddle,
-    Sum,
     compose_sum,
     final_spacing,
     log_peak,
@@ -67,10 +67,10 @@ class TightCurve:
     def __init__(self, parts: Composition) -> None:
         self._parts, self._touched = parts, parts.touched
         self._directions = _directions(parts)
-        self._found: dict[tuple[Sum, float], tuple[Sum, Saddle]] = {}
-        self._tilts: dict[tuple[Sum, float], tuple[Sum, float, float]] = {}
+        self._found: dict[tuple[LossSum, float], tuple[LossSum, Saddle]] = {}
+        self._tilts: dict[tuple[LossSum, float], tuple[LossSum, float, float]] = {}
         self._upper: dict[float, float] = {}
-        self._chernoff: dict[tuple[Sum, float], tuple[float, float]] = {}
+        self._chernoff: dict[tuple[LossSum, float], tuple[float, float]] = {}
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`; where delta is below what can be certified, an error
@@ -106,7 +106,7 @@ class TightCurve:
             )
         return math.log(min(found, 1.0)) if found > 0 else -math.inf
 
-    def _sharpest(self, total: Sum, epsilon: float) -> tuple[float, float]:
+    def _sharpest(self, total: LossSum, epsilon: float) -> tuple[float, float]:
         """`chernoff` of one direction, kept: a coarse bound and a close one begin with it."""
         if (total, epsilon) not in self._chernoff:
             self._chernoff[total, epsilon] = chernoff(total, epsilon)
@@ -158,7 +158,7 @@ class TightCurve:
             1.0, self._touched, max(self._delta(total, epsilon) for total in self._directions)
         )
 
-    def _quick(self, whole: Sum, delta: float) -> float:
+    def _quick(self, whole: LossSum, delta: float) -> float:
         """The Chernoff bound in one direction, or the largest loss; remembers the tilt at which it
         is sharpest.
         """
@@ -172,7 +172,7 @@ class TightCurve:
         total, room, high = self._tilts[whole, delta]
         return max(0.0, min(saddle(total, room, high).epsilon, total.top))
 
-    def _rough(self, whole: Sum, delta: float) -> float:
+    def _rough(self, whole: LossSum, delta: float) -> float:
         """A coarse upper bound in one direction; remembers where to look closely."""
         if (whole, delta) in self._found:
             return self._found[whole, delta][1].epsilon
@@ -200,7 +200,7 @@ class TightCurve:
         self._found[whole, delta] = total, found
         return value
 
-    def _bound(self, whole: Sum, delta: float, side: tuple[Any, int]) -> float:
+    def _bound(self, whole: LossSum, delta: float, side: tuple[Any, int]) -> float:
         if delta <= whole.infinity:
             return math.inf
         (total, found), (rounding, sign) = self._found[whole, delta], side
@@ -216,7 +216,7 @@ class TightCurve:
             )
         return Reading(lattice, total.infinity, -1).epsilon(delta)
 
-    def _delta(self, whole: Sum, epsilon: float) -> float:
+    def _delta(self, whole: LossSum, epsilon: float) -> float:
         if whole.infinity >= 1:
             return 1.0
         if epsilon >= whole.top:
@@ -251,7 +251,7 @@ class TightCurve:
 UP_SIDE, DOWN_SIDE = (UP, 1), (DOWN, -1)
 
 
-def chernoff(total: Sum, epsilon: float) -> tuple[float, float]:
+def chernoff(total: LossSum, epsilon: float) -> tuple[float, float]:
     """The log of the tilt at which the Chernoff bound on delta at `epsilon` is smallest, and the
     log of the bound.
     """
@@ -264,7 +264,7 @@ def chernoff(total: Sum, epsilon: float) -> tuple[float, float]:
     return best, bound(best)
 
 
-def _directions(parts: Composition) -> list[Sum]:
+def _directions(parts: Composition) -> list[LossSum]:
     """The composition as seen by a removed and by an added unit; one of them where both are the
     same.
     """
@@ -275,8 +275,8 @@ def _directions(parts: Composition) -> list[Sum]:
         if parts.gaussian
         else []
     )
-    removed = Sum((*((verified(r.removed), n) for r, n in parts.releases), *plain))
-    added = Sum((*((verified(r.added), n) for r, n in parts.releases), *plain))
+    removed = LossSum((*((verified(r.removed), n) for r, n in parts.releases), *plain))
+    added = LossSum((*((verified(r.added), n) for r, n in parts.releases), *plain))
     return [removed] if removed == added else [removed, added]
 
 

@@ -17,11 +17,11 @@ from functools import cached_property
 
 import numpy as np
 
-from dpfy.accounting.moments import ROUNDING, Array, Moments
+from dpfy.accounting.moments import ROUNDING, Array, LogMoments
 from dpfy.accounting.tight.lattice import (
     FACTOR,
-    Lattice,
     Layers,
+    LossLattice,
     coarsen_down,
     coarsen_layers,
     coarsen_up,
@@ -31,7 +31,7 @@ from dpfy.accounting.tight.lattice import (
     flat,
     spread,
 )
-from dpfy.accounting.tight.losses import Atoms, Grid, Loss, TooFine, halves_of_points
+from dpfy.accounting.tight.losses import Atoms, LossGrid, PrivacyLoss, TooFine, halves_of_points
 from dpfy.core.errors import Internal, Unsupported
 
 TOLERANCE = 1.5e-5
@@ -53,10 +53,10 @@ does: exp(-746) is zero.
 
 
 @dataclass(frozen=True)
-class Sum:
+class LossSum:
     """Losses, each a number of times: one direction of a composition."""
 
-    parts: tuple[tuple[Loss, int], ...]
+    parts: tuple[tuple[PrivacyLoss, int], ...]
 
     @property
     def infinity(self) -> float:
@@ -75,19 +75,19 @@ class Sum:
         """A bound on the probability that some release was capped away."""
         return sum(count * loss.cut for loss, count in self.parts)
 
-    def capped(self, mass: float) -> Sum:
+    def capped(self, mass: float) -> LossSum:
         """The same with outliers of probability at most `mass` altogether left out and noted in
         `cut`.
 
         Heavy tails, which would spoil every tilt, end where they no longer matter.
         """
         total = sum(count for _, count in self.parts)
-        return Sum(tuple((loss.capped(mass / total), count) for loss, count in self.parts))
+        return LossSum(tuple((loss.capped(mass / total), count) for loss, count in self.parts))
 
-    def log_mgf(self, s: float) -> Moments:
+    def log_mgf(self, s: float) -> LogMoments:
         """log E[exp(sL)] of the sum, its derivatives and a bound on its error."""
         rows = [[count * value for value in loss.log_mgf(s)] for loss, count in self.parts]
-        return Moments(*(sum(column) for column in zip(*rows, strict=True)))
+        return LogMoments(*(sum(column) for column in zip(*rows, strict=True)))
 
     def upper(self, s: float) -> float:
         """A certified upper bound on log E[exp(sL)]: that of `log_mgf`. Kept: the search for a tilt
@@ -108,7 +108,7 @@ class Sum:
         return {}
 
 
-def _log_moment(loss: Loss, s: float) -> tuple[float, float]:
+def _log_moment(loss: PrivacyLoss, s: float) -> tuple[float, float]:
     if isinstance(loss, Atoms):  # which may have thousands of values
         return loss.log_moment(s)
     found = loss.log_mgf(s)
@@ -134,7 +134,7 @@ def log_peak(tilt: float) -> float:
     return tilt * math.log(tilt) - (1 + tilt) * math.log1p(tilt) if tilt > 0 else 0.0
 
 
-def sharpest(total: Sum, delta: float) -> float:
+def sharpest(total: LossSum, delta: float) -> float:
     """The log of the tilt at which the Chernoff bound on epsilon at `delta` is smallest."""
 
     def bound(log_s: float) -> float:
@@ -144,7 +144,7 @@ def sharpest(total: Sum, delta: float) -> float:
     return minimise(bound, math.log(1e-2), math.log(1e2), steepest(total))
 
 
-def steepest(total: Sum) -> float:
+def steepest(total: LossSum) -> float:
     """The log of the largest tilt that is of use: where losses end, a larger one would only look at
     the last of them more sharply.
     """
@@ -156,7 +156,7 @@ def steepest(total: Sum) -> float:
     )
 
 
-def saddle(total: Sum, delta: float, high: float, guess: float | None = None) -> Saddle:
+def saddle(total: LossSum, delta: float, high: float, guess: float | None = None) -> Saddle:
     """A tilt fit to find epsilon at `delta`, given the log `high` of the sharpest one.
 
     Errors stay small at any tilt where the Chernoff bound on delta is within a modest factor of
@@ -212,14 +212,14 @@ class Rounding:
     """Up or down: how a release and a finer lattice are put onto a grid."""
 
     release: Callable[..., Layers]
-    coarsen: Callable[[Lattice, int], Lattice]
+    coarsen: Callable[[LossLattice, int], LossLattice]
     needs_smooth: bool
 
 
 UP, DOWN = Rounding(spread, coarsen_up, False), Rounding(contract, coarsen_down, True)
 
 
-def final_spacing(total: Sum, saddle: Saddle, tolerance: float) -> float:
+def final_spacing(total: LossSum, saddle: Saddle, tolerance: float) -> float:
     """The spacing of the last grid: rounding the blocks onto it widens the sum by what moves
     epsilon by the tolerance.
     """
@@ -236,8 +236,8 @@ def final_spacing(total: Sum, saddle: Saddle, tolerance: float) -> float:
 
 
 def compose_sum(
-    total: Sum, saddle: Saddle, final: float, rounding: Rounding, rough: bool = False
-) -> Lattice:
+    total: LossSum, saddle: Saddle, final: float, rounding: Rounding, rough: bool = False
+) -> LossLattice:
     """The whole composition on one lattice, rounded up or down, on a grid of about the spacing
     `final`; `rough` spares precision.
 
@@ -262,8 +262,8 @@ def compose_sum(
 
 
 def _compose_sum(
-    total: Sum, saddle: Saddle, final: float, rounding: Rounding, weight: float
-) -> Lattice:
+    total: LossSum, saddle: Saddle, final: float, rounding: Rounding, weight: float
+) -> LossLattice:
     tail = TAIL * math.exp(-min(saddle.excess, 60.0)) / len(total.parts)
     phases = [
         _phase(loss, count, saddle, final, (rounding, weight), tail) for loss, count in total.parts
@@ -276,8 +276,8 @@ def _compose_sum(
 
 
 def _onto(
-    phase: list[tuple[Lattice, int]], final: float, rounding: Rounding, tail: float
-) -> list[tuple[Lattice, int]]:
+    phase: list[tuple[LossLattice, int]], final: float, rounding: Rounding, tail: float
+) -> list[tuple[LossLattice, int]]:
     """The blocks of a phase; where they lie on a grid of another spacing, their composition rounded
     onto the common one.
     """
@@ -285,7 +285,7 @@ def _onto(
         return phase
     whole = compose(phase, tail)
     keep = whole.weights > 0
-    grid = Grid(float(whole.positions()[keep][-1]), final, whole.tilt, whole.log_scale)
+    grid = LossGrid(float(whole.positions()[keep][-1]), final, whole.tilt, whole.log_scale)
     halves = halves_of_points(
         whole.positions()[keep],
         np.log(whole.weights[keep]),
@@ -296,7 +296,7 @@ def _onto(
     return [(flat(rounding.release(halves, grid)), 1)]
 
 
-def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
+def _levels(loss: PrivacyLoss, count: int, saddle: Saddle, final: float) -> int:
     """How many times finer than the last the first grid must be, as a power of `FACTOR`.
 
     A smooth loss is widened by spacing^2 / 6 a step. One whose mass sits close to a grid point is
@@ -318,7 +318,7 @@ def _levels(loss: Loss, count: int, saddle: Saddle, final: float) -> int:
 
 
 def _tiers(
-    loss: Loss, count: int, saddle: Saddle, spacing: float, final: float, smooth: bool
+    loss: PrivacyLoss, count: int, saddle: Saddle, spacing: float, final: float, smooth: bool
 ) -> tuple[tuple[float, float, int], ...]:
     """Ranges of losses outside which coarser spacings change the sum by less than a tenth of what
     is allowed.
@@ -362,8 +362,13 @@ def _smoothing(layers: Layers) -> int:
 
 
 def _phase(
-    loss: Loss, count: int, saddle: Saddle, final: float, how: tuple[Rounding, float], tail: float
-) -> list[tuple[Lattice, int]]:
+    loss: PrivacyLoss,
+    count: int,
+    saddle: Saddle,
+    final: float,
+    how: tuple[Rounding, float],
+    tail: float,
+) -> list[tuple[LossLattice, int]]:
     """One loss `count` times, as blocks on one grid, the last one or (where it pays) a finer one:
     [(block, times), (rest, 1)].
 
@@ -374,7 +379,7 @@ def _phase(
     log_scale, mean, *_ = loss.log_mgf(saddle.tilt)
     offset, spacing = loss.align(final / FACTOR**levels, mean)
     tiers = _tiers(loss, count, saddle, spacing, final, rounding.needs_smooth)
-    grid = Grid(offset, spacing, saddle.tilt, log_scale, tiers)
+    grid = LossGrid(offset, spacing, saddle.tilt, log_scale, tiers)
     block = rounding.release(loss.halves(grid, tail / count), grid)
     rest: list[tuple[Layers, int]] = []
     left = count
@@ -400,7 +405,7 @@ class Reading:
     bound), -1 takes it off.
     """
 
-    def __init__(self, lattice: Lattice, infinity: float, sign: float) -> None:
+    def __init__(self, lattice: LossLattice, infinity: float, sign: float) -> None:
         positions, tilt = lattice.positions(), lattice.tilt
         if not 0 < float(lattice.weights.sum()) < math.inf or math.isnan(lattice.error):
             raise Internal(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 from dpfy.accounting.flatten import leaves, plain_leaves
-from dpfy.accounting.rules import Release, movable, moves, releases, row_of
+from dpfy.accounting.rules import DominatingPair, group_size_of, releases, require_removal, rule_of
 from dpfy.core import events as ev
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import Composed, Event, Parallel, Repeated
@@ -32,7 +32,7 @@ class TooManyWorlds(Unsupported):
 
 
 @dataclass(frozen=True)
-class Piece:
+class TouchedReleases:
     """Releases that one unit touches; `swapped` where it is added when it is removed elsewhere."""
 
     event: Event
@@ -40,7 +40,7 @@ class Piece:
     swapped: bool = False
 
 
-World = tuple[Piece, ...]
+World = tuple[TouchedReleases, ...]
 
 
 def worlds(event: Event, adjacency: Adjacency) -> list[World]:
@@ -58,7 +58,7 @@ def worlds(event: Event, adjacency: Adjacency) -> list[World]:
         else:
             rest.append(Repeated(one, count))
     if not choices:
-        return [(Piece(event, adjacency),)]
+        return [(TouchedReleases(event, adjacency),)]
     number = 1
     for found in choices:
         number *= len(found)
@@ -67,7 +67,7 @@ def worlds(event: Event, adjacency: Adjacency) -> list[World]:
             f"{number} ways to lie in disjoint parts of the data",
             "use --accountant rdp, or name fewer parts",
         )
-    whole = (Piece(Composed(tuple(rest)), adjacency),) if rest else ()
+    whole = (TouchedReleases(Composed(tuple(rest)), adjacency),) if rest else ()
     return [whole + sum(picked, ()) for picked in product(*choices)]
 
 
@@ -78,13 +78,13 @@ def every_world(event: Event, adjacency: Adjacency) -> list[World]:
     try:
         return worlds(event, adjacency)
     except TooManyWorlds:
-        return [(Piece(event, adjacency),)]
+        return [(TouchedReleases(event, adjacency),)]
 
 
 def _plain(leaf: Event) -> Event:
     """A leaf without its trivial cases, or as it is where it has no simple form."""
     try:
-        return row_of(leaf).plain(leaf)
+        return rule_of(leaf).plain(leaf)
     except Unsupported:
         return leaf
 
@@ -101,11 +101,13 @@ def _choices(event: Parallel, count: int, adjacency: Adjacency) -> list[World]:
 
 def _alone(event: Event) -> list[World]:
     """The event as a unit sees it that is added to it, or removed from it."""
-    return worlds(movable(event), Adjacency.ADD_OR_REMOVE_ONE)
+    return worlds(require_removal(event), Adjacency.ADD_OR_REMOVE_ONE)
 
 
 def _moved(left: World, right: World) -> World:
-    return left + tuple(Piece(piece.event, piece.adjacency, not piece.swapped) for piece in right)
+    return left + tuple(
+        TouchedReleases(piece.event, piece.adjacency, not piece.swapped) for piece in right
+    )
 
 
 def worst(curves: Sequence[Curve]) -> Curve:
@@ -135,7 +137,7 @@ class Worst:
         )
 
 
-__all__ = ["Composition", "Release", "composition", "moves", "together"]
+__all__ = ["Composition", "DominatingPair", "composition", "group_size_of", "together"]
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Composition:
     """
 
     gaussian: float
-    releases: tuple[tuple[Release, int], ...]
+    releases: tuple[tuple[DominatingPair, int], ...]
     public: bool = False
 
     @property
@@ -172,13 +174,13 @@ def composition(event: Event, adjacency: Adjacency) -> Composition:
     names the way out.
     """
     squared, public = 0.0, False
-    found: list[tuple[Release, int]] = []
+    found: list[tuple[DominatingPair, int]] = []
     for one, count in plain_leaves(event):
-        noise = row_of(one).gaussian(one)
+        noise = rule_of(one).gaussian(one)
         if isinstance(one, ev.NotPrivate):
             public = True
         elif noise is not None:
-            squared += count * (moves(adjacency) / noise) ** 2
+            squared += count * (group_size_of(adjacency) / noise) ** 2
         elif not isinstance(one, ev.Nothing):
             found.extend(releases(one, count, adjacency))
     return Composition(squared, tuple(found), public)

@@ -14,12 +14,12 @@ from dpfy.accounting.moments import (
     QUADRATURE,
     ROUNDING,
     Array,
-    Moments,
+    LogMoments,
     moments,
     settled,
     trapezoid,
 )
-from dpfy.accounting.tight.losses import Density, Grid, Halves, TooFine
+from dpfy.accounting.tight.losses import Density, Halves, LossGrid, TooFine
 from dpfy.core.errors import Internal
 
 
@@ -171,7 +171,7 @@ class GaussianPair(Density):
             start, stride = float(x[-1]), stride * 8
         raise TooFine
 
-    def log_mgf(self, s: float, side: int = 0) -> Moments:
+    def log_mgf(self, s: float, side: int = 0) -> LogMoments:
         """See `Loss`; with a `side` of positive (1) or negative (-1) losses only. Where quadrature
         is out of reach, a closed bound.
         """
@@ -239,7 +239,7 @@ class GaussianPair(Density):
             )
         return low, min(high, self.ceiling)
 
-    def _gaussian(self, s: float) -> Moments:
+    def _gaussian(self, s: float) -> LogMoments:
         """The moment of single Gaussians P and Q: tilted, x is Gaussian again, about (s + 1) m_P -
         s m_Q, and ends at the ceiling.
         """
@@ -247,7 +247,7 @@ class GaussianPair(Density):
         slope = (m_p - m_q) / self.sigma  # of the loss, by standard deviations of x
         whole, middle = s * (s + 1) * slope**2 / 2, (s + 0.5) * slope**2
         if math.isinf(self.ceiling):
-            return Moments(whole, middle, slope**2, self._error(s) + 64 * ROUNDING * (8 + whole))
+            return LogMoments(whole, middle, slope**2, self._error(s) + 64 * ROUNDING * (8 + whole))
         from scipy.special import log_ndtr
 
         end = (self.ceiling - m_p) / self.sigma - s * slope
@@ -257,7 +257,7 @@ class GaussianPair(Density):
             1 - end * hazard - hazard**2 if end > -30 else (1 - 6 / end**2 + 50 / end**4) / end**2
         )  # where all digits cancel
         error = self._error(s) + 64 * ROUNDING * (8 + whole + end**2)
-        return Moments(whole + log_kept, middle - slope * hazard, slope**2 * spread, error)
+        return LogMoments(whole + log_kept, middle - slope * hazard, slope**2 * spread, error)
 
     def _error(self, s: float) -> float:
         """Of the log of a moment by quadrature. Exponents as large as this are rounded, and their
@@ -266,7 +266,7 @@ class GaussianPair(Density):
         size = (s + 1) * max(abs(mean) for _, mean in (*self.p, *self.q)) / self.sigma
         return QUADRATURE + 2 * ROUNDING * size**2
 
-    def _closed(self, s: float) -> Moments:
+    def _closed(self, s: float) -> LogMoments:
         """An upper bound on the moment: P^(s+1) Q^-s is jointly convex, so any way to pair the
         components of P and Q gives one.
         """
@@ -278,7 +278,7 @@ class GaussianPair(Density):
         total = float(shares.sum())
         mean = float((shares * slopes).sum()) / total
         variance = float((shares * (2 * squares + (slopes - mean) ** 2)).sum()) / total
-        return Moments(top + math.log(total), mean, variance, 64 * ROUNDING * (8 + abs(top)))
+        return LogMoments(top + math.log(total), mean, variance, 64 * ROUNDING * (8 + abs(top)))
 
     @cached_property
     def _pairing(self) -> tuple[Array, Array]:
@@ -435,7 +435,7 @@ class Side:
         """See `Loss`: only positive losses have outliers."""
         return replace(self, pair=self.pair.capped(mass)) if self.sign > 0 else self
 
-    def log_mgf(self, s: float) -> Moments:
+    def log_mgf(self, s: float) -> LogMoments:
         """See `Loss`."""
         return self.pair.log_mgf(s, self.sign)
 
@@ -447,11 +447,11 @@ class Side:
         """See `Loss`: zero is a point."""
         return 0.0, spacing
 
-    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+    def extent(self, grid: LossGrid, tail: float) -> tuple[int, int]:
         """See `Loss`."""
         return self.pair.extent(grid, tail)
 
-    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+    def halves(self, grid: LossGrid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`. Zero must be a point of the grid: no half cell then holds losses of both
         signs.
         """

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.accounting.moments import ROUNDING, Array
-from dpfy.accounting.tight.losses import MOST_POINTS, Grid, Halves, TooFine
+from dpfy.accounting.tight.losses import MOST_POINTS, Halves, LossGrid, TooFine
 
 LENT = 0.45
 """The part of its mass that a point may lend to each neighbour."""
@@ -49,7 +49,7 @@ SHORT = 1 << 16
 
 
 @dataclass(frozen=True)
-class Lattice:
+class LossLattice:
     """A tilted measure on the points ``offset + spacing * (start + k)``.
 
     Guarantees: it differs from one that exactly dominates (or is dominated by) the described
@@ -70,13 +70,13 @@ class Lattice:
         return self.offset + self.spacing * (self.start + np.arange(len(self.weights)))
 
 
-Layers = tuple[Lattice, ...]
+Layers = tuple[LossLattice, ...]
 """A measure as a sum of lattices on one offset, each `FACTOR` times coarser than the one before.
 Error and relative error of the whole are those of the first; the others carry none.
 """
 
 
-def spread(halves: Halves, grid: Grid) -> Layers:
+def spread(halves: Halves, grid: LossGrid) -> Layers:
     """Round a release up onto the grid.
 
     Guarantees: up to `error` the result dominates the release; its P- and Q-mass are those of the
@@ -97,7 +97,7 @@ def spread(halves: Halves, grid: Grid) -> Layers:
     return _layers(grid, halves, weights, halves.slack, halves.error)
 
 
-def contract(halves: Halves, grid: Grid) -> Layers:
+def contract(halves: Halves, grid: LossGrid) -> Layers:
     """Round a release down onto the grid.
 
     Guarantees: up to `error` the result is dominated by the release.
@@ -106,14 +106,14 @@ def contract(halves: Halves, grid: Grid) -> Layers:
     return _layers(grid, halves, weights, -halves.slack, halves.error + rest)
 
 
-def _layers(grid: Grid, halves: Halves, weights: Array, shift: float, error: float) -> Layers:
+def _layers(grid: LossGrid, halves: Halves, weights: Array, shift: float, error: float) -> Layers:
     """The points in use, sorted by the stride they lie on. Where the finest stride is not in use,
     all go to the finest layer.
     """
     index = halves.index
     if int(index[-1] - index[0]) == len(index) - 1:  # every point of the grid
         return (
-            Lattice(
+            LossLattice(
                 grid.offset + shift,
                 grid.spacing,
                 int(index[0]),
@@ -139,7 +139,7 @@ def _layers(grid: Grid, halves: Halves, weights: Array, shift: float, error: flo
         dense[at - start] = weights[level == k]
         doubt = (error, halves.relative) if k == 0 else (0.0, 0.0)
         result.append(
-            Lattice(
+            LossLattice(
                 grid.offset + shift,
                 grid.spacing * FACTOR**k,
                 start,
@@ -270,7 +270,7 @@ def _nonnegative(weights: Array, gaps: Array, c: float, allowed: float) -> tuple
     return np.maximum(weights, 0.0), dropped
 
 
-def coarsen_up(lattice: Lattice, factor: int) -> Lattice:
+def coarsen_up(lattice: LossLattice, factor: int) -> LossLattice:
     """Round up onto every `factor`-th point. Guarantees: the result dominates."""
     if factor == 1:
         return lattice
@@ -294,7 +294,7 @@ def coarsen_up(lattice: Lattice, factor: int) -> Lattice:
     )
 
 
-def coarsen_down(lattice: Lattice, factor: int) -> Lattice:
+def coarsen_down(lattice: LossLattice, factor: int) -> LossLattice:
     """Round down onto every `factor`-th point, `factor` odd. Guarantees: the result is
     dominated.
     """
@@ -324,7 +324,9 @@ def coarsen_down(lattice: Lattice, factor: int) -> Lattice:
     return replace(lattice, spacing=h * factor, start=start, weights=weights, error=error)
 
 
-def compose(parts: Sequence[tuple[Lattice, int]], tail: float, weight: float = 1.0) -> Lattice:
+def compose(
+    parts: Sequence[tuple[LossLattice, int]], tail: float, weight: float = 1.0
+) -> LossLattice:
     """The sum of independent losses: each lattice `count` times, all of one spacing and tilt.
 
     An error of the result counts `weight` times in the answer; where that would show, the
@@ -340,11 +342,11 @@ def compose(parts: Sequence[tuple[Lattice, int]], tail: float, weight: float = 1
 
 
 def compose_without(
-    parts: Sequence[tuple[Lattice, int]],
-    inner: Sequence[tuple[Lattice, int]],
+    parts: Sequence[tuple[LossLattice, int]],
+    inner: Sequence[tuple[LossLattice, int]],
     tail: float,
     weight: float,
-) -> Lattice:
+) -> LossLattice:
     """`compose(parts)` less `compose(inner)`, where each of `inner` is a part of its partner in
     `parts` and has its count.
 
@@ -380,12 +382,14 @@ def compose_without(
     ) + 2 * noise
     relative = 2 * ROUNDING + sum(count * part.relative for part, count in parts)
     return _trimmed(
-        Lattice(offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error, relative),
+        LossLattice(
+            offset, spacing, start, np.maximum(weights, 0.0), tilt, log_scale, error, relative
+        ),
         tail,
     )
 
 
-def largest_mass(parts: Sequence[tuple[Lattice, int]]) -> float:
+def largest_mass(parts: Sequence[tuple[LossLattice, int]]) -> float:
     """The total tilted mass of a composition, at least 1."""
     return math.exp(
         min(
@@ -396,7 +400,7 @@ def largest_mass(parts: Sequence[tuple[Lattice, int]]) -> float:
 
 
 def _spectrum(
-    parts: Sequence[tuple[Lattice, int]], bases: Sequence[int], size: int, kind: Any
+    parts: Sequence[tuple[LossLattice, int]], bases: Sequence[int], size: int, kind: Any
 ) -> tuple[NDArray[Any], float]:
     """The transform of the composition, each part with its base at the origin, and a bound on its
     round-off in total mass.
@@ -429,7 +433,7 @@ def _norm(values: Array) -> float:
     return math.sqrt(float(np.einsum("i,i->", values, values)))
 
 
-def _trimmed(lattice: Lattice, tail: float) -> Lattice:
+def _trimmed(lattice: LossLattice, tail: float) -> LossLattice:
     """Without the ends that hold at most `tail` each."""
     low = int(np.searchsorted(np.cumsum(lattice.weights), tail))
     high = len(lattice.weights) - int(np.searchsorted(np.cumsum(lattice.weights[::-1]), tail))
@@ -455,19 +459,19 @@ def _power(values: NDArray[Any], count: int) -> NDArray[Any]:
         values = values * values
 
 
-def _base(part: Lattice) -> int:
+def _base(part: LossLattice) -> int:
     """The index near the mean: phases stay small when it is taken as the origin."""
     weights = part.weights
     return part.start + round(float(_dot(weights, np.arange(len(weights)))) / float(weights.sum()))
 
 
-def _fold(part: Lattice, base: int, size: int) -> Array:
+def _fold(part: LossLattice, base: int, size: int) -> Array:
     """The weights on a circle of `size` points with the base at 0."""
     at = (part.start - base + np.arange(len(part.weights))) % size
     return np.bincount(at, weights=part.weights, minlength=size)
 
 
-def _window(parts: Sequence[tuple[Lattice, int]], tail: float) -> tuple[int, int]:
+def _window(parts: Sequence[tuple[LossLattice, int]], tail: float) -> tuple[int, int]:
     """Indices between which all but `tail` of the tilted mass lies on each side (Chernoff)."""
     bins = []
     mean, variance = 0.0, 0.0
@@ -504,7 +508,7 @@ def _fast_size(least: int) -> int:
     return min(size for size in sizes if size % 2 == 0)
 
 
-Coarsen = Callable[[Lattice, int], Lattice]
+Coarsen = Callable[[LossLattice, int], LossLattice]
 NOISE = 0.02
 """The part of the error up to which rounding an inner sum may drop negative masses."""
 
@@ -540,7 +544,9 @@ def compose_layers(
     return (replace(result[0], error=error, relative=relative), *result[1:])
 
 
-def _sums(layers: Layers, depth: int, coarsen: Coarsen) -> list[tuple[Lattice, Lattice, float]]:
+def _sums(
+    layers: Layers, depth: int, coarsen: Coarsen
+) -> list[tuple[LossLattice, LossLattice, float]]:
     """For every layer: all layers up to it on its grid, those before it on its grid, and the error
     made in rounding them.
 
@@ -559,7 +565,7 @@ def _sums(layers: Layers, depth: int, coarsen: Coarsen) -> list[tuple[Lattice, L
     return rows
 
 
-def plus(one: Lattice, other: Lattice) -> Lattice:
+def plus(one: LossLattice, other: LossLattice) -> LossLattice:
     """The sum of two measures on one grid."""
     start = min(one.start, other.start)
     stop = max(one.start + len(one.weights), other.start + len(other.weights))
@@ -583,7 +589,7 @@ def coarsen_layers(layers: Layers, coarsen: Coarsen) -> Layers:
     return (plus(first, layers[1]), *layers[2:]) if len(layers) > 1 else (first,)
 
 
-def flat(layers: Layers) -> Lattice:
+def flat(layers: Layers) -> LossLattice:
     """All layers on the finest grid."""
     result = layers[0]
     for k, layer in enumerate(layers[1:], 1):

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.accounting.moments import ROUNDING, Array, Moments, log_moment, moments
+from dpfy.accounting.moments import ROUNDING, Array, LogMoments, log_moment, moments
 from dpfy.core.errors import Internal
 
 LAW = 1e-11
@@ -34,7 +34,7 @@ class TooFine(Exception):
 
 
 @dataclass(frozen=True)
-class Grid:
+class LossGrid:
     """The points ``offset + spacing * k``, and the tilt and scale under which masses are reported.
 
     Far from the middle, where little mass lies, only every ``stride``-th point is used: `tiers`
@@ -122,7 +122,7 @@ class Halves:
     relative: float = 0.0
 
 
-class Loss(Protocol):
+class PrivacyLoss(Protocol):
     """The privacy loss of one release in one direction."""
 
     @property
@@ -137,20 +137,20 @@ class Loss(Protocol):
     def top(self) -> float:
         """The largest finite loss, infinity if there is none or it is not known."""
 
-    def capped(self, mass: float) -> Loss:
+    def capped(self, mass: float) -> PrivacyLoss:
         """The same with outcomes of the largest losses left out, together of P-mass at most `mass`,
         which is noted in ``cut``.
         """
 
-    def log_mgf(self, s: float) -> Moments:
+    def log_mgf(self, s: float) -> LogMoments:
         """log E_P[exp(sL); L finite] for s >= 0 with its derivatives; ``upper`` is an upper
         bound.
         """
 
-    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+    def extent(self, grid: LossGrid, tail: float) -> tuple[int, int]:
         """The first and the last point of the grid that `halves` needs."""
 
-    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+    def halves(self, grid: LossGrid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """Masses around the grid points; at most `tail` of the tilted mass is left out (and
         reported in ``error``).
 
@@ -197,17 +197,17 @@ class Density:
         """A length in x over which density and loss change by a factor of order e."""
         raise NotImplementedError
 
-    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+    def extent(self, grid: LossGrid, tail: float) -> tuple[int, int]:
         """See `Loss`."""
         ends = self.loss(np.array(self._between(grid, tail)))
         return math.floor((ends[0] - grid.offset) / grid.spacing), math.ceil(
             (ends[1] - grid.offset) / grid.spacing
         )
 
-    def _between(self, grid: Grid, tail: float) -> tuple[float, float]:
+    def _between(self, grid: LossGrid, tail: float) -> tuple[float, float]:
         return self.reach(grid.tilt, math.log(tail) + grid.log_scale - math.log(2))
 
-    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+    def halves(self, grid: LossGrid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`. Gauss-Legendre quadrature on pieces so short that its error is below
         rounding.
         """
@@ -285,7 +285,7 @@ def _middles(points: Array) -> Array:
     return middles
 
 
-def verified(loss: Loss) -> Loss:
+def verified(loss: PrivacyLoss) -> PrivacyLoss:
     """`loss`, held to the laws of a privacy loss.
 
     Guarantees: with what is cut or infinite P has mass one (so the log moment at order 0 is 0), and
@@ -383,7 +383,7 @@ class Atoms:
             else whole
         )
 
-    def log_mgf(self, s: float) -> Moments:
+    def log_mgf(self, s: float) -> LogMoments:
         """See `Loss`. Exact."""
         losses, log_weights = self.nodes(s)
         return moments(log_weights, losses, s)
@@ -403,12 +403,12 @@ class Atoms:
         losses, masses = np.array(self.losses), np.array(self.probabilities)
         return losses[masses > 0], np.log(masses[masses > 0])
 
-    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+    def extent(self, grid: LossGrid, tail: float) -> tuple[int, int]:
         """See `Loss`."""
         ends = [(float(end) - grid.offset) / grid.spacing for end in self.falling[0][[-1, 0]]]
         return round(ends[0]) - 1, round(ends[1]) + 1
 
-    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+    def halves(self, grid: LossGrid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`."""
         losses, log_mass = self.nodes(0.0)
         log_tilted = log_mass + grid.tilt * losses - grid.log_scale
@@ -421,7 +421,7 @@ class Atoms:
 def halves_of_points(
     losses: Array,
     log_tilted: Array,
-    grid: Grid,
+    grid: LossGrid,
     error: float,
     down: bool = False,
     index: NDArray[np.int64] | None = None,

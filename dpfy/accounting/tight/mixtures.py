@@ -22,12 +22,12 @@ from dpfy.accounting import profiles, rdp
 from dpfy.accounting.flatten import leaves
 from dpfy.accounting.moments import Array
 from dpfy.accounting.profiles import Points, Profile
-from dpfy.accounting.rules import drawable, row_of
+from dpfy.accounting.rules import require_sampling, rule_of
 from dpfy.accounting.tight.accountant import TightCurve, curve_of
 from dpfy.accounting.tight.dominating_pairs import (
     Composition,
-    Piece,
-    Release,
+    DominatingPair,
+    TouchedReleases,
     World,
     composition,
     together,
@@ -76,7 +76,7 @@ chords.
 
 
 @dataclass(frozen=True)
-class Part:
+class MixturePart:
     """One release, `count` times, and the language in which it is best known; `piece` says to which
     change of the data it is exposed.
     """
@@ -84,9 +84,9 @@ class Part:
     language: str
     leaf: Event
     count: int
-    piece: Piece
+    piece: TouchedReleases
 
-    def turned(self, release: Release) -> Release:
+    def turned(self, release: DominatingPair) -> DominatingPair:
         """`release` as it is met here."""
         return release.swapped if self.piece.swapped else release
 
@@ -108,7 +108,7 @@ class MixtureCurve:
     computed when asked for.
     """
 
-    def __init__(self, parts: tuple[Part, ...]) -> None:
+    def __init__(self, parts: tuple[MixturePart, ...]) -> None:
         self._parts = parts
 
     def epsilon(self, delta: float) -> float:
@@ -204,18 +204,18 @@ class MixtureCurve:
             )
         return curve_of(replace(parts, releases=(*parts.releases, *more)))
 
-    def _of(self, *languages: str) -> tuple[Part, ...]:
+    def _of(self, *languages: str) -> tuple[MixturePart, ...]:
         return tuple(part for part in self._parts if part.language in languages)
 
 
-def _surely(part: Part, delta: float) -> list[Part]:
+def _surely(part: MixturePart, delta: float) -> list[MixturePart]:
     """Releases with an exact pair that are made for sure, or may be, wherever `part` is
     released.
     """
     if part.language in (PAIR, LOOSE):
         return [part]
 
-    def inner(event: Event) -> list[Part]:
+    def inner(event: Event) -> list[MixturePart]:
         found = sorted_out((replace(part.piece, event=ev.Repeated(event, part.count)),))
         return [one for each in found for one in _surely(each, delta)]
 
@@ -242,11 +242,12 @@ def curve(world: World) -> Curve:
     return curve_of(together(world)) if exact else MixtureCurve(parts)
 
 
-def sorted_out(world: World) -> tuple[Part, ...]:
+def sorted_out(world: World) -> tuple[MixturePart, ...]:
     """Every release of a world with its language."""
     rows = [(leaf, count, piece) for piece in world for leaf, count in leaves(piece.event)]
     return tuple(
-        Part(language(leaf, piece.adjacency), leaf, count, piece) for leaf, count, piece in rows
+        MixturePart(language(leaf, piece.adjacency), leaf, count, piece)
+        for leaf, count, piece in rows
     )
 
 
@@ -254,7 +255,7 @@ def language(leaf: Event, adjacency: Adjacency) -> str:
     """The language in which a release is best known; `Unsupported` where there is none, with the
     way out.
     """
-    if (profile := row_of(leaf).profile) is not None:
+    if (profile := rule_of(leaf).profile) is not None:
         profile(leaf, adjacency)
         return PROFILE
     try:
@@ -262,7 +263,7 @@ def language(leaf: Event, adjacency: Adjacency) -> str:
     except Unsupported as no_pair:
         try:
             if isinstance(leaf, ev.PoissonSampled) and adjacency is not Adjacency.REPLACE_ONE:
-                rdp.approximate(drawable(leaf.event), adjacency, (2.0,))
+                rdp.approximate(require_sampling(leaf.event), adjacency, (2.0,))
                 return SAMPLED
             rdp.approximate(leaf, adjacency, (2.0,))
         except Unsupported:
@@ -271,20 +272,20 @@ def language(leaf: Event, adjacency: Adjacency) -> str:
     return LOOSE if isinstance(leaf, CHOSEN) else PAIR
 
 
-def _composed(parts: Iterable[Part]) -> Composition:
+def _composed(parts: Iterable[MixturePart]) -> Composition:
     """The exact pairs of these releases."""
     return together(
         tuple(replace(part.piece, event=ev.Repeated(part.leaf, part.count)) for part in parts)
     )
 
 
-def _profile(part: Part) -> Profile:
-    known = row_of(part.leaf).profile
+def _profile(part: MixturePart) -> Profile:
+    known = rule_of(part.leaf).profile
     assert known is not None
     return known(part.leaf, part.adjacency)
 
 
-def divergences(parts: tuple[Part, ...]) -> tuple[Array, Array, float]:
+def divergences(parts: tuple[MixturePart, ...]) -> tuple[Array, Array, float]:
     """Orders, the Rényi divergences of all releases together at them, and the chance of an infinite
     loss.
 
@@ -333,22 +334,22 @@ def _knots(event: Event, adjacency: Adjacency) -> tuple[float, ...]:
     return tuple(one_run.delta(math.log(t)) for t in KNOTS)
 
 
-def _symmetric(orders: Array, values: Array, infinity: float) -> Release:
+def _symmetric(orders: Array, values: Array, infinity: float) -> DominatingPair:
     """The pair of Rényi divergences that hold in both directions."""
     side = profiles.points(profiles.of_renyi(orders, values, infinity))
     both = profiles.dominating(side, side)
-    return Release(both, both)
+    return DominatingPair(both, both)
 
 
-def _release(removed: Points, added: Points) -> Release:
+def _release(removed: Points, added: Points) -> DominatingPair:
     """The pairs of a profile, each direction forwards by its own bounds and backwards by the
     other's.
     """
-    return Release(profiles.dominating(removed, added), profiles.dominating(added, removed))
+    return DominatingPair(profiles.dominating(removed, added), profiles.dominating(added, removed))
 
 
 @lru_cache(maxsize=64)
-def sampled(leaf: Event, adjacency: Adjacency) -> Release:
+def sampled(leaf: Event, adjacency: Adjacency) -> DominatingPair:
     """Releases known by Rényi divergences, on a Poisson sample (Zhu, Dong & Wang 2022, Theorem 11).
 
     If (P, Q) dominates in one direction, then with the unit present at rate q the pair ((1 - q) Q +
@@ -356,13 +357,15 @@ def sampled(leaf: Event, adjacency: Adjacency) -> Release:
     same in both directions.
     """
     assert isinstance(leaf, ev.PoissonSampled)
-    piece = Piece(leaf.event, adjacency)
+    piece = TouchedReleases(leaf.event, adjacency)
     whole = _symmetric(
-        *divergences(tuple(Part(RENYI, one, count, piece) for one, count in leaves(leaf.event)))
+        *divergences(
+            tuple(MixturePart(RENYI, one, count, piece) for one, count in leaves(leaf.event))
+        )
     )
     if leaf.rate == 1 or not isinstance(whole.removed, Atoms):
         return whole
-    return Release(
+    return DominatingPair(
         thinned_removed(whole.removed, leaf.rate),
         thinned_added(whole.removed, leaf.rate),
         touched=leaf.rate,

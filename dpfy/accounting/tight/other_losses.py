@@ -9,15 +9,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.accounting.moments import MOST_NODES, QUADRATURE, Array, Moments, mixed, moments
+from dpfy.accounting.moments import MOST_NODES, QUADRATURE, Array, LogMoments, mixed, moments
 from dpfy.accounting.tight.gaussian_losses import GaussianPair, Side, log_odds
 from dpfy.accounting.tight.losses import (
     MOST_POINTS,
     Atoms,
     Density,
-    Grid,
     Halves,
-    Loss,
+    LossGrid,
+    PrivacyLoss,
     TooFine,
     halves_of_points,
 )
@@ -80,7 +80,7 @@ class LaplacePair(Density):
         """See `Density`."""
         return 1.0
 
-    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+    def extent(self, grid: LossGrid, tail: float) -> tuple[int, int]:
         """See `Loss`: one point beyond each atom, as for atoms alone."""
         first, last = super().extent(grid, tail)
         return first - 1, last + 1
@@ -108,7 +108,7 @@ class LaplacePair(Density):
         log_weights = log_density + np.tile(np.log(weight * radius), panels)
         return np.concatenate([loss, atoms]), np.concatenate([log_weights, log_mass])
 
-    def log_mgf(self, s: float) -> Moments:
+    def log_mgf(self, s: float) -> LogMoments:
         """See `Loss`. Where quadrature is out of reach, the bound 1 - rate + rate M by convexity, M
         the moment of the plain pair.
         """
@@ -125,7 +125,7 @@ class LaplacePair(Density):
                 if self.rate < 1
                 else plain
             )
-            return Moments(log, self.width, 1.0, 1e-13 * (1 + abs(log)))
+            return LogMoments(log, self.width, 1.0, 1e-13 * (1 + abs(log)))
         return moments(log_weights, losses, s, QUADRATURE)
 
     def align(self, spacing: float, mean: float) -> tuple[float, float]:
@@ -133,10 +133,10 @@ class LaplacePair(Density):
         low, high = self._atoms()[0]
         return float(high), float(high - low) / max(1, math.ceil((high - low) / spacing))
 
-    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+    def halves(self, grid: LossGrid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`."""
         if index is None:
-            grid = Grid(grid.offset, grid.spacing, grid.tilt, grid.log_scale)
+            grid = LossGrid(grid.offset, grid.spacing, grid.tilt, grid.log_scale)
             index = grid.indices(*self.extent(grid, tail))
         losses, log_mass = self._atoms()
         atoms = halves_of_points(
@@ -173,7 +173,7 @@ def _scaled(part: Halves, factor: float) -> Halves:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class LossMixture:
     """A sum of measures. Where they are the losses of several mechanisms, which of them applies is
     drawn at random and revealed.
 
@@ -181,12 +181,12 @@ class Mixture:
     end.
     """
 
-    parts: tuple[tuple[float, Loss], ...]
+    parts: tuple[tuple[float, PrivacyLoss], ...]
     infinity: float = 0.0
     cut: float = 0.0
     anchor: float | None = None
 
-    def capped(self, mass: float) -> Mixture:
+    def capped(self, mass: float) -> LossMixture:
         """See `Loss`. Half of the mass pays for the rarest parts, which are left out whole, the
         other half for capping the rest.
         """
@@ -211,7 +211,7 @@ class Mixture:
             [math.log(r[0]) + r[2] for r in rows]
         )
 
-    def log_mgf(self, s: float) -> Moments:
+    def log_mgf(self, s: float) -> LogMoments:
         """See `Loss`."""
         return mixed([(w, loss.log_mgf(s)) for w, loss in self.parts])
 
@@ -219,12 +219,12 @@ class Mixture:
         """See `Loss`."""
         return mean if self.anchor is None else self.anchor, spacing
 
-    def extent(self, grid: Grid, tail: float) -> tuple[int, int]:
+    def extent(self, grid: LossGrid, tail: float) -> tuple[int, int]:
         """See `Loss`."""
         ends = [loss.extent(grid, tail) for _, loss in self.parts]
         return min(first for first, _ in ends), max(last for _, last in ends)
 
-    def halves(self, grid: Grid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
+    def halves(self, grid: LossGrid, tail: float, index: NDArray[np.int64] | None = None) -> Halves:
         """See `Loss`."""
         if index is None:
             index = grid.indices(*self.extent(grid, tail))
@@ -233,7 +233,7 @@ class Mixture:
 
 def fold(
     copies: list[tuple[float, GaussianPair, GaussianPair]], zero: float, infinity: float = 0.0
-) -> Mixture:
+) -> LossMixture:
     """Positive losses of removal, negative losses of addition, mass `zero` at zero, for each of
     several weighted cases.
 
@@ -246,7 +246,7 @@ def fold(
         for side in (Side(removed, 1), Side(added, -1))
     ]
     centre = [(zero, Atoms((0.0,), (1.0,)))] if zero > 0 else []
-    return Mixture((*sides, *centre), infinity, anchor=0.0)
+    return LossMixture((*sides, *centre), infinity, anchor=0.0)
 
 
 def subsample_atoms(base: Atoms, rate: float, added: bool) -> Atoms:

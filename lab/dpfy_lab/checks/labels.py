@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpfy.audit.intervals import log_ratio
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.labels.audit import CLASSES, METHODS, Asked, answered, coins, log_likelihoods
 from dpfy.labels.claim import PATE_FM, PROJECTION
@@ -40,7 +40,7 @@ def _with_prior(labels: Values) -> NDArray[np.int64]:
     order = np.tile(np.array([0, 2, 1], np.int16), (len(labels), 1))
     question = PriorResponse(rows, EPSILON, order, np.full(len(labels), 2, np.int16))
     taken = SealedLabels(labels, len(labels), CLASSES).take(rows)
-    permit = rehearsal(question.event, 1)
+    permit = mock_permit(question.event, 1)
     answers = question.answer(taken, permit, Randomness.for_tests(6), 0)
     return np.asarray(answers, np.int64)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.prediction import pate, teaching, vote_bill
 from dpfy.prediction.claim import AnswersClaim
@@ -165,7 +165,7 @@ def STATED_BILL() -> Found:
     found, true = claim.questions.smooth(votes, claim.beta), claim.questions.renyi(votes)
     below = 0
     for seed in range(AGAIN):
-        permit, secret = rehearsal(claim.event, 1), Randomness.for_tests(seed)
+        permit, secret = mock_permit(claim.event, 1), Randomness.for_tests(seed)
         released = vote_bill.noised(claim, found, permit, secret)
         below += not true <= claim.stated(*released)["renyi"]
     return f"{below} of {AGAIN} bills of votes were stated below the truth" if below else None

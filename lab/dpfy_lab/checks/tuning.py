@@ -17,7 +17,7 @@ from torch import nn
 from dpfy import accounting
 from dpfy.audit.intervals import log_ratio
 from dpfy.core import events
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.data.records import Records
@@ -51,7 +51,7 @@ def _selected(*, canary: bool) -> NDArray[np.int64]:
     payment = SearchRoute("random", TRIALS, 1.0, adjacency=Adjacency.REPLACE_ONE)
     paid = CalibratedSearch(payment, (recipe.with_noise(1.0, delta=1e-3),), (), None)
     claim, rng, found = Tuning(paid, SPACE.words()), np.random.default_rng([17, canary]), []
-    permit = rehearsal(claim.event, SEARCHES, "tuning")
+    permit = mock_permit(claim.event, SEARCHES, "tuning")
     for seed in range(SEARCHES):
         permit.__dict__.pop("_spent", None)
         count = run.drawn(claim, permit, Randomness.for_tests(2 * seed + canary))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Private
 from dpfy_lab.checks.training import (
@@ -220,7 +220,7 @@ def _(patch: Patch) -> None:
     def release(
         real: Any, self: Any, total: Any, step: int, state: Any, permit: Any, into: Any = None
     ) -> Any:
-        wide = rehearsal(permit.event, 10**6, permit.name)
+        wide = mock_permit(permit.event, 10**6, permit.name)
         return real(self, total, step, state, wide, into)
 
     twice_the_steps(patch)

@@ -23,7 +23,7 @@ from torch import nn
 
 import dpfy
 from dpfy.core.codec import number
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.data.records import Records
 from dpfy.data.source import load
@@ -192,7 +192,7 @@ def accuracies(
     nn.init.zeros_(model.bias)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings["learning_rate"], momentum=0.9)
     with tempfile.TemporaryDirectory() as place:
-        permit, secret = rehearsal(plan.event, plan.recipe.steps), Randomness.for_tests(seed)
+        permit, secret = mock_permit(plan.event, plan.recipe.steps), Randomness.for_tests(seed)
         run = SealedRun(Path(place) / "run", plan, permit, secret, math.inf)
         with dpfy.PrivateTraining(
             model, optimizer, train, plan, run, update=dpfy.Update(0.9)

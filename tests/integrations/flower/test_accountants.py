@@ -19,7 +19,7 @@ from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 
 import dpfy
 from dpfy.federated import CLIENT
-from dpfy.plan.claim import ForeignBatches, Training
+from dpfy.plan.claim import ForeignBatches, TrainingClaim
 
 RUNS = {
     "3,383 clients, 120 a round, noise 1.2, 100 rounds, delta 1e-5": (3383, 120, 1.2, 100, 1e-5),
@@ -31,7 +31,7 @@ RUNS = {
 
 def ours(clients, cohort, noise, rounds, delta, foreign=False):
     plan = dpfy.dpsgd(clients, cohort, steps=rounds, unit=CLIENT).with_noise(noise, delta=delta)
-    claim = Training(
+    claim = TrainingClaim(
         plan, ForeignBatches("clients chosen by the strategy FedAvg of Flower") if foreign else None
     )
     return dpfy.accounting.epsilon(claim.event, delta)

@@ -15,7 +15,7 @@ from dpfy.accounting.filters import noise_of, squares
 from dpfy.audit import replay
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
 from dpfy.synthetic.domain import Domain
@@ -117,7 +117,7 @@ def test_a_generator_whose_discriminator_stands_still_knows_nothing_of_the_recor
 def rehearsed(claim, codes, seed):
     secret = Randomness.for_tests(seed)
     school = teachers.TeacherDiscriminators.of(codes, DOMAIN.sizes, claim.teachers, secret)
-    permit = rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
+    permit = mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
     maker = teachers.rounds(claim, school, permit, secret)
     return maker.rows(20, np.random.default_rng(0)).tolist()
 
