@@ -31,19 +31,6 @@ below the bound.
 MOST_SCALE = 2.0**100
 """No gradient is multiplied by more: the multiplier must be a float32 number."""
 
-MARGIN = {
-    "torch.float64": 2.0**-40,
-    "torch.float32": 2.0**-16,
-    "torch.bfloat16": 2.0**-7,
-    "torch.float16": 2.0**-7,
-}
-"""How far a computed norm is inflated before it is compared with the bound, by the dtype it comes
-in.
-
-Engines hand over float64 upper bounds, with the rounding of narrower types already in them: see
-``dpfy.gradients.per_example.rounding``.
-"""
-
 
 class Clip(Protocol):
     """A clip rule: groups of parameters, and a multiplier for each group and unit.
@@ -116,8 +103,7 @@ def checked_norm(name: str, value: object) -> float:
 
 def margin_of(squared_norms: Tensor) -> float:
     """How far norms of this dtype are inflated."""
-    supported.check_dtype("norms", squared_norms.dtype)
-    return MARGIN[str(squared_norms.dtype)]
+    return supported.number_type("norms", squared_norms.dtype).norm_margin
 
 
 def inflated_norms(squared_norms: Tensor) -> Tensor:

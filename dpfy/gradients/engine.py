@@ -131,22 +131,6 @@ def group_rows(clip: Clip, names: list[str]) -> list[list[int]]:
     return rows
 
 
-MARGIN = {
-    torch.float64: 0.0,
-    torch.float32: 2.0**-14,
-    torch.bfloat16: 2.0**-6,
-    torch.float16: 2.0**-8,
-}
-"""Inflation of norms for what rounding does relatively to a gradient, by the type in which it is
-scaled and summed.
-
-In float32: the norm of a product of two rows is too short by at most gamma(``BLOCK`` + 4) = 5.4e-5,
-relatively; rounding the multiplier, scaling by it and the product itself lengthen by 4 u = 2.4e-7.
-Together less than 2^-14 = 6.1e-5. Clip rules add 2^-40 for their own arithmetic in float64. What
-may cancel is not here but in the norms: see ``dpfy.gradients.per_example.rounding``.
-"""
-
-
 def inflate_norms(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = False) -> Tensor:
     """Squared norms inflated by what arithmetic in `dtype` may do, relatively, to norms and
     contributions.
@@ -160,8 +144,8 @@ def inflate_norms(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = F
         if dtype == torch.float32
         else 0.0
     )
-    supported.check_dtype("a gradient", dtype)
-    margin = max(MARGIN[dtype], 16 * factor)
+    known = supported.number_type("a gradient", dtype)
+    margin = max(known.gradient_margin, 16 * factor)
     return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
 
 
@@ -188,7 +172,7 @@ def clipped_sum(per_unit: list[Tensor], names: list[str], clip: Clip, mask: Tens
         [sum((squares[i] for i in members), start=torch.zeros_like(squares[0])) for members in rows]
     )
     squared_norms = inflate_norms(
-        squared_norms, max((g.dtype for g in per_unit), key=lambda d: torch.finfo(d).eps)
+        squared_norms, max((g.dtype for g in per_unit), key=rounding.unit)
     )
     scale = multipliers(clip, squared_norms, mask, rounding.sum_dtype(per_unit[0].dtype))
     sums: Grads = {}

@@ -37,18 +37,23 @@ DEVICES = ["mps", "xpu", "hpu", "xla", "vulkan", "privateuseone", "ipu", "mtia"]
 
 
 def test_the_table_holds_what_the_bounds_were_worked_out_for() -> None:
-    assert {getattr(torch, name) for name in supported.DTYPES} == KNOWN == set(engine.MARGIN)
-    assert supported.DEVICES == ("cpu", "cuda")
+    assert {getattr(torch, name) for name in supported.DTYPES} == KNOWN
+    assert set(supported.DEVICES) == {"cpu", "cuda"}
     assert torch.float8_e4m3fn in UNKNOWN
     for dtype in KNOWN:  # the margin of a type covers a few roundings in it
-        assert dtype is torch.float64 or engine.MARGIN[dtype] >= 2 * torch.finfo(dtype).eps
+        row, facts = supported.number_type("a number", dtype), torch.finfo(dtype)
+        assert (row.unit, row.least) == (facts.eps / 2, facts.tiny)
+        assert dtype is torch.float64 or row.gradient_margin >= 2 * facts.eps
+        assert torch.promote_types(getattr(torch, row.sums), torch.float32) is rounding.sum_dtype(
+            dtype
+        )
 
 
 @pytest.mark.parametrize("dtype", UNKNOWN, ids=str)
 def test_a_type_without_a_margin_gets_none(dtype: torch.dtype) -> None:
     squares = torch.ones(1, 3, dtype=torch.float64)
     for attempt in (
-        lambda: engine.cautious(squares, dtype),
+        lambda: engine.inflate_norms(squares, dtype),
         lambda: rounding.sum_dtype(dtype),
         lambda: rounding.unit(dtype),
         lambda: rounding.gamma(4, dtype),

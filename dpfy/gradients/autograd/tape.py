@@ -12,17 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpfy.core import supported
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.rounding import of_factors
-
-PROBE_UNITS = {"cpu": 2**6, "cuda": 2**12}
-"""In units of its arithmetic, how far a row of a gradient may be from its expected multiple.
-Weights are powers of two, so what one example alone made is multiplied exactly, but for sums that a
-GPU adds in any order; what has a small part of another example is not. Where products of float32
-may run in TF32, a sum that differs in its last bit is rounded to a number 2^-10 away by the next
-product.
-"""
+from dpfy.gradients.per_example.rounding import of_factors, unit
 
 
 def probe_weights(losses: Tensor) -> Tensor:
@@ -374,8 +367,9 @@ def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     # Set against the row itself: beside one long row two short ones could change places, and nobody
     # would see it.
     size = weights.double() * rows.norm(dim=1)
-    unit = max(torch.finfo(plain.dtype).eps, 2 * of_factors(plain.dtype, plain.device))
-    tolerance = min(PROBE_UNITS.get(plain.device.type, 2**12) * unit, 0.01)
+    known = supported.device_kind("a gradient", plain.device.type)
+    each = 2 * max(unit(plain.dtype), of_factors(plain.dtype, plain.device))
+    tolerance = min(known.probe_units * each, 0.01)
     return not bool((gap > tolerance * size).any())
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from dpfy.core import supported
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.engine import no_autocast
@@ -35,14 +36,6 @@ _TENSOR = object()
 
 CHECKED_EXAMPLES = 4
 """How many examples of a batch are compared with autograd: those with the largest gradients."""
-
-TOLERANCES = {
-    torch.float64: 1e-6,
-    torch.float32: 1e-3,
-    torch.bfloat16: 2**-4,
-    torch.float16: 2**-6,
-}
-"""How far a rule may be from autograd, relatively, by the type that both work in."""
 
 
 def register_layer(
@@ -321,11 +314,12 @@ def _wrong(
                 names[id(p)]: [part.per_example(slice(k, k + 1))[0] for k in examples]
                 for p, part in call.contributions(grad, tensors, view)
             }
+    tolerance = supported.number_type("a gradient", dtype).agreement
     for name, rows in given.items():
         right = [each[name] for each in expected]
         scale = max(float(each.double().norm()) for each in right)
         for mine, theirs in zip(rows, right, strict=True):
             gap = float((mine.double() - theirs.double()).norm())
-            if not gap <= TOLERANCES[dtype] * max(float(theirs.double().norm()), 1e-3 * scale):
+            if not gap <= tolerance * max(float(theirs.double().norm()), 1e-3 * scale):
                 return name
     return None

@@ -15,6 +15,7 @@ from dpfy.gradients.per_example.arithmetic import put
 from dpfy.gradients.per_example.buffers import Buffers
 from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.joined import HeldGradients, measure
+from dpfy.gradients.per_example.rounding import unit
 
 
 def scratch_bytes(parts: Iterable[Contribution]) -> int:
@@ -223,4 +224,4 @@ contributions.
 
 def _narrowest(dtypes: set[torch.dtype]) -> torch.dtype:
     """The least precise of the types in which contributions are summed or handed out."""
-    return next(iter(dtypes)) if len(dtypes) == 1 else max(dtypes, key=lambda d: torch.finfo(d).eps)
+    return next(iter(dtypes)) if len(dtypes) == 1 else max(dtypes, key=unit)

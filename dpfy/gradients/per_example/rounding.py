@@ -33,22 +33,16 @@ RUN = 256
 SHORT = 128
 """Entries of Gram matrices that are added in float32 at a time."""
 
-SUMS = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
+_SUMS: dict[torch.dtype, torch.dtype] = {
+    getattr(torch, name): getattr(torch, row.sums) for name, row in supported.DTYPES.items()
 }
-"""The type in which numbers of a type are added."""
-
 TF32 = 2.0**-11
 """How far rounding to TF32 moves a number, relatively."""
 
 
 def unit(dtype: torch.dtype) -> float:
     """u: the relative error of one rounding."""
-    supported.check_dtype("arithmetic", dtype)
-    return torch.finfo(dtype).eps / 2
+    return supported.number_type("arithmetic", dtype).unit
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -59,10 +53,8 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     small contribution is added: by more than the bound. Rounding after the noise is
     post-processing.
     """
-    if (made := SUMS.get(dtype)) is None:
-        supported.check_dtype("a gradient", dtype)
-        raise AssertionError(f"{dtype} has no type for its sums")
-    return made
+    made = _SUMS.get(dtype)
+    return getattr(torch, supported.number_type("a gradient", dtype).sums) if made is None else made
 
 
 @cache
@@ -77,7 +69,7 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
 @cache
 def least(dtype: torch.dtype) -> float:
     """eta: what one underflow can hide."""
-    return torch.finfo(sum_dtype(dtype)).tiny
+    return supported.number_type("a sum", sum_dtype(dtype)).least
 
 
 def of_factors(dtype: torch.dtype, device: torch.device, convolved: bool = False) -> float:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.per_example.contribution import Contribution, Piece
+from dpfy.gradients.per_example.rounding import unit
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Sliced(Contribution):
 
     @property
     def dtype(self) -> torch.dtype:
-        return max((part.dtype for part in self.parts), key=lambda dtype: torch.finfo(dtype).eps)
+        return max((part.dtype for part in self.parts), key=unit)
 
     def row_blocks(self) -> list[Contribution]:
         return self.parts
