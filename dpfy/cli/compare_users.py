@@ -13,7 +13,7 @@ import typer
 from dpfy.cli.output import PICTURE, require_writable, save, tell
 
 if TYPE_CHECKING:
-    from dpfy.accounting.user_level import Routes, UserSetting
+    from dpfy.accounting.user_level import UserRoutes, UserSetting
 
 WORDS = {"users": "users drawn whole (ULS)", "records": "records drawn one by one (ELS)"}
 COLUMNS = (
@@ -95,7 +95,7 @@ def users(
     tell(told | {"routes": [row.to_json() for row in rows]}, lines, as_json=as_json)
 
 
-def _line(row: Routes) -> str:
+def _line(row: UserRoutes) -> str:
     noise = f"{row.els_noise:>11.4f}{row.uls_noise:>11.4f}{row.els:>11.6f}{row.uls:>11.6f}{row.even:>9.3f}"
     return f"{row.each:>8}{row.rate:>10.5f}{row.cohort:>14.2f}{noise}  {row.better}"
 
@@ -105,7 +105,7 @@ def _edges(changes: list[tuple[int, str]]) -> str:
     return f"less noise by the most records of a user: {'; '.join(told)}"
 
 
-def _drawn(rows: list[Routes], setting: UserSetting, form: str) -> bytes:
+def _drawn(rows: list[UserRoutes], setting: UserSetting, form: str) -> bytes:
     """The noise left in the mean gradient by both routes; for users a band from records without
     anything in common to copies.
     """
