@@ -1,0 +1,170 @@
+"""Mistakes of statistics: values and records that nobody bounds, noise for less than one person
+moves, bins, groups and counts that follow from the records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dpfy.core.values import Bound
+from dpfy_lab.checks.queries import KEYS, NOISE, REPLAYED
+from dpfy_lab.selftest.mistake import mistake
+from dpfy_lab.selftest.patch import Patch
+
+HOME = "dpfy.statistics"
+LIMIT = f"{HOME}.units.ContributionLimit"
+COUNTS, SUMS, MARGINS, RANKS, WORDS = (
+    REPLAYED.of(name) for name in ("counts", "sums", "margins", "ranks", "keys")
+)
+
+
+@mistake("statistic-not-clamped", "values beyond the public range count as they are", SUMS)
+def _(patch: Patch) -> None:
+    def read(real: Any, self: Any, cells: Any, missing: Any) -> Any:
+        return (
+            replace(self, low=-1e12, high=1e12).read(cells, missing)
+            if self.high < 1e12
+            else (real(self, cells, missing))
+        )
+
+    def total(real: Any, self: Any, rows: Any, bound: Any, *unit: Any) -> Any:
+        whole = real(self, rows, Bound(1e12, 1e12, 1e12), *unit)
+        return replace(whole, bound=real(self, rows[:0], bound, *unit).bound)
+
+    patch.around(f"{HOME}.columns.NumberColumn.read", read)
+    patch.around("dpfy.mechanisms.grid.Grid.sum", total)
+
+
+@mistake(
+    "statistic-person-unbounded",
+    "all records of a person are used, however many",
+    COUNTS,
+    f"{LIMIT}.kept",
+)
+def _(real: Any, self: Any, owners: Any, groups: Any) -> Any:
+    return groups >= 0
+
+
+@mistake(
+    "statistic-noise-of-a-record",
+    "noise for one record is added where a person has several",
+    COUNTS,
+    f"{LIMIT}.bound",
+)
+def _(real: Any, self: Any, one: Any) -> Any:
+    return one
+
+
+@mistake(
+    "statistic-each-unbounded",
+    "a person counts any number of times in one group, the noise is for a few",
+    COUNTS,
+    f"{LIMIT}.kept",
+)
+def _(real: Any, self: Any, *given: Any) -> Any:
+    return real(replace(self, each=None), *given)
+
+
+@mistake(
+    "margins-noise-of-one",
+    "a record counts in every margin, the noise is for one of them",
+    MARGINS,
+    f"{HOME}.tables.Margins.one",
+)
+def _(real: Any, self: Any, norm: str) -> Any:
+    return Bound(1.0, 1.0, 1.0)
+
+
+@mistake(
+    "bins-at-quantiles",
+    "the edges of a histogram are the quantiles of the data",
+    COUNTS,
+    f"{HOME}.tables.BinCounts.placed",
+)
+def _(real: Any, self: Any, table: Any) -> Any:
+    values = np.nan_to_num(table.numbers(self.column.name))
+    shares = np.linspace(0, 1, len(self.edges))
+    edges = np.quantile(values, shares) if len(values) else np.array(self.edges)
+    return np.clip(np.searchsorted(edges, values) - 1, 0, self.cells - 1)
+
+
+@mistake("mean-exact-count", "a noisy sum is divided by the exact number of records", SUMS)
+def _(patch: Patch) -> None:
+    size: list[int] = []
+
+    def release(real: Any, self: Any, table: Any, spend: Any) -> Any:
+        size[:] = [table.size]
+        return real(self, table, spend)
+
+    def ratio(real: Any, above: Any, below: Any, *rest: Any) -> Any:
+        values, spread, within = rest[:3]
+        return real(above, np.zeros(len(above)), values, spread, within, float(size[0] + 1))
+
+    patch.around(f"{HOME}.statistic.SumStatistic.release", release)
+    patch.around(f"{HOME}.answer.ratio", ratio)
+
+
+@mistake(
+    "groups-empty-dropped",
+    "groups and cells without a record are left out of the answer",
+    COUNTS,
+    f"{HOME}.statistic.SumStatistic.release",
+)
+def _(real: Any, self: Any, table: Any, spend: Any) -> Any:
+    found = real(self, table, spend)
+    met = {word for name in ("job", "sex") for word in table.texts(name)}
+    return [answer for answer in found if {*answer.place.values()} <= met or not answer.place]
+
+
+@mistake(
+    "quantile-score-sensitivity",
+    "scores of a quantile are noised as if a record moved them by one rank",
+    RANKS,
+    f"{HOME}.quantiles.RankTarget.change",
+)
+def _(real: Any, self: Any) -> int:
+    return 1
+
+
+@mistake(
+    "quantile-scores-of-a-record",
+    "scores of a quantile are noised for one record where a person has several",
+    RANKS,
+    f"{HOME}.quantiles._Chosen.records",
+)
+def _(real: Any, self: Any) -> int:
+    return 1
+
+
+@mistake(
+    "keys-threshold-low",
+    "the threshold of words that are not public is too low",
+    KEYS,
+    "dpfy.mechanisms.histogram.StabilityHistogram.release",
+)
+def _(real: Any, self: Any, counts: Any, *rest: Any) -> Any:
+    higher = {key: count + 3 for key, count in counts.value.items()}
+    return real(self, replace(counts, value=higher), *rest)
+
+
+@mistake(
+    "keys-per-person-unbounded",
+    "a person may have any number of words, the threshold is for a few of them",
+    WORDS,
+    f"{HOME}.units._rank",
+)
+def _(real: Any, *keys: Any) -> Any:
+    return np.zeros(len(keys[0]), np.int64)
+
+
+@mistake(
+    "statistic-noise-half",
+    "counts have half the noise that their claim says",
+    NOISE,
+    "dpfy.mechanisms.discrete.DiscreteLaplace.noise",
+)
+def _(real: Any, self: Any, *given: Any) -> Any:
+    return np.rint(real(self, *given) / 2).astype(np.int64)
