@@ -24,14 +24,11 @@ COUNTS, SUMS, MARGINS, RANKS, WORDS = (
 @mistake("statistic-not-clamped", "values beyond the public range count as they are", SUMS)
 def _(patch: Patch) -> None:
     def read(real: Any, self: Any, cells: Any, missing: Any) -> Any:
-        return (
-            replace(self, low=-1e12, high=1e12).read(cells, missing)
-            if self.high < 1e12
-            else (real(self, cells, missing))
-        )
+        wide = replace(self, low=min(self.low, -1e3), high=max(self.high, 1e3))
+        return real(wide, cells, missing)
 
     def total(real: Any, self: Any, rows: Any, bound: Any, *unit: Any) -> Any:
-        whole = real(self, rows, Bound(1e12, 1e12, 1e12), *unit)
+        whole = real(self, rows, Bound(1e3, 1e3, 1e3), *unit)
         return replace(whole, bound=real(self, rows[:0], bound, *unit).bound)
 
     patch.around(f"{HOME}.columns.NumberColumn.read", read)
