@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import rehearsal
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.mechanisms.bits import Bits
 from dpfy_lab.checks.queries import BILLED, NOISE, ORDER, REPLAYED
@@ -70,7 +70,7 @@ def _(real: Any, data: Any, made: Any, place: Any, *more: Any) -> Any:
 )
 def _(real: Any, self: Any, name: str) -> Any:
     claim = next(claim for claim in self.claims if claim.name == name)
-    return rehearsal(claim.event, claim.releases, claim.name, claim.adjacency)
+    return mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
 
 
 @mistake(
