@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "report": {"core", "accounting", "plan", "audit"},
     "runs": {"core", "report"},
     "queries": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
+    "testing": BELOW_PLAN | {"audit", "report", "runs"},
     "labels": {"core", "accounting", "mechanisms", "models", "data", "report", "runs", "training"},
     "local": {"core", "accounting", "mechanisms", "report", "runs"},
     "estimators": {"core", "accounting", "data", "mechanisms", "statistics", "report", "runs"},
