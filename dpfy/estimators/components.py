@@ -92,7 +92,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
             "noise": np.array([fit.round(MATRIX).scale * design.radius**2]),
         }
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         moments = model["moments"]
         size = max(float(moments[0, 0]), 1.0)
         self.mean_ = moments[0, 1:] / size

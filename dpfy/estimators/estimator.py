@@ -2,8 +2,8 @@
 one card.
 
 An estimator says what it will release (`_needs`: public facts alone), learns from records through
-these releases (`_learn`), and takes what was released (`_take`). The rest is here, once: terms,
-columns, ledger, folder, card, resume, pickles.
+these releases (`_learn`), and restores the model from what was released (`_restore`). The rest is
+here, once: terms, columns, ledger, folder, card, resume, pickles.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class PrivateEstimator(BaseEstimator):
         """
         raise NotImplementedError(type(self).__name__)
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         """Set the fitted attributes, from released arrays alone."""
         raise NotImplementedError(type(self).__name__)
 
@@ -162,7 +162,7 @@ class PrivateEstimator(BaseEstimator):
         shown = getattr(self, "_progress", None)
         release = fitting.run(
             self._place(),
-            self._elsewhere(),
+            self._temporary_run(),
             claim,
             lambda fit: self._fitted(X, y, public, fit),
             shown,
@@ -222,8 +222,8 @@ class PrivateEstimator(BaseEstimator):
             raise InvalidInput("run", self.run, "must be a path, or a dpfy.runs.folder.Place")
         return Place(self.run, ledger=self.ledger, seed=seed)
 
-    def _elsewhere(self) -> dict[str, Any]:
-        """Of a place in a temporary folder."""
+    def _temporary_run(self) -> dict[str, Any]:
+        """Arguments of the run in a temporary folder, where the caller named none."""
         return {"ledger": self.ledger, "seed": self.random_state}
 
     def _fitted(self, X: Any, y: Any, public: PublicFacts, fit: FitSession) -> FittedArrays:
@@ -273,10 +273,10 @@ class PrivateEstimator(BaseEstimator):
             raise Corrupt(
                 fitting.FILE, f"holds {model.facts.get('estimator')}, not {type(self).__name__}"
             )
-        self._know(release, model.facts)
-        self._take(dict(model.arrays))
+        self._load_public(release, model.facts)
+        self._restore(dict(model.arrays))
 
-    def _know(self, release: FinishedFit, facts: Mapping[str, Any]) -> None:
+    def _load_public(self, release: FinishedFit, facts: Mapping[str, Any]) -> None:
         """Take the card, and what a file says about columns and target."""
         self.release_, self.card_ = release, release.card
         self._columns = FeatureColumns.from_json(facts["columns"])
@@ -327,7 +327,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
     target: str | None = None
 
     def _target(self, X: Any, y: Any) -> Target | None:
-        target.some(y)
+        target.require_target(y)
         return target.classes(self.classes, columns.label_of(self.schema, self.target), y)
 
     def _target_name(self) -> str | None:
@@ -366,7 +366,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
     target: str | None = None
 
     def _target(self, X: Any, y: Any) -> Target | None:
-        target.some(y)
+        target.require_target(y)
         return target.number(
             self.target_bounds, columns.label_of(self.schema, self.target) if self.target else None
         )

@@ -55,7 +55,7 @@ class NaiveBayes(PrivateClassifier):
             "scale": np.array([fit.round(COUNTS).scale]),
         }
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._starts, self._scale = model["starts"], float(model["scale"][0])
         counts = np.maximum(model["counts"], 0.0)
         columns = np.split(counts, self._starts[1:-1], axis=1)

@@ -158,7 +158,7 @@ def number(given: Any, said: Column | Label | None) -> NumberTarget | OpenTarget
     return OpenTarget()
 
 
-def some(y: Any) -> None:
+def require_target(y: Any) -> None:
     """Refuse no target; nothing else of it is looked at."""
     if y is None:
         raise InvalidInput("y", None, "requires y to be passed, but the target y is None")
@@ -166,7 +166,7 @@ def some(y: Any) -> None:
 
 def column_of(y: Any) -> NDArray[Any]:
     """One value for each record."""
-    some(y)
+    require_target(y)
     held = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
     if held.ndim == 2 and held.shape[1] == 1:
         import warnings

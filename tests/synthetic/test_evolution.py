@@ -152,9 +152,9 @@ def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
 
 def test_places_are_drawn_in_proportion_to_votes():
     rng = np.random.default_rng(0)
-    found = np.bincount(runs.drawn_by(np.array([0.0, 3.0, 1.0, 0.0]), 400, rng), minlength=4)
+    found = np.bincount(runs.resample(np.array([0.0, 3.0, 1.0, 0.0]), 400, rng), minlength=4)
     assert found == pytest.approx([0, 300, 100, 0], abs=1)
-    assert set(runs.drawn_by(np.zeros(4), 400, rng).tolist()) == {0, 1, 2, 3}
+    assert set(runs.resample(np.zeros(4), 400, rng).tolist()) == {0, 1, 2, 3}
 
 
 class Wrong(Dots):

@@ -169,7 +169,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
             self.structure,
         )
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._ball = Ball(self._columns, float(model["radius"][0]))
         self._centres, self.counts_ = model["centres"], model["counts"]
         self.cluster_centers_ = self._ball.raw(self._centres)

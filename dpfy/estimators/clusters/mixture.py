@@ -275,7 +275,7 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
         parts = {"weights": found.weights, "means": found.means, "variances": found.variances}
         return parts | {"counts": counts, "radius": np.array([ball.radius])}
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._ball = Ball(self._columns, float(model["radius"][0]))
         self._mixture = MixtureParameters(model["weights"], model["means"], model["variances"])
         self.weights_, self.counts_ = model["weights"], model["counts"]

@@ -133,7 +133,7 @@ class LinearModel(PrivateEstimator, abstract=True):
             "noise": np.atleast_1d(found.noise),
         }
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._weights, self._norm = model["weights"], float(model["norm"][0])
         layout, noise = self._layout, np.broadcast_to(model["noise"], self._weights.shape)
         self._noise = noise[layout.constant :].T
@@ -245,8 +245,8 @@ class LinearRegression(PrivateRegressor, LinearModel):
         aim, values = data.numeric
         return ((values - aim.middle) / aim.half)[:, None]
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
-        super()._take(model)
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
+        super()._restore(model)
         assert isinstance(self._aim, NumberTarget)
         self.coef_, self._noise = self.coef_[0] * self._aim.half, self._noise * self._aim.half
         self.intercept_ = float(self.intercept_[0] * self._aim.half + self._aim.middle)

@@ -108,7 +108,7 @@ class _Additive:
         begun = {"begin": beginning.score, "clip": np.array([beginning.clip])}
         return facts | begun | {"function": found.function, "deviation": found.deviation}
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._sizes, self._starts = model["sizes"], model["starts"]
         self._of_cell = np.split(model["of_cell"], np.cumsum(self._sizes)[:-1])
         self._counts, self._clip = model["counts"], float(model["clip"][0])

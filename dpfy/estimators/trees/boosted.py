@@ -127,7 +127,7 @@ class _Boosted:
             loss.steepest / CURVED
         )
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._trees, self._sizes = Trees(model["columns"], model["right"]), model["sizes"]
         self.intercept_, self.values_ = model["begin"], model["values"]
         self._clip, self._noise = float(model["clip"][0]), float(model["noise"][0])

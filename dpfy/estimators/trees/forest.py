@@ -146,7 +146,7 @@ class _Forest:
             / max(float(released[1]), fit.round(STRETCH).deviation)
         )
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._trees, self._sizes = Trees(model["columns"], model["right"]), model["sizes"]
         self.mean_, self.values_ = model["mean"], model["values"]
 

@@ -133,7 +133,7 @@ class _Soft:
             "clip": np.array([begin.clip]),
         }
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._splits, self.leaves_, self.intercept_ = (
             model["splits"],
             model["leaves"],

@@ -127,7 +127,7 @@ class _TopDown:
             "values": mean + values,
         }
 
-    def _take(self, model: Mapping[str, NDArray[Any]]) -> None:
+    def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._splits, self._sizes = Splits(model["columns"], model["right"]), model["sizes"]
         self.values_ = model["values"]
 

@@ -197,7 +197,7 @@ class SamplePopulation:
         made = []
         for label, held in enumerate(self.samples):
             rng = randomness.generator(f"evolution class {label}", number + 1)
-            parents = held[drawn_by(votes[label], self.claim.size, rng)]
+            parents = held[resample(votes[label], self.claim.size, rng)]
             if number + 1 < self.claim.rounds:
                 half = self.claim.size // 2
                 varied = np.asarray(self.generator.vary(parents[half:], label, rng))
@@ -213,7 +213,7 @@ class SamplePopulation:
         return whole.getvalue()
 
 
-def votes_of(voters: Array, labels: Whole, places: Array) -> Whole:
+def count_votes(voters: Array, labels: Whole, places: Array) -> Whole:
     """How many records have each sample for their nearest among those of their class."""
     classes, size = places.shape[:2]
     counts = np.zeros(classes * size, np.int64)
@@ -228,7 +228,7 @@ def noise_of_round(claim: Evolution) -> float:
     return noise_of(squares(claim.noise_multiplier) / Fraction(claim.rounds))
 
 
-def heard_of(found: Array, noise: float, counts: Whole) -> Array:
+def threshold_votes(found: Array, noise: float, counts: Whole) -> Array:
     """Noisy votes, without those that the noise drowns; of the counts themselves nothing is
     used.
     """
@@ -254,18 +254,18 @@ def evolved(
     votes = np.zeros((claim.classes, claim.size))
     for number in range(claim.rounds):
         places = np.stack([population.vectors(held) for held in population.samples])
-        counts = votes_of(voters, labels, places)
+        counts = count_votes(voters, labels, places)
         bind(f"{claim.name} {number}", counts.tobytes())
         mechanism = PartOfGaussian(noise, whole=claim.event)
         found = mechanism.release(
             Bounded(counts, Bound.scalar(1.0)), permit, randomness, number
         ).value
-        votes = heard_of(found, noise, counts).reshape(claim.classes, claim.size)
+        votes = threshold_votes(found, noise, counts).reshape(claim.classes, claim.size)
         population = population.next(votes, randomness, number)
     return population, votes
 
 
-def drawn_by(votes: Array, count: int, rng: np.random.Generator) -> Whole:
+def resample(votes: Array, count: int, rng: np.random.Generator) -> Whole:
     """So many places, in proportion to votes, as evenly as can be; all alike where nothing was
     heard.
     """

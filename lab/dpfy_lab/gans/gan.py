@@ -114,29 +114,29 @@ def execute(
             rule = "is not the number of records in the data, which must be public to be given"
             raise InvalidInput("records", terms.records, rule)
         with seeded(folder.randomness, "discriminator"):
-            critic = Discriminator(sum(domain.sizes))
-        optimizer = torch.optim.Adam(critic.parameters(), lr=RATE, betas=BETAS)
-        judge = copy.deepcopy(critic).requires_grad_(False)
+            discriminator = Discriminator(sum(domain.sizes))
+        optimizer = torch.optim.Adam(discriminator.parameters(), lr=RATE, betas=BETAS)
+        frozen_copy = copy.deepcopy(discriminator).requires_grad_(False)
         with PrivateTraining(
-            critic, optimizer, (codes,), plan, folder, runtime=Runtime(device=options.device)
+            discriminator, optimizer, (codes,), plan, folder, runtime=Runtime(device=options.device)
         ) as training:
-            maker = GeneratorTrainer.fresh(domain.sizes, folder.randomness, options.device)
-            adversaries(training, maker, judge.to(options.device), domain, progress)
-            folder.tell(claim.name, **publish(folder, domain, maker, claim.rows))
+            trainer = GeneratorTrainer.fresh(domain.sizes, folder.randomness, options.device)
+            adversaries(training, trainer, frozen_copy.to(options.device), domain, progress)
+            folder.tell(claim.name, **publish(folder, domain, trainer, claim.rows))
     return Path(run.path)
 
 
 def adversaries(
     training: PrivateTraining,
-    maker: GeneratorTrainer,
-    judge: Discriminator,
+    trainer: GeneratorTrainer,
+    frozen_copy: Discriminator,
     domain: Domain,
     progress: Progress,
 ) -> None:
-    """All steps of both. `judge` is a copy of the discriminator, for the generator to learn
+    """All steps of both. `frozen_copy` is a copy of the discriminator for the generator to learn
     from.
     """
-    critic, steps, last, place = training.model, training.plan.recipe.steps, -1, 0
+    discriminator, steps, last, place = training.model, training.plan.recipe.steps, -1, 0
     for (codes,) in training.batches():
         step = training.steps_done
         last, place = (
@@ -144,18 +144,19 @@ def adversaries(
             place + 1 if step == last else 0,
         )  # a logical batch may come in several pieces
         pairs = torch.stack(
-            [one_hot(codes, domain.sizes), maker.fakes(f"critic {place}", step, len(codes))], dim=1
+            [one_hot(codes, domain.sizes), trainer.fakes(f"critic {place}", step, len(codes))],
+            dim=1,
         )
-        scores = critic(pairs)
+        scores = discriminator(pairs)
         training.step(functional.softplus(-scores[:, 0]) + functional.softplus(scores[:, 1]))
         if training.boundary and step % EVERY == EVERY - 1:
-            judge.load_state_dict(critic.state_dict())
-            maker.learn(judge, step, LESSON)
+            frozen_copy.load_state_dict(discriminator.state_dict())
+            trainer.learn(frozen_copy, step, LESSON)
             progress("training", training.steps_done / steps)
 
 
 def publish(
-    folder: RunFolder, domain: Domain, maker: GeneratorTrainer, count: int
+    folder: RunFolder, domain: Domain, trainer: GeneratorTrainer, count: int
 ) -> dict[str, Any]:
     """Write the table, and what there is to say about it. Where a run stopped at its very end, what
     it wrote stands.
@@ -163,7 +164,9 @@ def publish(
     if folder.state.is_file() and (folder.path / FACTS).is_file():
         facts = storage.parsed_json(FACTS, storage.content(FACTS, folder.path / FACTS))
     else:
-        rows = allowed(domain, maker.rows(count, folder.randomness.generator("synthetic rows", 0)))
+        rows = allowed(
+            domain, trainer.rows(count, folder.randomness.generator("synthetic rows", 0))
+        )
         folder.write(TABLE, written(domain, rows, folder.randomness))
         facts = {
             "method": WORDS,
@@ -172,5 +175,5 @@ def publish(
             "measured": 0,
             "error": {},
         }
-        folder.write(FACTS, json.dumps(facts | {"model": maker.facts()}, indent=1).encode())
+        folder.write(FACTS, json.dumps(facts | {"model": trainer.facts()}, indent=1).encode())
     return {"rows_made": facts["rows"], "table": TABLE}

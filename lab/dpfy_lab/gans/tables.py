@@ -125,10 +125,10 @@ class GeneratorTrainer:
         found: Tensor = self.generator(self.randomness.generator(f"{stream} rows", step), count)
         return found
 
-    def learn(self, judge: nn.Module, step: int, count: int) -> None:
-        """One step towards rows that the judge takes for records; the judge does not change."""
+    def learn(self, frozen_copy: nn.Module, step: int, count: int) -> None:
+        """One step towards rows that the discriminator takes for records, by a frozen copy of it."""
         self.optimizer.zero_grad()
-        scores = judge(self.generator(self.randomness.generator("lesson rows", step), count))
+        scores = frozen_copy(self.generator(self.randomness.generator("lesson rows", step), count))
         functional.softplus(-scores).mean().backward()
         self.optimizer.step()
 

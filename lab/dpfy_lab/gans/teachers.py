@@ -100,11 +100,11 @@ def execute(
         codes = np.concatenate(list(encoded(data, domain)), axis=1).T
         folder.bind("records", codes.tobytes())
         school = TeacherDiscriminators.of(codes, domain.sizes, claim.teachers, folder.randomness)
-        maker = rounds(
+        trainer = rounds(
             claim, school, folder.begin(claim.name), folder.randomness, folder.bind, progress
         )
         rows = allowed(
-            domain, maker.rows(claim.rows, folder.randomness.generator("synthetic rows", 0))
+            domain, trainer.rows(claim.rows, folder.randomness.generator("synthetic rows", 0))
         )
         folder.write(TABLE, written(domain, rows, folder.randomness))
         facts = {
@@ -114,7 +114,7 @@ def execute(
             "measured": 0,
             "error": {},
         }
-        folder.write(FACTS, json.dumps(facts | {"model": maker.facts()}, indent=1).encode())
+        folder.write(FACTS, json.dumps(facts | {"model": trainer.facts()}, indent=1).encode())
         folder.tell(claim.name, rows_made=len(rows), table=TABLE)
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
@@ -229,7 +229,7 @@ def rounds(
     together are within the claim.
     """
     sizes = [int(size) for size in np.diff([*school.starts.tolist(), school.weights[0].shape[1]])]
-    maker = GeneratorTrainer.fresh(sizes, randomness)
+    trainer = GeneratorTrainer.fresh(sizes, randomness)
     with seeded(randomness, "student"):
         student = Discriminator(sum(sizes))
     optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
@@ -240,9 +240,9 @@ def rounds(
     for number in range(claim.rounds):
         for step in range(number * LESSONS, (number + 1) * LESSONS):
             school.learn(
-                maker.generator.codes(randomness.generator("rows for teachers", step), OWN), step
+                trainer.generator.codes(randomness.generator("rows for teachers", step), OWN), step
             )
-        rows = maker.generator.codes(randomness.generator("questions", number), claim.questions)
+        rows = trainer.generator.codes(randomness.generator("questions", number), claim.questions)
         counts = school.votes(rows)
         bind(f"{claim.name} {number}", rows.numpy().tobytes() + counts.tobytes())
         mechanism = PartOfGaussian(noise, whole=claim.event)
@@ -259,9 +259,9 @@ def rounds(
             randomness.generator("lessons", number),
         )
         for step in range(number * GENERATOR_STEPS, (number + 1) * GENERATOR_STEPS):
-            maker.learn(student, step, BATCH)
+            trainer.learn(student, step, BATCH)
         progress("rounds", (number + 1) / claim.rounds)
-    return maker
+    return trainer
 
 
 def _taught(

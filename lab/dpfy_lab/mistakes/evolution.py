@@ -17,12 +17,12 @@ from dpfy_lab.selftest.patch import Patch
 RUN = "dpfy.synthetic.evolution.run"
 
 
-@mistake("evolution-two-votes", "a record votes twice in a round", REPLAYED, f"{RUN}.votes_of")
+@mistake("evolution-two-votes", "a record votes twice in a round", REPLAYED, f"{RUN}.count_votes")
 def _(real: Any, voters: Any, labels: Any, places: Any) -> Any:
     return real(np.concatenate([voters, voters]), np.concatenate([labels, labels]), places)
 
 
-@mistake("evolution-classes", "a record votes in every class", REPLAYED, f"{RUN}.votes_of")
+@mistake("evolution-classes", "a record votes in every class", REPLAYED, f"{RUN}.count_votes")
 def _(real: Any, voters: Any, labels: Any, places: Any) -> Any:
     return sum(real(voters, np.full_like(labels, label), places) for label in range(len(places)))
 
@@ -70,7 +70,7 @@ mistake("evolution-reach", "embeddings are scaled by the longest record", REPLAY
     "evolution-heard",
     "which votes are heard is decided by exact counts",
     REPLAYED,
-    f"{RUN}.heard_of",
+    f"{RUN}.threshold_votes",
 )
 def _(real: Any, noisy: Any, noise: float, counts: Any) -> Any:
     return np.where(counts > 0, noisy, 0.0)
