@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import blocks
 
 PAGES = blocks.pages()
+COLUMNS = 100
 MOST_NOT_RUN = 12
 """Blocks that say why they are not run. A new one is a decision: raise the number with it."""
 
@@ -48,6 +49,18 @@ def test_a_block_says_what_it_is(page: Path) -> None:
     kinds = {block.language for block in blocks.blocks(page)}
     assert kinds <= {*blocks.RUN, *blocks.SHOWN}, "python and bash are run; name what is only shown"
     assert blocks.indented(page) == [], "fence it: code by indentation is run by nobody"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_code_blocks_fit_the_page(page: Path) -> None:
+    """Output and diagrams too, but on the page of decisions: nobody copies from it."""
+    left = [
+        f"{named(page)}:{block.line}"
+        for block in blocks.blocks(page)
+        if page.name != "decisions.md" or block.language in blocks.RUN
+        if any(len(line) > COLUMNS for line in block.text.splitlines())
+    ]
+    assert left == []
 
 
 def test_few_blocks_are_not_run() -> None:
