@@ -24,7 +24,7 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             Path(named[1]).write_text(block)
         else:
             exec(compile(block, f"{PAGE.name}, block {number}", "exec"), seen)
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     assert sorted(p.name for p in Path("runs/yes").iterdir()) == sorted(
         [
             "count.json",
