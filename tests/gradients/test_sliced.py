@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
 from dpfy.gradients.per_example.outer import Outer
 from dpfy.gradients.per_example.shared import MeasuredContribution, combine_uses, overlapping

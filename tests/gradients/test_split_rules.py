@@ -22,7 +22,7 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.per_example import outer, placed
-from dpfy.gradients.per_example.contribution import Direct
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
 from dpfy.gradients.per_example.placed import FunctionGradient, ParameterFunction
 

@@ -22,7 +22,8 @@ from dpfy.gradients.autograd.untracked import (
     UntrackedSplit,
     split_per_example,
 )
-from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.direct import Direct
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.autograd.split_rules import input_shape, saved, saved_again
+from dpfy.gradients.autograd.graph_nodes import input_shape, saved, saved_again
 from dpfy.gradients.autograd.views import VIEWS, output_meta, placed
 from dpfy.gradients.per_example.arithmetic import along
-from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.outer import Outer
 from dpfy.gradients.per_example.placed import (
     FunctionGradient,

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dpfy.gradients.autograd.descent import sent_down
-from dpfy.gradients.autograd.split_rules import Maker, maker
+from dpfy.gradients.autograd.graph_nodes import Maker
+from dpfy.gradients.autograd.split_rules import maker
 from dpfy.gradients.autograd.tape import BATCH_AXES, BatchAxis, fitting_axes, tells
 from dpfy.gradients.per_example.arithmetic import row_chunks
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.gradients.autograd.split_rules import input_shape
+from dpfy.gradients.autograd.graph_nodes import input_shape
 from dpfy.gradients.per_example.contribution import Contribution, Places
 from dpfy.gradients.per_example.placed import ViewGradient
 

@@ -40,7 +40,8 @@ from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.one_record import active, transformed
 from dpfy.gradients.per_example.buffers import Buffers
 from dpfy.gradients.per_example.clipped_sum import ClippedSum, ShardedNorms
-from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.direct import Direct
 
 EachSum = Callable[[str, Tensor], Tensor]
 """Takes the sum of a parameter, by name, and gives back what is to be kept of it."""

@@ -12,8 +12,9 @@ from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.rule import Found, RowsFirst, constant, total_space, wanted
 from dpfy.gradients.per_example import kept_convolution
-from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
+from dpfy.gradients.per_example.direct import Direct
 
 
 def run_convolution(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:

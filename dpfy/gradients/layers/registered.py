@@ -24,7 +24,8 @@ from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.engine import no_autocast
 from dpfy.gradients.layers.rule import Found, LayerRule, RowsFirst, as_positions
 from dpfy.gradients.layers.table import LAYERS, REGISTERED
-from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.outer import outer
 
 Given = Mapping[str, Tensor | tuple[Tensor, Tensor]]

@@ -27,7 +27,8 @@ from dpfy.gradients.per_example.arithmetic import (
     scaled_wide,
     wide,
 )
-from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.patches import Patched, Remade, Window
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from dpfy.gradients import kernels
 from dpfy.gradients.kernels import grams, reductions
 from dpfy.gradients.per_example.arithmetic import fitted, kept, put
-from dpfy.gradients.per_example.contribution import Contribution, Direct
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.rounding import as_rows, sum_dtype
 
 BLOCK_ROWS = 1024

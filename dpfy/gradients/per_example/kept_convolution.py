@@ -19,8 +19,8 @@ from dpfy.gradients import kernels
 from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.per_example import routes
 from dpfy.gradients.per_example.arithmetic import CACHE_ELEMENTS, row_chunks, wide
-from dpfy.gradients.per_example.contribution import Direct
 from dpfy.gradients.per_example.convolution import ConvolutionGradient, weight_gradient
+from dpfy.gradients.per_example.direct import Direct
 
 MOST_BELOW = 8
 """On a GPU: with more channels of the larger tensor in a group than this, products by tensor cores

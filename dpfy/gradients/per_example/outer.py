@@ -27,7 +27,8 @@ from dpfy.gradients.per_example.arithmetic import (
     wide,
     wide_product,
 )
-from dpfy.gradients.per_example.contribution import Contribution, Direct, Piece
+from dpfy.gradients.per_example.contribution import Contribution, Piece
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
 

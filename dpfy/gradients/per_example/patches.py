@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dpfy.gradients.per_example import rounding
 from dpfy.gradients.per_example.arithmetic import kept
-from dpfy.gradients.per_example.contribution import Contribution, Direct, Held
+from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.direct import Direct, Held
 
 if TYPE_CHECKING:
     from dpfy.gradients.per_example.convolution import ConvolutionGradient

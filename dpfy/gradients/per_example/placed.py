@@ -22,7 +22,8 @@ from dpfy.gradients.per_example.arithmetic import (
     row_chunks,
     wide,
 )
-from dpfy.gradients.per_example.contribution import Contribution, Direct, Places
+from dpfy.gradients.per_example.contribution import Contribution, Places
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 from dpfy.gradients.per_example.shared import Shared
 

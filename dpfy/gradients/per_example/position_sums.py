@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.kernels import reductions
-from dpfy.gradients.per_example.contribution import Contribution, Direct, Piece
+from dpfy.gradients.per_example.contribution import Contribution, Piece
+from dpfy.gradients.per_example.direct import Direct
 
 
 @dataclass(eq=False)

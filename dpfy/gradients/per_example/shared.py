@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.per_example.arithmetic import norm_by_parts
-from dpfy.gradients.per_example.contribution import Contribution, Direct, Piece
+from dpfy.gradients.per_example.contribution import Contribution, Piece
+from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.rounding import NormEstimate
 from dpfy.gradients.per_example.sliced import Sliced
 
