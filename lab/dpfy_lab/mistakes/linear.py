@@ -13,7 +13,7 @@ from dpfy_lab.checks.estimators import MINIMA, NEIGHBOURS, NOISE
 from dpfy_lab.selftest.mistake import mistake
 
 HOME = "dpfy.estimators"
-RELEASE, GAUSSIAN = f"{HOME}.fitting.FitSession.release", f"{HOME}.fitting.Gaussian"
+RELEASE, GAUSSIAN = f"{HOME}.fitting.FitSession.release", f"{HOME}.fitting.GaussianMechanism"
 GRADIENT, STATISTICS, OBJECTIVE = "linear, gradient", "linear, statistics", "linear, objective"
 BAYES, COMPONENTS = "naive bayes", "components"
 

@@ -161,7 +161,7 @@ def _(real: Any, *keys: Any) -> Any:
     "statistic-noise-half",
     "counts have half the noise that their claim says",
     NOISE,
-    "dpfy.mechanisms.discrete.DiscreteLaplace.noise",
+    "dpfy.mechanisms.discrete.DiscreteLaplaceMechanism.noise",
 )
 def _(real: Any, self: Any, *given: Any) -> Any:
     return np.rint(real(self, *given) / 2).astype(np.int64)
