@@ -80,8 +80,8 @@ def _(real: Any, self: Any, name: str) -> Any:
     "dpfy.mechanisms.mechanism.source",
 )
 def _(real: Any, event: Any, permit: Any, randomness: Any, step: int) -> Any:
-    real(event, permit, randomness, step)
-    return Bits(randomness, "query", step)
+    bits = real(event, permit, randomness, step)
+    return bits if randomness is None else Bits(randomness, "query", step)
 
 
 @mistake(
