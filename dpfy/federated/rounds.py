@@ -22,7 +22,7 @@ from dpfy.federated.cohort import Cohort, Tally
 from dpfy.federated.participations import Participations
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads
-from dpfy.isolation.check import CheckSummary
+from dpfy.isolation.summary import CheckSummary
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import ROUND
 from dpfy.sampling.samplers import CheckInSampler

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from dpfy.isolation.program import BATCH, Operation, Program, Ref
+from dpfy.isolation.operations import BATCH, Operation, Ref
+from dpfy.isolation.program import Program
 
 FORMAT = "steps-1"
 MOST_HASHED = 1 << 24

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
@@ -20,6 +21,11 @@ def leave(mode: TorchDispatchMode | TorchFunctionMode) -> None:
     """Take `mode` off its stack, also from below modes that others entered meanwhile, which
     stay.
     """
+    if isinstance(mode, TorchFunctionMode):
+        depth = torch._C._len_torch_function_stack()
+        if depth and torch._C._get_function_stack_at(depth - 1) is mode:
+            mode.__exit__(None, None, None)
+            return
     stack: Callable[[], list[Any]]
     pop: Callable[..., Any]
     if isinstance(mode, TorchDispatchMode):

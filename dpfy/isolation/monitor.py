@@ -121,7 +121,8 @@ class Monitor:
     `checked` are the places that checked steps called torch from, `new` those that they did not.
     `reused` are those where this step took what earlier batches left, `backward` those in the
     user's hooks and functions that ran while gradients were computed, and `copied` those where the
-    loop read values of the last batch after its step in a way that cannot be followed.
+    loop read values of the last batch after its step in a way that cannot be followed. `calls` counts
+    the calls it saw since the batch went out.
 
     Guarantees: changes no tensor and no generator; numbers that the loop reads between `after` and
     the next batch are equal to what they would be, of a type that inherits from float or int.
@@ -136,6 +137,7 @@ class Monitor:
         self._functions: set[type] = set()
         self._nodes: set[int] = set()
         self.numbers = False
+        self.calls = 0
         self._batch: Sequence[Tensor] = ()
         self.left, self.aside, self.clean = _Weak(), _Weak(), _Weak()
         self._forward, self._after = _Forward(self), _After(self)
@@ -146,11 +148,13 @@ class Monitor:
         of its calls by `seen`.
         """
         self.leave()
-        if self.aside:
+        if self.aside.refs:
             self.left.add(self.aside.alive())
             self.aside.clear()
-        self.left.forget_dead()
+        if self.left.refs:
+            self.left.forget_dead()
         self._batch = batch
+        self.calls = 0
         self.now.clear()
         self.reused.clear()
         self.backward.clear()
@@ -181,6 +185,7 @@ class Monitor:
     ) -> Any:
         """Note a call of `func` before the step, and make it (by `call`, if given)."""
         place, whose = site
+        self.calls += 1
         self.now.add(place)
         if call is not None:
             self._find_functions(args)
@@ -243,6 +248,13 @@ class Monitor:
         return self.left.alive()
 
     @property
+    def follows(self) -> bool:
+        """Whether there is something to follow: what earlier batches left, or functions of the
+        user's whose backward passes are to be seen.
+        """
+        return bool(self.numbers or self.left.refs or self._functions)
+
+    @property
     def new(self) -> set[CallSite]:
         """Where torch was called from in this step, and in no step that was checked."""
         return self.now - self.checked
@@ -272,7 +284,12 @@ class _Forward(_Calls):
     """Calls before the step."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._monitor.seen(site_of(func), func, args, kwargs)
+        monitor, site = self._monitor, site_of(func)
+        if monitor.follows or site[1] == USER or func is REGISTER_HOOK:
+            return monitor.seen(site, func, args, kwargs)
+        monitor.calls += 1
+        monitor.now.add(site[0])
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 class _Backward(_Calls):
@@ -288,6 +305,7 @@ class _After(_Calls):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         monitor, name = self._monitor, getattr(func, "__name__", "")
+        monitor.calls += 1
         result = func(*args, **kwargs) if kwargs else func(*args)
         if not _any((*args, *kwargs.values()) if kwargs else args, monitor.of_batch):
             monitor.clean.add(_tensors(result))

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfy.isolation.program import Contents, Memory, Operation, Program, Ref, Unrecordable
+from dpfy.isolation.operations import Contents, Operation, Ref, Unrecordable
+from dpfy.isolation.program import Program, Replay
 
 PACK, PAD = "_pack_padded_sequence", "_pad_packed_sequence"
 """The functions of torch that are seen here: one depends on the lengths by its shapes, one writes
@@ -155,7 +156,7 @@ class KeptLengths:
         ]
         return found + [p.lengths for p in self.program.padded]
 
-    def contents(self, plain: Memory, rows: Tensor, replaced: Contents) -> Iterator[Contents]:
+    def contents(self, plain: Replay, rows: Tensor, replaced: Contents) -> Iterator[Contents]:
         """By storage, what runs start from in which the examples of `rows` are replaced, beside
         what was `replaced`: one with lengths of those put in their place, and where there are any
         one in which they are short, so that the longest is another.
@@ -164,7 +165,7 @@ class KeptLengths:
         if self.lengths:
             yield self._contents(plain, rows, replaced, short=True)
 
-    def _contents(self, plain: Memory, rows: Tensor, replaced: Contents, short: bool) -> Contents:
+    def _contents(self, plain: Replay, rows: Tensor, replaced: Contents, short: bool) -> Contents:
         """Guarantees: packing sees the lengths of the run `plain`; every other use of them sees
         others in the place of those replaced.
         """
@@ -181,7 +182,7 @@ class KeptLengths:
                 and one.field.storage in replaced
                 and _whole(one.field, replaced[one.field.storage])
             ):
-                given = Memory(self.program, {one.field.storage: replaced[one.field.storage]}).at(
+                given = Replay(self.program, {one.field.storage: replaced[one.field.storage]}).at(
                     one.field
                 )
                 given = torch.where(rows, 1, given) if short and len(given) == len(rows) else given
@@ -193,7 +194,7 @@ class KeptLengths:
                     )
         return found
 
-    def differ(self, plain: Memory, other: Memory, rows: Tensor) -> bool:
+    def differ(self, plain: Replay, other: Replay, rows: Tensor) -> bool:
         """Whether the run `other` would have packed an example that was not replaced by another
         length.
         """

@@ -8,102 +8,30 @@ operations on another piece of memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dpfy.gradients.engine import no_autocast
-
-BATCH, CARRIED, DATA = 1, 2, 4
-"""Where a value comes from, as bits: the batch, a tensor that an earlier step left behind, or the
-records beside the batch.
-"""
-
-Contents = dict[int, torch.UntypedStorage]
-"""By storage, what a run of a program starts from."""
-
-
-SCRATCH = frozenset({torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor})
-"""Operations that give a row an example first; what else they give, for the backward pass alone, is
-as long as the batch's longest.
-"""
-
-
-class Unrecordable(Exception):
-    """The operations cannot be run again from what was seen of them."""
-
-
-class Reshaped(Exception):
-    """Run again on other inputs, an operation gave another shape."""
-
-
-class Ref(NamedTuple):
-    """Where a tensor lies."""
-
-    storage: int
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def layout(self) -> tuple[object, ...]:
-        """All but the storage."""
-        return self.offset, self.shape, self.stride, self.dtype
-
-
-@dataclass(slots=True)
-class Operation:
-    """One call: `arguments` are (args, kwargs) with a Ref in the place of each tensor. A view has
-    nothing to run again.
-
-    `read`: Python, or C++ for it, learns a value. `shaped`: the shape of what it gives follows from
-    values, which Python may ask for.
-    """
-
-    call: Callable[..., Any]
-    arguments: tuple[Any, Any]
-    inputs: list[Ref]
-    outputs: list[Ref]
-    written: list[Ref]
-    view: bool = False
-    read: bool = False
-    shaped: bool = False
-    graph: bool = False
-    random: tuple[torch.Generator, Tensor] | None = None
-
-    @property
-    def name(self) -> str:
-        """What torch calls it, without the overload."""
-        return str(self.call).removeprefix("aten.").partition(".")[0]
-
-
-@dataclass(frozen=True)
-class Variation:
-    """What a run of a program does otherwise than the step that was recorded, beside the records
-    that were replaced.
-
-    `contents`: other contents of storages from outside (moved parameters). `arguments`: other
-    constants of operations, by their id. `seed`: random operations draw other numbers, the same
-    ones in all runs with this seed.
-    """
-
-    contents: Contents = field(default_factory=dict)
-    arguments: dict[int, Any] = field(default_factory=dict)
-    seed: int | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.contents or self.arguments or self.seed is not None)
-
-
-AS_IT_WAS = Variation()
+from dpfy.isolation.operations import (
+    AS_IT_WAS,
+    CARRIED,
+    SCRATCH,
+    Contents,
+    Operation,
+    Ref,
+    Reshaped,
+    Unrecordable,
+    Variation,
+    behind_attention,
+    filled,
+    outputs_in,
+)
 
 
 @dataclass
@@ -131,32 +59,29 @@ class Program:
     def ref(self, t: Tensor) -> Ref:
         """Where `t` lies; a storage that was never seen is one from outside."""
         storage = _storage_of(t)
-        index = self._index(storage)
-        if index is None:
+        entry = self.known.get(storage._cdata)
+        if entry is None:
             index = self._add(storage)
             self.outside[index] = storage
             if storage._cdata in self.carried:
                 self.origin[index] = CARRIED
             if t.grad_fn is not None:
                 raise Unrecordable(f"a tensor with a graph that was not seen ({t.grad_fn.name()})")
-        return Ref(index, int(t.storage_offset()), t.shape, t.stride(), t.dtype, t.device)
+        else:
+            index = entry[0]
+        return _ref(index, t)
 
     def made(self, t: Tensor) -> Ref:
         """Where a tensor lies that an operation has just returned."""
         storage = _storage_of(t)
-        index = self._index(storage)
-        index = self._add(storage) if index is None else index
-        return Ref(index, int(t.storage_offset()), t.shape, t.stride(), t.dtype, t.device)
+        entry = self.known.get(storage._cdata)
+        return _ref(self._add(storage) if entry is None else entry[0], t)
 
     def mark(self, tensors: Sequence[Tensor], origin: int) -> None:
         """Say where the values of `tensors` come from."""
         for t in tensors:
             index = self.ref(t).storage
             self.origin[index] = self.origin.get(index, 0) | origin
-
-    def _index(self, storage: torch.UntypedStorage) -> int | None:
-        entry = self.known.get(storage._cdata)
-        return None if entry is None else entry[0]
 
     def _add(self, storage: torch.UntypedStorage) -> int:
         # While the weak reference is held no other storage can have this address.
@@ -200,7 +125,7 @@ class Program:
 
     def run(
         self, replaced: Contents, keep: Sequence[Ref], variation: Variation = AS_IT_WAS
-    ) -> Memory:
+    ) -> Replay:
         """Run the operations again with other contents in some of the storages from outside, and in
         a `variation` of the step.
 
@@ -212,7 +137,7 @@ class Program:
         if key not in self._work:
             needed = self.needed(keep)
             self._work[key] = needed, _last_uses(needed, kept)
-        memory, (work, last) = Memory.start(self, replaced, variation), self._work[key]
+        memory, (work, last) = Replay.start(self, replaced, variation), self._work[key]
         with self.aside():
             for position, operation in enumerate(work):
                 memory.do(operation)
@@ -260,7 +185,7 @@ class Program:
 
 
 @dataclass
-class Memory:
+class Replay:
     """The storages of one run of a program, and what Python would have read on the way."""
 
     program: Program
@@ -271,7 +196,7 @@ class Memory:
     draws: int = 0
 
     @classmethod
-    def start(cls, program: Program, replaced: Contents, variation: Variation) -> Memory:
+    def start(cls, program: Program, replaced: Contents, variation: Variation) -> Replay:
         """What a run in a `variation` starts from. What operations write in place is its own."""
         moved = {
             index: s.clone() if index in program.initial else s
@@ -356,20 +281,36 @@ def _called(operation: Operation, args: Any, kwargs: Any) -> Any:
     return operation.call(*args, **kwargs)
 
 
-def behind_attention(operation: Operation) -> bool:
-    """Whether this is the backward pass of one of torch's kernels for attention."""
-    return _behind_attention(operation.call)
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Where the storages of tensors lie, of those that have one."""
+    return {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
 
 
-@cache
-def _behind_attention(call: Callable[..., Any]) -> bool:
-    return str(call).partition(".default")[0].endswith("attention_backward")
+def run_on_others(
+    program: Program, contents: Contents, keep: Sequence[Ref], variation: Variation = AS_IT_WAS
+) -> Replay:
+    """Run the program on other records; an operation that fails, which tells nothing about mixing, makes it one that
+    cannot be run again.
+    """
+    try:
+        return program.run(contents, keep, variation)
+    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
+        # Its message may hold values of records.
+        raise Unrecordable(
+            f"operations that fail on other records, {type(problem).__name__}"
+        ) from None
+
+
+def _ref(index: int, t: Tensor) -> Ref:
+    # Not by its own constructor, which takes as long as the rest: recording makes hundreds of these.
+    place = index, t.storage_offset(), t.shape, t.stride(), t.dtype, t.device
+    return tuple.__new__(Ref, place)
 
 
 def _storage_of(t: Tensor) -> torch.UntypedStorage:
     if (
-        t.layout is not torch.strided
-        or type(t) not in (Tensor, torch.nn.Parameter)
+        type(t) not in (Tensor, torch.nn.Parameter)
+        or t.layout is not torch.strided
         or t.is_conj()
         or t.is_neg()
     ):
@@ -388,24 +329,3 @@ def _last_uses(work: Sequence[Operation], kept: frozenset[int]) -> dict[int, lis
         if storage not in kept:
             uses.setdefault(position, []).append(storage)
     return uses
-
-
-def filled(value: Any, put: Callable[[Any], Any], kind: type = Ref) -> Any:
-    """`value` with everything of `kind` in its tuples, lists and dicts replaced."""
-    if isinstance(value, kind):
-        return put(value)
-    if value is None or type(value) in (int, float, bool):
-        return value
-    if isinstance(value, tuple):
-        return tuple([put(v) if isinstance(v, kind) else filled(v, put, kind) for v in value])
-    if isinstance(value, list):
-        return [filled(v, put, kind) for v in value]
-    if isinstance(value, dict):
-        return {k: filled(v, put, kind) for k, v in value.items()}
-    return value
-
-
-def outputs_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for v in value for t in outputs_in(v)] if isinstance(value, list | tuple) else []

@@ -7,8 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpfy.isolation import packed_sequences
 from dpfy.isolation.modes import leave
 from dpfy.isolation.monitor import Followed, Monitor, site_of
-from dpfy.isolation.program import (
+from dpfy.isolation.operations import (
     CARRIED,
     SCRATCH,
     Operation,
-    Program,
     Ref,
     Unrecordable,
     filled,
     outputs_in,
 )
+from dpfy.isolation.program import Program
 
 NUMBERS = {"item", "__bool__", "__float__", "__int__", "__index__", "__complex__"}
 """Calls that give Python one number of a tensor. Most ask the dispatcher for it; some of torch's
@@ -135,19 +134,20 @@ class OperationRecorder:
             inputs.append(program.ref(t))
             return inputs[-1]
 
-        if not isinstance(call, torch._ops.OpOverload):
-            raise Unrecordable(f"the operation {call}")
+        facts = _facts(call)
         arguments = filled((args, kwargs), put, Tensor)
         if call is torch.ops.aten.lift_fresh.default:
             program.of_python |= {ref.storage for ref in inputs}
-        written = [r for name in _written(call) for r in _refs(_argument(call, name, *arguments))]
+        written = [
+            r for name, place in facts.written for r in _refs(_argument(name, place, *arguments))
+        ]
         for ref in written:
             if (
                 source := program.outside.get(ref.storage)
             ) is not None and ref.storage not in program.initial:
                 program.initial[ref.storage] = source.clone()
         random = None
-        if _random(call):
+        if facts.random:
             device = next((r.device for r in inputs), None) or torch.device(
                 kwargs.get("device") or "cpu"
             )
@@ -284,7 +284,7 @@ def _shaped_by_values(operation: Operation) -> bool:
     """Whether the shapes of what it gives follow from values: the rows that a mask keeps, how many
     numbers are not zero.
     """
-    if not _of_unknown_shape(operation.call):
+    if not _facts(operation.call).of_unknown_shape:
         return False
     if operation.call is torch.ops.aten.index.Tensor:
         return any(ref.dtype in (torch.bool, torch.uint8) for ref in operation.inputs[1:])
@@ -318,29 +318,41 @@ def _refs(value: Any) -> list[Ref]:
     return [r for v in value for r in _refs(v)] if isinstance(value, list | tuple) else []
 
 
-@lru_cache(maxsize=4096)
-def _random(call: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in call.tags
+class OperatorFacts(NamedTuple):
+    """What torch says about an operator: the arguments that it writes into, by name and place;
+    whether it draws random numbers; and whether the shape of what it gives depends on values.
+    """
+
+    call: Any
+    written: tuple[tuple[str, int], ...]
+    random: bool
+    of_unknown_shape: bool
 
 
-@lru_cache(maxsize=4096)
-def _of_unknown_shape(call: Any) -> bool:
-    return torch.Tag.dynamic_output_shape in call.tags
+_known_facts: dict[int, OperatorFacts] = {}
+"""By identity: an operator computes its hash in Python."""
 
 
-@lru_cache(maxsize=4096)
-def _written(call: Any) -> tuple[str, ...]:
-    return tuple(
-        a.name for a in call._schema.arguments if a.alias_info is not None and a.alias_info.is_write
-    )
+def _facts(call: Any) -> OperatorFacts:
+    found = _known_facts.get(id(call))
+    if found is None:
+        if not isinstance(call, torch._ops.OpOverload):
+            raise Unrecordable(f"the operation {call}")
+        written = tuple(
+            (argument.name, place)
+            for place, argument in enumerate(call._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        random = torch.Tag.nondeterministic_seeded in call.tags
+        of_unknown_shape = torch.Tag.dynamic_output_shape in call.tags
+        found = _known_facts[id(call)] = OperatorFacts(call, written, random, of_unknown_shape)
+    return found
 
 
-def _argument(call: Any, name: str, args: Any, kwargs: Any) -> Any:
+def _argument(name: str, place: int, args: Any, kwargs: Any) -> Any:
     if name in kwargs:
         return kwargs[name]
-    names = [a.name for a in call._schema.arguments]
-    position = names.index(name)
-    return args[position] if position < len(args) else None
+    return args[place] if place < len(args) else None
 
 
 def _generator(

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpfy.isolation.program import BATCH, Contents, Operation, Program
+from dpfy.isolation.operations import BATCH, Contents, Operation
+from dpfy.isolation.program import Program
 
 SPREAD = 0.1
 """How far parameters are moved, relative to their size, so that a gate that starts at zero shows

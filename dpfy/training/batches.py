@@ -122,9 +122,7 @@ class Drawing:
             try:
                 batch = next(reading)
             except Mixing as refusal:
-                self.isolation.refusal = refusal
-                if piece.step > 0:
-                    self.isolation._store(str(refusal))
+                self.isolation.refuse(refusal, released=piece.step > 0)
                 raise
             yield batch
 

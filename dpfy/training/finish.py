@@ -15,7 +15,7 @@ from torch import Tensor
 import dpfy
 from dpfy.core.codec import number
 from dpfy.core.errors import Unsupported
-from dpfy.isolation.check import CheckSummary
+from dpfy.isolation.summary import CheckSummary
 from dpfy.models import repair as repaired
 from dpfy.plan.claim import NOTHING, PUBLIC, SEARCHED
 from dpfy.report import card, uses

@@ -203,8 +203,9 @@ class PrivateTraining(RunState):
             recipe.steps,
             kept,
             varies(recipe.sampler.participation),
+            keeps=self.world.first,
+            alone=self.world.count == 1,
         )
-        self.isolation.keeps, self.isolation.alone = self.world.first, self.world.count == 1
         cut = (self.physical_batch, self.row_multiple, self.parallel.readers)
         self.drawing = Drawing(recipe, randomness, self.records, self.isolation, *cut)
         self._guard = Guard(

@@ -19,7 +19,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.isolation.check import PARTS, CheckLevel, CheckSummary, IsolationCheck
+from dpfy.isolation.check import IsolationCheck
+from dpfy.isolation.schedule import PARTS, CheckLevel
+from dpfy.isolation.summary import CheckSummary
 
 
 def training(
@@ -154,7 +156,7 @@ def opened(path: Path, model: nn.Module, **options: Any) -> IsolationCheck:
 
 def test_checks_lie_in_every_part_of_the_run_and_follow_the_secret(tmp_path: Path) -> None:
     due = [
-        sorted(opened(tmp_path / str(k), net(), steps=1000, seed=seed)._due)
+        sorted(opened(tmp_path / str(k), net(), steps=1000, seed=seed).schedule.due)
         for k, seed in enumerate((1, 1, 2))
     ]
     assert due[0] == due[1] != due[2]
@@ -168,7 +170,10 @@ def test_a_resumed_run_is_checked_where_it_was_to_be_checked_when_it_began(tmp_p
     made = some_steps(tmp_path, net(), plain, 5)
     assert made.isolation is not None
     found = opened(tmp_path, net(), resume=True)
-    assert (found._due, found._cut) == (made.isolation._due, made.isolation._cut)
+    assert (found.schedule.due, found.schedule.cut) == (
+        made.isolation.schedule.due,
+        made.isolation.schedule.cut,
+    )
     kept = tmp_path / "run" / "checkpoint" / "watch.json"
     content = json.loads(kept.read_bytes())
     for damaged in (0.5, "4", None, True):
@@ -180,18 +185,21 @@ def test_a_resumed_run_is_checked_where_it_was_to_be_checked_when_it_began(tmp_p
 def test_the_step_before_a_check_is_recorded_too(tmp_path: Path) -> None:
     """What it leaves behind is then known when it is used."""
     isolation = opened(tmp_path, net(), steps=200)
-    assert len(isolation._due) == 2 + PARTS
-    assert isolation.kind(0) is CheckLevel.THOROUGH
+    assert len(isolation.schedule.due) == 2 + PARTS
+    assert isolation.level_of(0) is CheckLevel.THOROUGH
     isolation._done, isolation.summary.replayed, isolation.alone = 2, 1, False
-    for step in sorted(isolation._due)[2:]:
-        assert isolation.kind(step) is (
-            CheckLevel.CHECK if step in isolation._cut else CheckLevel.LIGHT
+    for step in sorted(isolation.schedule.due)[2:]:
+        assert isolation.level_of(step) is (
+            CheckLevel.CHECK if step in isolation.schedule.cut else CheckLevel.LIGHT
         )
-        assert isolation.kind(step - 1) >= (
-            CheckLevel.RECORD if step in isolation._cut else CheckLevel.NOTHING
+        assert isolation.level_of(step - 1) >= (
+            CheckLevel.RECORD if step in isolation.schedule.cut else CheckLevel.NOTHING
         )
-    assert sum(isolation.kind(step) is CheckLevel.NOTHING for step in range(200)) >= 200 - PARTS - 4
-    assert len(isolation._cut) == 2
+    assert (
+        sum(isolation.level_of(step) is CheckLevel.NOTHING for step in range(200))
+        >= 200 - PARTS - 4
+    )
+    assert len(isolation.schedule.cut) == 2
 
 
 def unseen(mixing: bool) -> small_runs.Losses:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import dpfy
 from dpfy.core.errors import Unsupported
-from dpfy.isolation import check
+from dpfy.isolation import monitored_steps
 from dpfy.isolation.monitor import Followed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def _every_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps here are so short that the monitor would see some of them only."""
-    monkeypatch.setattr(check, "FREE", 60.0)
+    monkeypatch.setattr(monitored_steps, "FREE", 60.0)
 
 
 def train(
@@ -183,7 +183,7 @@ def test_new_code_at_a_step_of_which_the_losses_alone_were_to_be_checked(tmp_pat
 
     def saw(training: dpfy.PrivateTraining) -> None:
         assert training.isolation is not None
-        steps.append(min(training.isolation._due - training.isolation._cut - {0}))
+        steps.append(min(training.isolation.schedule.due - training.isolation.schedule.cut - {0}))
 
     def losses(m: nn.Module, x: Tensor, y: Tensor, step: int) -> Tensor:
         h = m[0](x)  # type: ignore[index]

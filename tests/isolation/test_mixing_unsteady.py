@@ -15,7 +15,7 @@ from tests.isolation.small_runs import Apply
 from torch import Tensor, nn
 
 from dpfy.core.errors import Unsupported
-from dpfy.isolation import comparison
+from dpfy.isolation import equality
 
 SIZE = 1e-7
 _DRAWN = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     whatever ran before: what 1e-4 of a mean moves depends on them.
     """
     torch.manual_seed(1)
-    monkeypatch.setattr(comparison, "EXACT", ())
+    monkeypatch.setattr(equality, "EXACT", ())
 
 
 @pytest.mark.usefixtures("gpu")

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from dpfy.isolation.fingerprint import difference, fingerprint, joined, scaled_by_size
-from dpfy.isolation.program import BATCH, Program, Reshaped
+from dpfy.isolation.operations import BATCH, Reshaped
+from dpfy.isolation.program import Program
 from dpfy.isolation.recorder import OperationRecorder
 
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))

@@ -34,8 +34,9 @@ from dpfy.core.errors import Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.data.batch import Draw, Look, leaves
 from dpfy.data.reader import Reader
+from dpfy.isolation.dataset_copy import DatasetCopy
 from dpfy.isolation.inspection import Inspected, Inspection, Mixing, secret_steps
-from dpfy.isolation.items import Twin, same
+from dpfy.isolation.items import same
 from dpfy.isolation.lines import Lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -228,15 +229,15 @@ def test_a_data_set_that_makes_whole_batches_is_checked() -> None:
             Reader(kind(mixes=True), None, 1).read(draw(9, Look.ALWAYS))
 
 
-def test_a_twin_shares_no_container_with_the_data_set_and_replaces_what_is_asked() -> None:
+def test_a_copy_shares_no_container_with_the_data_set_and_replaces_what_is_asked() -> None:
     held = Held(pair, cache={}, pair=(reader_cases.X, [1, 2]))
-    twin = Twin(held, {("y",): [9] * reader_cases.N})
-    assert set(twin.tables) == {("x",), ("y",), ("pair", 0)}
-    assert twin.dataset.y == [9] * reader_cases.N
-    assert twin.dataset.cache is not held.cache
-    assert twin.dataset.x is held.x
+    copied = DatasetCopy(held, {("y",): [9] * reader_cases.N})
+    assert set(copied.tables) == {("x",), ("y",), ("pair", 0)}
+    assert copied.dataset.y == [9] * reader_cases.N
+    assert copied.dataset.cache is not held.cache
+    assert copied.dataset.x is held.x
     assert type(held) is Held
-    assert isinstance(twin.dataset, Held)
+    assert isinstance(copied.dataset, Held)
 
 
 def test_new_lines_are_found_at_the_place_where_they_ran() -> None:

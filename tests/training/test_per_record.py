@@ -28,7 +28,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.isolation.check import CheckLevel
+from dpfy.isolation.schedule import CheckLevel
 from dpfy.training.objective import Objective
 
 
@@ -59,7 +59,7 @@ def test_isolated_losses_are_neither_recorded_nor_replayed_and_the_report_says_s
     assert training.isolation is not None
     checks = training.isolation.summary
     assert (checks.recorded, checks.replayed, checks.through_model) == (0, 0, 0)
-    assert all(training.isolation.kind(step) is CheckLevel.NOTHING for step in range(20))
+    assert all(training.isolation.level_of(step) is CheckLevel.NOTHING for step in range(20))
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert "isolated by construction: one by one" in json.dumps(card)
 

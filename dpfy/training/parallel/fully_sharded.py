@@ -21,7 +21,8 @@ from dpfy.core.values import Private
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads, trainable
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.isolation.check import CheckLevel, IsolationCheck
+from dpfy.isolation.check import IsolationCheck
+from dpfy.isolation.schedule import CheckLevel
 from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.shard import Shard
 from dpfy.noise.stream import NoiseStream
@@ -107,7 +108,7 @@ class FullySharded(SingleDevice):
         """
         assert self._engine is not None
         needed = (
-            first and isolation.kind(step) is not CheckLevel.NOTHING
+            first and isolation.level_of(step) is not CheckLevel.NOTHING
         ) or not self._engine.sums.steady
         if any(self.world.exchange(f"a batch of step {step}", needed)):
             self._gather()

@@ -57,7 +57,7 @@ def _(patch: Patch) -> None:
 )
 def _(patch: Patch) -> None:
     patch.around(f"{INTEGRITY}.journal.Journal._repeated", nothing)
-    patch.around("dpfy.isolation.check.IsolationCheck._restore", nothing)
+    patch.around("dpfy.isolation.run_fingerprint.difference", nothing)
 
 
 @mistake(

@@ -1,0 +1,143 @@
+"""Other records for the rows of a batch: what a check puts in the place of some examples to see
+whether the others notice.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dpfy.core.randomness import Randomness
+from dpfy.isolation.comparison import Replacement
+
+HALVES, FIELDS = 3, 3
+"""Ways of replacing half of the records, and fields by which other records are chosen."""
+
+CANDIDATES = 32
+"""Records looked at to find one that differs from the record it replaces."""
+
+
+class TrainingRecords(Protocol):
+    """What the check needs of the training records (:class:`dpfy.data.lazy.RecordSource`)."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All records, one tensor a field, where they are in memory; else none."""
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The tensors in memory that hold records."""
+
+    @property
+    def rows_each(self) -> int:
+        """How many rows of the model a row of the batch is for."""
+
+
+class Replacements:
+    """The ways of replacing rows of one batch with `losses`, drawn by the run's secret."""
+
+    def __init__(
+        self,
+        batch: tuple[Tensor, ...],
+        losses: Tensor,
+        records: TrainingRecords,
+        randomness: Randomness,
+        step: int,
+    ) -> None:
+        self.batch, self._records = batch, records
+        self._losses = losses.detach()
+        self._generator = torch.Generator()
+        self._generator.manual_seed(
+            int.from_bytes(randomness.key("replaced rows", step, 8), "little") >> 1
+        )
+        self.rows = self._half()
+
+    @property
+    def ways(self) -> int:
+        """How many ways there are."""
+        return HALVES + 2 * min(len(self.batch), FIELDS)
+
+    def way(self, number: int) -> Replacement:
+        """Other records in `rows`, or copies of the record with the largest or the smallest loss: a
+        mean of the batch moves most.
+
+        Further ways leave one record alone and put copies of another in all other rows: the two
+        with the largest or smallest values of a field. What the batch has most of, or only once, is
+        then gone.
+        """
+        rows = self.rows
+        if number == 0:
+            return Replacement(self.batch, self._other_records(rows), rows)
+        if number < HALVES:
+            source = self._losses.argmax() if number == 1 else self._losses.argmin()
+            return Replacement(self.batch, self._copies(rows, source), rows)
+        sizes = _size(self.batch[(number - HALVES) // 2 % len(self.batch)])
+        first, second = sizes.argsort(descending=number % 2 == 0)[:2]
+        rows = torch.arange(len(rows), device=rows.device) != first
+        return Replacement(self.batch, self._copies(rows, second), rows)
+
+    def all(self) -> list[Replacement]:
+        """All of them."""
+        return [self.way(number) for number in range(self.ways)]
+
+    def far(self, factor: float) -> Replacement:
+        """Other records in the other half of the rows, their real numbers multiplied by `factor`:
+        what depends on the batch by a threshold shows it.
+        """
+        rows = ~self.rows
+        return Replacement(self.batch, self._other_records(rows, factor), rows)
+
+    def _half(self) -> Tensor:
+        """Half of the rows, at random, at least one, not all."""
+        count = len(self._losses)
+        picked = torch.randperm(count, generator=self._generator) < max(1, count // 2)
+        return picked.to(self.batch[0].device)
+
+    def _copies(self, rows: Tensor, source: Tensor) -> list[Tensor]:
+        return [
+            torch.where(rows.view(-1, *[1] * (mine.dim() - 1)), mine[source], mine)
+            for mine in self.batch
+        ]
+
+    def _other_records(self, rows: Tensor, far: float = 1.0) -> list[Tensor]:
+        """The fields of the batch with other records in `rows`, field by field: records that differ
+        there, where there are any.
+        """
+        # Of records that are not in memory: the other rows of the batch.
+        pool = self._records.tensors or self.batch
+        places, found = torch.nonzero(rows).flatten(), []
+        for mine, all_of_them in zip(self.batch, pool, strict=True):
+            new = self._others_of(mine[places], all_of_them)
+            moved = new * far if far != 1 and new.is_floating_point() else new
+            found.append(mine.index_copy(0, places, moved))
+        return found
+
+    def _others_of(self, mine: Tensor, all_of_them: Tensor) -> Tensor:
+        """For each row of a field the first of some records that differs from it; where none does,
+        the last.
+        """
+        many = CANDIDATES if len(self._records) > 1 else 1
+        drawn = torch.randint(len(all_of_them), (many, len(mine)), generator=self._generator)
+        places = drawn.to(all_of_them.device)
+        if mine.dim() == 1:
+            candidates = all_of_them[places].to(mine)
+            differs = candidates != mine
+            differs[-1] = True
+            return candidates.gather(0, differs.byte().argmax(0)[None])[0]
+        new = all_of_them[places[0]].to(mine)
+        for candidate in range(1, many):
+            same = (new == mine).flatten(1).all(1)
+            if not bool(same.any()):
+                break
+            again = torch.nonzero(same).flatten()
+            new[again] = all_of_them[places[candidate, again.to(places.device)]].to(new)
+        return new
+
+
+def _size(field: Tensor) -> Tensor:
+    """One number for each row of a field: the value itself where there is one."""
+    return field.detach().reshape(len(field), -1).double().nan_to_num().sum(1)

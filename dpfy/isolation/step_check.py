@@ -1,0 +1,137 @@
+"""The check of one recorded step: run again with other records in some rows, in the circumstances of
+the step and in others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfy.gradients.engine import trainable
+from dpfy.isolation.comparison import (
+    Replacement,
+    check_apart,
+    check_losses,
+    check_sum,
+    codes,
+    observe,
+)
+from dpfy.isolation.equality import ExampleParts
+from dpfy.isolation.operations import Unrecordable, Variation
+from dpfy.isolation.program import Program, Replay
+from dpfy.isolation.recorder import OperationRecorder
+from dpfy.isolation.replacements import HALVES, Replacements
+from dpfy.isolation.schedule import CheckLevel
+from dpfy.isolation.variations import moved_constants, moved_parameters, moved_switches
+
+FAR = 16.0
+"""How far from the data records may lie that replace others in a thorough check."""
+
+SEEDS = 2
+"""In how many draws of its random operations a step is run again when gradients are checked."""
+
+
+@dataclass
+class StepCheck:
+    """One recorded step with its `losses`, to be checked. `seed` is the run's, for other draws."""
+
+    recorder: OperationRecorder
+    losses: Tensor
+    replacements: Replacements
+    model: nn.Module
+    engine: Any
+    step: int
+    seed: int
+
+    @property
+    def program(self) -> Program:
+        """What was recorded."""
+        return self.recorder.program
+
+    def run(self, level: CheckLevel) -> None:
+        """Check the step at this level, at least LIGHT.
+
+        Guarantees: raises :class:`dpfy.core.errors.Unsupported` if the losses, or the gradients
+        where they are checked, of an example change with other records in other rows;
+        :class:`Unrecordable` if the step cannot be run again.
+        """
+        if level is CheckLevel.LIGHT or not _has_room(self.program, self.losses.device):
+            if level is CheckLevel.THOROUGH:
+                self._check_thoroughly(None)
+            else:
+                self._check_losses()
+            return
+        change = self.replacements.way((self.step + 1) % HALVES)
+        plain = self._check_gradients(change)
+        if level is CheckLevel.THOROUGH:
+            self._check_thoroughly(plain)
+        elif any(operation.random is not None for operation in self.program.operations):
+            draws = [Variation(seed=self.seed + SEEDS * self.step + k) for k in range(SEEDS)]
+            self._vary(change, draws)
+
+    def _check_losses(self) -> None:
+        """Check the losses alone, with one replacement."""
+        ways, step = self.replacements.ways, self.step
+        way = step % ways if step % 2 else step // 2 % HALVES
+        seen = ExampleParts.forward(self.program, self.losses)
+        check_losses(self.program, seen, self.losses, self.replacements.way(way))
+
+    def _check_gradients(self, change: Replacement) -> Replay:
+        """Check losses and gradients, and that the backward pass of all rows is the sum of its
+        parts. Returns the run of the step as it was.
+        """
+        params, weights = list(trainable(self.model).values()), torch.ones_like(self.losses)
+        self.recorder.start()
+        try:
+            seen = observe(self.program, self.losses, weights, self.engine, params)
+        finally:
+            self.recorder.stop()
+        require_recorded(self.program)
+        plain = check_apart(self.program, seen, self.losses, [change])
+        check_sum(self.program, seen, change, plain)
+        return plain
+
+    def _check_thoroughly(self, plain: Replay | None) -> None:
+        """Check the losses with all ways of replacing records, and with other weights and switches.
+        `plain` is a run of the step as it was, if there is one.
+        """
+        program, model = self.program, self.model
+        seen = ExampleParts.forward(program, self.losses)
+        check_apart(program, seen, self.losses, self.replacements.all(), plain=plain)
+        known = [program.ref(t).storage for t in (*model.parameters(), *self.replacements.batch)]
+        moved = moved_parameters(program, list(trainable(model).values()), self.step)
+        moved |= moved_switches(program, known)
+        far = self.replacements.far(1.0 if codes(program) else FAR)
+        self._vary(far, [Variation(moved, moved_constants(program), self.seed)])
+
+    def _vary(self, change: Replacement, variations: Sequence[Variation]) -> None:
+        """Check the losses in other circumstances than those of the step."""
+        seen = ExampleParts.forward(self.program, self.losses)
+        for variation in variations:
+            with suppress(Unrecordable):  # numbers for which its operations are not made
+                check_apart(self.program, seen, self.losses, [change], variation)
+
+
+def require_recorded(program: Program) -> None:
+    """Raise Unrecordable if something was seen that cannot be run again."""
+    if program.problem is not None:
+        raise Unrecordable(program.problem)
+
+
+def _has_room(program: Program, device: torch.device) -> bool:
+    """Whether the memory holds the activations of a backward pass twice more."""
+    if device.type == "cuda":
+        free = (
+            torch.cuda.mem_get_info(device)[0]
+            + torch.cuda.memory_reserved(device)
+            - torch.cuda.memory_allocated(device)
+        )
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 3 * program.held_bytes < free
