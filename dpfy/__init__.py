@@ -8,8 +8,9 @@ optimizer=optimizer, plan=plan, run="runs/mnist")
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpfy.core.exports import lazy_names as _lazy_names
 
 __version__ = "0.2.0"
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from dpfy.plan.auto import auto
     from dpfy.plan.claim import ForeignBatches
     from dpfy.plan.correlated import bandmf, blt, dpftrl
-    from dpfy.plan.recipe import Plan, Recipe, dpsgd
+    from dpfy.plan.recipe import Plan, Recipe, dpsgd, with_stopping
     from dpfy.queries.plan import QueryTerms
     from dpfy.queries.run import query
     from dpfy.report.verify import verify
@@ -52,69 +53,48 @@ if TYPE_CHECKING:
     from dpfy.training.runtime import Runtime
     from dpfy.training.update import Update
 
-# Names are found when first used, so that `import dpfy` and the calculators never pay for torch.
-_HOME = {
-    "BudgetExceeded": "dpfy.core.errors",
-    "Busy": "dpfy.core.errors",
-    "Corrupt": "dpfy.core.errors",
-    "DpfyError": "dpfy.core.errors",
-    "InvalidInput": "dpfy.core.errors",
-    "Unsupported": "dpfy.core.errors",
-    "Ledger": "dpfy.core.ledger",
-    "inspect": "dpfy.gradients.model_report",
-    "register_layer": "dpfy.gradients.layers.registered",
-    "lazy": "dpfy.data.given",
-    "by_user": "dpfy.data.users",
-    "Users": "dpfy.data.owners",
-    "per_record": "dpfy.training.per_record",
-    "per_user": "dpfy.gradients.engines.per_user",
-    "per_view": "dpfy.gradients.engines.per_user",
-    "Adjacency": "dpfy.core.unit",
-    "Unit": "dpfy.core.unit",
-    "repair": "dpfy.models.repair",
-    "Normalisation": "dpfy.models.normalisation",
-    "private_batchnorm": "dpfy.training.normalise",
-    "from_opacus": "dpfy.integrations.opacus",
-    "ForeignBatches": "dpfy.plan.claim",
-    "Plan": "dpfy.plan.recipe",
-    "Recipe": "dpfy.plan.recipe",
-    "auto": "dpfy.plan.auto",
-    "bandmf": "dpfy.plan.correlated",
-    "blt": "dpfy.plan.correlated",
-    "dpftrl": "dpfy.plan.correlated",
-    "dpsgd": "dpfy.plan.recipe",
-    "with_stopping": "dpfy.plan.recipe",
-    "QueryTerms": "dpfy.queries.plan",
-    "query": "dpfy.queries.run",
-    "EvolutionOptions": "dpfy.synthetic.evolution.run",
-    "evolve": "dpfy.synthetic.evolution.run",
-    "ImageSchema": "dpfy.synthetic.images.source",
-    "ImageOptions": "dpfy.synthetic.images.run",
-    "ImageTerms": "dpfy.synthetic.images.run",
-    "SynthesisOptions": "dpfy.synthetic.plan",
-    "SynthesisTerms": "dpfy.synthetic.plan",
-    "synthesize": "dpfy.synthetic.run",
-    "synthesize_images": "dpfy.synthetic.images.run",
-    "TextOptions": "dpfy.synthetic.text.run",
-    "TextTerms": "dpfy.synthetic.text.run",
-    "synthesize_text": "dpfy.synthetic.text.run",
-    "verify": "dpfy.report.verify",
-    "Plateau": "dpfy.training.metrics",
-    "PublicTest": "dpfy.training.evaluation",
-    "PrivateTest": "dpfy.training.evaluation",
-    "WithheldTest": "dpfy.training.evaluation",
-    "Result": "dpfy.training.fit",
-    "fit": "dpfy.training.fit",
-    "load": "dpfy.training.load",
-    "predict": "dpfy.training.predict",
-    "save_pretrained": "dpfy.training.load",
-    "PrivateTraining": "dpfy.training.loop",
-    "Run": "dpfy.training.run",
-    "RunFolder": "dpfy.training.run",
-    "Runtime": "dpfy.training.runtime",
-    "Update": "dpfy.training.update",
-    "World": "dpfy.training.parallel.world",
-}
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "dpfy.core.errors": "BudgetExceeded Busy Corrupt DpfyError InvalidInput Unsupported",
+        "dpfy.core.ledger": "Ledger",
+        "dpfy.core.unit": "Adjacency Unit",
+        "dpfy.data.given": "lazy",
+        "dpfy.data.owners": "Users",
+        "dpfy.data.users": "by_user",
+        "dpfy.gradients.engines.per_user": "per_user per_view",
+        "dpfy.gradients.layers.registered": "register_layer",
+        "dpfy.gradients.model_report": "inspect",
+        "dpfy.integrations.opacus": "from_opacus",
+        "dpfy.models.normalisation": "Normalisation",
+        "dpfy.models.repair": "repair",
+        "dpfy.plan.auto": "auto",
+        "dpfy.plan.claim": "ForeignBatches",
+        "dpfy.plan.correlated": "bandmf blt dpftrl",
+        "dpfy.plan.recipe": "Plan Recipe dpsgd with_stopping",
+        "dpfy.queries.plan": "QueryTerms",
+        "dpfy.queries.run": "query",
+        "dpfy.report.verify": "verify",
+        "dpfy.synthetic.evolution.run": "EvolutionOptions evolve",
+        "dpfy.synthetic.images.run": "ImageOptions ImageTerms synthesize_images",
+        "dpfy.synthetic.images.source": "ImageSchema",
+        "dpfy.synthetic.plan": "SynthesisOptions SynthesisTerms",
+        "dpfy.synthetic.run": "synthesize",
+        "dpfy.synthetic.text.run": "TextOptions TextTerms synthesize_text",
+        "dpfy.training.evaluation": "PrivateTest PublicTest WithheldTest",
+        "dpfy.training.fit": "Result fit",
+        "dpfy.training.load": "load save_pretrained",
+        "dpfy.training.loop": "PrivateTraining",
+        "dpfy.training.metrics": "Plateau",
+        "dpfy.training.normalise": "private_batchnorm",
+        "dpfy.training.parallel.world": "World",
+        "dpfy.training.per_record": "per_record",
+        "dpfy.training.predict": "predict",
+        "dpfy.training.run": "Run RunFolder",
+        "dpfy.training.runtime": "Runtime",
+        "dpfy.training.update": "Update",
+    },
+)
 
 __all__ = [
     "Adjacency",
@@ -178,13 +158,3 @@ __all__ = [
     "verify",
     "with_stopping",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dpfy' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -7,8 +7,9 @@ checkpoints, card.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpfy.core.exports import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from dpfy.federated.clients import CLIENT
@@ -20,21 +21,19 @@ if TYPE_CHECKING:
     from dpfy.federated.simulation import fit
     from dpfy.federated.virtual import VirtualClients, grouped, parted
 
-# Names are found when first used, so that a plan for clients can be made without torch.
-_HOME = {
-    "CLIENT": "dpfy.federated.clients",
-    "Cohort": "dpfy.federated.cohort",
-    "LocalTraining": "dpfy.federated.local",
-    "LocalUpdates": "dpfy.federated.local",
-    "OwnTimes": "dpfy.federated.participations",
-    "PrivateRounds": "dpfy.federated.rounds",
-    "Tally": "dpfy.federated.cohort",
-    "VirtualClients": "dpfy.federated.virtual",
-    "check_in": "dpfy.federated.recipes",
-    "fit": "dpfy.federated.simulation",
-    "grouped": "dpfy.federated.virtual",
-    "parted": "dpfy.federated.virtual",
-}
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "dpfy.federated.clients": "CLIENT",
+        "dpfy.federated.cohort": "Cohort Tally",
+        "dpfy.federated.local": "LocalTraining LocalUpdates",
+        "dpfy.federated.participations": "OwnTimes",
+        "dpfy.federated.recipes": "check_in",
+        "dpfy.federated.rounds": "PrivateRounds",
+        "dpfy.federated.simulation": "fit",
+        "dpfy.federated.virtual": "VirtualClients grouped parted",
+    },
+)
 
 __all__ = [
     "CLIENT",
@@ -50,13 +49,3 @@ __all__ = [
     "grouped",
     "parted",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dpfy.federated' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

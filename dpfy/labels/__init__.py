@@ -4,8 +4,9 @@ and training sees the answers alone.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpfy.core.exports import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from dpfy.labels.claim import METHODS
@@ -14,17 +15,16 @@ if TYPE_CHECKING:
     from dpfy.labels.learners import KernelLearner, NetworkLearner
     from dpfy.labels.method import LabelMethod
 
-# Names are found when first used: the claim, which verification reads, must not pay for torch.
-_HOME = {
-    "METHODS": "dpfy.labels.claim",
-    "LabelFit": "dpfy.labels.fitting",
-    "KernelLearner": "dpfy.labels.learners",
-    "KernelSettings": "dpfy.labels.kernel",
-    "LabelMethod": "dpfy.labels.method",
-    "NetworkLearner": "dpfy.labels.learners",
-    "fit": "dpfy.labels.fitting",
-    "load": "dpfy.labels.fitting",
-}
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "dpfy.labels.claim": "METHODS",
+        "dpfy.labels.fitting": "LabelFit fit load",
+        "dpfy.labels.kernel": "KernelSettings",
+        "dpfy.labels.learners": "KernelLearner NetworkLearner",
+        "dpfy.labels.method": "LabelMethod",
+    },
+)
 
 __all__ = [
     "METHODS",
@@ -36,9 +36,3 @@ __all__ = [
     "fit",
     "load",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dpfy.labels' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)

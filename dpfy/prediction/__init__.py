@@ -4,9 +4,9 @@ learn from them.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dpfy.core.exports import lazy_names as _lazy_names
 from dpfy.prediction import plan
 from dpfy.prediction.claim import AnswersClaim, StudentAnswersClaim
 from dpfy.prediction.neighbours import NearestVoters, NeighbourVotes
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from dpfy.prediction.student import Lesson, SemiSupervised
     from dpfy.prediction.vote_bill import VoteBill, release_vote_bill
 
-# Names are found when first used: the claim, which verification reads, must not pay for torch.
-_HOME = dict.fromkeys(
-    ("NetworkTraining", "NetworkVoters", "teach_networks"), "dpfy.prediction.networks"
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "dpfy.prediction.networks": "NetworkTraining NetworkVoters teach_networks",
+        "dpfy.prediction.pate": "GraphTeachers Student load student_claim train_student",
+        "dpfy.prediction.student": "Lesson SemiSupervised",
+        "dpfy.prediction.vote_bill": "VoteBill release_vote_bill",
+    },
 )
-_HOME |= dict.fromkeys(
-    ("Student", "GraphTeachers", "student_claim", "load", "train_student"), "dpfy.prediction.pate"
-)
-_HOME |= dict.fromkeys(("Lesson", "SemiSupervised"), "dpfy.prediction.student")
-_HOME |= dict.fromkeys(("VoteBill", "release_vote_bill"), "dpfy.prediction.vote_bill")
 
 __all__ = [
     "AnswersClaim",
@@ -58,9 +58,3 @@ __all__ = [
     "teach_networks",
     "train_student",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dpfy.prediction' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)

@@ -14,8 +14,9 @@ Example:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpfy.core.exports import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from dpfy.testing.accountants import check_accountant
@@ -26,17 +27,18 @@ if TYPE_CHECKING:
     from dpfy.testing.samplers import check_sampler
     from dpfy.testing.strategies import check_strategy
 
-# Names are found when first used, so that a check of an accountant does not import torch.
-_HOME = {
-    "ContractBroken": "dpfy.testing.contract",
-    "check_accountant": "dpfy.testing.accountants",
-    "check_claim": "dpfy.testing.releases",
-    "check_clip": "dpfy.testing.clips",
-    "check_engine": "dpfy.testing.engines",
-    "check_release": "dpfy.testing.releases",
-    "check_sampler": "dpfy.testing.samplers",
-    "check_strategy": "dpfy.testing.strategies",
-}
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "dpfy.testing.accountants": "check_accountant",
+        "dpfy.testing.clips": "check_clip",
+        "dpfy.testing.contract": "ContractBroken",
+        "dpfy.testing.engines": "check_engine",
+        "dpfy.testing.releases": "check_claim check_release",
+        "dpfy.testing.samplers": "check_sampler",
+        "dpfy.testing.strategies": "check_strategy",
+    },
+)
 
 __all__ = [
     "ContractBroken",
@@ -48,13 +50,3 @@ __all__ = [
     "check_sampler",
     "check_strategy",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dpfy.testing' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dpfy.core.exports import lazy_names as _lazy_names
 from dpfy.federated.shares.aggregator import MaskedSum, SecureSum, SurvivorSum, TooFew, TrustedSum
 from dpfy.federated.shares.choice import choose, plan
 from dpfy.federated.shares.scheme import Client, SharingScheme
@@ -12,6 +12,9 @@ from dpfy.noise.shares import Shares
 
 if TYPE_CHECKING:
     from dpfy.federated.shares.rounds import DistributedRounds
+
+# A client encodes without torch.
+__getattr__, __dir__ = _lazy_names(__name__, {"dpfy.federated.shares.rounds": "DistributedRounds"})
 
 __all__ = [
     "Client",
@@ -26,9 +29,3 @@ __all__ = [
     "choose",
     "plan",
 ]
-
-
-def __getattr__(name: str) -> Any:  # a client encodes without torch
-    if name != "DistributedRounds":
-        raise AttributeError(f"module 'dpfy.federated.shares' has no attribute {name!r}")
-    return importlib.import_module("dpfy.federated.shares.rounds").DistributedRounds

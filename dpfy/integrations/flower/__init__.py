@@ -8,8 +8,9 @@ The mod needs no torch, so names are found when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpfy.core.exports import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from dpfy.integrations.flower.mod import private_mod
@@ -17,21 +18,14 @@ if TYPE_CHECKING:
     from dpfy.integrations.flower.secure_client import secure_mod
     from dpfy.integrations.flower.strategy import PrivateFedAvg
 
-_HOME = {
-    "PrivateFedAvg": "dpfy.integrations.flower.strategy",
-    "RoundReport": "dpfy.integrations.flower.replies",
-    "private_mod": "dpfy.integrations.flower.mod",
-    "secure_mod": "dpfy.integrations.flower.secure_client",
-}
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "dpfy.integrations.flower.mod": "private_mod",
+        "dpfy.integrations.flower.replies": "RoundReport",
+        "dpfy.integrations.flower.secure_client": "secure_mod",
+        "dpfy.integrations.flower.strategy": "PrivateFedAvg",
+    },
+)
 
 __all__ = ["PrivateFedAvg", "RoundReport", "private_mod", "secure_mod"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dpfy.integrations.flower' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
