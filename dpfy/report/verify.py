@@ -493,11 +493,11 @@ def _misstated(
     return None
 
 
-def _billed(e: RunEvidence, file: Path) -> tuple[bool, str]:
+def _billed(e: RunEvidence, file: Path) -> Outcome:
     """The data set's ledger holds the reservations that the run's own ledger names, with the same
-    claims, and they have begun.
+    claims; they have begun, and the run that ended under them is this one.
     """
-    entries = []
+    entries, without_end = [], []
     people = Ledger.read(file)
     for reserved in e.reserved.values():
         if reserved.shared is None:
@@ -525,7 +525,21 @@ def _billed(e: RunEvidence, file: Path) -> tuple[bool, str]:
             )
         if (permit.event, permit.uses) != (reserved.due(settled), 1):
             return False, f"{file.name} was billed for something else: another event"
+        ended = people.book.ended.get(entry)
+        if ended is not None and ended != e.finish["card"]:
+            return (
+                False,
+                f"{file.name} says that the run of entry {entry} ended with another card than "
+                f"{cards.NAME}",
+            )
         entries.append(entry)
+        without_end += [entry] if ended is None else []
+    if without_end:
+        return (
+            True,
+            f"{file.name}, entry {', '.join(entries)}; it does not say that the run ended",
+            NOT_CHECKED,
+        )
     return True, f"{file.name}, entry {', '.join(entries)}"
 
 

@@ -487,3 +487,22 @@ def test_the_bill_in_the_ledger_of_the_data_set_is_found_there(run, tmp_path):
     assert not judged(billed, tmp_path / "nowhere.jsonl").holds
     with pytest.raises(InvalidInput, match="--ledger"):
         verify(billed / "privacy.json", ledger=people)
+
+
+def test_the_end_in_the_ledger_of_the_data_set_is_that_of_this_card(tmp_path):
+    people = tmp_path / "people.jsonl"
+    run = make_run(dpfy.Run(tmp_path / "run", ledger=people)).path
+
+    def judged():
+        return next(
+            f for f in verify(run, ledger=people) if f.what == "billed in the ledger of the data set"
+        )
+
+    assert judged().status == "ok"
+    forge.rechain(people, lambda bodies: bodies[-1].update(card="0" * 64))
+    assert not judged().holds
+    assert "people.jsonl says that the run of entry" in judged().detail
+    assert "ended with another card than privacy.json" in judged().detail
+    forge.rechain(people, lambda bodies: bodies.pop())
+    assert judged().status == "not checked"
+    assert "does not say that the run ended" in judged().detail
