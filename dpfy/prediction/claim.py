@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dpfy.core import check, events
 from dpfy.core.claim import STATED, YES, Assumption, Claim, register
@@ -15,6 +15,9 @@ from dpfy.core.unit import Adjacency
 from dpfy.prediction.mixing import MixedTokens
 from dpfy.prediction.rules import ANSWER, CHECK, QUESTION, UNSTABLE, Rule
 from dpfy.prediction.rules import RULES as VOTES
+
+if TYPE_CHECKING:
+    from dpfy.runs.folder import RunFolder
 
 MOST = 10**9
 RULES: dict[str, type[Rule]] = VOTES | {MixedTokens.name: MixedTokens}
@@ -163,6 +166,20 @@ class VoteClaim(Claim):
         }
 
     _title: ClassVar[str] = "Answers"
+
+
+class VotesRelease(Claim):
+    """A release from the votes behind answers, in the run folder of the answers and reserved with
+    them. dpfy has none; what is published about votes at hand is in dpfy-lab.
+    """
+
+    def fitting(self, answers: VoteClaim) -> Self:
+        """This claim, if it is about these answers; else it is refused."""
+        raise NotImplementedError
+
+    def release(self, folder: RunFolder, votes: Any) -> None:
+        """Make the release. `votes` are those of every voter on every question."""
+        raise NotImplementedError
 
 
 @register

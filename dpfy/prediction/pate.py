@@ -27,15 +27,19 @@ from dpfy.core.unit import EXAMPLE, Unit
 from dpfy.models.config import ModelConfig
 from dpfy.models.features import ScatteringFeatures
 from dpfy.models.scattering import LEAST_SIDE
-from dpfy.prediction import plan, vote_bill
+from dpfy.prediction import plan
 from dpfy.prediction import student as students
-from dpfy.prediction.claim import STUDENT_ANSWERS, STUDENT_MODEL, StudentAnswersClaim
+from dpfy.prediction.claim import (
+    STUDENT_ANSWERS,
+    STUDENT_MODEL,
+    StudentAnswersClaim,
+    VotesRelease,
+)
 from dpfy.prediction.diffusion import DiffusionMap
 from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
 from dpfy.prediction.predictor import PrivatePredictor, Voters
 from dpfy.prediction.rules import Ask
 from dpfy.prediction.student import Lesson, SemiSupervised, StudentLearner
-from dpfy.prediction.vote_bill import VoteBill
 from dpfy.prediction.voters import LinearVoters, checked, ridge, shards
 from dpfy.report import card as cards
 from dpfy.runs.folder import Place, RunFolder, complete
@@ -138,16 +142,16 @@ def train_student(
     learner: StudentLearner | None = None,
     owners: Any = None,
     measured: Measured = lambda model: {},
-    bill: VoteBill | None = None,
+    beside: VotesRelease | None = None,
 ) -> Student:
     """A student of private teachers, released with its card. `private` are records and classes, or
     a function that opens them.
 
     `public` are inputs without labels, of the same shape, or a function; `place.public_data` must
     declare them. As many of them are asked about as the claim has questions, chosen by a public
-    seed. `owners` say whose each record is: the person is then the unit. With `bill`,
-    `VoteBill.of(claim)`, what the answers told about the votes at hand is released too, and billed
-    with them.
+    seed. `owners` say whose each record is: the person is then the unit. `beside` is
+    released from the same votes, and reserved with the answers (of dpfy-lab: `VoteBill.of(claim)`,
+    what the answers told about the votes at hand).
 
     Guarantees: all answers are reserved before a private record is read, and each is taken from
     that, durably, before its noise is drawn. Every unit is known to one teacher. What the student
@@ -166,11 +170,11 @@ def train_student(
             None,
             f"must say whose each record is: the claim protects one {claim.unit.name}",
         )
-    beside = () if bill is None else (bill.fitting(claim),)
-    if complete(place, claim, *beside):
+    others = () if beside is None else (beside.fitting(claim),)
+    if complete(place, claim, *others):
         return load(place.path)
     school = _School(claim, private, public, teachers or GraphTeachers(), owners)
-    with PrivatePredictor(place, claim, school.taught, beside=beside) as predictor:
+    with PrivatePredictor(place, claim, school.taught, beside=others) as predictor:
         answers = [answer.label for answer in predictor.answer_all(school.questions)]
         lesson = school.lesson(answers)
         model = (learner or SemiSupervised()).learn(lesson)
@@ -185,8 +189,8 @@ def train_student(
             "answered": len(lesson.rows),
         }
         folder.tell(claim.name, **facts, **measured(model))
-        if bill is not None:
-            vote_bill.released(folder, bill, school.votes())
+        if beside is not None:
+            beside.release(folder, school.votes())
         predictor.finish()
     return load(place.path)
 

@@ -22,7 +22,7 @@ import numpy as np
 import dpfy
 from dpfy.accounting.rdp import to_epsilon
 from dpfy.core import check, events, storage
-from dpfy.core.claim import STATED, YES, Assumption, Claim, register
+from dpfy.core.claim import STATED, YES, Assumption, register
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
@@ -30,7 +30,7 @@ from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bounded
 from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.tails import gaussian_tail
-from dpfy.prediction.claim import VoteClaim
+from dpfy.prediction.claim import VoteClaim, VotesRelease
 from dpfy.prediction.margins import LARGEST_MOVE, MOST_VOTERS, ROUNDED, QuestionMargins
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
@@ -58,7 +58,7 @@ WORDS = (
 
 @register
 @dataclass(frozen=True)
-class VoteBill(Claim):
+class VoteBill(VotesRelease):
     """The bill of the votes at hand on `queries` questions, sanitised: Gaussian noise on a
     logarithm that one voter moves by `beta`.
 
@@ -240,6 +240,33 @@ class VoteBill(Claim):
             "meaning": MEANING,
         }
 
+    def release(self, folder: RunFolder, votes: Any) -> None:
+        """One bill in a folder that has reserved it. Votes of a wrong shape, or that are not one of
+        every voter, are refused.
+        """
+        held = np.ascontiguousarray(votes, dtype=np.float64)
+        if held.shape != (self.queries, self.classes):
+            raise InvalidInput(
+                "votes",
+                f"shape {held.shape}",
+                f"must be {self.queries} questions by {self.classes} classes",
+            )
+        if (
+            not (held.sum(axis=1) == self.voters).all()
+            or (held < 0).any()
+            or (held != np.rint(held)).any()
+        ):
+            raise InvalidInput(
+                "votes",
+                "other sums",
+                f"must be whole counts of {self.voters} votes on every question, one of each voter",
+            )
+        folder.bind(self.name, held.tobytes())
+        found = self.questions.smooth(held, self.beta)
+        told = self.stated(*noised(self, found, folder.begin(self.name), folder.randomness))
+        folder.write(BILL, json.dumps(told, indent=1).encode())
+        folder.tell(self.name, **told)
+
 
 def release_vote_bill(place: Place, claim: VoteBill, votes: Callable[[], Any]) -> dict[str, Any]:
     """Release the bill of votes into a run folder. `votes` opens them, a row of counts for each
@@ -252,7 +279,7 @@ def release_vote_bill(place: Place, claim: VoteBill, votes: Callable[[], Any]) -
     if complete(place, claim):
         return stated(place.path)
     with RunFolder(place, claim) as folder:
-        released(folder, claim, votes())
+        claim.release(folder, votes())
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
         folder.finish(
             card.Facts(
@@ -261,34 +288,6 @@ def release_vote_bill(place: Place, claim: VoteBill, votes: Callable[[], Any]) -
             )
         )
     return stated(place.path)
-
-
-def released(folder: RunFolder, claim: VoteBill, votes: Any) -> None:
-    """One bill in a folder that has reserved it. Votes of a wrong shape, or that are not one of
-    every voter, are refused.
-    """
-    held = np.ascontiguousarray(votes, dtype=np.float64)
-    if held.shape != (claim.queries, claim.classes):
-        raise InvalidInput(
-            "votes",
-            f"shape {held.shape}",
-            f"must be {claim.queries} questions by {claim.classes} classes",
-        )
-    if (
-        not (held.sum(axis=1) == claim.voters).all()
-        or (held < 0).any()
-        or (held != np.rint(held)).any()
-    ):
-        raise InvalidInput(
-            "votes",
-            "other sums",
-            f"must be whole counts of {claim.voters} votes on every question, one of each voter",
-        )
-    folder.bind(claim.name, held.tobytes())
-    found = claim.questions.smooth(held, claim.beta)
-    told = claim.stated(*noised(claim, found, folder.begin(claim.name), folder.randomness))
-    folder.write(BILL, json.dumps(told, indent=1).encode())
-    folder.tell(claim.name, **told)
 
 
 def noised(

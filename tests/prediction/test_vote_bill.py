@@ -219,7 +219,9 @@ def test_a_student_may_come_with_the_bill_of_its_votes(tmp_path: Path) -> None:
         "learner": SemiSupervised(epochs=1, joining=1),
         "teachers": GraphTeachers(directions=8),
     }
-    found = train_student(place, claim, (x, y), torch.from_numpy(rows(60, 2)[0]), bill=bill, **how)
+    found = train_student(
+        place, claim, (x, y), torch.from_numpy(rows(60, 2)[0]), beside=bill, **how
+    )
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
     told = stated(tmp_path / "run")
     assert told["epsilon_of_these_answers"] > 0
@@ -230,7 +232,7 @@ def test_a_student_may_come_with_the_bill_of_its_votes(tmp_path: Path) -> None:
     assert found.card["guarantee"]["epsilon"] > plan.spent(claim)
     with pytest.raises(InvalidInput, match=r"bill\.sigma"):
         train_student(
-            place, claim, (x, y), torch.from_numpy(x), bill=replace(bill, sigma=99.0), **how
+            place, claim, (x, y), torch.from_numpy(x), beside=replace(bill, sigma=99.0), **how
         )
 
 
