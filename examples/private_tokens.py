@@ -5,7 +5,7 @@ and a public one, write a sentence.
 
 Each member knows the letters of its own people alone. For every next word its chances are mixed
 with those of the public model until no ratio is too large; a word is drawn from the mean of all
-(dpfy.prediction.mixing has the proof). All words are billed before the first, and a context that
+(dpfy_lab.vote_rules.mixing has the proof). All words are billed before the first, and a context that
 came up before is answered alike, for nothing. The models count pairs of words, so that the example
 runs in seconds. Members of any other kind need only give a row of chances: the rest stays as it is.
 The letters are made up.

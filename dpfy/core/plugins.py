@@ -28,6 +28,8 @@ SYNTHESIZERS = "dpfy.synthesizers"
 are the data, the domain, the terms, the options, the place of the run, the public table if any,
 and a function that shows progress.
 """
+VOTE_RULES = "dpfy.vote_rules"
+"""Rules that make an answer of votes: the object is a subclass of `dpfy.prediction.rules.Rule`."""
 OWN = "entry_points.txt"
 
 

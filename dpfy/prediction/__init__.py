@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from dpfy.core.exports import lazy_names as _lazy_names
 from dpfy.prediction import plan
 from dpfy.prediction.claim import AnswersClaim, StudentAnswersClaim
-from dpfy.prediction.neighbours import NearestVoters, NeighbourVotes
 from dpfy.prediction.predictor import Prediction, PrivatePredictor
-from dpfy.prediction.stability import StableScores
 from dpfy.prediction.teaching import teach
 from dpfy.prediction.voters import LinearVoters, class_means, ridge, shards
 
@@ -36,14 +34,11 @@ __all__ = [
     "GraphTeachers",
     "Lesson",
     "LinearVoters",
-    "NearestVoters",
-    "NeighbourVotes",
     "NetworkTraining",
     "NetworkVoters",
     "Prediction",
     "PrivatePredictor",
     "SemiSupervised",
-    "StableScores",
     "Student",
     "StudentAnswersClaim",
     "VoteBill",

@@ -12,16 +12,12 @@ from dpfy.core import check, events
 from dpfy.core.claim import STATED, YES, Assumption, Claim, register
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
-from dpfy.prediction.mixing import MixedTokens
-from dpfy.prediction.rules import ANSWER, CHECK, QUESTION, UNSTABLE, Rule
-from dpfy.prediction.rules import RULES as VOTES
+from dpfy.prediction.rules import ANSWER, CHECK, QUESTION, UNSTABLE, Rule, rule_of
 
 if TYPE_CHECKING:
     from dpfy.runs.folder import RunFolder
 
 MOST = 10**9
-RULES: dict[str, type[Rule]] = VOTES | {MixedTokens.name: MixedTokens}
-"""From its name to a rule."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +25,9 @@ class VoteClaim(Claim):
     """Answers made from votes of `voters`, of whom one unit makes one say something else; or from
     scores of a stable learner, `voters` 1.
 
-    `rule` is one of `RULES`, with its own fields below. At most `queries` questions are asked, and
-    at most `answers` of them are answered; for the rule "stable" `unstable` is how many may be
-    refused instead.
+    `rule` is the name of a rule (`dpfy.prediction.rules`), with its own fields below. At most
+    `queries` questions are asked, and at most `answers` of them are answered; for the rule "stable"
+    `unstable` is how many may be refused instead.
     """
 
     rule: str
@@ -53,14 +49,14 @@ class VoteClaim(Claim):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.one_of("rule", self.rule, RULES)
+        rule = rule_of(self.rule)
         check.integer("voters", self.voters, most=1 << 24)
         check.integer("queries", self.queries, most=MOST)
         if check.integer("answers", self.answers, most=MOST) > self.queries:
             raise InvalidInput(
                 "answers", self.answers, f"must be at most the number of queries ({self.queries})"
             )
-        wanted = {field.name for field in fields(RULES[self.rule])} | {"classes"}
+        wanted = {field.name for field in fields(rule)} | {"classes"}
         for name in (
             "sigma",
             "check_sigma",
@@ -78,11 +74,11 @@ class VoteClaim(Claim):
                     f"says nothing for the rule {self.rule!r}; leave it out",
                 )
         if self.adjacency is Adjacency.REPLACE_ONE:
-            rule = (
+            words = (
                 "must be add-or-remove-one or zero-out: a replaced unit may leave one voter for "
                 "another, and move two votes"
             )
-            raise InvalidInput("adjacency", self.adjacency.value, rule)
+            raise InvalidInput("adjacency", self.adjacency.value, words)
         _ = self.tool, self.event
 
     @property
@@ -91,7 +87,7 @@ class VoteClaim(Claim):
         named = {"questions": self.queries} | {
             name: getattr(self, name) for name in self.__dataclass_fields__
         }
-        kind = RULES[self.rule]
+        kind = rule_of(self.rule)
         return kind(**{field.name: named[field.name] for field in fields(kind)})
 
     @property

@@ -10,6 +10,8 @@ import pytest
 
 from dpfy.cli.app import main
 from dpfy.core import plugins
+from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.prediction.claim import AnswersClaim
 
 
 @pytest.fixture
@@ -68,3 +70,11 @@ def test_a_method_of_the_lab_says_what_to_install(capsys, tmp_path) -> None:
         assert run("synthesize", str(table), *asked, "--out", str(tmp_path / "run")) == 2
         assert said in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("without_lab")
+def test_a_rule_of_the_lab_says_what_to_install() -> None:
+    with pytest.raises(Unsupported, match="pip install dpfy-lab"):
+        AnswersClaim("laplace", 3, 50, 10, 10, epsilon=1.0)
+    with pytest.raises(InvalidInput, match="gaussian, confident"):
+        AnswersClaim("loudest", 3, 50, 10, 10)

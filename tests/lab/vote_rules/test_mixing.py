@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "prediction"))
 
 from electorate import OpenPurse
 from scipy import stats
@@ -20,8 +20,9 @@ from scipy import stats
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound, Bounded
-from dpfy.prediction.claim import RULES, AnswersClaim
-from dpfy.prediction.mixing import SLACK, MixedTokens
+from dpfy.prediction.claim import AnswersClaim
+from dpfy.prediction.rules import rule_of
+from dpfy_lab.vote_rules.mixing import SLACK, MixedTokens
 
 
 def rows(rng: np.random.Generator, members: int, tokens: int) -> np.ndarray:
@@ -81,11 +82,11 @@ def test_what_is_no_chance_is_refused() -> None:
             MixedTokens(**({"classes": 3, "voters": 4, "epsilon": 1.0} | change))
     claim = AnswersClaim("mixed", 5, 10, 7, 7, epsilon=0.5, delta=1e-6)
     assert claim.event == ev.Composed((ev.Repeated(ev.EpsilonDelta(0.5), 7),))
-    assert claim.tool == RULES["mixed"](5, 10, 0.5)
+    assert claim.tool == rule_of("mixed")(5, 10, 0.5)
 
 
 def test_the_example_writes_and_verifies(tmp_path: Path) -> None:
-    file = Path(__file__).parents[2] / "examples" / "private_tokens.py"
+    file = Path(__file__).parents[3] / "examples" / "private_tokens.py"
     command = [sys.executable, str(file), "--run", str(tmp_path / "run"), "--words", "6"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "verified: True"

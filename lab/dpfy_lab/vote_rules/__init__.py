@@ -1,0 +1,1 @@
+"""Private answers by rules for research, and voters that go with them."""
