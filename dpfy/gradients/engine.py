@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dpfy.core import supported
-from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.per_example import rounding
+
+T = TypeVar("T")
 
 Grads = dict[str, Tensor]
 """Parameter name to tensor, trainable parameters only, names as in ``model.named_parameters()``,
@@ -63,6 +65,13 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     under its first name.
     """
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def attached(held: T | None) -> T:
+    """What an attached engine holds of its model, or an error that says what to call first."""
+    if held is None:
+        raise DpfyError("engine: not attached to a model; call attach(model) before bounded_sum")
+    return held
 
 
 def checked(losses: Tensor, mask: Tensor | None) -> Tensor | None:

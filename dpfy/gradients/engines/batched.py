@@ -13,12 +13,13 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import (
     Grads,
     added,
+    attached,
     checked,
     clipped_sum,
     no_reentrant_checkpoints,
     zeros,
 )
-from dpfy.gradients.engines.loop import Watching, alone_where_needed, attached, dense, forget
+from dpfy.gradients.engines.loop import Watching, alone_where_needed, dense, forget
 
 CHUNK_ELEMENTS = 2**26
 """How many per-example gradient elements may exist at once."""

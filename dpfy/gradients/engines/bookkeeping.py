@@ -30,16 +30,16 @@ from dpfy.gradients.autograd.untracked import (
 )
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
-from dpfy.gradients.engine import Engine, Grads, checked, no_autocast, trainable, zeros
+from dpfy.gradients.engine import Engine, Grads, attached, checked, no_autocast, trainable, zeros
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
-from dpfy.gradients.engines.loop import alone_where_needed, attached, forget
+from dpfy.gradients.engines.loop import alone_where_needed
 from dpfy.gradients.layers.bare import BARE, bare_rule, run_bare, without_alias
 from dpfy.gradients.layers.lifted import run_lifted
 from dpfy.gradients.layers.rule import LayerRule
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.one_record import active, transformed
 from dpfy.gradients.per_example.buffers import Buffers
-from dpfy.gradients.per_example.clipped_sum import ClippedSum, ShardedNorms
+from dpfy.gradients.per_example.clipped_sum import ShardedNorms
 from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.direct import Direct
 
@@ -126,6 +126,7 @@ class BookkeepingEngine(Engine):
         self._sums: BoundedSum | None = None
         self._recorder: Recorder | None = None
         self._single: SingleExample | None = None
+        self._watches = False  # whether the model's calls are remembered
         self._sites: dict[nn.Module, Site] = {}
         self._without_batch = False  # whether some site has no batch axis
         self._routes: dict[str, str] = {}
@@ -151,6 +152,7 @@ class BookkeepingEngine(Engine):
         self.detach()
         self._each, self._sharded = each, sharded
         self._sums, self._single = BoundedSum(trainable(model)), SingleExample(model)
+        self._watches = True
         self._recorder = Recorder(self._sums)
         for name, module in model.named_modules():
             rule = rule_for(module) or bare_rule(module)
@@ -198,7 +200,10 @@ class BookkeepingEngine(Engine):
             may = losses.is_cuda and len(losses) and recorder.on and sums.steady and self.alone
             if may and (total := recorder.bounded_sum(losses, clip, mask)) is not None:
                 return total
-            scaled = self._scaled(losses, clip, mask) if len(losses) and sums.params else None
+            parts = self._contributions(losses) if len(losses) and sums.params else {}
+            # what was measured and is not needed for the sums is let go
+            scaled = sums.weigh(parts, clip, mask, self._sharded) if parts else None
+            del parts
             if self._each is not None:
                 return sums.one_by_one(scaled, clip, self._each)
             if scaled is None:
@@ -230,17 +235,14 @@ class BookkeepingEngine(Engine):
         """The names in :attr:`per_example_parameters`."""
         return frozenset(self._routes)
 
-    def _scaled(self, losses: Tensor, clip: Clip, mask: Tensor | None) -> ClippedSum | None:
-        """Every example's multiplier; None if there is nothing to add up. What was measured and is
-        not needed for the sums is let go.
-        """
-        parts = self._contributions(losses)
-        return self.sums.weigh(parts, clip, mask, self._sharded) if parts else None
-
     def _contributions(self, losses: Tensor) -> Parts:
         """What every parameter receives, use by use."""
-        sums = self.sums
+        sums = attached(self._sums)
         parts: Parts = {}
+        if sums.steady and not self._watches:
+            self._routes, self._suspects, self._received = {}, set(), {}
+            sums.gather(losses, parts)
+            return parts
         unseen = len(sums.seen) < len(sums.params)
         graph = (
             AutogradGraph.of(losses) if sums.tape.unsettled or sums.untracked or unseen else None
@@ -262,10 +264,12 @@ class BookkeepingEngine(Engine):
                 handle.remove()
         self._routes, self._suspects, self._received = inbox.routes, inbox.suspects, inbox.received
         self._isolate(losses, parts, sound)
-        forget(self._single)
-        if self._single is not None and not sums.tape.unsettled and not sums.untracked:
-            # only untracked uses need it, and it keeps the model's output alive
-            self._single.close()
+        if self._single is not None:
+            self._single.calls.clear()  # those before a bounded sum do not belong to the next one
+            if self._watches and not sums.tape.unsettled and not sums.untracked:
+                # only untracked uses need it, and it keeps the model's output alive
+                self._single.close()
+                self._watches = False
         return parts
 
     def _splits(

@@ -183,7 +183,8 @@ class BoundedSum:
         self.seen |= set(parts)
         self._several |= {name for name, uses in parts.items() if overlapping(uses)}
         found = {name: combine_uses(uses) for name, uses in parts.items()}
-        self._flush()
+        if self._jobs:
+            self._flush()
         return weigh(found, clip, self.params, mask, sharded)
 
     def sum(

@@ -4,12 +4,9 @@ is tested against it.
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
 from torch import Tensor, nn
 
-from dpfy.core.errors import DpfyError
 from dpfy.core.values import Bounded
 from dpfy.gradients.autograd.single_example import SingleExample
 from dpfy.gradients.clip import Clip
@@ -17,6 +14,7 @@ from dpfy.gradients.engine import (
     Engine,
     Grads,
     added,
+    attached,
     checked,
     clipped_sum,
     no_reentrant_checkpoints,
@@ -24,8 +22,6 @@ from dpfy.gradients.engine import (
     zeros,
 )
 from dpfy.gradients.per_example.rounding import as_rows
-
-T = TypeVar("T")
 
 
 class Watching(Engine):
@@ -119,10 +115,3 @@ def forget(single: SingleExample | None) -> None:
 def dense(grad: Tensor) -> Tensor:
     """A dense tensor for a gradient that an embedding with ``sparse=True`` may hand out sparse."""
     return grad.detach().to_dense() if grad.is_sparse else grad.detach()
-
-
-def attached(held: T | None) -> T:
-    """What an attached engine holds of its model, or an error that says what to call first."""
-    if held is None:
-        raise DpfyError("engine: not attached to a model; call attach(model) before bounded_sum")
-    return held

@@ -76,18 +76,13 @@ def _one_position(weight: Tensor, bias: Tensor | None, g: Tensor, a: Tensor) -> 
     """The same for one position an example: the norm of the output gradient serves weight and
     bias.
     """
-    squares = row_squares(g)[None]
-    return wanted(
-        [
-            (
-                weight,
-                lambda: MeasuredContribution(
-                    squares * row_squares(a), Outer(g.unsqueeze(1), a.unsqueeze(1))
-                ),
-            ),
-            (bias, lambda: MeasuredContribution(squares, Direct(g))),
-        ]
-    )
+    squares, found = row_squares(g)[None], Found()
+    if weight.requires_grad:
+        products = Outer(g.unsqueeze(1), a.unsqueeze(1))
+        found.append((weight, MeasuredContribution(squares * row_squares(a), products)))
+    if bias is not None and bias.requires_grad:
+        found.append((bias, MeasuredContribution(squares, Direct(g))))
+    return found
 
 
 def run_transformers_linear(module: Any, tape: Tape, site: Site, x: Tensor) -> Tensor:

@@ -84,10 +84,8 @@ class Contribution(ABC):
 
     # When its norm is taken.
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether its norms are known already."""
-        return False
+    is_measured: ClassVar[bool] = False
+    """Whether its norms are known already."""
 
     @property
     def sum_job(self) -> SumJob | None:

@@ -30,6 +30,8 @@ def measure(parts: Sequence[Contribution]) -> list[tuple[Tensor, Contribution]]:
     """``measured()`` of every part, with one launch for all layers of a shape where kernels allow
     it.
     """
+    if all(part.is_measured for part in parts):
+        return [part.measured() for part in parts]
     blocks = [part.row_blocks() for part in parts]
     made = iter(_measure_each([block for each in blocks for block in each]))
     return [
@@ -191,7 +193,7 @@ class HeldGradients:
         self, weights: Tensor, params: Mapping[str, Tensor], into: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """The weighted sum of every parameter, where it goes if there is a place for it."""
-        sums = _block_sums(self.blocks, weights, params, into)
+        sums = _block_sums(self.blocks, weights, params, into) if self.blocks else {}
         for small in self.small:
             sums |= {
                 name: put(total, into.get(name))
@@ -204,8 +206,6 @@ def _block_sums(
     blocks: list[_Block], weights: Tensor, params: Mapping[str, Tensor], into: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Weighted sums of all blocks in one launch, where they go if they can be written there."""
-    if not blocks:
-        return {}
     sums: dict[str, Tensor] = {}
     for name in (name for block in blocks for name in block.names):
         place = into.get(name)

@@ -39,6 +39,10 @@ _SUMS: dict[torch.dtype, torch.dtype] = {
 TF32 = 2.0**-11
 """How far rounding to TF32 moves a number, relatively."""
 
+_BFLOAT16_UNIT = supported.DTYPES["bfloat16"].unit
+_CPU_FACTORS = {"none": 0.0, "ieee": 0.0, "tf32": TF32}
+"""By torch's setting for products of float32 on a CPU; any other setting may round to bfloat16."""
+
 
 def unit(dtype: torch.dtype) -> float:
     """u: the relative error of one rounding."""
@@ -79,7 +83,7 @@ def of_factors(dtype: torch.dtype, device: torch.device, convolved: bool = False
     Float32 products may run in TF32 on a GPU, or in TF32 or bfloat16 on some CPUs, where the user
     allows it.
     """
-    supported.check_device("gradients", device.type)
+    supported.device_kind("gradients", device.type)
     if dtype == torch.float64:
         return 0.0
     if device.type == "cuda":
@@ -93,9 +97,7 @@ def of_factors(dtype: torch.dtype, device: torch.device, convolved: bool = False
             else 0.0
         )
     settings = getattr(torch.backends.mkldnn, "conv" if convolved else "matmul", None)
-    return {"none": 0.0, "ieee": 0.0, "tf32": TF32}.get(
-        getattr(settings, "fp32_precision", "none"), unit(torch.bfloat16)
-    )
+    return _CPU_FACTORS.get(getattr(settings, "fp32_precision", "none"), _BFLOAT16_UNIT)
 
 
 @dataclass(frozen=True)

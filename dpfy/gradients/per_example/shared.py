@@ -58,9 +58,7 @@ class MeasuredContribution(Contribution):
     def cleaned(self, keep: Tensor) -> MeasuredContribution:
         return MeasuredContribution(self.norms, self.rest.cleaned(keep))
 
-    @property
-    def is_measured(self) -> bool:
-        return True
+    is_measured = True
 
     @property
     def convolves(self) -> bool:
