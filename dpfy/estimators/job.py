@@ -15,8 +15,8 @@ import numpy as np
 
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.data.schema import Number
-from dpfy.estimators import columns, target
+from dpfy.data.schema import Label, Number
+from dpfy.estimators import columns, records, target
 from dpfy.estimators.estimator import (
     COMMON,
     ESTIMATORS,
@@ -111,7 +111,6 @@ class FitRequest:
         made = kind(**self.given, schema=self.schema, run=place)
         made._progress = progress  # type: ignore[attr-defined]
         table = FileTable(self.data)
-        held = None if self.test is None else FileTable(self.test)
         if not issubclass(kind, PrivateClassifier | PrivateRegressor):
             if self.target is not None:
                 raise InvalidInput(
@@ -122,8 +121,22 @@ class FitRequest:
         if said is None:
             raise InvalidInput("--target", None, "must be given: the schema has no label")
         made.target = said.name  # type: ignore[attr-defined]
+        held = None if self.test is None else self._test(kind, said)
         made.fit(table, table.target(said.name))
         return made, {} if held is None else figures(made, held, held.target(said.name))
+
+    def _test(self, kind: type[Any], said: columns.Column | Label) -> FileTable:
+        """The public test rows, read whole: what is wrong with them is said before the fit."""
+        held = FileTable(str(self.test))
+        truth = held.target(said.name)
+        if issubclass(kind, PrivateRegressor):
+            target.numbers_of(truth)
+        else:
+            target.classes(self.given.get("classes"), said, truth).read(truth)
+        features = columns.public(columns.TableForm.of(held), self.schema, None, said.name)
+        if not records.read(held, features).size:
+            raise InvalidInput("--test", self.test, "must hold at least one row")
+        return held
 
 
 def figures(made: Any, held: FileTable, truth: Any) -> dict[str, float]:

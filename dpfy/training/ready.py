@@ -35,7 +35,8 @@ def job(path: Path | None, given: Mapping[str, Any]) -> configuration.JobConfig:
 def lacking(values: settings.Raw) -> list[InvalidInput]:
     """What the values of a job leave open: places of its schema, and how many records there are."""
     found, kind = _of_schema(values["data"].get("schema")), values["data"].get("kind")
-    if "records" not in values["privacy"] and kind in REQUIRED and kind != "text":
+    named = isinstance(kind, str) and kind in REQUIRED and kind != "text"
+    if named and "records" not in values["privacy"]:
         found.append(
             InvalidInput(
                 "privacy.records", None, f"must be given for data of kind {kind!r}: {UNKNOWN}"

@@ -167,3 +167,23 @@ def test_rows_that_cannot_be_read_spend_nothing(tmp_path, capsys, monkeypatch):
     assert "no number" in line
     assert not Path("new").exists()
     assert not Ledger.read(Path("people.jsonl")).permits()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("id,age,job,hours\n1,30,nurse,3\n", "target"),
+        ("id,age,hours,income\n1,30,3,high\n", "job"),
+        ("id,age,job,hours,income\n1,old,nurse,3,high\n", "no number"),
+        ("id,age,job,hours,income\n1,30,nurse,3,enormous\n", "must be one of the public classes"),
+        ("id,age,job,hours,income\n", "at least one row"),
+        ("[[phase]]\n", "target"),
+    ],
+)
+def test_test_rows_that_cannot_be_read_spend_nothing(text, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("test.csv").write_text(text)
+    words = ("--estimator", "naive-bayes", "--test", "test.csv", "--ledger", "people.jsonl")
+    assert said in refused(capsys, *FIT, *words, "--out", "new")
+    assert not Path("new").exists()
+    assert not Path("people.jsonl").exists() or not Ledger.read(Path("people.jsonl")).permits()

@@ -149,6 +149,11 @@ def test_bad_flags(capsys, tmp_path, arguments, said):
         ("[training]\nepochs = 1\nsteps = 2\n", "not both"),
         ('[privacy]\nepsilon = "one"\n', "privacy.epsilon"),
         ("[runtime]\npad = 1\n", "runtime.pad"),
+        ("[data]\nkind = []\n", "data.kind"),
+        ('[data]\nkind = {a = 1}\nschema = ["s.toml"]\n', "data.kind"),
+        ('[data]\nkind = "csv"\nschema = {}\n', "data.schema"),
+        ("[model]\nname = [1]\n", "model.name"),
+        ("[privacy]\nrecords = []\nepsilon = {}\n", "privacy.epsilon"),
     ],
 )
 def test_bad_config(capsys, tmp_path, text, said):
