@@ -19,14 +19,15 @@ from dpfy.audit.intervals import log_ratio
 from dpfy.core import events
 from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import Adjacency, user_unit
 from dpfy.data.records import Records
+from dpfy.data.users import UserRecords, by_user
 from dpfy.plan.recipe import Recipe, dpsgd
 from dpfy.runs.folder import Place
 from dpfy.training.fit import fit
-from dpfy.tuning import run
+from dpfy.tuning import run, trial
 from dpfy.tuning.claim import Tuning
-from dpfy.tuning.routes import HELD_OUT, PUBLIC, CalibratedSearch, SearchRoute
+from dpfy.tuning.routes import HELD_OUT, PUBLIC, CalibratedSearch, SearchRoute, points
 from dpfy.tuning.space import Settings, Space
 from dpfy.tuning.terms import SearchTerms
 from dpfy.tuning.trial import Trial
@@ -178,4 +179,21 @@ def PROPOSALS() -> Found:
     return "the settings of later trials follow from the scores of earlier ones"
 
 
-CHECKS = (CANARY, LOSERS, SCORES, PARTS, PROPOSALS)
+@check("search users")
+def USERS() -> Found:
+    """A user of several records moves the score of a trial by what its noise is made for."""
+    unit, owners = user_unit(4), np.repeat(np.arange(6), 4)
+    records = Records((torch.arange(len(owners), dtype=torch.float32),))
+    scored, scores = by_user(records, owners, unit.most_records), []
+    assert isinstance(scored, UserRecords)
+    for right in (True, False):  # all records of the first user, beside some of the others
+        said = torch.arange(len(owners)) % 3 == 0
+        said[:4] = right
+        scores.append(trial._points(said, scored, points(unit)))
+    moved, noised = abs(scores[0] - scores[1]), points(unit)
+    if moved <= noised:
+        return None
+    return f"a user moves a score by {moved} points, its noise is made for {noised}"
+
+
+CHECKS = (CANARY, LOSERS, SCORES, PARTS, PROPOSALS, USERS)

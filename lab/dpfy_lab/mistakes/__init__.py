@@ -27,6 +27,7 @@ FAMILIES = (
     "trees",
     "clusters",
     "tuning",
+    "runs",
 )
 """In the order of the self-test."""
 

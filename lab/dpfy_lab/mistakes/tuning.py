@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpfy_lab.checks.tuning import CANARY, LOSERS, PARTS, PROPOSALS, SCORES
+from dpfy_lab.checks.tuning import CANARY, LOSERS, PARTS, PROPOSALS, SCORES, USERS
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
@@ -71,3 +71,13 @@ def _(patch: Patch) -> None:
 
     patch.around(f"{HOME}.trial.TrialTask.__call__", trial)
     patch.around(f"{HOME}.engine.RandomSearch.ask", ask)
+
+
+@mistake(
+    "search-score-of-a-record",
+    "every record of a user counts in a score, the noise is for one of them",
+    USERS,
+    f"{HOME}.trial._points",
+)
+def _(real: Any, right: Any, scored: Any, each: int) -> int:
+    return each * int(right.sum())
