@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 
 import dpfy
-from dpfy.prediction import analysis, plan
+from dpfy.prediction import plan
 from dpfy.prediction.claim import AnswersClaim
-from dpfy.prediction.vote_bill import VoteBill, release_vote_bill
 from dpfy.runs.folder import Place
+from dpfy_lab.data_dependent import analysis
+from dpfy_lab.data_dependent.vote_bill import VoteBill, release_vote_bill
 
 RUNS = 3
 CLAIMS = {

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters, teach_networks
     from dpfy.prediction.pate import GraphTeachers, Student, load, student_claim, train_student
     from dpfy.prediction.student import Lesson, SemiSupervised
-    from dpfy.prediction.vote_bill import VoteBill, release_vote_bill
 
 __getattr__, __dir__ = _lazy_names(
     __name__,
@@ -25,7 +24,6 @@ __getattr__, __dir__ = _lazy_names(
         "dpfy.prediction.networks": "NetworkTraining NetworkVoters teach_networks",
         "dpfy.prediction.pate": "GraphTeachers Student load student_claim train_student",
         "dpfy.prediction.student": "Lesson SemiSupervised",
-        "dpfy.prediction.vote_bill": "VoteBill release_vote_bill",
     },
 )
 
@@ -41,11 +39,9 @@ __all__ = [
     "SemiSupervised",
     "Student",
     "StudentAnswersClaim",
-    "VoteBill",
     "class_means",
     "load",
     "plan",
-    "release_vote_bill",
     "ridge",
     "shards",
     "student_claim",

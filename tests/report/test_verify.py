@@ -495,7 +495,9 @@ def test_the_end_in_the_ledger_of_the_data_set_is_that_of_this_card(tmp_path):
 
     def judged():
         return next(
-            f for f in verify(run, ledger=people) if f.what == "billed in the ledger of the data set"
+            f
+            for f in verify(run, ledger=people)
+            if f.what == "billed in the ledger of the data set"
         )
 
     assert judged().status == "ok"

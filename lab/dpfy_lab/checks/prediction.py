@@ -14,14 +14,15 @@ import torch
 
 from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.prediction import pate, teaching, vote_bill
+from dpfy.prediction import pate, teaching
 from dpfy.prediction.claim import AnswersClaim
-from dpfy.prediction.margins import QuestionMargins
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.student import SemiSupervised
-from dpfy.prediction.vote_bill import VoteBill
 from dpfy.runs.folder import Place
 from dpfy_lab.checks.published import published, temporary
+from dpfy_lab.data_dependent import vote_bill
+from dpfy_lab.data_dependent.margins import QuestionMargins
+from dpfy_lab.data_dependent.vote_bill import VoteBill
 from dpfy_lab.selftest.mistake import Found, check
 from dpfy_lab.selftest.patch import patching
 

@@ -25,9 +25,10 @@ from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
 HOME = "dpfy.prediction"
+VOTES = "dpfy_lab.data_dependent"
 TEACH, PURSE = f"{HOME}.teaching.teach", f"{HOME}.reserved_steps.ReservedSteps"
 REMEMBERS = f"{HOME}.predictor.AnswerCache.__contains__"
-SMOOTH = f"{HOME}.margins.QuestionMargins.smooth"
+SMOOTH = f"{VOTES}.margins.QuestionMargins.smooth"
 
 
 @mistake(
@@ -59,7 +60,7 @@ def _(real: Any, self: Any, votes: Any, beta: float) -> Any:
     "bill-noise-not-covered",
     "the bill of votes is stated without room for its noise",
     STATED_BILL,
-    f"{HOME}.vote_bill.VoteBill.stated",
+    f"{VOTES}.vote_bill.VoteBill.stated",
 )
 def _(real: Any, self: Any, released: float, slack: float) -> Any:
     return real(self, released, 0.0)

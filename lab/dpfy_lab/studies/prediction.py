@@ -23,11 +23,11 @@ from dpfy.data.config import DataConfig
 from dpfy.data.records import Records
 from dpfy.data.source import load
 from dpfy.prediction import PrivatePredictor, plan, ridge, shards
-from dpfy.prediction.analysis import ConfidentVote, outcomes
 from dpfy.prediction.claim import VoteClaim
 from dpfy.prediction.voters import LinearVoters
 from dpfy.report import verify
 from dpfy.runs.folder import Place
+from dpfy_lab.data_dependent.analysis import ConfidentVote, outcomes
 from dpfy_lab.studies import figures
 from dpfy_lab.studies.figures import Axes, Line
 from dpfy_lab.studies.page import Figure, Page, Section, Table

@@ -20,7 +20,7 @@ from scipy.special import log_ndtr, ndtr
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound, Bounded
-from dpfy.prediction.analysis import DataDependent
+from dpfy_lab.data_dependent.analysis import DataDependent
 
 Array = NDArray[np.float64]
 LOW, HIGH, WIDTH = -9.0, 10.0, 0.05

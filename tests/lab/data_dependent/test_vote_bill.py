@@ -29,19 +29,19 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
-from dpfy.prediction import (
-    GraphTeachers,
-    SemiSupervised,
-    StudentAnswersClaim,
-    analysis,
-    plan,
-    train_student,
-)
-from dpfy.prediction.analysis import ConfidentVote, DataDependent
+from dpfy.prediction import GraphTeachers, SemiSupervised, StudentAnswersClaim, plan, train_student
 from dpfy.prediction.claim import AnswersClaim
-from dpfy.prediction.margins import QuestionMargins, by_lead
-from dpfy.prediction.vote_bill import VoteBill, noised, release_vote_bill, stated, steps_below
 from dpfy.runs.folder import Place, RunFolder
+from dpfy_lab.data_dependent import analysis
+from dpfy_lab.data_dependent.analysis import ConfidentVote, DataDependent
+from dpfy_lab.data_dependent.margins import QuestionMargins, by_lead
+from dpfy_lab.data_dependent.vote_bill import (
+    VoteBill,
+    noised,
+    release_vote_bill,
+    stated,
+    steps_below,
+)
 
 ALWAYS = ConfidentVote(-1e9, 1.0, 4.0)
 SHAPES = [(12, 2), (12, 3), (12, 4), (7, 4)]

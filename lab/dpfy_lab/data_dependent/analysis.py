@@ -4,7 +4,7 @@ private data and is private itself.
 A bound for the votes at hand can be far below the one that holds for all votes, since most
 questions are not close. But who knows the number knows something about the data. It may be
 published only after it was made private by a release of its own, which is billed: that of a smooth
-bound on the exact divergence is `dpfy.prediction.vote_bill`. The numbers here are not smooth, and
+bound on the exact divergence is `dpfy_lab.data_dependent.vote_bill`. The numbers here are not smooth, and
 never leave. So what these functions return can be compared in memory, and neither printed,
 formatted, stored nor sent.
 
@@ -69,7 +69,7 @@ LOW, HIGH = 8.0, 9.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
 WAY_OUT = (
     "state what holds for all votes (accounting.epsilon of the claim's event), or release a bill "
-    "(dpfy.prediction.release_vote_bill)"
+    "(dpfy_lab.data_dependent.vote_bill)"
 )
 
 

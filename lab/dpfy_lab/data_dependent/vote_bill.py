@@ -31,9 +31,9 @@ from dpfy.core.values import Bounded
 from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.tails import gaussian_tail
 from dpfy.prediction.claim import VoteClaim, VotesRelease
-from dpfy.prediction.margins import LARGEST_MOVE, MOST_VOTERS, ROUNDED, QuestionMargins
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy_lab.data_dependent.margins import LARGEST_MOVE, MOST_VOTERS, ROUNDED, QuestionMargins
 
 BILL = "bill.json"
 STEEPNESS = 1.2

@@ -21,7 +21,7 @@ from dpfy.accounting.rdp import divergences as billed
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
-from dpfy.prediction.analysis import (
+from dpfy_lab.data_dependent.analysis import (
     ConfidentVote,
     DataDependent,
     divergences,
@@ -66,7 +66,7 @@ def test_no_histogram_is_above_the_published_bound(name: str) -> None:
     """All 51,313 published histograms: the exact divergence of a question is at most the bound, at
     every order.
     """
-    from dpfy.prediction import analysis
+    from dpfy_lab.data_dependent import analysis
 
     rule = KNOWN[name][0]
     votes = np.load(
