@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dpfy.training.parallel.world import World
     from dpfy.training.per_record import per_record
     from dpfy.training.predict import predict
-    from dpfy.training.run import Run, RunFolder
+    from dpfy.training.run import Run, TrainingRun
     from dpfy.training.runtime import Runtime
     from dpfy.training.update import Update
 
@@ -90,7 +90,7 @@ __getattr__, __dir__ = _lazy_names(
         "dpfy.training.parallel.world": "World",
         "dpfy.training.per_record": "per_record",
         "dpfy.training.predict": "predict",
-        "dpfy.training.run": "Run RunFolder",
+        "dpfy.training.run": "Run TrainingRun",
         "dpfy.training.runtime": "Runtime",
         "dpfy.training.update": "Update",
     },
@@ -119,12 +119,12 @@ __all__ = [
     "Recipe",
     "Result",
     "Run",
-    "RunFolder",
     "Runtime",
     "SynthesisOptions",
     "SynthesisTerms",
     "TextOptions",
     "TextTerms",
+    "TrainingRun",
     "Unit",
     "Unsupported",
     "Update",

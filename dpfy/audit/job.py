@@ -36,7 +36,7 @@ from dpfy.training import job
 from dpfy.training.config import SECTIONS, JobConfig, make
 from dpfy.training.evaluation import PublicTest
 from dpfy.training.fit import fit
-from dpfy.training.run import Run, RunFolder, load_plan
+from dpfy.training.run import Run, TrainingRun, load_plan
 from dpfy.training.update import Update
 
 FILE = CANARIES
@@ -138,7 +138,7 @@ def _train(
         checkpoint_every=every,
         config=texts,
     )
-    with RunFolder(run, plan) as folder:
+    with TrainingRun(run, plan) as folder:
         data = job.load(config, plan.recipe.records - len(included))
         assert data.classes is not None
         extract = features.features(config.model) or (lambda records: records)

@@ -32,7 +32,7 @@ from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import UPDATES
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, RunFolder
+from dpfy.training.run import Run, TrainingRun
 from dpfy.training.runtime import Runtime
 
 LENGTH = 10.0
@@ -79,7 +79,7 @@ def observe_table(
     plan: Plan,
     weights: NDArray[np.floating[Any]],
     *,
-    run: Run | RunFolder | None = None,
+    run: Run | TrainingRun | None = None,
     seed: int | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     runtime: Runtime | None = None,
@@ -228,7 +228,7 @@ def noisy_sum(plan: Plan, parameters: Mapping[str, Tensor]) -> Array:
 
 
 @contextmanager
-def _folder(run: Run | RunFolder | None, seed: int | None) -> Iterator[Run | RunFolder]:
+def _folder(run: Run | TrainingRun | None, seed: int | None) -> Iterator[Run | TrainingRun]:
     if run is not None:
         yield run
         return

@@ -129,7 +129,7 @@ class RandomizedResponse:
 
 
 @dataclass(frozen=True)
-class GaussianMixture:
+class MixtureOfGaussians:
     """Gaussian noise of `standard_deviation` on a query of sensitivity `sensitivities[i]` with
     probability `probabilities[i]`.
     """
@@ -540,7 +540,7 @@ Event = Union[
     DistributedDiscreteGaussian,
     DistributedSkellam,
     RandomizedResponse,
-    GaussianMixture,
+    MixtureOfGaussians,
     EpsilonDelta,
     MetricPrivacy,
     Zcdp,
@@ -576,7 +576,7 @@ CODEC = Codec(
         "distributed-discrete-gaussian": DistributedDiscreteGaussian,
         "distributed-skellam": DistributedSkellam,
         "randomized-response": RandomizedResponse,
-        "gaussian-mixture": GaussianMixture,
+        "gaussian-mixture": MixtureOfGaussians,
         "epsilon-delta": EpsilonDelta,
         "metric-privacy": MetricPrivacy,
         "zcdp": Zcdp,

@@ -30,7 +30,7 @@ from dpfy.training.batches import Batches
 from dpfy.training.integrity import checkpoint
 from dpfy.training.integrity.checkpoint import Snapshot
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, RunFolder
+from dpfy.training.run import Run, TrainingRun
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
 from dpfy.training.validation import check_parts
@@ -119,7 +119,7 @@ class PrivateRounds(PrivateTraining):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         plan: Plan,
-        run: str | Path | Run | RunFolder | None = None,
+        run: str | Path | Run | TrainingRun | None = None,
         *,
         clients: int | None = None,
         repeatable: bool = False,
@@ -243,7 +243,7 @@ class PrivateRounds(PrivateTraining):
         """Who may take part in a round: whom the sampler draws, or anyone, where others choose and
         nothing is claimed for it.
         """
-        foreign = isinstance(self.folder, RunFolder) and self.folder.run.batches is not None
+        foreign = isinstance(self.folder, TrainingRun) and self.folder.run.batches is not None
         if foreign:
             return np.arange(len(self.records), dtype=np.int64)
         sampler = self.plan.recipe.sampler

@@ -42,7 +42,7 @@ from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.metrics import spent
 from dpfy.training.objective import BatchLosses, Objective
-from dpfy.training.run import Run, RunFolder
+from dpfy.training.run import Run, TrainingRun
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update, adopt
 
@@ -57,7 +57,7 @@ def fit(
     loss: str | Loss = "cross_entropy",
     objective: BatchLosses | None = None,
     arrivals: Arrivals | None = None,
-    run: str | Path | Run | RunFolder | None = None,
+    run: str | Path | Run | TrainingRun | None = None,
     evaluation: TestData | None = None,
     device: str | None = None,
     progress: bool = False,

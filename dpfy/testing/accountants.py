@@ -284,7 +284,11 @@ def _known(thorough: bool) -> Iterator[tuple[Event, Adjacency, Lowest | None]]:
         yield event, adjacency, _reached(releases)
     yield ev.Repeated(ev.Zcdp(0.01), 3), ADD, None
     if thorough:
-        yield ev.Repeated(ev.GaussianMixture(4.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)), 5), ADD, None
+        yield (
+            ev.Repeated(ev.MixtureOfGaussians(4.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)), 5),
+            ADD,
+            None,
+        )
 
 
 def _reached(releases: Sequence[tuple[bounds.Outcomes, int]]) -> Lowest:

@@ -23,7 +23,7 @@ from dpfy.report.words import absent
 from dpfy.training import weights
 from dpfy.training.integrity import guard
 from dpfy.training.parallel.dtensor import full
-from dpfy.training.run import TRAINING, RunFolder
+from dpfy.training.run import TRAINING, TrainingRun
 
 NO_NORMS = (
     "gradient norms were not released: showing them would cost privacy, and no reservation pays "
@@ -45,7 +45,7 @@ def write(
     A run that may end early is settled first: its last step is in a checkpoint, then no ledger lets
     it go on, then it is billed for less.
 
-    Guarantees: those of `RunFolder.settle` and `RunFolder.finish`; until the ledger holds the end,
+    Guarantees: those of `TrainingRun.settle` and `TrainingRun.finish`; until the ledger holds the end,
     the run can be resumed from the checkpoint of its last step. The model released is the averaged
     one where there is averaging; all of it but the trained weights is, bit for bit, what it was
     when the run began.
@@ -57,13 +57,13 @@ def write(
         released, base = _weights(training), weights.base_of(training.model)
 
     def facts() -> card.Facts:
-        assert isinstance(folder, RunFolder)
+        assert isinstance(folder, TrainingRun)
         folder.write("model.safetensors", save(released, metadata={"format": "pt"}))
         about = _told(training, utility, confusion, test) | {"model": _model(training, base)}
         told = {TRAINING: folder.told.get(TRAINING, {}) | about}
         return card.Facts(_provenance(training), training.steps_done, told)
 
-    if isinstance(folder, RunFolder):
+    if isinstance(folder, TrainingRun):
         if training.steps_done < training.plan.recipe.steps:
             folder.settle(TRAINING, training.steps_done)
         folder.finish(facts)

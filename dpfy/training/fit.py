@@ -46,7 +46,7 @@ from dpfy.training.objective import BatchLosses, Objective
 from dpfy.training.parallel.read_only_run import ReadOnlyRun
 from dpfy.training.parallel.world import World
 from dpfy.training.per_record import PerRecord
-from dpfy.training.run import Run, RunFolder, complete
+from dpfy.training.run import Run, TrainingRun, complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update, adopt
 from dpfy.training.validation import check_parts, with_owners
@@ -80,7 +80,7 @@ def fit(
     labels: str | None = None,
     user: object = None,
     objective: BatchLosses | None = None,
-    run: str | Path | Run | RunFolder | ReadOnlyRun | None = None,
+    run: str | Path | Run | TrainingRun | ReadOnlyRun | None = None,
     evaluation: TestData | None = None,
     runtime: Runtime | None = None,
     update: Update | None = None,
@@ -217,10 +217,10 @@ def fit(
 
 
 def _billed(
-    run: str | Path | Run | RunFolder | ReadOnlyRun | None, plan: Plan, noise: float | None
-) -> Run | RunFolder | ReadOnlyRun:
+    run: str | Path | Run | TrainingRun | ReadOnlyRun | None, plan: Plan, noise: float | None
+) -> Run | TrainingRun | ReadOnlyRun:
     """The run with its evaluation, to be reserved before the data is read."""
-    if isinstance(run, RunFolder | ReadOnlyRun):
+    if isinstance(run, TrainingRun | ReadOnlyRun):
         if run.run.evaluation is None:
             raise InvalidInput(
                 "run",

@@ -45,7 +45,7 @@ from dpfy.training.metrics import Plateau
 from dpfy.training.parallel.read_only_run import ReadOnlyRun, opened
 from dpfy.training.parallel.world import World, restarted
 from dpfy.training.ready import UNKNOWN
-from dpfy.training.run import TRAINING, Run, RunFolder, ended, finish_erasure
+from dpfy.training.run import TRAINING, Run, TrainingRun, ended, finish_erasure
 from dpfy.training.update import Ftrl, Update
 
 WRITERS = 539
@@ -241,13 +241,13 @@ def run(
 
 
 def trained(
-    config: JobConfig, folder: RunFolder | ReadOnlyRun, world: World, progress: bool
+    config: JobConfig, folder: TrainingRun | ReadOnlyRun, world: World, progress: bool
 ) -> Outcome:
     """Train in an opened folder."""
     plan = folder.plan
     with folder:
         data = load(config, plan.recipe.records)
-        if config.data.schema is not None and isinstance(folder, RunFolder):
+        if config.data.schema is not None and isinstance(folder, TrainingRun):
             folder.write("schema.toml", schema_of(config))
         train, test = extracted(config.model, data.train), extracted(config.model, data.test)
         owned = data.owned
@@ -268,7 +268,7 @@ def fitted(
     data: source.DataSource,
     train: object,
     test: Records | None,
-    run: RunFolder | ReadOnlyRun,
+    run: TrainingRun | ReadOnlyRun,
     *,
     progress: bool = False,
     world: World | None = None,

@@ -43,7 +43,7 @@ from dpfy.training.integrity.state import TrainState
 from dpfy.training.parallel.layout import layout_of, placed, unwrapped
 from dpfy.training.parallel.read_only_run import ReadOnlyRun, taken
 from dpfy.training.parallel.world import World
-from dpfy.training.run import Run, RunFolder
+from dpfy.training.run import Run, TrainingRun
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
 from dpfy.training.step import PrivateStep, stream_of
@@ -82,7 +82,7 @@ class PrivateTraining(RunState):
         optimizer: torch.optim.Optimizer,
         train: object,
         plan: Plan,
-        run: str | Path | Run | RunFolder | ReadOnlyRun | None = None,
+        run: str | Path | Run | TrainingRun | ReadOnlyRun | None = None,
         *,
         runtime: Runtime | None = None,
         update: Update | None = None,
@@ -99,7 +99,7 @@ class PrivateTraining(RunState):
         self.runtime, self.rule = runtime or Runtime(), update or Update()
         self.run = (
             run
-            if isinstance(run, Run | RunFolder | ReadOnlyRun)
+            if isinstance(run, Run | TrainingRun | ReadOnlyRun)
             else Run(run if run is not None else fresh_path())
         )
         fresh = isinstance(self.run, Run) and not self.run.resume
@@ -137,7 +137,7 @@ class PrivateTraining(RunState):
             raise InvalidInput("training", "entered twice", "one block at a time")
         self._status, self._pieces, self._journal = RunStatus(), None, None
         self.world = World.joined() if self._joined is None else self._joined
-        self.folder: RunFolder | ReadOnlyRun = self.world.notify_on_error(
+        self.folder: TrainingRun | ReadOnlyRun = self.world.notify_on_error(
             lambda: taken(self.world, self.run, self.plan)
         )
         try:

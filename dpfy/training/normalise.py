@@ -30,7 +30,7 @@ from dpfy.models.normalisation import Normalisation
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.objective import Objective
-from dpfy.training.run import RunFolder
+from dpfy.training.run import TrainingRun
 from dpfy.training.validation import check_records
 
 NAME = Normalisation.kind
@@ -42,14 +42,14 @@ FLOOR, NOISES = 1e-5, 3.0
 
 
 def private_batchnorm(
-    model: nn.Module, train: object, folder: RunFolder, *, labels: str | None = None
+    model: nn.Module, train: object, folder: TrainingRun, *, labels: str | None = None
 ) -> nn.Module:
     """A copy of `model` whose batch normalisation has statistics of `train`, released with noise;
     frozen from then on.
 
         claim = dpfy.Normalisation(10.0, layers=2, delta=1e-5)
         plan = dpfy.dpsgd(...).calibrate(epsilon=3.0, delta=1e-5, beside=claim.event)
-        with dpfy.RunFolder(dpfy.Run("runs/x", beside=(claim,)), plan) as folder:
+        with dpfy.TrainingRun(dpfy.Run("runs/x", beside=(claim,)), plan) as folder:
             model = dpfy.private_batchnorm(model, train, folder)
             dpfy.fit(model, train, plan=plan, optimizer=..., run=folder)
 
@@ -97,12 +97,12 @@ def private_batchnorm(
     return made.train(model.training)
 
 
-def _claim(folder: RunFolder) -> Normalisation:
-    if not isinstance(folder, RunFolder):
+def _claim(folder: TrainingRun) -> Normalisation:
+    if not isinstance(folder, TrainingRun):
         raise InvalidInput(
             "folder",
             type(folder).__name__,
-            "must be an opened dpfy.RunFolder: what is released is reserved in it",
+            "must be an opened dpfy.TrainingRun: what is released is reserved in it",
         )
     claim = folder.stages[NAME].reserved.claim if NAME in folder.stages else None
     if not isinstance(claim, Normalisation):

@@ -24,7 +24,7 @@ __all__ = [
     "LEDGER",
     "TRAINING",
     "Run",
-    "RunFolder",
+    "TrainingRun",
     "complete",
     "ended",
     "finish_erasure",
@@ -69,7 +69,7 @@ class Run(folder.Place):
         return tuple(held)
 
 
-class RunFolder(folder.RunFolder):
+class TrainingRun(folder.RunFolder):
     """The opened folder of a run of `plan`. `part` names the part of the data that it must train
     on; None where any data will do.
     """

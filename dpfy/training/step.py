@@ -21,11 +21,11 @@ from dpfy.training.integrity.settings import Settings
 from dpfy.training.integrity.state import TrainState
 from dpfy.training.parallel.data_parallel import SingleDevice
 from dpfy.training.parallel.read_only_run import ReadOnlyRun
-from dpfy.training.run import RunFolder
+from dpfy.training.run import TrainingRun
 from dpfy.training.update import Rates, Update, hand_over
 
 
-def stream_of(plan: Plan, folder: RunFolder | ReadOnlyRun) -> NoiseStream:
+def stream_of(plan: Plan, folder: TrainingRun | ReadOnlyRun) -> NoiseStream:
     """The noise that the run was billed for: the plan's strategy, scale and sampling, under the
     run's secret and event.
     """
@@ -53,7 +53,7 @@ class PrivateStep:
     """
 
     plan: Plan
-    folder: RunFolder | ReadOnlyRun
+    folder: TrainingRun | ReadOnlyRun
     model: nn.Module
     stream: NoiseStream
     rates: Rates

@@ -293,7 +293,7 @@ def _trained(
     )
     if runs.complete(run, plan):
         return
-    with runs.RunFolder(run, plan) as folder:
+    with runs.TrainingRun(run, plan) as folder:
         folder.write(TRIALS, "".join(json.dumps(each) + "\n" for each in rows).encode())
         folder.tell(claim.name, trials=rows, settings=dict(settings), score=rows[best]["score"])
         job.trained(found, folder, World.joined(), False)

@@ -31,7 +31,7 @@ from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures
 from dpfy.training import metrics
 from dpfy.training.integrity import checkpoint
-from dpfy.training.run import TRAINING, Run, RunFolder
+from dpfy.training.run import TRAINING, Run, TrainingRun
 
 TOLD, LOCK = "told.json", "lock"
 ONE_TRIAL = "one trial of a search: what the whole search costs stands on its card"
@@ -61,7 +61,7 @@ class _Alone:
         )
 
 
-class SealedRun(RunFolder):
+class SealedRun(TrainingRun):
     """The folder of one trial, used by `dpfy.fit` and `dpfy.PrivateTraining` as an opened run
     folder is.
 

@@ -99,7 +99,7 @@ def _response(rng: Random) -> Make:
 def _mixture(rng: Random) -> Make:
     count = int(rng.integers(2, 5))
     chances = rng.dirichlet(np.ones(count))
-    return lambda noise: ev.GaussianMixture(
+    return lambda noise: ev.MixtureOfGaussians(
         noise, tuple(map(float, range(count))), tuple(float(p) for p in chances / chances.sum())
     )
 
@@ -212,7 +212,7 @@ def one_step(leaf: ev.Event, adjacency: Adjacency, epsilon: float) -> float | No
     if isinstance(leaf, ev.Gaussian):
         return _mixtures(leaf.noise_multiplier, [(1.0, move)], [(1.0, 0.0)], epsilon)
     if isinstance(leaf, ev.PoissonSampled) and isinstance(
-        leaf.event, (ev.Gaussian, ev.GaussianMixture)
+        leaf.event, (ev.Gaussian, ev.MixtureOfGaussians)
     ):
         q, inner = leaf.rate, leaf.event
         sigma = (
@@ -226,7 +226,7 @@ def one_step(leaf: ev.Event, adjacency: Adjacency, epsilon: float) -> float | No
             else list(zip(inner.probabilities, inner.sensitivities, strict=True))
         )
         return _both(sigma, [(1 - q, 0.0), *((q * p, s) for p, s in parts)], epsilon)
-    if isinstance(leaf, ev.GaussianMixture):
+    if isinstance(leaf, ev.MixtureOfGaussians):
         return _both(
             leaf.standard_deviation,
             list(zip(leaf.probabilities, leaf.sensitivities, strict=True)),

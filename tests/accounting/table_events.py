@@ -30,7 +30,7 @@ LEAVES: list[ev.Event] = [
     ev.DistributedDiscreteGaussian(1.1, 200, 9, 64),
     ev.DistributedSkellam(0.9, 500, 12, 64),
     ev.RandomizedResponse(0.8, 3),
-    ev.GaussianMixture(4.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)),
+    ev.MixtureOfGaussians(4.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)),
     ev.EpsilonDelta(0.1),
     ev.EpsilonDelta(0.1, 1e-14),
     ev.Zcdp(0.02),

@@ -152,7 +152,7 @@ def test_true_losses_obey_the_laws() -> None:
         (ev.Laplace(0.01), ADD),
         (ev.PoissonSampled(0.3, ev.DiscreteGaussian(0.4, 2)), ADD),
         (ev.PoissonSampled(0.3, ev.DiscreteGaussian(0.05, 3)), ADD),
-        (ev.GaussianMixture(0.5, tuple(map(float, range(40))), tuple([1 / 40] * 40)), ADD),
+        (ev.MixtureOfGaussians(0.5, tuple(map(float, range(40))), tuple([1 / 40] * 40)), ADD),
     ):
         for release, _ in composition(event, adjacency).releases:
             for loss in (
@@ -302,7 +302,7 @@ def test_an_incomplete_round_of_a_cycle_is_billed() -> None:
         (ev.PoissonSampled(0.6306, ev.Gaussian(0.1408)), ADD, 6.64e-13),
         (_train(0.26, 0.115, 7), ADD, 3.8e-13),
         (ev.Laplace(1.2), REPLACE, 2e-10),
-        (ev.GaussianMixture(0.1, (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.2, 0.5)), ADD, 2.5e-10),
+        (ev.MixtureOfGaussians(0.1, (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.2, 0.5)), ADD, 2.5e-10),
         (ev.Repeated(ev.PoissonSampled(0.002, ev.DiscreteGaussian(0.4, 3)), 13904), ADD, 1.7e-8),
     ],
 )

@@ -29,7 +29,7 @@ LEAVES: list[tuple[ev.Event, Adjacency]] = [
     (ev.PoissonSampled(0.2, ev.DiscreteLaplace(0.5, 1)), ADD),
     (ev.RandomizedResponse(0.8, 3), REPLACE),
     (ev.RandomizedResponse(0.8, 3), ZERO),
-    (ev.GaussianMixture(4.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)), ADD),
+    (ev.MixtureOfGaussians(4.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)), ADD),
     (ev.EpsilonDelta(0.1, 0.0), ADD),
     (ev.EpsilonDelta(0.1, 1e-9), ADD),
     (ev.SampledWithoutReplacement(200, 10, ev.Gaussian(3.0)), REPLACE),

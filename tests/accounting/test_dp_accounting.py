@@ -62,7 +62,7 @@ def test_pld_refuses_deltas_it_under_reports_and_counts_it_ignores() -> None:
         ev.Laplace(2.0),
         ev.DiscreteLaplace(0.5, 2),
         ev.RandomizedResponse(0.3, 4),
-        ev.GaussianMixture(2.0, (0.0, 1.0), (0.75, 0.25)),
+        ev.MixtureOfGaussians(2.0, (0.0, 1.0), (0.75, 0.25)),
         ev.Zcdp(0.1, 0.0),
         ev.Repeated(STEP, 7),
         ev.Composed((STEP, ev.Gaussian(3.0))),

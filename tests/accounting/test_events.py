@@ -437,7 +437,7 @@ def test_the_same_names_are_the_same_parts_and_other_names_are_not() -> None:
 
 def test_a_replaced_unit_may_move_from_one_part_to_another() -> None:
     """It is then removed there and added here: two parts are touched, one in each direction."""
-    parts = _parts(STEP, ev.GaussianMixture(4.0, (0.0, 1.0), (0.5, 0.5)))
+    parts = _parts(STEP, ev.MixtureOfGaussians(4.0, (0.0, 1.0), (0.5, 0.5)))
     with pytest.raises(
         Unsupported, match="replace-one"
     ):  # a unit that stays has no pair in the second part

@@ -28,7 +28,7 @@ def theirs(event: ev.Event, delta: float) -> float:
     """Epsilon by dp-accounting's own mixture of Gaussians."""
     assert isinstance(event, ev.Repeated)
     one = event.event
-    assert isinstance(one, ev.GaussianMixture)
+    assert isinstance(one, ev.MixtureOfGaussians)
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     told = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
         one.standard_deviation, one.sensitivities, one.probabilities
@@ -94,7 +94,7 @@ def test_the_secret_of_records_drawn_one_by_one_is_part_of_the_claim():
     plan = dpfy.dpsgd(100, 10, steps=30, unit=user_unit(3), draw="record").with_noise(2.0)
     foreign = TrainingClaim(plan, dpfy.ForeignBatches("shuffled once"))
     assert accounting.epsilon(foreign.event, 1e-6) > 3 * accounting.epsilon(plan.event, 1e-6)
-    certain = ev.GaussianMixture(2.0, (0.0, 1.0), (0.0, 1.0))
+    certain = ev.MixtureOfGaussians(2.0, (0.0, 1.0), (0.0, 1.0))
     assert not amplified(certain)
 
 

@@ -27,7 +27,7 @@ from dpfy.runs import folder
 from dpfy.runs.mark import Mark
 from dpfy.training import config, job
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import RunFolder
+from dpfy.training.run import TrainingRun
 
 FAST = [
     "--data",
@@ -82,7 +82,7 @@ def test_a_run_stopped_before_its_configuration_was_stored(capsys, tmp_path, mon
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, until, killed)
+        patch.setattr(TrainingRun, until, killed)
         settings = config.make(
             {}, {"data.kind": "digits", "privacy.delta": 1e-4, "model.name": "linear"}
         )

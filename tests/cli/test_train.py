@@ -214,7 +214,7 @@ def test_own_data_needs_its_public_size(capsys, tmp_path):
 
 def test_a_folder_with_another_plan(capsys, tmp_path):
     from dpfy.training import config, job
-    from dpfy.training.run import RunFolder
+    from dpfy.training.run import TrainingRun
 
     flags = {
         "data.kind": "digits",
@@ -225,7 +225,7 @@ def test_a_folder_with_another_plan(capsys, tmp_path):
     }
     settings = config.make({}, flags)
     plan = job.plan_of(settings)
-    RunFolder(job.run_of(settings, plan, tmp_path / "run", False, None), plan).close()
+    TrainingRun(job.run_of(settings, plan, tmp_path / "run", False, None), plan).close()
     line = refused(capsys, "train", *FAST, "--out", tmp_path / "run", "--resume", "--epsilon", 1)
     assert "different plan" in line
     assert "resume it" in refused(
@@ -249,7 +249,7 @@ def test_a_folder_with_another_plan(capsys, tmp_path):
 def test_resume_needs_no_arguments_but_the_folder(capsys, tmp_path):
     """The configuration is kept with the secrets of an unfinished run."""
     from dpfy.training import config, job
-    from dpfy.training.run import RunFolder
+    from dpfy.training.run import TrainingRun
 
     flags = {
         "data.kind": "digits",
@@ -260,7 +260,7 @@ def test_resume_needs_no_arguments_but_the_folder(capsys, tmp_path):
     }
     settings = config.make({}, flags)
     plan = job.plan_of(settings)
-    RunFolder(job.run_of(settings, plan, tmp_path / "run", False, None), plan).close()
+    TrainingRun(job.run_of(settings, plan, tmp_path / "run", False, None), plan).close()
     status, out, _ = call(capsys, "train", "--resume", "--out", tmp_path / "run", "--json")
     assert status == 0
     assert json.loads(out)["steps"] == 5

@@ -53,7 +53,7 @@ EVENTS = [
     events.DistributedDiscreteGaussian(4.0, 10, 9, 3),
     events.DistributedSkellam(0.5, 10, 9, 3),
     events.RandomizedResponse(0.25, 4),
-    events.GaussianMixture(1.0, (0.0, 1.0), (0.9, 0.1)),
+    events.MixtureOfGaussians(1.0, (0.0, 1.0), (0.9, 0.1)),
     events.EpsilonDelta(1.0, 1e-6),
     events.Shuffled(1.0, 100, 4),
     events.RandomCheckIns(1.0, 100, 0.5),

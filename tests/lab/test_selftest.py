@@ -197,8 +197,8 @@ def test_command(monkeypatch, good):
     seeded = MISTAKES["clip-tied"]
     found = "it adds 2" if good else None
     rows = [
-        examine.Row(None, {"tied weights": None}, {"tied weights": 0.1}),
-        examine.Row(seeded, {"tied weights": found}, {"tied weights": 0.2}),
+        examine.SelfTestRow(None, {"tied weights": None}, {"tied weights": 0.1}),
+        examine.SelfTestRow(seeded, {"tied weights": found}, {"tied weights": 0.2}),
     ]
     monkeypatch.setattr(examine, "run", lambda *given, **named: rows)
     said = CliRunner().invoke(app, ["audit", "selftest", "--json"])

@@ -28,7 +28,7 @@ from dpfy.noise.stream import NoiseStream
 from dpfy.report import card as cards
 from dpfy.report import uses
 from dpfy.training import config, evaluation, fit, job
-from dpfy.training.run import RunFolder
+from dpfy.training.run import TrainingRun
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -300,7 +300,7 @@ def test_what_cannot_be_billed_is_refused_before_the_first_step(tmp_path):
     assert not (tmp_path / "run").exists()
     assert Ledger.read(tmp_path / "all.jsonl").permits() == []
     with (
-        RunFolder(dpfy.Run(tmp_path / "run"), small.plan(3)) as folder,
+        TrainingRun(dpfy.Run(tmp_path / "run"), small.plan(3)) as folder,
         pytest.raises(InvalidInput, match=r"Run\(evaluation"),
     ):
         dpfy.fit(net, (x, y), run=folder, **options)

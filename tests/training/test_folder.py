@@ -19,7 +19,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import erase_secrets
 from dpfy.runs.mark import Mark, erase_folder
 from dpfy.training import metrics
-from dpfy.training.run import Run, RunFolder
+from dpfy.training.run import Run, TrainingRun
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -125,12 +125,12 @@ def test_one_folder_is_marked_once(tmp_path, monkeypatch):
 
 
 def test_a_mark_of_another_run_is_refused(tmp_path):
-    RunFolder(Run(tmp_path / "run"), small.plan()).close()
+    TrainingRun(Run(tmp_path / "run"), small.plan()).close()
     mark = Mark.find(tmp_path / "run")
     mark.file.rename(tmp_path / "run" / ".dpfy-0123456789abcdef")
     before = contents(tmp_path / "run")
     with pytest.raises(Corrupt, match="another run"):
-        RunFolder(Run(tmp_path / "run", resume=True), small.plan())
+        TrainingRun(Run(tmp_path / "run", resume=True), small.plan())
     assert contents(tmp_path / "run") == before
 
 
@@ -142,22 +142,22 @@ PLANTED = ["ledger.jsonl", "metrics.jsonl", "plan.json", "report.html", ".report
 def test_links_in_a_run_folder_are_refused_and_not_followed(tmp_path, name):
     victim = tmp_path / "victim"
     victim.write_bytes(b"a reader's own file")
-    RunFolder(Run(tmp_path / "run"), small.plan()).close()
+    TrainingRun(Run(tmp_path / "run"), small.plan()).close()
     place = tmp_path / "run" / name
     place.unlink(missing_ok=True)
     place.symlink_to(victim)
     with pytest.raises(InvalidInput, match="a link, pipe or device"):
-        RunFolder(Run(tmp_path / "run", resume=True), small.plan())
+        TrainingRun(Run(tmp_path / "run", resume=True), small.plan())
     assert victim.read_bytes() == b"a reader's own file"
 
 
 def test_a_checkpoint_folder_that_is_a_link_is_refused(tmp_path):
-    RunFolder(Run(tmp_path / "run"), small.plan()).close()
+    TrainingRun(Run(tmp_path / "run"), small.plan()).close()
     (tmp_path / "run" / "checkpoint").rename(tmp_path / "elsewhere")
     (tmp_path / "run" / "checkpoint").symlink_to(tmp_path / "elsewhere")
     before = contents(tmp_path / "elsewhere")
     with pytest.raises(InvalidInput, match="is a link"):
-        RunFolder(Run(tmp_path / "run", resume=True), small.plan())
+        TrainingRun(Run(tmp_path / "run", resume=True), small.plan())
     Mark.find(tmp_path / "run").erase_secrets()
     assert contents(tmp_path / "elsewhere") == before
 
@@ -276,7 +276,7 @@ def test_a_failure_after_the_first_step_keeps_the_bill(tmp_path):
 
 
 def test_giving_up_twice_is_giving_up_once(tmp_path):
-    folder = RunFolder(Run(tmp_path / "run", ledger=tmp_path / "people.jsonl"), small.plan())
+    folder = TrainingRun(Run(tmp_path / "run", ledger=tmp_path / "people.jsonl"), small.plan())
     problem = InvalidInput("x", 1, "no")
     for _ in range(3):
         folder.__exit__(InvalidInput, problem, None)
@@ -286,19 +286,19 @@ def test_giving_up_twice_is_giving_up_once(tmp_path):
 
 def test_another_plan_does_not_undo_a_run_that_has_not_begun(tmp_path):
     """A refusal may only undo what the refused run itself made."""
-    RunFolder(Run(tmp_path / "run"), small.plan()).close()
+    TrainingRun(Run(tmp_path / "run"), small.plan()).close()
     before = contents(tmp_path / "run")
     for run, plan in (
         (Run(tmp_path / "run", resume=True), small.plan(7)),
         (Run(tmp_path / "run"), small.plan()),
     ):
         with pytest.raises(InvalidInput, match=r"different plan|unfinished run"):
-            RunFolder(run, plan)
+            TrainingRun(run, plan)
         assert contents(tmp_path / "run") == before
 
 
 def test_what_a_crash_left_half_written_is_destroyed_on_resume(tmp_path):
-    RunFolder(Run(tmp_path / "run", seed=1), small.plan()).close()
+    TrainingRun(Run(tmp_path / "run", seed=1), small.plan()).close()
     for name in (".0123456789abcdef.part", "checkpoint/.0123456789abcdee.part"):
         (tmp_path / "run" / name).write_bytes(b"half a secret")
     small.train(Run(tmp_path / "run", resume=True))
@@ -314,7 +314,7 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path, path):
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(DpfyError):
-        RunFolder(Run(tmp_path / path), small.plan())
+        TrainingRun(Run(tmp_path / path), small.plan())
     assert sorted(p.name for p in tmp_path.iterdir())[:2] == ["dangling", "file"]
 
 
@@ -324,7 +324,7 @@ def test_a_plan_that_cannot_be_billed_leaves_nothing(tmp_path, noise, delta):
     reserved.
     """
     with pytest.raises(InvalidInput):
-        RunFolder(
+        TrainingRun(
             Run(tmp_path / "run", ledger=tmp_path / "people.jsonl"),
             dpfy.dpsgd(small.RECORDS, 20, steps=2).with_noise(noise, delta=delta),
         )
@@ -336,7 +336,7 @@ def test_an_evaluation_that_cannot_be_billed_leaves_nothing(tmp_path, monkeypatc
         numeric_limits, "MOST_NOISE", 10.0
     )  # a limit of accounting that nobody checks before it
     with pytest.raises(InvalidInput, match="noise_multiplier: got 11"):
-        RunFolder(Run(tmp_path / "run", evaluation=11.0), small.plan())
+        TrainingRun(Run(tmp_path / "run", evaluation=11.0), small.plan())
     assert contents(tmp_path) == {}
 
 
@@ -396,7 +396,7 @@ def test_an_opened_folder_trains_by_the_plan_it_reserved_and_by_no_other(tmp_pat
         (torch.randn(200, 4), torch.zeros(200, dtype=torch.long)),
         torch.optim.SGD(net.parameters(), lr=0.1),
     )
-    folder = RunFolder(Run(tmp_path / "run"), recipe.with_noise(4.0, delta=1e-3))
+    folder = TrainingRun(Run(tmp_path / "run"), recipe.with_noise(4.0, delta=1e-3))
     with pytest.raises(InvalidInput, match="plan: got"):
         train(net, data, recipe.with_noise(0.1, delta=1e-3), optimizer, folder)
     folder.close()

@@ -22,7 +22,7 @@ from dpfy.accounting.filters import RenyiFilter
 from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.training import config, job
-from dpfy.training.run import RunFolder
+from dpfy.training.run import TrainingRun
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -68,7 +68,7 @@ def test_a_forgotten_reduction_costs_nothing(tmp_path):
     train(tmp_path)
     assert billed(tmp_path) == 1
     with pytest.raises(BudgetExceeded):
-        RunFolder(dpfy.Run(tmp_path / "next", ledger=tmp_path / "people.jsonl"), small.plan(4))
+        TrainingRun(dpfy.Run(tmp_path / "next", ledger=tmp_path / "people.jsonl"), small.plan(4))
 
 
 @pytest.mark.parametrize("how", [{"leave": 0}, {"reduction": "mean", "catch": True}])

@@ -204,13 +204,13 @@ def _mixture(sigma: float, parts: Moves, adjacency: Adjacency, name: str) -> Dom
     return DominatingPair(*moved(sigma, kept), touched=sum(p for p, s in kept if s))
 
 
-def _mixture_pair(event: ev.GaussianMixture, adjacency: Adjacency) -> DominatingPair:
+def _mixture_pair(event: ev.MixtureOfGaussians, adjacency: Adjacency) -> DominatingPair:
     parts = tuple(zip(event.probabilities, event.sensitivities, strict=True))
     return _mixture(event.standard_deviation, parts, adjacency, type(event).__name__)
 
 
 def _mixture_poisson(
-    event: ev.GaussianMixture, rate: float, adjacency: Adjacency
+    event: ev.MixtureOfGaussians, rate: float, adjacency: Adjacency
 ) -> DominatingPair:
     if adjacency is Adjacency.REPLACE_ONE:
         refuse_replaced(event)
@@ -220,7 +220,7 @@ def _mixture_poisson(
     )
 
 
-def _mixture_known(event: ev.GaussianMixture, most: int | None) -> Event:
+def _mixture_known(event: ev.MixtureOfGaussians, most: int | None) -> Event:
     """Who knows by how much a unit moves the sum sees a Gaussian moved by the largest amount; one
     amount alone was never hidden.
     """
@@ -230,7 +230,7 @@ def _mixture_known(event: ev.GaussianMixture, most: int | None) -> Event:
     return ev.Gaussian(event.standard_deviation / max(amounts))
 
 
-def _mixture_group(event: ev.GaussianMixture, size: int) -> Event:
+def _mixture_group(event: ev.MixtureOfGaussians, size: int) -> Event:
     """Each member moves the sum by an amount of its own: the amounts of all add up."""
     one = {s: p for p, s in zip(event.probabilities, event.sensitivities, strict=True) if p > 0}
     total = {0.0: 1.0}
@@ -247,14 +247,14 @@ def _mixture_group(event: ev.GaussianMixture, size: int) -> Event:
             )
     amounts = sorted(total)
     chances = [total[s] for s in amounts]
-    return ev.GaussianMixture(
+    return ev.MixtureOfGaussians(
         event.standard_deviation,
         tuple(amounts),
         (max(0.0, 1 - math.fsum(chances[1:])), *chances[1:]),
     )
 
 
-def _mixture_within(event: ev.GaussianMixture) -> None:
+def _mixture_within(event: ev.MixtureOfGaussians) -> None:
     numeric_limits.noise("standard_deviation", event.standard_deviation)
     if max(event.sensitivities) / event.standard_deviation > 1 / numeric_limits.LEAST_NOISE:
         rule = f"must be at most {1 / numeric_limits.LEAST_NOISE:g} times the noise"
@@ -358,7 +358,7 @@ ROWS = (
         can_be_sampled=False,
     ),
     EventRule(
-        ev.GaussianMixture,
+        ev.MixtureOfGaussians,
         lambda e: (
             f"a sum with Gaussian noise of {e.standard_deviation:.6g}, moved by one of "
             f"{len(e.sensitivities):,} amounts"
@@ -371,7 +371,7 @@ ROWS = (
         peer=Peer(
             "MixtureOfGaussiansDpEvent",
             lambda e, translate: (e.standard_deviation, e.sensitivities, e.probabilities),
-            lambda e, translate: ev.GaussianMixture(
+            lambda e, translate: ev.MixtureOfGaussians(
                 e.standard_deviation, tuple(e.sensitivities), tuple(e.sampling_probs)
             ),
         ),

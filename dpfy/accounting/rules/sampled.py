@@ -109,7 +109,7 @@ def _poisson_group(event: ev.PoissonSampled, size: int) -> Event:
     noise = rule_of(event.event).gaussian(event.event)
     if noise is None:
         return no_group(event, size)
-    return ev.GaussianMixture(
+    return ev.MixtureOfGaussians(
         noise, tuple(float(k) for k in range(size + 1)), _binomial(size, event.rate)
     )
 

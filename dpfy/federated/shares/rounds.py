@@ -29,7 +29,7 @@ from dpfy.noise.shares import Shares
 from dpfy.plan.claim import SIMULATED
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import ENCODED_HERE
-from dpfy.training.run import TRAINING, Run, RunFolder
+from dpfy.training.run import TRAINING, Run, TrainingRun
 
 ENCODED = (
     f"{SIMULATED}: updates were encoded by the server in place of the clients, and whoever ran it "
@@ -133,7 +133,7 @@ class DistributedRounds(PrivateRounds):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         plan: Plan,
-        run: str | Path | Run | RunFolder | None = None,
+        run: str | Path | Run | TrainingRun | None = None,
         *,
         aggregator: SecureSum | None = None,
         **rest: Any,
@@ -172,7 +172,7 @@ class DistributedRounds(PrivateRounds):
         """Say for the card who summed, and whether more than sums was seen here, in this process or
         in one before it.
         """
-        assert isinstance(self.folder, RunFolder)
+        assert isinstance(self.folder, TrainingRun)
         file = self.folder.secrets / ENCODED_HERE
         words = file.read_text("utf-8") if file.is_file() else self.aggregator.words
         self.folder.tell(TRAINING, aggregation=check.one_line("aggregator.words", words, 400))

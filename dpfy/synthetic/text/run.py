@@ -32,7 +32,7 @@ from dpfy.synthetic.text.tokens import (
 )
 from dpfy.training.load import load
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, RunFolder, complete
+from dpfy.training.run import Run, TrainingRun, complete
 from dpfy.training.runtime import Runtime
 
 Texts = Sequence[str] | Callable[[], Sequence[str]]
@@ -148,7 +148,7 @@ def synthesize_text(
     asked = Run(**held, beside=(claim,))
     if complete(asked, plan):
         return finished(Path(asked.path), model or ByteTransformer(chosen.length))
-    with RunFolder(asked, plan) as folder:
+    with TrainingRun(asked, plan) as folder:
         rows = _read(texts, known, chosen.length, terms.records)
         with seeded(folder.randomness, "language model"):
             language = model or ByteTransformer(chosen.length)
@@ -201,7 +201,7 @@ def _read(texts: Texts, tokens: Tokens, length: int, records: int) -> torch.Tens
 
 
 def _sampled(
-    folder: RunFolder, model: nn.Module, claim: GeneratedText, tokens: Tokens
+    folder: TrainingRun, model: nn.Module, claim: GeneratedText, tokens: Tokens
 ) -> dict[str, Any]:
     """Sample and write all texts; what the card repeats."""
     was, made = model.training, []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
     from dpfy.training.parallel.read_only_run import ReadOnlyRun
     from dpfy.training.parallel.world import World
-    from dpfy.training.run import RunFolder
+    from dpfy.training.run import TrainingRun
 
 SECRET = ("data", "model", "plan", "schedule", "scheduler", "projection")
 """Parts of the identity that are fingerprints: a refusal does not show them."""
@@ -47,7 +47,7 @@ class Terms:
         return asdict(self)
 
 
-def found(folder: RunFolder | ReadOnlyRun, world: World) -> Snapshot | None:
+def found(folder: TrainingRun | ReadOnlyRun, world: World) -> Snapshot | None:
     """The checkpoint of an opened run; None if it has none and made no step."""
     if world.broadcast_object("the search for a checkpoint", folder.state.is_file):
         return checkpoint.read_ranks(folder.state, folder.randomness, world)

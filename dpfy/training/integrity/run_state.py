@@ -27,7 +27,7 @@ from dpfy.training.integrity.settings import Settings
 from dpfy.training.integrity.state import TrainState
 from dpfy.training.parallel.read_only_run import ReadOnlyRun
 from dpfy.training.parallel.world import World
-from dpfy.training.run import TRAINING, RunFolder
+from dpfy.training.run import TRAINING, TrainingRun
 
 if TYPE_CHECKING:
     from dpfy.plan.stopping import Stopping
@@ -158,7 +158,7 @@ class RunState:
     settings: Settings
     device: torch.device
     plan: Plan
-    folder: RunFolder | ReadOnlyRun
+    folder: TrainingRun | ReadOnlyRun
     world: World
     _require_live: Callable[[], None]
     save: Callable[[], None]

@@ -16,7 +16,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import HIDDEN
 from dpfy.training.parallel.world import World, restarted
-from dpfy.training.run import CARD, LEDGER, TRAINING, Run, RunFolder
+from dpfy.training.run import CARD, LEDGER, TRAINING, Run, TrainingRun
 
 PATIENCE = 30.0
 """Seconds to wait for the lock of a run whose processes torchrun has just ended."""
@@ -102,7 +102,9 @@ class ReadOnlyRun:
         """Nothing is held."""
 
 
-def taken(world: World, run: Run | RunFolder | ReadOnlyRun, plan: Plan) -> RunFolder | ReadOnlyRun:
+def taken(
+    world: World, run: Run | TrainingRun | ReadOnlyRun, plan: Plan
+) -> TrainingRun | ReadOnlyRun:
     """The opened folder, for one training at a time, by the plan that it was opened for: that is
     what its ledger holds.
     """
@@ -122,7 +124,9 @@ def taken(world: World, run: Run | RunFolder | ReadOnlyRun, plan: Plan) -> RunFo
     return folder
 
 
-def opened(world: World, run: Run | RunFolder | ReadOnlyRun, plan: Plan) -> RunFolder | ReadOnlyRun:
+def opened(
+    world: World, run: Run | TrainingRun | ReadOnlyRun, plan: Plan
+) -> TrainingRun | ReadOnlyRun:
     """The folder of the run: rank 0 opens it and reserves the plan; the others then follow, with
     its secret.
 
@@ -145,7 +149,7 @@ def opened(world: World, run: Run | RunFolder | ReadOnlyRun, plan: Plan) -> RunF
             folder.__exit__(type(error), error, None)
             raise
         return folder
-    if isinstance(run, RunFolder):
+    if isinstance(run, TrainingRun):
         raise InvalidInput(
             "run", "an opened folder", "is opened by rank 0 alone; give Run(path) on every rank"
         )
@@ -157,16 +161,16 @@ def opened(world: World, run: Run | RunFolder | ReadOnlyRun, plan: Plan) -> RunF
     )
 
 
-def _opened(run: Run, plan: Plan) -> RunFolder:
+def _opened(run: Run, plan: Plan) -> TrainingRun:
     """Open the folder. Processes that torchrun started again resume what they began, and wait for
     those before them to be gone.
     """
     if not restarted() or not Path(run.path).is_dir():
-        return RunFolder(run, plan)
+        return TrainingRun(run, plan)
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            return RunFolder(replace(run, resume=True), plan)
+            return TrainingRun(replace(run, resume=True), plan)
         except Busy:
             if time.monotonic() > until:
                 raise

@@ -133,7 +133,7 @@ def points(changed: bool) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 @dataclass
-class Tape:
+class FitTape:
     """What the releases of a fit were given and what they answered; with `before`, those whose
     answers are given again.
     """
@@ -152,7 +152,7 @@ class Tape:
 
 
 @contextlib.contextmanager
-def _recorded(tape: Tape) -> Iterator[None]:
+def _recorded(tape: FitTape) -> Iterator[None]:
     """Every release of a fit goes through the tape."""
 
     def released(real: Any, self: Any, name: str, total: Any, bits: int = 0) -> Any:
@@ -175,7 +175,7 @@ def _recorded(tape: Tape) -> Iterator[None]:
         yield
 
 
-def _fitted(case: Case, adjacency: str, changed: bool | None, tape: Tape) -> Any:
+def _fitted(case: Case, adjacency: str, changed: bool | None, tape: FitTape) -> Any:
     """A fit on the records, on those with one changed, or (None) on those without it."""
     X, y = (people if case.table == "people" else points)(bool(changed))
     if changed is None:
@@ -191,9 +191,9 @@ def _fitted(case: Case, adjacency: str, changed: bool | None, tape: Tape) -> Any
 
 def _neighbours(name: str, case: Case, adjacency: str) -> Iterator[Row]:
     """The same releases, within their bounds, and the same model."""
-    first, moves = Tape(), 2 if adjacency == Adjacency.REPLACE_ONE.value else 1
+    first, moves = FitTape(), 2 if adjacency == Adjacency.REPLACE_ONE.value else 1
     made = _fitted(case, adjacency, False, first)
-    second = Tape(first.calls)
+    second = FitTape(first.calls)
     other = _fitted(case, adjacency, True if moves == 2 else None, second)
     yield name, "releases more or fewer", abs(len(first.calls) - len(second.calls)), 0
     for (held, one, answer), (_, another, again) in zip(first.calls, second.calls, strict=False):
@@ -226,7 +226,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _noise(name: str, case: Case, adjacency: str) -> Iterator[Row]:
     """Noise of the scale of its round, on every value, in all releases of a round together."""
-    tape, found = Tape(), dict[str, list[Any]]()
+    tape, found = FitTape(), dict[str, list[Any]]()
     _fitted(case, adjacency, False, tape)
     for held, given, answer in tape.calls:
         if not isinstance(answer, list):
@@ -257,7 +257,7 @@ def _minima(name: str, case: Case, adjacency: str) -> Iterator[Row]:
 
     with patching() as patch:
         patch.around(MINIMISE, minimise)
-        _fitted(case, adjacency, False, Tape())
+        _fitted(case, adjacency, False, FitTape())
     for size in seen:
         yield name, "the gradient at the minimum, in tolerances", size, 1
 

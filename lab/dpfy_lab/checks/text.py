@@ -29,7 +29,7 @@ STEPS = 4
 
 
 @dataclass
-class Tape:
+class TextTape:
     """The sums of a training and what was released of them; with `before`, what an earlier training
     released is released again.
     """
@@ -41,7 +41,7 @@ class Tape:
 
 
 @contextmanager
-def recorded(tape: Tape) -> Iterator[None]:
+def recorded(tape: TextTape) -> Iterator[None]:
     """Every noisy sum of a training goes through the tape."""
 
     def release(
@@ -70,7 +70,7 @@ def texts(first: str, count: int = RECORDS) -> list[str]:
     return [first, *(f"note {k % 5} of {k}" for k in range(count - 1))]
 
 
-def written(private: Sequence[str], tape: Tape) -> dict[str, bytes]:
+def written(private: Sequence[str], tape: TextTape) -> dict[str, bytes]:
     """All that is published of synthetic text from these texts."""
     terms = run.TextTerms(EPSILON, DELTA, RECORDS)
 
@@ -86,7 +86,7 @@ def REPLAYED() -> Found:
     """With the same noisy sums the same texts and weights are published, whatever the private texts
     are; one text, replaced, moves a sum by at most two clipping norms.
     """
-    first = Tape()
+    first = TextTape()
     some = written(texts("note 0"), first)
     if len(first.released) != STEPS:
         return f"{len(first.released)} noisy sums were released, {STEPS} are billed"
@@ -94,7 +94,7 @@ def REPLAYED() -> Found:
         ("one text is another", texts("\x00\x7f" * 200), True),
         ("other texts", [f"\u00e9{k}!" * 9 for k in range(RECORDS)], False),
     ):
-        again = Tape(before=first.released)
+        again = TextTape(before=first.released)
         other = written(private, again)
         for step, (one, two) in enumerate(zip(first.sums, again.sums, strict=True)):
             apart = math.sqrt(sum(float((one[n] - two[n]).square().sum()) for n in one))
@@ -109,7 +109,7 @@ def REPLAYED() -> Found:
 def NOISE() -> Found:
     """The noise of every step is that of the plan for what was asked, in every tensor."""
     recipe = dpsgd(RECORDS, BATCH, epochs=OPTIONS.epochs, clip_norm=OPTIONS.clip_norm)
-    least, tape = recipe.calibrate(EPSILON, DELTA).noise_multiplier, Tape()
+    least, tape = recipe.calibrate(EPSILON, DELTA).noise_multiplier, TextTape()
     written(texts("note 0"), tape)
     for released, total in zip(tape.released, tape.sums, strict=True):
         for name, value in released.items():

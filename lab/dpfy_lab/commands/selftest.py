@@ -10,7 +10,7 @@ from dpfy.cli.output import out as say
 from dpfy.cli.output import tell
 
 if TYPE_CHECKING:
-    from dpfy_lab.selftest.examine import Row
+    from dpfy_lab.selftest.examine import SelfTestRow
 
 
 def selftest(
@@ -35,7 +35,7 @@ def selftest(
 
     torch.set_num_threads(1)
 
-    def show(row: Row) -> None:
+    def show(row: SelfTestRow) -> None:
         caught = f"{row.words}: {', '.join(row.caught_by) or 'NOT CAUGHT'}"
         words = caught if row.mistake else _of_the_code(row)
         seconds = sum(row.seconds.values())
@@ -59,7 +59,7 @@ def selftest(
     raise typer.Exit(0 if good else 1)
 
 
-def _of_the_code(row: Row) -> str:
+def _of_the_code(row: SelfTestRow) -> str:
     """What is said of the code as it is."""
     alarms = [f"{name}: {line}" for name, line in row.found.items() if line is not None]
     return "; ".join(alarms) or "passes every check"

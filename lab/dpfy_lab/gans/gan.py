@@ -42,7 +42,7 @@ from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.task import Progress
 from dpfy.synthetic.writing import allowed, written
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, RunFolder, complete
+from dpfy.training.run import Run, TrainingRun, complete
 from dpfy.training.runtime import Runtime
 from dpfy_lab.gans.claim import GeneratedRows
 from dpfy_lab.gans.tables import Discriminator, GeneratorTrainer, one_hot, seeded
@@ -107,7 +107,7 @@ def execute(
     run = Run(**held, checkpoint_every=math.inf, beside=(claim,))
     if complete(run, plan):
         return Path(run.path)
-    with RunFolder(run, plan) as folder:
+    with TrainingRun(run, plan) as folder:
         progress("reading", 0.0)
         codes = torch.from_numpy(np.concatenate(list(encoded(data, domain)), axis=1).T.copy())
         if len(codes) != terms.records:
@@ -156,7 +156,7 @@ def adversaries(
 
 
 def publish(
-    folder: RunFolder, domain: Domain, trainer: GeneratorTrainer, count: int
+    folder: TrainingRun, domain: Domain, trainer: GeneratorTrainer, count: int
 ) -> dict[str, Any]:
     """Write the table, and what there is to say about it. Where a run stopped at its very end, what
     it wrote stands.

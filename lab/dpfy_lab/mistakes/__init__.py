@@ -17,7 +17,7 @@ FAMILIES = (
     "local",
     "labels",
     "prediction",
-    "statistics",
+    "answers",
     "queries",
     "tables",
     "text",

@@ -14,7 +14,7 @@ SHIPPED, SHIPPED_WORDS = "as shipped", "the code as it is"
 
 
 @dataclass(frozen=True)
-class Row:
+class SelfTestRow:
     """One mistake, or None for the code as it is: what each check found, and how long it took."""
 
     mistake: Mistake | None
@@ -53,7 +53,7 @@ class Row:
         }
 
 
-def examine(mistake: Mistake | None, checks: Iterable[Check]) -> Row:
+def examine(mistake: Mistake | None, checks: Iterable[Check]) -> SelfTestRow:
     """Run some checks while one mistake is switched on."""
     found: dict[str, Found] = {}
     seconds: dict[str, float] = {}
@@ -62,7 +62,7 @@ def examine(mistake: Mistake | None, checks: Iterable[Check]) -> Row:
             started = time.perf_counter()
             found[check.name] = check()
             seconds[check.name] = time.perf_counter() - started
-    return Row(mistake, found, seconds)
+    return SelfTestRow(mistake, found, seconds)
 
 
 def run(
@@ -70,8 +70,8 @@ def run(
     checks: Iterable[Check],
     *,
     every: bool = False,
-    show: Callable[[Row], None] = lambda row: None,
-) -> list[Row]:
+    show: Callable[[SelfTestRow], None] = lambda row: None,
+) -> list[SelfTestRow]:
     """The code as it is under all checks, then each mistake under its own check, or all if `every`."""
     rows = [examine(None, checks)]
     show(rows[0])

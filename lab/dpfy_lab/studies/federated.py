@@ -40,7 +40,7 @@ MEAN, SCALE = 0.1307, 0.3
 
 
 @dataclass(frozen=True)
-class Row:
+class FederatedRow:
     """One way to train: how clients are gathered, what they send, the clip norm (the first, if it
     adapts) and the server's rate.
     """
@@ -56,11 +56,11 @@ AMPLIFIED, CHECK_IN, UNAMPLIFIED = "sampled", "check-in, bands", "check-in, inde
 FIXED = (0.25, 0.5, 1.0)
 QUANTILE, PACE = 0.3, 0.3
 ROWS = {
-    **{f"fedavg-{clip:g}": Row("fedavg", AMPLIFIED, clip, 1.0 / clip) for clip in FIXED},
-    "fedavg-adaptive": Row("fedavg", AMPLIFIED, 0.5, 1.5, adaptive=True),
-    "fedsgd": Row("fedsgd", AMPLIFIED, 8.0, 0.0875),
-    "dpftrl": Row("fedavg", CHECK_IN, 0.5, 2.0),
-    "fedavg-unamplified": Row("fedavg", UNAMPLIFIED, 0.5, 2.0),
+    **{f"fedavg-{clip:g}": FederatedRow("fedavg", AMPLIFIED, clip, 1.0 / clip) for clip in FIXED},
+    "fedavg-adaptive": FederatedRow("fedavg", AMPLIFIED, 0.5, 1.5, adaptive=True),
+    "fedsgd": FederatedRow("fedsgd", AMPLIFIED, 8.0, 0.0875),
+    "dpftrl": FederatedRow("fedavg", CHECK_IN, 0.5, 2.0),
+    "fedavg-unamplified": FederatedRow("fedavg", UNAMPLIFIED, 0.5, 2.0),
 }
 """Settings were chosen on a sixth of the writers, held apart (the page says how)."""
 LOCAL = {
@@ -96,7 +96,7 @@ def cells(options: Options) -> list[Cell]:
     return found
 
 
-def plan_of(row: Row, clients: UserRecords, rounds: int) -> dpfy.Plan:
+def plan_of(row: FederatedRow, clients: UserRecords, rounds: int) -> dpfy.Plan:
     """The plan of a row, at the one epsilon of the study."""
     cohort = COHORT * len(clients) / 539
     clip = QuantileClip(row.clip, QUANTILE, PACE) if row.adaptive else FlatClip(row.clip)

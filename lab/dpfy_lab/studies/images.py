@@ -49,7 +49,7 @@ TARGETS = {"mnist": (1.0, 1.68, 3.0), "fashion-mnist": (1.0, 1.68, 3.0)}
 
 
 @dataclass(frozen=True)
-class Recipe:
+class HeadRecipe:
     """Share of the budget (of mu squared) for the moments, power of the whitening, cosines (0 for
     none) and their width, the head.
     """
@@ -61,13 +61,13 @@ class Recipe:
     head: Setting
 
 
-CHOSEN: dict[tuple[str, float], Recipe] = {
-    ("mnist", 1.0): Recipe(0.05, 0.5, 12288, 1.0, Setting(400, 0.03, 4.0, 0.0, 0.98)),
-    ("mnist", 1.68): Recipe(0.05, 0.5, 0, 0.0, Setting(700, 0.03, 4.0, 0.0, 0.98)),
-    ("mnist", 3.0): Recipe(0.05, 0.5, 0, 0.0, Setting(700, 0.2, 8.0, 0.0, 0.98)),
-    ("fashion-mnist", 1.0): Recipe(0.05, 0.5, 0, 0.0, Setting(700, 0.2, 4.0, 0.0, 0.98)),
-    ("fashion-mnist", 1.68): Recipe(0.05, 0.5, 0, 0.0, Setting(700, 0.2, 4.0, 0.0, 0.98)),
-    ("fashion-mnist", 3.0): Recipe(0.05, 0.5, 12288, 1.0, Setting(400, 0.2, 8.0, 0.0, 0.98)),
+CHOSEN: dict[tuple[str, float], HeadRecipe] = {
+    ("mnist", 1.0): HeadRecipe(0.05, 0.5, 12288, 1.0, Setting(400, 0.03, 4.0, 0.0, 0.98)),
+    ("mnist", 1.68): HeadRecipe(0.05, 0.5, 0, 0.0, Setting(700, 0.03, 4.0, 0.0, 0.98)),
+    ("mnist", 3.0): HeadRecipe(0.05, 0.5, 0, 0.0, Setting(700, 0.2, 8.0, 0.0, 0.98)),
+    ("fashion-mnist", 1.0): HeadRecipe(0.05, 0.5, 0, 0.0, Setting(700, 0.2, 4.0, 0.0, 0.98)),
+    ("fashion-mnist", 1.68): HeadRecipe(0.05, 0.5, 0, 0.0, Setting(700, 0.2, 4.0, 0.0, 0.98)),
+    ("fashion-mnist", 3.0): HeadRecipe(0.05, 0.5, 12288, 1.0, Setting(400, 0.2, 8.0, 0.0, 0.98)),
 }
 """`best` of the sweep cells: the highest accuracy on the last 10,000 training records."""
 
@@ -116,7 +116,7 @@ def run_sweep(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for epsilon in settings["epsilons"]:
         mu = 1 / sigma_analytic(epsilon, DELTA)
-        recipe = Recipe(
+        recipe = HeadRecipe(
             settings["share"], settings["power"], settings["waves"], settings["width"], grid[0]
         )
         noise = noise_of(recipe, epsilon)[0]
@@ -151,7 +151,7 @@ def run_cells(options: Options) -> list[Cell]:
     return found
 
 
-def noise_of(recipe: Recipe, epsilon: float) -> tuple[float, float]:
+def noise_of(recipe: HeadRecipe, epsilon: float) -> tuple[float, float]:
     """Noise multipliers of the moments and of each step: Gaussian releases whose squared ratios add
     up to the target's.
     """
@@ -162,7 +162,7 @@ def noise_of(recipe: Recipe, epsilon: float) -> tuple[float, float]:
 
 
 def run_one(
-    data: str, epsilon: float, seed: int, recipe: Recipe, options: Options
+    data: str, epsilon: float, seed: int, recipe: HeadRecipe, options: Options
 ) -> dict[str, Any]:
     """A private run: moments and training are reserved in one folder before a record is read; the
     figures are those of its card.
@@ -187,7 +187,7 @@ def run_one(
 
 
 def train(
-    path: Path, data: str, epsilon: float, seed: int, recipe: Recipe, options: Options
+    path: Path, data: str, epsilon: float, seed: int, recipe: HeadRecipe, options: Options
 ) -> Path:
     """The recipe through the public interface: one folder with two claims, and one card for
     both.
@@ -197,7 +197,7 @@ def train(
         RECORDS, RECORDS, steps=recipe.head.steps, clip_norm=recipe.head.clip_norm
     ).with_noise(step_noise, delta=DELTA)
     moments = MomentsClaim(moments_noise, delta=DELTA, records=RECORDS)
-    with dpfy.RunFolder(dpfy.Run(path, seed=seed, beside=(moments,)), plan) as folder:
+    with dpfy.TrainingRun(dpfy.Run(path, seed=seed, beside=(moments,)), plan) as folder:
         images, labels, test_images, test_labels = extracted(data, options)
         total = Bounded(whitening.sums(images), Bound(whitening.BOUND))
         folder.bind("moments", b"".join(t.cpu().numpy().tobytes() for t in total.value.values()))
@@ -245,7 +245,7 @@ def extracted(data: str, options: Options) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 def mapped(
-    recipe: Recipe, noisy: dict[str, Tensor], noise: float, records: int, images: Tensor
+    recipe: HeadRecipe, noisy: dict[str, Tensor], noise: float, records: int, images: Tensor
 ) -> Tensor:
     """Rows of length one for the head, by the released moments and public constants."""
     white = whitening.Whitening.from_sums(noisy, records, recipe.power, noise * whitening.BOUND)(
@@ -254,17 +254,17 @@ def mapped(
     return whitening.RandomFeatures(recipe.waves, recipe.width)(white) if recipe.waves else white
 
 
-def best(results: Mapping[str, Any]) -> dict[tuple[str, float], Recipe]:
+def best(results: Mapping[str, Any]) -> dict[tuple[str, float], HeadRecipe]:
     """For each data set and epsilon the setting with the highest validation accuracy over all
     sweeps.
     """
-    top: dict[tuple[str, float], tuple[float, Recipe]] = {}
+    top: dict[tuple[str, float], tuple[float, HeadRecipe]] = {}
     for cell in results.values():
         s = cell.settings
         for row in cell.result.get("rows", ()):
             key = (s["data"], row["epsilon"])
             head = Setting(row["steps"], row["clip"], row["rate"], row["decay"], row["average"])
-            recipe = Recipe(s["share"], s["power"], s["waves"], s["width"], head)
+            recipe = HeadRecipe(s["share"], s["power"], s["waves"], s["width"], head)
             if key not in top or row["accuracy"] > top[key][0]:
                 top[key] = (row["accuracy"], recipe)
     return {key: recipe for key, (_, recipe) in top.items()}

@@ -95,7 +95,7 @@ def test_waves_are_a_gaussian_kernel_without_its_constant() -> None:
 def test_both_releases_together_keep_the_promise_and_waste_nothing(
     epsilon: float, share: float
 ) -> None:
-    recipe = images.Recipe(share, 0.5, 0, 0.0, Setting(700, 0.2, 8.0, 0.0, 0.98))
+    recipe = images.HeadRecipe(share, 0.5, 0, 0.0, Setting(700, 0.2, 8.0, 0.0, 0.98))
     moments, steps = images.noise_of(recipe, epsilon)
     event = events.Composed(
         (events.Gaussian(moments), events.Repeated(events.Gaussian(steps), 700))
@@ -174,7 +174,7 @@ def test_a_whole_run_is_billed_for_both_releases(
         "extracted",
         lambda data, options: (features[:500], labels[:500], features[500:], labels[500:]),
     )
-    recipe = images.Recipe(0.1, 0.5, waves, 1.0, Setting(30, 0.2, 4.0, 0.0, 0.9))
+    recipe = images.HeadRecipe(0.1, 0.5, waves, 1.0, Setting(30, 0.2, 4.0, 0.0, 0.9))
     options = images.Options()
     found = images.run_one("mnist", 8.0, 0, recipe, options)
     assert 0.999 * 8 < found["epsilon"] <= 8

@@ -583,13 +583,13 @@ def test_one_training_and_one_loop_at_a_time(tmp_path):
     share noise.
     """
     from dpfy.core.errors import Busy
-    from dpfy.training.run import RunFolder
+    from dpfy.training.run import TrainingRun
 
     net = small.model()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     runtime = dpfy.Runtime(max_physical_batch=8)
     plan = small.plan(4)
-    with RunFolder(dpfy.Run(tmp_path / "run", seed=3), plan) as folder:
+    with TrainingRun(dpfy.Run(tmp_path / "run", seed=3), plan) as folder:
         training = dpfy.PrivateTraining(net, sgd, small.data(), plan, folder, runtime=runtime)
         with training:
             first, second = training.batches(), training.batches()

@@ -40,7 +40,7 @@ import dpfy
 import dpfy.report.verify
 from dpfy.core.errors import Busy, Lost
 from dpfy.gradients.clip import QuantileClip
-from dpfy.training.run import RunFolder
+from dpfy.training.run import TrainingRun
 
 RECORDS, FEATURES, STEPS, TIMEOUT = 60, 6, 6, 90.0
 
@@ -328,7 +328,7 @@ def busy(rank: int, folder: str) -> None:
     """The folder that rank 0 has opened is in use by another training of its own."""
     run: Any = dpfy.Run(f"{folder}/busy", seed=3)
     if rank == 0:
-        run = RunFolder(run, plan("dpsgd"))
+        run = TrainingRun(run, plan("dpsgd"))
         run.in_use = True
     model = net()
     training = dpfy.PrivateTraining(
