@@ -11,7 +11,16 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-PRODUCT = "dpfy"
+PRODUCT = (
+    "dpfy",
+    "dpfy_lab.data_dependent",
+    "dpfy_lab.gans",
+    "dpfy_lab.metric_text",
+    "dpfy_lab.vote_rules",
+)
+"""Packages in which names are replaced: dpfy, and the methods of the lab. The checks of the lab keep
+what they imported.
+"""
 
 
 class NoSuchTarget(Exception):
@@ -41,7 +50,7 @@ def resolve(target: str) -> tuple[Any, str, Any]:
             continue
         for part in path[length:-1]:
             owner = getattr(owner, "__dict__", {}).get(part)
-        if path[0] != PRODUCT or path[-1] not in getattr(owner, "__dict__", {}):
+        if not _of_product(target) or path[-1] not in getattr(owner, "__dict__", {}):
             break
         return owner, path[-1], vars(owner)[path[-1]]
     raise NoSuchTarget(f"{target}: dpfy has no such name")
@@ -108,9 +117,13 @@ def _bound(function: Callable[..., Any], real: Any) -> Any:
     return functools.update_wrapper(replacement, real) if inspect.isfunction(real) else replacement
 
 
+def _of_product(name: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in PRODUCT)
+
+
 def _names_of(value: Any) -> list[tuple[ModuleType, str]]:
     """Where modules of dpfy hold `value`."""
-    modules = [m for n, m in list(sys.modules.items()) if n.split(".")[0] == PRODUCT and m]
+    modules = [m for n, m in list(sys.modules.items()) if _of_product(n) and m]
     return [(m, n) for m in modules for n, held in list(vars(m).items()) if held is value]
 
 
