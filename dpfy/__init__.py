@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from dpfy.queries.plan import QueryTerms
     from dpfy.queries.run import query
     from dpfy.report.verify import verify
-    from dpfy.synthetic.evolution.run import EvolutionOptions, evolve
-    from dpfy.synthetic.images.run import ImageOptions, ImageTerms, synthesize_images
-    from dpfy.synthetic.images.source import ImageSchema
+    from dpfy.synthetic.evolution import EvolutionOptions, evolve
     from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize
     from dpfy.synthetic.text.run import TextOptions, TextTerms, synthesize_text
@@ -75,9 +73,7 @@ __getattr__, __dir__ = _lazy_names(
         "dpfy.queries.plan": "QueryTerms",
         "dpfy.queries.run": "query",
         "dpfy.report.verify": "verify",
-        "dpfy.synthetic.evolution.run": "EvolutionOptions evolve",
-        "dpfy.synthetic.images.run": "ImageOptions ImageTerms synthesize_images",
-        "dpfy.synthetic.images.source": "ImageSchema",
+        "dpfy.synthetic.evolution": "EvolutionOptions evolve",
         "dpfy.synthetic.plan": "SynthesisOptions SynthesisTerms",
         "dpfy.synthetic.run": "synthesize",
         "dpfy.synthetic.text.run": "TextOptions TextTerms synthesize_text",
@@ -104,9 +100,6 @@ __all__ = [
     "DpfyError",
     "EvolutionOptions",
     "ForeignBatches",
-    "ImageOptions",
-    "ImageSchema",
-    "ImageTerms",
     "InvalidInput",
     "Ledger",
     "Normalisation",
@@ -153,7 +146,6 @@ __all__ = [
     "repair",
     "save_pretrained",
     "synthesize",
-    "synthesize_images",
     "synthesize_text",
     "verify",
     "with_stopping",

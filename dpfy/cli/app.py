@@ -36,7 +36,6 @@ from dpfy.cli import (
     report,
     sign,
     synthesize,
-    synthesize_images,
     train,
     tune,
     verify,
@@ -81,7 +80,6 @@ app.command("fit")(fit.fit)
 app.command("report")(report.report)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(audit.app, name="audit")
-synthesize.app.command("images")(synthesize_images.images)
 app.add_typer(synthesize.app, name="synthesize")
 app.command("explore")(explore.explore)
 compare.app.command("runs")(compare_runs.runs)

@@ -32,7 +32,10 @@ def run(*words: str) -> int:
 
 
 @pytest.mark.usefixtures("without_lab")
-@pytest.mark.parametrize("words", [("reproduce", "guide", "--fast"), ("audit", "selftest")])
+@pytest.mark.parametrize(
+    "words",
+    [("reproduce", "guide", "--fast"), ("audit", "selftest"), ("synthesize", "images", "digits")],
+)
 def test_a_command_of_the_lab_says_what_to_install(words, capsys) -> None:
     assert run(*words) == 2
     said = capsys.readouterr()

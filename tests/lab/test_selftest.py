@@ -132,21 +132,21 @@ def test_a_name_is_replaced_wherever_it_was_imported_and_put_back_if_the_block_r
 
 
 def test_a_module_that_is_first_imported_under_a_mistake_keeps_nothing_of_it():
-    name = "dpfy.synthetic.images.sheet"
-    from dpfy.synthetic.images import run
+    name = "dpfy_lab.synthetic_images.sheet"
+    from dpfy_lab.synthetic_images import run
 
-    target = "dpfy.synthetic.images.encoding.fine"
-    held = sys.modules.pop("dpfy.synthetic.images.stages")
+    target = "dpfy.synthetic.evolution.fine"
+    held = sys.modules.pop("dpfy_lab.synthetic_images.stages")
     try:
         with patching() as patch:
             patch.around(target, lambda real, value: value)
-            import dpfy.synthetic.images.stages as again
+            import dpfy_lab.synthetic_images.stages as again
 
             assert again is not held
             assert again.fine(0.3) == 0.3
         assert again.fine is held.fine
     finally:
-        sys.modules["dpfy.synthetic.images.stages"] = held
+        sys.modules["dpfy_lab.synthetic_images.stages"] = held
         run.stages = held
     assert name in sys.modules
 

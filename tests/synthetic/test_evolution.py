@@ -17,8 +17,8 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
-from dpfy.synthetic.evolution import run as runs
-from dpfy.synthetic.evolution.claim import Evolution
+from dpfy.synthetic import evolution as runs
+from dpfy.synthetic.evolution import FINE, Evolution, bounded
 
 TERMS = {"epsilon": 2.0, "delta": 1e-5}
 OPTIONS = dpfy.EvolutionOptions(classes=2, size=30, rounds=4)
@@ -50,6 +50,24 @@ def rehearsed(claim, data, seed):
     permit = mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
     last, votes = runs.evolved(population, population.vectors(records), labels, permit, secret)
     return last.samples, votes
+
+
+def test_bounded_vectors_are_short_and_exact():
+    rng = np.random.default_rng(2)
+    for size in (1, 7, 144):
+        held = rng.standard_normal((200, size)) * 10.0 ** rng.integers(-8, 9, (200, 1))
+        held[3, 0], held[4, 0], held[5, -1], held[6] = np.nan, np.inf, 1e308, 1e200
+        found = bounded(held)
+        longest = (1 + size**0.5 / (2 * FINE)) * (1 + 2.0**-40)
+        assert (np.linalg.norm(found, axis=1) <= longest).all()
+        assert (found[3] == 0).all()
+        assert (found[4] == 0).all()
+        assert (found * FINE == np.rint(found * FINE)).all()
+        assert (bounded(held[7:8]) == found[7]).all()
+        order = rng.permutation(200)
+        assert (found[order].T @ found[order] == found.T @ found).all()
+    short = np.array([[0.3, -0.4]])
+    assert bounded(short) == pytest.approx(short, abs=1 / FINE)
 
 
 def test_samples_move_to_the_records_and_the_folder_verifies(tmp_path):

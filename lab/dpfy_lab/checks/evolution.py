@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpfy.accounting.filters import least_noise, squares
 from dpfy.core.unit import Adjacency
 from dpfy.runs.folder import Place
-from dpfy.synthetic.evolution import run
+from dpfy.synthetic import evolution as run
 from dpfy_lab.checks.published import in_folder
 from dpfy_lab.checks.replayed import faults
 from dpfy_lab.selftest.mistake import Found, check

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from dpfy.accounting.filters import squares
 from dpfy.runs.folder import Place
-from dpfy.synthetic.images import run
-from dpfy.synthetic.images.source import ImageSchema
 from dpfy_lab.checks.published import in_folder
 from dpfy_lab.checks.replayed import faults
 from dpfy_lab.selftest.mistake import Found, check
 from dpfy_lab.selftest.patch import patching
+from dpfy_lab.synthetic_images import run
+from dpfy_lab.synthetic_images.source import ImageSchema
 
 Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
 SCHEMA, TERMS = ImageSchema(6, 6, 2), run.ImageTerms(50.0, 1e-4)

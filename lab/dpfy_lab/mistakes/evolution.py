@@ -14,7 +14,7 @@ from dpfy_lab.checks.evolution import BILLED, REPLAYED
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
-RUN = "dpfy.synthetic.evolution.run"
+RUN = "dpfy.synthetic.evolution"
 
 
 @mistake("evolution-two-votes", "a record votes twice in a round", REPLAYED, f"{RUN}.count_votes")

@@ -13,7 +13,7 @@ from dpfy_lab.checks.images import BILLED, REPLAYED
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
-HOME = "dpfy.synthetic.images"
+HOME = "dpfy_lab.synthetic_images"
 LEVELS, RELEASE = f"{HOME}.stages.levels", f"{HOME}.releases.ImageReleases.release"
 
 

@@ -21,6 +21,7 @@ from dpfy.data.source import load
 from dpfy.runs.folder import Place
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.synthetic_images_page import page
+from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
 
 DELTA = 1e-5
 RUNS = {("mnist", 1.0): 1, ("mnist", 10.0): 1}
@@ -59,11 +60,11 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """
     started = time.process_time()
     with tempfile.TemporaryDirectory() as place:
-        made = dpfy.synthesize_images(
+        made = synthesize_images(
             settings["data"],
-            terms=dpfy.ImageTerms(settings["epsilon"], settings["delta"]),
+            terms=ImageTerms(settings["epsilon"], settings["delta"]),
             run=Place(Path(place) / "run", seed=settings["seed"]),
-            options=dpfy.ImageOptions(images=settings["images"]),
+            options=ImageOptions(images=settings["images"]),
             data_dir=options.data_dir,
         )
         seconds = time.process_time() - started

@@ -61,7 +61,7 @@ def images(
     from dpfy.core.errors import InvalidInput
     from dpfy.runs.folder import Place, ended, fresh_path
     from dpfy.runs.mark import Mark
-    from dpfy.synthetic.images.run import ImageOptions, ImageTerms, synthesize_images
+    from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
 
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
@@ -112,7 +112,7 @@ def images(
 def _schema(size: str | None, classes: int | None) -> Any:
     """Size and classes together, or neither."""
     from dpfy.core.errors import InvalidInput
-    from dpfy.synthetic.images.source import ImageSchema
+    from dpfy_lab.synthetic_images.source import ImageSchema
 
     if size is None and classes is None:
         return None

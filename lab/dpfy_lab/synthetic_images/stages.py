@@ -10,12 +10,10 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from dpfy.synthetic.images.encoding import FINE, WHITE, Array, Bytes, Encoding, fine
-from dpfy.synthetic.images.releases import BoundedSums, ImageReleases, NoisySums
-
-Whole = NDArray[np.int64]
+from dpfy.synthetic.evolution import FINE, Array, Whole, bounded, fine, nearest
+from dpfy_lab.synthetic_images.encoding import WHITE, Bytes, Encoding
+from dpfy_lab.synthetic_images.releases import BoundedSums, ImageReleases, NoisySums
 
 LEVELS, MOMENTS, ROUNDS, CLUSTERS = (
     Fraction(3, 100),
@@ -98,18 +96,6 @@ def longest(size: int) -> float:
     each of them.
     """
     return (1 + math.sqrt(size) / (2 * FINE)) * (1 + 2.0**-40)
-
-
-def bounded(vectors: Array) -> Array:
-    """Vectors with a length of at most one, in whole multiples of 1 / FINE.
-
-    Guarantees: no row is longer than `longest`; a row with anything but finite numbers is zero;
-    each row is made of itself alone.
-    """
-    with np.errstate(all="ignore"):
-        held = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0.0)
-        lengths = np.sqrt(np.square(held).sum(axis=1, keepdims=True))
-        return fine(np.where(np.isfinite(lengths), held / np.maximum(lengths, 1.0), 0.0))
 
 
 def packed(products: Array) -> Array:
@@ -210,16 +196,6 @@ def clusters_for(total: float, classes: int, axes: int, noise: float) -> int:
     """How many clusters a class is worth: more where there are more pictures and less noise."""
     worth = round(0.2 * math.sqrt(max(total, 1.0) / classes / noise))
     return max(1, min(worth, 64, MOST_PRODUCTS // (classes * axes * axes)))
-
-
-def nearest(points: Array, labels: Whole, places: Array) -> Whole:
-    """The cluster of each point among those of its class, exactly: on ties the first."""
-    found = np.zeros(len(points), np.int64)
-    for label in range(len(places)):
-        mine = labels == label
-        apart = np.square(places[label]).sum(axis=1) - 2 * (points[mine] @ places[label].T)
-        found[mine] = apart.argmin(axis=1)
-    return found
 
 
 def _summed(points: Array, cells: Whole, count: int) -> tuple[Array, Array]:

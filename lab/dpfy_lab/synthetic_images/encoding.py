@@ -11,30 +11,20 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
+from dpfy.synthetic.evolution import Array, fine
 
-Array = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
 WHITE = 255
-FINE = 1 << 14
-"""Values of cosines, bounded vectors, centres and directions are whole multiples of 1 / FINE:
-products of two have 28 bits after the point, so that float64 adds 2^25 of them without an error.
-"""
 MOST_PIXELS = 1 << 14
 LEAST_SIDE = 4
 CHUNK = 1 << 12
-
-
-def fine(values: Any) -> Array:
-    """Rounded to whole multiples of 1 / FINE."""
-    return np.rint(np.asarray(values, np.float64) * FINE) / FINE
 
 
 @dataclass(frozen=True)

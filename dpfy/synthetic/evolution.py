@@ -1,4 +1,4 @@
-"""An evolution, from what is asked to the run folder: reserve, read, vote, vary, card.
+"""Private evolution, from what is asked to the run folder: reserve, read, vote, vary, card.
 
 What leaves the machine are samples of the public generator. The private records decide which, by
 votes with noise, and nothing else.
@@ -10,27 +10,26 @@ import io
 import json
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dpfy
 from dpfy.accounting.filters import least_noise, noise_of, squares
-from dpfy.core import check, storage
+from dpfy.core import check, events, storage
+from dpfy.core.claim import STATED, YES, Assumption, Claim, register
 from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import EXAMPLE, Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
-from dpfy.synthetic.evolution.claim import FACTS, SAMPLES, Evolution
-from dpfy.synthetic.images.stages import bounded, nearest
 from dpfy.synthetic.releases import PartOfGaussian, no_binding
 
 Array = NDArray[np.float64]
@@ -38,12 +37,95 @@ Samples = NDArray[Any]
 Whole = NDArray[np.int64]
 Embed = Callable[[Samples], Any]
 
+SAMPLES, FACTS = "samples.npz", "evolution.json"
+FINE = 1 << 14
+"""Bounded vectors are whole multiples of 1 / FINE: products of two have 28 bits after the point, so
+that float64 adds 2^25 of them without an error.
+"""
 WIDE = 4.0
 """Embeddings keep this many times the length of the longest one of the first samples."""
 CHUNK = 1 << 12
 """Records that vote at a time."""
 HEARD = 2.0
 """Votes below this many standard deviations of the noise are not heard."""
+
+
+@register
+@dataclass(frozen=True)
+class Evolution(Claim):
+    """Noisy votes of private records for samples of a public generator, in `rounds` rounds, over
+    `size` samples of each of `classes`.
+
+    `noise_multiplier` is that of the one Gaussian release to which all rounds together amount.
+    """
+
+    classes: int
+    size: int
+    rounds: int
+    noise_multiplier: float
+
+    kind: ClassVar[str] = "evolution"
+    purpose: ClassVar[str] = "synthesis"
+    artefacts: ClassVar[tuple[str, ...]] = (SAMPLES, FACTS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.integer("classes", self.classes, most=1000)
+        check.integer("size", self.size, least=2, most=1 << 14)
+        check.integer("rounds", self.rounds, most=100)
+        check.noise_multiplier(
+            "noise_multiplier", check.positive("noise_multiplier", self.noise_multiplier)
+        )
+        if self.adjacency is not Adjacency.ADD_OR_REMOVE_ONE or self.unit != EXAMPLE:
+            raise InvalidInput(
+                "adjacency", str(self.adjacency), "must be that one record is added or removed"
+            )
+
+    @property
+    def releases(self) -> int:
+        """One for each round."""
+        return self.rounds
+
+    @property
+    def event(self) -> events.Event:
+        """The whole bill: one Gaussian release."""
+        return events.Gaussian(self.noise_multiplier)
+
+    def assumptions(self, facts: Mapping[str, Any]) -> list[Assumption]:
+        """A record votes once a round; the generator has not seen the records."""
+        return [
+            Assumption(
+                "votes",
+                "one record adds one vote to every round",
+                "it voted for the nearest sample of its class",
+                YES,
+            ),
+            Assumption(
+                "generator",
+                "generator and embedding are public, and look at each sample by itself",
+                "the caller says so; of the embedding it was tried on public samples",
+                STATED,
+            ),
+            Assumption(
+                "arithmetic",
+                "counts and noise are exact",
+                "votes are whole numbers, noise is drawn on a grid",
+                YES,
+            ),
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """What is made, from what."""
+        return {
+            "title": "Private evolution",
+            "words": "A public generator made samples. Private records voted for those nearest to "
+            "them; the counts were released with "
+            "noise, and the generator varied the samples that had votes.",
+            "classes": self.classes,
+            "samples_of_a_class": self.size,
+            "rounds": self.rounds,
+            "noise_multiplier": self.noise_multiplier,
+        }
 
 
 class PublicGenerator(Protocol):
@@ -211,6 +293,33 @@ class SamplePopulation:
         labels = np.repeat(np.arange(self.claim.classes), self.claim.size)
         np.savez_compressed(whole, x=np.concatenate(self.samples), y=labels)
         return whole.getvalue()
+
+
+def fine(values: Any) -> Array:
+    """Rounded to whole multiples of 1 / FINE."""
+    return np.rint(np.asarray(values, np.float64) * FINE) / FINE
+
+
+def bounded(vectors: Array) -> Array:
+    """Vectors with a length of at most one, in whole multiples of 1 / FINE.
+
+    Guarantees: no row is longer than 1 and half a step of rounding in each number; a row with
+    anything but finite numbers is zero; each row is made of itself alone.
+    """
+    with np.errstate(all="ignore"):
+        held = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0.0)
+        lengths = np.sqrt(np.square(held).sum(axis=1, keepdims=True))
+        return fine(np.where(np.isfinite(lengths), held / np.maximum(lengths, 1.0), 0.0))
+
+
+def nearest(points: Array, labels: Whole, places: Array) -> Whole:
+    """The place of each point among those of its class, exactly: on ties the first."""
+    found = np.zeros(len(points), np.int64)
+    for label in range(len(places)):
+        mine = labels == label
+        apart = np.square(places[label]).sum(axis=1) - 2 * (points[mine] @ places[label].T)
+        found[mine] = apart.argmin(axis=1)
+    return found
 
 
 def count_votes(voters: Array, labels: Whole, places: Array) -> Whole:

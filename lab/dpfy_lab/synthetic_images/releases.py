@@ -17,9 +17,9 @@ from dpfy.core.errors import BudgetExceeded
 from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
-from dpfy.synthetic.images.claim import ImageSynthesis
-from dpfy.synthetic.images.encoding import Array
+from dpfy.synthetic.evolution import Array
 from dpfy.synthetic.releases import PartOfGaussian, no_binding
+from dpfy_lab.synthetic_images.claim import ImageSynthesis
 
 ROUNDED = 1 + 2.0**-20
 """By this a bound is raised: more than the one multiplication after the exact sums can be off."""

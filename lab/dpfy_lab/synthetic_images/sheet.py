@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from dpfy.synthetic.images.encoding import Bytes
+from dpfy_lab.synthetic_images.encoding import Bytes
 
 COLUMNS, ROWS = 20, 20
 GREY = 0

@@ -20,16 +20,16 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
-from dpfy.synthetic.images import stages
-from dpfy.synthetic.images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET, ImageSynthesis
-from dpfy.synthetic.images.encoding import Bytes, Encoding
-from dpfy.synthetic.images.mixture import ClusterMixture, fitted, pictures
-from dpfy.synthetic.images.releases import ImageReleases
-from dpfy.synthetic.images.sheet import sheet
-from dpfy.synthetic.images.source import KNOWN, ImageSchema, read
-from dpfy.synthetic.images.stages import Pictures
 from dpfy.synthetic.run import one_thread
 from dpfy.synthetic.task import Progress, nothing_to_show
+from dpfy_lab.synthetic_images import stages
+from dpfy_lab.synthetic_images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET, ImageSynthesis
+from dpfy_lab.synthetic_images.encoding import Bytes, Encoding
+from dpfy_lab.synthetic_images.mixture import ClusterMixture, fitted, pictures
+from dpfy_lab.synthetic_images.releases import ImageReleases
+from dpfy_lab.synthetic_images.sheet import sheet
+from dpfy_lab.synthetic_images.source import KNOWN, ImageSchema, read
+from dpfy_lab.synthetic_images.stages import Pictures
 
 MOST_IMAGES = 1 << 20
 

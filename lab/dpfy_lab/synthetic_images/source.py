@@ -16,9 +16,10 @@ from dpfy.data import arrays
 from dpfy.data.config import DataConfig
 from dpfy.data.files import DataFile
 from dpfy.data.source import load
-from dpfy.synthetic.images.claim import MOST_CLASSES
-from dpfy.synthetic.images.encoding import WHITE, Bytes
-from dpfy.synthetic.images.stages import Pictures, Whole
+from dpfy.synthetic.evolution import Whole
+from dpfy_lab.synthetic_images.claim import MOST_CLASSES
+from dpfy_lab.synthetic_images.encoding import WHITE, Bytes
+from dpfy_lab.synthetic_images.stages import Pictures
 
 NAMES = ("x", "y"), ("x_train", "y_train")
 ABOVE = 0.05

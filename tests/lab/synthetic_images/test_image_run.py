@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dpfy
+import dpfy_lab
 from dpfy.accounting import RenyiFilter
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
@@ -22,11 +23,17 @@ from dpfy.data.config import DataConfig
 from dpfy.data.source import load
 from dpfy.report import html_page
 from dpfy.runs.folder import Place
-from dpfy.synthetic.images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET
-from dpfy.synthetic.images.releases import ImageReleases
+from dpfy_lab.synthetic_images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET
+from dpfy_lab.synthetic_images.releases import ImageReleases
+from dpfy_lab.synthetic_images.run import (
+    ImageOptions,
+    ImageSchema,
+    ImageTerms,
+    synthesize_images,
+)
 
-SCHEMA, TERMS = dpfy.ImageSchema(8, 8, 10), dpfy.ImageTerms(2.0, 1e-4)
-FEW = dpfy.ImageOptions(images=100, rounds=2)
+SCHEMA, TERMS = ImageSchema(8, 8, 10), ImageTerms(2.0, 1e-4)
+FEW = ImageOptions(images=100, rounds=2)
 
 
 def some_digits(count=300):
@@ -35,7 +42,7 @@ def some_digits(count=300):
 
 
 def made_in(place, data=None, terms=TERMS, options=FEW):
-    return dpfy.synthesize_images(
+    return synthesize_images(
         some_digits() if data is None else data,
         schema=SCHEMA,
         terms=terms,
@@ -92,8 +99,8 @@ def test_images_teach_what_digits_are(tmp_path):
     """
     from sklearn.linear_model import LogisticRegression
 
-    made = dpfy.synthesize_images(
-        "digits", terms=dpfy.ImageTerms(10.0, 1e-4), run=Place(tmp_path / "run", seed=0)
+    made = synthesize_images(
+        "digits", terms=ImageTerms(10.0, 1e-4), run=Place(tmp_path / "run", seed=0)
     )
     images, labels = made.arrays
     assert abs(len(images) - 1438) < 100
@@ -147,7 +154,7 @@ def test_a_resumed_run_refuses_other_pictures(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="must be what the run had"):
         made_in(Place(tmp_path / "run", resume=True), (pixels, labels))
     with pytest.raises(InvalidInput, match=r"run|resume"):
-        made_in(Place(tmp_path / "run", resume=True), terms=dpfy.ImageTerms(3.0, 1e-4))
+        made_in(Place(tmp_path / "run", resume=True), terms=ImageTerms(3.0, 1e-4))
     with pytest.raises(InvalidInput, match="holds an unfinished run"):
         made_in(tmp_path / "run")
 
@@ -155,21 +162,21 @@ def test_a_resumed_run_refuses_other_pictures(tmp_path, monkeypatch):
 def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path):
     script = textwrap.dedent("""
         import os, signal, sys
-        import dpfy
         from dpfy.runs.folder import Place
-        from dpfy.synthetic.images.releases import ImageMeter
-        real = ImageMeter.release
+        from dpfy_lab.synthetic_images.releases import ImageReleases
+        from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
+        real = ImageReleases.release
         def release(self, share, sums):
             found = real(self, share, sums)
             if self.step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             return found
-        ImageMeter.release = release
-        options = dpfy.ImageOptions(images=100, rounds=2)
-        dpfy.synthesize_images("digits", terms=dpfy.ImageTerms(2.0, 1e-4), run=Place("killed", seed=5), options=options)
+        ImageReleases.release = release
+        options = ImageOptions(images=100, rounds=2)
+        synthesize_images("digits", terms=ImageTerms(2.0, 1e-4), run=Place("killed", seed=5), options=options)
     """)
     environment = os.environ | {
-        "PYTHONPATH": str(Path(dpfy.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join(str(Path(m.__file__).parents[1]) for m in (dpfy, dpfy_lab)),
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
@@ -208,16 +215,16 @@ def test_bad_pictures_leave_nothing_and_cost_nothing(tmp_path):
     ("asked", "words"),
     [
         (lambda: {"schema": None}, "how large"),
-        (lambda: {"data": "digits", "schema": dpfy.ImageSchema(9, 8, 10)}, "digits"),
-        (lambda: {"schema": dpfy.ImageSchema(400, 400, 10)}, "scale them"),
-        (lambda: {"schema": dpfy.ImageSchema(3, 3, 10)}, "height"),
-        (lambda: {"schema": dpfy.ImageSchema(8, 8, 0)}, "classes"),
-        (lambda: {"options": dpfy.ImageOptions(images=0)}, "images"),
-        (lambda: {"options": dpfy.ImageOptions(clusters=65)}, "clusters"),
-        (lambda: {"options": dpfy.ImageOptions(rounds=0)}, "rounds"),
-        (lambda: {"options": dpfy.ImageOptions(frequencies=1)}, "frequencies"),
-        (lambda: {"terms": dpfy.ImageTerms(0.0)}, "epsilon"),
-        (lambda: {"terms": dpfy.ImageTerms(1.0, 1.0)}, "delta"),
+        (lambda: {"data": "digits", "schema": ImageSchema(9, 8, 10)}, "digits"),
+        (lambda: {"schema": ImageSchema(400, 400, 10)}, "scale them"),
+        (lambda: {"schema": ImageSchema(3, 3, 10)}, "height"),
+        (lambda: {"schema": ImageSchema(8, 8, 0)}, "classes"),
+        (lambda: {"options": ImageOptions(images=0)}, "images"),
+        (lambda: {"options": ImageOptions(clusters=65)}, "clusters"),
+        (lambda: {"options": ImageOptions(rounds=0)}, "rounds"),
+        (lambda: {"options": ImageOptions(frequencies=1)}, "frequencies"),
+        (lambda: {"terms": ImageTerms(0.0)}, "epsilon"),
+        (lambda: {"terms": ImageTerms(1.0, 1.0)}, "delta"),
     ],
 )
 def test_what_is_wrong_for_a_public_reason_is_refused_before_pictures_are_read(
@@ -229,7 +236,7 @@ def test_what_is_wrong_for_a_public_reason_is_refused_before_pictures_are_read(
 
     def ask():
         about = {"data": Untouchable(), "schema": SCHEMA, "terms": TERMS} | asked()
-        dpfy.synthesize_images(about.pop("data"), run=tmp_path / "run", **about)
+        synthesize_images(about.pop("data"), run=tmp_path / "run", **about)
 
     with pytest.raises(DpfyError, match=words):
         ask()

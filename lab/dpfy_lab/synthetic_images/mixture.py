@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dpfy.synthetic.images.encoding import WHITE, Array, Bytes, Encoding
-from dpfy.synthetic.images.stages import (
+from dpfy.synthetic.evolution import Array, Whole
+from dpfy_lab.synthetic_images.encoding import WHITE, Bytes, Encoding
+from dpfy_lab.synthetic_images.stages import (
     FEW,
     SHADES,
     ClusterCentres,
     ClusterMoments,
     Directions,
     ImageLevels,
-    Whole,
     eigen,
     unpacked,
 )
