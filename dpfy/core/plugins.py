@@ -12,9 +12,11 @@ import pkgutil
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dpfy.core.errors import Unsupported
+from dpfy.core import check
+from dpfy.core.errors import Unsupported, missing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from importlib.metadata import EntryPoint
 
 CLAIMS = "dpfy.claims"
@@ -30,6 +32,16 @@ and a function that shows progress.
 """
 VOTE_RULES = "dpfy.vote_rules"
 """Rules that make an answer of votes: the object is a subclass of `dpfy.prediction.rules.Rule`."""
+ESTIMATORS = "dpfy.estimators"
+"""Estimators by the names of their classes (`dpfy.estimators.estimator.PrivateEstimator`)."""
+SOLVERS = "dpfy.solvers"
+"""Solvers of linear models (`solver=`): the object is a `dpfy.estimators.linear.solver.Solver`."""
+CLUSTER_STARTS = "dpfy.cluster_starts"
+"""How k-means begins (`method=`): a `dpfy.estimators.clusters.kmeans.ClusterStart`."""
+LABEL_METHODS = "dpfy.label_methods"
+"""Releases of labels (`method=`): a function from a `dpfy.labels.learning.LabelSetup` and what asks
+the labels to a model.
+"""
 OWN = "entry_points.txt"
 
 
@@ -67,6 +79,30 @@ def find(group: str, name: str) -> Any:
             f"({type(problem).__name__}: {problem}) and",
             "repair or uninstall it",
         ) from problem
+
+
+def choose(
+    group: str, field: str, name: Any, own: Mapping[str, Any], lab: Sequence[str] = ()
+) -> Any:
+    """The member of a family that a user names in `field`: one of dpfy's `own`, or a plug-in's.
+
+    Args:
+        group: The entry points that add to the family.
+        field: The name of the setting, for errors.
+        name: The member.
+        own: What dpfy has itself, by name.
+        lab: The members of the distribution dpfy-lab.
+
+    Raises:
+        InvalidInput: There is none of that name; the known ones are listed.
+        Unsupported: It is one of dpfy-lab, which is not installed.
+    """
+    if isinstance(name, str) and name in own:
+        return own[name]
+    added = installed(group)
+    if name in lab and name not in added:
+        raise missing(f"{field}={name!r}", "dpfy_lab")
+    return find(group, check.one_of(field, name, (*own, *added)))
 
 
 @cache

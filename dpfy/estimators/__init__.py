@@ -1,5 +1,13 @@
-"""Classical learners with scikit-learn's interface: `fit`, `predict`, a card."""
+"""Classical learners with scikit-learn's interface: `fit`, `predict`, a card.
 
+Estimators of plug-ins (the entry points `dpfy.estimators`) are found here by their names, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpfy.core import plugins
 from dpfy.estimators.clusters import GaussianMixture, KMeans
 from dpfy.estimators.components import PCA
 from dpfy.estimators.estimator import (
@@ -26,8 +34,6 @@ from dpfy.estimators.trees import (
     GradientBoostingRegressor,
     RandomForestClassifier,
     RandomForestRegressor,
-    SoftTreeClassifier,
-    SoftTreeRegressor,
 )
 
 __all__ = [
@@ -52,7 +58,12 @@ __all__ = [
     "RandomForestClassifier",
     "RandomForestRegressor",
     "Ridge",
-    "SoftTreeClassifier",
-    "SoftTreeRegressor",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """An estimator of a plug-in."""
+    if (found := plugins.find(plugins.ESTIMATORS, name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found

@@ -20,7 +20,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import validate_data
 
-from dpfy.core import check
+from dpfy.core import check, plugins
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.estimators import bounding, columns, fitting, records, refits, target, threads
 from dpfy.estimators.budget import FitTerms, ReleaseNeed, rounds
@@ -375,12 +375,20 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
 def load(run: str | Path) -> Any:
     """The fitted estimator of a finished run folder: it predicts as the one that was fitted."""
     release = FinishedFit.of(Path(run))
-    name = release.model.facts.get("estimator")
-    if name not in ESTIMATORS:
+    name = str(release.model.facts.get("estimator"))
+    kind = ESTIMATORS.get(name) or plugins.find(plugins.ESTIMATORS, name)
+    if kind is None:
         raise Corrupt(fitting.FILE, f"holds an estimator that is not known: {name!r}")
-    made = ESTIMATORS[str(name)]()
+    made = kind()
     made._load(release)
     return made
+
+
+def every() -> dict[str, type[PrivateEstimator]]:
+    """Every estimator by its name, those of plug-ins too."""
+    for name in plugins.installed(plugins.ESTIMATORS):
+        plugins.find(plugins.ESTIMATORS, name)
+    return ESTIMATORS
 
 
 def _framed(X: Any) -> Any:

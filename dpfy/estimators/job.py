@@ -23,6 +23,7 @@ from dpfy.estimators.estimator import (
     PrivateClassifier,
     PrivateEstimator,
     PrivateRegressor,
+    every,
     load,
 )
 from dpfy.estimators.files import FileTable
@@ -53,10 +54,11 @@ def names() -> dict[str, type[PrivateEstimator]]:
     import dpfy.estimators  # all of them
 
     assert dpfy.estimators
-    found = {short: ESTIMATORS[name] for short, name in SHORT.items() if name in ESTIMATORS}
+    known = every()
+    found = {short: known[name] for short, name in SHORT.items() if name in known}
     return found | {
         re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower(): kind
-        for name, kind in sorted(ESTIMATORS.items())
+        for name, kind in sorted(known.items())
     }
 
 

@@ -36,10 +36,10 @@ from dpfy.runs.folder import Place
 from dpfy.tuning.claim import TUNING
 from dpfy.tuning.routes import COMPOSITION, SUBSET
 from dpfy.tuning.run import Execution, Tuned, tune
-from dpfy.tuning.sealed import SealedRun
+from dpfy.tuning.sealed import WORST, SealedRun, TrialResult
 from dpfy.tuning.space import Settings
 from dpfy.tuning.terms import SearchTerms
-from dpfy.tuning.trial import WORST, Pruned, Trial, TrialResult
+from dpfy.tuning.trial import Pruned, Trial
 
 try:
     import optuna

@@ -25,11 +25,12 @@ from typing import Any
 from dpfy.core import check, errors
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.runs.folder import Place
-from dpfy.tuning.pool import MOST_WORKERS
 from dpfy.tuning.run import Execution, RecipeFor, Tuned, tune
+from dpfy.tuning.sealed import TrialResult
+from dpfy.tuning.search import MOST_WORKERS
 from dpfy.tuning.space import Dimension, FloatRange, IntegerRange, ListedValues, Space
 from dpfy.tuning.terms import SearchTerms
-from dpfy.tuning.trial import Trial, TrialFailed, TrialResult, TrialTask
+from dpfy.tuning.trial import Trial, TrialFailed, TrialTask
 
 try:
     import ray

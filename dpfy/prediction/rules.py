@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check, events, plugins
-from dpfy.core.errors import missing
 from dpfy.core.values import Bounded
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold, counted
@@ -175,14 +174,7 @@ def rule_of(name: str) -> type[Rule]:
         InvalidInput: There is none; the known ones are listed.
         Unsupported: It is one of dpfy-lab, which is not installed.
     """
-    if name in RULES:
-        return RULES[name]
-    added = plugins.installed(plugins.VOTE_RULES)
-    if name in LAB and name not in added:
-        raise missing(f"the rule {name}", "dpfy_lab")
-    found: type[Rule] = plugins.find(
-        plugins.VOTE_RULES, check.one_of("rule", name, (*RULES, *added))
-    )
+    found: type[Rule] = plugins.choose(plugins.VOTE_RULES, "rule", name, RULES, LAB)
     return found
 
 

@@ -20,7 +20,6 @@ from dpfy.data.users import by_row
 from dpfy.training import config as configuration
 from dpfy.training import ready
 from dpfy.training.config import JobConfig
-from dpfy.tuning.pool import MOST_WORKERS
 from dpfy.tuning.routes import (
     HELD_OUT,
     LAWS,
@@ -32,6 +31,7 @@ from dpfy.tuning.routes import (
     SCORES,
     SUBSET,
 )
+from dpfy.tuning.search import MOST_WORKERS
 from dpfy.tuning.space import Settings, Space
 from dpfy.tuning.terms import AUTO, SearchTerms
 

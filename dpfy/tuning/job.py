@@ -25,13 +25,13 @@ from dpfy.runs.folder import Place, finish_erasure
 from dpfy.runs.mark import HIDDEN, Mark, refuse_planted
 from dpfy.training import job
 from dpfy.tuning import config as configuration
-from dpfy.tuning import outcome, pool
+from dpfy.tuning import outcome, search
 from dpfy.tuning import run as search_run
 from dpfy.tuning.claim import SEARCH
 from dpfy.tuning.config import SearchConfig
-from dpfy.tuning.engine import RandomSearch, SearchEngine
 from dpfy.tuning.routes import HELD_OUT, PUBLIC, PUBLIC_DATA
 from dpfy.tuning.run import Execution, Tuned, tune
+from dpfy.tuning.search import RandomSearch, SearchEngine
 from dpfy.tuning.space import Settings
 from dpfy.tuning.trial import Trial
 
@@ -181,7 +181,7 @@ def run(
     Guarantees: those of :func:`dpfy.tuning.run.tune`; on public data, those of `dpfy train`. What
     would not fit in memory is refused before anything is reserved.
     """
-    pool.require(config.tune.workers)
+    search.require_workers(config.tune.workers)
     _require_models(config)
     if config.tune.chosen == PUBLIC_DATA:
         from dpfy.tuning import public

@@ -26,9 +26,8 @@ from dpfy.runs.folder import LEDGER, RunFolder
 from dpfy.training import metrics
 from dpfy.tuning.claim import TRIALS, TUNING, Tuning
 from dpfy.tuning.routes import COMPOSITION, NOISY_MAX
-from dpfy.tuning.sealed import TrialReport
+from dpfy.tuning.sealed import TrialReport, TrialResult
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.trial import TrialResult
 
 MODEL = "model.safetensors"
 MOST_SHOWN = 200

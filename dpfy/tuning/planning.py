@@ -1,20 +1,21 @@
 """Before a search: what each way to pay would cost, or how much noise it would leave, and what the
-law of the trials lets one hope for.
+law of the trials lets one hope for; and settings that need no search.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from dpfy.accounting import planning as diminishing
 from dpfy.accounting import tuning as prices
 from dpfy.core import check
 from dpfy.core.errors import DpfyError
 from dpfy.core.events import Event, gamma_for
 from dpfy.core.unit import Adjacency
-from dpfy.plan.recipe import Recipe
+from dpfy.plan.recipe import Recipe, dpsgd
 from dpfy.tuning.claim import LARGE_FACTOR
 from dpfy.tuning.routes import (
     COMPOSITION,
@@ -27,7 +28,12 @@ from dpfy.tuning.routes import (
     SearchRoute,
     calibrate_search,
 )
+from dpfy.tuning.space import Settings
 
+RATE = 0.5
+"""The rate of `defaults` where noise is no longer than a gradient; beyond, it falls with the root
+of the noise.
+"""
 TENTH = 0.1
 MOST_K = 2_000_000
 CONSIDER = {
@@ -39,7 +45,7 @@ CONSIDER = {
     SUBSET: "trials see a part of the records; one more run on all of them, with settings that "
     "were scaled",
     "public": "free, where there is public data like the private",
-    "none": "no search: requires good defaults (dpfy.tuning.strategies.defaults)",
+    "none": "no search: requires good defaults (dpfy.tuning.planning.defaults)",
 }
 
 
@@ -208,3 +214,59 @@ def many(payment: SearchRoute, certain: float = 0.99) -> int:
         number += 1
         total += chance(payment, number)
     return number
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Settings, the reasons for them in the order in which they were found, and what was tried on
+    the way: (settings, utility).
+    """
+
+    settings: Settings
+    reasons: tuple[str, ...]
+    tried: tuple[tuple[Settings, float], ...] = field(default=(), repr=False)
+
+    def words(self) -> str:
+        """The reasons, one a line."""
+        return "\n".join(self.reasons)
+
+    def then(self, other: Advice) -> Advice:
+        """What was found before, and what was found after it."""
+        return Advice(
+            {**self.settings, **other.settings},
+            self.reasons + other.reasons,
+            self.tried + other.tried,
+        )
+
+
+def defaults(
+    *, records: int, epsilon: float, delta: float, parameters: int, steps: int = 100
+) -> Advice:
+    """What an expert would type first: settings that need no search at all, from public numbers
+    alone.
+
+    Normalised clipping has no norm to search: every gradient is brought to about the same length.
+    The rate follows from the noise: with gradients of length 1 a step of rate r moves the weights
+    by at most r, and the noise of the average by r sigma sqrt(d) / B.
+    """
+    check.integer("parameters", parameters)
+    turn = diminishing.knee(records, steps, epsilon)
+    batch = float(min(records, 2 ** math.ceil(math.log2(max(1.0, 2 * turn)))))
+    plan = dpsgd(records, batch, steps=steps).calibrate(epsilon, delta)
+    spread = plan.noise_multiplier * math.sqrt(parameters) / batch
+    rate = float(f"{RATE / max(1.0, spread) ** 0.5:.2g}")
+    found = {
+        "training.clip": "automatic", "training.clip_norm": 1.0, "training.batch_size": batch, "training.steps": steps,
+        "training.optimizer": "sgd", "training.momentum": 0.9, "training.learning_rate": rate, "training.average": 0.9,
+    }  # fmt: skip
+    reasons = (
+        "automatic clipping: every gradient has about the same length, so that there is no clip "
+        "norm to search (Bu et al. 2022)",
+        f"batch {batch:g}: twice the point of diminishing returns, n sqrt(epsilon / T) = "
+        f"{turn:.4g}, rounded up to a power of two",
+        f"{steps} steps of momentum 0.9, and the average of the weights is released: what noise "
+        f"does to single steps is averaged away",
+        f"learning rate {rate:g}: from the noise of the average gradient, {spread:.3g} over all "
+        f"{parameters} parameters",
+    )
+    return Advice(found, reasons)

@@ -33,15 +33,14 @@ from dpfy.training import job
 from dpfy.training import run as runs
 from dpfy.training.config import read_toml
 from dpfy.training.parallel.world import World
-from dpfy.tuning import pool
 from dpfy.tuning.claim import TRIALS, PublicTuning
 from dpfy.tuning.config import SearchConfig
-from dpfy.tuning.engine import RandomSearch, SearchEngine
 from dpfy.tuning.job import Show, prepared, right
 from dpfy.tuning.run import Tuned
-from dpfy.tuning.search import Search
+from dpfy.tuning.sealed import TrialRights, listed
+from dpfy.tuning.search import RandomSearch, Search, SearchEngine, pool_of
 from dpfy.tuning.space import Settings
-from dpfy.tuning.trial import Trial, TrialRights, TrialTask, listed
+from dpfy.tuning.trial import Trial, TrialTask
 
 WORK, ASKED = ".search", "search.json"
 
@@ -153,7 +152,7 @@ def _searched(
             f"records have shape {found.features}: they must be as those of the job",
         )
     key = _seed(work, config, seed)
-    search = Search(work, pool.of(config.tune.workers))
+    search = Search(work, pool_of(config.tune.workers))
     for number, row in search.rows.items():
         engine.tell(number, row)
     objective, source = (

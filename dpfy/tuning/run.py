@@ -28,9 +28,8 @@ from dpfy.plan.stopping import first_steps
 from dpfy.report import card
 from dpfy.runs.folder import LEDGER, Place, RunFolder, complete, held_claims
 from dpfy.runs.mark import SEARCH_LOG
-from dpfy.tuning import outcome, pool
+from dpfy.tuning import outcome
 from dpfy.tuning.claim import TUNING, Tuning
-from dpfy.tuning.engine import RandomSearch, SearchEngine
 from dpfy.tuning.routes import (
     COMPOSITION,
     NOISY_MAX,
@@ -40,13 +39,18 @@ from dpfy.tuning.routes import (
     calibrate_search,
     points,
 )
-from dpfy.tuning.sealed import secret_of
-from dpfy.tuning.search import Search
+from dpfy.tuning.sealed import TrialResult, TrialRights, listed, secret_of
+from dpfy.tuning.search import (
+    RandomSearch,
+    Search,
+    SearchEngine,
+    TrialPool,
+    pool_of,
+    require_workers,
+)
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.terms import SearchTerms
-from dpfy.tuning.trial import ASKED, Trial, TrialResult, TrialRights, TrialTask, listed
-from dpfy.tuning.trial_kinds import TrialKinds
-from dpfy.tuning.trial_split import TrialSplit
+from dpfy.tuning.terms import SearchTerms, TrialKinds, TrialSplit
+from dpfy.tuning.trial import ASKED, Trial, TrialTask
 
 LARGER_NOISE = 1.15
 """A Poisson number of trials, of which few are small, is taken where it needs no more than so many
@@ -106,13 +110,13 @@ class Execution:
     workers: int = 1
     devices: tuple[str, ...] = ("cpu",)
     checkpoint_every: float = 30.0
-    pool: pool.TrialPool | None = None
+    pool: TrialPool | None = None
     scaled: Scaled | None = None
     publish: Callable[[Settings, Plan], Mapping[str, bytes]] = lambda settings, plan: {}
     progress: Callable[[str, int | None], None] = field(default=lambda what, made: None)
 
     def __post_init__(self) -> None:
-        pool.require(self.workers)
+        require_workers(self.workers)
 
 
 def tune(
@@ -281,7 +285,7 @@ class _Searching:
         self.source = TrialRights(self.folder.path / LEDGER, TUNING, self.randomness)
         self.search = Search(
             self.folder.secrets,
-            self.work.pool or pool.of(self.work.workers),
+            self.work.pool or pool_of(self.work.workers),
             self.claim.payment.route == NOISY_MAX,
         )
         self.made = 0

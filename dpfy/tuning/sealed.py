@@ -11,7 +11,9 @@ its trials as a run finds its checkpoint.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import storage
+from dpfy.core import events, storage
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import Busy, Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Accountant, Guarantee
-from dpfy.core.ledger import Permit
+from dpfy.core.ledger import Ledger, Permit
+from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, locked, write_atomically
 from dpfy.plan.claim import TrainingClaim
@@ -32,9 +35,11 @@ from dpfy.report import card, figures
 from dpfy.training import metrics
 from dpfy.training.integrity import checkpoint
 from dpfy.training.run import TRAINING, Run, TrainingRun
+from dpfy.tuning.space import Settings
 
 TOLD, LOCK = "told.json", "lock"
 ONE_TRIAL = "one trial of a search: what the whole search costs stands on its card"
+WORST = -math.inf
 NAMES = (*TrainingClaim.artefacts, TOLD)
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -238,3 +243,74 @@ def held(place: Path) -> Iterator[None]:
             "the search: a process of an earlier attempt is still at work on it; wait for it to "
             "end, then resume"
         ) from None
+
+
+@dataclass(frozen=True)
+class TrialRights:
+    """Where trials get their rights and their secrets: the search's run folder; None where the data
+    is public and nothing is billed.
+    """
+
+    ledger: Path | None
+    name: str
+    randomness: Randomness
+
+    def permit(self, event: events.Event, number: int, releases: int) -> Permit:
+        """The right to do `event` as one of the runs of the search."""
+        if self.ledger is None:
+            return mock_permit(event, releases)
+        held = os.stat(self.ledger)
+        found = _permits(self.ledger, (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns))
+        outer = next((p for p in found if p.name == self.name), None)
+        if outer is None:
+            raise InvalidInput("search", self.name, "nothing was reserved for it")
+        return outer.inner(event, number, releases)
+
+
+@functools.lru_cache(maxsize=4)
+def _permits(ledger: Path, version: tuple[int, ...]) -> tuple[Permit, ...]:
+    """What a ledger permits; read once for each `version` of its file."""
+    return tuple(Ledger.read(ledger).permits())
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A trial that is over: its score, the steps it made, its kind and its settings; `notes` are an
+    engine's own.
+    """
+
+    score: float
+    steps: int
+    kind: int
+    settings: Settings
+    notes: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written down."""
+        score = None if self.score == WORST else self.score
+        return {
+            "score": score,
+            "steps": self.steps,
+            "kind": self.kind,
+            "settings": self.settings,
+            "notes": dict(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> TrialResult:
+        """What `to_json` wrote; lists of settings are tuples again."""
+        score = WORST if data["score"] is None else float(data["score"])
+        return cls(
+            score,
+            int(data["steps"]),
+            int(data["kind"]),
+            listed(data["settings"]),
+            dict(data["notes"]),
+        )
+
+
+def listed(settings: Mapping[str, Any]) -> Settings:
+    """Settings as JSON gives them back: lists are tuples again."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }

@@ -4,12 +4,10 @@ secrets of the search.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +19,6 @@ from torch import Tensor
 
 from dpfy.core import check, events
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
-from dpfy.core.ledger import Ledger, Permit
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.core.unit import Unit
@@ -34,12 +30,18 @@ from dpfy.data.users import UserRecords
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.tuning.routes import HELD_OUT, TRAINED_ON, points
-from dpfy.tuning.sealed import SealedRun, held, secret_of
+from dpfy.tuning.sealed import (
+    WORST,
+    SealedRun,
+    TrialResult,
+    TrialRights,
+    held,
+    secret_of,
+)
 from dpfy.tuning.space import Settings
-from dpfy.tuning.trial_split import TrialSplit
+from dpfy.tuning.terms import TrialSplit
 
 ASKED = "settings.json"
-WORST = -math.inf
 
 
 class Pruned(Exception):
@@ -299,77 +301,6 @@ class TrialObjective(Protocol):
 
     def __call__(self, trial: Trial) -> float:
         """Train and score."""
-
-
-@dataclass(frozen=True)
-class TrialRights:
-    """Where trials get their rights and their secrets: the search's run folder; None where the data
-    is public and nothing is billed.
-    """
-
-    ledger: Path | None
-    name: str
-    randomness: Randomness
-
-    def permit(self, event: events.Event, number: int, releases: int) -> Permit:
-        """The right to do `event` as one of the runs of the search."""
-        if self.ledger is None:
-            return mock_permit(event, releases)
-        held = os.stat(self.ledger)
-        found = _permits(self.ledger, (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns))
-        outer = next((p for p in found if p.name == self.name), None)
-        if outer is None:
-            raise InvalidInput("search", self.name, "nothing was reserved for it")
-        return outer.inner(event, number, releases)
-
-
-@functools.lru_cache(maxsize=4)
-def _permits(ledger: Path, version: tuple[int, ...]) -> tuple[Permit, ...]:
-    """What a ledger permits; read once for each `version` of its file."""
-    return tuple(Ledger.read(ledger).permits())
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """A trial that is over: its score, the steps it made, its kind and its settings; `notes` are an
-    engine's own.
-    """
-
-    score: float
-    steps: int
-    kind: int
-    settings: Settings
-    notes: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is written down."""
-        score = None if self.score == WORST else self.score
-        return {
-            "score": score,
-            "steps": self.steps,
-            "kind": self.kind,
-            "settings": self.settings,
-            "notes": dict(self.notes),
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> TrialResult:
-        """What `to_json` wrote; lists of settings are tuples again."""
-        score = WORST if data["score"] is None else float(data["score"])
-        return cls(
-            score,
-            int(data["steps"]),
-            int(data["kind"]),
-            listed(data["settings"]),
-            dict(data["notes"]),
-        )
-
-
-def listed(settings: Mapping[str, Any]) -> Settings:
-    """Settings as JSON gives them back: lists are tuples again."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-    }
 
 
 @dataclass(frozen=True, repr=False)

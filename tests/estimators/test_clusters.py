@@ -18,20 +18,18 @@ from sklearn.mixture import GaussianMixture as PlainMixture
 import dpfy
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.unit import Adjacency
 from dpfy.data.schema import Category, Number
 from dpfy.estimators import GaussianMixture, KMeans, load, threads
-from dpfy.estimators.budget import FitTerms
-from dpfy.estimators.clusters import aggregate, covariances, lloyd, mixture, points, summary
-from dpfy.estimators.clusters.kmeans import METHODS
-from dpfy.estimators.clusters.weighted import weighted_kmeans
+from dpfy.estimators.clusters import covariances, lloyd, mixture, points, summary
+from dpfy.estimators.clusters.kmeans import LAB, STARTS
+from dpfy.estimators.clusters.summary import weighted_kmeans
 from dpfy.report.verify import verify
 from dpfy.runs.folder import Place
 
 sys.path.insert(0, str(Path(__file__).parent))
 from replay import distances, totals
 
-KINDS = [*METHODS, "mixture", "mixture, full"]
+KINDS = [*STARTS, *LAB, "mixture", "mixture, full"]
 
 
 def made(kind: str, **more):
@@ -225,41 +223,6 @@ def test_a_full_covariance_of_too_many_columns_is_refused():
     with pytest.raises(Unsupported, match="at most 64"):
         estimator.fit(np.zeros((10, 65)))
     estimator.fit(np.zeros((10, 64)))
-
-
-def test_wherever_a_record_stands_it_is_in_a_block_with_the_same_others(monkeypatch):
-    met: list[frozenset] = []
-
-    def watch(rows, weights, clusters, *more, **named):
-        met.append(frozenset(map(tuple, rows.tolist())))
-        return np.zeros((clusters, rows.shape[1])), None, None
-
-    monkeypatch.setattr(aggregate, "weighted_kmeans", watch)
-    table = blobs(300, 3)
-    for order in (table, table[::-1], np.roll(table, 7, axis=0)):
-        made("aggregate").fit(order.copy())
-    third = len(met) // 3
-    assert set(met[:third]) == set(met[third : 2 * third]) == set(met[2 * third :])
-    assert sum(map(len, met[:third])) == 300
-
-
-def test_a_record_of_another_block_changes_two_blocks():
-    one, other = (
-        aggregate.bound(4, 2, FitTerms(1.0, 1e-6, adjacency))
-        for adjacency in Adjacency
-        if "zero" not in adjacency.value
-    )
-    assert max(one.l2, other.l2) == pytest.approx(4.0)
-    assert min(one.l2, other.l2) == pytest.approx(4.0 / np.sqrt(2))  # half of what two blocks move
-
-
-def test_blocks_follow_from_points_and_are_of_about_one_size():
-    rows = in_ball(np.random.default_rng(2), 20_000, 2)
-    block = aggregate.blocks_of(rows)
-    assert np.array_equal(aggregate.blocks_of(rows[5:9]), block[5:9])
-    sizes = np.bincount(block, minlength=aggregate.COUNT)
-    assert (sizes > 50).all()  # 100 on average: 5 deviations, false alarms below 1e-4
-    assert (sizes < 160).all()
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 16, 50, 784, 1000])

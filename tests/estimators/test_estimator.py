@@ -25,7 +25,8 @@ import dpfy
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.estimators import ESTIMATORS, NaiveBayes, load
+from dpfy.estimators import NaiveBayes, load
+from dpfy.estimators.estimator import every
 from dpfy.report.verify import verify
 from dpfy.runs.folder import Place
 
@@ -301,14 +302,14 @@ EXCEPTIONS = {
 
 def alike(name):
     """Regressors that a classifier of the same kind stands for by default."""
-    return name.endswith("Regressor") and name.replace("Regressor", "Classifier") in ESTIMATORS
+    return name.endswith("Regressor") and name.replace("Regressor", "Classifier") in every()
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * alike(n)) for n in sorted(ESTIMATORS)]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * alike(n)) for n in sorted(every())]
 )
 def test_the_checks_of_scikit_learn(name):
-    kind = ESTIMATORS[name]
+    kind = every()[name]
     small = {"classes": "public", "n_estimators": 40, "max_depth": 4}
     held = kind().get_params()
     more = {

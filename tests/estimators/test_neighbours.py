@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfy.estimators import ESTIMATORS
-from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor
+from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, every
 
 sys.path.insert(0, str(Path(__file__).parent))
 from people import SCHEMA, people
 from replay import distances
 
 NAMES = sorted(
-    n for n, kind in ESTIMATORS.items() if issubclass(kind, PrivateClassifier | PrivateRegressor)
+    n for n, kind in every().items() if issubclass(kind, PrivateClassifier | PrivateRegressor)
 )
 EXTREMES = (
     {"age": 90.0, "job": "smith", "gain": 1e9},
@@ -30,7 +29,7 @@ EXTREMES = (
 def case(name: str, adjacency: str, **more):
     """An estimator, and records for it."""
     table, labels = people(300, seed=2)
-    kind = ESTIMATORS[name]
+    kind = every()[name]
     if issubclass(kind, PrivateClassifier):
         return (
             kind(schema=SCHEMA, adjacency=adjacency, random_state=0, **more),

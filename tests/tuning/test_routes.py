@@ -27,7 +27,7 @@ from dpfy.tuning.routes import (
     calibrate_search,
 )
 from dpfy.tuning.space import Space
-from dpfy.tuning.trial_kinds import TrialKinds
+from dpfy.tuning.terms import TrialKinds
 
 
 def _random_setting(rng: random.Random):

@@ -17,9 +17,9 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.runs.folder import Place
 from dpfy.tuning.run import tune
-from dpfy.tuning.sealed import secret_of
-from dpfy.tuning.trial import Trial, TrialFailed, TrialResult, TrialRights, TrialTask, _seeded
-from dpfy.tuning.trial_kinds import TrialKinds
+from dpfy.tuning.sealed import TrialResult, TrialRights, secret_of
+from dpfy.tuning.terms import TrialKinds
+from dpfy.tuning.trial import Trial, TrialFailed, TrialTask, _seeded
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy

@@ -22,9 +22,9 @@ from dpfy.data.users import UserRecords, by_user
 from dpfy.runs.folder import Place, held_claims
 from dpfy.tuning.routes import POINTS, PrivacyTarget, SearchRoute, calibrate_search
 from dpfy.tuning.run import tune
-from dpfy.tuning.terms import SearchTerms
-from dpfy.tuning.trial import Trial, TrialFailed, TrialRights, TrialTask
-from dpfy.tuning.trial_split import TrialSplit
+from dpfy.tuning.sealed import TrialRights
+from dpfy.tuning.terms import SearchTerms, TrialSplit
+from dpfy.tuning.trial import Trial, TrialFailed, TrialTask
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy

@@ -4,37 +4,64 @@ and the methods that it is compared with.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClusterMixin, TransformerMixin
 
-from dpfy.core import check
-from dpfy.estimators.bounding import one_of_each
-from dpfy.estimators.budget import ReleaseNeed
-from dpfy.estimators.clusters import aggregate, lloyd, start, summary
+from dpfy.core import check, plugins
+from dpfy.estimators.budget import FitTerms, ReleaseNeed
+from dpfy.estimators.clusters import lloyd
 from dpfy.estimators.clusters.points import Ball, Floats, Points
-from dpfy.estimators.clusters.start import NoisyCentres
+from dpfy.estimators.clusters.summary import GridStart, NoisyCentres, TreeStart
 from dpfy.estimators.columns import refuse_categories
 from dpfy.estimators.estimator import PrivateEstimator, PublicFacts
 from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.records import EncodedRecords
 
-METHODS = ("coreset", "lloyd", "synopsis", "hybrid", "aggregate")
-RECORDS = "records"
-COUNTED = 0.02
-"""The share of the budget that counts the records, where the size of a grid depends on it."""
-STARTED = {"coreset": 0.5, "lloyd": 0.0, "synopsis": 1.0, "hybrid": 0.5, "aggregate": 1.0}
-"""The share of the budget that the start has; rounds have the rest."""
 MEASURED = 0.1
 """The share of the budget that measures clusters where there are no rounds, beside that of the
 start.
 """
+
+
+class ClusterStart(Protocol):
+    """Where rounds begin. Its share of the budget is 1 where no rounds follow."""
+
+    @property
+    def share(self) -> float:
+        """The share of the budget that it has; rounds have the rest."""
+
+    @property
+    def bits(self) -> Mapping[str, int]:
+        """Fractional bits of its sums."""
+
+    def needs(self, clusters: int, width: int, terms: FitTerms) -> list[ReleaseNeed]:
+        """What it releases, from public facts alone; together they have its share."""
+
+    def centres(
+        self, points: Points, ball: Ball, clusters: int, seed: int, fit: FitSession
+    ) -> NoisyCentres:
+        """Centres, how many points each has, and a guess of the mean squared distance to them.
+
+        Guarantees: depends on the points through releases of `needs` alone.
+        """
+
+
+SEEDS = "lloyd"
+STARTS: dict[str, ClusterStart | None] = {
+    "coreset": TreeStart(0.5),
+    SEEDS: None,  # rounds begin at public seeds
+    "synopsis": GridStart(1.0),
+    "hybrid": GridStart(0.5),
+}
+"""The methods of dpfy by their names."""
+LAB = ("aggregate",)
+"""Those of the distribution dpfy-lab."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -44,8 +71,7 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
     n_clusters:  how many centres. method:      "coreset": a tree of noisy counts and sums as a
     start, then rounds (default). "lloyd": rounds from well-separated public
                  seeds. "synopsis": one noisy histogram over a grid; for two or three dimensions.
-                 "hybrid": that as a start, then rounds. "aggregate": the mean of k-means on
-                 disjoint blocks.
+                 "hybrid": that as a start, then rounds. Others are of plug-ins.
     seeds:       of "lloyd": public seeds for each cluster, at most 256 in all. More than one are
     merged in the first rounds, by the counts
                  that these release, until there is one for each cluster; 1 is the method as it was
@@ -74,54 +100,38 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
 
     def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         check.integer("n_clusters", self.n_clusters, most=4096)
-        check.one_of("method", self.method, METHODS)
+        start = self._start
         check.integer("seeds", self.seeds, most=4096)
         check.integer("structure", self.structure, least=0)
         if self.norm is not None:
             check.positive("norm", self.norm)
         refuse_categories(public.columns, "k-means")
-        width, begun = len(public.columns.columns), STARTED[self.method]
-        found = []
-        if self.method in ("synopsis", "hybrid"):
-            summary.refuse_wide(width)
-            found = [ReleaseNeed(RECORDS, one_of_each(1, public.terms), share=COUNTED)]
-            found.append(
-                ReleaseNeed(summary.CELLS, one_of_each(1, public.terms), share=begun - COUNTED)
-            )
-        elif self.method == "coreset":
-            found = [
-                ReleaseNeed(
-                    summary.TREE,
-                    summary.tree_bound(width),
-                    releases=start.levels(self.n_clusters),
-                    share=begun,
-                )
-            ]
-        elif self.method == "aggregate":
-            found = [
-                ReleaseNeed(
-                    aggregate.BLOCKS,
-                    aggregate.bound(self.n_clusters, width, public.terms),
-                    share=begun,
-                )
-            ]
-        rounds = (
-            lloyd.needs(width, self.rounds, self.budget, 1 - begun)
-            if begun < 1
-            else [lloyd.measure_need(MEASURED)]
+        width = len(public.columns.columns)
+        begun, found = 0.0, list[ReleaseNeed]()
+        if start is not None:
+            begun, found = start.share, start.needs(self.n_clusters, width, public.terms)
+        if begun < 1:
+            return [*found, *lloyd.needs(width, self.rounds, self.budget, 1 - begun)]
+        return [*found, lloyd.measure_need(MEASURED)]
+
+    @property
+    def _start(self) -> ClusterStart | None:
+        """Where rounds begin; None for public seeds."""
+        found: ClusterStart | None = plugins.choose(
+            plugins.CLUSTER_STARTS, "method", self.method, STARTS, LAB
         )
-        return [*found, *rounds]
+        return found
 
     def _bits(self, public: PublicFacts) -> Mapping[str, int]:
         rounds = {
             lloyd.round_name(t): lloyd.BITS
             for t in range(check.integer("rounds", self.rounds, most=1000))
         }
-        return rounds | {
-            summary.TREE: summary.TREE_BITS,
-            aggregate.BLOCKS: aggregate.BITS,
-            lloyd.MEASURE: lloyd.BITS,
-        }
+        return (
+            rounds
+            | {lloyd.MEASURE: lloyd.BITS}
+            | ({} if self._start is None else dict(self._start.bits))
+        )
 
     def _learn(
         self, data: EncodedRecords, public: PublicFacts, fit: FitSession
@@ -129,45 +139,22 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
         ball = Ball.of(data.columns, self.norm)
         points = ball.points(data)
         rounds = [lloyd.round_name(t) for t in range(self.rounds)]
-        if self.method == "lloyd":
+        start = self._start
+        if start is None:
             many = max(self.n_clusters, min(self.seeds * self.n_clusters, lloyd.MOST_SEEDS))
             seeds = lloyd.separated(many, ball.half_widths, self.structure)
             found = lloyd.from_seeds(points, seeds, self.n_clusters, rounds, self.structure, fit)
         else:
-            found = self._start(points, ball, public, fit)
-            found = (
-                lloyd.lloyd(points, found, rounds, fit)
-                if STARTED[self.method] < 1
-                else lloyd.measured(points, found, fit)
-            )
+            found = start.centres(points, ball, self.n_clusters, self.structure, fit)
+            if start.share < 1:
+                found = lloyd.lloyd(points, found, rounds, fit)
+            else:
+                found = lloyd.measured(points, found, fit)
         scale = {
             "radius": np.array([ball.radius]),
             "inertia": np.array([found.inertia * ball.radius**2 * found.counts.sum()]),
         }
         return {"centres": found.centres, "counts": found.counts} | scale
-
-    def _start(
-        self, points: Points, ball: Ball, public: PublicFacts, fit: FitSession
-    ) -> NoisyCentres:
-        """Centres to begin with, how many points each has, and a guess of the mean squared distance
-        to them.
-        """
-        if self.method == "aggregate":
-            return NoisyCentres(
-                aggregate.centres(points, self.n_clusters, fit), np.ones(self.n_clusters), math.nan
-            )
-        if self.method == "coreset":
-            return start.coreset(points, self.n_clusters, self.structure, fit)
-        records = float(fit.release(RECORDS, np.array([len(points)]))[0])
-        like = (
-            math.sqrt(2) / fit.round(summary.CELLS).deviation
-        )  # the epsilon at which Laplace noise would be as wide
-        side = summary.cells_of(points.shape[1], records, like)
-        return start.of(
-            summary.grid(points, records, side, ball.half_widths, fit),
-            self.n_clusters,
-            self.structure,
-        )
 
     def _restore(self, model: Mapping[str, NDArray[Any]]) -> None:
         self._ball = Ball(self._columns, float(model["radius"][0]))

@@ -25,8 +25,13 @@ from dpfy.estimators.clusters.points import (
     shortened,
     summed,
 )
-from dpfy.estimators.clusters.start import NoisyCentres, of
-from dpfy.estimators.clusters.summary import SMALLEST, Summary, sums_by
+from dpfy.estimators.clusters.summary import (
+    SMALLEST,
+    NoisyCentres,
+    Summary,
+    centres_of,
+    sums_by,
+)
 from dpfy.estimators.fitting import FitSession
 
 COUNT, SQUARE = 0.5, 0.5
@@ -109,7 +114,7 @@ def from_seeds(
             moved, np.maximum(counts - WEAK * noise, 0.0), left / np.maximum(counts, noise)
         )
         many = max(clusters, many // 4) if t < len(names) - 1 else clusters
-        found = of(held, many, seed)
+        found = centres_of(held, many, seed)
     return found
 
 

@@ -26,7 +26,7 @@ from dpfy.core.values import Bound
 from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.clusters import covariances, summary
 from dpfy.estimators.clusters.points import SAFE, Ball, Floats, Points, on_grid, shortened, summed
-from dpfy.estimators.clusters.start import NoisyCentres, coreset, levels
+from dpfy.estimators.clusters.summary import NoisyCentres, centres_of, levels
 from dpfy.estimators.columns import refuse_categories
 from dpfy.estimators.estimator import PrivateEstimator, PublicFacts
 from dpfy.estimators.explanation import Explanation
@@ -270,7 +270,9 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
     ) -> Mapping[str, NDArray[Any]]:
         ball = Ball.of(data.columns, self.norm)
         points = ball.points(data)
-        start = coreset(points, self.n_components, self.structure, fit)
+        start = centres_of(
+            summary.tree(points, levels(self.n_components), fit), self.n_components, self.structure
+        )
         found, counts = rounds(points, start, self.rounds, self.covariance_type, fit)
         parts = {"weights": found.weights, "means": found.means, "variances": found.variances}
         return parts | {"counts": counts, "radius": np.array([ball.radius])}

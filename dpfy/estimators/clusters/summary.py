@@ -8,21 +8,28 @@ last level is the summary. It needs no grid, so that it works in many dimensions
 
 Grid (synopsis: Su et al. 2016). One histogram over equal cells of the cube; good in two or three
 dimensions.
+
+k-means of such a summary is post-processing, and gives centres to begin with.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound
+from dpfy.estimators.bounding import one_of_each
+from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.clusters.points import (
     BITS,
     STEPS,
+    Ball,
     Floats,
     Points,
     blocks,
@@ -33,7 +40,9 @@ from dpfy.estimators.clusters.points import (
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.threads import each
 
-TREE, CELLS = "summary", "cells"
+TREE, CELLS, RECORDS = "summary", "cells", "records"
+COUNTED = 0.02
+"""The share of the budget that counts the records, where the size of a grid depends on it."""
 SQUARE = 0.5
 """What squared coordinates weigh beside a count and coordinates."""
 TREE_BOUND = Bound(l2=1.5 * (1 + 2.0**-50))
@@ -44,6 +53,23 @@ WIDE = 3.0
 SMALLEST = 2.0**-8
 """No ball is smaller."""
 MOST_CELLS = 1 << 20
+DEEPER = 4
+"""Levels of the tree beyond those that would give each cluster a node."""
+STARTS, MOST_ROUNDS = 12, 60
+"""Starts of which the best is kept, and rounds of each."""
+WORK = 4_000_000
+"""Distances of a round over all starts, above which there are fewer of them."""
+
+
+@dataclass(frozen=True)
+class NoisyCentres:
+    """Centres, how many points each has, and the mean squared distance of all to their centres; all
+    of them noisy.
+    """
+
+    centres: Floats
+    counts: Floats
+    inertia: float
 
 
 @dataclass(frozen=True)
@@ -178,3 +204,124 @@ def grid(points: Points, records: float, side: int, radius: Floats, fit: FitSess
     middles = ((place + 0.5) / side * 2 - 1) * radius
     spread = float((radius**2).sum()) / 3 / side**2
     return Summary(on_grid(middles, BITS), weights, np.full(len(counts), spread))
+
+
+def levels(clusters: int) -> int:
+    """How many levels the tree for so many clusters has."""
+    return math.ceil(math.log2(clusters)) + DEEPER
+
+
+def centres_of(held: Summary, clusters: int, seed: int) -> NoisyCentres:
+    """k-means of a summary, which is released already."""
+    centres, label, squares = weighted_kmeans(held.points, held.weights, clusters, seed)
+    counts = np.maximum(np.bincount(label, held.weights, clusters), 1.0)
+    between = float(np.average(squares, weights=np.maximum(held.weights, 1e-9)))
+    return NoisyCentres(centres, counts, between + held.within)
+
+
+def weighted_kmeans(
+    points: Floats, weights: Floats, clusters: int, seed: int, starts: int = STARTS
+) -> tuple[Floats, NDArray[np.int64], Floats]:
+    """Centres with a small weighted sum of squared distances, the cluster of each point, and its
+    squared distance.
+
+    Greedy k-means++ (Arthur & Vassilvitskii 2007) and Lloyd's rounds, the best of several starts.
+
+    Guarantees: depends on the arguments alone. There are `clusters` centres, also where there are
+    fewer points.
+    """
+    every = points
+    draw = np.random.Generator(np.random.PCG64(seed))
+    kept = weights > 0
+    points, weights = (
+        (points[kept], weights[kept]) if kept.any() else (points, np.ones(len(points)))
+    )
+    best: tuple[float, Floats] | None = None
+    starts = max(1, min(starts, WORK // (len(points) * clusters)))
+    for _ in range(starts if len(points) > clusters else 1):
+        centres = _begun(points, weights, clusters, draw)
+        cost = np.inf
+        for _ in range(MOST_ROUNDS):
+            label, squares = _assigned(points, centres)
+            now = float(weights @ squares)
+            if now >= cost * (1 - 1e-6):
+                break
+            cost = now
+            sums = np.stack(
+                [np.bincount(label, weights * column, clusters) for column in points.T], axis=1
+            )
+            mass = np.bincount(label, weights, clusters)
+            centres = np.where(mass[:, None] > 0, sums / np.maximum(mass, 1e-300)[:, None], centres)
+        if best is None or cost < best[0]:
+            best = (cost, centres)
+    assert best is not None
+    return best[1], *_assigned(every, best[1])
+
+
+def _assigned(points: Floats, centres: Floats) -> tuple[NDArray[np.int64], Floats]:
+    squares = (points**2).sum(axis=1)[:, None] - 2 * points @ centres.T + (centres**2).sum(axis=1)
+    label = squares.argmin(axis=1)
+    return label, np.maximum(np.take_along_axis(squares, label[:, None], axis=1)[:, 0], 0.0)
+
+
+def _begun(points: Floats, weights: Floats, clusters: int, draw: np.random.Generator) -> Floats:
+    """Each centre is the best of a few points drawn by weight and squared distance to those before
+    it.
+    """
+    tries = 2 + int(np.log2(clusters))
+    centres = points[[int(draw.choice(len(points), p=weights / weights.sum()))]]
+    squares = ((points - centres[0]) ** 2).sum(axis=1)
+    while len(centres) < clusters:
+        mass = weights * squares
+        whole = float(mass.sum())
+        chosen = draw.choice(
+            len(points), size=tries, p=mass / whole if whole > 0 else weights / weights.sum()
+        )
+        nearer = np.stack(
+            [np.minimum(squares, ((points - points[c]) ** 2).sum(axis=1)) for c in chosen]
+        )
+        best = int((nearer @ weights).argmin())
+        centres, squares = np.concatenate([centres, points[[chosen[best]]]]), nearer[best]
+    return centres
+
+
+@dataclass(frozen=True)
+class TreeStart:
+    """The last level of the tree, with this share of the budget."""
+
+    share: float
+    bits: ClassVar[Mapping[str, int]] = {TREE: TREE_BITS}
+
+    def needs(self, clusters: int, width: int, terms: FitTerms) -> list[ReleaseNeed]:
+        """The levels of the tree."""
+        return [ReleaseNeed(TREE, tree_bound(width), releases=levels(clusters), share=self.share)]
+
+    def centres(
+        self, points: Points, ball: Ball, clusters: int, seed: int, fit: FitSession
+    ) -> NoisyCentres:
+        """k-means of the last level."""
+        return centres_of(tree(points, levels(clusters), fit), clusters, seed)
+
+
+@dataclass(frozen=True)
+class GridStart:
+    """The grid, with this share of the budget, a part of which counts the records."""
+
+    share: float
+    bits: ClassVar[Mapping[str, int]] = {}
+
+    def needs(self, clusters: int, width: int, terms: FitTerms) -> list[ReleaseNeed]:
+        """The number of records, on which the size of cells depends, and the counts of cells."""
+        refuse_wide(width)
+        one = one_of_each(1, terms)
+        rest = self.share - COUNTED
+        return [ReleaseNeed(RECORDS, one, share=COUNTED), ReleaseNeed(CELLS, one, share=rest)]
+
+    def centres(
+        self, points: Points, ball: Ball, clusters: int, seed: int, fit: FitSession
+    ) -> NoisyCentres:
+        """k-means of the middles of the cells."""
+        records = float(fit.release(RECORDS, np.array([len(points)]))[0])
+        like = math.sqrt(2) / fit.round(CELLS).deviation  # epsilon of Laplace noise as wide
+        side = cells_of(points.shape[1], records, like)
+        return centres_of(grid(points, records, side, ball.half_widths, fit), clusters, seed)

@@ -10,7 +10,7 @@ products then have 30, and blocks of 2^22 records are added up without rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,28 +211,6 @@ class Design:
             ).ravel()
         return found
 
-    def scaled(self, factors: Floats) -> Design:
-        """The rows times factors between 0 and 1, cut to their grid again."""
-        design = object.__new__(Design)
-        design.radius, design.size, design.width, design._whole = (
-            self.radius,
-            self.size,
-            self.width,
-            None,
-        )
-        design._made = lambda place: on_grid(_times(self.part(place), factors[place]), SAFE)
-        return design
-
-    def content(self) -> Iterator[bytes]:
-        """All rows, for a fingerprint."""
-        for place in parts(self.size):
-            rows = self.part(place)
-            yield from (
-                (rows.data.tobytes(), rows.indices.tobytes())
-                if scipy.sparse.issparse(rows)
-                else (rows.tobytes(),)
-            )
-
     def scores(self, weights: Floats) -> Floats:
         """Each row times the weights [width, outputs]."""
         if self._whole is not None:
@@ -240,15 +218,6 @@ class Design:
         return np.concatenate(
             [np.asarray(self.part(place) @ weights) for place in parts(self.size)]
         )
-
-    def weighted(self, factors: Floats) -> Floats:
-        """The sum over records of factor times row times row; rounded as double precision does."""
-        total = np.zeros((self.width, self.width))
-        for place in parts(self.size):
-            rows = self.part(place)
-            found = rows.T @ _times(rows, factors[place])
-            total += found.toarray() if scipy.sparse.issparse(found) else found
-        return total
 
     def total(self, factors: Floats) -> Floats:
         """The sum over records of row times factors [records, outputs], cut to their grid: [width,
@@ -326,15 +295,6 @@ def without_rounding(weights: Floats) -> Floats:
     longest = float(np.sqrt((weights * weights).sum(axis=0)).max(initial=0.0))
     bits = EXACT - 1 - ROW - max(0, math.frexp(longest)[1])
     return np.asarray(np.ldexp(np.rint(np.ldexp(weights, bits)), -bits))
-
-
-def _times(rows: Any, factors: Floats) -> Any:
-    """Each row times its factor: a copy."""
-    return (
-        rows.multiply(factors[:, None]).tocsr()
-        if scipy.sparse.issparse(rows)
-        else rows * factors[:, None]
-    )
 
 
 def _cut(factors: Floats) -> Floats:

@@ -46,10 +46,6 @@ class ScoreLoss(ABC):
         """The derivative in the scores [records, outputs]; `target` has the same shape."""
 
     @abstractmethod
-    def values(self, scores: Floats, target: Floats) -> Floats:
-        """The loss of each record."""
-
-    @abstractmethod
     def bends(self, scores: Floats, target: Floats) -> Floats:
         """The second derivative of each record, of a loss of one score."""
 
@@ -65,9 +61,6 @@ class LogisticLoss(ScoreLoss):
 
     def slopes(self, scores: Floats, target: Floats) -> Floats:
         return np.asarray(expit(scores) - target)
-
-    def values(self, scores: Floats, target: Floats) -> Floats:
-        return np.asarray(np.logaddexp(0.0, scores) - target * scores)[:, 0]
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         found = expit(scores)
@@ -88,12 +81,6 @@ class SoftmaxLoss(ScoreLoss):
         found -= target
         return np.asarray(found)
 
-    def values(self, scores: Floats, target: Floats) -> Floats:
-        top = scores.max(axis=1)
-        return np.asarray(
-            top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - (scores * target).sum(axis=1)
-        )
-
     def bends(self, scores: Floats, target: Floats) -> Floats:
         raise NotImplementedError("the second derivative of a softmax is a matrix")
 
@@ -108,9 +95,6 @@ class HuberLoss(ScoreLoss):
 
     def slopes(self, scores: Floats, target: Floats) -> Floats:
         return np.asarray(scores - target)
-
-    def values(self, scores: Floats, target: Floats) -> Floats:
-        return np.asarray((scores - target) ** 2 / 2)[:, 0]
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         return np.ones(len(scores))
@@ -133,15 +117,6 @@ class HuberHingeLoss(ScoreLoss):
         return np.asarray(
             -sign * np.clip((1 + self.WIDTH - sign * scores) / (2 * self.WIDTH), 0.0, 1.0)
         )
-
-    def values(self, scores: Floats, target: Floats) -> Floats:
-        margin = (2 * target - 1) * scores
-        inside = (1 + self.WIDTH - margin) ** 2 / (4 * self.WIDTH)
-        return np.asarray(
-            np.where(
-                margin > 1 + self.WIDTH, 0.0, np.where(margin < 1 - self.WIDTH, 1 - margin, inside)
-            )
-        )[:, 0]
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         margin = (2 * target - 1) * scores
@@ -170,11 +145,6 @@ class PoissonLoss(ScoreLoss):
 
     def slopes(self, scores: Floats, target: Floats) -> Floats:
         return np.asarray(np.exp(np.minimum(scores, 0.0)) - target)
-
-    def values(self, scores: Floats, target: Floats) -> Floats:
-        return np.asarray(
-            np.exp(np.minimum(scores, 0.0)) + np.maximum(scores, 0.0) - target * scores
-        )[:, 0]
 
     def bends(self, scores: Floats, target: Floats) -> Floats:
         return np.where(scores < 0, np.exp(np.minimum(scores, 0.0)), 0.0)[:, 0]

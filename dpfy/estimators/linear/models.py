@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core import check
+from dpfy.core import check, plugins
 from dpfy.core.errors import InvalidInput
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
@@ -24,7 +24,6 @@ from dpfy.estimators.estimator import (
 )
 from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
-from dpfy.estimators.linear.bolt_on import BoltOnSolver
 from dpfy.estimators.linear.descent import GradientDescentSolver
 from dpfy.estimators.linear.design import RowLayout
 from dpfy.estimators.linear.losses import (
@@ -35,8 +34,6 @@ from dpfy.estimators.linear.losses import (
     ScoreLoss,
     SoftmaxLoss,
 )
-from dpfy.estimators.linear.minima import ObjectivePerturbationSolver, OutputPerturbationSolver
-from dpfy.estimators.linear.newton import NewtonSolver
 from dpfy.estimators.linear.quadratic import FunctionalSolver, SecondMomentSolver
 from dpfy.estimators.linear.solver import LinearTask, Solver, norm_needs, problem_of
 from dpfy.estimators.records import EncodedRecords
@@ -46,17 +43,12 @@ Floats = NDArray[np.float64]
 
 SOLVERS: dict[str, Solver] = {
     "gradient": GradientDescentSolver(),
-    "newton": NewtonSolver(),
-    "objective": ObjectivePerturbationSolver("objective", tolerance=1e-5, share=0.002),
-    "approximate-minima": ObjectivePerturbationSolver(
-        "approximate-minima", tolerance=0.05, share=0.05
-    ),
-    "output": OutputPerturbationSolver(),
-    "bolt-on": BoltOnSolver(),
     "functional": FunctionalSolver(),
     "statistics": SecondMomentSolver(),
 }
-"""The solvers by their names: the values of `solver`."""
+"""The solvers of dpfy by their names: the values of `solver`."""
+LAB = ("newton", "objective", "approximate-minima", "output", "bolt-on")
+"""Those of the distribution dpfy-lab."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -90,7 +82,8 @@ class LinearModel(PrivateEstimator, abstract=True):
         raise NotImplementedError(type(self).__name__)
 
     def _solver(self) -> Solver:
-        return SOLVERS[check.one_of("solver", self.solver, SOLVERS)]
+        found: Solver = plugins.choose(plugins.SOLVERS, "solver", self.solver, SOLVERS, LAB)
+        return found
 
     def _task(self, columns: FeatureColumns, target: Target | None, terms: FitTerms) -> LinearTask:
         """What is to be solved: public."""

@@ -13,20 +13,19 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bound
 from dpfy.estimators.bounding import one_of_each
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.design import Design, RowLayout
-from dpfy.estimators.linear.losses import ScoreLoss, SoftmaxLoss
+from dpfy.estimators.linear.losses import ScoreLoss
 from dpfy.estimators.records import EncodedRecords
 
 Floats = NDArray[np.float64]
 UNIT = Bound(l2=1.0)
-NORMS, COUNT = "norms of rows", "number of records"
-NORM_SHARE, COUNT_SHARE = 0.01, 0.01
+NORMS = "norms of rows"
+NORM_SHARE = 0.01
 CELLS, RATIO, MIDDLE = 24, 0.9, 0.5
 """The histogram of norms: cells that shrink by a ratio from the largest norm on; the quantile that
 is taken.
@@ -150,32 +149,3 @@ def bought_norm(layout: RowLayout, norms: Floats, fit: FitSession, share: float 
     reach = 2 * fit.round(NORMS).scale * math.sqrt(CELLS)
     held = np.flatnonzero(below >= share * below[0] + reach)
     return float(edges[held[-1]]) if len(held) and below[0] > 2 * reach else layout.largest
-
-
-def count_needs(terms: FitTerms) -> list[ReleaseNeed]:
-    """What buys the number of records, where it is not public."""
-    return (
-        []
-        if terms.records is not None or terms.replaced
-        else [ReleaseNeed(COUNT, Bound.scalar(1.0), share=COUNT_SHARE)]
-    )
-
-
-def count_of(problem: LinearProblem, fit: FitSession) -> float:
-    """The number of records, as far as it may be known."""
-    terms = problem.task.terms
-    if terms.replaced:
-        return float(problem.design.size)  # neighbours have as many
-    if terms.records is not None:
-        return float(terms.records)
-    return max(1.0, float(fit.release(COUNT, np.array([problem.design.size]))[0]))
-
-
-def refuse_outputs(task: LinearTask, solver: str) -> None:
-    """Refuse several outputs, where a proof is for one linear score."""
-    if isinstance(task.loss, SoftmaxLoss):
-        raise Unsupported(
-            f'solver="{solver}" for {task.outputs} classes: its proof is for losses of one linear '
-            f"score, and",
-            WAY_OUT,
-        )

@@ -1,11 +1,8 @@
-"""Trees and boosting: additive functions, boosted trees, forests, a tree grown from the top, and
-soft trees.
-"""
+"""Trees and boosting: additive functions, boosted trees, forests, a tree grown from the top."""
 
 from dpfy.estimators.trees.additive import AdditiveBoostingClassifier, AdditiveBoostingRegressor
 from dpfy.estimators.trees.boosted import GradientBoostingClassifier, GradientBoostingRegressor
 from dpfy.estimators.trees.forest import RandomForestClassifier, RandomForestRegressor
-from dpfy.estimators.trees.soft import SoftTreeClassifier, SoftTreeRegressor
 from dpfy.estimators.trees.top_down import DecisionTreeClassifier, DecisionTreeRegressor
 
 __all__ = [
@@ -17,6 +14,4 @@ __all__ = [
     "GradientBoostingRegressor",
     "RandomForestClassifier",
     "RandomForestRegressor",
-    "SoftTreeClassifier",
-    "SoftTreeRegressor",
 ]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dpfy.core.unit import Adjacency
 from dpfy.data.schema import Category, Label, Number
-from dpfy.estimators import ESTIMATORS
 from dpfy.estimators.claim import ReleaseRound
+from dpfy.estimators.estimator import every
 from dpfy_lab.selftest.mistake import Check, Found
 from dpfy_lab.selftest.patch import patching
 
@@ -35,7 +35,7 @@ SCHEMA = (
 )
 RECORDS, EXTREME = 60, 7
 SIGMAS = 6.0
-MINIMISE = "dpfy.estimators.linear.minima.minimise"
+MINIMISE = "dpfy_lab.estimators.minima.minimise"
 Row = tuple[str, str, float, float]
 
 
@@ -182,7 +182,7 @@ def _fitted(case: Case, adjacency: str, changed: bool | None, tape: FitTape) -> 
         kept = np.arange(RECORDS) != EXTREME
         X, y = X[kept], y[kept]
     public: dict[str, Any] = {"schema": SCHEMA} if case.table == "people" else {"bounds": (-1, 1)}
-    made = ESTIMATORS[case.estimator](
+    made = every()[case.estimator](
         **{**public, "adjacency": adjacency, "random_state": 3, **case.settings}
     )
     with _recorded(tape):

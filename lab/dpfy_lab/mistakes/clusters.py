@@ -89,7 +89,7 @@ mistake(
     "mean-of-blocks-billed",
     "noise for the mean of all blocks is added to their sum",
     NEIGHBOURS.of(AGGREGATE),
-    f"{CLUSTERS}.aggregate.Bound",
+    "dpfy_lab.estimators.blocks.Bound",
 )(shorter(lambda l2: l2 / 200))
 
 

@@ -74,7 +74,7 @@ mistake(
     "optimum-not-reached",
     "what is released was taken for the minimum, and is none",
     MINIMA.of(OBJECTIVE),
-    f"{HOME}.linear.minima.minimise",
+    "dpfy_lab.estimators.minima.minimise",
 )
 def _(real: Any, objective: Any, tolerance: float) -> Any:
     start = np.zeros(len(objective.term))

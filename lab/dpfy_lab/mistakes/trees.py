@@ -15,7 +15,7 @@ from dpfy_lab.mistakes.linear import GAUSSIAN, HOME, RELEASE, quieter
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
-TREES = f"{HOME}.trees"
+TREES, LAB = f"{HOME}.trees", "dpfy_lab.estimators"
 ADDITIVE, BOOSTED, FOREST, TOP_DOWN, SOFT = (
     "additive boosting",
     "boosted trees",
@@ -117,7 +117,7 @@ def _(real: Any, self: Any, data: Any, public: Any, fit: Any) -> Any:
     "one-split-in-the-norm",
     "gradients of soft trees are shortened by the norm of one split and one leaf",
     NEIGHBOURS.of(SOFT),
-    f"{TREES}.soft._squares",
+    f"{LAB}.soft_trees._squares",
 )
 def _(real: Any, rows: Any) -> Any:
     return real(rows[:1])
@@ -129,4 +129,4 @@ def _(real: Any, rows: Any) -> Any:
     NEIGHBOURS.of(SOFT),
 )
 def _(patch: Patch) -> None:
-    patch(f"{TREES}.soft.THIRD", 1.0)
+    patch(f"{LAB}.soft_trees.THIRD", 1.0)

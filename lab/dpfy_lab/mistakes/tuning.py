@@ -70,7 +70,7 @@ def _(patch: Patch) -> None:
         return made[-1].settings if again else real(self, *given)
 
     patch.around(f"{HOME}.trial.TrialTask.__call__", trial)
-    patch.around(f"{HOME}.engine.RandomSearch.ask", ask)
+    patch.around(f"{HOME}.search.RandomSearch.ask", ask)
 
 
 @mistake(

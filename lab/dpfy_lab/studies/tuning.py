@@ -30,8 +30,9 @@ from dpfy.data.source import load
 from dpfy.training import config as configuration
 from dpfy.training import job as training
 from dpfy.tuning import config as searches
-from dpfy.tuning import job, strategies
+from dpfy.tuning import job
 from dpfy.tuning.sealed import SealedRun
+from dpfy_lab import strategies
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.tuning_page import page
 

@@ -24,14 +24,13 @@ from dpfy.core.values import Bound
 from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.fitting import FitSession
-from dpfy.estimators.linear.minima import MINIMUM, OUT, hidden
 from dpfy.estimators.linear.solver import (
     LinearProblem,
     LinearSolution,
     LinearTask,
     Solver,
-    refuse_outputs,
 )
+from dpfy_lab.estimators.minima import MINIMUM, OUT, hidden, refuse_outputs
 
 PASSES, BATCH = 10, 64
 PULL, STEP = 0.1, 1.0
@@ -122,3 +121,6 @@ def plan(
         else PULL * (noise / size) ** (2 / 3)
     )
     return pull, min(1 / (task.loss.curvature + pull), STEP / math.sqrt(noise))
+
+
+BOLT_ON = BoltOnSolver()

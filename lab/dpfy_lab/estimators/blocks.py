@@ -10,15 +10,18 @@ apart.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import FitTerms
+from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.clusters import points as grid
-from dpfy.estimators.clusters.points import Floats, Points
-from dpfy.estimators.clusters.weighted import weighted_kmeans
+from dpfy.estimators.clusters.points import Ball, Points
+from dpfy.estimators.clusters.summary import NoisyCentres, weighted_kmeans
 from dpfy.estimators.fitting import FitSession
 
 BLOCKS = "blocks"
@@ -55,17 +58,32 @@ def blocks_of(points: Points) -> NDArray[np.int64]:
     return np.asarray((found >> np.uint64(33)) % np.uint64(COUNT), np.int64)
 
 
-def centres(points: Points, clusters: int, fit: FitSession) -> Floats:
-    """The noisy mean of the centres of all blocks.
+@dataclass(frozen=True)
+class BlocksStart:
+    """The noisy mean of the centres of all blocks; no rounds follow."""
 
-    Guarantees: one record changes the centres of one block.
-    """
-    block = blocks_of(points)
-    total = np.zeros((clusters, points.shape[1]))
-    for b in range(COUNT):
-        mine = points[block == b].astype(np.float64)
-        if len(mine):
-            found, _, _ = weighted_kmeans(mine, np.ones(len(mine)), clusters, 0, starts=1)
-            total += grid.on_grid(found[np.argsort(found[:, 0], kind="stable")] * grid.SAFE, BITS)
-    mean = fit.release(BLOCKS, total, BITS) / COUNT
-    return np.asarray(mean / np.maximum(np.sqrt((mean**2).sum(axis=1, keepdims=True)), 1.0))
+    share: ClassVar[float] = 1.0
+    bits: ClassVar[Mapping[str, int]] = {BLOCKS: BITS}
+
+    def needs(self, clusters: int, width: int, terms: FitTerms) -> list[ReleaseNeed]:
+        """The sum of the centres of all blocks."""
+        return [ReleaseNeed(BLOCKS, bound(clusters, width, terms), share=self.share)]
+
+    def centres(
+        self, points: Points, ball: Ball, clusters: int, seed: int, fit: FitSession
+    ) -> NoisyCentres:
+        """Guarantees: one record changes the centres of one block."""
+        block = blocks_of(points)
+        total = np.zeros((clusters, points.shape[1]))
+        for b in range(COUNT):
+            mine = points[block == b].astype(np.float64)
+            if len(mine):
+                found, _, _ = weighted_kmeans(mine, np.ones(len(mine)), clusters, 0, starts=1)
+                ordered = found[np.argsort(found[:, 0], kind="stable")]
+                total += grid.on_grid(ordered * grid.SAFE, BITS)
+        mean = fit.release(BLOCKS, total, BITS) / COUNT
+        mean = mean / np.maximum(np.sqrt((mean**2).sum(axis=1, keepdims=True)), 1.0)
+        return NoisyCentres(mean, np.ones(clusters), math.nan)
+
+
+START = BlocksStart()

@@ -13,7 +13,7 @@ from dpfy.accounting import planning
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.plan.recipe import dpsgd
 from dpfy.training import config as configuration
-from dpfy.tuning import strategies
+from dpfy_lab import strategies
 
 
 def bowl(settings):

@@ -14,23 +14,26 @@ import scipy.sparse
 from sklearn.linear_model import LogisticRegression as Plain
 from sklearn.metrics import roc_auc_score
 
-from dpfy.core import events
+from dpfy.core import events, plugins
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
 from dpfy.estimators import LinearRegression, LinearSVC, LogisticRegression, Ridge
 from dpfy.estimators.budget import FitTerms
 from dpfy.estimators.columns import FeatureColumns, in_range
-from dpfy.estimators.linear import bolt_on, minima, quadratic
+from dpfy.estimators.linear import quadratic
 from dpfy.estimators.linear.design import Design, RowLayout
 from dpfy.estimators.linear.losses import HuberHingeLoss, HuberLoss, LogisticLoss
-from dpfy.estimators.linear.models import SOLVERS
+from dpfy.estimators.linear.models import LAB
+from dpfy.estimators.linear.models import SOLVERS as OWN
 from dpfy.estimators.linear.solver import LinearTask
 from dpfy.report.verify import verify
+from dpfy_lab.estimators import bolt_on, minima
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "estimators"))
 from people import SCHEMA, people
 from replay import distances
 
+SOLVERS = OWN | {name: plugins.find(plugins.SOLVERS, name) for name in LAB}
 X, y = people(6000, seed=3)
 TEST = people(2000, seed=4)
 ONE = sorted(set(SOLVERS) - {"statistics"})

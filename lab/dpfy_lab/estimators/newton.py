@@ -21,7 +21,15 @@ from dpfy.core.values import Bound
 from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.descent import GRADIENTS, MOMENTS, MOMENTS_SHARE, cut, moments
-from dpfy.estimators.linear.design import BITS, GRAM, unit_rows, without_rounding
+from dpfy.estimators.linear.design import (
+    BITS,
+    GRAM,
+    SAFE,
+    Design,
+    on_grid,
+    unit_rows,
+    without_rounding,
+)
 from dpfy.estimators.linear.solver import (
     UNIT,
     Floats,
@@ -30,6 +38,7 @@ from dpfy.estimators.linear.solver import (
     LinearTask,
     Solver,
 )
+from dpfy_lab.estimators.minima import times
 
 HESSIANS = "second derivatives"
 ROUNDS, SHARE = 8, 0.3
@@ -100,10 +109,22 @@ class NewtonSolver(Solver):
         factor = loss.curvature
         if problem.target.shape[1] == 1:
             bends = np.clip(loss.bends(scores, problem.target) / factor, 0.0, 1.0)
-            released = fit.release(HESSIANS, problem.design.scaled(np.sqrt(bends)).gram(), GRAM)
+            released = fit.release(HESSIANS, scaled(problem.design, np.sqrt(bends)).gram(), GRAM)
         else:
             released = fit.release(HESSIANS, problem.design.gram(), GRAM)
         matrix = (released + released.T) / 2 * factor
         level = LEVEL * fit.round(HESSIANS).scale * factor * math.sqrt(2 * problem.design.width)
         values, vectors = np.linalg.eigh(matrix)
         return np.asarray((vectors * np.maximum(values, level)) @ vectors.T)
+
+
+def scaled(design: Design, factors: Floats) -> Design:
+    """The rows times factors between 0 and 1, cut to their grid again."""
+    found = object.__new__(Design)
+    found.radius, found.size, found.width = design.radius, design.size, design.width
+    found._whole = None
+    found._made = lambda place: on_grid(times(design.part(place), factors[place]), SAFE)
+    return found
+
+
+NEWTON = NewtonSolver()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dpfy import accounting
@@ -18,8 +18,27 @@ from dpfy.accounting import planning
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.plan.recipe import dpsgd
+from dpfy.tuning.planning import Advice, defaults
+from dpfy.tuning.space import Settings
 
-Settings = dict[str, Any]
+__all__ = [
+    "Advice",
+    "ComputeLimits",
+    "batch_for_noise",
+    "clip_search",
+    "defaults",
+    "diagonal",
+    "knee",
+    "largest_feasible",
+    "noise_curve",
+    "noise_for",
+    "optimizer_rule",
+    "plain_rate",
+    "privacy_and_accuracy",
+    "privacy_and_computation",
+    "rate_sweep",
+    "scaled",
+]
 Utility = Callable[[Settings], float]
 NORMS = (0.01, 0.1, 1.0, 10.0, 100.0)
 SLIGHTLY = 0.02
@@ -32,29 +51,6 @@ batches gain hardly anything.
 """
 SMALLER = (1.0, 0.3, 0.1)
 """Parts of a clip norm that are tried with noise."""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Settings, the reasons for them in the order in which they were found, and what was tried on
-    the way: (settings, utility).
-    """
-
-    settings: Settings
-    reasons: tuple[str, ...]
-    tried: tuple[tuple[Settings, float], ...] = field(default=(), repr=False)
-
-    def words(self) -> str:
-        """The reasons, one a line."""
-        return "\n".join(self.reasons)
-
-    def then(self, other: Advice) -> Advice:
-        """What was found before, and what was found after it."""
-        return Advice(
-            {**self.settings, **other.settings},
-            self.reasons + other.reasons,
-            self.tried + other.tried,
-        )
 
 
 def clip_search(
@@ -456,42 +452,3 @@ def optimizer_rule(plain: Mapping[str, float], *, alike: float = ALIKE) -> Advic
         f"{plain['sgd']:.4g}); tune its rate with noise"
     )
     return Advice({"optimizer": best}, (why,))
-
-
-def defaults(
-    *, records: int, epsilon: float, delta: float, parameters: int, steps: int = 100
-) -> Advice:
-    """What an expert would type first: settings that need no search at all, from public numbers
-    alone.
-
-    Normalised clipping has no norm to search: every gradient is brought to about the same length.
-    The rate follows from the noise: with gradients of length 1 a step of rate r moves the weights
-    by at most r, and the noise of the average by r sigma sqrt(d) / B.
-    """
-    check.integer("parameters", parameters)
-    turn = planning.knee(records, steps, epsilon)
-    batch = float(min(records, 2 ** math.ceil(math.log2(max(1.0, 2 * turn)))))
-    plan = dpsgd(records, batch, steps=steps).calibrate(epsilon, delta)
-    spread = plan.noise_multiplier * math.sqrt(parameters) / batch
-    rate = float(f"{RATE / max(1.0, spread) ** 0.5:.2g}")
-    found = {
-        "training.clip": "automatic", "training.clip_norm": 1.0, "training.batch_size": batch, "training.steps": steps,
-        "training.optimizer": "sgd", "training.momentum": 0.9, "training.learning_rate": rate, "training.average": 0.9,
-    }  # fmt: skip
-    reasons = (
-        "automatic clipping: every gradient has about the same length, so that there is no clip "
-        "norm to search (Bu et al. 2022)",
-        f"batch {batch:g}: twice the point of diminishing returns, n sqrt(epsilon / T) = "
-        f"{turn:.4g}, rounded up to a power of two",
-        f"{steps} steps of momentum 0.9, and the average of the weights is released: what noise "
-        f"does to single steps is averaged away",
-        f"learning rate {rate:g}: from the noise of the average gradient, {spread:.3g} over all "
-        f"{parameters} parameters",
-    )
-    return Advice(found, reasons)
-
-
-RATE = 0.5
-"""The rate of `defaults` where noise is no longer than a gradient; beyond, it falls with the root
-of the noise.
-"""

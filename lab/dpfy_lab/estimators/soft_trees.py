@@ -36,8 +36,8 @@ from dpfy.estimators.linear.descent import Preconditioner
 from dpfy.estimators.linear.design import BITS, FACTOR, Design, RowLayout
 from dpfy.estimators.records import EncodedRecords, parts
 from dpfy.estimators.trees import residuals
-from dpfy.estimators.trees.forward_pass import Ensemble, ForwardPass
 from dpfy.estimators.trees.residuals import RESIDUAL_BITS, InitialScores, Residuals
+from dpfy_lab.estimators.forward_pass import Ensemble, ForwardPass
 
 Floats = NDArray[np.float64]
 

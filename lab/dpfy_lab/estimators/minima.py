@@ -21,32 +21,33 @@ is lambda u / L, which a record moves by at most 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from dpfy.core import events
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.values import Bound
-from dpfy.estimators.budget import ReleaseNeed
+from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.fitting import TERM, FitSession, fixed
 from dpfy.estimators.linear.design import Design
-from dpfy.estimators.linear.losses import ScoreLoss
+from dpfy.estimators.linear.losses import ScoreLoss, SoftmaxLoss
 from dpfy.estimators.linear.solver import (
+    WAY_OUT,
     Floats,
     LinearProblem,
     LinearSolution,
     LinearTask,
     Solver,
-    count_needs,
-    count_of,
-    refuse_outputs,
 )
 from dpfy.estimators.records import parts
 
-TERM_ROUND, MINIMUM = "linear term", "minimum"
+TERM_ROUND, MINIMUM, COUNT = "linear term", "minimum", "number of records"
+COUNT_SHARE = 0.01
 PULL = 0.8
 """lambda over the deviation of the linear term: noise moves weights that the data does not hold by
 about one over it.
@@ -90,7 +91,7 @@ class CutObjective:
         scores = self.design.scores(weights[:, None])
         inside = np.abs(self.loss.slopes(scores, self.target)[:, 0]) < self.steepest
         bends = np.where(inside, self.loss.bends(scores, self.target), 0.0)
-        return self.design.weighted(bends) + self.ridge * np.eye(len(weights))
+        return weighted(self.design, bends) + self.ridge * np.eye(len(weights))
 
     def lost(self, weights: Floats) -> float:
         """How much rounding can have taken from the norm of a gradient."""
@@ -227,7 +228,7 @@ class ObjectivePerturbationSolver(MinimumSolver):
             held.noise_multiplier * task.steepest,
         )
         term = deviation * fit.draw(
-            TERM_ROUND, design.width, lambda: (*design.content(), problem.target.tobytes())
+            TERM_ROUND, design.width, lambda: (*content(design), problem.target.tobytes())
         )
         found = minimise(
             CutObjective(design, task.loss, problem.target, task.steepest, ridge, term),
@@ -270,3 +271,67 @@ class OutputPerturbationSolver(MinimumSolver):
         return LinearSolution(
             hidden(found, most, fit)[:, None] / problem.radius, noise * most / problem.radius
         )
+
+
+OBJECTIVE = ObjectivePerturbationSolver("objective", tolerance=1e-5, share=0.002)
+APPROXIMATE = ObjectivePerturbationSolver("approximate-minima", tolerance=0.05, share=0.05)
+OUTPUT = OutputPerturbationSolver()
+
+
+def count_needs(terms: FitTerms) -> list[ReleaseNeed]:
+    """What buys the number of records, where it is not public."""
+    return (
+        []
+        if terms.records is not None or terms.replaced
+        else [ReleaseNeed(COUNT, Bound.scalar(1.0), share=COUNT_SHARE)]
+    )
+
+
+def count_of(problem: LinearProblem, fit: FitSession) -> float:
+    """The number of records, as far as it may be known."""
+    terms = problem.task.terms
+    if terms.replaced:
+        return float(problem.design.size)  # neighbours have as many
+    if terms.records is not None:
+        return float(terms.records)
+    return max(1.0, float(fit.release(COUNT, np.array([problem.design.size]))[0]))
+
+
+def refuse_outputs(task: LinearTask, solver: str) -> None:
+    """Refuse several outputs, where a proof is for one linear score."""
+    if isinstance(task.loss, SoftmaxLoss):
+        raise Unsupported(
+            f'solver="{solver}" for {task.outputs} classes: its proof is for losses of one linear '
+            f"score, and",
+            WAY_OUT,
+        )
+
+
+def content(design: Design) -> Iterator[bytes]:
+    """All rows, for a fingerprint."""
+    for place in parts(design.size):
+        rows = design.part(place)
+        yield from (
+            (rows.data.tobytes(), rows.indices.tobytes())
+            if scipy.sparse.issparse(rows)
+            else (rows.tobytes(),)
+        )
+
+
+def weighted(design: Design, factors: Floats) -> Floats:
+    """The sum over records of factor times row times row; rounded as double precision does."""
+    total = np.zeros((design.width, design.width))
+    for place in parts(design.size):
+        rows = design.part(place)
+        found = rows.T @ times(rows, factors[place])
+        total += found.toarray() if scipy.sparse.issparse(found) else found
+    return total
+
+
+def times(rows: Any, factors: Floats) -> Any:
+    """Each row times its factor: a copy."""
+    return (
+        rows.multiply(factors[:, None]).tocsr()
+        if scipy.sparse.issparse(rows)
+        else rows * factors[:, None]
+    )
