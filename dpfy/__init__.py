@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpfy.data.given import lazy
     from dpfy.data.owners import Users
     from dpfy.data.users import by_user
-    from dpfy.gradients.engines.per_user import per_user, per_view
+    from dpfy.gradients.engine import per_user, per_view
     from dpfy.gradients.layers.registered import register_layer
     from dpfy.gradients.model_report import inspect
     from dpfy.integrations.opacus import from_opacus
@@ -60,7 +60,7 @@ __getattr__, __dir__ = _lazy_names(
         "dpfy.data.given": "lazy",
         "dpfy.data.owners": "Users",
         "dpfy.data.users": "by_user",
-        "dpfy.gradients.engines.per_user": "per_user per_view",
+        "dpfy.gradients.engine": "per_user per_view",
         "dpfy.gradients.layers.registered": "register_layer",
         "dpfy.gradients.model_report": "inspect",
         "dpfy.integrations.opacus": "from_opacus",

@@ -24,7 +24,7 @@ SOURCES = sorted(
     for file in package.rglob("*.py")
     if "__pycache__" not in file.parts
 )
-MOST_LINES = 400
+MOST_LINES = 450
 FEWEST_LINES = 25
 ALIAS = re.compile(r"[A-Z][a-z]\w*")
 

@@ -22,8 +22,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Unit
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords, by_user
-from dpfy.gradients.engine import trainable
-from dpfy.gradients.engines.per_user import per_user
+from dpfy.gradients.engine import per_user, trainable
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run

@@ -15,7 +15,8 @@ from dpfy.core.unit import Unit
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, added, clipped_sum, zeros
-from dpfy.gradients.engines.batched import CHUNK_ELEMENTS, chunks
+from dpfy.gradients.engines.loop import CHUNK_ELEMENTS
+from dpfy.gradients.per_example.arithmetic import row_chunks
 from dpfy.gradients.per_example.rounding import row_squares
 
 Update = Mapping[str, object] | Sequence[object]
@@ -158,7 +159,7 @@ class Cohort:
             int(c) for c in self.clients if self._stacked is not None or int(c) in self._rows
         ]
         total, unusable = zeros(self._parameters, clip), []
-        for part in chunks(len(answered), width, CHUNK_ELEMENTS) if answered else []:
+        for part in row_chunks(len(answered), width, CHUNK_ELEMENTS) if answered else []:
             some = answered[part]
             if self._stacked is not None:
                 per_client = [t[part] for t in self._stacked]

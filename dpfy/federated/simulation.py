@@ -22,7 +22,7 @@ from dpfy.federated.participations import OwnTimes
 from dpfy.federated.rounds import Arrivals, PrivateRounds
 from dpfy.federated.shares.rounds import DistributedRounds
 from dpfy.federated.virtual import VirtualClients
-from dpfy.gradients.engines.per_user import per_user
+from dpfy.gradients.engine import per_user
 from dpfy.noise.shares import Shares
 from dpfy.plan.recipe import Plan
 from dpfy.sampling.samplers import CheckInSampler

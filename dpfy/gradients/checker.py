@@ -18,9 +18,8 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from dpfy.core import supported
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.gradients.autograd.structure import mapped, tensors_in
 from dpfy.gradients.autograd.tape import looking, probe_weights
-from dpfy.gradients.engine import no_reentrant_checkpoints
+from dpfy.gradients.engine import mapped, no_reentrant_checkpoints, tensors_in
 
 
 def check_model(model: nn.Module) -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import DpfyError
-from dpfy.gradients.autograd.structure import tensors_in
 from dpfy.gradients.checker import check_model, probe_mixing
 from dpfy.gradients.clip import FlatClip
+from dpfy.gradients.engine import tensors_in
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.choice import choose
 from dpfy.gradients.layers.table import rule_for
-from dpfy.gradients.per_example import routes
+from dpfy.gradients.per_example import arithmetic
 from dpfy.gradients.per_example.arithmetic import KEEP_ELEMENTS
 from dpfy.gradients.step_cost import StepCost, sine_loss, step_cost
 
@@ -322,35 +322,35 @@ def _route(
         return "product of norms", float(rows + columns), 0
     if isinstance(module, nn.modules.conv._ConvNd):
         elements = positions * (module.in_channels + module.out_channels)
-        if (module.groups > 1 and routes.grouped_kept(weight.shape[1], width, elements)) or (
-            weight.is_cuda and weight.dim() < 5 and routes.kept_on_gpu(width, 2 * elements)
+        if (module.groups > 1 and arithmetic.grouped_kept(weight.shape[1], width, elements)) or (
+            weight.is_cuda and weight.dim() < 5 and arithmetic.kept_on_gpu(width, 2 * elements)
         ):
-            return "products kept", float(routes.PASS_COST * width) / 4.0, batch * width
+            return "products kept", float(arithmetic.PASS_COST * width) / 4.0, batch * width
     gram, product, kept = (
         float(positions**2 * (rows + columns)),
         float(positions * width),
         batch * width <= KEEP_ELEMENTS,
     )
     if weight.is_cuda:
-        if routes.by_gram_on_gpu(positions, rows, columns):
+        if arithmetic.by_gram_on_gpu(positions, rows, columns):
             return "gram kernel", gram / 2, 0
-        if routes.kept_on_gpu(width, positions * (rows + columns) * weight.element_size()):
+        if arithmetic.kept_on_gpu(width, positions * (rows + columns) * weight.element_size()):
             return "products kept", 0.0, batch * width
         return "products in chunks", product, 0
     if weight.dim() > 2:
         by_gram, kept = (
-            routes.convolution_by_gram(positions, rows, columns),
-            kept and positions >= routes.KEPT_POSITIONS,
+            arithmetic.convolution_by_gram(positions, rows, columns),
+            kept and positions >= arithmetic.KEPT_POSITIONS,
         )
     else:
         by_gram, kept = (
-            routes.by_gram_on_cpu(positions, rows, columns),
-            kept and routes.keeping_pays(positions, rows, columns),
+            arithmetic.by_gram_on_cpu(positions, rows, columns),
+            kept and arithmetic.keeping_pays(positions, rows, columns),
         )
     if by_gram:
         return "gram matrices", 2 * gram, 0
     return (
-        ("products kept", routes.PASS_COST * width / 4.0, batch * width)
+        ("products kept", arithmetic.PASS_COST * width / 4.0, batch * width)
         if kept
         else ("products in chunks", product, 0)
     )

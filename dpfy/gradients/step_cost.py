@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.gradients.autograd.structure import tensors_in
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.engine import Engine, trainable
+from dpfy.gradients.engine import Engine, tensors_in, trainable
 from dpfy.gradients.engines.choice import choose
 
 WARM = 4

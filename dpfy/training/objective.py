@@ -23,7 +23,7 @@ from dpfy.data.lazy import RecordSource
 from dpfy.data.owners import Owned, UserSource
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords
-from dpfy.gradients.engines.per_user import per_user, per_view
+from dpfy.gradients.engine import per_user, per_view
 from dpfy.training import losses
 from dpfy.training.losses import CLASSES, LOSSES, Loss, NamedLoss
 from dpfy.training.per_record import PerRecord, told

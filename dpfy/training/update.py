@@ -19,7 +19,7 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Private
 from dpfy.gradients.engine import trainable
-from dpfy.gradients.per_example.buffers import PackedShapes
+from dpfy.gradients.per_example.joined import PackedShapes
 from dpfy.noise.gaussian import dtype_of
 from dpfy.training.parallel.dtensor import local
 

@@ -23,7 +23,7 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.bounded_sum import BoundedSum
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.per_example.clipped_sum import ClippedSum
-from dpfy.gradients.per_example.direct import Direct
+from dpfy.gradients.per_example.outer import Direct
 
 V, D, T = 11, 6, 5
 

@@ -27,8 +27,8 @@ from dpfy.gradients.clip import (
     PsacClip,
     QuantileClip,
 )
+from dpfy.gradients.engine import per_user
 from dpfy.gradients.engines.choice import ENGINES
-from dpfy.gradients.engines.per_user import per_user
 from dpfy.gradients.per_example import convolution, outer
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
 

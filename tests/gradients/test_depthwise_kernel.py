@@ -23,8 +23,8 @@ from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.kernels import conv2d, depthwise
 from dpfy.gradients.kernels.depthwise import Taps, tap_sums
-from dpfy.gradients.layers.convolution import geometry
-from dpfy.gradients.per_example import kept_convolution
+from dpfy.gradients.layers import convolution
+from dpfy.gradients.layers.convolution import geometry, kept_gradients
 from dpfy.gradients.per_example.convolution import ConvolutionGradient
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -118,7 +118,7 @@ def test_gradients_of_every_example(
     part, expected = case(name, 3, dtype, last)
     for tile in (4096, 256) if "many positions" in name else (4096,):
         monkeypatch.setattr(depthwise, "TILE", tile)
-        own, sums = kept_convolution.kept(part, bias=True)
+        own, sums = kept_gradients(part, bias=True)
         assert own.grads.shape == expected.shape
         assert own.grads.dtype is torch.float32
         assert float((own.grads - expected).norm()) <= 1e-6 * float(expected.norm())
@@ -145,9 +145,9 @@ def test_products_by_the_kernels_for_two_dimensions(
     assert bool(
         (found <= squares * (1 + 4e-3)).all()
     )  # the allowance for rounding grows with the positions
-    monkeypatch.setattr(kept_convolution, "MOST_BELOW", 0)
+    monkeypatch.setattr(convolution, "MOST_BELOW", 0)
     monkeypatch.setattr(conv2d, "RUN_POSITIONS", 64)
-    own = kept_convolution.kept(part, bias=False)[0].grads
+    own = kept_gradients(part, bias=False)[0].grads
     assert own.shape == expected.shape
     assert float((own - expected).norm()) <= 1e-5 * float(expected.norm())
     weights = torch.tensor([0.7, 0.0, 1.3], device=DEVICE)
@@ -178,7 +178,7 @@ def test_frames_of_one_example_are_added(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kernels, "usable", lambda t: True)
     part, expected = case("3x3", 4, torch.float32, last=False)
     folded = ConvolutionGradient(part.inputs, part.grads, part.weight, part.geometry, images=2)
-    found = kept_convolution.kept(folded, bias=True)[0].grads
+    found = kept_gradients(folded, bias=True)[0].grads
     assert float((found - expected.unflatten(0, (2, 2)).sum(1)).norm()) <= 1e-6 * float(
         expected.norm()
     )
@@ -204,10 +204,8 @@ def test_more_images_than_one_dimension_of_a_launch() -> None:
         (torch.zeros(2, 2, 1, 1, device=DEVICE), 1),
     ):
         how = geometry((1, 1), ((weight.shape[2] - 1) // 2,) * 2, (1, 1), groups)[0]
-        own = kept_convolution.kept(ConvolutionGradient(x, g, weight, how), bias=False)[0].grads
-        last = kept_convolution.kept(ConvolutionGradient(x[-3:], g[-3:], weight, how), bias=False)[
-            0
-        ].grads
+        own = kept_gradients(ConvolutionGradient(x, g, weight, how), bias=False)[0].grads
+        last = kept_gradients(ConvolutionGradient(x[-3:], g[-3:], weight, how), bias=False)[0].grads
         assert torch.equal(own[-3:], last)
 
 

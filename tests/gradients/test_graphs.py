@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from dpfy.gradients import kernels
 from dpfy.gradients.cuda_graphs import graphs
-from dpfy.gradients.kernels import addresses
 
 
 class Calls(list[str]):
@@ -77,13 +77,13 @@ def test_work_is_captured_on_a_queue_of_its_own_without_garbage_collection(calls
 
     def work() -> str:
         calls.append("work" if not gc.isenabled() else "work beside a collector")
-        assert addresses._tables is not None
+        assert kernels._tables is not None
         return "made"
 
     graph, made = pool.record(work, torch.device("cpu"), 64)
     assert made == "made"
     assert gc.isenabled()
-    assert addresses._tables is None
+    assert kernels._tables is None
     assert calls == [
         "enter memory", "leave memory", "side waits", "enter "
                                                       "stream", "begin pool 0", "work", "end", "leave stream", "here waits",  # noqa: E501
@@ -105,7 +105,7 @@ def test_a_failure_ends_the_capture_and_leaves_nothing_behind(calls: Calls) -> N
         graphs.GraphPool().record(work, torch.device("cpu"), 64)
     assert "end" in calls
     assert gc.isenabled()
-    assert addresses._tables is None
+    assert kernels._tables is None
 
 
 def test_memory_of_work_is_held_until_it_is_released(calls: Calls) -> None:

@@ -25,13 +25,12 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.cuda_graphs import graphs, recorder
-from dpfy.gradients.cuda_graphs.held_reports import HeldReports
+from dpfy.gradients.cuda_graphs import graphs, grouped_sums, recorder
+from dpfy.gradients.cuda_graphs.recorded_step import HeldReports
 from dpfy.gradients.cuda_graphs.recorder import SAME
-from dpfy.gradients.per_example import buffers, sum_groups
-from dpfy.gradients.per_example.buffers import BufferLayout
+from dpfy.gradients.per_example import joined
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.joined import _Block, _Small
+from dpfy.gradients.per_example.joined import BufferLayout, _Block, _Small
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.training.update import rounded
@@ -122,12 +121,12 @@ class GroupedStage(Stage):
         self.after_group: Callable[[int], None] = lambda group: None
         monkeypatch.setattr(BufferLayout, "buffers", _BUFFERS)
         monkeypatch.setattr(
-            buffers, "taken", lambda count, dtype, device: self.arena.empty(count, dtype=dtype)
+            joined, "taken", lambda count, dtype, device: self.arena.empty(count, dtype=dtype)
         )
         monkeypatch.setattr(Contribution, "waits", property(lambda part: True))
-        monkeypatch.setattr(sum_groups, "GROUPS", groups)
-        monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
-        monkeypatch.setattr(sum_groups, "GROUPED_SHARE", 0.0)
+        monkeypatch.setattr(grouped_sums, "GROUPS", groups)
+        monkeypatch.setattr(grouped_sums, "GROUPED_BYTES", 0)
+        monkeypatch.setattr(grouped_sums, "GROUPED_SHARE", 0.0)
         monkeypatch.setattr(recorder, "PIECE_BYTES", 512)
         monkeypatch.setattr(HeldReports, "release", self._release(HeldReports.release))
 
@@ -365,8 +364,8 @@ def test_sums_are_grouped_only_where_that_is_simple_and_pays(
     groups: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", size)
-    monkeypatch.setattr(sum_groups, "GROUPED_SHARE", share)
+    monkeypatch.setattr(grouped_sums, "GROUPED_BYTES", size)
+    monkeypatch.setattr(grouped_sums, "GROUPED_SHARE", share)
     for seed in range(SAME + 2):
         stage.check(seed, clip)
     assert stage.recorder.repeated == 2

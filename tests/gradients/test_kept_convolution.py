@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from dpfy.gradients.clip import FlatClip, PerLayerClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.gradients.layers.convolution import geometry
-from dpfy.gradients.per_example import kept_convolution
+from dpfy.gradients.layers.convolution import geometry, keeps_gradients, kept_gradients
 from dpfy.gradients.per_example.convolution import ConvolutionGradient
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -146,11 +145,11 @@ def test_an_example_has_the_same_bits_in_any_batch(device: str, dtype: torch.dty
             geometry(layer.stride, layer.padding, layer.dilation, layer.groups)[0],
             layer.weight.detach(),
         )
-        whole = kept_convolution.kept(ConvolutionGradient(x, g, weight, how), bias=False)[0].grads
+        whole = kept_gradients(ConvolutionGradient(x, g, weight, how), bias=False)[0].grads
         for many in (1, 2, 5, 16):
-            part = kept_convolution.kept(
-                ConvolutionGradient(x[:many], g[:many], weight, how), bias=False
-            )[0].grads
+            part = kept_gradients(ConvolutionGradient(x[:many], g[:many], weight, how), bias=False)[
+                0
+            ].grads
             assert torch.equal(part, whole[:many])
 
 
@@ -158,9 +157,9 @@ def test_what_is_kept_goes_by_the_shapes_of_one_image() -> None:
     weight, how = torch.zeros(64, 1, 7, 7), geometry((1, 1), (3, 3), (1, 1), 64)[0]
     for many in (1, 3, 1000):
         large, small = (torch.zeros(1, 64, side, side).expand(many, -1, -1, -1) for side in (8, 2))
-        assert kept_convolution.keeps(ConvolutionGradient(large, large, weight, how))
-        assert not kept_convolution.keeps(ConvolutionGradient(small, small, weight, how))
-    assert not kept_convolution.keeps(
+        assert keeps_gradients(ConvolutionGradient(large, large, weight, how))
+        assert not keeps_gradients(ConvolutionGradient(small, small, weight, how))
+    assert not keeps_gradients(
         ConvolutionGradient(
             small, small, torch.zeros(64, 64, 3, 3), geometry((1, 1), (1, 1), (1, 1), 1)[0]
         )

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Engine, Grads
-from dpfy.gradients.engines.batched import BatchedEngine
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.gradients.per_example.table_rows import count_rows
+from dpfy.gradients.engines.loop import BatchedEngine, LoopEngine
+from dpfy.gradients.per_example.embedding import count_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 import compared

@@ -17,8 +17,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.gradients.model_report import inspect
 from dpfy.gradients.per_example.arithmetic import KEEP_ELEMENTS
 from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
-from dpfy.gradients.per_example.direct import Direct
-from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.outer import Direct, Outer
 from dpfy.gradients.step_cost import step_cost
 
 sys.path.insert(0, str(Path(__file__).parent))

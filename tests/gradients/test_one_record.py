@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpfy.gradients.clip import FlatClip
-from dpfy.gradients.engines.batched import BatchedEngine
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.engines.loop import BatchedEngine, LoopEngine
 from dpfy.gradients.record_losses import losses_of_rows, losses_one_by_one
 
 ROWS, WIDTH, CLASSES, WORDS, LENGTH = 6, 6, 3, 11, 5

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpfy.gradients.per_example import convolution, embedding, routes
+from dpfy.gradients.per_example import arithmetic, convolution, embedding
 from dpfy.gradients.per_example.convolution import ConvolutionGradient, Geometry
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
 from dpfy.gradients.per_example.patches import Patched, Window
@@ -114,7 +114,7 @@ def test_gram_matrices_of_patches(monkeypatch, seed):
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("positions", [1, 10**9])
 def test_the_route_that_is_chosen(monkeypatch, seed, positions):
-    monkeypatch.setattr(routes, "KEPT_POSITIONS", positions)
+    monkeypatch.setattr(arithmetic, "KEPT_POSITIONS", positions)
     part = case(seed)
     norms, rest = part.measured()
     check(part, rest, norms, each(part))

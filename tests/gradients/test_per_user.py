@@ -17,9 +17,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.users import UserRecords, by_user
 from dpfy.gradients.checker import LossProbe
 from dpfy.gradients.clip import AutomaticClip, Clip, FlatClip, PerLayerClip
-from dpfy.gradients.engine import Engine, Grads
+from dpfy.gradients.engine import Engine, Grads, per_user
 from dpfy.gradients.engines.choice import ENGINES
-from dpfy.gradients.engines.per_user import per_user
 
 T, V = 5, 11
 OWNERS = torch.tensor([7, 3, 3, 3, 9, 9, 4, 7, 9, 3, 9, 9])

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
-from dpfy.gradients.cuda_graphs.held_reports import HeldReports
+from dpfy.gradients.cuda_graphs import grouped_sums
+from dpfy.gradients.cuda_graphs.recorded_step import HeldReports
 from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder, ReportedStep
 from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.per_example import sum_groups
 
 pytestmark = [
     pytest.mark.gpu,
@@ -298,8 +298,8 @@ def layers(model: nn.Module, seed: int) -> Tensor:
 def test_sums_in_groups_are_the_usual_sums(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
-    monkeypatch.setattr(sum_groups, "GROUPED_SHARE", 0.0)
+    monkeypatch.setattr(grouped_sums, "GROUPED_BYTES", 0)
+    monkeypatch.setattr(grouped_sums, "GROUPED_SHARE", 0.0)
     recorder = compare(kind, FlatClip(0.1), dtype)
     assert recorder.repeated > SAME
     assert all(len(recording.end) > 1 for recording in recorder._recordings.values())
@@ -309,8 +309,8 @@ def test_sums_in_groups_are_the_usual_sums(
 def test_a_bad_example_is_left_out_of_all_groups(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
-    monkeypatch.setattr(sum_groups, "GROUPED_SHARE", 0.0)
+    monkeypatch.setattr(grouped_sums, "GROUPED_BYTES", 0)
+    monkeypatch.setattr(grouped_sums, "GROUPED_SHARE", 0.0)
     test_a_bad_example_adds_nothing_and_spoils_nobody(kind, float("nan"))
 
 
@@ -318,7 +318,7 @@ def test_sums_in_groups_need_less_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     """From the end of the backward pass on, the peak of a repeated step is lower by most of the
     sums.
     """
-    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
+    monkeypatch.setattr(grouped_sums, "GROUPED_BYTES", 0)
     peaks, sums = {}, 0
     finish = ReportedStep.finish
 
@@ -329,7 +329,7 @@ def test_sums_in_groups_need_less_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ReportedStep, "finish", measured)
     for groups in (1, 4):
         gc.collect()
-        monkeypatch.setattr(sum_groups, "GROUPS", groups)
+        monkeypatch.setattr(grouped_sums, "GROUPS", groups)
         torch.manual_seed(0)
         model = Layers().cuda().bfloat16()
         engine, _ = engines(model)
@@ -354,7 +354,7 @@ def test_a_group_that_lies_elsewhere_is_made_as_usual(
     group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something takes the memory that the next group had."""
-    monkeypatch.setattr(sum_groups, "GROUPED_BYTES", 0)
+    monkeypatch.setattr(grouped_sums, "GROUPED_BYTES", 0)
     torch.manual_seed(0)
     model = Layers(4).cuda()
     engine, usual = engines(model)

@@ -24,10 +24,9 @@ from dpfy.gradients.cuda_graphs.recorded_step import _tensors, _unowned
 from dpfy.gradients.cuda_graphs.recorder import SAME, Recorder
 from dpfy.gradients.engines import bounded_sum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.per_example.buffers import BufferLayout, Buffers
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
-from dpfy.gradients.per_example.position_sums import Deferred, SumJob
+from dpfy.gradients.per_example.joined import BufferLayout, Buffers, Deferred, SumJob
+from dpfy.gradients.per_example.outer import Direct
 from dpfy.gradients.per_example.shared import MeasuredContribution
 
 

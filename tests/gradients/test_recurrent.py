@@ -21,14 +21,13 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
+from dpfy.gradients import kernels
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip
-from dpfy.gradients.cuda_graphs import repeated
-from dpfy.gradients.engine import Engine
+from dpfy.gradients.cuda_graphs import graphs
+from dpfy.gradients.engine import Engine, per_user
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.gradients.engines.per_user import per_user
-from dpfy.gradients.kernels import addresses
-from dpfy.gradients.layers import cudnn, fused_cells
+from dpfy.gradients.layers import recurrence_cuda, recurrent
 from dpfy.gradients.layers.table import rule_for
 from dpfy.gradients.model_report import inspect
 
@@ -254,10 +253,12 @@ def test_what_cudnn_is_asked_for(kind: str, seed: int, monkeypatch: pytest.Monke
     place.
     """
     imitation, used = Imitation(), []
-    monkeypatch.setattr(cudnn, "_flat", imitation.flat)
-    monkeypatch.setattr(cudnn, "_forward", lambda *args: used.append(1) or imitation.forward(*args))
-    monkeypatch.setattr(cudnn, "_backward", imitation.backward)
-    monkeypatch.setattr(cudnn, "usable", lambda gates, weights: weights.project is None)
+    monkeypatch.setattr(recurrence_cuda, "_flat", imitation.flat)
+    monkeypatch.setattr(
+        recurrence_cuda, "_forward", lambda *args: used.append(1) or imitation.forward(*args)
+    )
+    monkeypatch.setattr(recurrence_cuda, "_backward", imitation.backward)
+    monkeypatch.setattr(recurrent, "cudnn_usable", lambda gates, weights: weights.project is None)
     r = random.Random(f"cudnn {kind} {seed}")
     torch.manual_seed(seed)
     model, given = drawn(r, kind)
@@ -316,7 +317,7 @@ def test_what_fused_cells_are_asked_for(
     kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = []
-    usable = fused_cells.usable
+    usable = recurrence_cuda.cells_usable
 
     def serves(kind: str, gates: Tensor, weights: Any, steps: Any) -> bool:
         assert not usable(kind, gates, weights, steps)  # not on a CPU
@@ -324,8 +325,8 @@ def test_what_fused_cells_are_asked_for(
         return used[-1]
 
     for name in ("lstm", "lstm_back", "gru", "gru_back"):
-        monkeypatch.setattr(fused_cells, f"_{name}", globals()[f"imitated_{name}"])
-    monkeypatch.setattr(fused_cells, "usable", serves)
+        monkeypatch.setattr(recurrence_cuda, f"_{name}", globals()[f"imitated_{name}"])
+    monkeypatch.setattr(recurrent, "cells_usable", serves)
     r = random.Random(f"cells {kind} {seed}")
     torch.manual_seed(seed)
     model, given = drawn(r, kind)
@@ -338,9 +339,9 @@ def test_what_fused_cells_are_asked_for(
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_fused_cells_equal_the_loop(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's own cells."""
-    monkeypatch.setattr(fused_cells, "LARGE", 0)
-    monkeypatch.setattr(repeated, "TOGETHER", 1 + seed % 3)
-    monkeypatch.setattr(repeated, "USUALLY", seed % 2)
+    monkeypatch.setattr(recurrence_cuda, "LARGE", 0)
+    monkeypatch.setattr(graphs, "TOGETHER", 1 + seed % 3)
+    monkeypatch.setattr(graphs, "USUALLY", seed % 2)
     r = random.Random(f"cells {kind} {seed}")
     torch.manual_seed(seed)
     model, given = drawn(r, kind, "cuda")
@@ -596,10 +597,10 @@ def test_kernels_count_far_steps_without_overflow(monkeypatch: pytest.MonkeyPatc
     kernel can count.
     """
     t = torch.randn(8, 4, 16).transpose(0, 1)
-    assert addresses.aligned(t) is t
-    monkeypatch.setattr(addresses, "REACH", 8 * 4 * 16)
-    assert torch.equal(addresses.aligned(t), t)
-    assert addresses.aligned(t).is_contiguous()
+    assert kernels.aligned(t) is t
+    monkeypatch.setattr(kernels, "REACH", 8 * 4 * 16)
+    assert torch.equal(kernels.aligned(t), t)
+    assert kernels.aligned(t).is_contiguous()
 
 
 @pytest.mark.parametrize("name", ["weight_ih_l1", "weight_hh_l0"])

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpfy.gradients.cuda_graphs import graphs, repeated
-from dpfy.gradients.cuda_graphs.repeated import RepeatedLoop
+from dpfy.gradients.cuda_graphs import graphs
+from dpfy.gradients.cuda_graphs.graphs import RepeatedLoop
 
 Tensors = Sequence[Tensor]
 
@@ -99,39 +99,39 @@ def check(seed: int, device: str, loop: RepeatedLoop) -> None:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_graphs_make_what_the_loop_makes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "_recordable", lambda device: True)
-    monkeypatch.setattr(repeated, "TOGETHER", 1 + seed % 5)
+    monkeypatch.setattr(graphs, "_recordable", lambda device: True)
+    monkeypatch.setattr(graphs, "TOGETHER", 1 + seed % 5)
     monkeypatch.setattr(graphs, "settings", lambda device: ())
     monkeypatch.setattr(graphs, "on", lambda device: nullcontext())
     loop, pool = RepeatedLoop(decaying), Imitated()
     monkeypatch.setattr(loop, "_pool", pool)
     check(seed, "cpu", loop)
     assert loop.problem is None
-    if repeated.TOGETHER == 1:
+    if graphs.TOGETHER == 1:
         assert pool.replays
 
 
 def test_few_shapes_are_held_and_recorded_again_only_where_that_pays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(repeated, "_recordable", lambda device: True)
-    monkeypatch.setattr(repeated, "USUALLY", 0)
+    monkeypatch.setattr(graphs, "_recordable", lambda device: True)
+    monkeypatch.setattr(graphs, "USUALLY", 0)
     monkeypatch.setattr(graphs, "settings", lambda device: ())
     monkeypatch.setattr(graphs, "on", lambda device: nullcontext())
     loop = RepeatedLoop(decaying)
     monkeypatch.setattr(loop, "_pool", Imitated())
 
     def run(batch: int) -> None:
-        x = torch.randn(repeated.TOGETHER, batch, 2)
+        x = torch.randn(graphs.TOGETHER, batch, 2)
         loop(False, [x, x], [x[0]], [torch.eye(2)], [torch.empty_like(x), torch.empty_like(x)])
 
     for _ in range(9):
         for batch in range(1, 12):
             run(batch)
-    assert len(loop._made) == repeated.MOST
-    assert loop.made <= repeated.MOST + 99 // repeated.PAYS
+    assert len(loop._made) == graphs.MOST
+    assert loop.made <= graphs.MOST + 99 // graphs.PAYS
     before = loop.made
-    for _ in range(2 * repeated.PAYS):  # another size comes, and stays
+    for _ in range(2 * graphs.PAYS):  # another size comes, and stays
         run(20)
     assert loop.made == before + 1
 
@@ -144,7 +144,7 @@ def test_memory_of_many_tensors_is_one_piece() -> None:
             torch.randn([r.randint(0, 7) for _ in range(r.randint(0, 3))]).to(r.choice(kinds))
             for _ in range(r.randint(1, 6))
         ]
-        room = repeated._room(pool, given)
+        room = graphs._room(pool, given)
         for mine, t in zip(room, given, strict=True):
             mine.copy_(t)
         for mine, t in zip(room, given, strict=True):
@@ -157,8 +157,8 @@ def test_a_graph_that_cannot_be_made_leaves_the_loop(monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> None:
         raise RuntimeError("no graphs here")
 
-    monkeypatch.setattr(repeated, "_recordable", lambda device: True)
-    monkeypatch.setattr(repeated, "TOGETHER", 2)
+    monkeypatch.setattr(graphs, "_recordable", lambda device: True)
+    monkeypatch.setattr(graphs, "TOGETHER", 2)
     monkeypatch.setattr(graphs, "settings", lambda device: ())
     monkeypatch.setattr(graphs, "on", lambda device: nullcontext())
     loop, pool = RepeatedLoop(decaying), Imitated()
@@ -172,11 +172,11 @@ def test_a_graph_that_cannot_be_made_leaves_the_loop(monkeypatch: pytest.MonkeyP
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(8))
 def test_graphs_on_a_gpu(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "TOGETHER", 1 + seed % 4)
+    monkeypatch.setattr(graphs, "TOGETHER", 1 + seed % 4)
     loop = RepeatedLoop(decaying)
     check(seed, "cuda", loop)
     assert loop.problem is None
-    if repeated.TOGETHER == 1:
+    if graphs.TOGETHER == 1:
         assert loop._made
 
 
@@ -191,9 +191,9 @@ def test_no_graphs_while_somebody_looks_at_single_operations() -> None:
             return func(*args, **(kwargs or {}))
 
     device = torch.device("cuda", 0)
-    assert repeated._recordable(device)
+    assert graphs._recordable(device)
     with Watching():
-        assert not repeated._recordable(device)
-    assert not torch.func.vmap(lambda x: x + repeated._recordable(device))(
+        assert not graphs._recordable(device)
+    assert not torch.func.vmap(lambda x: x + graphs._recordable(device))(
         torch.zeros(2, device=device)
     ).any()

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
-from dpfy.gradients.per_example.outer import Outer
-from dpfy.gradients.per_example.shared import MeasuredContribution, combine_uses, overlapping
-from dpfy.gradients.per_example.sliced import Sliced, rows_of
+from dpfy.gradients.per_example.outer import Direct, Outer
+from dpfy.gradients.per_example.shared import (
+    MeasuredContribution,
+    Sliced,
+    combine_uses,
+    overlapping,
+    rows_of,
+)
 
 B, ROWS, COLUMNS = 3, 6, 4
 RANGES = [(0, 6), (0, 2), (2, 6), (2, 4), (4, 6), (1, 5)]

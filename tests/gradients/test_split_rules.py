@@ -22,8 +22,8 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.gradients.per_example import outer, placed
-from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.embedding import EmbeddingGradient, RaggedEmbeddingGradient
+from dpfy.gradients.per_example.outer import Direct
 from dpfy.gradients.per_example.placed import FunctionGradient, ParameterFunction
 
 sys.path.insert(0, str(Path(__file__).parent))

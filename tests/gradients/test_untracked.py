@@ -21,8 +21,8 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engine import Grads
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
-from dpfy.gradients.per_example.direct import Direct
 from dpfy.gradients.per_example.embedding import EmbeddingGradient
+from dpfy.gradients.per_example.outer import Direct
 
 T, C, V = 5, 4, 11
 

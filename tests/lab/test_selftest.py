@@ -70,7 +70,7 @@ def test_a_crash_is_not_a_catch():
         def broken(real, *given):
             raise RuntimeError("an accident")
 
-        patch.around("dpfy.gradients.engines.batched.BatchedEngine.attach", broken)
+        patch.around("dpfy.gradients.engines.loop.BatchedEngine.attach", broken)
 
     with pytest.raises(RuntimeError, match="an accident"):
         examine.examine(
@@ -100,7 +100,7 @@ def test_a_mistake_that_changes_nothing_is_a_survivor():
         "dpfy.noise.stream.NoiseStream.absent",
         "dpfy.noise.stream.Absent.release",
         "json.dumps",
-        "dpfy.gradients.engines.batched.BatchedEngine.detach",  # inherited: patch it where it is
+        "dpfy.gradients.engines.loop.BatchedEngine.detach",  # inherited: patch it where it is
     ],
 )
 def test_a_target_that_does_not_exist_is_an_error(target):
@@ -110,25 +110,25 @@ def test_a_target_that_does_not_exist_is_an_error(target):
 
 def test_a_name_is_replaced_wherever_it_was_imported_and_put_back_if_the_block_raises():
     from dpfy.gradients import engine
-    from dpfy.gradients.engines import batched, loop
+    from dpfy.gradients.engines import loop
 
     real, said = engine.clipped_sum, set()
 
     def fail():
         with patching() as patch:
             patch.around("dpfy.gradients.engine.clipped_sum", lambda real: "other")
-            said.update(m.clipped_sum() for m in (engine, batched, loop))
+            said.update(m.clipped_sum() for m in (engine, loop))
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
     assert said == {"other"}
-    assert all(m.clipped_sum is real for m in (engine, batched, loop))
+    assert all(m.clipped_sum is real for m in (engine, loop))
     with patching() as patch:
-        patch("dpfy.gradients.engines.batched.clipped_sum", "here alone")
-        assert batched.clipped_sum == "here alone"
+        patch("dpfy.gradients.engines.loop.clipped_sum", "here alone")
+        assert loop.clipped_sum == "here alone"
         assert engine.clipped_sum is real
-    assert batched.clipped_sum is real
+    assert loop.clipped_sum is real
 
 
 def test_a_module_that_is_first_imported_under_a_mistake_keeps_nothing_of_it():

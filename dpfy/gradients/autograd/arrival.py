@@ -23,7 +23,7 @@ from dpfy.gradients.autograd.untracked import (
     split_per_example,
 )
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
+from dpfy.gradients.per_example.outer import Direct
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,17 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dpfy.core.errors import Unsupported
-from dpfy.gradients.autograd.graph_nodes import input_shape, saved, saved_again
-from dpfy.gradients.autograd.views import VIEWS, output_meta, placed
+from dpfy.gradients.autograd.graph_nodes import (
+    VIEWS,
+    input_shape,
+    output_meta,
+    placed,
+    saved,
+    saved_again,
+)
 from dpfy.gradients.per_example.arithmetic import along
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
-from dpfy.gradients.per_example.outer import Outer
+from dpfy.gradients.per_example.outer import Direct, Outer
 from dpfy.gradients.per_example.placed import (
     FunctionGradient,
     ParameterFunction,

@@ -1,5 +1,5 @@
-"""What nodes of the autograd graph tell: the tensors that they saved, shapes, and the rules that read
-them.
+"""What nodes of the autograd graph tell: the tensors that they saved, shapes, and where the numbers of a
+view lie in the tensor that is viewed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients.autograd.tape import BatchAxis
-from dpfy.gradients.per_example.contribution import Contribution
+from dpfy.gradients.per_example.contribution import Contribution, Places
+from dpfy.gradients.per_example.placed import ViewGradient
 
 Maker = Callable[[Tensor, int], Contribution]
 """The gradient that arrives at a node, and the number of examples, to the contribution at one input
@@ -56,3 +57,139 @@ def input_shape(node: Any, i: int) -> torch.Size:
     """The shape of input `i` of `node`."""
     child, number = node.next_functions[i]
     return torch.Size(child._input_metadata[number].shape)
+
+
+def output_meta(node: Any, number: int) -> tuple[torch.Size, torch.dtype]:
+    meta = node._input_metadata[number]
+    return torch.Size(meta.shape), meta.dtype
+
+
+def placed(node: Any, number: int, part: Contribution) -> Contribution:
+    """What arrives at the input of a view from `part` at its output."""
+    view, shape, name = output_meta(node, number)[0], input_shape(node, 0), node.name()
+    if len(view) == 2 and name in TRANSPOSES and (turned := part.transposed()) is not None:
+        return turned
+    places = VIEWS[name](node, number, view, shape)
+
+    def key() -> tuple[object, ...]:
+        facts = [str(getattr(node, each)) for each in dir(node) if each.startswith("_saved_")]
+        return ((name, number, view, shape, tuple(facts)),)
+
+    found = part.through_view(places, view, shape, key)
+    if found is None:
+        found = ViewGradient(part, places, view, shape, key())
+    return _simplified(found) if isinstance(found, ViewGradient) else found
+
+
+_ORDERS: dict[tuple[object, ...], str] = {}
+"""What chains of views come to for a matrix: nothing, a transposition, or something else."""
+
+
+def _simplified(placed: ViewGradient) -> Contribution:
+    """Chains of views that bring a matrix back to itself, or transpose it, as einsum makes them."""
+    part, turned_part = placed.part, placed.part.transposed()
+    own = part.matrix_shape
+    fits = len(placed.shape) == 2 and placed.width == part.width
+    if own is None or turned_part is None or not fits:
+        return placed
+    rows, columns = own
+    key = (*placed.key, rows, columns)
+    if key not in _ORDERS:
+        numbers = torch.arange(rows * columns)
+        found = placed.places(numbers.view(1, *placed.view))[0]
+        same = found.shape == (rows, columns) and torch.equal(found.flatten(), numbers)
+        turned = found.shape == (columns, rows) and torch.equal(found.t().flatten(), numbers)
+        _ORDERS[key] = "same" if same else "turned" if turned else ""
+    return {"same": part, "turned": turned_part}.get(_ORDERS[key], placed)
+
+
+def _reshaped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    return lambda t: t.reshape(-1, *shape)
+
+
+def _transposed(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    first, second = (
+        (0, 1)
+        if node.name() == "TBackward0"
+        else (_dim(d, len(view)) for d in (node._saved_dim0, node._saved_dim1))
+    )
+    return (lambda t: t) if len(view) < 2 else lambda t: t.transpose(first + 1, second + 1)
+
+
+def _permuted(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dims = [_dim(d, len(view)) for d in node._saved_dims]
+    return lambda t: t.permute(0, *[dims.index(d) + 1 for d in range(len(dims))])
+
+
+def _between(dim: int, cut: slice, shape: torch.Size) -> Places:
+    def places(t: Tensor) -> Tensor:
+        whole = t.new_zeros(len(t), *shape)
+        whole.movedim(dim + 1, 0)[cut] = t.movedim(dim + 1, 0)
+        return whole
+
+    return places
+
+
+def _sliced(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    return _between(
+        dim,
+        slice(
+            *slice(
+                *[
+                    n if n is None else _signed(n)
+                    for n in (node._saved_start, node._saved_end, node._saved_step)
+                ]
+            ).indices(shape[dim])
+        ),
+        shape,
+    )
+
+
+def _selected(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    index = _dim(node._saved_index if node.name() == "SelectBackward0" else number, shape[dim])
+    inner = _between(dim, slice(index, index + 1), shape)
+    return lambda t: inner(t.unsqueeze(dim + 1))
+
+
+def _cut_off(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    dim = _dim(node._saved_dim, len(shape))
+    sizes = (
+        node._saved_split_sizes
+        if node.name() == "SplitWithSizesBackward0"
+        else [node._saved_split_size] * number
+    )
+    start = sum(sizes[:number])
+    return _between(dim, slice(start, start + view[dim]), shape)
+
+
+def _flipped(node: Any, number: int, view: torch.Size, shape: torch.Size) -> Places:
+    return lambda t: t.flip([_dim(d, len(shape)) + 1 for d in node._saved_dims])
+
+
+def _dim(dim: int, count: int) -> int:
+    return _signed(dim) % count
+
+
+def _signed(number: int) -> int:
+    """Negative numbers are saved as large ones."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+TRANSPOSES = {"TBackward0", "TransposeBackward0"}
+
+VIEWS: dict[str, Callable[[Any, int, torch.Size, torch.Size], Places]] = {
+    **dict.fromkeys(TRANSPOSES, _transposed),
+    **dict.fromkeys(
+        ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"),
+        _reshaped,
+    ),
+    **dict.fromkeys(("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"), _reshaped),
+    "PermuteBackward0": _permuted,
+    "SliceBackward0": _sliced,
+    **dict.fromkeys(("SelectBackward0", "UnbindBackward0"), _selected),
+    **dict.fromkeys(("SplitBackward0", "SplitWithSizesBackward0"), _cut_off),
+    "FlipBackward0": _flipped,
+}
+"""Operations that show numbers of their input at other places, each at most once."""

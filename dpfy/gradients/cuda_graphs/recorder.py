@@ -23,13 +23,23 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.autograd.tape import LayerReport, Site
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs import graphs
-from dpfy.gradients.cuda_graphs.grouped_sums import GroupedSums, NewSums, RepeatedSums, Request
-from dpfy.gradients.cuda_graphs.held_reports import HeldReports
-from dpfy.gradients.cuda_graphs.recorded_step import End, Key, RecordedReports, ReportSection
+from dpfy.gradients.cuda_graphs.grouped_sums import (
+    PIECE_BYTES,
+    GroupedSums,
+    NewSums,
+    RepeatedSums,
+    Request,
+)
+from dpfy.gradients.cuda_graphs.recorded_step import (
+    End,
+    HeldReports,
+    Key,
+    RecordedReports,
+    ReportSection,
+)
 from dpfy.gradients.engine import Grads, zeros
 from dpfy.gradients.engines.bounded_sum import BoundedSum
-from dpfy.gradients.per_example.buffers import BufferLayout
-from dpfy.gradients.per_example.sum_groups import PIECE_BYTES
+from dpfy.gradients.per_example.joined import BufferLayout
 
 SECTION = 12
 """Reports that are worked on together."""

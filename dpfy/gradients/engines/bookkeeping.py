@@ -20,7 +20,6 @@ from torch._compile import _disable_dynamo
 from dpfy.core.errors import Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.autograd.arrival import UntrackedSource, arrivals
-from dpfy.gradients.autograd.single_example import SingleExample
 from dpfy.gradients.autograd.tape import LayerReport, Site, Tape, infer_axis, probe_weights, spoilt
 from dpfy.gradients.autograd.untracked import (
     AutogradGraph,
@@ -32,16 +31,15 @@ from dpfy.gradients.clip import Clip
 from dpfy.gradients.cuda_graphs.recorder import Recorder, bucket_size
 from dpfy.gradients.engine import Engine, Grads, attached, checked, no_autocast, trainable, zeros
 from dpfy.gradients.engines.bounded_sum import BoundedSum, Parts
-from dpfy.gradients.engines.loop import alone_where_needed
+from dpfy.gradients.engines.loop import SingleExample, alone_where_needed
 from dpfy.gradients.layers.bare import BARE, bare_rule, run_bare, without_alias
-from dpfy.gradients.layers.lifted import run_lifted
 from dpfy.gradients.layers.rule import LayerRule
-from dpfy.gradients.layers.table import rule_for
+from dpfy.gradients.layers.table import rule_for, run_lifted
 from dpfy.gradients.one_record import active, transformed
-from dpfy.gradients.per_example.buffers import Buffers
 from dpfy.gradients.per_example.clipped_sum import ShardedNorms
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
+from dpfy.gradients.per_example.joined import Buffers
+from dpfy.gradients.per_example.outer import Direct
 
 EachSum = Callable[[str, Tensor], Tensor]
 """Takes the sum of a parameter, by name, and gives back what is to be kept of it."""

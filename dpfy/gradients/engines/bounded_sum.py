@@ -18,10 +18,9 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.autograd.tape import LayerReport, Tape, rows_first
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Grads, no_autocast, no_reentrant_checkpoints, zeros
-from dpfy.gradients.per_example.buffers import Buffers
 from dpfy.gradients.per_example.clipped_sum import ClippedSum, Flag, ShardedNorms, weigh
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.position_sums import SumJob, run_jobs
+from dpfy.gradients.per_example.joined import Buffers, SumJob, run_jobs
 from dpfy.gradients.per_example.shared import MeasuredContribution, combine_uses, overlapping
 
 MOST_WAITING = 36

@@ -6,9 +6,8 @@ from torch import nn
 
 from dpfy.core import check
 from dpfy.gradients.engine import Engine
-from dpfy.gradients.engines.batched import BatchedEngine
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
-from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.gradients.engines.loop import BatchedEngine, LoopEngine
 from dpfy.gradients.layers.table import rule_for
 
 ENGINES: dict[str, type] = {

@@ -7,11 +7,18 @@ step repeats bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from dpfy.core.errors import Unsupported
+
 try:
     import triton
+    import triton.language as tl
 except ImportError:  # a CPU-only installation
     triton = None
 
@@ -23,3 +30,90 @@ def usable(t: Tensor) -> bool:
         and t.is_cuda
         and t.dtype in (torch.float32, torch.bfloat16, torch.float16)
     )
+
+
+KINDS: dict[torch.dtype, Any] = (
+    {}
+    if triton is None
+    else {
+        torch.float32: tl.float32,
+        torch.bfloat16: tl.bfloat16,
+        torch.float16: tl.float16,
+        torch.float64: tl.float64,
+    }
+)
+
+
+def precision(t: Tensor) -> str:
+    """TF32 only where the user allowed it for ordinary products."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 or t.dtype != torch.float32 else "ieee"
+
+
+def table(tensors: list[list[Tensor]]) -> Tensor:
+    """The addresses of tensors, for a kernel that serves many layers at once."""
+    return sent([[t.data_ptr() for t in each] for each in tensors], tensors[0][0].device)
+
+
+class Tables:
+    """Addresses for the kernels of a CUDA graph. They never change, so they are sent once, before
+    the first replay.
+
+    The memory is taken before the capture: what a capture allocates may have served, and will serve
+    at every replay, another tensor earlier in the graph. Keep the tables as long as the graph.
+    """
+
+    def __init__(self, device: torch.device, places: int = 1 << 17) -> None:
+        self._there = torch.empty(places, dtype=torch.int64, device=device)
+        self._here: list[int] = []
+
+    def put(self, numbers: Tensor) -> Tensor:
+        """A place on the device that will hold `numbers`."""
+        start = len(self._here)
+        self._here += numbers.flatten().tolist() + [0] * (-numbers.numel() % 32)
+        if len(self._here) > len(self._there):
+            raise Unsupported(
+                f"a captured step with more than {len(self._there)} addresses", "use graph=False"
+            )
+        return self._there[start : start + numbers.numel()].view(numbers.shape)
+
+    def send(self) -> None:
+        """Fill the places."""
+        self._there[: len(self._here)].copy_(torch.tensor(self._here, dtype=torch.int64))
+
+
+_tables: Tables | None = None
+
+
+@contextmanager
+def writing(tables: Tables) -> Iterator[None]:
+    """While a CUDA graph is captured: put addresses into `tables` instead of copying them."""
+    global _tables
+    _tables = tables
+    try:
+        yield
+    finally:
+        _tables = None
+
+
+def sent(numbers: list[list[int]], device: torch.device) -> Tensor:
+    """Integers on the device, without waiting for it: only pinned memory is copied behind the back
+    of the host.
+    """
+    here = torch.tensor(numbers, dtype=torch.int64)
+    if _tables is not None:
+        return _tables.put(here)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+
+
+REACH = 2**31
+"""Within an example kernels count elements in 32 bits: where positions come before examples in
+memory its last one may lie far away.
+"""
+
+
+def aligned(t: Tensor) -> Tensor:
+    """Dense in its last dimension, on an address that the kernels may take for a multiple of
+    sixteen bytes, each example within reach.
+    """
+    near = t.stride(1) * t.shape[1] < REACH
+    return t if near and t.stride(-1) == 1 and t.data_ptr() % 16 == 0 else t.contiguous().clone()

@@ -25,7 +25,7 @@ try:
     import triton.language as tl
 except ImportError:  # a CPU-only installation
     triton = None
-from dpfy.gradients.kernels.addresses import KINDS, aligned, precision, table
+from dpfy.gradients.kernels import KINDS, aligned, precision, table
 
 LONG = 512
 """From so many positions on tensors are rounded before the Gram kernel. On an H200 that pays with

@@ -11,7 +11,7 @@ try:
     import triton.language as tl
 except ImportError:  # a CPU-only installation
     triton = None
-from dpfy.gradients.kernels.addresses import KINDS, sent, table
+from dpfy.gradients.kernels import KINDS, sent, table
 
 if triton is not None:
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.layers.linear import outer_parts, product, run_linear
 from dpfy.gradients.layers.rule import Found, RowsFirst, plain_parameters, total
-from dpfy.gradients.per_example.direct import Direct
-from dpfy.gradients.per_example.sliced import rows_of
+from dpfy.gradients.per_example.outer import Direct
+from dpfy.gradients.per_example.shared import rows_of
 
 PARAMETERS = (
     "in_proj_weight",

@@ -27,7 +27,7 @@ from dpfy.gradients.layers.linear import run_linear
 from dpfy.gradients.layers.normalization import run_layer_norm
 from dpfy.gradients.layers.rule import Found, LayerRule, RowsFirst
 from dpfy.gradients.one_record import Call, active, lowered, transformed
-from dpfy.gradients.per_example.direct import Direct
+from dpfy.gradients.per_example.outer import Direct
 
 IDLE = object()
 

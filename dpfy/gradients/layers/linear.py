@@ -12,9 +12,8 @@ from dpfy.gradients import kernels
 from dpfy.gradients.autograd.tape import Explain, Site, Tape
 from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.rule import Found, RowsFirst, as_positions, constant, total, wanted
-from dpfy.gradients.per_example.direct import Direct
-from dpfy.gradients.per_example.outer import Outer, outer
-from dpfy.gradients.per_example.position_sums import Deferred, SumJob
+from dpfy.gradients.per_example.joined import Deferred, SumJob
+from dpfy.gradients.per_example.outer import Direct, Outer, outer
 from dpfy.gradients.per_example.rounding import row_squares
 from dpfy.gradients.per_example.shared import MeasuredContribution
 

@@ -15,8 +15,8 @@ from dpfy.gradients.layers import fused
 from dpfy.gradients.layers.rule import Found, RowsFirst, constant, total, total_space, wanted
 from dpfy.gradients.per_example.arithmetic import wide
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
-from dpfy.gradients.per_example.position_sums import Deferred, SumJob
+from dpfy.gradients.per_example.joined import Deferred, SumJob
+from dpfy.gradients.per_example.outer import Direct
 
 
 def run_layer_norm(module: nn.LayerNorm, tape: Tape, site: Site, x: Tensor) -> Tensor:

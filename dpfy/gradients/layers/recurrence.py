@@ -12,9 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+
+from dpfy.gradients.autograd.tape import Where, reads, report
+
+NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 @dataclass(frozen=True)
@@ -346,3 +352,75 @@ def _plain_back(
         if n < batch:
             each[t][n:] = 0.0
     return Back(found, dh)
+
+
+class GatesNode(Function):
+    """[steps times examples, width] as [example, step, width], in the same memory; its gradient is
+    reported.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        flat: Tensor,
+        anchor: Tensor,
+        where: Where,
+        how: tuple[int, Tensor | None],
+        *saved: Tensor,
+    ) -> Tensor:
+        ctx.where, ctx.order = where, how[1]
+        ctx.save_for_backward(*saved)
+        with torch._C._ExcludeDispatchKeyGuard(NO_VIEWS):
+            return flat.view(how[0], -1, flat.shape[1]).transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        told = (grad, *(ctx.saved_tensors if reads(ctx.where) else ()))
+        if ctx.order is not None:  # losses come in the user's order
+            told = tuple([t.index_select(0, ctx.order) for t in told])
+        report(ctx.where, told[0], told[1:])
+        flat = grad.transpose(0, 1).flatten(0, 1) if ctx.needs_input_grad[0] else None
+        return (flat, *[None] * (len(ctx.needs_input_grad) - 1))
+
+
+class RecurrenceNode(Function):
+    """A recurrence that has run already, as a function of gates, projected outputs and first
+    states.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gates: Tensor,
+        projected: Tensor | None,
+        h: Tensor | None,
+        c: Tensor | None,
+        made: RecurrenceResult,
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.back, ctx.like = (
+            made.back,
+            [None if t is None else t.dtype for t in (gates, projected, h, c)],
+        )
+        ctx.save_for_backward(*made.kept)
+        return (
+            (made.output, made.hidden)
+            if made.cell is None
+            else (made.output, made.hidden, made.cell)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads):
+            raise NotImplementedError(
+                "many gradients at once through a recurrence"
+            )  # they come one by one then
+        output, hidden, cell = (*grads, None)[:3]
+        back = ctx.back(ctx.saved_tensors, output, hidden, cell)
+        projected = None if back.projected is None else back.projected.transpose(0, 1)
+        found = (back.gates.transpose(0, 1), projected, back.hidden, back.cell)
+        pairs = zip(found, ctx.like, ctx.needs_input_grad, strict=False)
+        return (
+            *[t.to(dtype) if needed and t is not None else None for t, dtype, needed in pairs],
+            None,
+        )

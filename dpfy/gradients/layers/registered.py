@@ -25,8 +25,7 @@ from dpfy.gradients.engine import no_autocast
 from dpfy.gradients.layers.rule import Found, LayerRule, RowsFirst, as_positions
 from dpfy.gradients.layers.table import LAYERS, REGISTERED
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
-from dpfy.gradients.per_example.outer import outer
+from dpfy.gradients.per_example.outer import Direct, outer
 
 Given = Mapping[str, Tensor | tuple[Tensor, Tensor]]
 """By the name of a parameter, what a rule gives for it."""

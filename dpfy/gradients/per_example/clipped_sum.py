@@ -12,9 +12,8 @@ from torch import Tensor
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import group_rows, inflate_norms, multipliers
 from dpfy.gradients.per_example.arithmetic import put
-from dpfy.gradients.per_example.buffers import Buffers
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.joined import HeldGradients, measure
+from dpfy.gradients.per_example.joined import Buffers, HeldGradients, measure
 from dpfy.gradients.per_example.rounding import unit
 
 

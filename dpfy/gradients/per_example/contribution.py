@@ -23,10 +23,8 @@ from dpfy.gradients.per_example.arithmetic import (
 from dpfy.gradients.per_example.rounding import NormEstimate
 
 if TYPE_CHECKING:
-    from dpfy.gradients.per_example.buffers import Buffers
-    from dpfy.gradients.per_example.direct import Direct
-    from dpfy.gradients.per_example.outer import Outer
-    from dpfy.gradients.per_example.position_sums import SumJob
+    from dpfy.gradients.per_example.joined import Buffers, SumJob
+    from dpfy.gradients.per_example.outer import Direct, Outer
 
 Piece = tuple[int, int, "Contribution"]
 """First row, row after the last one, and what these rows of a parameter receive."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfy.gradients import kernels
 from dpfy.gradients.kernels import conv2d
-from dpfy.gradients.per_example import rounding, routes
+from dpfy.gradients.per_example import arithmetic, rounding
 from dpfy.gradients.per_example.arithmetic import (
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
@@ -28,7 +28,7 @@ from dpfy.gradients.per_example.arithmetic import (
     wide,
 )
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
+from dpfy.gradients.per_example.outer import Direct
 from dpfy.gradients.per_example.patches import Patched, Remade, Window
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 
@@ -98,11 +98,11 @@ class ConvolutionGradient(Contribution):
             return self._kernel_norms(), self
         # Whether gradients are kept depends on the batch, so the bound must not depend on it: other
         # examples choose the batch.
-        keep = batch * self.width <= KEEP_ELEMENTS and self._positions >= routes.KEPT_POSITIONS
+        keep = batch * self.width <= KEEP_ELEMENTS and self._positions >= arithmetic.KEPT_POSITIONS
         window = self._window()
         if window is not None:
             outs, columns = self.weight.shape[0], window.columns
-            if routes.convolution_by_gram(window.positions, outs, columns):
+            if arithmetic.convolution_by_gram(window.positions, outs, columns):
                 return self._estimate(
                     self._by_gram(window), rounding.gram_terms(outs, columns)
                 ).upper, self
@@ -201,7 +201,9 @@ class ConvolutionGradient(Contribution):
         )
         if kept is not None:
             return squares, Patched(kept, window)
-        return squares, self if self._positions < routes.KEPT_POSITIONS else Remade(self, window)
+        return squares, self if self._positions < arithmetic.KEPT_POSITIONS else Remade(
+            self, window
+        )
 
     def products(
         self, window: Window, kept: Tensor | None = None

@@ -1,9 +1,10 @@
-"""Contributions that share launches: norms of all layers of a shape, and gradients that are held as
-they are, side by side.
+"""What contributions share: launches for sums over positions and for norms of all layers of a shape,
+and memory in which gradients and sums lie side by side.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +12,113 @@ import torch
 from torch import Tensor
 
 from dpfy.gradients import kernels
+from dpfy.gradients.engine import Grads
 from dpfy.gradients.kernels import grams, reductions
 from dpfy.gradients.per_example.arithmetic import fitted, kept, put
-from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct
+from dpfy.gradients.per_example.contribution import Contribution, Piece
+from dpfy.gradients.per_example.outer import Direct
 from dpfy.gradients.per_example.rounding import as_rows, sum_dtype
+
+
+@dataclass(eq=False)
+class SumJob:
+    """Sums over positions that are not made yet, so that many layers can share one launch. See
+    ``reductions.position_sums``.
+    """
+
+    layer: tuple[Tensor, ...] | None
+    block: Tensor | None = (
+        None  # [layers, kinds of sums, batch, width], for all layers of the launch
+    )
+    place: int = 0
+
+    def result(self) -> Tensor:
+        """The block of sums, made now if it was not."""
+        if self.block is None:
+            run_jobs([self])
+        assert self.block is not None
+        return self.block
+
+
+def run_jobs(jobs: Sequence[SumJob]) -> None:
+    """Make the sums of all jobs that wait, one launch for each shape, and let go of their
+    tensors.
+    """
+    alike: dict[tuple[object, ...], list[SumJob]] = {}
+    for job in jobs:
+        if job.layer is not None:
+            alike.setdefault(
+                (job.layer[0].shape, job.layer[0].dtype, job.layer[-1].dtype, len(job.layer)), []
+            ).append(job)
+    for group in alike.values():
+        block = reductions.position_sums([job.layer for job in group if job.layer is not None])
+        for place, job in enumerate(group):
+            job.block, job.place, job.layer = block, place, None
+
+
+@dataclass(frozen=True)
+class Deferred(Contribution):
+    """A direct contribution whose sums wait in a job. `which`: 0 for a shift (bias), 1 for a
+    scale.
+    """
+
+    job: SumJob
+    which: int
+    shape: torch.Size
+
+    @property
+    def batch(self) -> int:
+        return self.direct().batch
+
+    @property
+    def width(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def direct(self) -> Direct:
+        """The gradients themselves."""
+        grads = self.job.result()[self.job.place, self.which]
+        return Direct(grads.view(len(grads), *self.shape))
+
+    def measured(self) -> tuple[Tensor, Contribution]:
+        return self.direct().measured()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.direct().weighted_sum(weights)
+
+    def per_example(self, rows: slice) -> Tensor:
+        return self.direct().per_example(rows)
+
+    def rounding(self) -> Tensor:
+        return self.direct().rounding()
+
+    def cleaned(self, keep: Tensor) -> Direct:
+        return self.direct().cleaned(keep)
+
+    @property
+    def sum_job(self) -> SumJob:
+        return self.job
+
+    def sum_slot(self) -> tuple[Tensor, int]:
+        block = self.job.result()
+        return block, self.job.place * block.shape[1] + self.which
+
+    @property
+    def waits(self) -> bool:
+        return True
+
+    def resolved(self) -> Direct:
+        return self.direct()
+
+    def row_pieces(self, shape: torch.Size) -> tuple[Piece, ...]:
+        return ((0, shape[0], self),)
+
+    def row_range(self, start: int, end: int) -> Direct:
+        return self.direct().row_range(start, end)
+
 
 BLOCK_ROWS = 1024
 """More rows than this are added up by a product: the kernel goes through them one after another."""
@@ -246,3 +349,84 @@ def _blocks(found: Mapping[str, Contribution], members: Sequence[str]) -> list[_
         if len(names) == len(block) * block.shape[1]
     ]
     return [_Block([names[i] for i in range(len(grads))], grads) for grads, names in whole]
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Memory for the sums by name, and for what is needed on the way to them."""
+
+    places: Mapping[str, Tensor]
+    scratch: Tensor | None = None
+    sparse: bool = False  # whether the sum of a table may be the rows that are in use
+
+
+class PackedShapes:
+    """Tensors of some shapes side by side in one piece of memory, each at a multiple of eight
+    elements.
+    """
+
+    def __init__(self, shapes: Sequence[torch.Size]) -> None:
+        self.total = 0
+        self._views: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        for shape in shapes:
+            self._views.append((shape, torch.empty(shape, device="meta").stride(), self.total))
+            self.total += shape.numel() + -shape.numel() % 8
+
+    def of(self, flat: Tensor) -> list[Tensor]:
+        """The tensors in `flat`, which has `total` elements."""
+        return [flat.as_strided(*view) for view in self._views]
+
+
+class BufferLayout:
+    """How the sums of some parameters, and the clip rule's coordinates beside them, lie in memory:
+    side by side, in pieces of one dtype.
+
+    A piece has at most `most` bytes, or one parameter: small pieces find room where tensors of a
+    layer were let go of.
+    """
+
+    def __init__(
+        self, params: Mapping[str, Tensor], coordinates: Sequence[str] = (), most: float = math.inf
+    ) -> None:
+        shapes = {name: (sum_dtype(p.dtype), p.shape) for name, p in params.items()}
+        first = next(iter(shapes.values()))[0]
+        shapes |= {name: (first, torch.Size(())) for name in coordinates}
+        self.device = next(iter(params.values())).device
+        self.order = list(shapes)
+        self.rows: list[tuple[torch.dtype, list[str], PackedShapes]] = []
+        for dtype in dict.fromkeys(dtype for dtype, _ in shapes.values()):
+            mine = {name: shape for name, (own, shape) in shapes.items() if own == dtype}
+            for names in cut(
+                [shape.numel() * dtype.itemsize for shape in mine.values()], list(mine), most
+            ):
+                self.rows.append((dtype, names, PackedShapes([mine[name] for name in names])))
+
+    def buffers(self, scratch: int) -> tuple[Buffers, tuple[int, ...]]:
+        """Buffers from among the model's tensors, for it is handed out, and where it lies."""
+        places: Grads = {}
+        memory = [taken(pieces.total, dtype, self.device) for dtype, _, pieces in self.rows]
+        for flat, (_, mine, pieces) in zip(memory, self.rows, strict=True):
+            places |= zip(mine, pieces.of(flat), strict=True)
+        more = taken(scratch, torch.uint8, self.device)
+        where = (scratch, more.data_ptr(), *[flat.data_ptr() for flat in memory])
+        return Buffers(
+            places if len(self.rows) == 1 else {name: places[name] for name in self.order}, more
+        ), where
+
+
+def taken(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for so many elements."""
+    return torch.empty(count, dtype=dtype, device=device)
+
+
+def cut(sizes: Sequence[int], names: Sequence[str], most: float) -> list[list[str]]:
+    """`names` in their order, as runs of at most `most` bytes or one name."""
+    runs: list[list[str]] = []
+    filled = 0
+    for name, size in zip(names, sizes, strict=True):
+        if not runs or filled + size > most:
+            runs.append([])
+            filled = 0
+        runs[-1].append(name)
+        filled += size
+    return runs

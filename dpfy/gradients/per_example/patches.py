@@ -17,7 +17,7 @@ from torch import Tensor
 from dpfy.gradients.per_example import rounding
 from dpfy.gradients.per_example.arithmetic import kept
 from dpfy.gradients.per_example.contribution import Contribution
-from dpfy.gradients.per_example.direct import Direct, Held
+from dpfy.gradients.per_example.outer import Direct, Held
 
 if TYPE_CHECKING:
     from dpfy.gradients.per_example.convolution import ConvolutionGradient

@@ -23,7 +23,7 @@ from dpfy.gradients.per_example.arithmetic import (
     wide,
 )
 from dpfy.gradients.per_example.contribution import Contribution, Places
-from dpfy.gradients.per_example.direct import Direct
+from dpfy.gradients.per_example.outer import Direct
 from dpfy.gradients.per_example.rounding import NormEstimate, row_squares
 from dpfy.gradients.per_example.shared import Shared
 

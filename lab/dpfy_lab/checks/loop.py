@@ -18,8 +18,8 @@ from torch.nn import functional
 from dpfy.audit.observation import Discarded, noisy_sum, watched
 from dpfy.core.unit import Adjacency
 from dpfy.data.records import Records
+from dpfy.gradients import engine as joined
 from dpfy.gradients.engine import trainable
-from dpfy.gradients.engines import per_user as joined
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run

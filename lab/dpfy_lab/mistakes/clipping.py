@@ -166,4 +166,4 @@ def _(patch: Patch) -> None:
         return replace(total, bound=Bound(median[0])) if median else total
 
     patch.around(CLIPPED_SUM, to_the_median)
-    patch.around("dpfy.gradients.engines.batched.BatchedEngine.bounded_sum", bounded_sum)
+    patch.around("dpfy.gradients.engines.loop.BatchedEngine.bounded_sum", bounded_sum)

@@ -16,7 +16,7 @@ from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
 GROUPED = "dpfy.data.owners.Owned.grouped"
-PER_USER = "dpfy.gradients.engines.per_user.per_user"
+PER_USER = "dpfy.gradients.engine.per_user"
 
 
 def grouping(change: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def _(patch: Patch) -> None:
         return real(self, records[0], clip, kept)
 
     patch.around(PER_USER, per_user)
-    patch.around("dpfy.gradients.engines.batched.BatchedEngine.bounded_sum", bounded_sum)
+    patch.around("dpfy.gradients.engines.loop.BatchedEngine.bounded_sum", bounded_sum)
 
 
 @mistake(
