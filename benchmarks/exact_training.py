@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from dpfy.core.events import Gaussian
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise import exact_kernel, exact_selftest
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.stream import NoiseStream

@@ -13,8 +13,7 @@ import math
 import numpy as np
 
 from dpfy.accounting.gaussian import least_coordinates, sigma_analytic
-from dpfy.core.ledger_rules import mock_permit
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 
 COORDINATES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 200, 500, 1000)

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 from dpfy.core.events import Gaussian
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise.strategy import Grads, Identity, Recurrent
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import Blt, inverse_square_root_banded, square_root_banded

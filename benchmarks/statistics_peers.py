@@ -170,7 +170,7 @@ def diffprivlib(data, epsilon):
 
 def ours(data, epsilon):
     """dpfy's statistics, as a query of one of them plans it."""
-    from dpfy.core.ledger_rules import mock_permit
+    from dpfy.core.values import mock_permit
     from dpfy.queries.plan import QueryTerms, plan
     from dpfy.queries.sources import TableColumns
     from dpfy.statistics.columns import CategoryColumn, NumberColumn, PrivateTable

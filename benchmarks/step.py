@@ -38,8 +38,8 @@ from cases import AUTOCAST, CPU, GPU, Batch, Case, classes, images, perceptron
 from peers import CLIP, NOISE, RATE, Step, opacus_step, vmap_step
 from torch import Tensor, nn
 
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.cuda_graphs.captured import WARM, CapturedSum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine

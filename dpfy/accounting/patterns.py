@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dpfy.core import check
 from dpfy.core import events as ev
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.events import Event
+from dpfy.core.events import Event, poisson, without_replacement
 from dpfy.core.unit import Adjacency
 
 ORDERS = {
@@ -28,29 +28,6 @@ amplified.
 PATTERNS = ("poisson", "truncated-poisson", "without-replacement", "with-replacement", *ORDERS)
 LOCAL = ("shuffled", "check-ins", "buffer-shuffled", "fixed-order")
 """What may be done with reports that are private one by one."""
-
-
-def poisson(noise_multiplier: float, sampling_rate: float, steps: int) -> Event:
-    """Noisy steps, each on a fresh Poisson sample. At rate 1 nothing is sampled."""
-    noise = ev.Gaussian(noise_multiplier)
-    return ev.Repeated(
-        noise if sampling_rate == 1 else ev.PoissonSampled(sampling_rate, noise), steps
-    )
-
-
-def without_replacement(
-    noise_multiplier: float, records: int, batch_size: int, steps: int
-) -> Event:
-    """Noisy steps, each on a fresh uniform subset of a fixed size. A batch of everybody samples
-    nothing.
-    """
-    noise = ev.Gaussian(noise_multiplier)
-    return ev.Repeated(
-        noise
-        if batch_size == records
-        else ev.SampledWithoutReplacement(records, batch_size, noise),
-        steps,
-    )
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from dpfy.accounting import calibrate, table
 from dpfy.accounting.flatten import MOST_COUNT
-from dpfy.accounting.patterns import poisson
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.events import poisson
 from dpfy.core.unit import Adjacency
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dpfy.accounting import calibrate, table
-from dpfy.accounting.patterns import poisson
 from dpfy.accounting.rules import grouped as of_group
 from dpfy.accounting.rules.stated import walked
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.events import poisson
 from dpfy.core.guarantee import Curve
 
 __all__ = ["from_curve", "of_group", "textbook"]

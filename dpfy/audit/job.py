@@ -23,10 +23,9 @@ from torch import Tensor
 from dpfy.audit.observation import LENGTH, observe_table
 from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
-from dpfy.core.participation import Poisson
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import write_atomically
-from dpfy.core.unit import EXAMPLE
+from dpfy.core.unit import EXAMPLE, Poisson
 from dpfy.gradients.clip import FlatClip
 from dpfy.models import build, features
 from dpfy.noise.strategy import Identity

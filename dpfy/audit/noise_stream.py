@@ -14,8 +14,8 @@ from dpfy.audit.observation import claimed_curve, observe_stream
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Curve
-from dpfy.core.participation import FixedOrder
 from dpfy.core.randomness import Randomness
+from dpfy.core.unit import FixedOrder
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import square_root_banded

@@ -24,9 +24,8 @@ from torch.nn import functional
 from dpfy.core import events
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Curve
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.storage import PRIVATE_MODE, append, write_atomically
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan

@@ -33,9 +33,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpfy.core import events
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bounded
+from dpfy.core.values import Bounded, Permit
 
 HOME, RELEASES = "dpfy.mechanisms", ("release", "release_within", "ask")
 SLACK = 1 + 1e-9

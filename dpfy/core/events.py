@@ -697,3 +697,22 @@ def gamma_for(shape: float, mean: float) -> float:
         middle = math.sqrt(low * high) if low < 1e-3 * high else (low + high) / 2
         low, high = (middle, high) if mean_trials(shape, middle) > mean else (low, middle)
     return high
+
+
+def poisson(noise_multiplier: float, sampling_rate: float, steps: int) -> Event:
+    """Noisy steps, each on a fresh Poisson sample. At rate 1 nothing is sampled."""
+    noise = Gaussian(noise_multiplier)
+    return Repeated(noise if sampling_rate == 1 else PoissonSampled(sampling_rate, noise), steps)
+
+
+def without_replacement(
+    noise_multiplier: float, records: int, batch_size: int, steps: int
+) -> Event:
+    """Noisy steps, each on a fresh uniform subset of a fixed size. A batch of everybody samples
+    nothing.
+    """
+    noise = Gaussian(noise_multiplier)
+    return Repeated(
+        noise if batch_size == records else SampledWithoutReplacement(records, batch_size, noise),
+        steps,
+    )

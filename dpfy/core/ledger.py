@@ -31,9 +31,10 @@ from dpfy.core import check, events, storage
 from dpfy.core.codec import canonical
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Accountant, Guarantee
-from dpfy.core.ledger_rules import VERSION, LedgerRules, Permit
+from dpfy.core.ledger_rules import VERSION, LedgerRules
 from dpfy.core.storage import hold, locked, sha256_of, sync_folder, write_atomically
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.core.values import Permit
 
 ORIGIN = "0" * 64
 MOST = 256 << 20

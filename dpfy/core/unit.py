@@ -1,10 +1,16 @@
-"""Whose data is protected: the unit of privacy, and what makes two data sets neighbours."""
+"""Whose data is protected: the unit of privacy, and what makes two data sets neighbours.
+
+How often, and with which randomness, one unit may take part in training. Samplers promise it;
+accounting and noise read it.
+
+Every pattern is frozen data. A sampler that cannot keep the promise must not hand out the pattern.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Union
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
@@ -106,3 +112,186 @@ def user_unit(most_records: int, window: str | None = None) -> Unit:
     if window is None:
         return Unit("user", most_records)
     return Unit(f"user's {check.one_of('window', window, WINDOWS)}", most_records, "window")
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """At every step each unit takes part independently with probability `rate`; rate 1 is full
+    batch.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", check.rate("participation.rate", self.rate))
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        if self.rate == 1:
+            return "every unit takes part in every step (full batch)"
+        return (
+            f"Poisson sampling: at every step each unit takes part independently with probability "
+            f"{self.rate:g}"
+        )
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """Every step takes a fresh uniform subset of exactly `batch_size` of `records` units. Their
+    number is public and does not change.
+    """
+
+    batch_size: int
+    records: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.records", self.records, most=check.RECORDS)
+        check.integer("participation.batch_size", self.batch_size, most=self.records)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return (
+            f"sampling without replacement: every step takes exactly {self.batch_size:,} of "
+            f"{self.records:,} units, chosen anew"
+        )
+
+
+@dataclass(frozen=True)
+class SinglePass:
+    """Each unit takes part at most once, at a step that nobody needs to hide."""
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return "a single pass: each unit takes part at most once"
+
+
+@dataclass(frozen=True)
+class FixedOrder:
+    """The same order in every epoch: a unit takes part at steps s, s + steps_per_epoch, ..., at
+    most `epochs` times.
+    """
+
+    steps_per_epoch: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.steps_per_epoch", self.steps_per_epoch)
+        check.integer("participation.epochs", self.epochs)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return (
+            f"a fixed order: each unit takes part every {self.steps_per_epoch} steps, at most "
+            f"{self.epochs} times"
+        )
+
+
+@dataclass(frozen=True)
+class Reshuffled:
+    """Once in every epoch, in a place that may differ from epoch to epoch: two participations may
+    be one step apart.
+    """
+
+    steps_per_epoch: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.steps_per_epoch", self.steps_per_epoch)
+        check.integer("participation.epochs", self.epochs)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return (
+            f"shuffled epochs: each unit takes part once in {self.steps_per_epoch} steps, "
+            f"{self.epochs} times"
+        )
+
+
+@dataclass(frozen=True)
+class Separated:
+    """Two participations of a unit are at least `separation` steps apart, and there are at most
+    `most` of them.
+    """
+
+    separation: int
+    most: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.separation", self.separation)
+        check.integer("participation.most", self.most)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return f"participations at least {self.separation} steps apart, at most {self.most} of them"
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Units live in `cycle` fixed blocks; step t takes each unit of block t mod `cycle`
+    independently with probability `rate`.
+    """
+
+    rate: float
+    cycle: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", check.rate("participation.rate", self.rate))
+        check.integer("participation.cycle", self.cycle)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return (
+            f"cyclic Poisson sampling: in its turn, every {self.cycle} steps, each unit takes part "
+            f"with probability {self.rate:g}"
+        )
+
+
+@dataclass(frozen=True)
+class SecretBins:
+    """Each unit falls once, secretly and uniformly, into one of `bins` bins; bin s is the batch of
+    steps s, s + bins, ... .
+    """
+
+    bins: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        check.integer("participation.bins", self.bins)
+        check.integer("participation.epochs", self.epochs)
+
+    @property
+    def words(self) -> str:
+        """How units take part in steps."""
+        return (
+            f"balls in bins: each unit falls secretly into one of {self.bins} batches, each used "
+            f"{self.epochs} times"
+        )
+
+
+Participation = Union[
+    Poisson,
+    WithoutReplacement,
+    SinglePass,
+    FixedOrder,
+    Reshuffled,
+    Separated,
+    CyclicPoisson,
+    SecretBins,
+]
+"""The union of all patterns; grows with the samplers."""
+
+
+def varies(pattern: object) -> bool:
+    """Whether batches have random sizes: the number of records in one is then no constant of the
+    run.
+    """
+    return isinstance(pattern, CyclicPoisson | Separated) or (
+        isinstance(pattern, Poisson) and pattern.rate < 1
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpfy.core.exports import lazy_names as _lazy_names
+from dpfy.core.plugins import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from dpfy.federated.clients import CLIENT

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.participation import Separated
-from dpfy.core.unit import Adjacency, Unit
+from dpfy.core.unit import Adjacency, Separated, Unit
 from dpfy.federated.clients import CLIENT
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Strategy

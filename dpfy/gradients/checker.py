@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
 
-from dpfy.core import supported
+from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.autograd.tape import looking, probe_weights
 from dpfy.gradients.engine import mapped, no_reentrant_checkpoints, tensors_in
@@ -70,9 +70,7 @@ def check_model(model: nn.Module) -> None:
                     "use real floating point parameters",
                 )
             if p.requires_grad:
-                supported.check_dtype(
-                    f"{where}.{parameter_name}: a parameter that is trained", p.dtype
-                )
+                check.number_type(f"{where}.{parameter_name}: a parameter that is trained", p.dtype)
         for held, t in (
             *module.named_parameters(recurse=False),
             *module.named_buffers(recurse=False),
@@ -82,7 +80,7 @@ def check_model(model: nn.Module) -> None:
                     f"{where}.{held}: a tensor without values (device meta)",
                     "load the weights first",
                 )
-            supported.check_device(f"{where}.{held}", t.device.type)
+            check.device_kind(f"{where}.{held}", t.device.type)
     if not any(p.requires_grad for p in model.parameters()):
         raise InvalidInput(
             "model",

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from dpfy.core import check, supported
+from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.values import Bound
 
@@ -103,7 +103,7 @@ def checked_norm(name: str, value: object) -> float:
 
 def margin_of(squared_norms: Tensor) -> float:
     """How far norms of this dtype are inflated."""
-    return supported.number_type("norms", squared_norms.dtype).norm_margin
+    return check.number_type("norms", squared_norms.dtype).norm_margin
 
 
 def inflated_norms(squared_norms: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dpfy.core import check, supported
+from dpfy.core import check
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.core.values import Bounded
 from dpfy.gradients.clip import Clip
@@ -87,7 +87,7 @@ def checked(losses: Tensor, mask: Tensor | None) -> Tensor | None:
         raise InvalidInput("losses", f"shape {list(losses.shape)}", rule)
     if not losses.is_floating_point():
         raise InvalidInput("losses", losses.dtype, "must be floating point")
-    supported.check_device("losses", losses.device.type)
+    check.check_device("losses", losses.device.type)
     if len(losses) and not losses.requires_grad:
         raise InvalidInput(
             "losses", "a tensor without a graph", "must come from the model with gradients enabled"
@@ -153,7 +153,7 @@ def inflate_norms(squared_norms: Tensor, dtype: torch.dtype, convolved: bool = F
         if dtype == torch.float32
         else 0.0
     )
-    known = supported.number_type("a gradient", dtype)
+    known = check.number_type("a gradient", dtype)
     margin = max(known.gradient_margin, 16 * factor)
     return squared_norms * (1.0 + margin) ** 2 if margin else squared_norms
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.labels.claim import LABEL, laplace_multiplier
 from dpfy.labels.sealed import Rows, Values
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism

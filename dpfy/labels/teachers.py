@@ -26,8 +26,8 @@ from torch import Tensor
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import Permit
 from dpfy.labels.questions import HALF_L2, Question
 from dpfy.labels.sealed import Rows, Values
 from dpfy.mechanisms.mechanism import source

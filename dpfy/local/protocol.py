@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
+from dpfy.core.values import Permit
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.mechanism import agree, source
 

@@ -33,9 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check, events
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded, Private
+from dpfy.core.values import Bound, Bounded, Permit, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.grid import Grid, Laid

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Private
+from dpfy.core.values import Bound, Permit, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import Exponential

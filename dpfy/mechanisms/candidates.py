@@ -16,9 +16,8 @@ from typing import TypeVar
 from dpfy.core import check, events
 from dpfy.core.errors import Unsupported
 from dpfy.core.events import gamma_for
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Private
+from dpfy.core.values import Permit, Private
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.exact import Enclosure, Uniform, bernoulli
 from dpfy.mechanisms.mechanism import source

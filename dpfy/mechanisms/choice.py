@@ -36,10 +36,9 @@ from numpy.typing import NDArray
 
 from dpfy.core import check, events
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bounded, Private
+from dpfy.core.values import Bounded, Permit, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import WORD, Bits
 from dpfy.mechanisms.exact import DIGITS, Uniform, below, exp_enclosure, rational

@@ -21,9 +21,8 @@ import numpy as np
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded, Private
+from dpfy.core.values import Bound, Bounded, Permit, Private
 from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.mechanism import source

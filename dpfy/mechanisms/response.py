@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bounded, Private
+from dpfy.core.values import Bounded, Permit, Private
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.discrete import whole
 from dpfy.mechanisms.exact import coins, uniform

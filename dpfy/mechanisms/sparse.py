@@ -18,9 +18,8 @@ from typing import Any
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded, Private
+from dpfy.core.values import Bound, Bounded, Permit, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import refuse_monotone

@@ -11,9 +11,8 @@ from typing import Any
 
 from dpfy.core import events
 from dpfy.core.errors import Unsupported
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded, Private
+from dpfy.core.values import Bound, Bounded, Permit, Private
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.exact import below, bernoulli, geometric
 from dpfy.mechanisms.grid import Grid, Laid

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded, Private
+from dpfy.core.values import Bound, Bounded, Permit, Private
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.mechanism import source

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.participation import Participation
+from dpfy.core.unit import Participation
 from dpfy.noise import noise_buffers
 from dpfy.noise.strategy import Draw, Grads, State
 

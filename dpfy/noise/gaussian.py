@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpfy.core import supported
+from dpfy.core import check
 from dpfy.core.randomness import Randomness
 from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.lattice import Lattice, lay_
@@ -62,7 +62,7 @@ def draw(
     (beyond lies a probability of 3.6e-15), in float64 9.4.
     """
     device = next(iter(like.values())).device if like else torch.device("cpu")
-    supported.check_device("noise", device.type)
+    check.device_kind("noise", device.type)
     dtype = dtype_of(like)
     total = sum(t.numel() for t in like.values())
     if device.type == "cpu":
@@ -126,7 +126,7 @@ def dtype_of(like: Mapping[str, Tensor]) -> torch.dtype:
     """The type of the noise for tensors like these: never narrower than float32."""
     types = {t.dtype for t in like.values()}
     for dtype in types - KNOWN:
-        supported.check_dtype("a sum", dtype)
+        check.number_type("a sum", dtype)
     return torch.float64 if torch.float64 in types else torch.float32
 
 

@@ -22,7 +22,8 @@ from scipy.optimize import minimize
 from scipy.signal import fftconvolve, lfilter
 from scipy.special import expit, logit
 
-from dpfy.core import check, participation
+from dpfy.core import check
+from dpfy.core import unit as patterns
 from dpfy.core.errors import Unsupported
 from dpfy.noise import series
 from dpfy.noise.sensitivity import capped, overlay
@@ -136,13 +137,13 @@ def _running(c: Vector, separation: int) -> Vector:
     return result
 
 
-def pattern_of(pattern: participation.Participation, steps: int) -> tuple[int, int]:
+def pattern_of(pattern: patterns.Participation, steps: int) -> tuple[int, int]:
     """(most participations, separation) for which a Toeplitz strategy should be optimised."""
-    if isinstance(pattern, participation.FixedOrder):
+    if isinstance(pattern, patterns.FixedOrder):
         return capped(pattern.epochs, pattern.steps_per_epoch, steps), pattern.steps_per_epoch
-    if isinstance(pattern, participation.Separated):
+    if isinstance(pattern, patterns.Separated):
         return capped(pattern.most, pattern.separation, steps), pattern.separation
-    if isinstance(pattern, participation.SecretBins):
+    if isinstance(pattern, patterns.SecretBins):
         return capped(pattern.epochs, pattern.bins, steps), pattern.bins
     return 1, steps
 
@@ -226,7 +227,7 @@ def normalised_banded(bands: int, steps: int, workload: Workload = PREFIX_SUMS) 
 def inverse_banded(
     bands: int,
     steps: int,
-    pattern: participation.Participation,
+    pattern: patterns.Participation,
     objective: str = "mean",
     workload: Workload = PREFIX_SUMS,
 ) -> InverseBanded:
@@ -239,7 +240,7 @@ def inverse_banded(
     start = np.array(inverse_square_root_banded(min(bands, steps)).noising_coefficient)
     # Under separation the sensitivity is a theorem only for non-increasing C: rises are made
     # expensive, the rest is cut off below.
-    stiffness = 300.0 if isinstance(pattern, participation.Separated) else 0.0
+    stiffness = 300.0 if isinstance(pattern, patterns.Separated) else 0.0
     if len(start) == 1:
         return InverseBanded((1.0,))
 
@@ -259,7 +260,7 @@ def inverse_banded(
 
     damped = [start[1:] * share for share in (1.0, 0.9, 1.1)]
     free = best_of(cost, damped, bounds=[(-2.0, 0.0)] * (len(start) - 1))
-    if isinstance(pattern, participation.Separated):
+    if isinstance(pattern, patterns.Separated):
         free = _monotone(free, start[1:], steps)
     return InverseBanded((1.0, *(min(0.0, float(d)) for d in free)))
 
@@ -282,7 +283,7 @@ BELOW_ZERO = 0.5
 def blt(
     buffers: int,
     steps: int,
-    pattern: participation.Participation,
+    pattern: patterns.Participation,
     objective: str = "mean",
     workload: Workload = PREFIX_SUMS,
 ) -> Blt:
@@ -312,7 +313,7 @@ class _Cost:
     """log(error^2 * sensitivity^2) of a chain of roots."""
 
     def __init__(
-        self, steps: int, pattern: participation.Participation, objective: str, workload: Workload
+        self, steps: int, pattern: patterns.Participation, objective: str, workload: Workload
     ) -> None:
         self.steps = steps
         self.error = StrategyObjective(steps, objective, workload)
@@ -403,10 +404,10 @@ def _strategy(roots: list[float]) -> Blt | None:
 def _score(
     strategy: Blt,
     steps: int,
-    pattern: participation.Participation,
+    pattern: patterns.Participation,
     objective: str,
     workload: Workload,
 ) -> float:
     most, separation = pattern_of(pattern, steps)
-    found = errors(strategy, participation.Separated(separation, most), steps, workload)
+    found = errors(strategy, patterns.Separated(separation, most), steps, workload)
     return found.rmse if objective == "mean" else found.max_error

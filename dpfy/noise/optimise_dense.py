@@ -26,7 +26,7 @@ from scipy.optimize import minimize
 
 from dpfy.core import check
 from dpfy.core.errors import Unsupported
-from dpfy.core.participation import FixedOrder
+from dpfy.core.unit import FixedOrder
 from dpfy.noise import dense as dense_strategy
 from dpfy.noise.dense import Dense
 from dpfy.noise.workload import PREFIX_SUMS, Workload

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.participation import Participation, Poisson, WithoutReplacement
+from dpfy.core.unit import Participation, Poisson, WithoutReplacement
 from dpfy.noise.strategy import Grads, Recurrence, Recurrent, State
 
 if TYPE_CHECKING:

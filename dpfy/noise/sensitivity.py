@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfy.core import participation as patterns
+from dpfy.core import unit as patterns
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise.series import width
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.participation import Participation, Poisson
+from dpfy.core.unit import Participation, Poisson
 from dpfy.noise.strategy import Draw, Grads, State
 
 DISCRETE, SKELLAM = "discrete-gaussian", "skellam"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.participation import Participation, Poisson, WithoutReplacement
+from dpfy.core.unit import Participation, Poisson, WithoutReplacement
 from dpfy.noise import noise_buffers
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpfy.core import check, events, supported
+from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Permit
 from dpfy.core.randomness import Randomness
@@ -118,7 +118,7 @@ class NoiseStream:
             raise Unsupported("noise on an unbounded sum", "clip with a finite norm")
         dtype = gaussian.dtype_of(total.value)
         for kind in {t.device.type for t in total.value.values()}:
-            supported.check_device("a sum", kind)
+            check.device_kind("a sum", kind)
         noisy = {
             n: v if self.in_place and v.dtype is dtype else v.to(dtype, copy=True)
             for n, v in total.value.items()

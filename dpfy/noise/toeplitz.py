@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfy.core.participation import Participation
+from dpfy.core.unit import Participation
 from dpfy.noise import noise_buffers, series
 from dpfy.noise.strategy import Draw, Grads, State
 

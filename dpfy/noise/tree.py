@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpfy.core import check
-from dpfy.core import participation as patterns
+from dpfy.core import unit as patterns
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise import noise_buffers
 from dpfy.noise.strategy import Draw, Grads, State

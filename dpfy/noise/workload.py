@@ -27,7 +27,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core.participation import Participation
+from dpfy.core.unit import Participation
 from dpfy.noise import series
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.toeplitz import Banded, Toeplitz

@@ -15,8 +15,7 @@ from typing import Any
 from dpfy import accounting
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.participation import FixedOrder
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import Adjacency, FixedOrder
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.toeplitz import Banded, SquareRoot

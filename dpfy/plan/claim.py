@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from dpfy import accounting
 from dpfy.accounting.rules import amplified, unsampled
-from dpfy.core import check, events, participation
+from dpfy.core import check, events
+from dpfy.core import unit as patterns
 from dpfy.core.claim import (
     NEARLY,
     NO,
@@ -316,9 +317,7 @@ class TrainingClaim(Claim):
                 f"({self.batches.done}). The stated epsilon is "
                 "the one without amplification."
             )
-        elif not isinstance(
-            pattern := self.plan.recipe.sampler.participation, participation.Poisson
-        ):
+        elif not isinstance(pattern := self.plan.recipe.sampler.participation, patterns.Poisson):
             known = (
                 "The accounting is made for this pattern."
                 if amplified(self.plan.event)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dpfy.accounting import patterns
-from dpfy.core import events, participation
+from dpfy.core import events
+from dpfy.core import unit as patterns
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise import strategy
 from dpfy.noise.dense import Dense
@@ -28,23 +28,23 @@ class ProvenPair:
     steps, and the proof.
     """
 
-    event: Callable[[float, participation.Participation, strategy.Strategy, int], events.Event]
+    event: Callable[[float, patterns.Participation, strategy.Strategy, int], events.Event]
     theorem: str
 
 
 def _sampled(
-    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+    multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
     """Steps on fresh samples, each with sensitivity one."""
     noise.sensitivity(pattern, steps)  # more than one band has no proof: it raises
-    if isinstance(pattern, participation.WithoutReplacement):
-        return patterns.without_replacement(multiplier, pattern.records, pattern.batch_size, steps)
-    assert isinstance(pattern, participation.Poisson)
-    return patterns.poisson(multiplier, pattern.rate, steps)
+    if isinstance(pattern, patterns.WithoutReplacement):
+        return events.without_replacement(multiplier, pattern.records, pattern.batch_size, steps)
+    assert isinstance(pattern, patterns.Poisson)
+    return events.poisson(multiplier, pattern.rate, steps)
 
 
 def _scheduled(
-    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+    multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
     """The phases one after the other, each sampled as before, with its own noise."""
     assert isinstance(noise, Schedule)
@@ -56,13 +56,13 @@ def _scheduled(
 
 
 def _gaussian(
-    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+    multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
     """One release of the whole stream. A run cut short has released less, so the bill does not
     depend on the steps made.
     """
     if (
-        isinstance(pattern, (participation.FixedOrder, participation.Reshuffled))
+        isinstance(pattern, (patterns.FixedOrder, patterns.Reshuffled))
         and steps > pattern.steps_per_epoch * pattern.epochs
     ):
         raise InvalidInput(
@@ -74,7 +74,7 @@ def _gaussian(
 
 
 def _shared(
-    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+    multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
     """Every round as if the unit were in it: the server knows who is."""
     assert isinstance(noise, Shares)
@@ -82,25 +82,25 @@ def _shared(
 
 
 def _cyclic(
-    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+    multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
-    assert isinstance(pattern, participation.CyclicPoisson)
-    return patterns.poisson(multiplier, pattern.rate, -(-steps // pattern.cycle))
+    assert isinstance(pattern, patterns.CyclicPoisson)
+    return events.poisson(multiplier, pattern.rate, -(-steps // pattern.cycle))
 
 
 def _bins(
-    multiplier: float, pattern: participation.Participation, noise: strategy.Strategy, steps: int
+    multiplier: float, pattern: patterns.Participation, noise: strategy.Strategy, steps: int
 ) -> events.Event:
     """The inner products of the bins' responses over all epochs of the pattern, however many steps
     were made.
     """
-    assert isinstance(pattern, participation.SecretBins)
+    assert isinstance(pattern, patterns.SecretBins)
     return events.BallsInBins(multiplier, bins_gram(noise, pattern))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=8)
 def bins_gram(
-    noise: strategy.Strategy, pattern: participation.SecretBins
+    noise: strategy.Strategy, pattern: patterns.SecretBins
 ) -> tuple[tuple[float, ...], ...]:
     """Inner products of the responses C u_j of the bins, in units of the squared sensitivity,
     rounding errors below zero cut off.
@@ -125,14 +125,13 @@ STREAM = (
     "2.1); "
 )
 EXACT = {
-    participation.SinglePass: "each unit meets one column of C.",
-    participation.FixedOrder: "exact for columns with non-negative inner products (Choquette-Choo "
+    patterns.SinglePass: "each unit meets one column of C.",
+    patterns.FixedOrder: "exact for columns with non-negative inner products (Choquette-Choo "
     "et al. 2022).",
-    participation.Separated: "exact for at most as many bands as the separation (Choquette-Choo et "
+    patterns.Separated: "exact for at most as many bands as the separation (Choquette-Choo et "
     "al. 2023) and for non-negative "
     "non-increasing Toeplitz matrices (Kalinin & Lampert 2024, theorem 2).",
-    participation.Reshuffled: "every tree node counts the epochs that touch it, maximised over all "
-    "orders.",
+    patterns.Reshuffled: "every tree node counts the epochs that touch it, maximised over all orders.",
 }
 CORRELATED = (Banded, NormalisedBanded, InverseBanded, Blt, SquareRoot, Dense)
 AMPLIFIED = (
@@ -171,36 +170,30 @@ PHASES = (
 )
 
 PAIRS: dict[tuple[type, type], ProvenPair] = {
-    (participation.Poisson, strategy.Identity): ProvenPair(_sampled, SAMPLED),
-    (participation.Poisson, Schedule): ProvenPair(_scheduled, SAMPLED + " " + PHASES),
-    (participation.Poisson, Shares): ProvenPair(_shared, SHARED),
-    (participation.WithoutReplacement, strategy.Identity): ProvenPair(_sampled, FIXED_SIZE),
-    (participation.WithoutReplacement, Schedule): ProvenPair(_scheduled, FIXED_SIZE + " " + PHASES),
-    (participation.Poisson, Banded): ProvenPair(_sampled, SAMPLED + " One band only."),
-    (participation.CyclicPoisson, Banded): ProvenPair(_cyclic, AMPLIFIED),
-    (participation.CyclicPoisson, NormalisedBanded): ProvenPair(_cyclic, AMPLIFIED),
-    (participation.SinglePass, Tree): ProvenPair(
-        _gaussian, STREAM + EXACT[participation.SinglePass]
-    ),
-    (participation.FixedOrder, Tree): ProvenPair(
-        _gaussian, STREAM + EXACT[participation.FixedOrder]
-    ),
-    (participation.Reshuffled, Tree): ProvenPair(
-        _gaussian, STREAM + EXACT[participation.Reshuffled]
-    ),
-    (participation.Reshuffled, Banded): ProvenPair(
+    (patterns.Poisson, strategy.Identity): ProvenPair(_sampled, SAMPLED),
+    (patterns.Poisson, Schedule): ProvenPair(_scheduled, SAMPLED + " " + PHASES),
+    (patterns.Poisson, Shares): ProvenPair(_shared, SHARED),
+    (patterns.WithoutReplacement, strategy.Identity): ProvenPair(_sampled, FIXED_SIZE),
+    (patterns.WithoutReplacement, Schedule): ProvenPair(_scheduled, FIXED_SIZE + " " + PHASES),
+    (patterns.Poisson, Banded): ProvenPair(_sampled, SAMPLED + " One band only."),
+    (patterns.CyclicPoisson, Banded): ProvenPair(_cyclic, AMPLIFIED),
+    (patterns.CyclicPoisson, NormalisedBanded): ProvenPair(_cyclic, AMPLIFIED),
+    (patterns.SinglePass, Tree): ProvenPair(_gaussian, STREAM + EXACT[patterns.SinglePass]),
+    (patterns.FixedOrder, Tree): ProvenPair(_gaussian, STREAM + EXACT[patterns.FixedOrder]),
+    (patterns.Reshuffled, Tree): ProvenPair(_gaussian, STREAM + EXACT[patterns.Reshuffled]),
+    (patterns.Reshuffled, Banded): ProvenPair(
         _gaussian, STREAM + "one band: participations never overlap."
     ),
     **{
         (pattern, kind): ProvenPair(_gaussian, STREAM + EXACT[pattern])
-        for pattern in (participation.SinglePass, participation.FixedOrder, participation.Separated)
+        for pattern in (patterns.SinglePass, patterns.FixedOrder, patterns.Separated)
         for kind in CORRELATED
     },
-    **{(participation.SecretBins, kind): ProvenPair(_bins, BINS) for kind in CORRELATED},
+    **{(patterns.SecretBins, kind): ProvenPair(_bins, BINS) for kind in CORRELATED},
 }
 
 
-def find(pattern: participation.Participation, noise: strategy.Strategy) -> ProvenPair:
+def find(pattern: patterns.Participation, noise: strategy.Strategy) -> ProvenPair:
     """The proof for this pair, or an error that names what is proven."""
     pair = PAIRS.get((type(pattern), type(noise)))
     if pair is None:
@@ -212,7 +205,7 @@ def find(pattern: participation.Participation, noise: strategy.Strategy) -> Prov
         known = near or [f"{p.__name__} with {s.__name__}" for p, s in PAIRS]
         hint = (
             "use cyclic Poisson sampling for correlated noise; "
-            if isinstance(pattern, participation.Poisson)
+            if isinstance(pattern, patterns.Poisson)
             else ""
         )
         raise Unsupported(
@@ -224,7 +217,7 @@ def find(pattern: participation.Participation, noise: strategy.Strategy) -> Prov
 
 def event(
     noise_multiplier: float,
-    pattern: participation.Participation,
+    pattern: patterns.Participation,
     noise: strategy.Strategy,
     steps: int,
 ) -> events.Event:

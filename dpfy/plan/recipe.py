@@ -17,8 +17,7 @@ from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
-from dpfy.core.participation import CyclicPoisson, WithoutReplacement
-from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.core.unit import EXAMPLE, Adjacency, CyclicPoisson, Unit, WithoutReplacement
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
 from dpfy.noise import terms
 from dpfy.noise.schedule import Schedule

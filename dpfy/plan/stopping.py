@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpfy.core import check, events, participation
+from dpfy.core import check, events
+from dpfy.core import unit as patterns
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise.strategy import Strategy
 from dpfy.noise.toeplitz import Toeplitz
@@ -97,7 +98,7 @@ def _point(value: float, steps: int) -> int:
 
 def first_steps(
     noise_multiplier: float,
-    pattern: participation.Participation,
+    pattern: patterns.Participation,
     noise: Strategy,
     made: int,
     steps: int,
@@ -113,10 +114,10 @@ def first_steps(
         return events.NotPrivate()
     if isinstance(
         pattern,
-        participation.Poisson | participation.WithoutReplacement | participation.CyclicPoisson,
+        patterns.Poisson | patterns.WithoutReplacement | patterns.CyclicPoisson,
     ):
         return pairs.event(noise_multiplier, pattern, noise, made)
-    if not isinstance(noise, Toeplitz) or isinstance(pattern, participation.SecretBins):
+    if not isinstance(noise, Toeplitz) or isinstance(pattern, patterns.SecretBins):
         what = (
             f"ending early with {type(noise).__name__} noise and {type(pattern).__name__} "
             f"participation"

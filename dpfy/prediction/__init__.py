@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpfy.core.exports import lazy_names as _lazy_names
+from dpfy.core.plugins import lazy_names as _lazy_names
 from dpfy.prediction import plan
 from dpfy.prediction.claim import AnswersClaim, StudentAnswersClaim
 from dpfy.prediction.predictor import Prediction, PrivatePredictor

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from dpfy.core import check, storage
 from dpfy.core.errors import BudgetExceeded, Corrupt
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, identity_of, write_atomically
+from dpfy.core.values import Permit
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.mechanism import source
 from dpfy.prediction.claim import VoteClaim

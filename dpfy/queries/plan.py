@@ -12,8 +12,8 @@ from typing import Any
 from dpfy.accounting import calibrate, table
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
+from dpfy.core.values import mock_permit
 from dpfy.queries.sources import TableColumns
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import BudgetShare, StatisticClaim

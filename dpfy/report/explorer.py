@@ -12,9 +12,9 @@ from typing import Any
 
 from dpfy import accounting
 from dpfy.accounting import calibrate, planning, user_level
-from dpfy.accounting.patterns import poisson
 from dpfy.core import check, events
 from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.core.events import poisson
 from dpfy.core.guarantee import Tradeoff
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.plan.recipe import step_count

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from dpfy.core import check
-from dpfy.core.participation import Participation
+from dpfy.core.unit import Participation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dpfy.core import participation
+from dpfy.core import unit as patterns
 from dpfy.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class PoissonSampler:
     """Each record is in each batch independently with probability `rate`. Rate 1 is full batch.
 
     Guarantees: inclusion is independent across records and steps with probability exactly `rate`
-    (up to double precision), which is what :class:`dpfy.core.participation.Poisson` promises.
+    (up to double precision), which is what :class:`dpfy.core.patterns.Poisson` promises.
     """
 
     rate: float
@@ -105,9 +105,9 @@ class PoissonSampler:
         object.__setattr__(self, "rate", check.rate("sampling_rate", self.rate))
 
     @property
-    def participation(self) -> participation.Poisson:
+    def participation(self) -> patterns.Poisson:
         """Independent inclusion at `rate`."""
-        return participation.Poisson(self.rate)
+        return patterns.Poisson(self.rate)
 
     def expected_batch(self, records: int) -> float:
         """rate times records."""
@@ -147,7 +147,7 @@ class WithoutReplacementSampler:
     Whether one record is drawn depends on how many others there are: `records` is part of what is
     promised, and data of another size is refused.
 
-    Guarantees: :class:`dpfy.core.participation.WithoutReplacement`.
+    Guarantees: :class:`dpfy.core.patterns.WithoutReplacement`.
     """
 
     batch_size: int
@@ -163,9 +163,9 @@ class WithoutReplacementSampler:
             )
 
     @property
-    def participation(self) -> participation.WithoutReplacement:
+    def participation(self) -> patterns.WithoutReplacement:
         """A fresh subset at every step."""
-        return participation.WithoutReplacement(self.batch_size, self.records)
+        return patterns.WithoutReplacement(self.batch_size, self.records)
 
     def expected_batch(self, records: int) -> float:
         """The size of every batch."""
@@ -246,14 +246,14 @@ class FixedOrderSampler(_OnceAnEpoch):
     """Each record has one place in the epoch and keeps it: it takes part every `steps_per_epoch`
     steps, `epochs` times.
 
-    Guarantees: :class:`dpfy.core.participation.FixedOrder`. No randomness is claimed for privacy;
+    Guarantees: :class:`dpfy.core.patterns.FixedOrder`. No randomness is claimed for privacy;
     batch sizes vary as in Poisson sampling.
     """
 
     @property
-    def participation(self) -> participation.FixedOrder:
+    def participation(self) -> patterns.FixedOrder:
         """At s, s + steps_per_epoch, ..."""
-        return participation.FixedOrder(self.steps_per_epoch, self.epochs)
+        return patterns.FixedOrder(self.steps_per_epoch, self.epochs)
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Indices:
         """The records whose place comes up."""
@@ -269,13 +269,13 @@ class FixedOrderSampler(_OnceAnEpoch):
 class ReshuffledSampler(_OnceAnEpoch):
     """Each record takes part once in every epoch, at a place drawn anew for each epoch.
 
-    Guarantees: :class:`dpfy.core.participation.Reshuffled`; no amplification is claimed.
+    Guarantees: :class:`dpfy.core.patterns.Reshuffled`; no amplification is claimed.
     """
 
     @property
-    def participation(self) -> participation.Reshuffled:
+    def participation(self) -> patterns.Reshuffled:
         """Once in each epoch."""
-        return participation.Reshuffled(self.steps_per_epoch, self.epochs)
+        return patterns.Reshuffled(self.steps_per_epoch, self.epochs)
 
     def batch(self, step: int, *, records: int, rng: np.random.Generator) -> Indices:
         """The records whose place in this epoch comes up."""
@@ -291,7 +291,7 @@ class BallsInBinsSampler:
     """Each record falls into one of `bins` bins, uniformly and secretly; bin s is the batch of
     steps s, s + bins, ...
 
-    Guarantees: :class:`dpfy.core.participation.SecretBins`. The places are as secret as the noise.
+    Guarantees: :class:`dpfy.core.patterns.SecretBins`. The places are as secret as the noise.
     """
 
     bins: int
@@ -302,9 +302,9 @@ class BallsInBinsSampler:
         check.integer("sampling.epochs", self.epochs)
 
     @property
-    def participation(self) -> participation.SecretBins:
+    def participation(self) -> patterns.SecretBins:
         """One secret bin a record."""
-        return participation.SecretBins(self.bins, self.epochs)
+        return patterns.SecretBins(self.bins, self.epochs)
 
     def expected_batch(self, records: int) -> float:
         """One bin's share."""
@@ -327,7 +327,7 @@ class CyclicPoissonSampler:
     """Records live in `cycle` blocks; step t takes each record of block t mod `cycle` independently
     with probability `rate`.
 
-    Guarantees: :class:`dpfy.core.participation.CyclicPoisson`: two participations of a record are
+    Guarantees: :class:`dpfy.core.patterns.CyclicPoisson`: two participations of a record are
     at least `cycle` steps apart, and in each round its inclusion is independent of everything else.
     A cycle of one is Poisson sampling.
     """
@@ -340,9 +340,9 @@ class CyclicPoissonSampler:
         check.integer("sampling.cycle", self.cycle)
 
     @property
-    def participation(self) -> participation.CyclicPoisson:
+    def participation(self) -> patterns.CyclicPoisson:
         """Inclusion at `rate` once a cycle."""
-        return participation.CyclicPoisson(self.rate, self.cycle)
+        return patterns.CyclicPoisson(self.rate, self.cycle)
 
     def expected_batch(self, records: int) -> float:
         """rate times a block."""
@@ -373,7 +373,7 @@ class SeparatedSampler:
     At most `most` participations. Started as if it had run for ever, so that the expected batch is
     the same at every step (until records reach `most`).
 
-    Guarantees: :class:`dpfy.core.participation.Separated`; no amplification is claimed.
+    Guarantees: :class:`dpfy.core.patterns.Separated`; no amplification is claimed.
     """
 
     rate: float
@@ -386,9 +386,9 @@ class SeparatedSampler:
         check.integer("sampling.most", self.most)
 
     @property
-    def participation(self) -> participation.Separated:
+    def participation(self) -> patterns.Separated:
         """At least `separation` apart, at most `most`."""
-        return participation.Separated(self.separation, self.most)
+        return patterns.Separated(self.separation, self.most)
 
     def expected_batch(self, records: int) -> float:
         """Records over the mean time between two participations."""
@@ -430,7 +430,7 @@ class CheckInSampler:
     """Units come by themselves, in any order, `cohort` of them a step on average: each rests for
     `separation` - 1 steps after it took part, and takes part at most `most` times.
 
-    Guarantees: :class:`dpfy.core.participation.Separated`, as long as whoever admits units keeps to
+    Guarantees: :class:`dpfy.core.patterns.Separated`, as long as whoever admits units keeps to
     it (:class:`dpfy.federated.PrivateRounds` does). No randomness is claimed, and who comes may
     depend on who else does: the guarantee is for the contribution of one unit (zero-out).
     """
@@ -445,9 +445,9 @@ class CheckInSampler:
         check.integer("sampling.most", self.most)
 
     @property
-    def participation(self) -> participation.Separated:
+    def participation(self) -> patterns.Separated:
         """At least `separation` apart, at most `most`."""
-        return participation.Separated(self.separation, self.most)
+        return patterns.Separated(self.separation, self.most)
 
     def expected_batch(self, records: int) -> float:
         """The stated cohort: a public number, however many come."""

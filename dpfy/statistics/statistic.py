@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid

@@ -24,10 +24,9 @@ from dpfy.accounting.filters import least_noise, noise_of, squares
 from dpfy.core import check, events, storage
 from dpfy.core.claim import STATED, YES, Assumption, Claim, register
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import EXAMPLE, Adjacency
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.synthetic.releases import PartOfGaussian, no_binding

@@ -15,9 +15,8 @@ import torch
 from dpfy.accounting.filters import noise_of, squares
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.choice import Exponential
 from dpfy.synthetic.claim import Synthesis

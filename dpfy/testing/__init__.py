@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpfy.core.exports import lazy_names as _lazy_names
+from dpfy.core.plugins import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from dpfy.testing.accountants import check_accountant

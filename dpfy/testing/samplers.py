@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core import participation as patterns
+from dpfy.core import unit as patterns
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.sampling.samplers import Sampler
@@ -92,7 +92,7 @@ def check_sampler(
     with typed_refusals("`participation` is one of the patterns of dpfy.", repr(sampler)):
         require(
             type(pattern) in _PATTERNS,
-            "`participation` is one of the patterns of dpfy.core.participation.",
+            "`participation` is one of the patterns of dpfy.core.unit.",
             repr(sampler),
             repr(pattern),
         )

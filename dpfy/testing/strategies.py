@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from dpfy.core import participation as patterns
+from dpfy.core import unit as patterns
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.noise import noise_buffers
 from dpfy.noise.strategy import Grads, Recurrent, State, Strategy

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.guarantee import Guarantee
-from dpfy.core.participation import varies
+from dpfy.core.unit import varies
 from dpfy.core.values import Bounded
 from dpfy.data.batch import Batch, leaves
 from dpfy.data.given import admitted, as_source, rows_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpfy.core import check, supported
+from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 
 
@@ -50,7 +50,7 @@ def check_device(name: str) -> None:
     except (RuntimeError, TypeError):
         raise InvalidInput("device", name, _missing(name)) from None
     if kind != "meta":  # this one is refused below
-        supported.check_device("training", kind)
+        check.device_kind("training", kind)
     try:
         torch.empty(1, device=name).fill_(
             1

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.participation import WithoutReplacement
-from dpfy.core.unit import EXAMPLE, user_unit
+from dpfy.core.unit import EXAMPLE, WithoutReplacement, user_unit
 from dpfy.data.owners import KeptRecords, Owned, Users
 from dpfy.data.split import SplitRecords
 from dpfy.data.users import UserRecords

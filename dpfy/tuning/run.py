@@ -16,10 +16,9 @@ import numpy as np
 from dpfy.accounting import rdp
 from dpfy.core import events, storage
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, create, write_atomically
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.mechanisms.candidates import PrivateSelection
 from dpfy.mechanisms.choice import Exponential
 from dpfy.mechanisms.mechanism import source

@@ -26,9 +26,9 @@ from dpfy.core.claim import Reserved
 from dpfy.core.errors import Busy, Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Accountant, Guarantee
 from dpfy.core.ledger import Ledger, Permit
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, locked, write_atomically
+from dpfy.core.values import mock_permit
 from dpfy.plan.claim import TrainingClaim
 from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures

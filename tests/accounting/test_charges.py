@@ -22,8 +22,7 @@ from dpfy.accounting.tight.losses import Atoms, verified
 from dpfy.accounting.tight.other_losses import LaplacePair, LossMixture
 from dpfy.core import events as ev
 from dpfy.core.errors import DpfyError, Internal, InvalidInput
-from dpfy.core.participation import CyclicPoisson
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import Adjacency, CyclicPoisson
 
 ADD, REPLACE, ZERO = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT
 CASES = [(0.01, 1.0, 1000, 1e-6), (0.2, 2.0, 30, 1e-9), (0.001, 0.6, 5000, 1e-5)]

@@ -12,8 +12,9 @@ from itertools import pairwise
 import pytest
 
 from dpfy import accounting
-from dpfy.accounting import patterns, user_level
+from dpfy.accounting import user_level
 from dpfy.cli.app import main
+from dpfy.core import events
 from dpfy.core.errors import InvalidInput
 
 ASKED = [
@@ -73,8 +74,8 @@ def test_the_crossing_is_that_of_an_exhaustive_search_in_many_settings(setting):
 def test_both_routes_keep_the_guarantee_and_records_never_need_more_than_users_of_copies():
     setting = user_level.UserSetting(500, 4, 100.0, 30, 3.0, 1e-5, alike=1.0)
     for row in user_level.compare(setting)[0]:
-        one_by_one = user_level.of_group(patterns.poisson(row.els_noise, row.rate, 30), row.each)
-        for event in (one_by_one, patterns.poisson(row.uls_noise, row.rate, 30)):
+        one_by_one = user_level.of_group(events.poisson(row.els_noise, row.rate, 30), row.each)
+        for event in (one_by_one, events.poisson(row.uls_noise, row.rate, 30)):
             assert 2.99 < accounting.epsilon(event, 1e-5) <= 3.0
         assert row.better == "records", "a sum of coins spreads less than one coin for all of them"
         assert row.each == 1 or row.even < 1

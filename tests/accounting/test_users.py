@@ -10,8 +10,9 @@ import pytest
 
 import dpfy
 from dpfy import accounting
-from dpfy.accounting import patterns, user_level
+from dpfy.accounting import user_level
 from dpfy.accounting.rules import amplified, unsampled
+from dpfy.core import events
 from dpfy.core import events as ev
 from dpfy.core.unit import user_unit
 from dpfy.plan.claim import TrainingClaim
@@ -21,7 +22,7 @@ CLIENTS, ROUND, NOISE, ROUNDS, DELTA = 3383, 120, 1.2, 100, 1e-5
 
 
 def els(noise: float, rate: float, steps: int, records: int) -> ev.Event:
-    return user_level.of_group(patterns.poisson(noise, rate, steps), records)
+    return user_level.of_group(events.poisson(noise, rate, steps), records)
 
 
 def theirs(event: ev.Event, delta: float) -> float:
@@ -64,7 +65,7 @@ def test_epsilon_grows_with_the_records_of_a_user_and_a_plan_says_so():
     ]
     found = [plan.epsilon for plan in plans]
     assert found == sorted(found)
-    assert plans[0].event == patterns.poisson(4.0, 0.01, 50)
+    assert plans[0].event == events.poisson(4.0, 0.01, 50)
     whole = dpfy.dpsgd(6000, 60, steps=50, unit=user_unit(64)).with_noise(4.0)
     assert whole.epsilon == plans[0].epsilon, (
         "a user who is drawn and clipped whole pays as one record does, whatever they own"

@@ -37,10 +37,9 @@ from dpfy import accounting
 from dpfy.accounting import composition
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.estimators import KMeans, LinearRegression, LogisticRegression
 from dpfy.local.choice import best
 from dpfy.mechanisms.aggregate import AggregateMean

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfy.core.exports import lazy_names
+from dpfy.core.plugins import lazy_names
 
 ROOT = Path(__file__).parents[2] / "dpfy"
 PACKAGES = sorted(

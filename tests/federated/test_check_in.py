@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 import dpfy
-from dpfy.core.participation import Separated
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import Adjacency, Separated
 from dpfy.federated import CLIENT, LocalTraining, OwnTimes, PrivateRounds, check_in
 from dpfy.federated import fit as federated_fit
 from dpfy.federated.participations import Participations

@@ -20,9 +20,8 @@ from tests.gradients.test_recorder import FakeGraph, Model, Operations, Stage
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.gradients.autograd.tape import LayerReport
 from dpfy.gradients.clip import Clip, FlatClip, PerLayerClip, QuantileClip
 from dpfy.gradients.cuda_graphs import graphs, grouped_sums, recorder

@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
+from dpfy.core.values import mock_permit
 from dpfy.labels import evidence
 from dpfy.labels.questions import (
     HALF_L2,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.labels import LabelMethod, NetworkLearner, fit
 from dpfy.labels.teachers import PublicViews, TeacherVotes, dealt, planned
 

@@ -15,9 +15,9 @@ import pytest
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
+from dpfy.core.values import mock_permit
 from dpfy.local import frequencies as module
 from dpfy.local import means
 from dpfy.local.frequencies import (

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.candidates import PrivateSelection, geometric_number, poisson

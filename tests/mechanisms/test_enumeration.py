@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from dpfy.core import events
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.mechanisms import aggregate, choice, grid, integers, response, smooth, staircase
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.aggregate import AggregateMean, AggregateMedian

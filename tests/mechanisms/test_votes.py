@@ -14,9 +14,8 @@ from scipy.special import ndtr
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.mechanisms import votes
 from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold, NoisyCounts

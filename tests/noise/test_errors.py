@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfy.core.participation import FixedOrder, SinglePass
+from dpfy.core.unit import FixedOrder, SinglePass
 from dpfy.noise.series import square_root
 from dpfy.noise.strategy import Identity
 from dpfy.noise.toeplitz import (

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise import arbitrary_precision, exact, exact_single, gaussian, noise_buffers, terms
 from dpfy.noise.dense import dense
 from dpfy.noise.schedule import Schedule

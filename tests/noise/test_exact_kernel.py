@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise import chacha, exact_kernel, exact_selftest
 from dpfy.noise.lattice import Lattice
 from dpfy.noise.strategy import Identity

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise import gaussian
 from dpfy.noise.dense import dense
 from dpfy.noise.gaussian import dtype_of

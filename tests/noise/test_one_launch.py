@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise import chacha, gaussian
 from dpfy.noise.schedule import Schedule
 from dpfy.noise.shard import Shard

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.participation import FixedOrder, Separated, SinglePass
+from dpfy.core.unit import FixedOrder, Separated, SinglePass
 from dpfy.noise import optimise
 from dpfy.noise.optimise import blt
 from dpfy.noise.optimise_dense import _Dual, dense, dense_for_epochs

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpfy.core.errors import Unsupported
-from dpfy.core.participation import (
+from dpfy.core.unit import (
     CyclicPoisson,
     FixedOrder,
     Poisson,

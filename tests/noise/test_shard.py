@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise import gaussian
 from dpfy.noise.coordinate_slice import CoordinateSlice
 from dpfy.noise.shard import Shard

@@ -13,9 +13,8 @@ import torch
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import SquareRoot

@@ -9,7 +9,8 @@ import pytest
 import dpfy
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.participation import (
+from dpfy.core.unit import (
+    Adjacency,
     CyclicPoisson,
     FixedOrder,
     Poisson,
@@ -18,7 +19,6 @@ from dpfy.core.participation import (
     Separated,
     SinglePass,
 )
-from dpfy.core.unit import Adjacency
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.dense import dense
 from dpfy.noise.strategy import Identity

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dpfy.core.errors import BudgetExceeded
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction.voters import LinearVoters, class_means, shards
 

@@ -486,8 +486,8 @@ def test_odd_tables_raise_nothing(count):
     """Every statistic on tables with anything in them: the same number of answers, each inside what
     it can be.
     """
-    from dpfy.core.ledger_rules import mock_permit
     from dpfy.core.randomness import Randomness
+    from dpfy.core.values import mock_permit
 
     columns, source = TableColumns.parse(SCHEMA, "s"), np.random.default_rng(count)
     grouped = "mean(age), count(), quantile(hours, 0.3, 0.6), variance(age) by sex where age > 3"
@@ -529,8 +529,8 @@ def test_the_salary_mean_of_the_guide():
     95% within 1,612 over 10^5 draws.
     """
     from dpfy.accounting import gaussian
-    from dpfy.core.ledger_rules import mock_permit
     from dpfy.core.randomness import Randomness
+    from dpfy.core.values import mock_permit
     from dpfy.mechanisms.additive import GaussianMechanism
     from dpfy.statistics.claim import BudgetShare
     from dpfy.statistics.columns import NumberColumn, PrivateTable

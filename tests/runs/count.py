@@ -23,8 +23,8 @@ import dpfy
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import check, events
 from dpfy.core.claim import YES, Assumption, Claim, register
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import Permit
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder
 

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from dpfy.core import participation
+from dpfy.core import unit as patterns
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.sampling.samplers import WithoutReplacementSampler
@@ -76,7 +76,7 @@ def test_a_batch_is_a_pure_function_of_step_and_generator():
 
 def test_it_promises_what_it_does_and_refuses_other_data():
     sampler = WithoutReplacementSampler(8, 90)
-    assert sampler.participation == participation.WithoutReplacement(8, 90)
+    assert sampler.participation == patterns.WithoutReplacement(8, 90)
     assert sampler.expected_batch(90) == 8
     for records in (89, 91):
         with pytest.raises(InvalidInput, match="must be 90"):
@@ -88,6 +88,6 @@ def test_it_promises_what_it_does_and_refuses_other_data():
     [(0, 5), (6, 5), (-1, 5), (2.0, 5), (2, 5.5), (True, 5), (1, 0), (1, 10**20)],
 )
 def test_bad_sizes_are_refused(size, records):
-    for kind in (WithoutReplacementSampler, participation.WithoutReplacement):
+    for kind in (WithoutReplacementSampler, patterns.WithoutReplacement):
         with pytest.raises(InvalidInput):
             kind(size, records)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpfy.core import participation
+from dpfy.core import unit as patterns
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.sampling.samplers import PoissonSampler, physical
@@ -84,7 +84,7 @@ def test_extreme_rates(rate):
     found = PoissonSampler(rate).batch(0, records=1000, rng=np.random.default_rng(0))
     assert len(found) == {1e-9: 0, 1e-6: 0, 1.0: 1000}.get(rate, len(found))
     assert len(found) > 980 or rate < 0.5
-    assert PoissonSampler(rate).participation == participation.Poisson(rate)
+    assert PoissonSampler(rate).participation == patterns.Poisson(rate)
 
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.1, float("nan")])

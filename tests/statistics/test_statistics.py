@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
+from dpfy.core.values import mock_permit
 from dpfy.statistics import functions, language
 from dpfy.statistics.answer import NoiseLaw, ratio
 from dpfy.statistics.claim import BudgetShare

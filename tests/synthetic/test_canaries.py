@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dpfy.audit.mechanism import audit
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.synthetic.counts import count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan

@@ -14,8 +14,8 @@ from dpfy.accounting.filters import noise_of, squares
 from dpfy.audit import replay
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.runs.folder import Place
 from dpfy.synthetic import evolution as runs
 from dpfy.synthetic.evolution import FINE, Evolution, bounded

@@ -16,9 +16,9 @@ from dpfy.accounting.filters import noise_of, squares
 from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, InvalidInput
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, Unit
+from dpfy.core.values import mock_permit
 from dpfy.synthetic.claim import Synthesis
 from dpfy.synthetic.counts import RecordOwners, closure, count
 from dpfy.synthetic.domain import Domain

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from dpfy.core import participation
+from dpfy.core import unit as patterns
 from dpfy.sampling import samplers
 from dpfy.sampling.samplers import SAMPLERS, CyclicPoissonSampler, PoissonSampler, ReshuffledSampler
 from dpfy.testing import ContractBroken, check_sampler
@@ -188,7 +188,7 @@ class Wanders(CyclicPoissonSampler):
 class TooNear(samplers.SeparatedSampler):
     @property
     def participation(self):
-        return participation.Separated(self.separation + 1, self.most)
+        return patterns.Separated(self.separation + 1, self.most)
 
 
 class KnownBins(samplers.BallsInBinsSampler):

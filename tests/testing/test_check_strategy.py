@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfy.core import participation
+from dpfy.core import unit as patterns
 from dpfy.core.errors import Unsupported
 from dpfy.noise.dense import dense
 from dpfy.noise.schedule import Schedule
@@ -83,7 +83,7 @@ class Cancelling:
     """Each step takes back half of the draw before it: a strategy without any help of ours."""
 
     def sensitivity(self, participation_, steps):
-        if not isinstance(participation_, participation.SinglePass):
+        if not isinstance(participation_, patterns.SinglePass):
             raise Unsupported("more than one participation", "use a single pass")
         return float(np.sqrt(sum(0.25**i for i in range(steps)))) * (1 + 1e-12)
 
@@ -116,14 +116,14 @@ class AnyPattern(Cancelling):
     """The sensitivity of one participation is claimed for several."""
 
     def sensitivity(self, participation_, steps):
-        return super().sensitivity(participation.SinglePass(), steps)
+        return super().sensitivity(patterns.SinglePass(), steps)
 
 
 class SampledToo(Cancelling):
     """Steps are correlated, and are composed as if they were not."""
 
     def sensitivity(self, participation_, steps):
-        sampled = isinstance(participation_, participation.Poisson)
+        sampled = isinstance(participation_, patterns.Poisson)
         return 2.0 if sampled else super().sensitivity(participation_, steps)
 
 
@@ -245,7 +245,7 @@ class NoOverlap(Banded):
     """Participations are counted as if their columns never met."""
 
     def sensitivity(self, participation_, steps):
-        once = super().sensitivity(participation.SinglePass(), steps)
+        once = super().sensitivity(patterns.SinglePass(), steps)
         most = getattr(participation_, "epochs", getattr(participation_, "most", 1))
         return once * np.sqrt(most)
 
@@ -296,7 +296,7 @@ def test_a_strategy_that_could_be_changed_later_is_caught():
 
 def test_a_strategy_that_supports_no_pattern_is_caught():
     with pytest.raises(ContractBroken, match="at least one"):
-        check_strategy(Cancelling(), participations=[participation.Poisson(0.1)])
+        check_strategy(Cancelling(), participations=[patterns.Poisson(0.1)])
 
 
 def test_a_strategy_without_a_stream_must_refuse():

@@ -20,9 +20,9 @@ from dpfy.cli.app import main
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import EXAMPLE
+from dpfy.core.values import mock_permit
 from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
 from dpfy.report import card as cards

@@ -15,11 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import dpfy
-from dpfy.core import supported
+from dpfy.core import check
 from dpfy.core.errors import Unsupported
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.gradients import clip, engine
 from dpfy.gradients.checker import check_model
 from dpfy.gradients.per_example import rounding
@@ -37,11 +36,11 @@ DEVICES = ["mps", "xpu", "hpu", "xla", "vulkan", "privateuseone", "ipu", "mtia"]
 
 
 def test_the_table_holds_what_the_bounds_were_worked_out_for() -> None:
-    assert {getattr(torch, name) for name in supported.DTYPES} == KNOWN
-    assert set(supported.DEVICES) == {"cpu", "cuda"}
+    assert {getattr(torch, name) for name in check.DTYPES} == KNOWN
+    assert set(check.DEVICES) == {"cpu", "cuda"}
     assert torch.float8_e4m3fn in UNKNOWN
     for dtype in KNOWN:  # the margin of a type covers a few roundings in it
-        row, facts = supported.number_type("a number", dtype), torch.finfo(dtype)
+        row, facts = check.number_type("a number", dtype), torch.finfo(dtype)
         assert (row.unit, row.least) == (facts.eps / 2, facts.tiny)
         assert dtype is torch.float64 or row.gradient_margin >= 2 * facts.eps
         assert torch.promote_types(getattr(torch, row.sums), torch.float32) is rounding.sum_dtype(

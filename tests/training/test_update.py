@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, mock_permit
 from dpfy.noise.strategy import Identity, Strategy
 from dpfy.noise.stream import NoiseStream
 from dpfy.noise.toeplitz import Banded

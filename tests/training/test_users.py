@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpfy.cli.app import main
+from dpfy.core import events
 from dpfy.core.unit import Unit
 from dpfy.data import source
 from dpfy.data.config import DataConfig
@@ -253,9 +254,9 @@ def test_records_drawn_one_by_one_are_billed_for_all_of_a_user(capsys, table, tm
         "--json",
     )
     assert status == 0, err
-    from dpfy.accounting import epsilon, patterns, user_level
+    from dpfy.accounting import epsilon, user_level
 
-    due = epsilon(user_level.of_group(patterns.poisson(2.0, 10 / found, 3), 3), 1e-3)
+    due = epsilon(user_level.of_group(events.poisson(2.0, 10 / found, 3), 3), 1e-3)
     assert json.loads(out)["epsilon"] == pytest.approx(due, rel=1e-9)
     card = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert "for one user" in card["statement"]

@@ -16,9 +16,9 @@ from dpfy.accounting import rdp
 from dpfy.accounting import tuning as prices
 from dpfy.core import events
 from dpfy.core.events import gamma_for
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
+from dpfy.core.values import mock_permit
 from dpfy.tuning import planning
 from dpfy.tuning.claim import Tuning
 from dpfy.tuning.routes import LAWS, CalibratedSearch, PrivacyTarget, SearchRoute, calibrate_search

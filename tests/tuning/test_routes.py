@@ -14,8 +14,8 @@ from dpfy import accounting
 from dpfy.core import events
 from dpfy.core.claim import Reserved
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
-from dpfy.core.ledger_rules import mock_permit, repeatable
 from dpfy.core.unit import Adjacency
+from dpfy.core.values import mock_permit, repeatable
 from dpfy.tuning.claim import PublicTuning, Tuning
 from dpfy.tuning.routes import (
     HELD_OUT,

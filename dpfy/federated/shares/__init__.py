@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpfy.core.exports import lazy_names as _lazy_names
+from dpfy.core.plugins import lazy_names as _lazy_names
 from dpfy.federated.shares.aggregator import MaskedSum, SecureSum, SurvivorSum, TooFew, TrustedSum
 from dpfy.federated.shares.choice import choose, plan
 from dpfy.federated.shares.scheme import Client, SharingScheme

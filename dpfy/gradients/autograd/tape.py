@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfy.core import supported
+from dpfy.core import check
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.gradients.per_example.contribution import Contribution
 from dpfy.gradients.per_example.rounding import of_factors, unit
@@ -367,7 +367,7 @@ def _scales(plain: Tensor, tilted: Tensor, weights: Tensor) -> bool:
     # Set against the row itself: beside one long row two short ones could change places, and nobody
     # would see it.
     size = weights.double() * rows.norm(dim=1)
-    known = supported.device_kind("a gradient", plain.device.type)
+    known = check.device_kind("a gradient", plain.device.type)
     each = 2 * max(unit(plain.dtype), of_factors(plain.dtype, plain.device))
     tolerance = min(known.probe_units * each, 0.01)
     return not bool((gap > tolerance * size).any())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from dpfy.core import supported
+from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.autograd.tape import Site, Tape
 from dpfy.gradients.engine import no_autocast
@@ -314,7 +314,7 @@ def _wrong(
                 names[id(p)]: [part.per_example(slice(k, k + 1))[0] for k in examples]
                 for p, part in call.contributions(grad, tensors, view)
             }
-    tolerance = supported.number_type("a gradient", dtype).agreement
+    tolerance = check.number_type("a gradient", dtype).agreement
     for name, rows in given.items():
         right = [each[name] for each in expected]
         scale = max(float(each.double().norm()) for each in right)

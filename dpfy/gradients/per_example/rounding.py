@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpfy.core import supported
+from dpfy.core import check
 
 BLOCK = 896
 """Squares that are added in their own type, at most. Two such factors of a norm cost it 2 gamma(896
@@ -34,19 +34,19 @@ SHORT = 128
 """Entries of Gram matrices that are added in float32 at a time."""
 
 _SUMS: dict[torch.dtype, torch.dtype] = {
-    getattr(torch, name): getattr(torch, row.sums) for name, row in supported.DTYPES.items()
+    getattr(torch, name): getattr(torch, row.sums) for name, row in check.DTYPES.items()
 }
 TF32 = 2.0**-11
 """How far rounding to TF32 moves a number, relatively."""
 
-_BFLOAT16_UNIT = supported.DTYPES["bfloat16"].unit
+_BFLOAT16_UNIT = check.DTYPES["bfloat16"].unit
 _CPU_FACTORS = {"none": 0.0, "ieee": 0.0, "tf32": TF32}
 """By torch's setting for products of float32 on a CPU; any other setting may round to bfloat16."""
 
 
 def unit(dtype: torch.dtype) -> float:
     """u: the relative error of one rounding."""
-    return supported.number_type("arithmetic", dtype).unit
+    return check.number_type("arithmetic", dtype).unit
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -58,7 +58,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     post-processing.
     """
     made = _SUMS.get(dtype)
-    return getattr(torch, supported.number_type("a gradient", dtype).sums) if made is None else made
+    return getattr(torch, check.number_type("a gradient", dtype).sums) if made is None else made
 
 
 @cache
@@ -73,7 +73,7 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
 @cache
 def least(dtype: torch.dtype) -> float:
     """eta: what one underflow can hide."""
-    return supported.number_type("a sum", sum_dtype(dtype)).least
+    return check.number_type("a sum", sum_dtype(dtype)).least
 
 
 def of_factors(dtype: torch.dtype, device: torch.device, convolved: bool = False) -> float:
@@ -83,7 +83,7 @@ def of_factors(dtype: torch.dtype, device: torch.device, convolved: bool = False
     Float32 products may run in TF32 on a GPU, or in TF32 or bfloat16 on some CPUs, where the user
     allows it.
     """
-    supported.device_kind("gradients", device.type)
+    check.device_kind("gradients", device.type)
     if dtype == torch.float64:
         return 0.0
     if device.type == "cuda":

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from dpfy.audit.intervals import log_ratio
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.labels.audit import CLASSES, METHODS, Asked, answered, coins, log_likelihoods
 from dpfy.labels.claim import PATE_FM, PROJECTION
 from dpfy.labels.method import LabelMethod

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.prediction import pate, teaching
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor

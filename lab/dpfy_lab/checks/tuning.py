@@ -17,9 +17,9 @@ from torch import nn
 from dpfy import accounting
 from dpfy.audit.intervals import log_ratio
 from dpfy.core import events
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, user_unit
+from dpfy.core.values import mock_permit
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords, by_user
 from dpfy.plan.recipe import Recipe, dpsgd

@@ -24,10 +24,9 @@ from dpfy.accounting.rdp import to_epsilon
 from dpfy.core import check, events, storage
 from dpfy.core.claim import STATED, YES, Assumption, register
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bounded
+from dpfy.core.values import Bounded, Permit
 from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.tails import gaussian_tail
 from dpfy.prediction.claim import VoteClaim, VotesRelease

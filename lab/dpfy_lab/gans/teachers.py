@@ -30,10 +30,9 @@ from torch.nn import functional
 import dpfy
 from dpfy.accounting.filters import least_noise, noise_of, squares
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.prediction.voters import shards
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete

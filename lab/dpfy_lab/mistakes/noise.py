@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Private
+from dpfy.core.values import Bound, Private, mock_permit
 from dpfy_lab.checks.training import (
     CORRELATED,
     EXACT_NOISE,

@@ -23,8 +23,8 @@ from torch import nn
 
 import dpfy
 from dpfy.core.codec import number
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.data.records import Records
 from dpfy.data.source import load
 from dpfy.training import config as configuration

@@ -14,9 +14,8 @@ import numpy as np
 
 from dpfy.accounting.filters import noise_of, squares
 from dpfy.core.errors import BudgetExceeded
-from dpfy.core.ledger_rules import Permit
 from dpfy.core.randomness import Randomness
-from dpfy.core.values import Bound, Bounded
+from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.synthetic.evolution import Array
 from dpfy.synthetic.releases import PartOfGaussian, no_binding
 from dpfy_lab.synthetic_images.claim import ImageSynthesis

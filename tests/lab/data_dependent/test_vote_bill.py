@@ -24,9 +24,9 @@ import dpfy
 from dpfy import accounting
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Composed
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
+from dpfy.core.values import mock_permit
 from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction import GraphTeachers, SemiSupervised, StudentAnswersClaim, plan, train_student

@@ -293,8 +293,8 @@ def test_the_random_term_is_normal_and_on_its_grid(monkeypatch):
     """Of 4,000 numbers the mean square is within five deviations of one; it lies on whole multiples
     of 2^-40.
     """
-    from dpfy.core.ledger_rules import mock_permit
     from dpfy.core.randomness import Randomness
+    from dpfy.core.values import mock_permit
     from dpfy.estimators.claim import FitClaim, ReleaseRound
     from dpfy.estimators.fitting import FitSession
 

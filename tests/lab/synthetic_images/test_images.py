@@ -17,9 +17,9 @@ from dpfy.accounting.filters import squares
 from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
+from dpfy.core.values import mock_permit
 from dpfy_lab.synthetic_images import mixture, stages
 from dpfy_lab.synthetic_images.claim import ImageSynthesis
 from dpfy_lab.synthetic_images.encoding import Encoding
