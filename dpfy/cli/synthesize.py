@@ -60,7 +60,7 @@ def table(
     method: Annotated[
         str,
         typer.Option(
-            help="aim, mst, mwem, privbayes, independent or rap; of dpfy-lab: dp-gan, pate-gan."
+            help="aim or mst; of dpfy-lab: mwem, privbayes, rap, independent, dp-gan, pate-gan."
         ),
     ] = "aim",
     workload: Annotated[
@@ -107,9 +107,9 @@ def table(
     rows are drawn from what was fitted. The number of rows is that of what was measured, or --rows.
     How far the table is from the records is measured too, with noise, and stands on the card.
 
-    Methods: aim (best, adaptive), mst (fast, for many columns), mwem, privbayes, independent, rap;
-    and networks of dpfy-lab, for comparison: dp-gan (needs --records, the public number of
-    records), pate-gan (needs --rows).
+    Methods: aim (best, adaptive), mst (fast, for many columns); of dpfy-lab, for comparison: mwem,
+    privbayes, rap, independent, and the networks dp-gan (needs --records, the public number of
+    records) and pate-gan (needs --rows).
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput

@@ -31,9 +31,10 @@ COMMANDS = "dpfy.commands"
 `typer.Typer`.
 """
 SYNTHESIZERS = "dpfy.synthesizers"
-"""Methods of `dpfy synthesize`: the object makes the run folder of a synthetic table. Its arguments
-are the data, the domain, the terms, the options, the place of the run, the public table if any,
-and a function that shows progress.
+"""Methods of `dpfy synthesize`: the object is a `dpfy.synthetic.methods.SynthesisMethod`, which
+measures marginals; or it makes the run folder of a synthetic table. Its arguments are then the
+data, the domain, the terms, the options, the place of the run, the public table if any, and a
+function that shows progress.
 """
 VOTE_RULES = "dpfy.vote_rules"
 """Rules that make an answer of votes: the object is a subclass of `dpfy.prediction.rules.Rule`."""

@@ -4,33 +4,42 @@ distribution of them.
 | method | selection | split | estimator |
 |---|---|---|---|
 | aim | the worst approximated marginal, again and again, with less noise when it drowns what is gained | adaptive | graphical model |
-| mwem | the same without weights and penalty, with noise that does not change | equal | graphical model |
-| rap | as aim | adaptive | relaxed table: a mixture of products |
 | mst | a forest of the strongest pairs, chosen at once | thirds | graphical model |
-| privbayes | a network: columns one after the other, each with the columns it depends on | fixed | conditional tables |
-| independent | nothing | all for single columns | graphical model |
 
 A method sees the counts through the meter alone, so none can spend more than its claim. What it
-decides from public facts and from what was released costs nothing.
+decides from public facts and from what was released costs nothing. dpfy-lab adds others.
 """  # noqa: E501
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpfy.accounting.filters import noise_of, squares
-from dpfy.synthetic.conditionals import CONDITIONALS
+from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique, Domain
-from dpfy.synthetic.estimate import MEAN, FitSettings, Measurement
-from dpfy.synthetic.graphical import GRAPHICAL
-from dpfy.synthetic.relaxed import RELAXED
-from dpfy.synthetic.task import FittedModel, MarginalEstimator, SynthesisTask
+from dpfy.synthetic.estimate import (
+    MEAN,
+    WHOLE,
+    FitSettings,
+    GraphicalModel,
+    Measurement,
+    combined,
+    fitted,
+    total_of,
+)
+from dpfy.synthetic.graph import model_cells
+from dpfy.synthetic.releases import MarginalReleases
+from dpfy.synthetic.rows import drawn
 
 WEIGHT = 2 / 3
 """Of marginals that are measured together: squares in proportion to cells to this power make their
@@ -38,6 +47,156 @@ L1 errors together least.
 """
 QUICK = FitSettings(sweeps=20, tolerance=1e-3)
 """How models are fitted between two choices."""
+
+Progress = Callable[[str, float], None]
+"""What is being done, and which share of the budget is spent."""
+
+
+class FittedModel(Protocol):
+    """A distribution that was fitted to measurements."""
+
+    total: float
+
+    def marginal(self, clique: Clique) -> Tensor:
+        """Its probabilities."""
+
+    def rows(self, count: int, rng: np.random.Generator) -> Codes:
+        """So many rows of it."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """What there is to say about it, as JSON."""
+
+
+class MarginalEstimator(Protocol):
+    """From measurements to a model."""
+
+    def fit(
+        self,
+        task: SynthesisTask,
+        measured: Mapping[Clique, Measurement],
+        total: float,
+        start: FittedModel | None,
+        how: FitSettings,
+    ) -> FittedModel:
+        """The model of these measurements; `start` is that of some of them."""
+
+    def fits(self, task: SynthesisTask, held: Sequence[Clique], new: Clique, share: float) -> bool:
+        """Whether a model of one marginal more is small enough, when this share of the budget is
+        spent.
+        """
+
+
+def nothing_to_show(what: str, share: float) -> None:
+    """No progress is shown."""
+
+
+@dataclass
+class SynthesisTask:
+    """One synthesis. `weights` are the marginals that may be measured, with how much each matters;
+    `most_cells` limits the model.
+
+    `records` is the number of records where it is public; `public` are log potentials of a public
+    table to start from.
+    """
+
+    domain: Domain
+    weights: Mapping[Clique, float]
+    meter: MarginalReleases
+    most_cells: int
+    records: int | None = None
+    device: str = "cpu"
+    progress: Progress = nothing_to_show
+    public: Sequence[tuple[Clique, Tensor]] = ()
+
+    @cached_property
+    def masks(self) -> list[tuple[Clique, Tensor]]:
+        """What can be, by the constraints."""
+        allowed = [
+            (rule.clique, np.ascontiguousarray(rule.allowed(self.domain.columns)))
+            for rule in self.domain.constraints
+        ]
+        return [(clique, torch.from_numpy(mask).to(self.device)) for clique, mask in allowed]
+
+    @cached_property
+    def fixed(self) -> list[tuple[Clique, Tensor]]:
+        """Potentials that every model has: those of the constraints, and of a public table."""
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        rules = [(clique, torch.where(mask, zero, zero - math.inf)) for clique, mask in self.masks]
+        return [*rules, *((clique, logs.to(self.device)) for clique, logs in self.public)]
+
+    def total(self, measurements: Iterable[Measurement]) -> float:
+        """The number of records: public, or from what was measured."""
+        return float(self.records) if self.records is not None else total_of(measurements)
+
+    def fit(
+        self,
+        estimator: MarginalEstimator,
+        measurements: Sequence[Measurement],
+        start: FittedModel | None = None,
+        how: FitSettings = WHOLE,
+    ) -> FittedModel:
+        """The model of all measurements so far."""
+        moved = [Measurement(m.clique, m.values.to(self.device), m.deviation) for m in measurements]
+        return estimator.fit(self, combined(moved), self.total(moved), start, how)
+
+    @property
+    def ones(self) -> list[Clique]:
+        """Every column by itself."""
+        return [(number,) for number in range(len(self.domain.columns))]
+
+    def distance(self, clique: Clique, model: FittedModel) -> float:
+        """How far the counts of a marginal are from the model's, in L1: sensitive, for the meter's
+        choices alone.
+
+        Guarantees: a record more or less changes it by at most 1.
+        """
+        expected = model.marginal(clique).detach().cpu().numpy() * model.total
+        return float(np.abs(self.meter.marginals.tables[clique] - expected).sum())
+
+
+class FittedGraphicalModel(GraphicalModel):
+    """A fitted distribution from which rows can be drawn."""
+
+    def rows(self, count: int, rng: np.random.Generator) -> Codes:
+        """So many rows."""
+        return drawn(self.beliefs, count, rng)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Its tables."""
+        return {"model": "graphical", "tables": len(self.beliefs.tree.cliques), "cells": self.cells}
+
+
+@dataclass(frozen=True)
+class GraphicalEstimator:
+    """Distributions of largest entropy on a junction tree. The limit on its cells grows with what
+    is spent of the budget, so that early choices do not take all of it.
+    """
+
+    def fit(
+        self,
+        task: SynthesisTask,
+        measured: Mapping[Clique, Measurement],
+        total: float,
+        start: FittedModel | None,
+        how: FitSettings,
+    ) -> FittedModel:
+        """See `MarginalEstimator`."""
+        warm = start.potentials if isinstance(start, GraphicalModel) else None
+        found = fitted(task.domain.sizes, measured, total, fixed=task.fixed, start=warm, how=how)
+        return FittedGraphicalModel(found.beliefs, found.potentials, found.total, found.sweeps)
+
+    def fits(self, task: SynthesisTask, held: Sequence[Clique], new: Clique, share: float) -> bool:
+        """See `MarginalEstimator`."""
+        rules = [clique for clique, _ in task.fixed]
+        if any(set(new) <= set(old) for old in held):
+            return True
+        return (
+            model_cells(task.domain.sizes, [*held, *rules, new])
+            <= max(share, 0.0) * task.most_cells
+        )
+
+
+GRAPHICAL = GraphicalEstimator()
 
 
 @dataclass(frozen=True)
@@ -71,19 +230,14 @@ class SynthesisMethod:
         return columns + self.choices(columns)
 
 
-def _by_cells(domain: Domain, cliques: Sequence[Clique]) -> list[float]:
+def by_cells(domain: Domain, cliques: Sequence[Clique]) -> list[float]:
     return [float(domain.cells(clique)) ** WEIGHT for clique in cliques]
 
 
 def singles(task: SynthesisTask, method: SynthesisMethod) -> list[Measurement]:
     """Every column by itself, with the first part of the terms."""
     share = task.meter.whole * Fraction(method.first)
-    return task.meter.measure_all(task.ones, share, _by_cells(task.domain, task.ones))
-
-
-def independent(task: SynthesisTask, method: SynthesisMethod) -> FittedModel:
-    """Nothing but single columns."""
-    return task.fit(method.estimator, singles(task, method))
+    return task.meter.measure_all(task.ones, share, by_cells(task.domain, task.ones))
 
 
 def adaptive(task: SynthesisTask, method: SynthesisMethod) -> FittedModel:
@@ -171,71 +325,8 @@ def forest(task: SynthesisTask, method: SynthesisMethod) -> FittedModel:
         edges.append((a, b))
         group = [group[a] if held == group[b] else held for held in group]
     if edges:
-        measured += meter.measure_all(edges, meter.left, _by_cells(domain, edges))
+        measured += meter.measure_all(edges, meter.left, by_cells(domain, edges))
     return task.fit(method.estimator, measured, model)
-
-
-def network(task: SynthesisTask, method: SynthesisMethod) -> FittedModel:
-    """Columns one after the other, each with up to two columns before it on which it depends most
-    (Zhang et al. 2017).
-
-    The score is how far the counts are from independence, the column's own shares being those that
-    were released: a record adds 1 to the counts and 1 to what is expected of them, so half of the
-    distance changes by at most 1.
-    """
-    meter, domain = task.meter, task.domain
-    measured = singles(task, method)
-    shares = [np.maximum(m.values.numpy(), 0.0) for m in measured]
-    shares = [
-        held / held.sum() if held.sum() else np.full(len(held), 1 / len(held)) for held in shares
-    ]
-    tables = meter.marginals.tables
-    total, parts = task.total(measured), max(1, len(domain.columns) - 1)
-    deviation = meter.deviation(noise_of(meter.left / parts))
-    known, joints = [_largest(domain)], []
-    while len(known) < len(domain.columns):
-        options = [
-            (v, tuple(sorted((v, *parents))))
-            for v in range(len(domain.columns))
-            if v not in known
-            for size in (1, 2)
-            for parents in combinations(sorted(known), size)
-        ]
-        useful = [
-            (v, c)
-            for v, c in options
-            if c in tables and MEAN * deviation * domain.cells(c) <= total / 2
-        ]
-        useful = useful or [(v, (v,)) for v in range(len(domain.columns)) if v not in known]
-        v, clique = useful[meter.choose([_dependence(tables, shares[v], v, c) for v, c in useful])]
-        known.append(v)
-        joints.append((v, clique))
-    wanted = [clique for _, clique in joints if len(clique) > 1]
-    if wanted:
-        measured += meter.measure_all(
-            list(dict.fromkeys(wanted)), meter.left, _by_cells(domain, list(dict.fromkeys(wanted)))
-        )
-    return CONDITIONALS.network(task, measured, [(known[0], (known[0],)), *joints])
-
-
-def _largest(domain: Domain) -> int:
-    """The column with the most cells: none should depend on others less than it."""
-    return max(range(len(domain.columns)), key=lambda v: domain.columns[v].cells)
-
-
-def _dependence(tables: Any, shares: np.ndarray, v: int, clique: Clique) -> float:
-    """Half the L1 distance between the counts of a marginal and what they would be if column v did
-    not depend on the others.
-    """
-    if len(clique) == 1:
-        return 0.0
-    counts = tables[clique]
-    axis = clique.index(v)
-    shape = [-1 if a == axis else 1 for a in range(counts.ndim)]
-    return (
-        float(np.abs(counts - counts.sum(axis=axis, keepdims=True) * shares.reshape(shape)).sum())
-        / 2
-    )
 
 
 METHODS = {
@@ -257,36 +348,5 @@ METHODS = {
         rounds=1,
         tree=True,
         least_degree=2,
-    ),
-    "mwem": SynthesisMethod(
-        adaptive,
-        GRAPHICAL,
-        "multiplicative weights with a graphical model (MWEM+PGM)",
-        0.5,
-        0.05,
-        rounds=1,
-        aware=False,
-    ),
-    "privbayes": SynthesisMethod(
-        network,
-        CONDITIONALS,
-        "a Bayesian network (PrivBayes)",
-        0.3,
-        0.2,
-        rounds=1,
-        tree=True,
-        least_degree=3,
-    ),
-    "independent": SynthesisMethod(
-        independent, GRAPHICAL, "independent columns", 0.0, 1.0, rounds=0
-    ),
-    "rap": SynthesisMethod(
-        adaptive,
-        RELAXED,
-        "a relaxed table, fitted to adaptively chosen marginals (RAP)",
-        0.1,
-        0.3,
-        rounds=2,
-        quicken=2.0,
     ),
 }

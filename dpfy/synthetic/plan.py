@@ -5,7 +5,7 @@ read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -18,7 +18,6 @@ from dpfy.synthetic.claim import Synthesis
 from dpfy.synthetic.counts import RecordOwners, closure
 from dpfy.synthetic.domain import Clique, Domain
 from dpfy.synthetic.methods import METHODS, SynthesisMethod
-from dpfy.synthetic.task import workload_weights
 
 WIDE = 20
 """Tables with more columns than this have pairs as their workload, others triples."""
@@ -32,10 +31,8 @@ MOST_ROWS = 1 << 27
 TARGET = 4.0
 """How much more a marginal with the target matters."""
 
-LAB = ("dp-gan", "pate-gan")
-"""Methods of the distribution dpfy-lab, for comparison: a generator is trained, and no marginal is
-measured.
-"""
+LAB = ("mwem", "privbayes", "rap", "independent", "dp-gan", "pate-gan")
+"""Methods of the distribution dpfy-lab, for comparison."""
 
 Workload = int | Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] | None
 
@@ -160,7 +157,9 @@ def plan(
     Guarantees: the claim's event is within (epsilon, delta) by the accountant that the card will
     name. Nothing depends on the records.
     """
-    row = METHODS[check.one_of("method", options.method, METHODS)]
+    row = METHODS.get(options.method) or plugins.find(plugins.SYNTHESIZERS, options.method)
+    if not isinstance(row, SynthesisMethod):
+        raise InvalidInput("method", options.method, "must be one that measures marginals")
     if terms.user is not None and terms.user not in domain.ignored | set(domain.names):
         raise InvalidInput(
             "user",
@@ -186,6 +185,18 @@ def plan(
         **terms.about,
     )
     return SynthesisPlan(domain, row, claim, terms, workload_weights(matters, counted), options)
+
+
+def workload_weights(
+    workload: Mapping[Clique, float], candidates: Iterable[Clique]
+) -> dict[Clique, float]:
+    """How much a marginal matters for a workload: the sum over its marginals of their weight times
+    the columns they share.
+
+    McKenna, Mullins, Sheldon & Miklau 2022.
+    """
+    sets = [(frozenset(clique), weight) for clique, weight in workload.items()]
+    return {c: sum(weight * len(held.intersection(c)) for held, weight in sets) for c in candidates}
 
 
 def _workload(

@@ -29,7 +29,14 @@ from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import Marginals, count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.estimate import MEAN
-from dpfy.synthetic.methods import METHODS
+from dpfy.synthetic.methods import (
+    METHODS,
+    FittedModel,
+    Progress,
+    SynthesisMethod,
+    SynthesisTask,
+    nothing_to_show,
+)
 from dpfy.synthetic.plan import (
     DEFAULTS,
     SynthesisOptions,
@@ -40,7 +47,6 @@ from dpfy.synthetic.plan import (
 from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.rows import table_of
 from dpfy.synthetic.start import public_potentials
-from dpfy.synthetic.task import FittedModel, Progress, SynthesisTask, nothing_to_show
 from dpfy.synthetic.writing import allowed, written
 
 SURE = 0.95
@@ -97,11 +103,9 @@ def synthesize(
     progress("planning", 0.0)
     _check_public(data, public)
     place = run if isinstance(run, Place) else Place(run)
-    if options.method not in METHODS:
-        made_by_plugin = plugins.find(plugins.SYNTHESIZERS, options.method)
-        return finished(
-            made_by_plugin(data, Domain.given(schema), terms, options, place, public, progress)
-        )
+    method = METHODS.get(options.method) or plugins.find(plugins.SYNTHESIZERS, options.method)
+    if not isinstance(method, SynthesisMethod):
+        return finished(method(data, Domain.given(schema), terms, options, place, public, progress))
     made = plan(Domain.given(schema), terms, options)
     return execute(data, made, place, public, progress)
 

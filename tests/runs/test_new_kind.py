@@ -195,9 +195,9 @@ def test_two_releases_of_a_folder_never_share_their_noise(tmp_path):
     import torch
 
     from dpfy.core.values import Bound, Bounded
-    from dpfy.models.moments import MomentsClaim
     from dpfy.noise.strategy import Identity
     from dpfy.noise.stream import NoiseStream
+    from dpfy_lab.whitening.claim import MomentsClaim
 
     claim, total = MomentsClaim(2.0), Bounded({"w": torch.zeros(3)}, Bound(1.0))
     with RunFolder(Place(tmp_path / "run"), claim) as folder:

@@ -13,9 +13,9 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
 from dpfy.synthetic.counts import count
 from dpfy.synthetic.domain import Domain
+from dpfy.synthetic.methods import SynthesisTask
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
 from dpfy.synthetic.releases import MarginalReleases
-from dpfy.synthetic.task import SynthesisTask
 
 TRIALS = 500
 DOMAIN = Domain.of({"job": 3, "rich": 2})

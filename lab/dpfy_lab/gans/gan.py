@@ -38,8 +38,8 @@ from dpfy.runs.folder import Place
 from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
+from dpfy.synthetic.methods import Progress
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
-from dpfy.synthetic.task import Progress
 from dpfy.synthetic.writing import allowed, written
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import Run, TrainingRun, complete

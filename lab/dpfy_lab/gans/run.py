@@ -8,9 +8,9 @@ from typing import Any
 from dpfy.core.errors import InvalidInput
 from dpfy.runs.folder import Place
 from dpfy.synthetic.domain import Domain
+from dpfy.synthetic.methods import Progress
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.run import one_thread
-from dpfy.synthetic.task import Progress
 from dpfy_lab.gans import gan, teachers
 
 METHODS = {"dp-gan": gan.execute, "pate-gan": teachers.execute}

@@ -40,9 +40,9 @@ from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
+from dpfy.synthetic.methods import Progress, nothing_to_show
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.releases import PartOfGaussian, no_binding
-from dpfy.synthetic.task import Progress, nothing_to_show
 from dpfy.synthetic.writing import allowed, written
 from dpfy_lab.gans.claim import DiscriminatorVotes
 from dpfy_lab.gans.tables import Discriminator, GeneratorTrainer, one_hot, seeded

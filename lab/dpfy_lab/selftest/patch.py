@@ -17,6 +17,7 @@ PRODUCT = (
     "dpfy_lab.gans",
     "dpfy_lab.metric_text",
     "dpfy_lab.synthetic_images",
+    "dpfy_lab.table_methods",
     "dpfy_lab.vote_rules",
 )
 """Packages in which names are replaced: dpfy, and the methods of the lab. The checks of the lab keep

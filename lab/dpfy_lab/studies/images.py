@@ -24,8 +24,6 @@ from dpfy.core.errors import Internal
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.config import DataConfig
 from dpfy.data.source import load
-from dpfy.models import whitening
-from dpfy.models.moments import MomentsClaim
 from dpfy.models.scattering import scattering
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
@@ -34,6 +32,8 @@ from dpfy.report import verify
 from dpfy_lab.studies.images_page import page
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.sweep import LENGTH, MOMENTUM, Setting, rows, sweep
+from dpfy_lab.whitening import maps
+from dpfy_lab.whitening.claim import MomentsClaim
 
 DELTA = 1e-5
 RECORDS = 60_000
@@ -122,8 +122,8 @@ def run_sweep(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
         noise = noise_of(recipe, epsilon)[0]
         torch.manual_seed(settings["seed"])
         total = {
-            k: v + torch.randn_like(v) * noise * whitening.BOUND
-            for k, v in whitening.sums(images[:cut]).items()
+            k: v + torch.randn_like(v) * noise * maps.BOUND
+            for k, v in maps.sums(images[:cut]).items()
         }
         x = mapped(recipe, total, noise, cut, images)
         mus = [mu * math.sqrt(1 - recipe.share)] * len(grid)
@@ -199,7 +199,7 @@ def train(
     moments = MomentsClaim(moments_noise, delta=DELTA, records=RECORDS)
     with dpfy.TrainingRun(dpfy.Run(path, seed=seed, beside=(moments,)), plan) as folder:
         images, labels, test_images, test_labels = extracted(data, options)
-        total = Bounded(whitening.sums(images), Bound(whitening.BOUND))
+        total = Bounded(maps.sums(images), Bound(maps.BOUND))
         folder.bind("moments", b"".join(t.cpu().numpy().tobytes() for t in total.value.values()))
         stream = NoiseStream(Identity(), moments_noise, folder.randomness, "moments")
         released, _ = stream.release(total, 0, {}, folder.begin("moments"))
@@ -238,7 +238,7 @@ def extracted(data: str, options: Options) -> tuple[Tensor, Tensor, Tensor, Tens
             functional.group_norm(scattering(part.to(options.device)), GROUPS).flatten(2)
             for part in images.split(1000)
         )
-        return torch.cat([whitening.unit(part) for part in parts])
+        return torch.cat([maps.unit(part) for part in parts])
 
     (x, y), (test_x, test_y) = source.train.tensors, source.test.tensors
     return features(x), y.to(options.device), features(test_x), test_y.to(options.device)
@@ -248,10 +248,8 @@ def mapped(
     recipe: HeadRecipe, noisy: dict[str, Tensor], noise: float, records: int, images: Tensor
 ) -> Tensor:
     """Rows of length one for the head, by the released moments and public constants."""
-    white = whitening.Whitening.from_sums(noisy, records, recipe.power, noise * whitening.BOUND)(
-        images
-    )
-    return whitening.RandomFeatures(recipe.waves, recipe.width)(white) if recipe.waves else white
+    white = maps.Whitening.from_sums(noisy, records, recipe.power, noise * maps.BOUND)(images)
+    return maps.RandomFeatures(recipe.waves, recipe.width)(white) if recipe.waves else white
 
 
 def best(results: Mapping[str, Any]) -> dict[tuple[str, float], HeadRecipe]:

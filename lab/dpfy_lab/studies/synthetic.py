@@ -24,13 +24,13 @@ from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.evaluate import learner_scores, marginal_errors
 from dpfy.synthetic.methods import METHODS
-from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
-from dpfy_lab.gans.run import METHODS as NETWORKS
+from dpfy.synthetic.plan import LAB, SynthesisOptions, SynthesisTerms
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.synthetic_page import page
 
 DELTA = 1e-9
-ALL = (*METHODS, *NETWORKS)
+NETWORKS = ("dp-gan", "pate-gan")
+ALL = (*METHODS, *LAB)
 RUNS = {
     ("aim", 1.0): 5,
     ("aim", 3.16): 1,

@@ -20,8 +20,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.synthetic.methods import Progress, nothing_to_show
 from dpfy.synthetic.run import one_thread
-from dpfy.synthetic.task import Progress, nothing_to_show
 from dpfy_lab.synthetic_images import stages
 from dpfy_lab.synthetic_images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET, ImageSynthesis
 from dpfy_lab.synthetic_images.encoding import Bytes, Encoding

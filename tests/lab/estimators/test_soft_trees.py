@@ -23,12 +23,12 @@ from dpfy.estimators import SoftTreeClassifier, SoftTreeRegressor, fitting, load
 from dpfy.estimators.linear.design import BITS, Design, RowLayout
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.trees import residuals
-from dpfy.models.soft_trees import SoftTrees
-from dpfy.models.soft_trees import smooth_step as torch_step
 from dpfy.report.verify import verify
 from dpfy.runs.folder import Place
 from dpfy_lab.estimators import soft_trees as soft
 from dpfy_lab.estimators.forward_pass import Ensemble, ForwardPass, smooth_step
+from dpfy_lab.estimators.soft_tree_module import SoftTrees
+from dpfy_lab.estimators.soft_tree_module import smooth_step as torch_step
 
 SIZE = 3000
 JOBS = tuple(f"job number {k}" for k in range(60))

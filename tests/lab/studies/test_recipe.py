@@ -13,10 +13,10 @@ from torch.nn import functional
 import dpfy
 from dpfy import accounting
 from dpfy.core import events
-from dpfy.models import whitening
-from dpfy.models.whitening import RandomFeatures, Whitening, sums, unit
 from dpfy_lab.studies import images
 from dpfy_lab.studies.sweep import LENGTH, MOMENTUM, Setting, sweep
+from dpfy_lab.whitening import maps
+from dpfy_lab.whitening.maps import RandomFeatures, Whitening, sums, unit
 
 
 def correlated(records: int, channels: int = 6, places: int = 5) -> torch.Tensor:
@@ -44,7 +44,7 @@ def test_one_record_adds_at_most_the_bound(kind: str) -> None:
     else:
         x[0, 2, 3] = -5
     added = torch.cat([v.flatten() for v in sums(unit(x)).values()]).double().norm()
-    assert added <= whitening.BOUND
+    assert added <= maps.BOUND
     if kind == "single":
         assert added == pytest.approx(
             math.sqrt(3), rel=1e-5
@@ -59,7 +59,7 @@ def test_sums_are_sums_and_symmetric_matrices_keep_their_norm() -> None:
     matrix = torch.einsum("ncp,ndp->cd", x, x)
     assert sums(x)["channels"].norm() == pytest.approx(float(matrix.norm()), rel=1e-5)
     torch.testing.assert_close(
-        whitening._unpacked(sums(x)["channels"]), matrix, rtol=1e-5, atol=1e-5
+        maps._unpacked(sums(x)["channels"]), matrix, rtol=1e-5, atol=1e-5
     )
 
 

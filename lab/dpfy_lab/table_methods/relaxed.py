@@ -22,8 +22,8 @@ from torch import Tensor
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique
 from dpfy.synthetic.estimate import FitSettings, Measurement
+from dpfy.synthetic.methods import FittedModel, SynthesisMethod, SynthesisTask, adaptive
 from dpfy.synthetic.rows import in_proportion
-from dpfy.synthetic.task import FittedModel, SynthesisTask
 
 ROWS = 400
 STEPS, RATE = 400, 0.1
@@ -93,7 +93,7 @@ class RelaxedEstimator:
         start: FittedModel | None,
         how: FitSettings,
     ) -> FittedModel:
-        """See `Estimator`."""
+        """See `MarginalEstimator`."""
         sizes = task.domain.sizes
         logits = (
             start.logits.clone() if isinstance(start, ProductMixture) else _first(task, measured)
@@ -117,7 +117,7 @@ class RelaxedEstimator:
         return ProductMixture(sizes, logits.detach(), total)
 
     def fits(self, task: SynthesisTask, held: Sequence[Clique], new: Clique, share: float) -> bool:
-        """See `Estimator`: the largest marginal is limited, not the model."""
+        """See `MarginalEstimator`: the largest marginal is limited, not the model."""
         return task.domain.cells(new) <= task.most_cells
 
 
@@ -142,3 +142,12 @@ def _first(task: SynthesisTask, measured: Mapping[Clique, Measurement]) -> Tenso
 
 
 RELAXED = RelaxedEstimator()
+RAP = SynthesisMethod(
+    adaptive,
+    RELAXED,
+    "a relaxed table, fitted to adaptively chosen marginals (RAP)",
+    0.1,
+    0.3,
+    rounds=2,
+    quicken=2.0,
+)
