@@ -58,9 +58,7 @@ def test_sums_are_sums_and_symmetric_matrices_keep_their_norm() -> None:
         torch.testing.assert_close(total, sum(part[name] for part in parts), rtol=1e-5, atol=1e-5)
     matrix = torch.einsum("ncp,ndp->cd", x, x)
     assert sums(x)["channels"].norm() == pytest.approx(float(matrix.norm()), rel=1e-5)
-    torch.testing.assert_close(
-        maps._unpacked(sums(x)["channels"]), matrix, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(maps._unpacked(sums(x)["channels"]), matrix, rtol=1e-5, atol=1e-5)
 
 
 def test_full_whitening_makes_channels_and_places_round() -> None:
