@@ -87,7 +87,7 @@ def checked(losses: Tensor, mask: Tensor | None) -> Tensor | None:
         raise InvalidInput("losses", f"shape {list(losses.shape)}", rule)
     if not losses.is_floating_point():
         raise InvalidInput("losses", losses.dtype, "must be floating point")
-    check.check_device("losses", losses.device.type)
+    check.device_kind("losses", losses.device.type)
     if len(losses) and not losses.requires_grad:
         raise InvalidInput(
             "losses", "a tensor without a graph", "must come from the model with gradients enabled"
