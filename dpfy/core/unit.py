@@ -115,6 +115,31 @@ def user_unit(most_records: int, window: str | None = None) -> Unit:
 
 
 @dataclass(frozen=True)
+class Person:
+    """A person as the unit of privacy of a table: the column that says whose a row is.
+
+        dpfy.Person("patient", at_most=5)
+
+    Args:
+        column: The column with the person's identifier. It is never a feature.
+        at_most: The most rows of one person that a release uses; further rows are left out.
+    """
+
+    column: str
+    at_most: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column.strip():
+            raise InvalidInput("person.column", self.column, "must be the name of a column")
+        check.integer("person.at_most", self.at_most, most=check.RECORDS)
+
+    @property
+    def unit(self) -> Unit:
+        """The unit that a guarantee for persons names."""
+        return user_unit(self.at_most)
+
+
+@dataclass(frozen=True)
 class Poisson:
     """At every step each unit takes part independently with probability `rate`; rate 1 is full
     batch.
