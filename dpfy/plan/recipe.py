@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from dpfy import accounting
@@ -152,7 +152,7 @@ class Recipe:
                 "draw Poisson batches or a fixed order",
             )
 
-    @property
+    @cached_property
     def expected_batch(self) -> float:
         """The divisor of every noisy sum: the mean batch size, never the realised one."""
         return self.sampler.expected_batch(self.records)

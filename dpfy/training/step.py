@@ -72,7 +72,8 @@ class PrivateStep:
         recipe, parameters = self.plan.recipe, self.guard.trainable
         with self.status.stop_on_error():
             self.guard.check()
-            now.schedules.check()
+            if now.schedules.all:
+                now.schedules.check()
             self.settings.check(now.step)
             rates = self.rates.at(now.step, now.optimizer)
             total = self._joined(now, total, rates)
@@ -86,29 +87,31 @@ class PrivateStep:
             p.grad = None
         self.settings.move(now.step)
         now.optimizer.zero_grad(set_to_none=True)
-        now.schedules.advance(now.step)
-        self.settings.advanced(now.step)
+        if now.schedules.all:
+            now.schedules.advance(now.step)
+            self.settings.advanced(now.step)
         if self.rule.project is not None:
             with torch.no_grad():
                 self.rule.project(self.model)
-        self.rule.averaging.update(now.average, parameters, now.step)
+        if now.average:
+            self.rule.averaging.update(now.average, parameters, now.step)
         self.guard.accept(
             noise, look=guard.looks(now.step + 1, recipe.steps, self.folder.randomness)
         )
-        return now.after(noise, clip, rates if now.schedules.waiting else None)
+        return now.after(
+            noise, clip, rates if now.schedules.all and now.schedules.waiting else None
+        )
 
     def _joined(self, now: TrainState, total: Bounded[Grads], rates: list[float]) -> Bounded[Grads]:
         """Of the sum over all ranks what this one releases, once all ranks stand at this step and
         the sum is bound and billed.
         """
         parallel, step = self.parallel, now.step
-        look = guard.looks(step, self.plan.recipe.steps, self.folder.randomness)
-        parallel.agree(
-            step,
-            {"learning rate": rates, "clip rule": CODEC.encode(now.clip)},
-            self.guard.trainable,
-            look,
-        )
+        alone = parallel.world.count == 1
+        if not alone:
+            facts = {"learning rate": rates, "clip rule": CODEC.encode(now.clip)}
+            look = guard.looks(step, self.plan.recipe.steps, self.folder.randomness)
+            parallel.agree(step, facts, self.guard.trainable, look)
         sums = parallel.reduce(total.value)
         tally = parallel.tally(sums, self.folder.randomness.key("part", step, 1)[0])
 
@@ -116,5 +119,8 @@ class PrivateStep:
             self.journal.bind(step, tally, rates)
             self.folder.note_begun()
 
-        parallel.world.rank0_first(f"the sum of step {step}", bind)
+        if alone:
+            bind()
+        else:
+            parallel.world.rank0_first(f"the sum of step {step}", bind)
         return replace(total, value=sums)

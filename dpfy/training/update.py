@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Update:
             return None
         return [check.real(f"schedule({step})", self.schedule(step)) for step in range(steps)]
 
-    @property
+    @cached_property
     def averaging(self) -> Averaging:
         """The averaging rule."""
         return Averaging(self.average)
