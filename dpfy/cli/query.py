@@ -70,7 +70,10 @@ def query(
     min(x) max(x) histogram(x, 0, 10, 20)
 
     Words: histogram(c) mode(c) table(c, d) margins(c, d, e, order=2). Of any column: top(w)
-    range(w). Records: count()
+    range(w). Records: count(). Different persons: count(distinct person)
+
+    Groups: by c, by bins(x, 0, 10, 20), by top(w). Conditions: and, or, in (...). At the end: level
+    0.9, of the intervals. In a statistic: weight=3, its part of the budget
 
     Users: quantile(contributions, 0.9) with --user person --contributions 256: how many records
     nine of ten users own at most
@@ -152,24 +155,9 @@ def _bar() -> Iterator[Any]:
 
 
 def _lines(found: Any) -> list[str]:
-    from dpfy.statistics.answer import shown
-
-    rows = [("", "answer", "standard error", "95% interval", "")]
-    for answer in found.answers:
-        place = ", ".join(f"{key} {value}" for key, value in answer.place.items())
-        error = "" if answer.standard_error is None else f"{answer.standard_error:.4g}"
-        ends = (
-            ""
-            if answer.interval is None
-            else f"{shown(answer.interval[0])} to {shown(answer.interval[1])}"
-        )
-        asked = answer.statistic.split(" by ")[0].split(" where ")[0]
-        rows.append((f"{asked} {place}", shown(answer.value), error, ends, answer.note))
-    widths = [max(len(row[k]) for row in rows) for k in range(4)]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(row[k].rjust(widths[k]) for k in (1, 2, 3)), row[4]]
-        ).rstrip()
-        for row in rows
+    return [
+        *found.answers.lines(),
+        "",
+        found.card["statement"],
+        f"check it: dpfy verify {found.run}",
     ]
-    return [*lines, "", found.card["statement"], f"check it: dpfy verify {found.run}"]

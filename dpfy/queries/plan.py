@@ -145,7 +145,7 @@ def plan(text: str, columns: TableColumns, terms: QueryTerms) -> QueryPlan:
     if terms.user is not None:
         check.one_of("user", terms.user, columns.columns)
     asked = columns if terms.contributions is None else per_user(terms.contributions)
-    statistics = tuple(functions.build(query, asked.columns, terms.records))
+    statistics = tuple(functions.build(query, asked.columns, terms.records, terms.user))
     if terms.delta == 0:
         claims = _pure(statistics, terms)
     else:
@@ -172,18 +172,30 @@ def _rehearse(
     empty = PrivateTable({name: [] for name in columns.columns}, columns.columns)
     for statistic, claim in zip(statistics, claims, strict=True):
         permit = mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
-        statistic.release(empty, Spend(claim, terms.contribution, permit))
+        known: dict[str, tuple[str, ...]] = dict.fromkeys(columns.columns, ())
+        statistic.knowing(known).release(empty, Spend(claim, terms.contribution, permit))
 
 
 def _claims(
     statistics: Sequence[Statistic], terms: QueryTerms, family: str, share: float
 ) -> tuple[StatisticClaim, ...]:
-    """Each statistic with the same share. Half of delta is for thresholds, where there are any."""
+    """Each statistic with its share: equal parts of epsilon or of zCDP, times its weight. Half of
+    delta is for thresholds, where there are any.
+
+    Guarantees: the caller composes these claims and compares them with what may be spent, so
+    weights move noise from one statistic to another, and never the price of the query.
+    """
     unknown = sum(isinstance(s, UnknownKeys) for s in statistics)
-    held = BudgetShare(
-        share, family, terms.delta == 0, terms.delta / (2 * unknown) if unknown else 0.0
-    )
-    return tuple(s.claim(terms.contribution, held, **terms.about) for s in statistics)
+    delta, pure = terms.delta / (2 * unknown) if unknown else 0.0, terms.delta == 0
+    mean = sum(s.weight for s in statistics) / len(statistics)
+    made = []
+    for s in statistics:
+        part = s.weight / mean
+        size = share * (part if pure else math.sqrt(part))
+        made.append(
+            s.claim(terms.contribution, BudgetShare(size, family, pure, delta), **terms.about)
+        )
+    return tuple(made)
 
 
 def _pure(statistics: Sequence[Statistic], terms: QueryTerms) -> tuple[StatisticClaim, ...]:

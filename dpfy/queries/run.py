@@ -5,10 +5,11 @@ order.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from dpfy.queries.sources import TableColumns, cells_of
 from dpfy.report import card
 from dpfy.runs.folder import Place, RunFolder, complete
 from dpfy.statistics.answer import LEVEL, Answer
+from dpfy.statistics.answers import Answers
 from dpfy.statistics.claim import FILE
 from dpfy.statistics.columns import Column, PrivateTable, word
-from dpfy.statistics.selection import UnknownKeys
+from dpfy.statistics.selection import TopStatistic, UnknownKeys
 from dpfy.statistics.statistic import Spend
 from dpfy.statistics.units import coded
 
@@ -39,8 +41,23 @@ class QueryResult:
     """What a query leaves: its answers, and the run folder with its card."""
 
     run: Path
-    answers: tuple[Answer, ...]
+    answers: Answers
     card: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.answers}\n{self.card['statement']} Run: {self.run}"
+
+    def _repr_html_(self) -> str:
+        statement = html.escape(f"{self.card['statement']} Run: {self.run}")
+        return f"{self.answers._repr_html_()}<p>{statement}</p>"
+
+    def to_frame(self) -> Any:
+        """The answers as a pandas frame: see :meth:`Answers.to_frame`."""
+        return self.answers.to_frame()
+
+    def plot(self, statistic: str | None = None, axes: Any = None) -> Any:
+        """Bars with intervals: see :meth:`Answers.plot`."""
+        return self.answers.plot(statistic, axes)
 
     def to_json(self) -> dict[str, Any]:
         """The answers, and what they cost."""
@@ -48,7 +65,7 @@ class QueryResult:
         return {
             "run": str(self.run),
             "answers": [answer.to_json() for answer in self.answers],
-            "level": LEVEL,
+            "level": self.answers.level,
             **{key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")},
             "statement": self.card["statement"],
         }
@@ -87,13 +104,20 @@ def answer(
         progress("reading")
         table = table_of(data, made)
         folder.bind("query", _fingerprint(table, made))
-        found = []
+        found: list[Answer] = []
+        words: dict[str, tuple[str, ...]] = {}
         for statistic, claim in zip(made.statistics, made.claims, strict=True):
             progress(claim.question)
             permit = folder.begin(claim.name)
-            answers = statistic.release(
-                table, Spend(claim, made.terms.contribution, permit, folder.randomness)
+            spend = Spend(
+                claim, made.terms.contribution, permit, folder.randomness, made.query.level
             )
+            answers = [
+                replace(answer, level=made.query.level)
+                for answer in statistic.knowing(words).release(table, spend)
+            ]
+            if isinstance(statistic, TopStatistic):
+                words |= statistic.words(answers)
             shown = " | ".join(_printable(str(a)) for a in answers[:MOST_SHOWN])
             folder.tell(claim.name, answers=shown or "none", answers_in_all=len(answers))
             found += answers
@@ -114,7 +138,7 @@ def finished(path: Path) -> QueryResult:
     """The answers of a finished run."""
     held = storage.parsed_json(FILE, storage.content(FILE, path / FILE))
     try:
-        answers = tuple(
+        answers = Answers(
             Answer(
                 row["statistic"],
                 row["value"],
@@ -122,6 +146,7 @@ def finished(path: Path) -> QueryResult:
                 tuple(row["interval"]) if "interval" in row else None,
                 row.get("place", {}),
                 row.get("note", ""),
+                row.get("level", LEVEL),
             )
             for row in held
         )
@@ -169,5 +194,4 @@ def _fingerprint(table: PrivateTable, made: QueryPlan) -> bytes:
 
 def used(made: QueryPlan) -> set[str]:
     """The columns that a query names."""
-    named = {a for ask in made.query.asks for a in ask.arguments if isinstance(a, str)}
-    return named | set(made.query.by) | {condition.column for condition in made.query.where}
+    return made.query.columns

@@ -23,9 +23,9 @@ LEVEL = 0.95
 class Answer:
     """One released number (or word), with what the noise can have done to it.
 
-    `interval` holds the answer without noise in 95% of all releases. It does not cover what moving
-    values into their public range changed, nor that the records are a sample of something larger.
-    `place` says which group or cell the answer is of.
+    `interval` holds the answer without noise in 95% of all releases, or in `level` of them. It does
+    not cover what moving values into their public range changed, nor that the records are a sample
+    of something larger. `place` says which group or cell the answer is of.
     """
 
     statistic: str
@@ -34,6 +34,7 @@ class Answer:
     interval: tuple[float, float] | None = None
     place: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    level: float = LEVEL
 
     def __str__(self) -> str:
         place = ", ".join(f"{key} {value}" for key, value in self.place.items())
@@ -60,6 +61,8 @@ class Answer:
             held["standard_error"] = self.standard_error
         if self.interval is not None:
             held["interval"] = list(self.interval)
+        if self.level != LEVEL:
+            held["level"] = self.level
         return held | ({"note": self.note} if self.note else {})
 
 
@@ -76,17 +79,23 @@ def shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def percent(level: float) -> str:
+    """A level of confidence in words."""
+    return f"{100 * level:g}%"
+
+
 @dataclass(frozen=True)
 class NoiseLaw:
     """The law of the noise on each of several numbers, independent of each other.
 
     `family` is laplace or gaussian, `scale` its parameter in the units of the numbers; `whole`
-    where the noise is a whole number.
+    where the noise is a whole number. `level` is the chance that an interval holds.
     """
 
     family: str
     scale: float
     whole: bool = False
+    level: float = LEVEL
 
     @property
     def deviation(self) -> float:
@@ -101,14 +110,14 @@ class NoiseLaw:
         """The standard error of a combination of the numbers."""
         return self.deviation * float(np.linalg.norm(np.asarray(coefficients, np.float64)))
 
-    def reach(self, coefficients: Coefficients, level: float = LEVEL) -> float:
+    def reach(self, coefficients: Coefficients) -> float:
         """What the error of a combination stays within, in `level` of all releases.
 
         Exact for Gaussian noise, for one number, and for two with Laplace noise; two numbers with
         whole noise from above (each is at most half a step farther than a Laplace number); more by
         numerical inversion of the characteristic function.
         """
-        used = np.abs(np.asarray(coefficients, np.float64))
+        level, used = self.level, np.abs(np.asarray(coefficients, np.float64))
         used = used[used > 0]
         if not len(used):
             return 0.0

@@ -7,20 +7,28 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpfy.core import check
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn
 from dpfy.statistics.covariance import Covariance
-from dpfy.statistics.language import Condition, Query, StatisticCall
-from dpfy.statistics.moments import CountStatistic, MomentStatistic, TotalStatistic
+from dpfy.statistics.groups import AnyWhere, Bins, FoundWords, GroupBy, GroupKey, Where, listed
+from dpfy.statistics.language import AnyOf, Condition, Query, StatisticCall
+from dpfy.statistics.moments import (
+    CountStatistic,
+    DistinctStatistic,
+    MomentStatistic,
+    TotalStatistic,
+)
 from dpfy.statistics.quantiles import Quantiles, grid_of, share_of
 from dpfy.statistics.selection import ModeStatistic, RangeStatistic, TopStatistic
-from dpfy.statistics.statistic import GroupBy, Statistic, SumStatistic, number, of_size, words
+from dpfy.statistics.statistic import Statistic, SumStatistic, number, of_size, words
 from dpfy.statistics.tables import Accuracy, BinCounts, Calibration, Contingency, Margins
 
 MOST_SHARES = 99
+WEIGHT, WEIGHTS = "weight", (0.01, 100)
+"""The option of every statistic: how many parts of the budget it gets, beside the others."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class StatisticRequest:
     columns: Mapping[str, Column]
     groups: GroupBy
     records: int | None
+    person: str | None = None
 
     def column(self, place: int = 0) -> Column:
         """The column that an argument names."""
@@ -81,6 +90,24 @@ def _count(a: StatisticRequest) -> Statistic:
     return CountStatistic(a.text, a.groups, None)
 
 
+def _distinct_persons(a: StatisticRequest) -> Statistic:
+    a.exactly(1)
+    column = a.column()
+    if a.person is None:
+        raise InvalidInput(
+            "query distinct",
+            column.name,
+            "needs user, the column that says whose a record is: different persons are counted",
+        )
+    if column.name != a.person:
+        raise InvalidInput(
+            "query distinct",
+            column.name,
+            f"must be {a.person}, the column that says whose a record is",
+        )
+    return DistinctStatistic(a.text, a.groups, None, column)
+
+
 def _sum(a: StatisticRequest) -> Statistic:
     a.exactly(1)
     return TotalStatistic(a.text, a.groups, a.records, number("sum", a.column()))
@@ -109,6 +136,13 @@ def _histogram(a: StatisticRequest) -> Statistic:
     if not isinstance(column, NumberColumn):
         a.exactly(1)
         return Contingency(a.text, a.groups, None, _distinct(a), margins=False)
+    bins = _bins(a, column)
+    of_size("histogram", a.groups.most * len(bins.labels))
+    return BinCounts(a.text, a.groups, None, bins)
+
+
+def _bins(a: StatisticRequest, column: NumberColumn) -> Bins:
+    """Bins with the edges that are asked for, or so many of equal width."""
     edges = a.numbers(1)
     if edges and a.option("bins") is not None:
         raise InvalidInput("query", str(a.ask), "takes edges or a number of bins, not both")
@@ -118,9 +152,10 @@ def _histogram(a: StatisticRequest) -> Statistic:
             column.high
         ]
     if len(edges) < 2 or any(not low < high for low, high in itertools.pairwise(edges)):
-        raise InvalidInput("query histogram", edges, "must have at least two edges that grow")
-    of_size("histogram", a.groups.count * (len(edges) - 1))
-    return BinCounts(a.text, a.groups, None, column, tuple(edges))
+        raise InvalidInput(
+            f"query {a.ask.function}", edges, "must have at least two edges that grow"
+        )
+    return Bins(column, tuple(edges))
 
 
 def _table(a: StatisticRequest) -> Statistic:
@@ -143,7 +178,7 @@ def _distinct(a: StatisticRequest) -> tuple[CategoryColumn, ...]:
         raise InvalidInput(
             "query", str(a.ask), "must not name one column twice, nor one of the group-by"
         )
-    of_size(a.ask.function, a.groups.count * math.prod(len(column.cells) for column in held))
+    of_size(a.ask.function, a.groups.most * math.prod(len(column.cells) for column in held))
     return held
 
 
@@ -225,6 +260,7 @@ def _calibration(a: StatisticRequest) -> Statistic:
 
 FUNCTIONS: dict[str, tuple[Callable[[StatisticRequest], Statistic], tuple[str, ...], str]] = {
     "count": (_count, (), "count()"),
+    "distinct": (_distinct_persons, (), "distinct(patient), also count(distinct patient)"),
     "sum": (_sum, (), "sum(age)"),
     "mean": (_moments(1), (), "mean(age)"),
     "variance": (_moments(2), (), "variance(age)"),
@@ -256,47 +292,140 @@ FUNCTIONS: dict[str, tuple[Callable[[StatisticRequest], Statistic], tuple[str, .
 
 
 def build(
-    query: Query, columns: Mapping[str, Column], records: int | None = None
+    query: Query,
+    columns: Mapping[str, Column],
+    records: int | None = None,
+    person: str | None = None,
 ) -> list[Statistic]:
-    """The statistics of a query. `records` is the public number of records, if there is one."""
-    by = tuple(words("by", named("by", name, columns)) for name in query.by)
-    where = tuple((_compared(c, columns), c) for c in query.where)
-    groups = GroupBy(by, where)
-    of_size("by", groups.count)
-    found = []
+    """The statistics of a query. `records` is the public number of records, if there is one;
+    `person` the column that says whose a record is.
+
+    Groups of words that are not public (``by top(word)``) need the release that finds them, which
+    comes first.
+    """
+    where = _where(query.where, columns)
+    keys = tuple(_key(key, columns) for key in query.by)
+    if len({key.name for key in keys}) < len(keys):
+        raise InvalidInput(
+            "query by", ", ".join(map(str, query.by)), "must not name one column twice"
+        )
+    groups = GroupBy(keys, where)
+    of_size("by", groups.most)
+    found: list[Statistic] = []
+    for key, said in zip(keys, query.by, strict=True):
+        if isinstance(key, FoundWords):
+            text = Query((StatisticCall(*_top_call(said)),), (), query.where, query.level).texts[0]
+            found.append(TopStatistic(text, GroupBy((), where), None, key.column))
     for ask, text in zip(query.asks, query.texts, strict=True):
         check.one_of("query statistic", ask.function, FUNCTIONS)
         make, options, _ = FUNCTIONS[ask.function]
-        for key, _ in ask.options:
-            if key not in options:
-                due = f"takes {', '.join(options)}" if options else "takes no options"
-                raise InvalidInput(f"query {ask.function}", key, f"{ask.function} {due}")
+        _require_options(ask, (*options, WEIGHT))
         known = None if groups.by or groups.where else records
-        found.append(_sized(make(StatisticRequest(ask, text, columns, groups, known))))
+        asked = StatisticRequest(ask, text, columns, groups, known, person)
+        weight = asked.option(WEIGHT)
+        made = _sized(make(asked))
+        found.append(made if weight is None else replace(made, weight=_weight(weight)))
     return found
 
 
+def _top_call(key: str | StatisticCall) -> tuple[str, tuple[str | float, ...]]:
+    assert isinstance(key, StatisticCall)
+    return key.function, key.arguments
+
+
+def _weight(value: float) -> float:
+    if not WEIGHTS[0] <= value <= WEIGHTS[1]:
+        raise InvalidInput(
+            "query weight", value, f"must be a number from {WEIGHTS[0]:g} to {WEIGHTS[1]:g}"
+        )
+    return value
+
+
+def _require_options(ask: StatisticCall, options: tuple[str, ...]) -> None:
+    for key, _ in ask.options:
+        if key not in options:
+            due = f"takes {', '.join(options)}" if options else "takes no options"
+            raise InvalidInput(f"query {ask.function}", key, f"{ask.function} {due}")
+
+
+def _key(key: str | StatisticCall, columns: Mapping[str, Column]) -> GroupKey:
+    """What groups are made of: a column of words, or a function of a column."""
+    if isinstance(key, str):
+        column = named("by", key, columns)
+        if isinstance(column, NumberColumn):
+            raise InvalidInput(
+                "query by", key, f"holds numbers: group by bins({key}, 20, 40, 60), say"
+            )
+        if isinstance(column, OpenColumn):
+            raise InvalidInput(
+                "query by",
+                key,
+                f"must be a column whose categories are in the schema; top({key}) finds words that "
+                f"many records have",
+            )
+        return words("by", column)
+    check.one_of("query by", key.function, KEYS)
+    make, options = KEYS[key.function]
+    _require_options(key, options)
+    return make(StatisticRequest(key, str(key), columns, GroupBy(), None))
+
+
+def _by_bins(a: StatisticRequest) -> GroupKey:
+    return _bins(a, number("bins", a.column()))
+
+
+def _by_top(a: StatisticRequest) -> GroupKey:
+    a.exactly(1)
+    return FoundWords(a.column())
+
+
+KEYS: dict[str, tuple[Callable[[StatisticRequest], GroupKey], tuple[str, ...]]] = {
+    "bins": (_by_bins, ("bins",)),
+    "top": (_by_top, ()),
+}
+"""Functions of a column that groups are made of: name -> (builder, options)."""
+
+
 def _sized(made: Statistic) -> Statistic:
-    """A statistic that releases no more numbers than can be."""
+    """A statistic that releases no more numbers than can be, over groups that it can have."""
     if isinstance(made, SumStatistic):
-        of_size("cells", made.groups.count * made.cells * max(made.width("l1"), made.width("l2")))
+        of_size("cells", made.groups.most * made.cells * max(made.width("l1"), made.width("l2")))
+    elif made.groups.open:
+        raise Unsupported(
+            f"{made.text}: it makes a choice for each group, and how many groups there are is not "
+            f"public",
+            "ask top(...) first, write the words that it finds into the schema as categories, and "
+            "group by the column",
+        )
     elif isinstance(made, Quantiles):
         of_size("values", made.groups.count * len(made.shares) * 64)
     return made
 
 
+def _where(terms: tuple[Condition | AnyOf, ...], columns: Mapping[str, Column]) -> Where:
+    """Conditions with their columns."""
+    return tuple(
+        AnyWhere(tuple(_where(choice, columns) for choice in term.choices))
+        if isinstance(term, AnyOf)
+        else (_compared(term, columns), term)
+        for term in terms
+    )
+
+
 def _compared(condition: Condition, columns: Mapping[str, Column]) -> Column:
     """The column of a condition, if the comparison makes sense for it."""
     column = named("where", condition.column, columns)
+    values = listed(condition.value)
     if isinstance(column, CategoryColumn):
-        if condition.comparison not in ("=", "!="):
+        if condition.comparison not in ("=", "!=", "in"):
             raise InvalidInput(
-                "query where", str(condition), "words are compared with = and != only"
+                "query where", str(condition), "words are compared with =, != and in only"
             )
-        check.one_of(f"query where {column.name}", condition.value, column.words)
+        for value in values:
+            check.one_of(f"query where {column.name}", value, column.words)
     elif isinstance(column, OpenColumn):
         raise InvalidInput("query where", column.name, "must be a column that the schema describes")
-    elif isinstance(condition.value, str):
+    elif any(isinstance(value, str) for value in values):
         raise InvalidInput(
             "query where", str(condition), f"{column.name} is compared with a number"
         )

@@ -2,13 +2,16 @@
 
     mean(age), count() by sex where income = ">50K"
 
-    query      statistic {, statistic} [by column {, column}] [where condition {and condition}]
+    query      statistic {, statistic} [by group {, group}] [where terms] [level number]
     statistic  name(argument, ..., key=value)
-    condition  column = value     also != < <= > >=
+    group      column, or a function of one: bins(age, 20, 40, 60)
+    terms      term {and term} {or term {and term}}
+    term       column = value     also != < <= > >=, column in (value, ...), (terms)
 
-`by` and `where` hold for all statistics of the query. A name or a word with other characters than
-letters, digits, _ . - is written in quotes. Nothing here knows the columns, and nothing reads the
-data.
+`by`, `where` and `level` hold for all statistics of the query. `and` binds closer than `or`. A name
+or a word with other characters than letters, digits, _ . - is written in quotes. avg(x) is mean(x),
+count(*) is count(), and count(distinct x) is distinct(x). Nothing here knows the columns, and
+nothing reads the data.
 """
 
 from __future__ import annotations
@@ -18,14 +21,18 @@ import re
 from dataclasses import dataclass, field
 
 from dpfy.core.errors import InvalidInput
+from dpfy.statistics.answer import LEVEL
 
-MOST_TEXT, MOST_ASKS, MOST_PARTS = 2000, 50, 8
+MOST_TEXT, MOST_ASKS, MOST_PARTS, MOST_LISTED, MOST_NESTED = 2000, 50, 8, 100, 8
+LEVELS = (0.5, 0.999)
+"""The least and the highest level of confidence of an interval."""
 TOKEN = re.compile(
     r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.-]*)"
-    r"|\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<mark>!=|<=|>=|[(),=<>]))"
+    r"|\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<mark>!=|<=|>=|[(),=<>*]))"
 )
 COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
-WORDS = ("by", "where", "and")
+WORDS = ("by", "where", "and", "or")
+ALIASES = {"avg": "mean"}
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,40 @@ class StatisticCall:
 
 @dataclass(frozen=True)
 class Condition:
-    """Which records are counted: `column` compared with `value`."""
+    """Which records are counted: `column` compared with `value`, or with several values where the
+    comparison is `in`.
+    """
 
     column: str
     comparison: str
-    value: str | float
+    value: str | float | tuple[str | float, ...]
 
     def __str__(self) -> str:
-        return f"{written(self.column)} {self.comparison} {written(self.value, word=True)}"
+        if isinstance(self.value, tuple):
+            value = f"({', '.join(written(v, word=True) for v in self.value)})"
+        else:
+            value = written(self.value, word=True)
+        return f"{written(self.column)} {self.comparison} {value}"
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns it reads."""
+        return {self.column}
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Which records are counted: those for which all terms of at least one of `choices` hold."""
+
+    choices: tuple[tuple[Condition | AnyOf, ...], ...]
+
+    def __str__(self) -> str:
+        return f"({' or '.join(' and '.join(map(str, terms)) for terms in self.choices)})"
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns it reads."""
+        return {name for terms in self.choices for term in terms for name in term.columns}
 
 
 @dataclass(frozen=True)
@@ -60,15 +93,26 @@ class Query:
     """Everything that is asked at once."""
 
     asks: tuple[StatisticCall, ...]
-    by: tuple[str, ...] = ()
-    where: tuple[Condition, ...] = ()
+    by: tuple[str | StatisticCall, ...] = ()
+    where: tuple[Condition | AnyOf, ...] = ()
+    level: float = LEVEL
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Each statistic as a query of its own."""
-        tail = f" by {', '.join(written(b) for b in self.by)}" if self.by else ""
+        keys = [written(key) if isinstance(key, str) else str(key) for key in self.by]
+        tail = f" by {', '.join(keys)}" if keys else ""
         tail += f" where {' and '.join(str(c) for c in self.where)}" if self.where else ""
+        tail += f" level {written(self.level)}" if self.level != LEVEL else ""
         return tuple(f"{ask}{tail}" for ask in self.asks)
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns that the query names."""
+        calls = [*self.asks, *(key for key in self.by if isinstance(key, StatisticCall))]
+        named = {a for call in calls for a in call.arguments if isinstance(a, str)}
+        named |= {key for key in self.by if isinstance(key, str)}
+        return named.union(*(term.columns for term in self.where))
 
 
 def written(value: str | float, *, word: bool = False) -> str:
@@ -122,15 +166,18 @@ class _Reader:
 
     def query(self) -> Query:
         asks = self._list(self._ask, MOST_ASKS)
-        by = self._list(self._name, MOST_PARTS) if self._take_word("by") else ()
-        where = self._list(self._condition, MOST_PARTS, "and") if self._take_word("where") else ()
+        by = self._list(self._key, MOST_PARTS) if self._take_word("by") else ()
+        where = self._terms(0) if self._take_word("where") else ()
+        level = self._level() if self._take_word("level") else LEVEL
         if self.place < len(self.tokens):
-            raise self._wrong("is not expected here; the order is: statistics, by, where")
+            raise self._wrong("is not expected here; the order is: statistics, by, where, level")
         if len(set(asks)) < len(asks):
             raise InvalidInput("query", self.text, "must not ask one statistic twice")
         if len(set(by)) < len(by):
-            raise InvalidInput("query by", ", ".join(by), "must not name one column twice")
-        return Query(tuple(asks), tuple(by), tuple(where))
+            raise InvalidInput(
+                "query by", ", ".join(map(str, by)), "must not name one column twice"
+            )
+        return Query(asks, by, where, level)
 
     def _list(self, read, most: int, between: str = ",") -> tuple:  # type: ignore[no-untyped-def, type-arg]
         found = [read()]
@@ -148,12 +195,18 @@ class _Reader:
             raise self._wrong("must be a statistic such as mean(age)", back=True)
         if not self._take("("):
             raise self._wrong(f"must be followed by ( in {name}(...)", back=True)
+        name = name.lower()
         arguments: list[str | float] = []
         options: list[tuple[str, str | float]] = []
         while not self._take(")"):
             if (arguments or options) and not self._take(","):
                 raise self._wrong("needs a comma before it, or a ) is missing")
             kind, value, _ = self._next("an argument")
+            first = name == "count" and not arguments and not options
+            if first and value == "*" and kind == "mark" and self._take(")"):
+                return StatisticCall(name, ())
+            if first and (kind, value) == ("name", "distinct") and self._is(("name", "word")):
+                name, kind, value = "distinct", "name", self._name()
             if kind == "name" and self._take("="):
                 options.append((value, self._value()))
             elif kind == "mark":
@@ -164,12 +217,51 @@ class _Reader:
                 arguments.append(_number(value) if kind == "number" else value)
         if len({key for key, _ in options}) < len(options):
             raise InvalidInput("query", name, "must not give one option twice")
-        return StatisticCall(name.lower(), tuple(arguments), tuple(sorted(options)))
+        return StatisticCall(ALIASES.get(name, name), tuple(arguments), tuple(sorted(options)))
+
+    def _key(self) -> str | StatisticCall:
+        """A column that groups are made of, or a function of one."""
+        if self._is(("name",)) and self._is(("mark",), "(", 1):
+            return self._ask()
+        return self._name()
+
+    def _level(self) -> float:
+        """The chance that an interval holds."""
+        kind, value, _ = self._next("a level of confidence")
+        if kind != "number" or not LEVELS[0] <= float(value) <= LEVELS[1]:
+            raise self._wrong(f"must be a number from {LEVELS[0]:g} to {LEVELS[1]:g}", back=True)
+        return float(value)
+
+    def _terms(self, depth: int) -> tuple[Condition | AnyOf, ...]:
+        """Terms that must all hold."""
+        choices = self._list(lambda: self._all(depth), MOST_PARTS, "or")
+        return choices[0] if len(choices) == 1 else (AnyOf(choices),)
+
+    def _all(self, depth: int) -> tuple[Condition | AnyOf, ...]:
+        parts = self._list(lambda: self._term(depth), MOST_PARTS, "and")
+        return tuple(term for part in parts for term in part)
+
+    def _term(self, depth: int) -> tuple[Condition | AnyOf, ...]:
+        if not self._take("("):
+            return (self._condition(),)
+        if depth >= MOST_NESTED:
+            raise self._wrong(f"must not stand in more than {MOST_NESTED} parentheses", back=True)
+        found = self._terms(depth + 1)
+        if not self._take(")"):
+            raise self._wrong("is not expected here; a ) is missing")
+        return found
 
     def _condition(self) -> Condition:
         column, (kind, mark, _) = self._name(), self._next("a comparison")
+        if (kind, mark) == ("name", "in"):
+            if not self._take("("):
+                raise self._wrong("must be followed by values in parentheses", back=True)
+            values = self._list(self._value, MOST_LISTED)
+            if not self._take(")"):
+                raise self._wrong("is not expected here; a ) is missing")
+            return Condition(column, mark, values)
         if kind != "mark" or mark not in COMPARISONS:
-            raise self._wrong(f"must be one of {' '.join(COMPARISONS)}", back=True)
+            raise self._wrong(f"must be one of {' '.join(COMPARISONS)} in", back=True)
         return Condition(column, mark, self._value())
 
     def _name(self) -> str:
@@ -189,6 +281,13 @@ class _Reader:
             raise InvalidInput("query", self.text[-40:], f"ends where {due} must stand")
         self.place += 1
         return self.tokens[self.place - 1]
+
+    def _is(self, kinds: tuple[str, ...], value: str = "", ahead: int = 0) -> bool:
+        """Whether the next token, or one after it, is of these kinds, and this value."""
+        if self.place + ahead >= len(self.tokens):
+            return False
+        kind, held, _ = self.tokens[self.place + ahead]
+        return kind in kinds and value in ("", held)
 
     def _take(self, mark: str, kind: str = "mark") -> bool:
         found = self.place < len(self.tokens) and self.tokens[self.place][:2] == (kind, mark)

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
 from dpfy.statistics.answer import Answer, NoiseLaw, ratio
-from dpfy.statistics.columns import NumberColumn, PrivateTable
-from dpfy.statistics.statistic import SumStatistic, counted
+from dpfy.statistics.claim import BudgetShare, StatisticClaim
+from dpfy.statistics.columns import Column, NumberColumn, PrivateTable
+from dpfy.statistics.statistic import Spend, SumStatistic, counted
+from dpfy.statistics.units import ContributionLimit
 
 Floats = NDArray[np.float64]
 LINEAR = "the interval is by linear approximation"
@@ -62,6 +65,35 @@ class CountStatistic(SumStatistic):
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
         """See `SumStatistic`."""
         yield counted(self.text, [sums[0, 0]], spread, {})
+
+
+@dataclass(frozen=True)
+class DistinctStatistic(CountStatistic):
+    """How many different persons the records belong to.
+
+    Guarantees: of a person's records in a group only the first counts, so a person adds at most 1
+    to a group, and to at most as many groups as the limits of the query allow, k. The released
+    counts move by at most 1 in each coordinate, by k in L1 and by sqrt k in L2; without groups by 1.
+    """
+
+    column: Column
+
+    def once(self, contribution: ContributionLimit) -> ContributionLimit:
+        """One record of a person in each group."""
+        if not self.groups.by:
+            return ContributionLimit(1)
+        groups = min(contribution.groups or contribution.records, contribution.records)
+        return ContributionLimit(groups, groups, 1)
+
+    def claim(
+        self, contribution: ContributionLimit, share: BudgetShare, **about: Any
+    ) -> StatisticClaim:
+        """See `Statistic`."""
+        return super().claim(self.once(contribution), share, **about)
+
+    def release(self, table: PrivateTable, spend: Spend) -> list[Answer]:
+        """See `Statistic`."""
+        return super().release(table, replace(spend, contribution=self.once(spend.contribution)))
 
 
 @dataclass(frozen=True)

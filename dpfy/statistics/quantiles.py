@@ -28,7 +28,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.bits import Bits
-from dpfy.statistics.answer import LEVEL, Answer, within
+from dpfy.statistics.answer import Answer, percent, within
 from dpfy.statistics.claim import BudgetShare, LevelledExponential, StatisticClaim
 from dpfy.statistics.columns import NumberColumn, PrivateTable
 from dpfy.statistics.statistic import Spend, Statistic, parted
@@ -143,7 +143,9 @@ class Quantiles(Statistic):
         )
         where = within(group, {} if self.end else {"quantile": f"{float(share):g}"})
         off = math.ceil(chosen.reach)
-        note = f"its rank is off by at most {off} records in {LEVEL:.0%} of releases"
+        note = (
+            f"its rank is off by at most {off} records in {percent(chosen.spend.level)} of releases"
+        )
         if self.end:
             note = f"looked for {chosen.inside} records inside; {note}"
         return Answer(self.text, shown, place=where, note=note)
@@ -177,9 +179,9 @@ class _Chosen:
 
     @property
     def reach(self) -> float:
-        """How many ranks an answer is off at most, in 95% of releases."""
+        """How many ranks an answer is off at most, in `level` of releases."""
         levels, size = self.asked.levels, self.asked.values * self.asked.fine
-        return levels * self.grain * math.log(size * levels / (1 - LEVEL))
+        return levels * self.grain * math.log(size * levels / (1 - self.spend.level))
 
     def of(self, counts: Codes) -> list[int]:
         """The place of each share among these counts."""

@@ -5,7 +5,7 @@ nothing is public.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +16,13 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.choice import Exponential, PermuteAndFlip
 from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
-from dpfy.statistics.answer import LEVEL, Answer, NoiseLaw, within
+from dpfy.statistics.answer import Answer, NoiseLaw, percent, within
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
 from dpfy.statistics.columns import CategoryColumn, Column, PrivateTable
+from dpfy.statistics.groups import MOST_WORD
 from dpfy.statistics.statistic import Spend, Statistic, counted, parted, spread_of
 from dpfy.statistics.units import ContributionLimit, coded
 
-MOST_WORD = 200
-"""Characters of a word that are told apart."""
 FARTHEST = 64
 """Powers of two that are told apart, on either side of one."""
 
@@ -58,9 +57,9 @@ class ModeStatistic(Statistic):
         tool, found = spend.claim.tool, []
         assert isinstance(tool, Exponential | PermuteAndFlip)
         off = math.ceil(
-            contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - LEVEL))
+            contribution.total * tool.moves / tool.epsilon * math.log(size / (1 - spend.level))
         )
-        note = f"at most {off} records fewer than the most frequent, in {LEVEL:.0%} of releases"
+        note = f"at most {off} records fewer than the most frequent, in {percent(spend.level)} of releases"
         parts = parted(codes[kept], groups[kept], self.groups.count)
         for group, (mine, place) in enumerate(zip(parts, self.groups.places(), strict=True)):
             counts = np.bincount(mine, minlength=size)
@@ -127,13 +126,20 @@ class UnknownKeys(Statistic):
         found = []
         for group, place in enumerate(self.groups.places()):
             mine = {key: count for (at, key), count in released.items() if at == group}
-            found += self.found(mine, spread_of(spend.claim), place, spend.claim.threshold)
+            found += self.found(
+                mine, spread_of(spend.claim, spend.level), place, spend.claim.threshold
+            )
         return found
 
 
 @dataclass(frozen=True)
 class TopStatistic(UnknownKeys):
     """The words that many records have, with their counts, most frequent first."""
+
+    def words(self, answers: Sequence[Answer]) -> dict[str, tuple[str, ...]]:
+        """The words that were found, by column: groups can be made of them."""
+        found = dict.fromkeys(answer.place[self.column.name] for answer in answers)
+        return {} if self.groups.by else {self.column.name: tuple(found)}
 
     def keys(self, table: PrivateTable) -> list[Hashable]:
         """The word of each record."""

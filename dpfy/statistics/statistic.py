@@ -6,7 +6,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,10 @@ from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid
-from dpfy.statistics.answer import Answer, NoiseLaw, within
+from dpfy.statistics.answer import LEVEL, Answer, NoiseLaw, within
 from dpfy.statistics.claim import MOST_DOMAIN, BudgetShare, StatisticClaim
 from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn, PrivateTable
-from dpfy.statistics.language import Condition
+from dpfy.statistics.groups import Bins, GroupBy
 from dpfy.statistics.units import ContributionLimit
 
 FINE, WIDEST = 24, 44
@@ -35,75 +35,30 @@ MOST_CELLS = 1 << 20
 
 
 @dataclass(frozen=True)
-class GroupBy:
-    """Which records are counted, and the group of each: the cells of the columns of a group-by, in
-    the order of the schema.
-    """
-
-    by: tuple[CategoryColumn, ...] = ()
-    where: tuple[tuple[Column, Condition], ...] = ()
-
-    @property
-    def count(self) -> int:
-        """The number of groups."""
-        return math.prod(len(column.cells) for column in self.by)
-
-    def places(self) -> Iterator[dict[str, str]]:
-        """Each group in words."""
-        for cell in np.ndindex(*(len(column.cells) for column in self.by)):
-            yield {column.name: column.cells[i] for column, i in zip(self.by, cell, strict=True)}
-
-    def codes(self, table: PrivateTable) -> NDArray[np.int64]:
-        """The group of each record; -1 where a condition leaves it out."""
-        found = np.zeros(table.size, np.int64)
-        for column in self.by:
-            found = found * len(column.cells) + table.codes(column.name)
-        for at, condition in self.where:
-            found = np.where(_holds(at, condition, table), found, -1)
-        return found
-
-
-def _holds(column: Column, condition: Condition, table: PrivateTable) -> NDArray[np.bool_]:
-    """Which records meet a condition. A missing number meets none but "not equal"."""
-    if isinstance(column, CategoryColumn):
-        values: Any = table.codes(column.name)
-        wanted: Any = column.words.index(str(condition.value))
-    else:
-        values, wanted = table.numbers(column.name), float(condition.value)
-    with np.errstate(invalid="ignore"):
-        found = {
-            "=": values == wanted,
-            "!=": values != wanted,
-            "<": values < wanted,
-            "<=": values <= wanted,
-            ">": values > wanted,
-            ">=": values >= wanted,
-        }[condition.comparison]
-    return np.asarray(found)
-
-
-@dataclass(frozen=True)
 class Spend:
     """What a release is made with: its claim, how much one unit may add, the permit, and the secret
-    of the run (or fresh entropy).
+    of the run (or fresh entropy). Intervals and notes hold in `level` of all releases.
     """
 
     claim: StatisticClaim
     contribution: ContributionLimit
     permit: Permit
     randomness: Randomness | None = None
+    level: float = LEVEL
 
 
 @dataclass(frozen=True)
 class Statistic(ABC):
     """What is asked: `text` as it was written, over the groups `groups`. All of it is public.
 
-    `records` is the public number of records, where there is one and all of them are counted.
+    `records` is the public number of records, where there is one and all of them are counted;
+    `weight` how many parts of the budget it gets, beside the other statistics of its query.
     """
 
     text: str
     groups: GroupBy
     records: int | None
+    weight: float = field(default=1.0, kw_only=True, repr=False)
 
     @property
     def domain(self) -> str:
@@ -122,7 +77,8 @@ class Statistic(ABC):
         """The columns it reads, each once."""
         held = [getattr(self, f.name) for f in fields(self)]
         flat = [c for value in held for c in (value if isinstance(value, tuple) else (value,))]
-        flat += [*self.groups.by, *(column for column, _ in self.groups.where)]
+        flat = [c.column if isinstance(c, Bins) else c for c in flat]
+        flat += self.groups.columns
         return list(
             dict.fromkeys(
                 c for c in flat if isinstance(c, NumberColumn | CategoryColumn | OpenColumn)
@@ -154,6 +110,10 @@ class Statistic(ABC):
         families of noise.
         """
         return 1.0
+
+    def knowing(self, words: Mapping[str, tuple[str, ...]]) -> Statistic:
+        """The statistic over the words, by column, that were found and released before it."""
+        return replace(self, groups=self.groups.knowing(words)) if self.groups.open else self
 
     def used(
         self, table: PrivateTable, contribution: ContributionLimit, counted: NDArray[np.bool_]
@@ -258,13 +218,14 @@ class SumStatistic(Statistic):
         if isinstance(tool, DiscreteLaplaceMechanism):
             total, spread = (
                 self.total(table, spend.contribution, norm, None),
-                spread_of(spend.claim),
+                spread_of(spend.claim, spend.level),
             )
         else:
             bound = spend.contribution.bound(self.one(norm))
             grid = self.grid(tool, bound, self.groups.count * self.cells * self.width(norm))
             total = self.total(table, spend.contribution, norm, grid)
-            spread = NoiseLaw(spend.claim.mechanism, tool.scale(total.bound))
+            scale = tool.scale(total.bound)
+            spread = NoiseLaw(spend.claim.mechanism, scale, level=spend.level)
         return self.answers(tool.release(total, spend.permit, spend.randomness).value, spread, norm)
 
     def grid(self, tool: LaplaceMechanism | GaussianMechanism, bound: Bound, numbers: int) -> Grid:
@@ -295,11 +256,11 @@ def norm_of(claim: StatisticClaim) -> str:
     return NORMS["gaussian" if claim.mechanism == "gaussian" else "laplace"]
 
 
-def spread_of(claim: StatisticClaim) -> NoiseLaw:
+def spread_of(claim: StatisticClaim, level: float = LEVEL) -> NoiseLaw:
     """The law of the noise on each released number."""
     if claim.mechanism in ("discrete-laplace", "stability"):
-        return NoiseLaw("laplace", 1 / claim.parameter, whole=True)
-    return NoiseLaw(claim.mechanism, claim.parameter * claim.bound)
+        return NoiseLaw("laplace", 1 / claim.parameter, True, level)
+    return NoiseLaw(claim.mechanism, claim.parameter * claim.bound, level=level)
 
 
 def number(function: str, column: Column) -> NumberColumn:

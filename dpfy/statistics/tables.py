@@ -17,6 +17,7 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.grid import Grid
 from dpfy.statistics.answer import Answer, NoiseLaw, ratio
 from dpfy.statistics.columns import CategoryColumn, NumberColumn, PrivateTable
+from dpfy.statistics.groups import Bins
 from dpfy.statistics.statistic import SumStatistic, counted
 from dpfy.statistics.units import ContributionLimit
 
@@ -42,27 +43,22 @@ class CellCounts(SumStatistic):
 class BinCounts(CellCounts):
     """How many numbers lie between public edges; the last bin holds its upper edge."""
 
-    column: NumberColumn
-    edges: tuple[float, ...]
+    bins: Bins
 
     @property
     def cells(self) -> int:
         """Bins."""
-        return len(self.edges) - 1
+        return len(self.bins.labels)
 
     def placed(self, table: PrivateTable) -> Codes:
         """The bin of each number; a missing one, or one outside the edges, has none."""
-        values = table.numbers(self.column.name)
-        found = np.searchsorted(np.array(self.edges), values, side="right") - 1
-        found = np.where(values == self.edges[-1], self.cells - 1, found)
-        return np.where((found >= 0) & (found < self.cells) & ~np.isnan(values), found, -1)
+        found = self.bins.codes(table)
+        return np.where(found < self.cells, found, -1)
 
     def group_answers(self, sums: Floats, spread: NoiseLaw, norm: str) -> Iterator[Answer]:
         """See `SumStatistic`."""
-        for k, total in enumerate(sums[:, 0]):
-            end = "]" if k == self.cells - 1 else ")"
-            place = {self.column.name: f"[{self.edges[k]:g}, {self.edges[k + 1]:g}{end}"}
-            yield counted(self.text, [total], spread, place)
+        for label, total in zip(self.bins.labels, sums[:, 0], strict=True):
+            yield counted(self.text, [total], spread, {self.bins.name: label})
 
 
 @dataclass(frozen=True)

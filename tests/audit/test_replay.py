@@ -69,7 +69,12 @@ ASKED = [
     "top(id)",
     "range(age)",
 ]
-TAILS = ["", " by job", " where age >= 40 and sex != 'm'"]
+TAILS = [
+    "",
+    " by job",
+    " where age >= 40 and sex != 'm'",
+    " by bins(hours, 0, 30, 60) where age < 20 or job in ('a', 'c') and share > 0.5",
+]
 PEOPLE = [  # the record that neighbours differ in: at the ends, missing, unknown, ordinary
     {"age": 100, "hours": -5, "share": 1, "sex": "m", "job": "c", "guess": "m", "id": 0},
     {
@@ -165,6 +170,52 @@ def test_every_statistic_with_a_public_number_of_records(text):
             assert found == []
 
 
+@pytest.mark.parametrize("tail", ["", " by job", " by bins(age, 0, 50, 100), sex"])
+@pytest.mark.parametrize("contribution", [ContributionLimit(3, 2, 2), ContributionLimit(2)])
+def test_different_persons_are_counted_once_in_each_group(tail, contribution):
+    """A whole person more, in more groups and with more records than are used."""
+    (statistic,) = functions.build(language.parse(f"distinct(id){tail}"), COLUMNS, person="id")
+    claim = statistic.claim(contribution, BudgetShare(0.8, "laplace"))
+
+    def run(rows):
+        table = PrivateTable({name: [row[name] for row in rows] for name in COLUMNS}, COLUMNS)
+        table.owners = coded([str(row["id"]) for row in rows])
+        permit = mock_permit(claim.event, claim.releases, claim.name)
+        return [
+            a.to_json()
+            for a in statistic.release(table, Spend(claim, contribution, permit, SECRET))
+        ]
+
+    mine = [{**person, "id": 42, "job": "abc"[k % 3]} for k, person in enumerate(PEOPLE * 2)]
+    for records in (mine, [{**PEOPLE[0], "id": 42}] * 8, [{**PEOPLE[1], "id": 42}] * 8):
+        assert replay.check(run, people(40), people(40, *records), claimed=claim.event) == []
+
+
+@pytest.mark.parametrize("more", ["count()", "mean(age)", "sum(hours), variance(age)"])
+def test_groups_of_words_that_a_release_found(more):
+    """The release that finds them and those over them, on neighbours: the second depends on the
+    data through words that were released.
+    """
+    statistics = functions.build(language.parse(f"{more} by top(id)"), COLUMNS)
+    claims = [s.claim(ONE, BudgetShare(0.8, "laplace", delta=1e-2)) for s in statistics]
+    whole = events.Composed(tuple(claim.event for claim in claims))
+
+    def run(rows):
+        table = PrivateTable({name: [row[name] for row in rows] for name in COLUMNS}, COLUMNS)
+        words, found = {}, []
+        for statistic, claim in zip(statistics, claims, strict=True):
+            permit = mock_permit(claim.event, claim.releases, claim.name)
+            answers = statistic.knowing(words).release(table, Spend(claim, ONE, permit, SECRET))
+            words |= statistic.words(answers) if statistic is statistics[0] else {}
+            found += [answer.to_json() for answer in answers]
+        assert words["id"], "something is found"
+        return found
+
+    for person in PEOPLE:
+        for one in (person, {**person, "id": 1}):
+            assert replay.check(run, people(200), people(200, one), claimed=whole) == []
+
+
 R = Adjacency.REPLACE_ONE
 ONE_SCALAR, ONES = Bound.scalar(1.0), Bound(1.0, 1.0, 1.0)
 
@@ -205,14 +256,14 @@ def votes(ages):
 MECHANISMS = {
     "GaussianArgmax": lambda ages: released(GaussianArgmax(4.0, 3), votes(ages), MOVED),
     "GaussianThreshold": lambda ages: released(GaussianThreshold(4.0, 3.0), int(votes(ages).max())),
-    "Laplace": lambda ages: released(LaplaceMechanism(2.0), len(ages)),
-    "Gaussian": lambda ages: released(
+    "LaplaceMechanism": lambda ages: released(LaplaceMechanism(2.0), len(ages)),
+    "GaussianMechanism": lambda ages: released(
         GaussianMechanism(2.0), np.bincount(ages, minlength=120), ONES
     ),
-    "DiscreteLaplace": lambda ages: released(
+    "DiscreteLaplaceMechanism": lambda ages: released(
         DiscreteLaplaceMechanism(0.5), np.bincount(ages, minlength=120), ONES
     ),
-    "DiscreteGaussian": lambda ages: released(DiscreteGaussianMechanism(2.0), len(ages)),
+    "DiscreteGaussianMechanism": lambda ages: released(DiscreteGaussianMechanism(2.0), len(ages)),
     "Staircase": lambda ages: released(Staircase(0.5), len(ages)),
     "Exponential": lambda ages: released(
         Exponential(0.5), np.bincount(ages, minlength=120), Bound(linf=1.0)
@@ -239,7 +290,7 @@ MECHANISMS = {
     "AggregateMedian": lambda ages: blocks(AggregateMedian(0.5, 5, 0.0, 120.0), ages),
 }
 REPLACED = {
-    "RandomizedResponse": lambda ages: released(
+    "RandomizedResponseMechanism": lambda ages: released(
         RandomizedResponseMechanism(0.4, 120), np.array(ages), Bound(linf=119.0), R
     ),
     "UnaryResponse": lambda ages: released(

@@ -22,6 +22,8 @@ from dpfy.queries.plan import QueryTerms, plan, whole
 from dpfy.queries.sources import TableColumns
 from dpfy.report.verify import verify
 from dpfy.runs.folder import Place
+from dpfy.statistics.columns import OTHER
+from dpfy.statistics.language import parse
 from dpfy.statistics.statistic import Spend, SumStatistic
 
 SCHEMA = """
@@ -75,7 +77,19 @@ MALFORMED = [
     "mean(age),",
     "mean(age) mean(hours)",
     "mean(age), mean(age)",
-    "avg(age)",
+    "avg(sex)",
+    "count() by bins(age)) ",
+    "count() by bins(sex, 1, 2)",
+    "count() by bins(age, 2, 1)",
+    "count() by mean(age)",
+    "count() by age, bins(age, 1, 2)",
+    "count() by bins(age, 1, 2), bins(age, 3, 4)",
+    "count() where job in ('a', 'q')",
+    "count() where age in ('a')",
+    "count() where age < 3 or",
+    "count() level 2",
+    "count(weight=0)",
+    "count(distinct age)",
     "count(age)",
     "quantile(age)",
     "quantile(age, 0)",
@@ -233,6 +247,49 @@ def test_the_whole_query_costs_what_was_asked(delta):
             .epsilon(delta)
         )
         assert 0.7 * (1 - 2e-4) <= spent <= 0.7
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_weights_divide_the_budget_and_do_not_change_the_price(delta):
+    columns, terms = TableColumns.parse(SCHEMA, "s"), QueryTerms(0.7, delta)
+    even, uneven = (
+        plan(text, columns, terms)
+        for text in ("sum(age), sum(hours)", "sum(age, weight=4), sum(hours)")
+    )
+    first = uneven.claims[0]
+    spent = (
+        table.accountant(first.accountant)
+        .curve(whole(uneven.claims), first.adjacency)
+        .epsilon(delta)
+    )
+    assert 0.7 * (1 - 2e-4) <= spent <= 0.7
+    much, little = (claim.parameter for claim in uneven.claims)
+    assert much < even.claims[0].parameter < little
+    if not delta:  # four fifths and one fifth of epsilon
+        assert little / much == pytest.approx(4, rel=1e-6)
+
+
+def test_groups_of_words_that_are_not_public(files):
+    """From the query to a folder that verifies; the release that finds the words is paid for."""
+    (files / "d.csv").write_text(
+        "age,hours,sex,guess,job,id\n"
+        + "\n".join(f"{20 + k % 50},{k % 60},f,f,a,{'xyz'[k % 3]}" for k in range(900))
+    )
+    text = "mean(age), count() by top(id) level 0.9"
+    found = held(files, text, terms=QueryTerms(20.0, 1e-4))
+    assert found.answers.statistics == ["top(id) level 0.9", *parse(text).texts]
+    means = [a for a in found.answers if a.statistic.startswith("mean")]
+    assert {a.place["id"] for a in means} == {"x", "y", "z", OTHER}
+    assert {a.level for a in found.answers} == {0.9}
+    assert "90% interval" in str(found)
+    assert len(found.card["guarantee"]) > 1
+    assert all(f.holds for f in verify(found.run))
+    assert held(files, text, terms=QueryTerms(20.0, 1e-4), resume=True) == found
+
+
+def test_different_persons_of_a_table(files):
+    found = held(files, "count(distinct id)", terms=QueryTerms(50.0, user="id", most_records=3))
+    assert [a.value for a in found.answers] == [17]
 
 
 def test_gaussian_noise_where_many_are_asked_and_laplace_for_one():

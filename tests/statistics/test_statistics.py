@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import mock_permit
@@ -125,6 +126,102 @@ def test_groups_and_conditions():
         mine = [a.value for a in found if a.place["sex"] == sex]
         assert mine[:2] == pytest.approx([ages.mean(), len(ages)], abs=1e-2)
         assert (ages < mine[2]).sum() <= len(ages) / 2 <= (ages <= mine[2]).sum()
+
+
+def test_or_and_in():
+    data = people()
+    found = answered(
+        "count() where age < 20 or (sex = 'f' or sex = 'm') and job in ('a', 'c')", data
+    )
+    due = (data["age"] < 20) | (np.isin(data["sex"], ["f", "m"]) & np.isin(data["job"], ["a", "c"]))
+    assert [a.value for a in found] == [due.sum()]
+    found = answered("count() where age in (3, 5, 200)", data)
+    assert [a.value for a in found] == [np.isin(data["age"], [3, 5]).sum()]
+
+
+def test_groups_of_bins():
+    data = people()
+    data["age"][:40] = np.nan
+    found = answered("count(), mean(age) by bins(age, 10, 50, 90), sex", data)
+    counts = {tuple(a.place.values()): a.value for a in found if a.statistic.startswith("count")}
+    assert len(counts) == 9
+    for label, mine in (
+        ("[10, 50)", (data["age"] >= 10) & (data["age"] < 50)),
+        ("[50, 90]", (data["age"] >= 50) & (data["age"] <= 90)),
+    ):
+        for sex in "fm":
+            assert counts[label, sex] == (mine & (data["sex"] == sex)).sum()
+    assert sum(counts.values()) == 500, "every record is in one group"
+    means = [a for a in found if a.statistic.startswith("mean") and a.place["sex"] == "f"]
+    assert 10 <= means[0].value <= 50 <= means[1].value <= 90
+
+
+def test_groups_of_words_that_are_found():
+    data = people(3000)
+    data["id"] = np.array(
+        [f"word {k % 3}" if k % 2 else f"only me {k}" for k in range(3000)], object
+    )
+    table = PrivateTable(data, COLUMNS)
+    words, found = {}, []
+    for statistic in functions.build(language.parse("mean(age), count() by top(id)"), COLUMNS):
+        claim = statistic.claim(ContributionLimit(), BudgetShare(50.0, delta=1e-6))
+        spend = Spend(
+            claim,
+            ContributionLimit(),
+            mock_permit(claim.event, claim.releases, claim.name),
+            Randomness.for_tests(1),
+        )
+        answers = statistic.knowing(words).release(table, spend)
+        if not found:
+            words = statistic.words(answers)
+        found += answers
+    places = [a.place["id"] for a in found if a.statistic.startswith("mean")]
+    assert sorted(places) == sorted(["word 0", "word 1", "word 2", OTHER])
+    for answer in found:
+        if answer.statistic.startswith("mean") and answer.place["id"] != OTHER:
+            ages = data["age"][data["id"] == answer.place["id"]]
+            assert answer.value == pytest.approx(ages.mean(), abs=0.5)
+    assert sum(a.value for a in found if a.statistic.startswith("count")) == pytest.approx(3000)
+    for text in ("median(age) by top(id)", "mode(job) by top(id)", "top(id) by top(id)"):
+        with pytest.raises(Unsupported, match=r"schema as categories"):
+            functions.build(language.parse(text), COLUMNS)
+
+
+def test_different_persons():
+    data, limit = people(), ContributionLimit(6, 3)
+    (statistic,) = functions.build(language.parse("count(distinct id) by job"), COLUMNS, None, "id")
+    table = PrivateTable(data, COLUMNS)
+    table.owners = coded(data["id"])
+    claim = statistic.claim(limit, BudgetShare(5e3))
+    permit = mock_permit(claim.event, claim.releases, claim.name)
+    found = statistic.release(table, Spend(claim, limit, permit, Randomness.for_tests(1)))
+    assert [a.value for a in found[:3]] == [len(set(data["id"][data["job"] == j])) for j in "abc"]
+    assert claim.bound == 3, "a person is in three groups at most"
+    (whole,) = functions.build(language.parse("distinct(id)"), COLUMNS, None, "id")
+    assert whole.claim(limit, BudgetShare(1.0)).bound == 1
+    for person, rule in ((None, "needs user"), ("job", "must be job")):
+        with pytest.raises(InvalidInput, match=rule):
+            functions.build(language.parse("distinct(id)"), COLUMNS, None, person)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.99])
+@pytest.mark.parametrize("text", ["sum(age)", "mean(age)", "count()"])
+def test_an_interval_holds_at_its_level(text, level):
+    """In `level` of 400 releases, but for what chance does (one time in 10^4 on either side);
+    intervals of means and of whole numbers may hold more often.
+    """
+    data, inside = people(), 0
+    (statistic,) = functions.build(language.parse(text), COLUMNS)
+    claim, one = statistic.claim(ContributionLimit(), BudgetShare(0.3)), ContributionLimit()
+    (due,) = (a.value for a in answered(text, data))
+    for seed in range(400):
+        permit = mock_permit(claim.event, claim.releases, claim.name)
+        spend = Spend(claim, one, permit, Randomness.for_tests(seed), level)
+        (answer,) = statistic.release(PrivateTable(data, COLUMNS), spend)
+        inside += answer.interval[0] - 1e-2 <= due <= answer.interval[1] + 1e-2
+    assert inside >= stats.binom.ppf(1e-4, 400, level)
+    if text == "sum(age)":
+        assert inside <= stats.binom.ppf(1 - 1e-4, 400, level)
 
 
 def test_calibration_and_margins():

@@ -82,9 +82,9 @@ def _(real: Any, self: Any, norm: str) -> Any:
     f"{HOME}.tables.BinCounts.placed",
 )
 def _(real: Any, self: Any, table: Any) -> Any:
-    values = np.nan_to_num(table.numbers(self.column.name))
-    shares = np.linspace(0, 1, len(self.edges))
-    edges = np.quantile(values, shares) if len(values) else np.array(self.edges)
+    values = np.nan_to_num(table.numbers(self.bins.name))
+    shares = np.linspace(0, 1, len(self.bins.edges))
+    edges = np.quantile(values, shares) if len(values) else np.array(self.bins.edges)
     return np.clip(np.searchsorted(edges, values) - 1, 0, self.cells - 1)
 
 
