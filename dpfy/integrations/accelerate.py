@@ -55,10 +55,10 @@ class PrivateAccelerator(Accelerator):
 
     `prepare` takes the model, its optimizer and the training data (the first loader given with
     them); the scheduler with them or later. The loader gives physical batches, an epoch of the plan
-    at a time; its length is the number of steps in an epoch. The run is entered when the first
-    batch is asked for and ends with the last step of the plan, or, where the plan may end early,
-    with `end_training` after a `break`. `load_state`, or ``Run(path, resume=True)``, goes on with
-    an unfinished run, to the same bits.
+    at a time, the last with the steps that are left; its length is the number of steps in an epoch.
+    The run is entered when the first batch is asked for and ends with the last step of the plan,
+    after `epochs` passes, or, where the plan may end early, with `end_training` after a `break`.
+    `load_state`, or ``Run(path, resume=True)``, goes on with an unfinished run, to the same bits.
 
     Guarantees: those of :class:`PrivateTraining`. `log` publishes what the caller says is public,
     as `PrivateTraining.record` does.
@@ -82,14 +82,11 @@ class PrivateAccelerator(Accelerator):
             raise Unsupported(
                 f"mixed_precision={self.mixed_precision!r}", f"{NARROW}: mixed_precision='bf16'"
             )
-        if self.gradient_accumulation_steps != 1:
-            rule = (
-                "the plan's batch decides, and Runtime(max_physical_batch=...) how many examples "
-                "at once: leave it 1"
-            )
-            raise InvalidInput(
-                "gradient_accumulation_steps", self.gradient_accumulation_steps, rule
-            )
+        adapter.check_accumulation(
+            "gradient_accumulation_steps",
+            self.gradient_accumulation_steps,
+            "runtime=Runtime(max_physical_batch=...)",
+        )
         self.plan, self.update = plan, update
         self.run = run if isinstance(run, Run) else Run(run)
         self.runtime = replace(runtime or Runtime(), device=str(self.device))
@@ -135,6 +132,11 @@ class PrivateAccelerator(Accelerator):
         for totals in (self._totals, self._epoch_totals):
             totals.add(total, max(1, len(loss)))
         training.step(loss)
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the loader that make all steps of the plan."""
+        return adapter.epoch_count(self.plan.recipe)
 
     @property
     def sync_gradients(self) -> bool:
@@ -220,6 +222,13 @@ class PrivateAccelerator(Accelerator):
             if training.plan.recipe.stopping is not None and training.steps_done:
                 self._finish(training)
             else:
+                done, whole = training.steps_done, adapter.steps_per_epoch(self.plan.recipe)
+                if done and done % whole == 0:
+                    words = (
+                        f"run {self.run.path}: after {done} of {self.plan.recipe.steps} steps: the "
+                        f"plan is {self.epochs} passes over the loader (accelerator.epochs)"
+                    )
+                    warnings.warn(words, stacklevel=2)
                 training.__exit__(None, None, None)
                 self.training = None
         super().end_training()

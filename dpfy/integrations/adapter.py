@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from dpfy.core.errors import InvalidInput
+from dpfy.plan import recipe as recipes
 from dpfy.plan.recipe import Recipe
 from dpfy.training import update
 from dpfy.training.integrity.publication import CLOSE
@@ -21,10 +22,52 @@ from dpfy.training.loop import PrivateTraining
 
 
 def steps_per_epoch(recipe: Recipe) -> int:
-    """Steps in what tools call an epoch: as many as draw the number of records once, on average; at
-    most all of them.
+    """Steps in what tools call an epoch: records over batch, rounded up; at most all of them. The
+    last epoch has the steps that are left: a plan rounds once, for the whole run.
     """
-    return min(recipe.steps, max(1, round(recipe.records / recipe.expected_batch)))
+    return min(recipe.steps, recipes.steps_per_epoch(recipe.records, recipe.expected_batch))
+
+
+def epoch_count(recipe: Recipe) -> int:
+    """Passes over the loader that make all steps of the plan."""
+    return -(-recipe.steps // steps_per_epoch(recipe))
+
+
+def epoch_at(recipe: Recipe, step: int) -> float:
+    """Epochs that are over after `step` steps; the parts of the last one count by the steps that a
+    whole one would have there.
+    """
+    each = recipes.steps_per_epoch(recipe.records, recipe.expected_batch)
+    count = epoch_count(recipe)
+    before = (count - 1) * each
+    if step <= before:
+        return step / each
+    whole = math.ceil(count * recipe.records / recipe.expected_batch * (1 - recipes.ROUNDING))
+    return count - 1 + (step - before) / max(recipe.steps - before, min(each, whole - before))
+
+
+def check_epochs(name: str, value: float, recipe: Recipe) -> None:
+    """Refuse a number of epochs with which the run would not end where the plan does."""
+    short = recipe.steps - value * recipe.records / recipe.expected_batch * (1 - recipes.ROUNDING)
+    if value == epoch_count(recipe) or 0 <= short < 1:
+        return
+    rule = (
+        f"the plan has {recipe.steps} steps, {steps_per_epoch(recipe)} in an epoch: give "
+        f"{name}={epoch_count(recipe)}, or make another plan"
+    )
+    raise InvalidInput(name, value, rule)
+
+
+def check_accumulation(name: str, value: object, knob: str) -> None:
+    """Refuse accumulation by the tool: a step of the plan is one batch, which the run makes of
+    physical ones.
+    """
+    if value != 1:
+        rule = (
+            "a batch of the plan is one step, and the run accumulates it: leave it 1, and say by "
+            f"{knob} how many examples are computed at once"
+        )
+        raise InvalidInput(name, value, rule)
 
 
 def finish(training: PrivateTraining) -> None:

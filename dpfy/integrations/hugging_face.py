@@ -257,7 +257,8 @@ class PrivateTrainer(Trainer):
             )
         self.state.train_batch_size = self._train_batch_size
         self.state.compute_steps(self.args, steps)
-        self.state.init_training_references(self, steps, math.ceil(steps / self._each), None)
+        epochs = adapter.epoch_count(self.plan.recipe)
+        self.state.init_training_references(self, steps, epochs, None)
         self.state.global_step = training.steps_done
         self._last_save, self._logged, self._rate = time.monotonic(), training.steps_done, 0.0
         handler.model, handler.optimizer, handler.lr_scheduler = (
@@ -278,7 +279,7 @@ class PrivateTrainer(Trainer):
         """
         while self.state.global_step < done:
             self.state.global_step += 1
-            self.state.epoch = self.state.global_step / self._each
+            self.state.epoch = adapter.epoch_at(self.plan.recipe, self.state.global_step)
             self.control = self.callback_handler.on_optimizer_step(
                 self.args, self.state, self.control
             )
@@ -409,7 +410,7 @@ class PrivateTrainer(Trainer):
         return replace(self.private_run, resume=True)
 
     def _finished(self, started: float, epsilon: float) -> TrainOutput:
-        """What Trainer does at the end. The training loss is private: it is not told."""
+        """What Trainer does at the end. The training loss is private: None stands for it."""
         seconds = time.time() - started
         metrics = {
             "train_runtime": round(seconds, 4),
@@ -420,7 +421,7 @@ class PrivateTrainer(Trainer):
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        return TrainOutput(self.state.global_step, math.nan, metrics)
+        return TrainOutput(self.state.global_step, None, metrics)  # type: ignore[arg-type]
 
     def _describe(self, output_dir: str | None) -> None:
         if self.training is not None and self.args.should_save:

@@ -41,6 +41,8 @@ except ImportError:
 
 KEPT = "dpfy"
 PUBLIC = "public"
+UNSET_EPOCHS = (None, -1, 1000)
+"""The max_epochs of a Trainer who was not given any."""
 SEARCHES = {"LearningRateFinder", "BatchSizeFinder"}
 PER_EXAMPLE = (
     'return one loss for each example from training_step: compute it with reduction="none"'
@@ -108,7 +110,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         """Refuse what contradicts the plan, before anything is reserved."""
         self._loader, self._others = None, []
         if self._fitting(trainer):
-            _check_trainer(trainer, self.plan, self._each)
+            _check_trainer(trainer, self.plan)
+            trainer.fit_loop.epoch_loop.max_steps = self.plan.recipe.steps
             if trainer.enable_validation and self.val_is != PUBLIC:
                 rule = (
                     'say PrivateStrategy(..., val_is="public") if the validation data is public; '
@@ -368,15 +371,10 @@ class PrivateStrategy(SingleDeviceStrategy):
         return str(getattr(trainer.state.fn, "value", "")) == "fit"
 
 
-def _check_trainer(trainer: Any, plan: Plan, each: int) -> None:
+def _check_trainer(trainer: Any, plan: Plan) -> None:
     """Refuse settings of a Trainer that contradict the plan, in one line."""
     steps, precision = plan.recipe.steps, str(trainer.precision)
     wrong = {
-        "accumulate_grad_batches": (
-            trainer.accumulate_grad_batches,
-            (1,),
-            "the plan's batch decides: Runtime(max_physical_batch=...) is how many at once",
-        ),
         "gradient_clip_val": (
             trainer.gradient_clip_val,
             (None, 0, 0.0),
@@ -406,17 +404,13 @@ def _check_trainer(trainer: Any, plan: Plan, each: int) -> None:
     for name, (value, allowed, rule) in wrong.items():
         if value not in allowed:
             raise InvalidInput(name, value, rule)
-    if (
-        trainer.max_steps == -1
-        and 0 <= (trainer.fit_loop.max_epochs or 0) * each < steps
-        and trainer.fit_loop.max_epochs != -1
-    ):
-        made = (trainer.fit_loop.max_epochs or 0) * each
-        raise InvalidInput(
-            "max_epochs",
-            trainer.fit_loop.max_epochs,
-            f"makes {made} of the plan's {steps} steps: give max_steps={steps}",
-        )
+    if trainer.max_epochs not in UNSET_EPOCHS:
+        adapter.check_epochs("max_epochs", trainer.max_epochs, plan.recipe)
+    adapter.check_accumulation(
+        "accumulate_grad_batches",
+        trainer.accumulate_grad_batches,
+        "runtime=Runtime(max_physical_batch=...)",
+    )
     if precision.startswith("16"):
         raise Unsupported(
             f"precision={precision!r}", f'{NARROW}; in Lightning precision="bf16-mixed"'

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.integrations import adapter
 from dpfy.plan.recipe import Plan
 from dpfy.training.runtime import Runtime
 from dpfy.training.validation import NARROW
@@ -17,6 +18,7 @@ DEFAULT_CLIP = 1.0
 norm bounds each example.
 """
 DEFAULT_EPOCHS = 3.0
+"""The num_train_epochs of TrainingArguments who do not say anything. A whole number, 3, was given."""
 
 REFUSED: dict[str, str] = {
     "fp16": NARROW,
@@ -62,29 +64,20 @@ def check(args: Any, plan: Plan) -> None:
             args.max_steps,
             f"the plan has {recipe.steps} steps: leave it out, or make another plan",
         )
-    due = round(args.num_train_epochs * recipe.records / recipe.expected_batch)
-    if (
-        args.max_steps <= 0
-        and args.num_train_epochs != DEFAULT_EPOCHS
-        and abs(due - recipe.steps) > 1
-    ):
-        rule = (
-            f"would be {due} steps, the plan has {recipe.steps}: leave it out, or make another plan"
-        )
-        raise InvalidInput("num_train_epochs", args.num_train_epochs, rule)
+    epochs = args.num_train_epochs
+    if args.max_steps <= 0 and (isinstance(epochs, int) or epochs != DEFAULT_EPOCHS):
+        adapter.check_epochs("num_train_epochs", epochs, recipe)
     if args.max_grad_norm not in (None, 0, 0.0, DEFAULT_CLIP):
         rule = (
             "the plan's clip norm bounds each example, and the noisy mean is not clipped again: "
             "leave it out"
         )
         raise InvalidInput("max_grad_norm", args.max_grad_norm, rule)
-    whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    if args.gradient_accumulation_steps != 1 and abs(whole - recipe.expected_batch) > 1:
-        rule = (
-            f"makes batches of {whole}, the plan's are of {recipe.expected_batch:g} on average: "
-            f"leave it 1, accumulation is the run's"
-        )
-        raise InvalidInput("gradient_accumulation_steps", args.gradient_accumulation_steps, rule)
+    adapter.check_accumulation(
+        "gradient_accumulation_steps",
+        args.gradient_accumulation_steps,
+        "per_device_train_batch_size",
+    )
     if getattr(args, "world_size", 1) > 1:
         raise Unsupported(
             "PrivateTrainer with several processes", "use PrivateTraining under torchrun"

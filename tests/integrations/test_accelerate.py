@@ -178,7 +178,7 @@ def test_gradients_are_neither_clipped_again_nor_told(tmp_path):
     [
         (
             {"gradient_accumulation_steps": 2},
-            "gradient_accumulation_steps: got 2; the plan's batch decides",
+            "gradient_accumulation_steps: got 2; a batch of the plan is one step",
         ),
         (
             {"mixed_precision": "fp16"},

@@ -237,8 +237,9 @@ def test_only_the_latest_checkpoint_of_this_run_is_gone_on_from(tmp_path):
         ({"max_steps": 7}, "max_steps: got 7; the plan has 6 steps"),
         (
             {"max_steps": -1, "max_epochs": 1},
-            "max_epochs: got 1; makes 4 of the plan's 6 steps: give max_steps=6",
+            "max_epochs: got 1; the plan has 6 steps, 4 in an epoch: give max_epochs=2",
         ),
+        ({"max_epochs": 1}, "max_epochs: got 1; the plan has 6 steps"),
         ({"accumulate_grad_batches": 2}, "accumulate_grad_batches: got 2"),
         (
             {"gradient_clip_val": 1.0},
