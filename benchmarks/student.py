@@ -27,7 +27,7 @@ from dpfy.data import source
 from dpfy.data.config import DataConfig
 from dpfy.prediction import student_claim, train_student
 from dpfy.prediction.student import chances
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 EPSILON, DELTA, FOLDS = 1.0, 1e-5, 10
 DECLARED = {
@@ -58,7 +58,7 @@ def main() -> None:
         out = torch.arange(len(test)) * FOLDS // len(test) == fold
         began, cpu = time.perf_counter(), time.process_time()
         with tempfile.TemporaryDirectory() as place:
-            run = Place(Path(place) / "run", public_data=(DECLARED,))
+            run = Run(Path(place) / "run", public_data=(DECLARED,))
             found = train_student(run, claim, (x.numpy(), y.numpy()), test[~out])
             wrong = [finding for finding in dpfy.verify(run.path) if not finding.holds]
         taken, cpu = time.perf_counter() - began, time.process_time() - cpu

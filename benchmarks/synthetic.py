@@ -68,7 +68,7 @@ def ours(method, arguments, seed):
     """One synthesis by dpfy: processor seconds and errors."""
     import torch
 
-    from dpfy.runs.folder import Place
+    from dpfy.runs.run import Run
     from dpfy.synthetic.domain import Domain
     from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize
@@ -80,7 +80,7 @@ def ours(method, arguments, seed):
     )
     with tempfile.TemporaryDirectory() as place:
         start, began = time.process_time(), time.perf_counter()
-        run = Place(Path(place) / "run", seed=seed)
+        run = Run(Path(place) / "run", seed=seed)
         made = synthesize(
             real,
             schema=Domain.of(sizes),

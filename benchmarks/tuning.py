@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import dpfy
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning import run as searches
 from dpfy.tuning.terms import SearchTerms
 
@@ -68,7 +68,7 @@ def search(
     with tempfile.TemporaryDirectory() as place:
         began = now()
         searches.tune(
-            objective, {"rate": "0.1..1"}, recipe, terms, Place(Path(place) / "run", seed=1)
+            objective, {"rate": "0.1..1"}, recipe, terms, Run(Path(place) / "run", seed=1)
         )
         ended = now()
     return {

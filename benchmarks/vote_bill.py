@@ -24,7 +24,7 @@ import numpy as np
 import dpfy
 from dpfy.prediction import plan
 from dpfy.prediction.claim import AnswersClaim
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.data_dependent import analysis
 from dpfy_lab.data_dependent.vote_bill import VoteBill, release_vote_bill
 
@@ -72,7 +72,7 @@ def main() -> None:
 def released(claim: VoteBill, votes: np.ndarray) -> dict[str, float]:
     """One run, verified."""
     with tempfile.TemporaryDirectory() as place:
-        found = release_vote_bill(Place(Path(place) / "run"), claim, lambda: votes)
+        found = release_vote_bill(Run(Path(place) / "run"), claim, lambda: votes)
         assert all(finding.holds for finding in dpfy.verify(Path(place) / "run"))
     return found
 

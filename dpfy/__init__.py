@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dpfy.queries.plan import QueryTerms
     from dpfy.queries.run import query
     from dpfy.report.verify import verify
+    from dpfy.runs.run import Run
     from dpfy.synthetic.evolution import EvolutionOptions, evolve
     from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from dpfy.training.parallel.world import World
     from dpfy.training.per_record import per_record
     from dpfy.training.predict import predict
-    from dpfy.training.run import Run, TrainingRun
+    from dpfy.training.run import TrainingRun
     from dpfy.training.runtime import Runtime
     from dpfy.training.update import Update
 
@@ -86,7 +87,8 @@ __getattr__, __dir__ = _lazy_names(
         "dpfy.training.parallel.world": "World",
         "dpfy.training.per_record": "per_record",
         "dpfy.training.predict": "predict",
-        "dpfy.training.run": "Run TrainingRun",
+        "dpfy.runs.run": "Run",
+        "dpfy.training.run": "TrainingRun",
         "dpfy.training.runtime": "Runtime",
         "dpfy.training.update": "Update",
     },

@@ -25,7 +25,7 @@ from dpfy.core.unit import Unit
 from dpfy.core.values import Bound, Bounded
 from dpfy.prediction import AnswersClaim, PrivatePredictor, shards
 from dpfy.prediction.rules import Ask
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 WORDS = [
     "<end>",
@@ -127,7 +127,7 @@ def main() -> None:
         delta=1e-9,
         unit=Unit("person", LETTERS, "user"),
     )
-    with PrivatePredictor(Place(given.run), claim, Members(letters, people.tolist())) as predictor:
+    with PrivatePredictor(Run(given.run), claim, Members(letters, people.tolist())) as predictor:
         print(f"{claim.tool.words}; epsilon {each:.3g} a word")
         said, word = [], 0
         for _ in range(given.words):

@@ -31,11 +31,12 @@ from dpfy.models import build, features
 from dpfy.noise.strategy import Identity
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import CANARIES
+from dpfy.runs.run import Run
 from dpfy.training import job
 from dpfy.training.config import SECTIONS, JobConfig, make
 from dpfy.training.evaluation import PublicTest
 from dpfy.training.fit import fit
-from dpfy.training.run import Run, TrainingRun, load_plan
+from dpfy.training.run import TrainingRun, load_plan
 from dpfy.training.update import Update
 
 FILE = CANARIES

@@ -30,8 +30,9 @@ from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import UPDATES
+from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, TrainingRun
+from dpfy.training.run import TrainingRun
 from dpfy.training.runtime import Runtime
 
 LENGTH = 10.0

@@ -24,8 +24,8 @@ from dpfy.data.records import Records
 from dpfy.data.users import UserRecords, by_user
 from dpfy.gradients.engine import per_user, trainable
 from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
 
 

@@ -177,7 +177,7 @@ def train(
     from dpfy.audit import job as audit_job
     from dpfy.audit.whitebox import fair_coins
     from dpfy.core import settings
-    from dpfy.runs.folder import fresh_path
+    from dpfy.runs.run import fresh_path
     from dpfy.training import config as configuration
 
     flags = {

@@ -77,8 +77,9 @@ def fit(
     """
     from dpfy.core.errors import InvalidInput
     from dpfy.estimators import job
-    from dpfy.runs.folder import Place, ended, fresh_path
+    from dpfy.runs.folder import ended
     from dpfy.runs.mark import Mark
+    from dpfy.runs.run import Run, fresh_path
 
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
@@ -91,7 +92,7 @@ def fit(
     given |= {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "records": records}
     public = {"estimator": estimator, "target": target, **given}
     private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}
-    place = Place(
+    place = Run(
         out,
         resume=resume,
         ledger=ledger,

@@ -276,8 +276,9 @@ def serve(
     from dpfy.prediction.claim import AnswersClaim
     from dpfy.prediction.predictor import PrivatePredictor
     from dpfy.prediction.voters import load_voters
-    from dpfy.runs.folder import Place, held_claims
+    from dpfy.runs.folder import held_claims
     from dpfy.runs.mark import Mark
+    from dpfy.runs.run import Run
 
     held, about = load_voters(voters)
     resume = (
@@ -292,7 +293,7 @@ def serve(
         )
     if not isinstance(claim, AnswersClaim):
         raise InvalidInput("--run", str(run), f"holds a run of kind {claim.kind!r}, no service")
-    place = Place(run, resume=resume, ledger=ledger)
+    place = Run(run, resume=resume, ledger=ledger)
     if end:
         with PrivatePredictor(place, claim, held) as predictor:
             folder = predictor.finish()

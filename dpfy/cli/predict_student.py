@@ -102,8 +102,9 @@ def student(
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
     from dpfy.prediction import pate, student_job, teaching
-    from dpfy.runs.folder import Place, ended
+    from dpfy.runs.folder import ended
     from dpfy.runs.mark import Mark
+    from dpfy.runs.run import Run
 
     if resume and Mark.find(out) is None and not ended(out):
         raise InvalidInput(
@@ -138,8 +139,8 @@ def student(
     )
     about = {"model": "a student of private teachers", "data": config.kind}
 
-    def place(declared: dict[str, str]) -> Place:
-        return Place(out, resume, ledger, seed=insecure_seed, public_data=(declared,), about=about)
+    def place(declared: dict[str, str]) -> Run:
+        return Run(out, resume, ledger, seed=insecure_seed, public_data=(declared,), about=about)
 
     words: dict[str, object] = {
         "epsilon": epsilon,

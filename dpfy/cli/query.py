@@ -87,8 +87,9 @@ def query(
     from dpfy.core.errors import InvalidInput
     from dpfy.queries import run
     from dpfy.queries.plan import QueryTerms
-    from dpfy.runs.folder import Place, ended, fresh_path
+    from dpfy.runs.folder import ended
     from dpfy.runs.mark import Mark
+    from dpfy.runs.run import Run, fresh_path
 
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
@@ -114,7 +115,7 @@ def query(
         "contributions": contributions,
     }
     private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}
-    place = Place(
+    place = Run(
         out,
         resume=resume,
         ledger=ledger,

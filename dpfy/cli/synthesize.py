@@ -113,8 +113,9 @@ def table(
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
-    from dpfy.runs.folder import Place, ended, fresh_path
+    from dpfy.runs.folder import ended
     from dpfy.runs.mark import Mark
+    from dpfy.runs.run import Run, fresh_path
     from dpfy.synthetic.plan import MODEL_CELLS, SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize
 
@@ -163,7 +164,7 @@ def table(
             },
         )
     )
-    place = Place(
+    place = Run(
         out,
         resume,
         ledger,

@@ -140,7 +140,7 @@ def _train(
         whole = configuration.make(configuration.read_toml(config) if config else {}, given)
         tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
         return
-    from dpfy.runs.folder import fresh_path
+    from dpfy.runs.run import fresh_path
     from dpfy.training import job, ready
     from dpfy.training.parallel.world import process_group
 

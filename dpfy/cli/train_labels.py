@@ -72,7 +72,7 @@ def train_labels(
     if show:
         tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
         return
-    from dpfy.runs.folder import fresh_path
+    from dpfy.runs.run import fresh_path
 
     folder = out or fresh_path()
     with resumable(folder, "dpfy train"):

@@ -151,7 +151,7 @@ def _search(
     seed: int | None,
     as_json: bool,
 ) -> None:
-    from dpfy.runs.folder import fresh_path
+    from dpfy.runs.run import fresh_path
     from dpfy.training import job as jobs
     from dpfy.tuning import config as configuration
     from dpfy.tuning import job

@@ -30,7 +30,7 @@ from dpfy.estimators.files import FileTable
 from dpfy.estimators.fitting import FinishedFit, FitSession, FittedArrays
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.target import ClassTarget, NumberTarget, OpenTarget, Target
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 COMMON = (
     "epsilon",
@@ -80,7 +80,7 @@ class PrivateEstimator(BaseEstimator):
                      without bounds are bounded by private quantiles, for a tenth of the budget.
     records:         the public number of records, if there is one. Where a record is replaced the
     number is public anyway. ledger:          the ledger of the data set, shared by all releases on
-    it, with its budget. run:             a new run folder, or a `Place`; without one the files are
+    it, with its budget. run:             a new run folder, or a `dpfy.Run`; without one the files are
     kept in `release_`. random_state:    fixes all noise for a test: such a fit protects nothing,
     and its card says so.
 
@@ -201,7 +201,7 @@ class PrivateEstimator(BaseEstimator):
         own = {k: v for k, v in self.get_params(deep=False).items() if k not in (*COMMON, JOBS)}
         return tuple((k, _printable(v)) for k, v in sorted(own.items()))
 
-    def _place(self) -> Place | None:
+    def _place(self) -> Run | None:
         """The folder that the caller named."""
         seed = (
             None
@@ -210,17 +210,7 @@ class PrivateEstimator(BaseEstimator):
         )
         if self.run is None:
             return None
-        if isinstance(self.run, Place):
-            if self.ledger is not None or seed is not None:
-                raise InvalidInput(
-                    "run",
-                    "a Place",
-                    "holds ledger and seed itself: leave out ledger and random_state",
-                )
-            return self.run
-        if not isinstance(self.run, str | Path):
-            raise InvalidInput("run", self.run, "must be a path, or a dpfy.runs.folder.Place")
-        return Place(self.run, ledger=self.ledger, seed=seed)
+        return Run.of(self.run, ledger=self.ledger, seed=seed)
 
     def _temporary_run(self) -> dict[str, Any]:
         """Arguments of the run in a temporary folder, where the caller named none."""

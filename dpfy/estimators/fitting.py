@@ -34,7 +34,8 @@ from dpfy.mechanisms.choice import Exponential
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.mechanism import drawable, source
 from dpfy.report import card
-from dpfy.runs.folder import CARD, LEDGER, Place, RunFolder, complete
+from dpfy.runs.folder import CARD, LEDGER, RunFolder, complete
+from dpfy.runs.run import Run
 
 BITS = 12
 """Fractional bits of a scaled number, or of a factor, where nothing else is said: products have
@@ -313,7 +314,7 @@ def _memory() -> str | None:
 
 @contextmanager
 def opened(
-    place: Place, claim: FitClaim, resumable: bool, progress: Progress | None = None
+    place: Run, claim: FitClaim, resumable: bool, progress: Progress | None = None
 ) -> Iterator[FitSession]:
     """A fit in its folder, every release of it reserved in every ledger."""
     with RunFolder(place, claim) as folder:
@@ -331,7 +332,7 @@ def finish(fit: FitSession, model: FittedArrays) -> None:
 
 
 def run(
-    place: Place | None,
+    place: Run | None,
     other: Mapping[str, Any],
     claim: FitClaim,
     learn: Callable[[FitSession], FittedArrays],
@@ -354,6 +355,6 @@ def run(
         return FinishedFit.of(path)
     with tempfile.TemporaryDirectory(prefix="dpfy-fit-", dir=_memory()) as folder:
         path = Path(folder) / "run"
-        with opened(Place(path, **other), claim, False, progress) as fit:
+        with opened(Run(path, **other), claim, False, progress) as fit:
             finish(fit, learn(fit))
         return FinishedFit.of(path, keep_path=False)

@@ -28,7 +28,7 @@ from dpfy.estimators.estimator import (
 )
 from dpfy.estimators.files import FileTable
 from dpfy.report.verify import verify
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 SHORT = {
     "logistic": "LogisticRegression",
@@ -106,7 +106,7 @@ class FitRequest:
     test: str | None = None
 
     def run(
-        self, place: Place, progress: Callable[[int, int], None] | None = None
+        self, place: Run, progress: Callable[[int, int], None] | None = None
     ) -> tuple[Any, dict[str, float]]:
         """The fitted estimator, and figures of the public test rows."""
         kind = kind_for(self.estimator, self.schema, self.target)

@@ -13,8 +13,8 @@ from dpfy.audit.observation import Array, noisy_sum, watched
 from dpfy.federated.rounds import PrivateRounds
 from dpfy.gradients.engine import trainable
 from dpfy.plan.recipe import Plan
+from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run
 
 
 def observe_rounds(model: nn.Module, rows: Array, plan: Plan, seed: int | None = None) -> Array:

@@ -23,14 +23,16 @@ from dpfy.federated.participations import Participations
 from dpfy.gradients.clip import Clip
 from dpfy.gradients.engine import Engine, Grads
 from dpfy.isolation.summary import CheckSummary
+from dpfy.plan.claim import ForeignBatches
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import ROUND
+from dpfy.runs.run import Run
 from dpfy.sampling.samplers import CheckInSampler
 from dpfy.training.batches import Batches
 from dpfy.training.integrity import checkpoint
 from dpfy.training.integrity.checkpoint import Snapshot
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, TrainingRun
+from dpfy.training.run import TrainingRun
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
 from dpfy.training.validation import check_parts
@@ -107,7 +109,7 @@ class PrivateRounds(PrivateTraining):
     Guarantees: those of :class:`dpfy.PrivateTraining`, with a client as the unit. The whole plan is
     reserved in the ledger before the first cohort is drawn; who is in a cohort is a function of the
     run's secret and the round; the divisor is the expected cohort, however many clients answer.
-    Where the run says that cohorts are chosen elsewhere (`Run.batches`), any client may answer, and
+    Where cohorts are chosen elsewhere (`batches`), any client may answer, and
     amplification is not billed.
     """
 
@@ -127,6 +129,7 @@ class PrivateRounds(PrivateTraining):
         progress: bool = False,
         update: Update | None = None,
         scheduler: object = None,
+        batches: ForeignBatches | None = None,
     ) -> None:
         check_parts(model, optimizer, plan)
         check_unit(plan.recipe.unit)
@@ -144,6 +147,7 @@ class PrivateRounds(PrivateTraining):
             runtime=runtime,
             update=update,
             scheduler=scheduler,
+            batches=batches,
         )
         self.repeatable = repeatable
         self.engine, self.engine_reason = UpdateEngine(), "updates of clients"
@@ -243,7 +247,7 @@ class PrivateRounds(PrivateTraining):
         """Who may take part in a round: whom the sampler draws, or anyone, where others choose and
         nothing is claimed for it.
         """
-        foreign = isinstance(self.folder, TrainingRun) and self.folder.run.batches is not None
+        foreign = isinstance(self.folder, TrainingRun) and self.folder.promised.batches is not None
         if foreign:
             return np.arange(len(self.records), dtype=np.int64)
         sampler = self.plan.recipe.sampler

@@ -25,6 +25,7 @@ from dpfy.federated.virtual import VirtualClients
 from dpfy.gradients.engine import per_user
 from dpfy.noise.shares import Shares
 from dpfy.plan.recipe import Plan
+from dpfy.runs.run import Run
 from dpfy.sampling.samplers import CheckInSampler
 from dpfy.training import metrics
 from dpfy.training.evaluation import (
@@ -42,7 +43,7 @@ from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.metrics import spent
 from dpfy.training.objective import BatchLosses, Objective
-from dpfy.training.run import Run, TrainingRun
+from dpfy.training.run import TrainingRun
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update, adopt
 

@@ -37,8 +37,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.integrations import adapter
 from dpfy.integrations.adapter import LossTotals
 from dpfy.plan.recipe import Plan
+from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import waits
 from dpfy.training.update import Update
@@ -88,7 +88,7 @@ class PrivateAccelerator(Accelerator):
             "runtime=Runtime(max_physical_batch=...)",
         )
         self.plan, self.update = plan, update
-        self.run = run if isinstance(run, Run) else Run(run)
+        self.run = Run.of(run)
         self.runtime = replace(runtime or Runtime(), device=str(self.device))
         self.training: PrivateTraining | None = None
         self._model: nn.Module | None = None

@@ -36,8 +36,9 @@ from dpfy.integrations import (
     trainer_evaluation,
 )
 from dpfy.plan.recipe import Plan
+from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, complete
+from dpfy.training.run import complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update
 
@@ -93,11 +94,8 @@ class PrivateTrainer(Trainer):
             )
         self.plan, self.update, self.eval_is = plan, update, eval_is
         self.runtime = trainer_arguments.runtime(self.args, runtime)
-        self.private_run = (
-            run
-            if isinstance(run, Run)
-            else Run(run if run is not None else f"{os.path.abspath(self.args.output_dir)}-dpfy")
-        )
+        beside = f"{os.path.abspath(self.args.output_dir)}-dpfy"
+        self.private_run = Run.of(beside if run is None else run)
         self.training: PrivateTraining | None = None
         self._computing = False
         self.args.restore_callback_states_from_checkpoint = (

@@ -26,9 +26,9 @@ from dpfy.core import check, errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.integrations import adapter
 from dpfy.plan.recipe import Plan
+from dpfy.runs.run import Run
 from dpfy.training.integrity import state
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Every
 from dpfy.training.update import Update
@@ -96,7 +96,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         if val_is is not None:
             check.one_of("val_is", val_is, [PUBLIC])
         self.plan, self.update, self.val_is = plan, update, val_is
-        self.run = run if isinstance(run, Run) else Run(run)
+        self.run = Run.of(run)
         self.runtime = replace(runtime or Runtime(), device=str(self.root_device))
         self.training: PrivateTraining | None = None
         self._loader: Any = None

@@ -18,8 +18,8 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.gradients.clip import Clip, FlatClip, GroupClip
 from dpfy.gradients.engine import trainable
 from dpfy.plan.recipe import EXACT, FLOAT, Plan, Recipe, dpsgd
+from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
 
 ENGINES = {"hooks": "auto", "functorch": "batched", "ew": "batched", "ghost": "bookkeeping"}

@@ -32,7 +32,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.records import Records
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.report import card
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning.claim import TUNING
 from dpfy.tuning.routes import COMPOSITION, SUBSET
 from dpfy.tuning.run import Execution, Tuned, tune
@@ -270,7 +270,7 @@ def optimize(
     *,
     recipes: Sequence[Recipe],
     terms: SearchTerms,
-    run: Place | str | Path,
+    run: Run | str | Path,
     work: Execution | None = None,
     earlier_trials: str = PRIVATE,
 ) -> Tuned:
@@ -286,7 +286,7 @@ def optimize(
     all of them billed. By the other routes trials are drawn by Optuna's random sampler from the
     run's own secret, and the study, its storage included, is given the selected one.
     """
-    place, work = run if isinstance(run, Place) else Place(run), work or Execution()
+    place, work = Run.of(run), work or Execution()
     tag = hashlib.sha256(str(Path(place.path).resolve()).encode()).hexdigest()[:16]
     _require_own(
         study, terms, place, tag, check.one_of("earlier_trials", earlier_trials, (PRIVATE, PUBLIC))
@@ -314,7 +314,7 @@ def optimize(
     return found
 
 
-def _require_own(study: Any, terms: SearchTerms, place: Place, tag: str, earlier: str) -> None:
+def _require_own(study: Any, terms: SearchTerms, place: Run, tag: str, earlier: str) -> None:
     if len(study.directions) > 1:
         raise Unsupported(
             "a study of several objectives",

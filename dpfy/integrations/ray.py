@@ -24,7 +24,7 @@ from typing import Any
 
 from dpfy.core import check, errors
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning.run import Execution, RecipeFor, Tuned, tune
 from dpfy.tuning.sealed import TrialResult
 from dpfy.tuning.search import MOST_WORKERS
@@ -165,7 +165,7 @@ class PrivateTuner:
     cpus: float = 1.0
     gpus: float = 0.0
 
-    def fit(self, run: Place | str | Path, *, work: Execution | None = None) -> Tuned:
+    def fit(self, run: Run | str | Path, *, work: Execution | None = None) -> Tuned:
         """Search, and leave the selected run in the folder `run`.
 
         Guarantees: those of :func:`dpfy.tuning.run.tune`.

@@ -24,7 +24,8 @@ from dpfy.labels.learning import LabelSetup, learn
 from dpfy.labels.method import LabelMethod
 from dpfy.labels.questions import NoisyOneHot, PriorResponse, Question, Response
 from dpfy.labels.sealed import SealedLabels, Values
-from dpfy.runs.folder import Place, RunFolder
+from dpfy.runs.folder import RunFolder
+from dpfy.runs.run import Run
 
 Reals = NDArray[np.float64]
 Asked = list[tuple[Question, NDArray[Any]]]
@@ -60,7 +61,7 @@ def answered(
     claim = method.claim(len(labels), CLASSES, epsilon, 1e-5)
     with (
         tempfile.TemporaryDirectory(prefix="dpfy-labels-") as place,
-        RunFolder(Place(Path(place) / "run", seed=5), claim) as folder,
+        RunFolder(Run(Path(place) / "run", seed=5), claim) as folder,
     ):
         asking, asked = (
             LabelQuestions(folder, claim, SealedLabels(labels, len(labels), CLASSES)),

@@ -34,7 +34,8 @@ from dpfy.models.config import ModelConfig
 from dpfy.models.features import ScatteringFeatures
 from dpfy.models.features import features as feature_map
 from dpfy.report import card as cards
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy.training.load import Released
 
 META = "dpfy"
@@ -72,7 +73,7 @@ def fit(
     delta: float = 1e-5,
     method: LabelMethod | str = "projection",
     learner: Learner | None = None,
-    run: Place | Path | str | None = None,
+    run: Run | Path | str | None = None,
 ) -> LabelFit:
     """A model from public features and private labels, one a record: whole numbers from 0 to
     `classes` - 1.
@@ -94,19 +95,19 @@ def fit(
     claim = chosen.claim(len(x), classes, epsilon, delta)
     if run is not None:
         return run_fit(
-            run if isinstance(run, Place) else Place(run),
+            Run.of(run),
             claim,
             chosen,
             lambda: (x, labels),
             learner,
         )
     with tempfile.TemporaryDirectory(prefix="dpfy-labels-") as folder:
-        made = run_fit(Place(Path(folder) / "run"), claim, chosen, lambda: (x, labels), learner)
+        made = run_fit(Run(Path(folder) / "run"), claim, chosen, lambda: (x, labels), learner)
         return LabelFit(made.model, made.card, made.answers)
 
 
 def run_fit(
-    place: Place,
+    place: Run,
     claim: LabelClaim,
     method: LabelMethod,
     read: Callable[[], tuple[Tensor, Any]],

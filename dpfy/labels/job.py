@@ -23,8 +23,8 @@ from dpfy.labels.claim import BINS, METHODS, PROJECTION, SCHEMA, LabelClaim
 from dpfy.labels.evidence import CORRECTIONS
 from dpfy.labels.fitting import LabelFit, images, load, run_fit, section
 from dpfy.labels.method import AUTO, LabelMethod
-from dpfy.runs.folder import Place
 from dpfy.runs.mark import HIDDEN, Mark
+from dpfy.runs.run import Run
 from dpfy.training.config import PATHS
 from dpfy.training.job import budget_of, public_records, require_run
 from dpfy.training.load import CONFIG, Released
@@ -124,13 +124,13 @@ class LabelJob:
         """How many records there are to train on: public, so that a table may be counted."""
         return self.labels.records or public_records(self.data) or count.records(self.data)
 
-    def place(self, out: Path, resume: bool, seed: int | None) -> Place:
+    def place(self, out: Path, resume: bool, seed: int | None) -> Run:
         """Where the run lives and what it may spend."""
         texts = self.to_toml(publish=True), self.to_toml(publish=False)
         about = {"model": "kernel ridge regression", "data": self.about.data or self.data.kind}
         about |= {} if self.about.author is None else {"author": self.about.author}
         budget = budget_of(self.ledger, self.labels.delta)
-        return Place(out, resume, self.ledger.path, budget, seed, texts, self.public.rows(), about)
+        return Run(out, resume, self.ledger.path, budget, seed, texts, self.public.rows(), about)
 
 
 SECTIONS: dict[str, type] = {

@@ -21,7 +21,8 @@ from dpfy.local.protocol import DeviceReport, LocalEstimate, Rows
 from dpfy.mechanisms.choice import permutation
 from dpfy.mechanisms.mechanism import source
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class CollectionResult:
 def collect(
     claim: LocalClaim,
     reports: Sequence[DeviceReport] | Rows,
-    run: Place | str | Path,
+    run: Run | str | Path,
     confidence: float = 0.95,
 ) -> CollectionResult:
     """The server's side: an estimate from reports that came from devices, in a run folder that
@@ -53,7 +54,7 @@ def collect(
 
 
 def simulate(
-    claim: LocalClaim, values: Any, run: Place | str | Path, confidence: float = 0.95
+    claim: LocalClaim, values: Any, run: Run | str | Path, confidence: float = 0.95
 ) -> CollectionResult:
     """Both sides in one process that holds all values, one a person: billed per person; the card
     says that it was a simulation.
@@ -81,11 +82,11 @@ def simulate(
 
 def _run(
     claim: LocalClaim,
-    run: Place | str | Path,
+    run: Run | str | Path,
     confidence: float,
     reports: Callable[[RunFolder], Sequence[DeviceReport] | Rows],
 ) -> CollectionResult:
-    place = run if isinstance(run, Place) else Place(run)
+    place = Run.of(run)
     if not complete(place, claim):
         with RunFolder(place, claim) as folder:
             received = reports(folder)

@@ -42,7 +42,8 @@ from dpfy.prediction.rules import Ask
 from dpfy.prediction.student import Lesson, SemiSupervised, StudentLearner
 from dpfy.prediction.voters import LinearVoters, checked, ridge, shards
 from dpfy.report import card as cards
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy.training.load import Released
 
 BLOCK = 16
@@ -133,7 +134,7 @@ def student_claim(
 
 
 def train_student(
-    place: Place,
+    place: Run,
     claim: StudentAnswersClaim,
     private: Private,
     public: Public,
@@ -156,7 +157,7 @@ def train_student(
     Guarantees: all answers are reserved before a private record is read, and each is taken from
     that, durably, before its noise is drawn. Every unit is known to one teacher. What the student
     is given are public inputs and answers: so all that is released is as private as the answers. A
-    run that was killed goes on with `Place(..., resume=True)`.
+    run that was killed goes on with `Run(..., resume=True)`.
     """
     if not place.public_data:
         raise InvalidInput(

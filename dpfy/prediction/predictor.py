@@ -27,8 +27,9 @@ from dpfy.prediction.claim import VoteClaim
 from dpfy.prediction.reserved_steps import BLOCK, ReservedSteps
 from dpfy.prediction.rules import Ask
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder
+from dpfy.runs.folder import RunFolder
 from dpfy.runs.mark import ANSWERED, SPENT
+from dpfy.runs.run import Run
 
 MOST_CACHED = 1 << 20
 """Answers that are remembered; the oldest are forgotten first, and are paid for again."""
@@ -85,7 +86,7 @@ class PrivatePredictor:
     """Answers questions from private voters, as many as were paid for, in a run folder with a
     ledger and, at the end, a card.
 
-    Use it as a context. `Place(..., resume=True)` goes on after a crash, with the same voters.
+    Use it as a context. `Run(..., resume=True)` goes on after a crash, with the same voters.
     `voters` may be a function that makes them when the claim is reserved, given the folder.
     `beside` are claims of other releases in the same folder, reserved with it.
 
@@ -97,7 +98,7 @@ class PrivatePredictor:
 
     def __init__(
         self,
-        place: Place,
+        place: Run,
         claim: VoteClaim,
         voters: Voters | Callable[[RunFolder], Voters],
         *,

@@ -20,7 +20,7 @@ from dpfy.labels.job import classes_of
 from dpfy.prediction.claim import StudentAnswersClaim
 from dpfy.prediction.pate import Student, Teachers, loaded, train_student
 from dpfy.prediction.student import chances
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.training.load import Released
 from dpfy.training.predict import Predictions
 
@@ -87,7 +87,7 @@ def claim_classes(data: DataConfig) -> int:
 
 
 def run(
-    place: Callable[[dict[str, str]], Place],
+    place: Callable[[dict[str, str]], Run],
     claim: StudentAnswersClaim,
     data: DataConfig,
     public: PublicInputs,

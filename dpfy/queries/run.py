@@ -21,7 +21,8 @@ from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.queries.plan import CONTRIBUTIONS, QueryPlan, QueryTerms, per_user, plan
 from dpfy.queries.sources import TableColumns, cells_of
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.answers import Answers
 from dpfy.statistics.claim import FILE
@@ -77,7 +78,7 @@ def query(
     *,
     schema: TableColumns | Mapping[str, Column] | str | Path,
     terms: QueryTerms,
-    run: Place | str | Path,
+    run: Run | str | Path,
     progress: Progress = lambda what: None,
 ) -> QueryResult:
     """Answer a query on private records, in a run folder that anyone can verify.
@@ -91,11 +92,11 @@ def query(
     """
     progress("planning")
     made = plan(text, TableColumns.given(schema), terms)
-    return answer(data, made, run if isinstance(run, Place) else Place(run), progress)
+    return answer(data, made, Run.of(run), progress)
 
 
 def answer(
-    data: Any, made: QueryPlan, place: Place, progress: Progress = lambda what: None
+    data: Any, made: QueryPlan, place: Run, progress: Progress = lambda what: None
 ) -> QueryResult:
     """The answers of a plan."""
     if complete(place, *made.claims):

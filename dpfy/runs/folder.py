@@ -15,69 +15,30 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dpfy.core import check, events, storage
+from dpfy.core import events, storage
 from dpfy.core.claim import Claim, Reserved, agree, differences, stop_after
 from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput, Unsupported
-from dpfy.core.ledger import COPIED, Budget, Ledger, Permit, hold, require_place
+from dpfy.core.ledger import COPIED, Ledger, Permit, hold, require_place
 from dpfy.core.randomness import Randomness, require_same_process
 from dpfy.core.storage import PRIVATE_MODE, sha256_of, write_atomically
 from dpfy.report import card, figures, forecast
 from dpfy.runs.holder import HOLDER, Holder
 from dpfy.runs.mark import HIDDEN, Mark, refuse_planted
+from dpfy.runs.run import ABOUT, Run
 
 CARD = card.NAME
 LEDGER = "ledger.jsonl"
 BOUND = "bound.json"
-ABOUT = ("model", "data", "author")
 UNSAID = "not stated"
 ITSELF = ""
 """The key under which bound.json recognises itself: no name of a release is empty."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run lives and what it may spend.
-
-    `ledger` is the ledger of the data set, shared by all runs on it, with `budget` (created with
-    it, or equal to what it has). `seed` fixes all randomness for tests: such a run protects
-    nothing, and its card says so. `config` is the configuration as text, in the form to publish and
-    in full (kept with the secrets until the run ends, so that it can be resumed without repeating
-    it). `public_data` names the public data that shapes the result, one ``{"data": ..., "used_for":
-    ..., "provenance": ...}`` each. `about` says for the card, in words that may be published, which
-    `data` it is, who is the `author` and what the `model` is called.
-    """
-
-    path: Path | str
-    resume: bool = False
-    ledger: Path | str | None = None
-    budget: Budget | None = None
-    seed: int | None = None
-    config: tuple[str, str] | None = field(default=None, repr=False)
-    public_data: tuple[Mapping[str, str], ...] = ()
-    about: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.budget is not None and self.ledger is None:
-            raise InvalidInput(
-                "budget",
-                self.budget.to_json(),
-                "needs a ledger to be kept in (Run(ledger=...), --ledger PATH)",
-            )
-        check.known_keys("about", self.about, ABOUT)
-        for key, said in self.about.items():
-            check.one_line(f"about.{key}", said)
-        for row in self.public_data:
-            check.known_keys("public_data", row, ("data", "used_for", "provenance"))
-            for key in ("data", "used_for", "provenance"):
-                check.one_line(f"public_data.{key}", row.get(key))
 
 
 def _truth(value: object) -> bool:
@@ -85,11 +46,6 @@ def _truth(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError("must be true or false")
     return value
-
-
-def fresh_path() -> Path:
-    """A new folder under runs/ for a run that was not given one."""
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 @dataclass
@@ -130,7 +86,7 @@ class RunFolder:
     """Recognises this folder in a ledger."""
     _holder: Holder | None = None
 
-    def __init__(self, run: Place, *claims: Claim) -> None:
+    def __init__(self, run: Run, *claims: Claim) -> None:
         agree(claims)
         self.run, self.claims = run, claims
         self.path = Path(run.path)
@@ -694,7 +650,7 @@ def erase_secrets(folder: Path) -> None:
         mark.remove()
 
 
-def complete(run: Place, *claims: Claim) -> bool:
+def complete(run: Run, *claims: Claim) -> bool:
     """Whether `run` resumes a run of these claims that is finished; what a crash after its end has
     left to do is done now.
     """
@@ -775,7 +731,6 @@ def finish_erasure(path: Path, ledger: Path | str | None = None) -> None:
 
 
 __all__ = [
-    "Place",
     "RunFolder",
     "Stage",
     "complete",

@@ -28,7 +28,8 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import EXAMPLE, Adjacency
 from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy.synthetic.releases import PartOfGaussian, no_binding
 
 Array = NDArray[np.float64]
@@ -179,7 +180,7 @@ def evolve(
     *,
     epsilon: float,
     delta: float,
-    run: Place | str | Path,
+    run: Run | str | Path,
     options: EvolutionOptions | None = None,
     embed: Embed = flat,
 ) -> EvolutionResult:
@@ -198,7 +199,7 @@ def evolve(
     check.epsilon("epsilon", epsilon)
     noise = least_noise(epsilon, check.delta("delta", delta), 0, 0.0, Adjacency.ADD_OR_REMOVE_ONE)
     claim = Evolution(chosen.classes, chosen.size, chosen.rounds, noise, delta=delta)
-    place = run if isinstance(run, Place) else Place(run)
+    place = Run.of(run)
     if complete(place, claim):
         return finished(Path(place.path))
     with RunFolder(place, claim) as folder:

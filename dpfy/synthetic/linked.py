@@ -22,7 +22,7 @@ import numpy as np
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.storage import write_atomically
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.columns import ListedColumn, TableColumn, number_column
 from dpfy.synthetic.constraints import ColumnComparison, Constraint, Mask
 from dpfy.synthetic.counts import checked_chunks
@@ -200,7 +200,7 @@ def synthesize_linked(
     key: str,
     most_visits: int,
     terms: SynthesisTerms,
-    run: Place | str | Path,
+    run: Run | str | Path,
     options: SynthesisOptions = DEFAULTS,
 ) -> LinkedTables:
     """Two synthetic tables that belong together. `schemas` are those of people and of visits; `key`

@@ -23,7 +23,8 @@ from dpfy.core import plugins, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy.synthetic.claim import DEGREES, FACTS, MEASUREMENTS, TABLE
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import Marginals, count
@@ -85,7 +86,7 @@ def synthesize(
     *,
     schema: Domain | str | Path,
     terms: SynthesisTerms,
-    run: Place | str | Path,
+    run: Run | str | Path,
     options: SynthesisOptions = DEFAULTS,
     public: Any = None,
     progress: Progress = nothing_to_show,
@@ -102,7 +103,7 @@ def synthesize(
     """
     progress("planning", 0.0)
     _check_public(data, public)
-    place = run if isinstance(run, Place) else Place(run)
+    place = Run.of(run)
     method = METHODS.get(options.method) or plugins.find(plugins.SYNTHESIZERS, options.method)
     if not isinstance(method, SynthesisMethod):
         return finished(method(data, Domain.given(schema), terms, options, place, public, progress))
@@ -113,7 +114,7 @@ def synthesize(
 def execute(
     data: Any,
     made: SynthesisPlan,
-    place: Place,
+    place: Run,
     public: Any = None,
     progress: Progress = nothing_to_show,
 ) -> SynthesisResult:

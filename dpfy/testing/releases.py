@@ -25,7 +25,8 @@ from dpfy.core.claim import NEARLY, NO, STATED, YES, Claim, Reserved, agree, kin
 from dpfy.core.errors import BudgetExceeded, DpfyError
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
-from dpfy.runs.folder import CARD, LEDGER, Place, RunFolder
+from dpfy.runs.folder import CARD, LEDGER, RunFolder
+from dpfy.runs.run import Run
 from dpfy.testing.contract import ContractBroken, require, typed_refusals
 
 REGISTERED = "The kind of a claim finds its class, in this process and from a file."
@@ -52,7 +53,7 @@ OWN_FILES = (CARD, LEDGER, f"{LEDGER}.head", "report.html", "report.md", "checkp
 CONFIDENCE = 1e-3
 """The chance that the seeds of the comparison of outcomes make a right release fail."""
 
-Run = Callable[[Place, Callable[[], Any], Claim], Path]
+MakeRun = Callable[[Run, Callable[[], Any], Claim], Path]
 
 
 def check_claim(claim: Claim) -> None:
@@ -141,7 +142,7 @@ def _check_section(claim: Claim, where: str) -> None:
 
 
 def check_release(
-    run: Run,
+    run: MakeRun,
     claim: Claim,
     data: Any,
     neighbour: Any,
@@ -207,7 +208,7 @@ class _Stopped(BaseException):
 class _Release:
     """One kind of release, in folders of its own."""
 
-    run: Run
+    run: MakeRun
     claim: Claim
     data: Any
     neighbour: Any
@@ -224,16 +225,14 @@ class _Release:
         self.made += 1
         return self.folder / f"run{self.made}"
 
-    def release(self, place: Place, data: Any = None) -> Path:
+    def release(self, place: Run, data: Any = None) -> Path:
         """One run; its folder."""
         given = self.data if data is None else data
         return Path(self.run(place, lambda: given, self.claim))
 
     def reserved_first(self) -> Path:
         """A run that looks into both ledgers when the data is read."""
-        place = Place(
-            self.fresh(), ledger=self.folder / "people.jsonl", budget=RenyiFilter(1e4, 0.5)
-        )
+        place = Run(self.fresh(), ledger=self.folder / "people.jsonl", budget=RenyiFilter(1e4, 0.5))
         read: list[list[Claim]] = []
 
         def look() -> Any:
@@ -260,11 +259,11 @@ class _Release:
         require(not wrong, VERIFIED, self.where, "; ".join(map(str, wrong[:3])))
         return made
 
-    def _not_again(self, place: Place) -> None:
+    def _not_again(self, place: Run) -> None:
         def read() -> Any:
             raise ContractBroken(ONCE, self.where, "the data is read again")
 
-        resumed = Place(place.path, resume=True, ledger=place.ledger, budget=place.budget)
+        resumed = Run(place.path, resume=True, ledger=place.ledger, budget=place.budget)
         before = _bytes(Path(place.path))
         with suppress(DpfyError):
             self.run(resumed, read, self.claim)
@@ -284,7 +283,7 @@ class _Release:
         if isinstance(self.claim.event, events.NotPrivate | events.Nothing):
             return
         path = self.fresh()
-        place = Place(path, ledger=self.folder / "spent.jsonl", budget=RenyiFilter(1e-9, 1e-12))
+        place = Run(path, ledger=self.folder / "spent.jsonl", budget=RenyiFilter(1e-9, 1e-12))
 
         def read() -> Any:
             raise ContractBroken(BUDGET, self.where, "the data was read")
@@ -302,7 +301,7 @@ class _Release:
 
     def seeded(self) -> None:
         """Two runs with one seed."""
-        one, other = (self.release(Place(self.fresh(), seed=5)) for _ in range(2))
+        one, other = (self.release(Run(self.fresh(), seed=5)) for _ in range(2))
         for name in self.claim.artefacts:
             if (one / name).is_file():
                 same = (one / name).read_bytes() == (other / name).read_bytes()
@@ -310,17 +309,17 @@ class _Release:
 
     def resumed(self) -> None:
         """Stopped before the report is written, then resumed."""
-        due = self.release(Place(self.fresh(), seed=6))
+        due = self.release(Run(self.fresh(), seed=6))
         for data, other in ((self.data, False), (self.neighbour, True)):
             path = self.fresh()
             with (
                 mock.patch.object(RunFolder, "finish", _stop),
                 suppress(_Stopped),
             ):
-                self.release(Place(path, seed=6))
+                self.release(Run(path, seed=6))
                 raise ContractBroken(VERIFIED, self.where, "the run never called `finish`")
             try:
-                made = self.release(Place(path, seed=6, resume=True), data)
+                made = self.release(Run(path, seed=6, resume=True), data)
             except DpfyError as error:
                 require(other, RESUMED, self.where, f"resuming raised {error!r}")
                 continue
@@ -334,7 +333,7 @@ class _Release:
 
     def fresh_noise(self, outcome: Callable[[Path], float]) -> None:
         """Outcomes of runs with secrets from the operating system."""
-        seen = [float(outcome(self.release(Place(self.fresh())))) for _ in range(4)]
+        seen = [float(outcome(self.release(Run(self.fresh())))) for _ in range(4)]
         different = len(set(seen)) > 1 or all(math.isnan(value) for value in seen)
         require(different, NOISE, self.where, f"four runs released {seen[0]!r}")
 
@@ -346,7 +345,7 @@ class _Release:
             mock.patch("os.fsync"),
             suppress(_Stopped),
         ):
-            self.release(Place(path, seed=seed), data)
+            self.release(Run(path, seed=seed), data)
         return path
 
     def private(self, outcome: Callable[[Path], float], trials: int) -> None:

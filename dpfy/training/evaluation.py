@@ -227,7 +227,7 @@ def billed(
     record of `test` adds at most `ONE_RECORD`, whatever the model answers, and is alone in its
     batch, so that it cannot change the answers on others; the same noise never meets other records.
     """
-    folder, noise = training.folder, training.folder.run.evaluation
+    folder, noise = training.folder, training.folder.promised.evaluation
     if noise is None:
         raise InvalidInput("evaluation", BILLED, "the run reserved none before it read the data")
     table, sums = (

@@ -21,7 +21,7 @@ from dpfy.data.owners import Owned
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
-from dpfy.runs.folder import fresh_path
+from dpfy.runs.run import Run
 from dpfy.training import metrics
 from dpfy.training.evaluation import (
     PUBLIC,
@@ -46,7 +46,7 @@ from dpfy.training.objective import BatchLosses, Objective
 from dpfy.training.parallel.read_only_run import ReadOnlyRun
 from dpfy.training.parallel.world import World
 from dpfy.training.per_record import PerRecord
-from dpfy.training.run import Run, TrainingRun, complete
+from dpfy.training.run import TrainingClaims, TrainingRun, complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.update import Update, adopt
 from dpfy.training.validation import check_parts, with_owners
@@ -155,12 +155,15 @@ def fit(
                 "use dpfy.PublicTest(data) or dpfy.WithheldTest(data)",
             )
         bound = evaluation.bound
-    started = time.monotonic()
+    started, noise = time.monotonic(), None
     if isinstance(evaluation, PrivateTest):
-        run = _billed(run, plan, evaluation.noise_multiplier)
+        noise = _billed(run, plan, evaluation.noise_multiplier)
+    asked = run if isinstance(run, TrainingRun | ReadOnlyRun) else Run.of(run)
     world = World.joined() if world is None else world
     if (
-        done := world.rank0_first("what was finished before", lambda: finished(model, run, plan))
+        done := world.rank0_first(
+            "what was finished before", lambda: finished(model, asked, plan, noise)
+        )
     ) is not None:
         return done
     training = PrivateTraining(
@@ -168,11 +171,12 @@ def fit(
         optimizer,
         train,
         plan,
-        run,
+        asked,
         runtime=runtime,
         update=update,
         scheduler=scheduler,
         world=world,
+        evaluation=noise,
     )
     if training.schedules.waiting:
         raise Unsupported(
@@ -218,21 +222,21 @@ def fit(
 
 def _billed(
     run: str | Path | Run | TrainingRun | ReadOnlyRun | None, plan: Plan, noise: float | None
-) -> Run | TrainingRun | ReadOnlyRun:
-    """The run with its evaluation, to be reserved before the data is read."""
+) -> float | None:
+    """The noise of the evaluation, to be reserved before the data is read; None where the opened
+    folder has reserved it.
+    """
     if isinstance(run, TrainingRun | ReadOnlyRun):
-        if run.run.evaluation is None:
+        if run.promised.evaluation is None:
             raise InvalidInput(
                 "run",
                 "a folder without a billed evaluation",
-                "give Run(evaluation=...) when the folder is made",
+                "give evaluation= when the folder is opened: TrainingRun(run, plan, evaluation=...)",
             )
-        return run
-    whole = run if isinstance(run, Run) else Run(run if run is not None else fresh_path())
-    chosen = (
-        default_noise(plan.epsilon, plan.delta, plan.recipe.adjacency) if noise is None else noise
-    )
-    return replace(whole, evaluation=chosen)
+        return None
+    if noise is None:
+        return default_noise(plan.epsilon, plan.delta, plan.recipe.adjacency)
+    return noise
 
 
 def _evaluated(
@@ -250,11 +254,13 @@ def _evaluated(
     return public(training, aim, test) if use == PUBLIC else billed(training, test, aim, most)
 
 
-def finished(model: nn.Module, run: object, plan: Plan) -> Result | None:
+def finished(
+    model: nn.Module, run: object, plan: Plan, evaluation: float | None = None
+) -> Result | None:
     """The result of a run that is resumed though it is finished, and the model with its released
     weights; None if it goes on.
     """
-    if not isinstance(run, Run) or not complete(run, plan):
+    if not isinstance(run, Run) or not complete(run, plan, TrainingClaims(evaluation=evaluation)):
         return None
     folder = Path(run.path)
     released = Released.read(folder)

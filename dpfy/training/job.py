@@ -30,6 +30,7 @@ from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe, dpsgd, with_stopping
 from dpfy.report import first
 from dpfy.report.card import NAME as CARD
 from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
+from dpfy.runs.run import Run
 from dpfy.training import evaluation
 from dpfy.training.config import (
     MOST_GROUP,
@@ -45,7 +46,7 @@ from dpfy.training.metrics import Plateau
 from dpfy.training.parallel.read_only_run import ReadOnlyRun, opened
 from dpfy.training.parallel.world import World, restarted
 from dpfy.training.ready import UNKNOWN
-from dpfy.training.run import TRAINING, Run, TrainingRun, ended, finish_erasure
+from dpfy.training.run import TRAINING, TrainingClaims, TrainingRun, ended, finish_erasure
 from dpfy.training.update import Ftrl, Update
 
 WRITERS = 539
@@ -235,7 +236,10 @@ def run(
     plan, world = plan_of(config), World.joined()
     return world.notify_on_error(
         lambda: trained(
-            config, opened(world, run_of(config, plan, out, resume, seed), plan), world, progress
+            config,
+            opened(world, run_of(config, plan, out, resume, seed), plan, promised_of(config, plan)),
+            world,
+            progress,
         )
     )
 
@@ -427,10 +431,14 @@ def run_of(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | N
         seed=seed,
         checkpoint_every=config.runtime.checkpoint_every,
         config=texts,
-        evaluation=evaluation_noise(config, plan),
         public_data=config.public.rows(),
         about=config.about.rows(config.data, config.model),
     )
+
+
+def promised_of(config: JobConfig, plan: Plan) -> TrainingClaims:
+    """What a job promises beside its plan."""
+    return TrainingClaims(evaluation=evaluation_noise(config, plan))
 
 
 def extracted(model: ModelConfig, records: Records) -> Records:

@@ -29,8 +29,9 @@ from dpfy.gradients.cuda_graphs.captured import LossesOf
 from dpfy.gradients.engine import Grads, no_reentrant_checkpoints, trainable
 from dpfy.gradients.engines.choice import choose
 from dpfy.isolation.check import IsolationCheck
+from dpfy.plan.claim import ForeignBatches
 from dpfy.plan.recipe import Plan
-from dpfy.runs.folder import fresh_path
+from dpfy.runs.run import Run
 from dpfy.training import finish, schedulers
 from dpfy.training.batches import Batches, Captures, Drawing, GradAccumulator, find_microbatch_size
 from dpfy.training.integrity import computation, guard, resume, state
@@ -43,7 +44,7 @@ from dpfy.training.integrity.state import TrainState
 from dpfy.training.parallel.layout import layout_of, placed, unwrapped
 from dpfy.training.parallel.read_only_run import ReadOnlyRun, taken
 from dpfy.training.parallel.world import World
-from dpfy.training.run import Run, TrainingRun
+from dpfy.training.run import PLAN_ALONE, TrainingClaims, TrainingRun
 from dpfy.training.runtime import Runtime
 from dpfy.training.schedulers import Schedules
 from dpfy.training.step import PrivateStep, stream_of
@@ -74,6 +75,10 @@ class PrivateTraining(RunState):
     releases the same bits, and one that would release others stops. The noise of a step is made for
     one sum: after an error between noise and the end of a step the run goes no further here.
     Weights, buffers, optimizer and the fields of this object are changed by the run alone.
+
+    `batches` says how batches are formed, if not by dpfy: such a run is charged without
+    amplification, in every ledger. `evaluation` is the noise multiplier of a charged evaluation on
+    private held-out records.
     """
 
     def __init__(
@@ -88,6 +93,8 @@ class PrivateTraining(RunState):
         update: Update | None = None,
         scheduler: object = None,
         world: World | None = None,
+        batches: ForeignBatches | None = None,
+        evaluation: float | None = None,
     ) -> None:
         self._entered, train = False, admitted(train)
         self.world, self._joined = world or World(), world
@@ -97,11 +104,11 @@ class PrivateTraining(RunState):
         guard.check_state(model)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.runtime, self.rule = runtime or Runtime(), update or Update()
-        self.run = (
-            run
-            if isinstance(run, Run | TrainingRun | ReadOnlyRun)
-            else Run(run if run is not None else fresh_path())
-        )
+        self.run = run if isinstance(run, TrainingRun | ReadOnlyRun) else Run.of(run)
+        self._promised = TrainingClaims(batches, evaluation)
+        if isinstance(run, TrainingRun | ReadOnlyRun) and self._promised != PLAN_ALONE:
+            rule = "say so when the folder is opened: dpfy.TrainingRun(run, plan, batches=...)"
+            raise InvalidInput("run", "an opened folder", rule)
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)
         check_owners(plan.recipe, train)
@@ -138,7 +145,7 @@ class PrivateTraining(RunState):
         self._status, self._pieces, self._journal = RunStatus(), None, None
         self.world = World.joined() if self._joined is None else self._joined
         self.folder: TrainingRun | ReadOnlyRun = self.world.notify_on_error(
-            lambda: taken(self.world, self.run, self.plan)
+            lambda: taken(self.world, self.run, self.plan, self._promised)
         )
         try:
             self._open()

@@ -49,7 +49,7 @@ def private_batchnorm(
 
         claim = dpfy.Normalisation(10.0, layers=2, delta=1e-5)
         plan = dpfy.dpsgd(...).calibrate(epsilon=3.0, delta=1e-5, beside=claim.event)
-        with dpfy.TrainingRun(dpfy.Run("runs/x", beside=(claim,)), plan) as folder:
+        with dpfy.TrainingRun("runs/x", plan, beside=(claim,)) as folder:
             model = dpfy.private_batchnorm(model, train, folder)
             dpfy.fit(model, train, plan=plan, optimizer=..., run=folder)
 
@@ -109,7 +109,7 @@ def _claim(folder: TrainingRun) -> Normalisation:
         raise InvalidInput(
             "folder",
             folder.path.name,
-            "reserved no such release: give Run(beside=(dpfy.Normalisation(...),))",
+            "reserved no such release: give dpfy.TrainingRun(run, plan, beside=(dpfy.Normalisation(...),))",
         )
     return claim
 

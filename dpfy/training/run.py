@@ -4,11 +4,11 @@ for.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfy.core import check, storage
+from dpfy.core import storage
 from dpfy.core.claim import Claim, Reserved
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Permit
@@ -16,6 +16,7 @@ from dpfy.plan.claim import EvaluationClaim, ForeignBatches, TrainingClaim, read
 from dpfy.plan.recipe import Plan
 from dpfy.runs import folder
 from dpfy.runs.folder import CARD, LEDGER, ended, finish_erasure
+from dpfy.runs.run import Run
 
 TRAINING, EVALUATION = TrainingClaim.kind, EvaluationClaim.kind
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
     "EVALUATION",
     "LEDGER",
     "TRAINING",
-    "Run",
+    "TrainingClaims",
     "TrainingRun",
     "complete",
     "ended",
@@ -33,30 +34,24 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Run(folder.Place):
-    """Where a training run lives and what it may spend.
+class TrainingClaims:
+    """What a training run promises beside the steps of its plan.
 
-    A checkpoint is written whenever `checkpoint_every` seconds have passed (infinity: only when
-    `save` is called); the bits released do not depend on it. `batches` says how batches are formed
-    if not by dpfy: such a run is billed without amplification, in every ledger. `evaluation` is the
-    noise multiplier of a billed evaluation on private held-out records (`dpfy.fit`), reserved and
-    billed beside the plan. `beside` are the claims of other releases that are made in the same
-    folder, before training.
+    `batches` says how batches are formed if not by dpfy: such a run is charged without
+    amplification, in every ledger. `evaluation` is the noise multiplier of a charged evaluation on
+    private held-out records (`dpfy.fit`). `beside` are the claims of other releases that are made
+    in the same folder, before training.
     """
 
-    checkpoint_every: float = 30.0
     batches: ForeignBatches | None = None
     evaluation: float | None = None
     beside: tuple[Claim, ...] = ()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.checkpoint_every != math.inf:
-            check.nonnegative("checkpoint_every", self.checkpoint_every)
         if self.evaluation is not None:
             EvaluationClaim(self.evaluation)
 
-    def claims(self, plan: Plan) -> tuple[Claim, ...]:
+    def of(self, plan: Plan) -> tuple[Claim, ...]:
         """All that a run of `plan` promises; training first."""
         held: list[Claim] = [TrainingClaim(plan, self.batches), *self.beside]
         if self.evaluation is not None:
@@ -69,17 +64,29 @@ class Run(folder.Place):
         return tuple(held)
 
 
+PLAN_ALONE = TrainingClaims()
+
+
 class TrainingRun(folder.RunFolder):
     """The opened folder of a run of `plan`. `part` names the part of the data that it must train
-    on; None where any data will do.
+    on; None where any data will do. `promised` is what the run promises beside the plan.
     """
 
-    run: Run
     part: str | None = None
+    promised: TrainingClaims = PLAN_ALONE
 
-    def __init__(self, run: Run, plan: Plan) -> None:
+    def __init__(
+        self,
+        run: Run | Path | str | None,
+        plan: Plan,
+        *,
+        batches: ForeignBatches | None = None,
+        evaluation: float | None = None,
+        beside: Sequence[Claim] = (),
+    ) -> None:
         self.plan = plan
-        super().__init__(run, *run.claims(plan))
+        self.promised = TrainingClaims(batches, evaluation, tuple(beside))
+        super().__init__(Run.of(run), *self.promised.of(plan))
 
     @property
     def reserved(self) -> Reserved:
@@ -106,11 +113,11 @@ class TrainingRun(folder.RunFolder):
         return self.begin(EVALUATION)
 
 
-def complete(run: Run, plan: Plan) -> bool:
+def complete(run: Run, plan: Plan, promised: TrainingClaims = PLAN_ALONE) -> bool:
     """Whether `run` resumes a run of `plan` that is finished; what a crash after its end has left
     to do is done now.
     """
-    return folder.complete(run, *run.claims(plan))
+    return folder.complete(run, *promised.of(plan))
 
 
 def load_plan(place: Path) -> Plan:

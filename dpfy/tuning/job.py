@@ -21,8 +21,9 @@ from dpfy.data.split import split_fraction
 from dpfy.models import build
 from dpfy.models.config import ModelConfig
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.runs.folder import Place, finish_erasure
+from dpfy.runs.folder import finish_erasure
 from dpfy.runs.mark import HIDDEN, Mark, refuse_planted
+from dpfy.runs.run import Run
 from dpfy.training import job
 from dpfy.tuning import config as configuration
 from dpfy.tuning import outcome, search
@@ -232,13 +233,13 @@ def engine_of(config: SearchConfig) -> SearchEngine:
     )
 
 
-def place_of(config: SearchConfig, out: Path, resume: bool, seed: int | None) -> Place:
+def place_of(config: SearchConfig, out: Path, resume: bool, seed: int | None) -> Run:
     """Where the search lives and what it may spend."""
     found = config.job
     texts = (config.to_toml(publish=True), config.to_toml(publish=False))
     budget = job.budget_of(found.ledger, found.privacy.delta)
     about = found.about.rows(found.data, found.model)
-    return Place(out, resume, found.ledger.path, budget, seed, texts, found.public.rows(), about)
+    return Run(out, resume, found.ledger.path, budget, seed, texts, found.public.rows(), about)
 
 
 def finished(out: Path) -> Tuned:

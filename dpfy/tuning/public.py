@@ -287,12 +287,12 @@ def _trained(
     }
     run = replace(
         job.run_of(found, plan, out, resume, seed),
-        beside=(claim,),
         public_data=(*found.public.rows(), row),
     )
-    if runs.complete(run, plan):
+    promised = replace(job.promised_of(found, plan), beside=(claim,))
+    if runs.complete(run, plan, promised):
         return
-    with runs.TrainingRun(run, plan) as folder:
+    with runs.TrainingRun(run, plan, **vars(promised)) as folder:
         folder.write(TRIALS, "".join(json.dumps(each) + "\n" for each in rows).encode())
         folder.tell(claim.name, trials=rows, settings=dict(settings), score=rows[best]["score"])
         job.trained(found, folder, World.joined(), False)

@@ -25,8 +25,9 @@ from dpfy.mechanisms.mechanism import source
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.plan.stopping import first_steps
 from dpfy.report import card
-from dpfy.runs.folder import LEDGER, Place, RunFolder, complete, held_claims
+from dpfy.runs.folder import LEDGER, RunFolder, complete, held_claims
 from dpfy.runs.mark import SEARCH_LOG
+from dpfy.runs.run import Run
 from dpfy.tuning import outcome
 from dpfy.tuning.claim import TUNING, Tuning
 from dpfy.tuning.routes import (
@@ -123,7 +124,7 @@ def tune(
     space: Space | Mapping[str, Any] | None,
     recipe: RecipeFor | Sequence[Recipe],
     terms: SearchTerms,
-    run: Place | str | Path,
+    run: Run | str | Path,
     *,
     engine: SearchEngine | None = None,
     work: Execution | None = None,
@@ -143,7 +144,7 @@ def tune(
     was killed is resumed to the same selection; nothing but it leaves the folder.
     """
     where, work = Space.read(space) if isinstance(space, Mapping) else space, work or Execution()
-    place = run if isinstance(run, Place) else Place(run)
+    place = Run.of(run)
     if engine is None and where is None:
         raise InvalidInput("space", None, "must be given, or an engine that draws settings itself")
     chosen: SearchEngine = RandomSearch(where) if engine is None and where is not None else engine  # type: ignore[assignment]
@@ -188,7 +189,7 @@ def _planned(
     engine: SearchEngine,
     kinds: TrialKinds,
     terms: SearchTerms,
-    place: Place,
+    place: Run,
     work: Execution,
 ) -> Tuning:
     """The claim of a new search: the least noise with which it costs what was asked for."""
@@ -234,7 +235,7 @@ def _public(seed: int, number: int) -> np.random.Generator:
 
 
 def _held(
-    place: Place, space: Space | None, engine: SearchEngine, terms: SearchTerms
+    place: Run, space: Space | None, engine: SearchEngine, terms: SearchTerms
 ) -> Tuning | None:
     """The claim of a search that is resumed, which must be of the same terms."""
     path = Path(place.path)

@@ -32,9 +32,10 @@ from dpfy.core.values import mock_permit
 from dpfy.plan.claim import TrainingClaim
 from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures
+from dpfy.runs.run import Run
 from dpfy.training import metrics
 from dpfy.training.integrity import checkpoint
-from dpfy.training.run import TRAINING, Run, TrainingRun
+from dpfy.training.run import TRAINING, TrainingRun
 from dpfy.tuning.space import Settings
 
 TOLD, LOCK = "told.json", "lock"

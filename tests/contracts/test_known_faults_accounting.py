@@ -21,7 +21,7 @@ from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms import choice
-from dpfy.training.run import Run
+from dpfy.runs.run import Run
 
 REPLACE, ADD = Adjacency.REPLACE_ONE, Adjacency.ADD_OR_REMOVE_ONE
 

@@ -24,7 +24,7 @@ from dpfy.estimators.clusters import covariances, lloyd, mixture, points, summar
 from dpfy.estimators.clusters.kmeans import LAB, STARTS
 from dpfy.estimators.clusters.summary import weighted_kmeans
 from dpfy.report.verify import verify
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from replay import distances, totals
@@ -446,7 +446,7 @@ def test_pure_guarantees_and_odd_tables(kind):
 
 def test_a_killed_fit_resumes_to_the_same_release(tmp_path, monkeypatch):
     table = blobs(300)
-    whole = KMeans(bounds=(-1, 1), n_clusters=3, run=Place(tmp_path / "whole", seed=1)).fit(table)
+    whole = KMeans(bounds=(-1, 1), n_clusters=3, run=Run(tmp_path / "whole", seed=1)).fit(table)
     release, done = dpfy.estimators.fitting.FitSession.release, []
 
     def killed(self, *more):
@@ -457,10 +457,10 @@ def test_a_killed_fit_resumes_to_the_same_release(tmp_path, monkeypatch):
 
     monkeypatch.setattr(dpfy.estimators.fitting.FitSession, "release", killed)
     with pytest.raises(KeyboardInterrupt):
-        KMeans(bounds=(-1, 1), n_clusters=3, run=Place(tmp_path / "run", seed=1)).fit(table)
+        KMeans(bounds=(-1, 1), n_clusters=3, run=Run(tmp_path / "run", seed=1)).fit(table)
     monkeypatch.undo()
     again = KMeans(
-        bounds=(-1, 1), n_clusters=3, run=Place(tmp_path / "run", seed=1, resume=True)
+        bounds=(-1, 1), n_clusters=3, run=Run(tmp_path / "run", seed=1, resume=True)
     ).fit(table)
     assert np.array_equal(again.cluster_centers_, whole.cluster_centers_)
 

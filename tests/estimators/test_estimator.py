@@ -28,7 +28,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.estimators import NaiveBayes, load
 from dpfy.estimators.estimator import every
 from dpfy.report.verify import verify
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from people import SCHEMA, people
@@ -82,9 +82,7 @@ def test_the_claim_is_reserved_before_a_record_is_read(tmp_path, monkeypatch):
 
 def test_the_ledger_of_a_data_set_holds_every_fit_and_refuses_what_does_not_fit(tmp_path):
     people_ledger = tmp_path / "people.jsonl"
-    place = Place(
-        tmp_path / "one", ledger=people_ledger, budget=RenyiFilter(epsilon=1.2, delta=1e-5)
-    )
+    place = Run(tmp_path / "one", ledger=people_ledger, budget=RenyiFilter(epsilon=1.2, delta=1e-5))
     NaiveBayes(schema=SCHEMA, run=place).fit(X, y)
     assert len(Ledger.read(people_ledger).permits()) == 1
     with pytest.raises(BudgetExceeded):
@@ -281,7 +279,7 @@ def test_a_killed_fit_resumes_to_the_same_release_and_meets_no_other_data(tmp_pa
     with pytest.raises(KeyboardInterrupt):
         fitted(run=tmp_path / "run")
     monkeypatch.undo()
-    again = Place(tmp_path / "run", resume=True, seed=1)
+    again = Run(tmp_path / "run", resume=True, seed=1)
     with pytest.raises(InvalidInput, match="must be what the run had"):
         NaiveBayes(schema=SCHEMA, run=again).fit(X[1:], y[1:])
     resumed = NaiveBayes(schema=SCHEMA, run=again).fit(X, y)

@@ -36,7 +36,7 @@ from dpfy.estimators.trees.residuals import (
     NumberResiduals,
 )
 from dpfy.report.verify import verify
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from people import SCHEMA, people
@@ -438,7 +438,7 @@ def test_names_of_columns_cannot_leave_the_picture():
 
 def test_a_killed_fit_of_many_rounds_resumes_to_the_same_release(tmp_path, monkeypatch):
     whole = AdditiveBoostingClassifier(
-        schema=SCHEMA, run=Place(tmp_path / "whole", seed=1), rounds=5
+        schema=SCHEMA, run=Run(tmp_path / "whole", seed=1), rounds=5
     ).fit(X, y)
     release, done = dpfy.estimators.fitting.FitSession.release, []
 
@@ -450,12 +450,12 @@ def test_a_killed_fit_of_many_rounds_resumes_to_the_same_release(tmp_path, monke
 
     monkeypatch.setattr(dpfy.estimators.fitting.FitSession, "release", killed)
     with pytest.raises(KeyboardInterrupt):
-        AdditiveBoostingClassifier(
-            schema=SCHEMA, run=Place(tmp_path / "run", seed=1), rounds=5
-        ).fit(X, y)
+        AdditiveBoostingClassifier(schema=SCHEMA, run=Run(tmp_path / "run", seed=1), rounds=5).fit(
+            X, y
+        )
     monkeypatch.undo()
     again = AdditiveBoostingClassifier(
-        schema=SCHEMA, run=Place(tmp_path / "run", seed=1, resume=True), rounds=5
+        schema=SCHEMA, run=Run(tmp_path / "run", seed=1, resume=True), rounds=5
     ).fit(X, y)
     assert np.array_equal(again.function_, whole.function_)
 

@@ -16,7 +16,7 @@ import torch
 import dpfy
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.report import card as cards
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning.run import Execution
 from dpfy.tuning.trial import TrialFailed
 
@@ -98,7 +98,7 @@ def test_a_random_number_of_trials_leaves_the_selected_one_in_the_study_and_noth
         seen.append((trial.params["rate"], score))
         return score
 
-    run = Place(tmp_path / "run", seed=29)
+    run = Run(tmp_path / "run", seed=29)
     found = optimize(study, noted, recipes=RECIPES, terms=toy.terms(trials=9), run=run)
     assert len(seen) > 3
     assert [t.params for t in study.trials] == [found.settings]
@@ -279,10 +279,10 @@ def test_killed_it_is_resumed_with_the_settings_that_its_noise_met(tmp_path, rou
             counted,
             recipes=RECIPES,
             terms=terms,
-            run=Place(tmp_path / "run", seed=29),
+            run=Run(tmp_path / "run", seed=29),
         )
     study, before = studied(sampler()), dict(drawn)
-    place = Place(tmp_path / "run", seed=29, resume=True)
+    place = Run(tmp_path / "run", seed=29, resume=True)
     found = optimize(study, counted, recipes=RECIPES, terms=terms, run=place)
     again = dict(drawn[3:])
     assert again[2] == before[2]

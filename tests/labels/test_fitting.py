@@ -32,7 +32,8 @@ from dpfy.labels.fitting import run_fit
 from dpfy.labels.learning import LabelSetup, learn
 from dpfy.labels.questions import Question, Response
 from dpfy.labels.sealed import SealedLabels
-from dpfy.runs.folder import Place, RunFolder
+from dpfy.runs.folder import RunFolder
+from dpfy.runs.run import Run
 
 N, K = 400, 3
 SMALL = KernelSettings(near=4, wide=4, landmarks=60, directions=40)
@@ -55,7 +56,7 @@ def claim_of(method, records=N):
 def made(path, method="rr", labels=Y, **more):
     chosen = LabelMethod.of(method)
     return run_fit(
-        Place(path, **more), claim_of(chosen), chosen, lambda: (X, labels), KernelLearner(SMALL)
+        Run(path, **more), claim_of(chosen), chosen, lambda: (X, labels), KernelLearner(SMALL)
     )
 
 
@@ -132,7 +133,7 @@ def test_what_learns_depends_on_labels_through_answers_alone(tmp_path, name):
     claim = claim_of(method)
     asked: list[list[bytes]] = [[], []]
     answers: list[np.ndarray] = []
-    with RunFolder(Place(tmp_path / "run", seed=1), claim) as folder:
+    with RunFolder(Run(tmp_path / "run", seed=1), claim) as folder:
         ask = LabelQuestions(folder, claim, SealedLabels(Y, N, claim.outcomes, method.span))
 
         def first(question: Question) -> np.ndarray:
@@ -250,7 +251,7 @@ def test_the_same_noise_never_meets_other_labels(tmp_path):
 
 def test_more_questions_and_dearer_ones_are_refused(tmp_path):
     claim = claim_of(LabelMethod("rr"))
-    with RunFolder(Place(tmp_path / "run", seed=1), claim) as folder:
+    with RunFolder(Run(tmp_path / "run", seed=1), claim) as folder:
         held = SealedLabels(Y, N, K)
         ask = LabelQuestions(folder, claim, held)
         with pytest.raises(InvalidInput, match="must cost what was reserved"):

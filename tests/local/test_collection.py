@@ -21,7 +21,7 @@ from dpfy.local import frequencies, means
 from dpfy.local.claim import PROTOCOLS, LocalClaim, ShuffledClaim
 from dpfy.local.collection import collect, simulate
 from dpfy.local.device import Device
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 VALUES = np.arange(600) % 4
 KARY = frequencies.KaryResponse(1.0, 4)
@@ -80,7 +80,7 @@ def test_a_card_of_reports_from_devices_says_that_nobody_is_trusted(tmp_path, na
 
 
 def test_a_simulation_is_billed_for_each_person_and_is_not_called_local(tmp_path):
-    place = Place(tmp_path / "run", seed=1)
+    place = Run(tmp_path / "run", seed=1)
     made = simulate(LocalClaim("colour", KARY, simulated=True), VALUES, place)
     assert made.card["guarantee"]["trust"] == "central"
     assert "held every value" in made.card["setting"]["trusted"]
@@ -91,7 +91,7 @@ def test_a_simulation_is_billed_for_each_person_and_is_not_called_local(tmp_path
     again = simulate(
         LocalClaim("colour", KARY, simulated=True),
         VALUES,
-        Place(tmp_path / "run", seed=1, resume=True),
+        Run(tmp_path / "run", seed=1, resume=True),
     )
     assert again.estimate == made.estimate
     with pytest.raises(InvalidInput, match="must be true where one process"):

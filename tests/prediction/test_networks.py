@@ -23,7 +23,7 @@ from dpfy.prediction import PrivatePredictor, plan
 from dpfy.prediction.networks import NetworkTraining, NetworkVoters, _by_voter, teach_networks
 from dpfy.prediction.teaching import network_training
 from dpfy.prediction.voters import load_voters, shards
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 X, Y = records(120, seed=3)
 ASKED = records(20, seed=4)[0]
@@ -173,7 +173,7 @@ def test_networks_are_kept_as_private_files_and_answer_what_is_paid_for(tmp_path
     assert about["labels"] == ["a", "b", "c", "d"]
     assert again.fingerprint() == held.fingerprint() != taught(X[:-1], Y[:-1]).fingerprint()
     claim = plan.gaussian(8.0, 1e-6, voters=VOTERS, classes=4, answers=3)
-    with PrivatePredictor(Place(tmp_path / "run", seed=1), claim, again) as predictor:
+    with PrivatePredictor(Run(tmp_path / "run", seed=1), claim, again) as predictor:
         told = predictor.answer_all(ASKED[:4])
         assert [answer.label is None for answer in told] == [False, False, False, True]
     content = (tmp_path / "v" / "voters.safetensors").read_bytes()

@@ -27,7 +27,7 @@ from dpfy.prediction.networks import NetworkTraining
 from dpfy.prediction.pate import GraphTeachers, coordinates, student_claim, train_student
 from dpfy.prediction.student import Lesson, SemiSupervised
 from dpfy.prediction.voters import shards
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 ROW = {"data": "made-up", "used_for": "a student", "provenance": "drawn here"}
 SECRET = Randomness.for_tests(3)
@@ -54,8 +54,8 @@ def claim(answers: int = 40, **more) -> pate.StudentAnswersClaim:
     return student_claim(2.0, 1e-6, teachers=40, classes=3, answers=answers, **more)
 
 
-def place(path: Path, **more) -> Place:
-    return Place(path, public_data=(ROW,), **more)
+def place(path: Path, **more) -> Run:
+    return Run(path, public_data=(ROW,), **more)
 
 
 def test_from_private_records_to_a_student_that_is_verified(tmp_path):
@@ -144,7 +144,7 @@ def test_nothing_is_read_before_it_is_paid_for_and_what_is_refused_leaves_nothin
             train_student(place(tmp_path / "run"), claim(), private_, public, **QUICK)
         assert not (tmp_path / "run").exists()
     with pytest.raises(InvalidInput, match="must declare the public inputs"):
-        train_student(Place(tmp_path / "run"), claim(), (X, Y), ASKED, **QUICK)
+        train_student(Run(tmp_path / "run"), claim(), (X, Y), ASKED, **QUICK)
     with pytest.raises(InvalidInput, match="whose each record is"):
         train_student(place(tmp_path / "run"), claim(unit=Unit("user")), (X, Y), ASKED, **QUICK)
     with pytest.raises(InvalidInput, match="rule"):

@@ -27,8 +27,8 @@ from dpfy.prediction import reserved_steps
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.reserved_steps import ReservedSteps
-from dpfy.runs.folder import Place
 from dpfy.runs.mark import ANSWERED, SPENT
+from dpfy.runs.run import Run
 
 CLAIM = AnswersClaim("gaussian", 4, 30, 50, 50, sigma=6.0, delta=1e-6)
 QUESTIONS = records(300, seed=3)[0]
@@ -37,7 +37,7 @@ QUESTIONS = records(300, seed=3)[0]
 def opened(
     path: Path, claim: AnswersClaim = CLAIM, *, resume: bool = False, block: int = 8, **more: object
 ) -> PrivatePredictor:
-    return PrivatePredictor(Place(path, resume=resume, **more), claim, voters(), block=block)  # type: ignore[arg-type]
+    return PrivatePredictor(Run(path, resume=resume, **more), claim, voters(), block=block)  # type: ignore[arg-type]
 
 
 def spent(path: Path) -> int:
@@ -243,7 +243,7 @@ def test_other_voters_another_claim_and_a_second_process_are_refused(tmp_path: P
             opened(tmp_path / "run", resume=True)
     other = type(voters(30))(voters(30).weights + 1, voters(30).biases)
     with pytest.raises(InvalidInput, match="other data"):
-        PrivatePredictor(Place(tmp_path / "run", resume=True), CLAIM, other)
+        PrivatePredictor(Run(tmp_path / "run", resume=True), CLAIM, other)
     with pytest.raises(InvalidInput, match=r"sigma|claim"):
         opened(
             tmp_path / "run",
@@ -308,7 +308,7 @@ def test_a_purse_hands_out_every_step_of_its_claim_once(tmp_path: Path) -> None:
     claim = AnswersClaim(
         "confident", 4, 30, 20, 10, sigma=6.0, check_sigma=6.0, threshold=15.0, delta=1e-6
     )
-    with PrivatePredictor(Place(tmp_path / "run"), claim, voters(), block=3) as predictor:
+    with PrivatePredictor(Run(tmp_path / "run"), claim, voters(), block=3) as predictor:
         purse: ReservedSteps = predictor.purse
         for kind, most in claim.most.items():
             for _ in range(most):

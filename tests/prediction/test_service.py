@@ -25,8 +25,8 @@ from dpfy.prediction.access import Access
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.service import MOST_BODY, MOST_INPUTS, application
-from dpfy.runs.folder import Place
 from dpfy.runs.mark import SPENT
+from dpfy.runs.run import Run
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -71,7 +71,7 @@ def called(app, path: str, body: bytes = b"", method: str = "POST") -> tuple[int
 
 @pytest.fixture
 def predictor(tmp_path):
-    with PrivatePredictor(Place(tmp_path / "run"), CLAIM, voters(20, 2)) as held:
+    with PrivatePredictor(Run(tmp_path / "run"), CLAIM, voters(20, 2)) as held:
         yield held
 
 

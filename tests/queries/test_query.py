@@ -21,7 +21,7 @@ from dpfy.queries import run
 from dpfy.queries.plan import QueryTerms, plan, whole
 from dpfy.queries.sources import TableColumns
 from dpfy.report.verify import verify
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.statistics.columns import OTHER
 from dpfy.statistics.language import parse
 from dpfy.statistics.statistic import Spend, SumStatistic
@@ -146,7 +146,7 @@ def asked(files, text, *more, out="q"):
 
 
 def held(files, text, *, out="q", seed=3, terms=None, **more):
-    place = Place(files / out, seed=seed, **more)
+    place = Run(files / out, seed=seed, **more)
     return run.query(
         str(files / "d.csv"),
         text,
@@ -435,7 +435,7 @@ def test_the_same_answers_from_every_kind_of_table(files):
         frame.to_records(index=False),
     ]
     for number, data in enumerate(tables):
-        place = Place(files / f"t{number}", seed=3)
+        place = Run(files / f"t{number}", seed=3)
         text = "mean(age), count(), median(hours) by sex"
         assert (
             run.query(
@@ -464,7 +464,7 @@ def test_words_of_the_data_and_names_of_columns_do_no_harm(files):
     bad = "<script>alert(1)</script>[red]\x1b[2J"
     (files / "s.toml").write_text(ODD_NAMES)
     data = {"quantile": ["<b>"] * 300, "x": [3] * 300, "w": [bad] * 300}
-    text, place = "top(w), median(x, step=1) by quantile", Place(files / "q", seed=1)
+    text, place = "top(w), median(x, step=1) by quantile", Run(files / "q", seed=1)
     found = run.query(
         data, text, schema=str(files / "s.toml"), terms=QueryTerms(4.0, 1e-6), run=place
     )

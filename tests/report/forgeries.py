@@ -193,8 +193,10 @@ def _hidden_claim() -> Attack:
 
     def attack(run: Path) -> None:
         other = runs.fit(
-            dpfy.Run(
-                run.parent / "said", batches=dpfy.ForeignBatches(f"shuffled; {FALSE}", most=2)
+            dpfy.TrainingRun(
+                run.parent / "said",
+                runs.plain_plan(),
+                batches=dpfy.ForeignBatches(f"shuffled; {FALSE}", most=2),
             ),
             runs.plain_plan(),
         )

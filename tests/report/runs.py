@@ -134,8 +134,10 @@ def _loop(
 ) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    run = dpfy.Run(path, resume=resume, batches=batches)
-    with dpfy.PrivateTraining(net, optimizer, data(), plain_plan(), run) as training:
+    run = dpfy.Run(path, resume=resume)
+    with dpfy.PrivateTraining(
+        net, optimizer, data(), plain_plan(), run, batches=batches
+    ) as training:
         if before is not None:
             before(training)  # type: ignore[operator]
         for x, y in training.batches():

@@ -417,18 +417,24 @@ def test_batches_formed_elsewhere_are_billed_everywhere_and_never_less(tmp_path)
     people = tmp_path / "people.jsonl"
     with pytest.raises(InvalidInput, match=r"batches\.most"):
         make_run(
-            dpfy.Run(
-                tmp_path / "cheap", ledger=people, batches=ForeignBatches("read in order", most=1)
+            dpfy.TrainingRun(
+                dpfy.Run(tmp_path / "cheap", ledger=people),
+                dpfy.dpsgd(100, 90, steps=5).with_noise(0.5, delta=1e-3),
+                batches=ForeignBatches("read in order", most=1),
             ),
             noise=0.5,
             batch=90,
         )
     assert not people.exists()
     assert not (tmp_path / "cheap").exists()
-    run = make_run(
-        dpfy.Run(tmp_path / "run", ledger=people, batches=ForeignBatches("shuffled once", most=4))
-    )
     plan = dpfy.dpsgd(100, 20, steps=5).with_noise(2.0, delta=1e-3)
+    run = make_run(
+        dpfy.TrainingRun(
+            dpfy.Run(tmp_path / "run", ledger=people),
+            plan,
+            batches=ForeignBatches("shuffled once", most=4),
+        )
+    )
     for file in (people, run.path / "ledger.jsonl"):
         assert [p.event for p in Ledger.read(file).permits()] == [unsampled(plan.event, 4)]
     assert failed(run.path) == []

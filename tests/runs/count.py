@@ -26,7 +26,8 @@ from dpfy.core.claim import YES, Assumption, Claim, register
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import Permit
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder
+from dpfy.runs.folder import RunFolder
+from dpfy.runs.run import Run
 
 
 @register
@@ -74,7 +75,7 @@ def release(count: int, noise_multiplier: float, randomness: Randomness, permit:
     return count - noise_multiplier * math.copysign(math.log(1 - 2 * abs(u)), u)
 
 
-def run(place: Place, read: Callable[[], int], claim: LaplaceCount) -> Path:
+def run(place: Run, read: Callable[[], int], claim: LaplaceCount) -> Path:
     """Reserve, read, release, write, finish."""
     with RunFolder(place, claim) as folder:
         count = read()
@@ -130,9 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     claim = LaplaceCount(options.noise, delta=1e-6)
     budget = None if options.ledger is None else RenyiFilter(3.0, 1e-5)
-    place = Place(
-        options.folder, resume=options.resume, ledger=options.ledger, budget=budget, seed=3
-    )
+    place = Run(options.folder, resume=options.resume, ledger=options.ledger, budget=budget, seed=3)
     if options.kill:
         killed_at(options.kill)
     run(place, lambda: options.people, claim)

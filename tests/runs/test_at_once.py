@@ -24,8 +24,9 @@ from dpfy.queries import run as queries
 from dpfy.queries.plan import QueryTerms
 from dpfy.report.verify import verify
 from dpfy.runs import mark
-from dpfy.runs.folder import LEDGER, Place, RunFolder
+from dpfy.runs.folder import LEDGER, RunFolder
 from dpfy.runs.mark import Mark
+from dpfy.runs.run import Run
 from dpfy.statistics.claim import FILE
 from dpfy.statistics.columns import NumberColumn
 from dpfy.statistics.statistic import SumStatistic
@@ -61,11 +62,11 @@ def test_nobody_comes_in_while_a_run_ends(tmp_path, monkeypatch):
 
     def second():
         with pytest.raises(Busy, match="another process"):
-            count.run(Place(run, resume=True, seed=3), lambda: 38, CLAIM)
+            count.run(Run(run, resume=True, seed=3), lambda: 38, CLAIM)
         tried.append(1)
 
     during(monkeypatch, "erase_secrets", second)
-    count.run(Place(run, seed=3), lambda: 37, CLAIM)
+    count.run(Run(run, seed=3), lambda: 37, CLAIM)
     assert tried
     assert not (run / "checkpoint").exists()
     assert all(f.holds for f in verify(run))
@@ -74,11 +75,11 @@ def test_nobody_comes_in_while_a_run_ends(tmp_path, monkeypatch):
 def test_nobody_comes_in_while_a_run_is_undone(tmp_path, monkeypatch):
     """What was reserved by a second process would be taken from under it."""
     run, people, tried = tmp_path / "run", tmp_path / "people.jsonl", []
-    place = Place(run, ledger=people, budget=BUDGET)
+    place = Run(run, ledger=people, budget=BUDGET)
 
     def second():
         with pytest.raises(Busy, match="another process"):
-            RunFolder(Place(run, resume=True, ledger=people, budget=BUDGET), CLAIM)
+            RunFolder(Run(run, resume=True, ledger=people, budget=BUDGET), CLAIM)
         tried.append(1)
 
     def refused():
@@ -95,19 +96,19 @@ def test_nobody_comes_in_while_a_run_is_undone(tmp_path, monkeypatch):
 def test_who_comes_too_late_leaves_nothing_behind(tmp_path, monkeypatch):
     """The first process ends when the second has looked at the folder and not yet taken it."""
     run = tmp_path / "run"
-    first = RunFolder(Place(run, seed=3), CLAIM)
+    first = RunFolder(Run(run, seed=3), CLAIM)
     first.close()
     real, before = RunFolder._take, {}
 
     def late(self):
         monkeypatch.undo()
-        count.run(Place(run, resume=True, seed=3), lambda: 37, CLAIM)
+        count.run(Run(run, resume=True, seed=3), lambda: 37, CLAIM)
         before.update(tree(run))
         return real(self)
 
     monkeypatch.setattr(RunFolder, "_take", late)
     with pytest.raises(Busy, match="just ended"):
-        count.run(Place(run, resume=True, seed=3), lambda: 38, CLAIM)
+        count.run(Run(run, resume=True, seed=3), lambda: 38, CLAIM)
     assert tree(run) == before
     assert not (run / "checkpoint").exists()
 
@@ -120,7 +121,7 @@ def test_what_another_process_takes_away_while_the_folder_is_looked_at_is_passed
     still refused.
     """
     run = tmp_path / "run"
-    RunFolder(Place(run, seed=3), CLAIM).close()
+    RunFolder(Run(run, seed=3), CLAIM).close()
     real, gone = os.lstat, run / where / ".0123456789abcdef.part"
 
     def late(path, **options):
@@ -139,24 +140,24 @@ def test_what_another_process_takes_away_while_the_folder_is_looked_at_is_passed
         gone.write_text("half")
         mark.refuse_planted(run)
         assert not gone.exists()
-    count.run(Place(run, resume=True, seed=3), lambda: 37, CLAIM)
+    count.run(Run(run, resume=True, seed=3), lambda: 37, CLAIM)
     assert all(f.holds for f in verify(run))
 
 
 def test_a_mark_that_goes_while_it_is_looked_at_is_that_of_a_run_that_ended(tmp_path, monkeypatch):
     run = tmp_path / "run"
-    RunFolder(Place(run, seed=3), CLAIM).close()
+    RunFolder(Run(run, seed=3), CLAIM).close()
     real = os.lstat
 
     def late(path, **options):
         if mark.NAME.fullmatch(Path(path).name) and Path(path).exists():
             monkeypatch.undo()
-            count.run(Place(run, resume=True, seed=3), lambda: 37, CLAIM)
+            count.run(Run(run, resume=True, seed=3), lambda: 37, CLAIM)
         return real(path, **options)
 
     monkeypatch.setattr(mark.os, "lstat", late)
     with pytest.raises(InvalidInput, match="already holds a finished run"):
-        count.run(Place(run, resume=True, seed=3), lambda: 38, CLAIM)
+        count.run(Run(run, resume=True, seed=3), lambda: 38, CLAIM)
     assert all(f.holds for f in verify(run))
 
 
@@ -180,7 +181,7 @@ def resumed(run: Path, people: Path, ages: list[int], go: int) -> int:
 
 
 def query(run: Path, people: Path, ages: list[int], resume: bool = False) -> queries.QueryResult:
-    place = Place(run, resume=resume, ledger=people, budget=BUDGET)
+    place = Run(run, resume=resume, ledger=people, budget=BUDGET)
     return queries.query(
         {"age": ages},
         "count(), mean(age)",
@@ -280,7 +281,7 @@ def test_a_price_that_changes_between_calls_is_not_billed_twice_over(tmp_path, m
         monkeypatch.setattr(Changing, "odd", odd)
         run, people = tmp_path / f"run{odd}", tmp_path / f"people{odd}.jsonl"
         try:
-            count.run(Place(run, ledger=people, budget=BUDGET, seed=3), lambda: 37, claim)
+            count.run(Run(run, ledger=people, budget=BUDGET, seed=3), lambda: 37, claim)
         except (InvalidInput, Corrupt):
             refusals += 1
             begun = Ledger.read(people).book.begun if people.exists() else set()

@@ -14,7 +14,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
 from dpfy.runs.derive import derive
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
 import count
@@ -24,7 +24,7 @@ from count import LaplaceCount
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return count.run(
-        Place(tmp_path_factory.mktemp("runs") / "run"), lambda: 37, LaplaceCount(2.0, delta=1e-6)
+        Run(tmp_path_factory.mktemp("runs") / "run"), lambda: 37, LaplaceCount(2.0, delta=1e-6)
     )
 
 

@@ -18,7 +18,8 @@ from dpfy.core.claim import Claim, register
 from dpfy.core.ledger import Ledger
 from dpfy.report import card as cards
 from dpfy.report.verify import verify
-from dpfy.runs.folder import Place, RunFolder
+from dpfy.runs.folder import RunFolder
+from dpfy.runs.run import Run
 
 DELTA = 1e-5
 
@@ -68,7 +69,7 @@ def test_a_ledger_of_seven_kinds_has_a_guarantee_that_verifies(tmp_path):
     verified.
     """
     claims = [claim(name, event) for name, event in SEVEN.items()]
-    with RunFolder(Place(tmp_path / "run", seed=1), *claims) as folder:
+    with RunFolder(Run(tmp_path / "run", seed=1), *claims) as folder:
         for name in SEVEN:
             folder.begin(name)
         folder.finish(
@@ -108,7 +109,7 @@ def test_a_budget_takes_all_seven(tmp_path):
     taken = []
     for name, event in SEVEN.items():
         with RunFolder(
-            Place(tmp_path / name.replace(" ", "-"), ledger=people, budget=budget),
+            Run(tmp_path / name.replace(" ", "-"), ledger=people, budget=budget),
             claim(name, event),
         ) as folder:
             folder.begin(name)

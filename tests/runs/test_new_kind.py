@@ -23,7 +23,8 @@ from dpfy.core.claim import register
 from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
-from dpfy.runs.folder import Place, RunFolder, complete, ended
+from dpfy.runs.folder import RunFolder, complete, ended
+from dpfy.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
 import count
@@ -35,7 +36,7 @@ def wrong(place, **more):
 
 
 def made(path, people=37, **more):
-    return count.run(Place(path, seed=3, **more), lambda: people, LaplaceCount(2.0, delta=1e-6))
+    return count.run(Run(path, seed=3, **more), lambda: people, LaplaceCount(2.0, delta=1e-6))
 
 
 def test_it_is_reserved_before_the_data_is_read(tmp_path):
@@ -45,7 +46,7 @@ def test_it_is_reserved_before_the_data_is_read(tmp_path):
         seen.extend(p.name for p in Ledger.read(tmp_path / "run" / "ledger.jsonl").permits())
         return 37
 
-    count.run(Place(tmp_path / "run"), read, LaplaceCount(2.0))
+    count.run(Run(tmp_path / "run"), read, LaplaceCount(2.0))
     assert seen == ["count: how many"]
 
 
@@ -88,7 +89,7 @@ class Aggregated(LaplaceCount):
 def test_a_claim_says_who_must_be_trusted(tmp_path):
     """In one sentence of its own, on card and pages; and verification knows it."""
     register(Aggregated)
-    run = count.run(Place(tmp_path / "run"), lambda: 37, Aggregated(2.0))
+    run = count.run(Run(tmp_path / "run"), lambda: 37, Aggregated(2.0))
     assert wrong(run) == []
     card = json.loads((run / "privacy.json").read_text())
     assert (card["guarantee"]["trust"], card["setting"]["model"]) == ("distributed", "distributed")
@@ -101,13 +102,13 @@ def test_a_claim_says_who_must_be_trusted(tmp_path):
         assert card["setting"]["trusted"] in (run / page).read_text()
     with pytest.raises(InvalidInput, match="trust"):
         RunFolder(
-            Place(tmp_path / "both"), Aggregated(2.0), LaplaceCount(3.0, question="other")
+            Run(tmp_path / "both"), Aggregated(2.0), LaplaceCount(3.0, question="other")
         ).__enter__()
 
 
 def test_a_pure_guarantee_can_be_stated(tmp_path):
     claim = LaplaceCount(2.0, delta=0.0, accountant="basic")
-    run = count.run(Place(tmp_path / "run"), lambda: 5, claim)
+    run = count.run(Run(tmp_path / "run"), lambda: 5, claim)
     assert wrong(run) == []
     card = json.loads((run / "privacy.json").read_text())
     assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"]) == (
@@ -141,7 +142,7 @@ def test_a_budget_across_runs_and_its_end(tmp_path):
 
     def spend():
         for n in range(2, 40):
-            place = Place(tmp_path / f"run{n}", ledger=people, budget=budget)
+            place = Run(tmp_path / f"run{n}", ledger=people, budget=budget)
             count.run(place, lambda: read.append(1) or 1, LaplaceCount(2.0, delta=1e-6))
 
     with pytest.raises(BudgetExceeded):
@@ -169,7 +170,7 @@ def test_several_claims_are_one_folder_and_one_card(tmp_path):
     claims = [LaplaceCount(2.0, question=q, delta=1e-6) for q in ("how many", "how many more")]
     from dpfy.report import card as cards
 
-    with RunFolder(Place(tmp_path / "run"), *claims) as folder:
+    with RunFolder(Run(tmp_path / "run"), *claims) as folder:
         for claim in claims:
             found = count.release(3, 2.0, folder.randomness, folder.begin(claim.name))
             folder.tell(claim.name, count=found)
@@ -186,7 +187,7 @@ def test_several_claims_are_one_folder_and_one_card(tmp_path):
 def test_what_cannot_be_stated_together_is_refused(tmp_path):
     for other in (LaplaceCount(2.0, question="x", delta=1e-7), LaplaceCount(2.0, delta=1e-6)):
         with pytest.raises(InvalidInput, match=r"must be|different names"):
-            RunFolder(Place(tmp_path / "run"), LaplaceCount(2.0, delta=1e-6), other)
+            RunFolder(Run(tmp_path / "run"), LaplaceCount(2.0, delta=1e-6), other)
     assert not (tmp_path / "run").exists()
 
 
@@ -200,7 +201,7 @@ def test_two_releases_of_a_folder_never_share_their_noise(tmp_path):
     from dpfy_lab.whitening.claim import MomentsClaim
 
     claim, total = MomentsClaim(2.0), Bounded({"w": torch.zeros(3)}, Bound(1.0))
-    with RunFolder(Place(tmp_path / "run"), claim) as folder:
+    with RunFolder(Run(tmp_path / "run"), claim) as folder:
         permit = folder.begin(claim.name)
         with pytest.raises(InvalidInput, match="both would draw the same noise"):
             NoiseStream(Identity(), 2.0, folder.randomness).release(total, 0, {}, permit)
@@ -210,14 +211,14 @@ def test_two_releases_of_a_folder_never_share_their_noise(tmp_path):
         name = "noise"
 
     with pytest.raises(InvalidInput, match="must not be called"):
-        RunFolder(Place(tmp_path / "other"), Noise(2.0))
+        RunFolder(Run(tmp_path / "other"), Noise(2.0))
     assert not (tmp_path / "other").exists()
 
 
 def test_a_noise_multiplier_typed_twice_cannot_differ(tmp_path):
     claim = LaplaceCount(2.0)
     with (
-        RunFolder(Place(tmp_path / "run"), claim) as folder,
+        RunFolder(Run(tmp_path / "run"), claim) as folder,
         pytest.raises(InvalidInput, match="was given for"),
     ):
         count.release(3, 1.9, folder.randomness, folder.begin(claim.name))
@@ -231,11 +232,11 @@ def test_before_it_begins_nothing_is_released_and_everything_is_given_back(tmp_p
 
     claim = LaplaceCount(2.0)
     with pytest.raises(InvalidInput, match="not there"):
-        count.run(Place(tmp_path / "run", ledger=people), fails, claim)
+        count.run(Run(tmp_path / "run", ledger=people), fails, claim)
     assert not (tmp_path / "run").exists()
     assert Ledger.read(people).permits() == []
     with (
-        RunFolder(Place(tmp_path / "run"), claim) as folder,
+        RunFolder(Run(tmp_path / "run"), claim) as folder,
         pytest.raises(InvalidInput, match="beginning must be written"),
     ):
         count.release(3, 2.0, folder.randomness, folder.stage(claim.name).permit)
@@ -243,7 +244,7 @@ def test_before_it_begins_nothing_is_released_and_everything_is_given_back(tmp_p
 
 def test_a_file_that_no_claim_names_is_not_written(tmp_path):
     with (
-        RunFolder(Place(tmp_path / "run"), LaplaceCount(2.0)) as folder,
+        RunFolder(Run(tmp_path / "run"), LaplaceCount(2.0)) as folder,
         pytest.raises(InvalidInput, match="named by a claim"),
     ):
         folder.write("notes.txt", b"")
@@ -287,7 +288,7 @@ def test_killed_at_any_call_and_resumed_exactly(tmp_path, stride):
         run, people = tmp_path / "run", tmp_path / "people.jsonl"
         if not crash(run, people, at):
             break
-        place = Place(run, resume=True, ledger=people, budget=RenyiFilter(3.0, 1e-5), seed=3)
+        place = Run(run, resume=True, ledger=people, budget=RenyiFilter(3.0, 1e-5), seed=3)
         if ended(run):
             assert complete(place, LaplaceCount(2.0, delta=1e-6))
         else:
@@ -316,7 +317,7 @@ def test_other_data_after_a_crash_is_refused(tmp_path):
         at += 6
     with pytest.raises(InvalidInput, match="resume count"):
         count.run(
-            Place(run, resume=True, ledger=people, budget=RenyiFilter(3.0, 1e-5), seed=3),
+            Run(run, resume=True, ledger=people, budget=RenyiFilter(3.0, 1e-5), seed=3),
             lambda: 38,
             LaplaceCount(2.0, delta=1e-6),
         )
@@ -329,7 +330,7 @@ def test_a_resumed_run_asks_for_the_same_claim(tmp_path):
         for file in tmp_path.glob("people*"):
             file.unlink()
         at += 6
-    place = Place(run, resume=True, ledger=people, budget=RenyiFilter(3.0, 1e-5), seed=3)
+    place = Run(run, resume=True, ledger=people, budget=RenyiFilter(3.0, 1e-5), seed=3)
     with pytest.raises(InvalidInput, match="noise_multiplier"):
         count.run(place, lambda: 37, LaplaceCount(4.0, delta=1e-6))
     assert Ledger.read(people).spent() == [events.Repeated(events.Laplace(2.0), 1)]

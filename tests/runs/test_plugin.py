@@ -43,10 +43,10 @@ from pathlib import Path
 
 def count(folder: Path, people: int = 37) -> None:
     """Count the people."""
-    from dpfy.runs.folder import Place
+    from dpfy.runs.run import Run
     from toy_counts import release
 
-    release.run(Place(folder), lambda: people, release.LaplaceCount(2.0))
+    release.run(Run(folder), lambda: people, release.LaplaceCount(2.0))
     print(folder)
 '''
 

@@ -25,7 +25,8 @@ from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.report.verify import verify
 from dpfy.runs import holder
-from dpfy.runs.folder import Place, finish_erasure
+from dpfy.runs.folder import finish_erasure
+from dpfy.runs.run import Run
 from dpfy.training.integrity import journal
 from dpfy.training.run import complete
 
@@ -539,7 +540,7 @@ def test_a_release_that_lost_what_it_was_bound_to_is_refused(tmp_path, monkeypat
 def RunFolderOf(run, claim, resume=False):
     from dpfy.runs.folder import RunFolder
 
-    return RunFolder(Place(run, resume=resume), claim)
+    return RunFolder(Run(run, resume=resume), claim)
 
 
 def test_killed_at_random_and_resumed_the_bits_are_the_same(tmp_path):

@@ -16,7 +16,7 @@ from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic import evolution as runs
 from dpfy.synthetic.evolution import FINE, Evolution, bounded
 
@@ -71,7 +71,7 @@ def test_bounded_vectors_are_short_and_exact():
 
 
 def test_samples_move_to_the_records_and_the_folder_verifies(tmp_path):
-    made = dpfy.evolve(crowd, Dots(), run=Place(tmp_path / "run", seed=1), options=OPTIONS, **TERMS)
+    made = dpfy.evolve(crowd, Dots(), run=Run(tmp_path / "run", seed=1), options=OPTIONS, **TERMS)
     x, y = made.arrays
     assert x.shape == (60, 2)
     for label, place in ((0, [3.0, 3.0]), (1, [-3.0, 1.0])):
@@ -79,7 +79,7 @@ def test_samples_move_to_the_records_and_the_folder_verifies(tmp_path):
     assert all(finding.holds for finding in dpfy.verify(made.run))
     assert 1.99 < made.card["guarantee"]["epsilon"] <= 2.0
     again = dpfy.evolve(
-        crowd, Dots(), run=Place(tmp_path / "run", resume=True, seed=1), options=OPTIONS, **TERMS
+        crowd, Dots(), run=Run(tmp_path / "run", resume=True, seed=1), options=OPTIONS, **TERMS
     )
     assert again.facts == made.facts
 
@@ -135,7 +135,7 @@ class Interrupted(BaseException):
 @pytest.mark.parametrize("number", [0, 2])
 def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
     whole = dpfy.evolve(
-        crowd(200), Dots(), run=Place(tmp_path / "whole", seed=4), options=OPTIONS, **TERMS
+        crowd(200), Dots(), run=Run(tmp_path / "whole", seed=4), options=OPTIONS, **TERMS
     )
     real = runs.SamplePopulation.next
 
@@ -148,20 +148,20 @@ def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
         patch.setattr(runs.SamplePopulation, "next", stop)
         with pytest.raises(Interrupted):
             dpfy.evolve(
-                crowd(200), Dots(), run=Place(tmp_path / "run", seed=4), options=OPTIONS, **TERMS
+                crowd(200), Dots(), run=Run(tmp_path / "run", seed=4), options=OPTIONS, **TERMS
             )
     with pytest.raises(InvalidInput, match="must be what the run had"):
         dpfy.evolve(
             crowd(201),
             Dots(),
-            run=Place(tmp_path / "run", seed=4, resume=True),
+            run=Run(tmp_path / "run", seed=4, resume=True),
             options=OPTIONS,
             **TERMS,
         )
     again = dpfy.evolve(
         crowd(200),
         Dots(),
-        run=Place(tmp_path / "run", seed=4, resume=True),
+        run=Run(tmp_path / "run", seed=4, resume=True),
         options=OPTIONS,
         **TERMS,
     )
@@ -202,7 +202,7 @@ def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, change, words):
         dpfy.evolve(
             asked.pop("records"),
             asked.pop("generator"),
-            run=Place(tmp_path / "run", ledger=ledger),
+            run=Run(tmp_path / "run", ledger=ledger),
             **asked,
         )
     assert not (tmp_path / "run").exists()

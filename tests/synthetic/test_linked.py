@@ -12,7 +12,7 @@ import pytest
 import dpfy
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.counts import RecordOwners, count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.linked import Link, synthesize_linked
@@ -89,7 +89,7 @@ def made_of(tables, place, terms=TERMS):
 
 def test_synthetic_visits_go_with_their_people(tmp_path):
     ledger = tmp_path / "people.jsonl"
-    found = made_of(hospital(400), Place(tmp_path / "run", ledger=ledger, seed=1))
+    found = made_of(hospital(400), Run(tmp_path / "run", ledger=ledger, seed=1))
     assert all(finding.holds for finding in dpfy.verify(found.made.run, ledger=ledger))
     assert found.made.card["guarantee"]["unit"] == "user"
     sex = {row["id"]: row["sex"] for row in found.people}
@@ -154,7 +154,7 @@ def test_nothing_is_read_before_the_bill_is_reserved(tmp_path):
     ledger = tmp_path / "people.jsonl"
     with pytest.raises(DpfyError, match="visits"):
         made_of(
-            (hospital(5)[0], str(tmp_path / "visits.csv")), Place(tmp_path / "run", ledger=ledger)
+            (hospital(5)[0], str(tmp_path / "visits.csv")), Run(tmp_path / "run", ledger=ledger)
         )
     assert Ledger.read(ledger).spent() == []
     assert not (tmp_path / "run").exists()

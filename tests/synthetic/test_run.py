@@ -21,7 +21,7 @@ import dpfy
 from dpfy.accounting import GaussianFilter, RenyiFilter
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic import run as runs
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.methods import METHODS
@@ -81,13 +81,13 @@ def test_the_table_is_close_at_a_large_epsilon(tmp_path):
 def test_the_same_secret_gives_the_same_table(tmp_path):
     made = [
         synthesize(
-            people(200), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / name, seed=3), options=MST
+            people(200), schema=DOMAIN, terms=TERMS, run=Run(tmp_path / name, seed=3), options=MST
         )
         for name in "ab"
     ]
     assert made[0].table.read_bytes() == made[1].table.read_bytes()
     other = synthesize(
-        people(200), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "c", seed=4), options=MST
+        people(200), schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "c", seed=4), options=MST
     )
     assert other.table.read_bytes() != made[0].table.read_bytes()
     assert "fixed" in made[0].card["provenance"]["seed"]
@@ -101,7 +101,7 @@ class Stop(BaseException):
 def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeypatch, method):
     options, records = SynthesisOptions(method), people(150)
     whole = synthesize(
-        records, schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "whole", seed=9), options=options
+        records, schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "whole", seed=9), options=options
     )
     steps = {"aim": [0, 6], "mst": [0, 4, 10]}[method]
     real = MarginalReleases._bind
@@ -123,7 +123,7 @@ def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeyp
                         records,
                         schema=DOMAIN,
                         terms=TERMS,
-                        run=Place(place, seed=9),
+                        run=Run(place, seed=9),
                         options=options,
                     )
             assert not (place / "synthetic.csv").exists()
@@ -131,7 +131,7 @@ def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeyp
                 records,
                 schema=DOMAIN,
                 terms=TERMS,
-                run=Place(place, resume=True, seed=9),
+                run=Run(place, resume=True, seed=9),
                 options=options,
             )
             for name in ("synthetic.csv", "synthesis.json", "measurements.safetensors"):
@@ -152,19 +152,17 @@ def test_a_resumed_run_refuses_other_data(tmp_path, monkeypatch):
         with pytest.raises(Stop):
             synthesize(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        synthesize(
-            people(151), schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", resume=True)
-        )
+        synthesize(people(151), schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", resume=True))
     crossed = people(150)  # the same columns, one by one, that go together in another way
     crossed["age"] = crossed["age"][::-1]
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        synthesize(crossed, schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", resume=True))
+        synthesize(crossed, schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", resume=True))
     with pytest.raises(InvalidInput, match=r"run|resume"):
         synthesize(
             people(150),
             schema=DOMAIN,
             terms=SynthesisTerms(2.0, 1e-6),
-            run=Place(tmp_path / "run", resume=True),
+            run=Run(tmp_path / "run", resume=True),
         )
     with pytest.raises(InvalidInput, match="holds an unfinished run"):
         synthesize(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
@@ -176,7 +174,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
     (tmp_path / "people.toml").write_text(SCHEMA)
     script = textwrap.dedent("""
         import os, signal, sys
-        from dpfy.runs.folder import Place
+        from dpfy.runs.run import Run
         from dpfy.synthetic.releases import MarginalReleases
         from dpfy.synthetic.run import SynthesisTerms, synthesize
         place, kill, resume = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "resume"
@@ -186,7 +184,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
             if self.step == kill:
                 os.kill(os.getpid(), signal.SIGKILL)
         MarginalReleases._bind = bind
-        synthesize("people.csv", schema="people.toml", terms=SynthesisTerms(1.0, 1e-6), run=Place(place, resume=resume, seed=5))
+        synthesize("people.csv", schema="people.toml", terms=SynthesisTerms(1.0, 1e-6), run=Run(place, resume=resume, seed=5))
     """)  # noqa: E501
 
     def process(*arguments):
@@ -202,7 +200,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
             check=False,
         )
 
-    place = Place(tmp_path / "whole", seed=5)
+    place = Run(tmp_path / "whole", seed=5)
     synthesize(tmp_path / "people.csv", schema=DOMAIN, terms=SynthesisTerms(1.0, 1e-6), run=place)
     assert process("killed", "8", "fresh").returncode == -signal.SIGKILL
     assert process("killed", "-1", "resume").returncode == 0
@@ -224,7 +222,7 @@ def test_a_finished_run_is_given_back_as_it_is(tmp_path):
         people(3),
         schema=DOMAIN,
         terms=TERMS,
-        run=Place(tmp_path / "run", resume=True),
+        run=Run(tmp_path / "run", resume=True),
         options=SynthesisOptions("mst"),
     )
     assert again.facts == made.facts
@@ -232,7 +230,7 @@ def test_a_finished_run_is_given_back_as_it_is(tmp_path):
 
 def test_the_ledger_of_the_data_set_bears_the_bill(tmp_path):
     ledger, budget = tmp_path / "people.jsonl", RenyiFilter(2.0, 1e-6)
-    place = Place(tmp_path / "a", ledger=ledger, budget=budget)
+    place = Run(tmp_path / "a", ledger=ledger, budget=budget)
     made = synthesize(
         people(100), schema=DOMAIN, terms=TERMS, run=place, options=SynthesisOptions("mst")
     )
@@ -242,12 +240,12 @@ def test_the_ledger_of_the_data_set_bears_the_bill(tmp_path):
             people(100),
             schema=DOMAIN,
             terms=SynthesisTerms(1.8, 1e-6),
-            run=Place(tmp_path / "b", ledger=ledger, budget=budget),
+            run=Run(tmp_path / "b", ledger=ledger, budget=budget),
         )
     assert not (tmp_path / "b").exists()
     assert len(Ledger.read(ledger).permits()) == 1
     gaussian = GaussianFilter(1.5, 1e-6)
-    second = Place(tmp_path / "c", ledger=tmp_path / "other.jsonl", budget=gaussian)
+    second = Run(tmp_path / "c", ledger=tmp_path / "other.jsonl", budget=gaussian)
     synthesize(
         {"a": [1] * 100},
         schema=Domain.of({"a": 4}),  # one column: nothing is chosen
@@ -269,7 +267,7 @@ def test_bad_records_leave_nothing_and_cost_nothing(tmp_path, change, words):
     records, ledger = people(50), tmp_path / "people.jsonl"
     change(records)
     with pytest.raises(InvalidInput, match=words):
-        synthesize(records, schema=DOMAIN, terms=TERMS, run=Place(tmp_path / "run", ledger=ledger))
+        synthesize(records, schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", ledger=ledger))
     assert not (tmp_path / "run").exists()
     assert Ledger.read(ledger).spent() == []
 
@@ -414,7 +412,7 @@ def test_a_public_table_to_start_from_helps(tmp_path):
             people(300),
             schema=DOMAIN,
             terms=SynthesisTerms(0.2, 1e-6),
-            run=Place(tmp_path / str(len(errors)), seed=2),
+            run=Run(tmp_path / str(len(errors)), seed=2),
             public=public,
         )
         whole = {c: np.array(people(300)[c]) for c in ("age", "rich")}
@@ -440,7 +438,7 @@ def test_the_number_of_rows_is_that_of_what_was_measured(tmp_path):
     )
     found = []
     for seed in range(3):
-        place = Place(tmp_path / str(seed), seed=seed)
+        place = Run(tmp_path / str(seed), seed=seed)
         made = synthesize(
             records, schema=simple, terms=TERMS, run=place, options=SynthesisOptions("mst")
         )

@@ -11,7 +11,7 @@ import torch
 import dpfy
 from dpfy.core.errors import DpfyError
 from dpfy.core.ledger import Ledger
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.text import copies as checks
 from dpfy.synthetic.text import run as runs
 from dpfy.synthetic.text import tokens as tokening
@@ -32,7 +32,7 @@ def small_model(length=12, seed=0):
 
 def test_texts_are_made_and_the_folder_verifies(tmp_path):
     ledger = tmp_path / "notes.jsonl"
-    place = Place(tmp_path / "run", ledger=ledger, seed=1)
+    place = Run(tmp_path / "run", ledger=ledger, seed=1)
     made = dpfy.synthesize_text(notes, terms=TERMS, run=place, options=SMALL, model=small_model())
     assert all(finding.holds for finding in dpfy.verify(made.run, ledger=ledger))
     assert len(made.texts) == 5
@@ -42,7 +42,7 @@ def test_texts_are_made_and_the_folder_verifies(tmp_path):
     again = dpfy.synthesize_text(
         notes,
         terms=TERMS,
-        run=Place(tmp_path / "run", resume=True, ledger=ledger, seed=1),
+        run=Run(tmp_path / "run", resume=True, ledger=ledger, seed=1),
         options=SMALL,
         model=small_model(seed=5),
     )
@@ -58,7 +58,7 @@ class Stop(BaseException):
 @pytest.mark.slow
 def test_stopped_while_sampling_and_resumed_to_the_same_texts(tmp_path, monkeypatch):
     whole = dpfy.synthesize_text(
-        notes(), terms=TERMS, run=Place(tmp_path / "a", seed=3), options=SMALL, model=small_model()
+        notes(), terms=TERMS, run=Run(tmp_path / "a", seed=3), options=SMALL, model=small_model()
     )
 
     def stop(*given):
@@ -70,11 +70,11 @@ def test_stopped_while_sampling_and_resumed_to_the_same_texts(tmp_path, monkeypa
             dpfy.synthesize_text(
                 notes(),
                 terms=TERMS,
-                run=Place(tmp_path / "b", seed=3),
+                run=Run(tmp_path / "b", seed=3),
                 options=SMALL,
                 model=small_model(),
             )
-    place = Place(tmp_path / "b", seed=3, resume=True)
+    place = Run(tmp_path / "b", seed=3, resume=True)
     again = dpfy.synthesize_text(
         notes(), terms=TERMS, run=place, options=SMALL, model=small_model()
     )
@@ -186,9 +186,7 @@ def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, change, words):
     asked = {"texts": notes, "terms": TERMS, "options": SMALL} | change
     ledger = tmp_path / "notes.jsonl"
     with pytest.raises(DpfyError, match=words):
-        dpfy.synthesize_text(
-            asked.pop("texts"), run=Place(tmp_path / "run", ledger=ledger), **asked
-        )
+        dpfy.synthesize_text(asked.pop("texts"), run=Run(tmp_path / "run", ledger=ledger), **asked)
     assert not (tmp_path / "run").exists()
     assert not ledger.exists() or Ledger.read(ledger).spent() == []
 

@@ -17,7 +17,8 @@ from dpfy.core import events, plugins
 from dpfy.core.claim import Claim, register
 from dpfy.core.randomness import Randomness
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy.testing import ContractBroken, check_claim, check_release
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -136,7 +137,7 @@ class OwnLedgerAlone(Counting):
     """The ledger of the data set is left out."""
 
     def place(self, place):
-        return Place(place.path, resume=place.resume, seed=place.seed)
+        return Run(place.path, resume=place.resume, seed=place.seed)
 
 
 class WritesFirst(Counting):
@@ -173,7 +174,7 @@ class IgnoresBudget(Counting):
         try:
             return super().__call__(place, read, claim)
         except Exception:
-            return super().__call__(Place(place.path), read, claim)
+            return super().__call__(Run(place.path), read, claim)
 
 
 class NotAgain(Counting):

@@ -18,8 +18,9 @@ from dpfy.core.errors import Busy, Corrupt, DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.runs.folder import erase_secrets
 from dpfy.runs.mark import Mark, erase_folder
+from dpfy.runs.run import Run
 from dpfy.training import metrics
-from dpfy.training.run import Run, TrainingRun
+from dpfy.training.run import TrainingRun
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -336,7 +337,7 @@ def test_an_evaluation_that_cannot_be_billed_leaves_nothing(tmp_path, monkeypatc
         numeric_limits, "MOST_NOISE", 10.0
     )  # a limit of accounting that nobody checks before it
     with pytest.raises(InvalidInput, match="noise_multiplier: got 11"):
-        TrainingRun(Run(tmp_path / "run", evaluation=11.0), small.plan())
+        TrainingRun(Run(tmp_path / "run"), small.plan(), evaluation=11.0)
     assert contents(tmp_path) == {}
 
 

@@ -48,7 +48,7 @@ def run(
 ) -> nn.Module:
     asked = dpfy.Normalisation(noise, **({"layers": 2, "bound": 10.0, "delta": 1e-3} | claim))
     plan = RECIPE.with_noise(1.0, delta=1e-3)
-    with dpfy.TrainingRun(dpfy.Run(path, seed=5, resume=True, beside=(asked,)), plan) as folder:
+    with dpfy.TrainingRun(dpfy.Run(path, seed=5, resume=True), plan, beside=(asked,)) as folder:
         made = dpfy.private_batchnorm(net() if model is None else model, (images, LABELS), folder)
         sgd = torch.optim.SGD(made.parameters(), lr=0.1)
         dpfy.fit(made, (images, LABELS), plan=plan, optimizer=sgd, run=folder)
@@ -65,7 +65,7 @@ def test_without_noise_the_statistics_are_those_of_the_data(tmp_path, monkeypatc
     asked = dpfy.Normalisation(1.0, layers=2, bound=100.0, delta=1e-3)
     monkeypatch.setattr(normalise, "NOISES", 0.0)
     with dpfy.TrainingRun(
-        dpfy.Run(tmp_path / "run", beside=(asked,)), RECIPE.with_noise(1.0, delta=1e-3)
+        dpfy.Run(tmp_path / "run"), RECIPE.with_noise(1.0, delta=1e-3), beside=(asked,)
     ) as folder:
         made = dpfy.private_batchnorm(net(), (IMAGES, LABELS), folder)
     due = net()
@@ -121,8 +121,9 @@ def test_the_noise_has_the_scale_of_the_bill(tmp_path, monkeypatch):
         nn.BatchNorm1d(240),
     )
     with dpfy.TrainingRun(
-        dpfy.Run(tmp_path / "run", seed=1, beside=(dpfy.Normalisation(7.0, layers=2, delta=1e-3),)),
+        dpfy.Run(tmp_path / "run", seed=1),
         plan,
+        beside=(dpfy.Normalisation(7.0, layers=2, delta=1e-3),),
     ) as folder:
         dpfy.private_batchnorm(wide, (IMAGES, LABELS), folder)
     spread = float(torch.cat(seen).std())
@@ -165,7 +166,7 @@ def test_a_record_goes_through_the_model_alone(tmp_path, monkeypatch):
     model = nn.Sequential(Mixing(), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
     for name, many in (("all", 60), ("less", 59)):
         asked = dpfy.Normalisation(7.0, layers=1, delta=1e-3)
-        with dpfy.TrainingRun(dpfy.Run(tmp_path / name, seed=1, beside=(asked,)), plan) as folder:
+        with dpfy.TrainingRun(dpfy.Run(tmp_path / name, seed=1), plan, beside=(asked,)) as folder:
             dpfy.private_batchnorm(model, (IMAGES[:many], LABELS[:many]), folder)
     assert float((sums[0].value["sums"] - sums[1].value["sums"]).norm()) <= sums[0].bound.l2
 
@@ -179,7 +180,7 @@ def test_a_resumed_run_has_the_same_statistics_and_refuses_other_data(tmp_path, 
 
     run(tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(dpfy.training.fit.evaluation, "measure", killed)
+        patch.setattr("dpfy.training.fit.measure", killed)
         with pytest.raises(Killed):
             run(tmp_path / "cut")
     with pytest.raises(InvalidInput, match="resume normalisation 0"):
@@ -193,7 +194,7 @@ def test_a_resumed_run_has_the_same_statistics_and_refuses_other_data(tmp_path, 
 def test_what_was_not_reserved_is_not_released(tmp_path):
     plan = RECIPE.with_noise(1.0, delta=1e-3)
     with dpfy.TrainingRun(dpfy.Run(tmp_path / "run"), plan) as folder:
-        with pytest.raises(InvalidInput, match=r"give Run\(beside=\(dpfy.Normalisation"):
+        with pytest.raises(InvalidInput, match=r"beside=\(dpfy.Normalisation"):
             dpfy.private_batchnorm(net(), (IMAGES, LABELS), folder)
         with pytest.raises(InvalidInput, match=r"must be an opened dpfy.TrainingRun"):
             dpfy.private_batchnorm(net(), (IMAGES, LABELS), "runs/x")

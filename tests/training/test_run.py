@@ -425,8 +425,9 @@ def test_a_resumed_run_must_ask_for_what_was_reserved(tmp_path):
     ):
         small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5))
     batches = dpfy.ForeignBatches("read in order")
+    run = dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people)
     with pytest.raises(
         InvalidInput, match=r"reserves something else than this run asks for: claim\.batches"
     ):
-        small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people, batches=batches))
+        small.train(dpfy.TrainingRun(run, small.plan(), batches=batches))
     small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people))

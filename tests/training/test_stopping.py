@@ -24,6 +24,7 @@ from dpfy.plan.correlated import bandmf, blt, dpftrl
 from dpfy.plan.recipe import Plan, with_stopping
 from dpfy.report.verify import verify
 from dpfy.runs.folder import RunFolder
+from dpfy.training.run import TrainingClaims
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -314,7 +315,7 @@ def test_what_has_no_proof_is_refused_with_a_way_out():
     with pytest.raises(Unsupported, match=r"Tree.*use banded or BLT"):
         with_stopping(dpftrl(small.RECORDS, 20, steps=STEPS), 5)
     with pytest.raises(InvalidInput, match=r"batches\.done"):
-        dpfy.Run("x", batches=dpfy.ForeignBatches("shuffled elsewhere")).claims(plan())
+        TrainingClaims(dpfy.ForeignBatches("shuffled elsewhere")).of(plan())
 
 
 @pytest.mark.parametrize(

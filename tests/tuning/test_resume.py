@@ -21,7 +21,7 @@ import pytest
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning import outcome
 from dpfy.tuning import search as searches
 from dpfy.tuning.run import Execution, tune
@@ -162,7 +162,7 @@ def test_while_it_lasts_everything_of_trials_is_for_its_owner_alone(tmp_path):
             seen.append((path.name, path.is_dir(), stat.S_IMODE(path.stat().st_mode)))
         return found
 
-    tune(objective, toy.SPACE, toy.recipe, toy.terms(), Place(tmp_path / "run", seed=3))
+    tune(objective, toy.SPACE, toy.recipe, toy.terms(), Run(tmp_path / "run", seed=3))
     folders = [(name, mode) for name, is_folder, mode in seen if is_folder]
     assert folders
     assert all(mode == 0o700 for _, mode in folders)
@@ -186,7 +186,7 @@ def test_nothing_but_the_selected_trial_leaves_the_folder(tmp_path, capfd, caplo
 
     began = int(time.time())
     found = tune(
-        objective, toy.SPACE, toy.recipe, toy.terms(trials=9), Place(tmp_path / "run", seed=29)
+        objective, toy.SPACE, toy.recipe, toy.terms(trials=9), Run(tmp_path / "run", seed=29)
     )
     assert len(seen) > 3
     print(json.dumps(found.to_json()))

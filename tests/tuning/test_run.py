@@ -19,7 +19,7 @@ from dpfy.core import events
 from dpfy.core.errors import BudgetExceeded, DpfyError, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.report import card as cards
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning import run as runs
 from dpfy.tuning.run import Execution, tune
 from dpfy.tuning.trial import TrialFailed
@@ -92,7 +92,7 @@ def test_everything_is_reserved_and_begun_before_the_first_trial(tmp_path):
         seen.append((ledger.permits()[0].event, bool(ledger.book.begun), bool(people.book.begun)))
         return toy.objective(trial)
 
-    place = Place(
+    place = Run(
         tmp_path / "run", seed=3, ledger=tmp_path / "people.jsonl", budget=RenyiFilter(6.0, 2e-3)
     )
     tune(objective, toy.SPACE, toy.recipe, toy.terms(), place)
@@ -107,7 +107,7 @@ def test_a_budget_that_does_not_allow_the_search_is_refused_before_anything_is_t
     def objective(trial):
         raise AssertionError("must not be called")
 
-    place = Place(tmp_path / "run", ledger=tmp_path / "people.jsonl", budget=RenyiFilter(1.0, 1e-3))
+    place = Run(tmp_path / "run", ledger=tmp_path / "people.jsonl", budget=RenyiFilter(1.0, 1e-3))
     with pytest.raises(BudgetExceeded):
         tune(objective, toy.SPACE, toy.recipe, toy.terms(), place)
     assert not (tmp_path / "run").exists()
@@ -181,7 +181,7 @@ def test_held_out_records_are_in_one_part_only_and_a_search_that_trains_on_all_i
         toy.SPACE,
         toy.recipe,
         toy.terms(score="held-out", held_out=0.2),
-        Place(tmp_path / "run", seed=3),
+        Run(tmp_path / "run", seed=3),
     )
     assert len(set(seen)) == 1
     train, apart = seen[0]
@@ -206,7 +206,7 @@ def test_held_out_records_are_in_one_part_only_and_a_search_that_trains_on_all_i
             toy.SPACE,
             toy.recipe,
             toy.terms(score="held-out", held_out=0.2),
-            Place(tmp_path / "all", seed=3),
+            Run(tmp_path / "all", seed=3),
         )
 
 

@@ -15,7 +15,7 @@ import dpfy
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning.run import tune
 from dpfy.tuning.sealed import TrialResult, TrialRights, secret_of
 from dpfy.tuning.terms import TrialKinds
@@ -78,7 +78,7 @@ def test_the_rights_of_trials_end_with_their_search(tmp_path):
         return toy.objective(trial)
 
     found = []
-    made = tune(objective, toy.SPACE, toy.recipe, toy.terms(), Place(tmp_path / "run", seed=3))
+    made = tune(objective, toy.SPACE, toy.recipe, toy.terms(), Run(tmp_path / "run", seed=3))
     source = TrialRights(made.run / "ledger.jsonl", "tuning", Randomness.for_tests(3))
     with pytest.raises(InvalidInput, match="permit"):
         source.permit(found[0], 0, toy.STEPS)

@@ -19,7 +19,8 @@ from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.data.users import UserRecords, by_user
-from dpfy.runs.folder import Place, held_claims
+from dpfy.runs.folder import held_claims
+from dpfy.runs.run import Run
 from dpfy.tuning.routes import POINTS, PrivacyTarget, SearchRoute, calibrate_search
 from dpfy.tuning.run import tune
 from dpfy.tuning.sealed import TrialRights
@@ -87,7 +88,7 @@ def by_record(trial):
 
 
 def search(objective, place, **more):
-    return tune(objective, {"rate": "0.1..1"}, recipe, terms(**more), Place(place, seed=5))
+    return tune(objective, {"rate": "0.1..1"}, recipe, terms(**more), Run(place, seed=5))
 
 
 def given(place, most=EACH, score=None, parts=None, number=0):
@@ -284,7 +285,7 @@ def test_noisy_max_and_a_subset_take_whole_users(tmp_path):
     work = dpfy.tuning.run.Execution(scaled=lambda settings, share: settings)
     made = tune(
         only_trained, {"rate": "0.1..1"}, recipe, terms(route="subset", score="public", sample=0.4, law="geometric"),
-        Place(tmp_path / "subset", seed=5), work=work,
+        Run(tmp_path / "subset", seed=5), work=work,
     )  # fmt: skip
     assert made.card["guarantee"]["epsilon"] <= 3.0
     assert all(isinstance(part, UserRecords) and part.records_each == EACH for part in seen)
@@ -301,7 +302,7 @@ def held(tmp_path, share, train):
         return trial.count(toy.right(net, *trial.valid((toy.X, toy.Y)).tensors))
 
     asked = toy.terms(score="held-out", held_out=share, route="composition", trials=2)
-    return tune(objective, toy.SPACE, toy.recipe, asked, Place(tmp_path / "run", seed=7))
+    return tune(objective, toy.SPACE, toy.recipe, asked, Run(tmp_path / "run", seed=7))
 
 
 EVERYTHING = {

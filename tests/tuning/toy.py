@@ -11,7 +11,7 @@ import torch
 
 import dpfy
 from dpfy.plan.recipe import Recipe
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning.run import Execution, Tuned, tune
 from dpfy.tuning.terms import SearchTerms
 from dpfy.tuning.trial import Trial
@@ -89,7 +89,7 @@ def search(
 ) -> Tuned:
     """One whole search."""
     asked = terms(**more)
-    place = Place(out, seed=seed, resume=resume)
+    place = Run(out, seed=seed, resume=resume)
     return tune(
         OBJECTIVES[asked.score], space, recipe, asked, place, work=work or Execution(scaled=scaled)
     )

@@ -29,7 +29,8 @@ from dpfy.noise.shares import Shares
 from dpfy.plan.claim import SIMULATED
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import ENCODED_HERE
-from dpfy.training.run import TRAINING, Run, TrainingRun
+from dpfy.runs.run import Run
+from dpfy.training.run import TRAINING, TrainingRun
 
 ENCODED = (
     f"{SIMULATED}: updates were encoded by the server in place of the clients, and whoever ran it "

@@ -24,8 +24,9 @@ from dpfy.integrations.flower.replies import Replies, RoundReport
 from dpfy.noise.shares import Shares
 from dpfy.plan.claim import ForeignBatches
 from dpfy.plan.recipe import Plan
+from dpfy.runs.run import Run
 from dpfy.training import load
-from dpfy.training.run import Run, complete
+from dpfy.training.run import TrainingClaims, complete
 
 if TYPE_CHECKING:
     from dpfy.integrations.flower.secure import SecAggPlus
@@ -77,15 +78,15 @@ class PrivateFedAvg(Strategy):
         identity: str | None = None,
         wait_for: int = 1,
         sampling: Strategy | None = None,
+        batches: ForeignBatches | None = None,
         **rounds: Any,
     ) -> None:
         self.model, self.plan, self.sampling = model, plan, sampling
-        self.run = run if isinstance(run, Run) else Run(run)
-        if sampling is not None and self.run.batches is None:
-            chosen = ForeignBatches(
+        self.run, self.batches = Run.of(run), batches
+        if sampling is not None and batches is None:
+            self.batches = ForeignBatches(
                 f"clients chosen by the strategy {type(sampling).__name__} of Flower"
             )
-            self.run = dataclasses.replace(self.run, batches=chosen)
         self.optimizer = (
             optimizer
             if optimizer is not None
@@ -123,7 +124,7 @@ class PrivateFedAvg(Strategy):
             raise Unsupported("evaluation on clients", EVALUATION)
         timeout = check.positive("timeout", timeout)
         result, place = Result(), self._place()
-        if complete(place, self.plan):
+        if complete(place, self.plan, TrainingClaims(self.batches)):
             load.load(place.path, self.model)
             result.arrays = self._arrays()
             return result
@@ -234,13 +235,14 @@ class PrivateFedAvg(Strategy):
         the clients.
         """
         given = (self.model, self.optimizer, self.plan, place)
+        options = self._options | {"batches": self.batches}
         if not isinstance(self.plan.recipe.strategy, Shares):
-            return PrivateRounds(*given, **self._options)
+            return PrivateRounds(*given, **options)
         from dpfy.federated.shares.rounds import DistributedRounds
         from dpfy.integrations.flower.secure import SecAggPlus
 
         self._protocol = SecAggPlus(grid, timeout)
-        return DistributedRounds(*given, aggregator=self._protocol, **self._options)
+        return DistributedRounds(*given, aggregator=self._protocol, **options)
 
     def _terms(self, rounds: PrivateRounds, cohort: Cohort) -> ConfigRecord:
         """What the mod of a client must know."""

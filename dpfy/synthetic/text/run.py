@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Unit
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.report import card
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.run import seeded
 from dpfy.synthetic.text.claim import FACTS, TEXTS, GeneratedText
 from dpfy.synthetic.text.tokens import (
@@ -32,7 +32,7 @@ from dpfy.synthetic.text.tokens import (
 )
 from dpfy.training.load import load
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, TrainingRun, complete
+from dpfy.training.run import TrainingClaims, TrainingRun, complete
 from dpfy.training.runtime import Runtime
 
 Texts = Sequence[str] | Callable[[], Sequence[str]]
@@ -122,7 +122,7 @@ def synthesize_text(
     texts: Texts,
     *,
     terms: TextTerms,
-    run: Place | str | Path,
+    run: Run | str | Path,
     options: TextOptions | None = None,
     model: nn.Module | None = None,
     tokens: Tokens | None = None,
@@ -143,12 +143,10 @@ def synthesize_text(
     if model is not None:
         _try(model, known, chosen.length)
     plan, claim = planned(terms, chosen, known)
-    place = run if isinstance(run, Place) else Place(run)
-    held = {item.name: getattr(place, item.name) for item in fields(Place)}
-    asked = Run(**held, beside=(claim,))
-    if complete(asked, plan):
+    asked = Run.of(run)
+    if complete(asked, plan, TrainingClaims(beside=(claim,))):
         return finished(Path(asked.path), model or ByteTransformer(chosen.length))
-    with TrainingRun(asked, plan) as folder:
+    with TrainingRun(asked, plan, beside=(claim,)) as folder:
         rows = _read(texts, known, chosen.length, terms.records)
         with seeded(folder.randomness, "language model"):
             language = model or ByteTransformer(chosen.length)

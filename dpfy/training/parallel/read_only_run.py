@@ -15,8 +15,9 @@ from dpfy.core.ledger import Ledger, Permit
 from dpfy.core.randomness import Randomness
 from dpfy.plan.recipe import Plan
 from dpfy.runs.mark import HIDDEN
+from dpfy.runs.run import Run
 from dpfy.training.parallel.world import World, restarted
-from dpfy.training.run import CARD, LEDGER, TRAINING, Run, TrainingRun
+from dpfy.training.run import CARD, LEDGER, PLAN_ALONE, TRAINING, TrainingClaims, TrainingRun
 
 PATIENCE = 30.0
 """Seconds to wait for the lock of a run whose processes torchrun has just ended."""
@@ -32,8 +33,16 @@ class ReadOnlyRun:
 
     part: str | None = None
 
-    def __init__(self, run: Run, plan: Plan, randomness: Randomness, fresh: bool) -> None:
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        randomness: Randomness,
+        fresh: bool,
+        promised: TrainingClaims = PLAN_ALONE,
+    ) -> None:
         self.run, self.plan, self.randomness, self.fresh = run, plan, randomness, fresh
+        self.promised = promised
         self.path = Path(run.path)
         self.secrets = self.path / HIDDEN
         self.state = self.secrets / "state.safetensors"
@@ -54,7 +63,7 @@ class ReadOnlyRun:
             raise Corrupt(LEDGER, "holds no reservation for training")
         self.permit: Permit = held
         self.reserved = Reserved.from_json(held.claim)
-        if self.reserved.claim not in self.run.claims(self.plan):
+        if self.reserved.claim not in self.promised.of(self.plan):
             raise InvalidInput(
                 "plan", "another plan than rank 0's", "must be the same on all ranks"
             )
@@ -103,12 +112,15 @@ class ReadOnlyRun:
 
 
 def taken(
-    world: World, run: Run | TrainingRun | ReadOnlyRun, plan: Plan
+    world: World,
+    run: Run | TrainingRun | ReadOnlyRun,
+    plan: Plan,
+    promised: TrainingClaims = PLAN_ALONE,
 ) -> TrainingRun | ReadOnlyRun:
     """The opened folder, for one training at a time, by the plan that it was opened for: that is
     what its ledger holds.
     """
-    folder = opened(world, run, plan)
+    folder = opened(world, run, plan, promised)
     if folder.plan != plan:
         raise InvalidInput(
             "plan",
@@ -125,7 +137,10 @@ def taken(
 
 
 def opened(
-    world: World, run: Run | TrainingRun | ReadOnlyRun, plan: Plan
+    world: World,
+    run: Run | TrainingRun | ReadOnlyRun,
+    plan: Plan,
+    promised: TrainingClaims = PLAN_ALONE,
 ) -> TrainingRun | ReadOnlyRun:
     """The folder of the run: rank 0 opens it and reserves the plan; the others then follow, with
     its secret.
@@ -134,7 +149,7 @@ def opened(
     the ranks and in rank 0's folder alone.
     """
     if world.first:
-        folder = _opened(run, plan) if isinstance(run, Run) else run
+        folder = _opened(run, plan, promised) if isinstance(run, Run) else run
         if isinstance(folder, ReadOnlyRun):
             raise InvalidInput("run", "a folder that rank 0 holds", "is for the other ranks")
         secret = [
@@ -157,20 +172,20 @@ def opened(
     if isinstance(run, ReadOnlyRun):
         return run
     return ReadOnlyRun(
-        replace(run, path=path), plan, Randomness(bytes.fromhex(secret), fixed), fresh
+        replace(run, path=path), plan, Randomness(bytes.fromhex(secret), fixed), fresh, promised
     )
 
 
-def _opened(run: Run, plan: Plan) -> TrainingRun:
+def _opened(run: Run, plan: Plan, promised: TrainingClaims) -> TrainingRun:
     """Open the folder. Processes that torchrun started again resume what they began, and wait for
     those before them to be gone.
     """
     if not restarted() or not Path(run.path).is_dir():
-        return TrainingRun(run, plan)
+        return TrainingRun(run, plan, **vars(promised))
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            return TrainingRun(replace(run, resume=True), plan)
+            return TrainingRun(replace(run, resume=True), plan, **vars(promised))
         except Busy:
             if time.monotonic() > until:
                 raise

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpfy.accounting.filters import least_noise, squares
 from dpfy.core.unit import Adjacency
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic import evolution as run
 from dpfy_lab.checks.published import in_folder
 from dpfy_lab.checks.replayed import faults
@@ -41,7 +41,7 @@ class Dots:
 def evolved(crowd: Crowd) -> dict[str, bytes]:
     """All that is published of an evolution towards these records."""
 
-    def make(place: Place) -> object:
+    def make(place: Run) -> object:
         return run.evolve(crowd, Dots(), epsilon=EPSILON, delta=DELTA, run=place, options=OPTIONS)
 
     return in_folder(make, SEED)

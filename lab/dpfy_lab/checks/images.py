@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.accounting.filters import squares
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.checks.published import in_folder
 from dpfy_lab.checks.replayed import faults
 from dpfy_lab.selftest.mistake import Found, check
@@ -28,7 +28,7 @@ SEED = 23
 def synthesized(data: Pictures) -> dict[str, bytes]:
     """All that is published of images made from these pictures."""
 
-    def make(place: Place) -> object:
+    def make(place: Run) -> object:
         return run.synthesize_images(data, terms=TERMS, run=place, schema=SCHEMA, options=OPTIONS)
 
     return in_folder(make, SEED)

@@ -21,8 +21,8 @@ from dpfy.data.records import Records
 from dpfy.gradients import engine as joined
 from dpfy.gradients.engine import trainable
 from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.runs.run import Run
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run
 from dpfy.training.runtime import Runtime
 from dpfy_lab.checks.published import temporary
 

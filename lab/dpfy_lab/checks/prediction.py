@@ -18,7 +18,7 @@ from dpfy.prediction import pate, teaching
 from dpfy.prediction.claim import AnswersClaim
 from dpfy.prediction.predictor import PrivatePredictor
 from dpfy.prediction.student import SemiSupervised
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.checks.published import published, temporary
 from dpfy_lab.data_dependent import vote_bill
 from dpfy_lab.data_dependent.margins import QuestionMargins
@@ -56,7 +56,7 @@ def _opened(
     x, y, owners = _people()
     shape: dict[str, Any] = {"voters": VOTERS, "classes": 2, "randomness": SECRET}
     voters = teaching.teach(factor * x, y, owners=owners, **shape)
-    return PrivatePredictor(Place(folder, resume=resume), claim, voters, block=4)
+    return PrivatePredictor(Run(folder, resume=resume), claim, voters, block=4)
 
 
 @check("one vote")
@@ -184,7 +184,7 @@ def STUDENT() -> Found:
     for other in (0.0, 1.0):
         x = (sides + other + rng.normal(size=(80, FEATURES))).astype(np.float32)
         with temporary() as folder:
-            run = Place(folder, seed=4, public_data=(DECLARED,))
+            run = Run(folder, seed=4, public_data=(DECLARED,))
             private, learner = (x, np.arange(80) % 2), SemiSupervised(epochs=2)
             found = pate.train_student(run, claim, private, public, learner=learner)
             made.append((found.run / pate.STUDENT_MODEL).read_bytes())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 
 OF_A_RUN = ("digest", "files", "ledger", "provenance", "timeline")
 """Parts of the privacy report that name its run: times, random names, hashes."""
@@ -36,8 +36,8 @@ def temporary() -> Iterator[Path]:
         yield Path(folder) / "run"
 
 
-def in_folder(make: Callable[[Place], object], seed: int) -> dict[str, bytes]:
+def in_folder(make: Callable[[Run], object], seed: int) -> dict[str, bytes]:
     """What a run publishes that `make` makes in a folder of its own, with a fixed seed."""
     with temporary() as folder:
-        make(Place(folder, seed=seed))
+        make(Run(folder, seed=seed))
         return published(folder)

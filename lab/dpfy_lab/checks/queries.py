@@ -19,7 +19,8 @@ from dpfy.core.ledger import Ledger
 from dpfy.queries import plan, run
 from dpfy.queries.plan import QueryPlan, QueryTerms
 from dpfy.queries.sources import TableColumns
-from dpfy.runs.folder import LEDGER, Place
+from dpfy.runs.folder import LEDGER
+from dpfy.runs.run import Run
 from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn
 from dpfy_lab.checks.published import in_folder, temporary
 from dpfy_lab.checks.replayed import faults
@@ -121,7 +122,7 @@ def BILLED() -> Found:
     for name, made in _cases(""):
         asked, delta = made.terms.epsilon, made.terms.delta
         with temporary() as folder:
-            run.answer(people(), made, Place(folder, seed=SEED))
+            run.answer(people(), made, Run(folder, seed=SEED))
             found = [permit.event for permit in Ledger.read(folder / LEDGER).permits()]
         whole = events.Composed(tuple(found))
         spent = accounting.epsilon(whole, delta, accountant="tight" if delta else "basic")
@@ -145,7 +146,7 @@ def _noise(text: str, terms: QueryTerms, seed: int) -> NDArray[np.float64]:
     with temporary() as folder, patching() as patch:
         for mechanism in ("additive.Additive", "discrete.Discrete"):
             patch.around(f"dpfy.mechanisms.{mechanism}.release", release)
-        run.answer(cells, made, Place(folder, seed=seed))
+        run.answer(cells, made, Run(folder, seed=seed))
     return np.array(seen)
 
 
@@ -180,7 +181,7 @@ def KEYS() -> Found:
     terms = QueryTerms(1.0, delta, user="who", most_records=1)
     with temporary() as folder:
         made = run.query(
-            cells, "top(word)", schema=columns, terms=terms, run=Place(folder, seed=SEED)
+            cells, "top(word)", schema=columns, terms=terms, run=Run(folder, seed=SEED)
         )
     most = count * delta + SIGMAS * math.sqrt(count * delta)
     shown = len(made.answers)
@@ -222,7 +223,7 @@ def ORDER() -> Found:
 
         made = plan.plan("sum(pay)", TableColumns(COLUMNS), TERMS["three records of a person"])
         patch.around("dpfy.mechanisms.additive.Additive.release", release)
-        run.answer(cells, made, Place(folder, seed=SEED))
+        run.answer(cells, made, Run(folder, seed=SEED))
     if not cells.said or any("reserve" not in said for said in cells.said):
         return "cells were read before the query was reserved"
     if not drawn or any("begun" not in said for said in drawn):

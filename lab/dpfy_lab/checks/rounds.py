@@ -15,7 +15,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.federated.clients import CLIENT
 from dpfy.federated.rounds import PrivateRounds
 from dpfy.plan.recipe import dpsgd
-from dpfy.training.run import Run
+from dpfy.runs.run import Run
 from dpfy_lab.checks.published import temporary
 from dpfy_lab.selftest.mistake import Found, check
 

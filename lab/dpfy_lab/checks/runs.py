@@ -20,7 +20,7 @@ from dpfy.core.errors import DpfyError
 from dpfy.queries import plan, run
 from dpfy.queries.plan import QueryTerms
 from dpfy.queries.sources import TableColumns
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.checks.loop import attempt, dimension, network, plan_of
 from dpfy_lab.checks.published import temporary
 from dpfy_lab.checks.queries import COLUMNS, people
@@ -65,7 +65,7 @@ def NUMBERS() -> Found:
     made = plan.plan("count()", TableColumns(COLUMNS), QueryTerms(1.0, user="who", most_records=1))
     for page in ("report.md", "report.html"):
         with temporary() as folder:
-            run.answer(people(), made, Place(folder, seed=3))
+            run.answer(people(), made, Run(folder, seed=3))
             if not all(finding.holds for finding in dpfy.verify(folder)):
                 return "a run that nobody changed does not verify"
             if not _edited(folder / page):

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from dpfy.accounting.filters import squares
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic import run
 from dpfy.synthetic.columns import BinnedColumn, ListedColumn, TableColumn
 from dpfy.synthetic.domain import Domain
@@ -32,7 +32,7 @@ SEED = 17
 def synthesized(records: Records) -> dict[str, bytes]:
     """All that is published of a synthetic table of these records."""
 
-    def make(place: Place) -> object:
+    def make(place: Run) -> object:
         return run.execute(records, PLAN, place)
 
     return in_folder(make, SEED)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dpfy.core.values import Private
 from dpfy.plan.recipe import dpsgd
-from dpfy.runs.folder import LEDGER, Place
+from dpfy.runs.folder import LEDGER
+from dpfy.runs.run import Run
 from dpfy.synthetic.text import run
 from dpfy_lab.checks.published import in_folder, temporary
 from dpfy_lab.selftest.mistake import Found, check
@@ -74,7 +75,7 @@ def written(private: Sequence[str], tape: TextTape) -> dict[str, bytes]:
     """All that is published of synthetic text from these texts."""
     terms = run.TextTerms(EPSILON, DELTA, RECORDS)
 
-    def make(place: Place) -> object:
+    def make(place: Run) -> object:
         with torch.random.fork_rng(devices=[]), recorded(tape):
             return run.synthesize_text(list(private), terms=terms, run=place, options=OPTIONS)
 
@@ -133,7 +134,7 @@ def ORDER() -> Found:
 
         with torch.random.fork_rng(devices=[]):
             terms = run.TextTerms(EPSILON, DELTA, RECORDS)
-            place = Place(folder, seed=SEED)
+            place = Run(folder, seed=SEED)
             run.synthesize_text(read, terms=terms, run=place, options=OPTIONS)
     return None if said and all(said) else "texts were read before the training was reserved"
 

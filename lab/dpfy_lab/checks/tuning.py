@@ -23,7 +23,7 @@ from dpfy.core.values import mock_permit
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords, by_user
 from dpfy.plan.recipe import Recipe, dpsgd
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.training.fit import fit
 from dpfy.tuning import run, trial
 from dpfy.tuning.claim import Tuning
@@ -92,7 +92,7 @@ def _recipe(settings: Settings, records: int) -> Recipe:
 
 def _search(folder: Path, objective: Callable[[Trial], float], score: str, trials: float) -> None:
     terms = SearchTerms(4.0, 1e-3, RECORDS, trials, law="geometric", score=score, held_out=0.3)
-    run.tune(objective, SPACE, _recipe, terms, Place(folder, seed=MANY))
+    run.tune(objective, SPACE, _recipe, terms, Run(folder, seed=MANY))
 
 
 @check("search losers")

@@ -59,8 +59,9 @@ def images(
     images are drawn from Gaussians that have them. Small grey images only.
     """
     from dpfy.core.errors import InvalidInput
-    from dpfy.runs.folder import Place, ended, fresh_path
+    from dpfy.runs.folder import ended
     from dpfy.runs.mark import Mark
+    from dpfy.runs.run import Run, fresh_path
     from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
 
     if resume and out is None:
@@ -82,7 +83,7 @@ def images(
         "data_dir": None if data_dir is None else str(data_dir),
         "ledger": None if ledger is None else str(ledger),
     }
-    place = Place(
+    place = Run(
         out,
         resume,
         ledger,

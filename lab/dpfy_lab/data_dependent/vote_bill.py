@@ -31,7 +31,8 @@ from dpfy.mechanisms.additive import GaussianMechanism
 from dpfy.mechanisms.tails import gaussian_tail
 from dpfy.prediction.claim import VoteClaim, VotesRelease
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy_lab.data_dependent.margins import LARGEST_MOVE, MOST_VOTERS, ROUNDED, QuestionMargins
 
 BILL = "bill.json"
@@ -267,7 +268,7 @@ class VoteBill(VotesRelease):
         folder.tell(self.name, **told)
 
 
-def release_vote_bill(place: Place, claim: VoteBill, votes: Callable[[], Any]) -> dict[str, Any]:
+def release_vote_bill(place: Run, claim: VoteBill, votes: Callable[[], Any]) -> dict[str, Any]:
     """Release the bill of votes into a run folder. `votes` opens them, a row of counts for each
     question, when the claim is reserved.
 

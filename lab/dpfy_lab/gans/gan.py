@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from torch.nn import functional
 from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.plan.recipe import Plan, dpsgd
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
@@ -42,7 +42,7 @@ from dpfy.synthetic.methods import Progress
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.writing import allowed, written
 from dpfy.training.loop import PrivateTraining
-from dpfy.training.run import Run, TrainingRun, complete
+from dpfy.training.run import TrainingClaims, TrainingRun, complete
 from dpfy.training.runtime import Runtime
 from dpfy_lab.gans.claim import GeneratedRows
 from dpfy_lab.gans.tables import Discriminator, GeneratorTrainer, one_hot, seeded
@@ -93,7 +93,7 @@ def execute(
     domain: Domain,
     terms: SynthesisTerms,
     options: SynthesisOptions,
-    place: Place,
+    place: Run,
     progress: Progress,
 ) -> Path:
     """The finished folder of a DP-GAN.
@@ -103,11 +103,10 @@ def execute(
     the same noise for the same sums.
     """
     plan, claim = planned(domain, terms, options)
-    held = {field.name: getattr(place, field.name) for field in fields(Place)}
-    run = Run(**held, checkpoint_every=math.inf, beside=(claim,))
-    if complete(run, plan):
+    run = replace(place, checkpoint_every=math.inf)
+    if complete(run, plan, TrainingClaims(beside=(claim,))):
         return Path(run.path)
-    with TrainingRun(run, plan) as folder:
+    with TrainingRun(run, plan, beside=(claim,)) as folder:
         progress("reading", 0.0)
         codes = torch.from_numpy(np.concatenate(list(encoded(data, domain)), axis=1).T.copy())
         if len(codes) != terms.records:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.core.errors import InvalidInput
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.methods import Progress
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
@@ -21,7 +21,7 @@ def execute(
     domain: Domain,
     terms: SynthesisTerms,
     options: SynthesisOptions,
-    place: Place,
+    place: Run,
     public: Any,
     progress: Progress,
 ) -> Path:

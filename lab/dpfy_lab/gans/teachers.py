@@ -35,7 +35,8 @@ from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.prediction.voters import shards
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import encoded
@@ -83,7 +84,7 @@ def execute(
     domain: Domain,
     terms: SynthesisTerms,
     options: SynthesisOptions,
-    place: Place,
+    place: Run,
     progress: Progress,
 ) -> Path:
     """The finished folder of a PATE-GAN.

@@ -35,7 +35,8 @@ from dpfy.mechanisms.bits import Bits
 from dpfy.mechanisms.choice import choose
 from dpfy.mechanisms.mechanism import source
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy_lab.metric_text.embedding import Embedding
 
 FILE = "words.json"
@@ -235,14 +236,14 @@ class MetricText(DeviceClaim):
 
 
 def replaced(
-    text: Sequence[str], words: MetricWords, run: Place | str | Path, *, on_device: bool = False
+    text: Sequence[str], words: MetricWords, run: Run | str | Path, *, on_device: bool = False
 ) -> list[str]:
     """A text word by word, each replaced, in a run folder whose card says what this is and what it
     is not.
 
     Guarantees: no ledger of epsilons takes it: there is nothing that it could add up.
     """
-    place, claim = run if isinstance(run, Place) else Place(run), MetricText.of(words, on_device)
+    place, claim = Run.of(run), MetricText.of(words, on_device)
     if place.ledger is not None:
         raise Unsupported(
             "metric privacy in a ledger of epsilons",

@@ -197,7 +197,7 @@ def train(
         RECORDS, RECORDS, steps=recipe.head.steps, clip_norm=recipe.head.clip_norm
     ).with_noise(step_noise, delta=DELTA)
     moments = MomentsClaim(moments_noise, delta=DELTA, records=RECORDS)
-    with dpfy.TrainingRun(dpfy.Run(path, seed=seed, beside=(moments,)), plan) as folder:
+    with dpfy.TrainingRun(dpfy.Run(path, seed=seed), plan, beside=(moments,)) as folder:
         images, labels, test_images, test_labels = extracted(data, options)
         total = Bounded(maps.sums(images), Bound(maps.BOUND))
         folder.bind("moments", b"".join(t.cpu().numpy().tobytes() for t in total.value.values()))

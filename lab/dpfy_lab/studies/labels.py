@@ -25,7 +25,7 @@ from dpfy.labels.fitting import images, run_fit
 from dpfy.labels.learners import KernelLearner
 from dpfy.labels.method import LabelMethod
 from dpfy.labels.self_training import KernelModel, SelfTrainingRules
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.studies import images as whole_records
 from dpfy_lab.studies import labels_sweep
 from dpfy_lab.studies.labels_page import page
@@ -174,7 +174,7 @@ def fitted(
     claim = method.claim(len(data[0]), CLASSES, epsilon, DELTA)
     with tempfile.TemporaryDirectory() as place, torch.no_grad():
         run = Path(place) / "run"
-        made = run_fit(Place(run, seed=seed), claim, method, lambda: data, with_)
+        made = run_fit(Run(run, seed=seed), claim, method, lambda: data, with_)
         wrong = [f for f in dpfy.verify(run) if not f.holds]
     if wrong:
         raise Internal(f"a run of {method.name} verifies", f"{wrong[0].what}: {wrong[0].detail}")

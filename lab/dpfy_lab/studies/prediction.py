@@ -26,7 +26,7 @@ from dpfy.prediction import PrivatePredictor, plan, ridge, shards
 from dpfy.prediction.claim import VoteClaim
 from dpfy.prediction.voters import LinearVoters
 from dpfy.report import verify
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.data_dependent.analysis import ConfidentVote, outcomes
 from dpfy_lab.studies import figures
 from dpfy_lab.studies.figures import Axes, Line
@@ -134,7 +134,7 @@ def answered(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     claim = claimed(voters, budget)
     with tempfile.TemporaryDirectory() as place:
         with PrivatePredictor(
-            Place(Path(place) / "run"), claim, taught(voters, options)
+            Run(Path(place) / "run"), claim, taught(voters, options)
         ) as predictor:
             found = predictor.answer_all(x[:budget])
             folder = predictor.finish()

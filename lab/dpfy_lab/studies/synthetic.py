@@ -19,7 +19,7 @@ import numpy as np
 import dpfy
 from dpfy.core.errors import Internal
 from dpfy.data.files import DataFolder
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.evaluate import learner_scores, marginal_errors
@@ -91,7 +91,7 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     terms, how = _asked(settings, len(records[TARGET]))
     started = time.process_time()
     with tempfile.TemporaryDirectory() as place:
-        run = Place(Path(place) / "run", seed=settings["seed"])
+        run = Run(Path(place) / "run", seed=settings["seed"])
         made = dpfy.synthesize(records, schema=domain, terms=terms, run=run, options=how)
         seconds = time.process_time() - started
         wrong = [finding for finding in dpfy.verify(made.run) if not finding.holds]

@@ -18,7 +18,7 @@ import dpfy
 from dpfy.core.errors import Internal
 from dpfy.data.config import DataConfig
 from dpfy.data.source import load
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.synthetic_images_page import page
 from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
@@ -63,7 +63,7 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
         made = synthesize_images(
             settings["data"],
             terms=ImageTerms(settings["epsilon"], settings["delta"]),
-            run=Place(Path(place) / "run", seed=settings["seed"]),
+            run=Run(Path(place) / "run", seed=settings["seed"]),
             options=ImageOptions(images=settings["images"]),
             data_dir=options.data_dir,
         )

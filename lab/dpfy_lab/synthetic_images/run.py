@@ -19,7 +19,8 @@ from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.report import card
-from dpfy.runs.folder import Place, RunFolder, complete
+from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.run import Run
 from dpfy.synthetic.methods import Progress, nothing_to_show
 from dpfy.synthetic.run import one_thread
 from dpfy_lab.synthetic_images import stages
@@ -137,7 +138,7 @@ def synthesize_images(
     data: Any,
     *,
     terms: ImageTerms,
-    run: Place | str | Path,
+    run: Run | str | Path,
     schema: ImageSchema | None = None,
     options: ImageOptions = IMAGE_DEFAULTS,
     data_dir: Path | str | None = None,
@@ -155,7 +156,7 @@ def synthesize_images(
     """
     progress("planning", 0.0)
     made = plan(_schema(data, schema), terms, options)
-    place = run if isinstance(run, Place) else Place(run)
+    place = Run.of(run)
     if complete(place, made.claim):
         return finished(Path(place.path))
     with RunFolder(place, made.claim) as folder, one_thread():

@@ -13,7 +13,7 @@ from scipy import stats
 
 import dpfy
 from dpfy.core.errors import Unsupported
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.tuning import planning
 from dpfy.tuning.routes import SearchRoute
 from dpfy.tuning.run import Execution, tune
@@ -54,7 +54,7 @@ def test_two_workers_select_what_one_process_selects(tmp_path, capfd):
         metric="accuracy", mode="max", num_samples=6, max_concurrent_trials=2
     )
     tuner = PrivateTuner(trainables.accuracy, SPACE, toy.recipe, toy.terms(trials=6), config)
-    found = tuner.fit(Place(tmp_path / "ray", seed=12))
+    found = tuner.fit(Run(tmp_path / "ray", seed=12))
     alone = toy.search(tmp_path / "one", trials=6, seed=12)
     assert found.settings == alone.settings
     assert (tmp_path / "ray" / "model.safetensors").read_bytes() == (
@@ -78,7 +78,7 @@ def test_the_selected_trial_has_the_law_of_the_best_of_a_random_number(tmp_path)
             space,
             toy.recipe,
             terms,
-            Place(tmp_path / str(seed), seed=seed),
+            Run(tmp_path / str(seed), seed=seed),
             work=work,
         )
         places.append(found.settings["place"])

@@ -138,10 +138,11 @@ def test_a_number_that_was_not_made_private_cannot_leave(leak) -> None:
 
 def test_it_cannot_be_told_to_a_run_folder(tmp_path: Path) -> None:
     from dpfy.prediction.claim import AnswersClaim
-    from dpfy.runs.folder import Place, RunFolder
+    from dpfy.runs.folder import RunFolder
+    from dpfy.runs.run import Run
 
     claim = AnswersClaim("gaussian", 2, 20, 5, 5, sigma=6.0, delta=1e-6)
-    with RunFolder(Place(tmp_path / "run"), claim) as folder:
+    with RunFolder(Run(tmp_path / "run"), claim) as folder:
         folder.begin(claim.name)
         folder.tell(claim.name, epsilon_of_these_votes=exact(VOTES, RULE, 1e-5))
         from dpfy.report import card

@@ -31,7 +31,8 @@ from dpfy.mechanisms import integers
 from dpfy.mechanisms.bits import Bits
 from dpfy.prediction import GraphTeachers, SemiSupervised, StudentAnswersClaim, plan, train_student
 from dpfy.prediction.claim import AnswersClaim
-from dpfy.runs.folder import Place, RunFolder
+from dpfy.runs.folder import RunFolder
+from dpfy.runs.run import Run
 from dpfy_lab.data_dependent import analysis
 from dpfy_lab.data_dependent.analysis import ConfidentVote, DataDependent
 from dpfy_lab.data_dependent.margins import QuestionMargins, by_lead
@@ -155,13 +156,13 @@ def test_the_bill_is_released_stated_and_verified(tmp_path: Path) -> None:
         opened.append((tmp_path / "run" / "ledger.jsonl").stat().st_size > 0)
         return votes
 
-    found = release_vote_bill(Place(tmp_path / "run", seed=5), claim, read)
+    found = release_vote_bill(Run(tmp_path / "run", seed=5), claim, read)
     assert opened == [True]
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
     assert (
         found
         == stated(tmp_path / "run")
-        == release_vote_bill(Place(tmp_path / "run", resume=True, seed=5), claim, read)
+        == release_vote_bill(Run(tmp_path / "run", resume=True, seed=5), claim, read)
     )
     assert claim.questions.renyi(votes) <= found["renyi"]
     assert found["epsilon_of_these_answers"] < found["epsilon_with_this_number"]
@@ -214,7 +215,7 @@ def test_a_student_may_come_with_the_bill_of_its_votes(tmp_path: Path) -> None:
     claim = StudentAnswersClaim("gaussian", 3, 40, 8, 8, sigma=12.0, delta=1e-6)
     bill = VoteBill.of(claim, order=3.0)
     row = {"data": "made-up", "used_for": "a student", "provenance": "drawn here"}
-    place = Place(tmp_path / "run", seed=1, public_data=(row,))
+    place = Run(tmp_path / "run", seed=1, public_data=(row,))
     how: dict[str, Any] = {
         "learner": SemiSupervised(epochs=1, joining=1),
         "teachers": GraphTeachers(directions=8),
@@ -242,15 +243,13 @@ def test_killed_before_the_bill_is_written_it_goes_on_to_the_same_number(tmp_pat
     pid = os.fork()
     if pid == 0:
         RunFolder.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
-        release_vote_bill(Place(tmp_path / "run", seed=3), claim, lambda: votes)
+        release_vote_bill(Run(tmp_path / "run", seed=3), claim, lambda: votes)
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        release_vote_bill(
-            Place(tmp_path / "run", seed=3, resume=True), claim, lambda: votes[:, ::-1]
-        )
-    again = release_vote_bill(Place(tmp_path / "run", seed=3, resume=True), claim, lambda: votes)
-    assert again == release_vote_bill(Place(tmp_path / "whole", seed=3), claim, lambda: votes)
+        release_vote_bill(Run(tmp_path / "run", seed=3, resume=True), claim, lambda: votes[:, ::-1])
+    again = release_vote_bill(Run(tmp_path / "run", seed=3, resume=True), claim, lambda: votes)
+    assert again == release_vote_bill(Run(tmp_path / "whole", seed=3), claim, lambda: votes)
 
 
 @pytest.mark.parametrize(
@@ -286,9 +285,9 @@ def test_other_rules_and_other_votes_are_refused(tmp_path: Path) -> None:
         )
     claim = VoteBill.of(AnswersClaim("gaussian", 2, 40, 30, 30, sigma=30.0, delta=1e-5))
     with pytest.raises(InvalidInput, match="votes"):
-        release_vote_bill(Place(tmp_path / "run"), claim, lambda: np.zeros((3, 2)))
+        release_vote_bill(Run(tmp_path / "run"), claim, lambda: np.zeros((3, 2)))
     with pytest.raises(InvalidInput, match="one of each voter"):
-        release_vote_bill(Place(tmp_path / "run"), claim, lambda: np.full((30, 2), 19.0))
+        release_vote_bill(Run(tmp_path / "run"), claim, lambda: np.full((30, 2), 19.0))
     assert not (tmp_path / "run" / "bill.json").exists()
     assert isinstance(claim.questions.renyi(np.full((30, 2), 20)), DataDependent)
 
@@ -354,6 +353,6 @@ def test_the_published_votes(name: str, claim: AnswersClaim, most: float, tmp_pa
     votes = np.load(
         io.BytesIO(gzip.decompress((HELD / f"{name}_250_teachers.npy.gz").read_bytes()))
     )[: claim.queries]
-    found = release_vote_bill(Place(tmp_path / "run"), VoteBill.of(claim), lambda: votes)
+    found = release_vote_bill(Run(tmp_path / "run"), VoteBill.of(claim), lambda: votes)
     rule = ConfidentVote(claim.threshold, claim.check_sigma, claim.sigma)
     assert analysis.exact(votes, rule, claim.delta) <= found["epsilon_of_these_answers"] <= most

@@ -24,7 +24,7 @@ from dpfy.estimators.linear.design import BITS, Design, RowLayout
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.trees import residuals
 from dpfy.report.verify import verify
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.estimators import soft_trees as soft
 from dpfy_lab.estimators.forward_pass import Ensemble, ForwardPass, smooth_step
 from dpfy_lab.estimators.soft_tree_module import SoftTrees
@@ -273,7 +273,7 @@ def test_the_same_seed_gives_the_same_trees_and_another_other_ones():
 
 def test_a_ledger_bounds_all_fits_together(tmp_path):
     people = tmp_path / "people.jsonl"
-    first = Place(tmp_path / "one", ledger=people, budget=RenyiFilter(epsilon=4.5, delta=1e-4))
+    first = Run(tmp_path / "one", ledger=people, budget=RenyiFilter(epsilon=4.5, delta=1e-4))
     made(random_state=None, run=first).fit(X, y)
     assert len(Ledger.read(people).permits()) == 1
     with pytest.raises(dpfy.BudgetExceeded):
@@ -290,12 +290,12 @@ def test_a_killed_fit_resumes_to_the_same_trees(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(self, *args, **more)
 
-    whole = made(random_state=None, run=Place(tmp_path / "whole", seed=5)).fit(X, y)
+    whole = made(random_state=None, run=Run(tmp_path / "whole", seed=5)).fit(X, y)
     monkeypatch.setattr(fitting.FitSession, "release", killed)
     with pytest.raises(KeyboardInterrupt):
-        made(random_state=None, run=Place(tmp_path / "run", seed=5)).fit(X, y)
+        made(random_state=None, run=Run(tmp_path / "run", seed=5)).fit(X, y)
     monkeypatch.undo()
-    resumed = made(random_state=None, run=Place(tmp_path / "run", resume=True, seed=5)).fit(X, y)
+    resumed = made(random_state=None, run=Run(tmp_path / "run", resume=True, seed=5)).fit(X, y)
     assert np.array_equal(resumed.predict_proba(X), whole.predict_proba(X))
     assert holds(tmp_path / "run")
 

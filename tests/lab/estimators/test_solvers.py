@@ -273,7 +273,7 @@ def test_the_curvature_that_is_billed_is_that_of_the_rows_as_they_are():
 
 def test_the_linear_term_is_bound_to_the_records_before_it_is_drawn(tmp_path, monkeypatch):
     from dpfy.estimators import fitting
-    from dpfy.runs.folder import Place
+    from dpfy.runs.run import Run
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -283,7 +283,7 @@ def test_the_linear_term_is_bound_to_the_records_before_it_is_drawn(tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         LogisticRegression(run=tmp_path / "run", **settings).fit(X, y)
     monkeypatch.undo()
-    again = Place(tmp_path / "run", resume=True)
+    again = Run(tmp_path / "run", resume=True)
     with pytest.raises(InvalidInput, match="must be what the run had"):
         LogisticRegression(run=again, **settings).fit(X[1:], y[1:])
     assert LogisticRegression(run=again, **settings).fit(X, y).score(*TEST) > 0.5

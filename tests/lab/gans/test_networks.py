@@ -17,7 +17,7 @@ from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.domain import Domain
 from dpfy_lab.gans import gan, tables, teachers
 from dpfy_lab.gans.claim import DiscriminatorVotes
@@ -44,7 +44,7 @@ def made_by(method, place, records=None, epsilon=1.0):
 @pytest.mark.parametrize("method", ["dp-gan", "pate-gan"])
 def test_networks_leave_a_folder_that_verifies(tmp_path, method):
     ledger = tmp_path / "people.jsonl"
-    made = made_by(method, Place(tmp_path / "run", ledger=ledger))
+    made = made_by(method, Run(tmp_path / "run", ledger=ledger))
     assert all(finding.holds for finding in dpfy.verify(made.run, ledger=ledger))
     assert 0.97 < made.card["guarantee"]["epsilon"] <= 1.0
     lines = made.table.read_text().splitlines()
@@ -64,7 +64,7 @@ class Stop(BaseException):
     [pytest.param("dp-gan", 2, marks=pytest.mark.slow), ("dp-gan", 5), ("pate-gan", 12)],
 )
 def test_stopped_and_resumed_to_the_same_table(tmp_path, monkeypatch, method, step):
-    whole = made_by(method, Place(tmp_path / "whole", seed=9))
+    whole = made_by(method, Run(tmp_path / "whole", seed=9))
     real = tables.GeneratorTrainer.learn
 
     def learn(self, judge, number, count):
@@ -75,9 +75,9 @@ def test_stopped_and_resumed_to_the_same_table(tmp_path, monkeypatch, method, st
     with monkeypatch.context() as patch:
         patch.setattr(tables.GeneratorTrainer, "learn", learn)
         with pytest.raises(Stop):
-            made_by(method, Place(tmp_path / "run", seed=9))
+            made_by(method, Run(tmp_path / "run", seed=9))
     assert not (tmp_path / "run" / "synthetic.csv").exists()
-    again = made_by(method, Place(tmp_path / "run", seed=9, resume=True))
+    again = made_by(method, Run(tmp_path / "run", seed=9, resume=True))
     assert again.table.read_bytes() == whole.table.read_bytes()
     assert all(finding.holds for finding in dpfy.verify(again.run))
 
@@ -89,7 +89,7 @@ def test_stopped_at_the_very_end_the_table_stands(tmp_path, monkeypatch):
     """
     from dpfy.training import finish
 
-    whole = made_by("dp-gan", Place(tmp_path / "whole", seed=9))
+    whole = made_by("dp-gan", Run(tmp_path / "whole", seed=9))
 
     def stop(*given):
         raise Stop
@@ -97,8 +97,8 @@ def test_stopped_at_the_very_end_the_table_stands(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(finish, "_provenance", stop)
         with pytest.raises(Stop):
-            made_by("dp-gan", Place(tmp_path / "run", seed=9))
-    again = made_by("dp-gan", Place(tmp_path / "run", seed=9, resume=True))
+            made_by("dp-gan", Run(tmp_path / "run", seed=9))
+    again = made_by("dp-gan", Run(tmp_path / "run", seed=9, resume=True))
     assert again.table.read_bytes() == whole.table.read_bytes()
     assert all(finding.holds for finding in dpfy.verify(again.run))
 
@@ -108,7 +108,7 @@ def test_a_generator_whose_discriminator_stands_still_knows_nothing_of_the_recor
 ):
     monkeypatch.setattr(gan, "RATE", 0.0)
     made = [
-        made_by("dp-gan", Place(tmp_path / name, seed=3), people(200, seed))
+        made_by("dp-gan", Run(tmp_path / name, seed=3), people(200, seed))
         for name, seed in (("a", 0), ("b", 7))
     ]
     assert made[0].table.read_bytes() == made[1].table.read_bytes()
@@ -211,7 +211,7 @@ def asked(method, **change):
 def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, method, change, words):
     terms, options = asked(method, **change)
     ledger = tmp_path / "people.jsonl"
-    place = Place(tmp_path / "run", ledger=ledger)
+    place = Run(tmp_path / "run", ledger=ledger)
     with pytest.raises(DpfyError, match=words):
         dpfy.synthesize(people(200), schema=DOMAIN, terms=terms, run=place, options=options)
     assert not (tmp_path / "run").exists()

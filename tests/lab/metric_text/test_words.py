@@ -21,7 +21,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.mechanisms.bits import Bits
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.metric_text.embedding import Embedding
 from dpfy_lab.metric_text.words import CHOICE, FINE, NOISE, MetricText, MetricWords, replaced
 
@@ -155,11 +155,11 @@ def test_the_card_says_that_it_is_not_epsilon_dp(tmp_path):
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
     page = (tmp_path / "run" / "report.md").read_text()
     assert "metric privacy" in page
-    assert replaced(text, words, Place(tmp_path / "run", resume=True), on_device=True) == found
+    assert replaced(text, words, Run(tmp_path / "run", resume=True), on_device=True) == found
 
 
 def test_it_is_never_composed_as_an_epsilon(tmp_path):
-    place = Place(
+    place = Run(
         tmp_path / "run",
         ledger=tmp_path / "people.jsonl",
         budget=RenyiFilter(epsilon=50.0, delta=1e-6),

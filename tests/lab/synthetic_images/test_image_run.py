@@ -22,7 +22,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.data.config import DataConfig
 from dpfy.data.source import load
 from dpfy.report import html_page
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy_lab.synthetic_images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET
 from dpfy_lab.synthetic_images.releases import ImageReleases
 from dpfy_lab.synthetic_images.run import (
@@ -100,7 +100,7 @@ def test_images_teach_what_digits_are(tmp_path):
     from sklearn.linear_model import LogisticRegression
 
     made = synthesize_images(
-        "digits", terms=ImageTerms(10.0, 1e-4), run=Place(tmp_path / "run", seed=0)
+        "digits", terms=ImageTerms(10.0, 1e-4), run=Run(tmp_path / "run", seed=0)
     )
     images, labels = made.arrays
     assert abs(len(images) - 1438) < 100
@@ -110,15 +110,15 @@ def test_images_teach_what_digits_are(tmp_path):
 
 
 def test_the_same_secret_gives_the_same_images(tmp_path):
-    made = [made_in(Place(tmp_path / name, seed=3)) for name in "ab"]
+    made = [made_in(Run(tmp_path / name, seed=3)) for name in "ab"]
     assert made[0].file.read_bytes() == made[1].file.read_bytes()
-    assert made_in(Place(tmp_path / "c", seed=4)).file.read_bytes() != made[0].file.read_bytes()
+    assert made_in(Run(tmp_path / "c", seed=4)).file.read_bytes() != made[0].file.read_bytes()
     assert "fixed" in made[0].card["provenance"]["seed"]
 
 
 @pytest.mark.parametrize("step", [0, 2, 4])
 def test_stopped_at_a_release_and_resumed_to_the_same_images(tmp_path, monkeypatch, step):
-    whole, real = made_in(Place(tmp_path / "whole", seed=9)), ImageReleases.release
+    whole, real = made_in(Run(tmp_path / "whole", seed=9)), ImageReleases.release
     for after in (False, True):
 
         def release(self, share, sums, after=after):
@@ -133,9 +133,9 @@ def test_stopped_at_a_release_and_resumed_to_the_same_images(tmp_path, monkeypat
         with monkeypatch.context() as patch:
             patch.setattr(ImageReleases, "release", release)
             with pytest.raises(Halt):
-                made_in(Place(place, seed=9))
+                made_in(Run(place, seed=9))
         assert not (place / IMAGES).exists()
-        again = made_in(Place(place, resume=True, seed=9))
+        again = made_in(Run(place, resume=True, seed=9))
         for name in (IMAGES, SHEET, FACTS, MEASUREMENTS):
             assert (again.run / name).read_bytes() == (whole.run / name).read_bytes()
         assert all(finding.holds for finding in dpfy.verify(again.run))
@@ -152,9 +152,9 @@ def test_a_resumed_run_refuses_other_pictures(tmp_path, monkeypatch):
     pixels, labels = some_digits()
     pixels[7, 3, 3] ^= 1
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        made_in(Place(tmp_path / "run", resume=True), (pixels, labels))
+        made_in(Run(tmp_path / "run", resume=True), (pixels, labels))
     with pytest.raises(InvalidInput, match=r"run|resume"):
-        made_in(Place(tmp_path / "run", resume=True), terms=ImageTerms(3.0, 1e-4))
+        made_in(Run(tmp_path / "run", resume=True), terms=ImageTerms(3.0, 1e-4))
     with pytest.raises(InvalidInput, match="holds an unfinished run"):
         made_in(tmp_path / "run")
 
@@ -162,7 +162,7 @@ def test_a_resumed_run_refuses_other_pictures(tmp_path, monkeypatch):
 def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path):
     script = textwrap.dedent("""
         import os, signal, sys
-        from dpfy.runs.folder import Place
+        from dpfy.runs.run import Run
         from dpfy_lab.synthetic_images.releases import ImageReleases
         from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
         real = ImageReleases.release
@@ -173,7 +173,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path)
             return found
         ImageReleases.release = release
         options = ImageOptions(images=100, rounds=2)
-        synthesize_images("digits", terms=ImageTerms(2.0, 1e-4), run=Place("killed", seed=5), options=options)
+        synthesize_images("digits", terms=ImageTerms(2.0, 1e-4), run=Run("killed", seed=5), options=options)
     """)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(str(Path(m.__file__).parents[1]) for m in (dpfy, dpfy_lab)),
@@ -187,18 +187,18 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path)
         check=False,
     )
     assert done.returncode == -signal.SIGKILL
-    whole = made_in(Place(tmp_path / "whole", seed=5), "digits")
-    again = made_in(Place(tmp_path / "killed", resume=True, seed=5), "digits")
+    whole = made_in(Run(tmp_path / "whole", seed=5), "digits")
+    again = made_in(Run(tmp_path / "killed", resume=True, seed=5), "digits")
     assert again.file.read_bytes() == whole.file.read_bytes()
     assert all(finding.holds for finding in dpfy.verify(again.run))
 
 
 def test_the_ledger_of_the_data_set_bears_the_bill_of_images(tmp_path):
     ledger, budget = tmp_path / "people.jsonl", RenyiFilter(3.0, 1e-4)
-    made = made_in(Place(tmp_path / "a", ledger=ledger, budget=budget))
+    made = made_in(Run(tmp_path / "a", ledger=ledger, budget=budget))
     assert all(finding.holds for finding in dpfy.verify(made.run, ledger=ledger))
     with pytest.raises(BudgetExceeded):
-        made_in(Place(tmp_path / "b", ledger=ledger, budget=budget))
+        made_in(Run(tmp_path / "b", ledger=ledger, budget=budget))
     assert not (tmp_path / "b").exists()
     assert len(Ledger.read(ledger).permits()) == 1
 
@@ -206,7 +206,7 @@ def test_the_ledger_of_the_data_set_bears_the_bill_of_images(tmp_path):
 def test_bad_pictures_leave_nothing_and_cost_nothing(tmp_path):
     ledger, (pixels, labels) = tmp_path / "people.jsonl", some_digits()
     with pytest.raises(InvalidInput, match="8 x 8"):
-        made_in(Place(tmp_path / "run", ledger=ledger), (pixels[:, :7], labels))
+        made_in(Run(tmp_path / "run", ledger=ledger), (pixels[:, :7], labels))
     assert not (tmp_path / "run").exists()
     assert Ledger.read(ledger).spent() == []
 

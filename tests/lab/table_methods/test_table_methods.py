@@ -16,7 +16,7 @@ from dpfy.audit import replay
 from dpfy.core import events
 from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
-from dpfy.runs.folder import Place
+from dpfy.runs.run import Run
 from dpfy.synthetic.counts import count
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.methods import SynthesisTask
@@ -103,7 +103,7 @@ def test_privbayes_is_resumed_to_the_same_bits(tmp_path, monkeypatch):
     options, records = SynthesisOptions("privbayes"), people(150)
 
     def make(name, resume=False):
-        place = Place(tmp_path / name, resume=resume, seed=9)
+        place = Run(tmp_path / name, resume=resume, seed=9)
         return synthesize(records, schema=DOMAIN, terms=TERMS, run=place, options=options)
 
     whole, real = make("whole"), MarginalReleases._bind
