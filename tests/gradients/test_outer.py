@@ -56,3 +56,54 @@ def test_narrow_layers_equal_the_loop(dtype: torch.dtype) -> None:
     found = total(BookkeepingEngine(), model.to(dtype), x.to(dtype))
     most = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}[dtype]
     assert float((found - expected).norm()) <= most * float(expected.norm())
+
+
+class Normalised(nn.Module):
+    """Attention without an output bias, whose keys are normalised: at zero rows their gradients are
+    1e12 times as large.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(16, 16, bias=False), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = nn.functional.normalize(self.keys(x), dim=-1)
+        return ((keys @ keys.mT).softmax(-1) @ self.values(x)).mean(1)
+
+
+@pytest.mark.parametrize("positions", [12, 200])  # products written out, and Gram matrices
+def test_padding_with_large_gradients_does_not_clip_the_update_to_nothing(positions: int) -> None:
+    torch.manual_seed(0)
+    model, x = Normalised(), torch.randn(6, positions, 16)
+    x[:, positions // 2 :] = 0
+    sums = []
+    for engine in (BookkeepingEngine(), LoopEngine()):
+        engine.attach(model)
+        for _ in range(2):
+            found = engine.bounded_sum(model(x).square().sum(1), FlatClip(1.0)).value
+        engine.detach()
+        sums.append(torch.cat([g.flatten().double() for g in found.values()]))
+    assert float(sums[1].norm()) > 0.1
+    assert float((sums[0] - sums[1]).norm()) < 1e-4 * float(sums[1].norm())
+
+
+@pytest.mark.parametrize(("positions", "width"), [(5, 7), (300, 4)])
+def test_the_bound_of_norms_holds_where_positions_differ_by_many_orders_of_magnitude(
+    positions: int, width: int
+) -> None:
+    torch.manual_seed(1)
+    for _ in range(200):
+        left, right = (
+            torch.randn(3, positions, width) * 10.0 ** torch.empty(3, positions, 1).uniform_(-9, 9)
+            for _ in range(2)
+        )
+        part = Outer(left, right)
+        upper = part.measured()[0][0].sqrt()
+        exact = torch.einsum("bto,bti->boi", left.double(), right.double()).flatten(1)
+        made = torch.stack(
+            [part.weighted_sum(torch.eye(3)[k]).double().flatten() for k in range(3)]
+        )
+        assert bool((upper * 1.0001 >= exact.norm(dim=1)).all())
+        assert bool((upper * 1.0001 >= made.norm(dim=1)).all())
+        assert bool((upper <= exact.norm(dim=1) * 2).all())

@@ -221,7 +221,14 @@ class Outer(Contribution):
     def _estimate(self, squares: Tensor, sizes: Tensor) -> NormEstimate:
         positions, p, d = *self.left.shape[1:], self.right.shape[-1]
         gram = rounding.gram_terms(p, d) if self._by_gram else 0
-        return rounding.of_products(squares, sizes, positions, gram, self._factor(), self.dtype)
+
+        def estimate(sizes: Tensor) -> NormEstimate:
+            return rounding.of_products(squares, sizes, positions, gram, self._factor(), self.dtype)
+
+        found = estimate(sizes)
+        if self.left.is_cuda or not bool((loose := found.dominated).any()):
+            return found
+        return estimate(torch.where(loose, torch.minimum(sizes, self._sizes_by_position()), sizes))
 
     @property
     def _by_gram(self) -> bool:
@@ -231,6 +238,16 @@ class Outer(Contribution):
     def _sizes(self) -> Tensor:
         """|L| |R|: no sum of absolute terms is longer."""
         return self._size(row_squares(self.left), row_squares(self.right))
+
+    def _sizes_by_position(self) -> Tensor:
+        """sum over t of |l_t| |r_t|, which is never above |L| |R|, and far below it where positions
+        with large output gradients have small inputs (padding that is normalised, say).
+        """
+        left, right = (
+            row_squares(t.flatten(0, 1)).add_(rounding.hidden(t)).view(t.shape[:2])
+            for t in (self.left, self.right)
+        )
+        return left.mul_(right).sqrt_().sum(1)
 
     def _size(self, left: Tensor, right: Tensor) -> Tensor:
         return (

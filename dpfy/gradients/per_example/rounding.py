@@ -126,6 +126,13 @@ class NormEstimate:
             self.squares.clamp(min=0).add_(self.error).sqrt_().add_(self.rounding).square_()[None]
         )
 
+    @property
+    def dominated(self) -> Tensor:
+        """[batch] whether what rounding can do is more than a tenth of the norm: most of what the
+        example adds may then be lost by clipping with the upper bound.
+        """
+        return self.error.add(self.rounding.square()) > self.squares.clamp(min=0) / 100
+
     def plus(self, other: NormEstimate, cross: Tensor, wrong: Tensor) -> NormEstimate:
         """Of the sum of two gradients, from their inner products and how wrong these can be."""
         squares, error = (
