@@ -10,7 +10,15 @@ it.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Iterable
+from types import FrameType
+
+INNER = frozenset(
+    {"dpfy", "dpfy_lab", "torch", "lightning", "lightning_fabric", "transformers", "accelerate"}
+)
+"""Packages whose lines are not the caller's: dpfy, and tools that drive it."""
 
 
 class DpfyError(Exception):
@@ -45,6 +53,15 @@ class Unsupported(DpfyError):
     def __init__(self, what: str, way_out: str) -> None:
         self.what, self.way_out = what, way_out
         super().__init__(f"{what} is not supported; {way_out}")
+
+
+def warn(words: str) -> None:
+    """A UserWarning that points at the line of the caller's own code."""
+    level = 2
+    above: FrameType | None = sys._getframe(1)
+    while above is not None and str(above.f_globals.get("__name__")).partition(".")[0] in INNER:
+        level, above = level + 1, above.f_back
+    warnings.warn(words, stacklevel=level)
 
 
 def refusal(attempt: Callable[..., object], *arguments: object) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from dpfy.core import errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.lazy import PREFETCH, LazyRecords, RecordSource
 from dpfy.data.mapped import MappedArrays
@@ -203,10 +203,9 @@ def _of_loader(loader: DataLoader[Any]) -> LazyRecords:
     told = [f"batch_size={loader.batch_size}"]
     told += ["shuffle=True"] if isinstance(loader.sampler, RandomSampler) else []
     told += ["drop_last=True"] if loader.drop_last else []
-    warnings.warn(
+    errors.warn(
         f"DataLoader({', '.join(told)}): the plan draws the batches instead; dataset, collate and "
-        f"workers are used",
-        stacklevel=2,
+        f"workers are used"
     )
     base = _lazy(loader.dataset) or LazyRecords(loader.dataset)
     return replace(

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -153,10 +152,9 @@ class PrivateAccelerator(Accelerator):
         """Nothing: the plan's clip norm bounds each example. Norms of gradients are private: not a
         number is given back.
         """
-        warnings.warn(
+        errors.warn(
             "clip_grad_norm_: the plan's clip norm bounds each example; the noisy mean is not "
-            "clipped again",
-            stacklevel=2,
+            "clipped again"
         )
         return torch.tensor(math.nan)
 
@@ -228,7 +226,7 @@ class PrivateAccelerator(Accelerator):
                         f"run {self.run.path}: after {done} of {self.plan.recipe.steps} steps: the "
                         f"plan is {self.epochs} passes over the loader (accelerator.epochs)"
                     )
-                    warnings.warn(words, stacklevel=2)
+                    errors.warn(words)
                 training.__exit__(None, None, None)
                 self.training = None
         super().end_training()

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Subset
 
+from dpfy.core import errors
 from dpfy.core.errors import InvalidInput
 from dpfy.plan import recipe as recipes
 from dpfy.plan.recipe import Recipe
@@ -92,9 +92,8 @@ def finish(training: PrivateTraining) -> None:
         if stopping is None
         else ""
     )
-    warnings.warn(
-        f"run {training.folder.path}: ended after {done} of {steps} steps, {billed} billed{way}",
-        stacklevel=2,
+    errors.warn(
+        f"run {training.folder.path}: ended after {done} of {steps} steps, {billed} billed{way}"
     )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -191,7 +190,7 @@ class PrivateTrainer(Trainer):
                 f"log({next(iter(logs), '')!r}) is withheld: where losses are computed it comes "
                 f"from private records"
             )
-            warnings.warn(f"{words}; log in an evaluation", stacklevel=2)
+            errors.warn(f"{words}; log in an evaluation")
             return
         if self.training is not None:
             self.training.require_public(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -430,8 +429,7 @@ def _check_trainer(trainer: Any, plan: Plan) -> None:
 def _withheld(*given: Any, **settings: Any) -> None:
     """What stands for self.log while the run trains."""
     name = given[0] if given and isinstance(given[0], str) else "log_dict"
-    warnings.warn(
+    errors.warn(
         f"self.log({name!r}) is withheld: while training it comes from private records; log in "
-        f"validation_step",
-        stacklevel=2,
+        f"validation_step"
     )

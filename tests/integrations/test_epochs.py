@@ -162,6 +162,13 @@ def by_fit(run: dpfy.Run, epochs: int, ends: list[int]) -> nn.Module:
     return model
 
 
+def by_loop(run: dpfy.Run, epochs: int, ends: list[int]) -> dpfy.PrivateTraining:
+    """A loop of one's own, up to its first line."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    return dpfy.PrivateTraining(model, optimizer, DataLoader(data(), batch_size=14), PLAN, run)
+
+
 DRIVE = dict(zip(TOOLS, (by_trainer, by_lightning, by_accelerate, by_fit), strict=True))
 
 
@@ -200,8 +207,19 @@ def test_another_number_of_epochs_is_refused_with_the_one_to_use(tmp_path, tool,
 
 
 def test_an_accelerated_loop_that_is_too_short_tells_the_number_of_passes(tmp_path):
-    with pytest.warns(UserWarning, match=r"after 5 of 9 steps.*the plan is 2 passes"):
+    with pytest.warns(UserWarning, match=r"after 5 of 9 steps.*the plan is 2 passes") as said:
         by_accelerate(dpfy.Run(tmp_path / "run"), 1, [])
+    assert len(said) == 3, "that batches are the plan's, the passes, and that it is unfinished"
+    assert {one.filename for one in said} == {__file__}, "they point at the caller's lines"
+
+
+@pytest.mark.parametrize("tool", ["lightning", "loop"])
+def test_what_is_said_of_a_loader_points_at_the_callers_line(tmp_path, tool):
+    drive = by_lightning if tool == "lightning" else by_loop
+    with pytest.warns(UserWarning, match="the plan draws the batches instead") as said:
+        drive(dpfy.Run(tmp_path / "run"), 2, [])
+    found = [one.filename for one in said if "the plan draws" in str(one.message)]
+    assert found == [__file__]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dpfy.core import errors
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import require_same_process
 from dpfy.gradients.clip import Clip
@@ -90,7 +90,7 @@ def leave(training: PrivateTraining, stopped: str | None, error: BaseException |
             f"run {folder.path}: left before its first step: nothing was released, its reservation "
             f"was given back"
         )
-        warnings.warn(words, stacklevel=3)
+        errors.warn(words)
         return
     unsaved = stopped
     try:
@@ -114,7 +114,7 @@ def leave(training: PrivateTraining, stopped: str | None, error: BaseException |
             training.plan.recipe.stopping,
         )
     if error is None:
-        warnings.warn(words, stacklevel=3)
+        errors.warn(words)
     else:
         error.add_note(words)
 
