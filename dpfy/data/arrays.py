@@ -67,9 +67,10 @@ def from_config(config: DataConfig) -> DataSource:
             config,
             "_train",
         )
+        test = _encode(arrays["x_test"], arrays["y_test"], config, file.name)
         return assemble(
             train,
-            _encode(arrays["x_test"], arrays["y_test"], config, file.name),
+            _owned(test, arrays, config, "_test") if config.test_use == "billed" else test,
             config,
             config.classes,
             what,
@@ -78,31 +79,33 @@ def from_config(config: DataConfig) -> DataSource:
     test = None
     if config.test_path is not None:
         held_out = DataFile.given(config.test_path)
-        test = _encode(*_pair(read(held_out), held_out), config, held_out.name)
+        apart = read(held_out)
+        test = _encode(*_pair(apart, held_out), config, held_out.name)
+        test = _owned(test, apart, config) if config.test_use == "billed" else test
     return assemble(train, test, config, config.classes, what)
 
 
 def _owned(
-    train: Encoded, arrays: dict[str, np.ndarray], config: DataConfig, end: str = ""
+    part: Encoded, arrays: dict[str, np.ndarray], config: DataConfig, end: str = ""
 ) -> Encoded:
     """The records with whose they are, where the configuration names an array of owners."""
     if config.user is None:
-        return train
+        return part
     owners = arrays.get(f"{config.user}{end}")
-    if owners is None or owners.dtype.kind not in "iuU" or owners.shape != (len(train.records),):
+    if owners is None or owners.dtype.kind not in "iuU" or owners.shape != (len(part.records),):
         rule = (
             f"must be an array {config.user}{end} of whole numbers or words, one for each of the "
-            f"{len(train.records)} records"
+            f"{len(part.records)} records"
         )
         raise InvalidInput("data.user", config.user, rule)
     times = None if config.time is None else arrays.get(f"{config.time}{end}")
-    if config.time is not None and (times is None or times.shape != (len(train.records),)):
+    if config.time is not None and (times is None or times.shape != (len(part.records),)):
         raise InvalidInput(
             "data.time",
             config.time,
             f"must be an array {config.time}{end}, one value for each record",
         )
-    return replace(train, owners=owner_words(f"array {config.user}{end}", owners), times=times)
+    return replace(part, owners=owner_words(f"array {config.user}{end}", owners), times=times)
 
 
 def _pair(arrays: dict[str, np.ndarray], file: DataFile) -> tuple[np.ndarray, np.ndarray]:

@@ -165,12 +165,6 @@ class DataConfig:
                 "must be given with the other of data.user and data.most_records",
             )
         self._check_users()
-        if self.user is not None and self.test == "billed":
-            raise InvalidInput(
-                "data.test",
-                self.test,
-                "bills one record of a person; with data.user say public or withheld",
-            )
         self._check_fields_fit_the_kind()
 
     def _check_users(self) -> None:
@@ -190,6 +184,10 @@ class DataConfig:
                     raise InvalidInput(f"data.{name}", getattr(self, name), "goes with data.user")
         if self.kind == "mnist" and self.user not in (None, "writer"):
             raise InvalidInput("data.user", self.user, "must be writer: whose hand an image is in")
+        if self.kind == "mnist" and self.user is not None and self.test == "billed":
+            raise InvalidInput(
+                "data.test", self.test, "the writers of its test images are not read: say public"
+            )
 
     def _check_strings(self) -> None:
         for name in ("dir", "path", "labels_path", "test_path", "test_labels_path", "schema"):

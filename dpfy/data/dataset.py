@@ -11,9 +11,9 @@ from torch import Tensor
 from dpfy.core.errors import InvalidInput
 from dpfy.data.config import DataConfig
 from dpfy.data.owners import Owned
-from dpfy.data.records import Records, require_finite, require_labels
+from dpfy.data.records import Records, as_records, require_finite, require_labels
 from dpfy.data.split import split_fraction
-from dpfy.data.users import by_owner
+from dpfy.data.users import by_owner, held_out
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class DataSource:
     features: the shape of one record. classes: the declared number of classes. description: public
     words, no path. clamped: how many values lay outside their public range or categories. It is a
     fact about the data, so it is left out of `repr` and must not be logged unless it is billed.
-    owned: the training records with their owners, where users are the unit.
+    owned: the training records with their owners, where users are the unit. held: the records held
+    out with their owners, where those are known.
 
     Guarantees: features are finite and labels lie in the declared classes, in both parts.
     """
@@ -35,6 +36,7 @@ class DataSource:
     clamped: int = field(repr=False)
     description: str
     owned: Owned | None = field(default=None, repr=False)
+    held: Owned | None = field(default=None, repr=False)
 
     @property
     def units(self) -> int:
@@ -70,19 +72,24 @@ def assemble(
     """A DataSource from one file (split by the public permutation) or from two. With owners, users
     are trained on and held out whole.
     """
-    train_records, apart, owned = train.records, None, None
+    train_records, held, owned = train.records, None, None
     if config.most_records is not None and train.owners is not None:
         fraction = config.test_fraction if test is None else None
-        train_records, apart, owned = by_owner(
+        train_records, held, owned = by_owner(
             train.records, train.owners, train.times, config, fraction
         )
     if test is None:
         train_records, test_records = (
-            (train_records, apart) if apart else split_fraction(train_records, config.test_fraction)
+            (train_records, as_records(held.records))
+            if held is not None
+            else split_fraction(train_records, config.test_fraction)
         )
         parts = f"{len(test_records)} held out by a fixed public permutation"
     else:
         test_records = test.records
+        if test.owners is not None:
+            held = held_out(test.records, test.owners, test.times, config)
+            test_records = as_records(held.records)
         parts = f"{len(test_records)} held out in a separate file"
     shape = tuple(train.records.tensors[0].shape[1:])
     if tuple(test_records.tensors[0].shape[1:]) != shape:
@@ -94,4 +101,4 @@ def assemble(
         )
     clamped = train.clamped + (test.clamped if test is not None else 0)
     words = f"{what}: {len(train_records)} to train, {parts}"
-    return DataSource(train_records, test_records, shape, classes, clamped, words, owned)
+    return DataSource(train_records, test_records, shape, classes, clamped, words, owned, held)

@@ -51,7 +51,8 @@ def from_config(config: DataConfig) -> DataSource:
             columns.pop(str(name), None)
         return replace(encode(columns, schema, file.name), owners=owners, times=times)
 
-    test = None if config.test_path is None else part(config.test_path, False)
+    charged = config.user is not None and config.test_use == "billed"
+    test = None if config.test_path is None else part(config.test_path, charged)
     return assemble(
         part(config.path, config.user is not None),
         test,

@@ -72,7 +72,7 @@ def by_row(config: DataConfig) -> bool:
 
 def by_owner(
     records: Records, owners: np.ndarray, times: object, config: DataConfig, fraction: float | None
-) -> tuple[Records, Records | None, Owned | None]:
+) -> tuple[Records, Owned | None, Owned | None]:
     """(records to train on, those of users held out, the former with their owners): about
     `fraction` of the users, by their own names.
 
@@ -106,14 +106,34 @@ def by_owner(
             f"(not with data.pick = random)"
         )
         raise InvalidInput("data.most_records", config.most_records, rule)
-    held = _part(records, apart[which], owners, config.most_records)
+    rows = np.flatnonzero(apart[which])
+    held = None
+    if len(rows):
+        held = held_out(Records(records.take(torch.from_numpy(rows))), owners[rows],
+                        _of(times, rows), config)  # fmt: skip
     kept = np.flatnonzero(~apart[which])
     own = Records(records.take(torch.from_numpy(kept))) if held is not None else records
     if fixed:
         return _rows(own, owners[kept], config.most_records), held, None
-    when = None if times is None else [times[k] for k in kept]  # type: ignore[index]
-    users = Users(owners[kept], config.pick, config.user_loss, when, config.window)
+    users = Users(owners[kept], config.pick, config.user_loss, _of(times, kept), config.window)
     return own, held, Owned(own, users, config.most_records, config.draw == RECORD)
+
+
+def held_out(records: Records, owners: np.ndarray, times: object, config: DataConfig) -> Owned:
+    """Records that are held out, with their owners: of each user the first ones, at most as many as
+    are used in training.
+    """
+    assert config.most_records is not None
+    numbered = Records((*records.tensors, torch.arange(len(records))))
+    *fields, place = _rows(numbered, owners, config.most_records).alone().tensors
+    rows = place.numpy()
+    users = Users(owners[rows], FIRST, SUM, _of(times, rows), config.window)
+    return Owned(Records(tuple(fields)), users, config.most_records)
+
+
+def _of(times: object, rows: np.ndarray) -> object:
+    """The times of these rows, where there are any."""
+    return None if times is None else [times[k] for k in rows]  # type: ignore[index]
 
 
 def _rows(records: Records, owners: np.ndarray, most: int) -> UserRecords:
@@ -121,16 +141,6 @@ def _rows(records: Records, owners: np.ndarray, most: int) -> UserRecords:
     users = by_user(records, np.unique(owners, return_inverse=True)[1].astype(np.int64), most)
     assert isinstance(users, UserRecords)
     return users
-
-
-def _part(records: Records, held: np.ndarray, owners: np.ndarray, most: int) -> Records | None:
-    """The records of users held out, one by one, of each at most `most`."""
-    rows = np.flatnonzero(held)
-    return (
-        _rows(Records(records.take(torch.from_numpy(rows))), owners[rows], most).alone()
-        if len(rows)
-        else None
-    )
 
 
 def _place(name: str) -> float:

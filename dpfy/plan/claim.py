@@ -457,6 +457,13 @@ def _of_the_caller(facts: Mapping[str, Any]) -> list[Assumption]:
     return rows
 
 
+def counted_once(unit: Unit) -> str:
+    """How a unit with several records counts in an evaluation, as a sentence; nothing for others."""
+    if unit.most_records == 1:
+        return ""
+    return f" One {unit.name} counts once, with the mean over their held-out records."
+
+
 @register
 @dataclass(frozen=True)
 class EvaluationClaim(GaussianClaim):
@@ -474,7 +481,7 @@ class EvaluationClaim(GaussianClaim):
             "title": "Evaluation on private records",
             "words": "Counts of right and wrong answers of the released model, and of each class "
             "taken for each class, or sums of its "
-            "losses up to a stated bound, with noise.",
+            "losses up to a stated bound, with noise." + counted_once(self.unit),
             "noise_multiplier": self.noise_multiplier,
         }
 

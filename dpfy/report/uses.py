@@ -18,6 +18,7 @@ from dpfy.core.claim import PURPOSES, purpose_of
 from dpfy.core.codec import number
 from dpfy.core.errors import Corrupt
 from dpfy.core.ledger import Ledger, Permit
+from dpfy.plan.claim import counted_once
 from dpfy.report import figures
 from dpfy.report.words import absent, event_words, is_absent
 
@@ -124,4 +125,5 @@ def row(test: str, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     bills = [p.event for p in of_kinds(ledger, KIND) if isinstance(p.event, events.Gaussian)]
     if not bills:
         raise Corrupt("privacy.json", "states a billed evaluation that the ledger does not hold")
-    return {"test": test, "words": words(test), "noise_multiplier": bills[0].noise_multiplier}
+    told = f"{words(test)}.{counted_once(ledger.unit)}".removesuffix(".")
+    return {"test": test, "words": told, "noise_multiplier": bills[0].noise_multiplier}

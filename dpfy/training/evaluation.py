@@ -1,10 +1,12 @@
 """Evaluation on held-out records: what is measured, and what of it may leave.
 
-public     the user declares the test data public: figures are published as they are measured billed
-private counts (right, wrong, and each class taken for each class), or sums of losses up to a bound,
-with Gaussian noise,
-           reserved in the ledger like training
+public     the user declares the test data public: figures are published as they are measured
+billed     private counts (right, wrong, and each class taken for each class), or sums of losses up
+           to a bound, with Gaussian noise, reserved in the ledger like training
 withheld   nothing that was measured is written anywhere
+
+Where a person is the unit, a billed figure counts each person once, with the mean over their
+held-out records: whatever number of records someone has, they move a count by at most one.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from dpfy.accounting.gaussian import sigma_analytic
 from dpfy.core import check
@@ -24,11 +27,16 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded
 from dpfy.data.batch import Batch, leaves, placed
+from dpfy.data.config import FIRST
 from dpfy.data.lazy import RecordSource
+from dpfy.data.owners import Owned, UserSource
 from dpfy.data.records import Records
+from dpfy.data.users import UserRecords
 from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
+from dpfy.plan.recipe import UNIT, Recipe
 from dpfy.training.objective import Objective
+from dpfy.training.validation import check_owners, with_owners
 
 if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining
@@ -47,9 +55,11 @@ SHARE = 3.0
 guarantee: about a tenth of it.
 """
 ONE_RECORD = math.nextafter(math.sqrt(2), 2)
-"""What one record adds: 1 to right or wrong (or shares of it), and 1 to one cell of the table of
-classes. Its L2 norm, rounded up.
+"""What one record or one person adds: 1 to right and wrong together, and 1 to all cells of the
+table of classes together. Its L2 norm, rounded up.
 """
+GRID = 2.0**24
+"""Shares are whole multiples of 1/GRID, so that sums over up to 2^29 records or people are exact."""
 CLASSES = Objective()
 
 
@@ -79,8 +89,11 @@ class PrivateTest:
 
     Args:
         data: The records, as `fit` takes them.
-        noise_multiplier: Gaussian noise of this many times what one record adds. By default as much
-            as takes about a tenth of the guarantee.
+        user: Whose each record is, as `fit` takes it: where the plan protects a person with several
+            records. Each person then counts once, with the mean over up to as many of their records
+            as the plan's unit has, always the first ones.
+        noise_multiplier: Gaussian noise of this many times what one record, or one person, adds. By
+            default as much as takes about a tenth of the guarantee.
         bound: Release the mean loss, of which each record adds at most this much. By default counts
             of right and wrong answers, and the table of confused classes.
 
@@ -88,16 +101,19 @@ class PrivateTest:
         InvalidInput: `noise_multiplier` or `bound` is not a positive number.
 
     Guarantees: the evaluation is reserved in the ledger beside the plan before any data is read;
-        the guarantee that is printed covers both.
+        the guarantee that is printed covers both. A person with any number of records moves the
+        counts as much as one record does.
 
     Example:
         >>> import dpfy, torch
         >>> rows = torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64)
         >>> evaluation = dpfy.PrivateTest(rows, noise_multiplier=20.0)
+        >>> of_people = dpfy.PrivateTest(rows, user=torch.arange(10) // 2)
     """
 
     use: ClassVar[str] = BILLED
     data: object = field(repr=False)
+    user: object = field(default=None, repr=False, kw_only=True)
     noise_multiplier: float | None = None
     bound: float | None = None
 
@@ -157,6 +173,31 @@ def use_of(evaluation: object) -> str:
     if not isinstance(evaluation, PublicTest | PrivateTest | WithheldTest):
         raise InvalidInput("evaluation", type(evaluation).__name__, KINDS)
     return evaluation.use
+
+
+def by_unit(test: PrivateTest, recipe: Recipe) -> object:
+    """The private test data, grouped by person where the plan protects persons.
+
+    Raises:
+        InvalidInput: The records are not grouped as the plan's unit is.
+
+    Guarantees: which records of a person count depends on that person alone; nothing is read.
+    """
+    unit = recipe.unit
+    data = with_owners(test.data, test.user, replace(recipe, draw=UNIT))
+    if isinstance(data, Owned):
+        check_owners(replace(recipe, draw=UNIT), replace(data, single=False))
+        data = replace(data, users=replace(data.users, pick=FIRST), single=False)
+    grouped = isinstance(data, Owned | UserRecords)
+    each = data.records_each if isinstance(data, Owned | UserRecords) else 1
+    if each != unit.most_records:
+        rule = (
+            f"one {unit.name} owns up to {unit.most_records}: say whose each held-out record is "
+            f"(dpfy.PrivateTest(data, user=...))"
+        )
+        found = f"{each} records in a row" if grouped else "records without owners"
+        raise InvalidInput("evaluation", found, rule)
+    return data
 
 
 def default_noise(epsilon: float, delta: float, adjacency: Adjacency) -> float:
@@ -220,12 +261,14 @@ def billed(
     the same bits.
 
     Where a record has several answers (labels, tokens) it adds the share that is right to the one
-    count and the rest to the other. With `most`, the bound of a loss, the mean loss is released
-    instead: a record adds its loss, up to the bound, in parts of the bound.
+    count and the rest to the other; a person adds the means over their records. With `most`, the
+    bound of a loss, the mean loss is released instead: a record adds its loss, up to the bound, in
+    parts of the bound.
 
     Guarantees: one release under its own permit, whose noise is that of the reservation; each
-    record of `test` adds at most `ONE_RECORD`, whatever the model answers, and is alone in its
-    batch, so that it cannot change the answers on others; the same noise never meets other records.
+    record or person of `test` adds at most `ONE_RECORD`, whatever the model answers, and is alone
+    in its batch, so that it cannot change the answers on others; the same noise never meets other
+    records.
     """
     folder, noise = training.folder, training.folder.promised.evaluation
     if noise is None:
@@ -295,7 +338,7 @@ def dry_run(
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         _evaluating(training),
     ):
-        batch = placed(test.take(torch.zeros(1, dtype=torch.int64)), device)
+        batch = placed(_records(test, torch.zeros(1, dtype=torch.int64)), device)
         _, answers = objective.evaluated(training.model, batch)
     if use == BILLED and most is None and _shares(objective, answers) is None:
         raise _no_classes()
@@ -336,44 +379,42 @@ def _content(test: RecordSource) -> Iterator[bytes | memoryview]:
 def _answered(
     training: PrivateTraining, test: RecordSource, objective: Objective
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The table of classes, where there are any, and how many answers are right and wrong; each
-    record alone in its batch.
+    """The table of classes, where there are any, and how many answers are right and wrong, in
+    shares of 1; each record or person alone in its batch.
     """
-    table = _counts(training, test, objective, each=1)
-    return table, _right_and_wrong(table) if table is not None else _summed_shares(
-        training, test, objective
-    )
-
-
-def _right_and_wrong(table: Tensor) -> Tensor:
-    right = table.diagonal().sum()
-    return torch.stack([right, table.sum() - right])
-
-
-def _summed_shares(
-    training: PrivateTraining, test: RecordSource, objective: Objective
-) -> Tensor | None:
-    """The sums of the shares of right and of wrong answers; None where there are no answers. A
-    record adds at most 1 to both together.
-    """
-    right = torch.zeros((), dtype=torch.float64)
+    table: Tensor | None = None
+    right, wrong = torch.zeros(2, dtype=torch.float64)
     for batch in _batches(training, test, 1):
-        if (shares := _shares(objective, objective.answers(training.model, batch))) is None:
-            return None
-        right += shares.sum().cpu()
-    return torch.stack([right, len(test) - right])
+        answers = objective.answers(training.model, batch)
+        if (cells := _cells(objective, answers)) is not None:
+            share = _laid(cells.cpu().double() / len(leaves(batch)[0]))
+            table = share if table is None else table + share
+        elif (shares := _shares(objective, answers)) is not None:
+            share = _laid(shares.double().mean().cpu())
+            right, wrong = right + share, wrong + 1 - share
+        else:
+            return None, None
+    if table is not None:
+        right = table.diagonal().sum()
+        wrong = table.sum() - right
+    return table, torch.stack([right, wrong])
+
+
+def _laid(share: Tensor) -> Tensor:
+    """Shares of 1 on the grid: what one record or person adds never sums to more than 1."""
+    return torch.floor(share * GRID) / GRID
 
 
 def _bounded_losses(
     training: PrivateTraining, test: RecordSource, objective: Objective, most: float
 ) -> Tensor:
-    """What is left of the bound by the losses of all records, and the losses, in parts of the
-    bound; one that is no number counts whole.
+    """What is left of the bound by the losses of all records or people, and the losses, in parts of
+    the bound; one that is no number counts whole.
     """
     lost = torch.zeros((), dtype=torch.float64)
     for batch in _batches(training, test, 1):
         losses, _ = objective.evaluated(training.model, batch)
-        lost += (losses.double().mean() / most).nan_to_num(1.0).clamp(0, 1).cpu()
+        lost += _laid((losses.double() / most).nan_to_num(1.0).clamp(0, 1).mean().cpu())
     return torch.stack([len(test) - lost, lost])
 
 
@@ -384,24 +425,28 @@ def _shares(objective: Objective, answers: tuple[Tensor, Tensor] | None) -> Tens
     return None if shares is None else shares.clamp(0, 1)
 
 
-def _counts(
-    training: PrivateTraining, test: RecordSource, objective: Objective, each: int = BATCH
-) -> Tensor | None:
-    """Predicted against true classes, exactly; None where there are no classes. A target outside of
-    the classes counts nowhere.
-    """
-    table, pairs = None, objective.named.pairs
-    for batch in _batches(training, test, each):
-        answers = objective.answers(training.model, batch)
-        if pairs is None or answers is None or (found := pairs(*answers)) is None:
+def _counts(training: PrivateTraining, test: RecordSource, objective: Objective) -> Tensor | None:
+    """Predicted against true classes, exactly; None where there are no classes."""
+    table = None
+    for batch in _batches(training, test):
+        part = _cells(objective, objective.answers(training.model, batch))
+        if part is None:
             return None
-        predicted, true, classes = found
-        inside = (true >= 0) & (true < classes)
-        part = torch.bincount((true * classes + predicted)[inside], minlength=classes**2).view(
-            classes, classes
-        )
         table = part if table is None else table + part
     return None if table is None else table.cpu()
+
+
+def _cells(objective: Objective, answers: tuple[Tensor, Tensor] | None) -> Tensor | None:
+    """How often each true class (row) is taken for each class (column) in one batch; None where
+    there are no classes. A target outside of the classes counts nowhere.
+    """
+    pairs = objective.named.pairs
+    if pairs is None or answers is None or (found := pairs(*answers)) is None:
+        return None
+    predicted, true, classes = found
+    inside = (true >= 0) & (true < classes)
+    cells = torch.bincount((true * classes + predicted)[inside], minlength=classes**2)
+    return cells.view(classes, classes)
 
 
 def _batches(training: PrivateTraining, test: RecordSource, each: int = BATCH) -> Iterator[Batch]:
@@ -410,7 +455,17 @@ def _batches(training: PrivateTraining, test: RecordSource, each: int = BATCH) -
     """
     with _evaluating(training), training.averaged():
         for indices in torch.arange(len(test)).split(each):
-            yield placed(test.take(indices), training.device)
+            yield placed(_records(test, indices), training.device)
+
+
+def _records(test: RecordSource, indices: Tensor) -> Batch:
+    """The records at `indices`; of people their own records, without the places that hold none."""
+    batch = test.take(indices)
+    if not isinstance(test, UserRecords | UserSource):
+        return batch
+    *fields, real = batch
+    kept = fields[0] if len(fields) == 1 and isinstance(fields[0], dict) else tuple(fields)
+    return pytree.tree_map_only(Tensor, lambda field: field[real.to(field.device)], kept)
 
 
 @contextmanager

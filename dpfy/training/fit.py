@@ -30,6 +30,7 @@ from dpfy.training.evaluation import (
     TestData,
     TestFigures,
     billed,
+    by_unit,
     default_noise,
     dry_run,
     join_collectives,
@@ -109,7 +110,8 @@ def fit(
     `evaluation` is the test data, and what may be told of it. :class:`dpfy.PublicTest`: what is
     measured on it is published, exactly. :class:`dpfy.PrivateTest`: its records are private; counts
     of right and wrong answers, or the mean loss up to a bound, are released with Gaussian noise and
-    charged in the ledger beside the plan: the guarantee printed covers both.
+    charged in the ledger beside the plan: the guarantee printed covers both. Where the plan
+    protects persons, it says whose each record is, and each person counts once.
     :class:`dpfy.WithheldTest`: nothing of it is written anywhere; `Result.utility` is for the caller
     alone, and no part of what the guarantee covers.
 
@@ -135,11 +137,14 @@ def fit(
         aim.record.check(model, admitted(train), runtime.engine, runtime.graph)
         runtime = runtime if aim.record.vectorised else replace(runtime, engine="loop")
     use, test = use_of(evaluation), None if evaluation is None else evaluation.data
+    charged = isinstance(evaluation, PrivateTest)
+    if isinstance(evaluation, PrivateTest):
+        test = by_unit(evaluation, plan.recipe)
     aim.check("evaluation", test)
     given = (
         None if test is None else admitted(test)
     )  # read below, where all that is charged is reserved
-    if isinstance(given, UserRecords | Owned) or (
+    if (isinstance(given, UserRecords | Owned) and not charged) or (
         isinstance(given, LazyRecords) and given.rows_each > 1
     ):
         raise InvalidInput(
@@ -147,17 +152,9 @@ def fit(
             "several records or views a row",
             "must be records one by one (UserRecords.alone gives a user's)",
         )
-    bound = None
+    started, bound, noise = time.monotonic(), None, None
     if isinstance(evaluation, PrivateTest):
-        if plan.recipe.unit.most_records > 1:
-            raise Unsupported(
-                "a billed evaluation where a unit owns several records",
-                "use dpfy.PublicTest(data) or dpfy.WithheldTest(data)",
-            )
-        bound = evaluation.bound
-    started, noise = time.monotonic(), None
-    if isinstance(evaluation, PrivateTest):
-        noise = _billed(run, plan, evaluation.noise_multiplier)
+        bound, noise = evaluation.bound, _billed(run, plan, evaluation.noise_multiplier)
     asked = run if isinstance(run, TrainingRun | ReadOnlyRun) else Run.of(run)
     world = World.joined() if world is None else world
     if (

@@ -290,7 +290,7 @@ def fitted(
         optimizer=optimizer_of(config.training, model),
         loss=OF_CLASSES[config.training.loss],
         run=run,
-        evaluation=_evaluation(config, test),
+        evaluation=_evaluation(config, data, test),
         runtime=config.runtime.runtime(progress),
         update=Update(config.training.average),
         stop=None
@@ -301,14 +301,18 @@ def fitted(
     return model, result
 
 
-def _evaluation(config: JobConfig, test: Records | None) -> evaluation.TestData:
+def _evaluation(
+    config: JobConfig, data: source.DataSource, test: Records | None
+) -> evaluation.TestData:
     """The test data of a job, as its configuration declares it; the noise of a private one was
     reserved with the folder.
     """
     if config.data.test_use == evaluation.PUBLIC:
         return evaluation.PublicTest(test)
     if config.data.test_use == evaluation.BILLED:
-        return evaluation.PrivateTest(test)
+        return evaluation.PrivateTest(
+            test if data.held is None else replace(data.held, records=test)
+        )
     return evaluation.WithheldTest(test)
 
 

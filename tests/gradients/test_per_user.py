@@ -296,15 +296,15 @@ def test_one_call_trains_users(tmp_path: object, name: str) -> None:
         )
 
 
-def test_one_call_bills_no_evaluation_of_users(tmp_path: object) -> None:
-    """The bill of an evaluation is that of one record; a user may own four."""
+def test_one_call_bills_no_evaluation_of_records_without_owners(tmp_path: object) -> None:
+    """Test records without owners are refused where a user may own four."""
     model, index, _ = data()
     pair = (index, index.roll(-1, 1))
     grouped = by_user(pair, OWNERS, most=4)
     plan = dpfy.dpsgd(len(grouped), 2, steps=1, unit=grouped.unit).with_noise(1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for evaluation, words in (
-        (dpfy.PrivateTest(pair), "several records"),
+        (dpfy.PrivateTest(pair), "say whose each held-out record is"),
         (dpfy.PublicTest(grouped), "one by one"),
     ):
         with pytest.raises((Unsupported, InvalidInput), match=words):

@@ -215,8 +215,10 @@ def test_the_noise_of_the_counts_has_the_scale_of_the_bill(tmp_path):
         training = stub(model, tmp_path / str(seed), seed, noise)
         exact = torch.tensor(evaluation.confusion(training, test)) + 100_000
         with pytest.MonkeyPatch.context() as patch:  # counts so high that none is cut off at zero
-            real = evaluation._counts
-            patch.setattr(evaluation, "_counts", lambda *a, real=real, **k: real(*a, **k) + 100_000)
+            real = evaluation._cells
+            patch.setattr(
+                evaluation, "_cells", lambda *a, real=real: real(*a) + 100_000 / len(test)
+            )
             found = evaluation.billed(training, test)
         cells.append((torch.tensor(found.confusion) - exact).flatten())
     spread = float(torch.cat(cells).double().std()) / (noise * math.sqrt(2))
@@ -259,7 +261,8 @@ def test_a_record_of_many_labels_adds_its_share_to_right_and_the_rest_to_wrong(t
     labels = (x[:, :4] > 1).float()
     aim = evaluation.Objective("multi_label")
     exact = ((net(x) > 0) == (labels > 0.5)).double().mean(1).sum()
-    sums = evaluation._summed_shares(stub(net, tmp_path, 1), Records((x, labels)), aim)
+    table, sums = evaluation._answered(stub(net, tmp_path, 1), Records((x, labels)), aim)
+    assert table is None
     assert torch.allclose(sums, torch.stack([exact, len(x) - exact]))
     assert abs(float(exact) / len(x) - 0.5) > 0.01
     found = evaluation.billed(stub(net, tmp_path, 1, noise=0.1), Records((x, labels)), aim)

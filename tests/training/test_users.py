@@ -162,7 +162,6 @@ BAD = [
     (["--set", "data.user=c", "--set", "data.most_records=3"], "is a feature or the label"),
     (["--set", "data.user=person", "--set", "data.most_records=0"], "data.most_records"),
     (["--set", "data.user=person", "--set", "data.most_records=10000000"], "data.most_records"),
-    ([*WORDS, "--set", "data.test=billed"], "public or withheld"),
     ([*WORDS, "--set", "data.test_fraction=1e-9"], "data.test_fraction"),
     ([*WORDS, "--records", 12], "users to train on; give --records"),
 ]

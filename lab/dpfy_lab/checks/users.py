@@ -7,15 +7,25 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from dpfy.core.storage import parsed_json
 from dpfy.core.unit import user_unit
 from dpfy.data.owners import Owned, Users
 from dpfy.data.users import by_user
 from dpfy.plan.recipe import RECORD, UNIT, Plan, dpsgd
+from dpfy.report.card import NAME, trained_section
+from dpfy.training.evaluation import PrivateTest
+from dpfy.training.fit import fit
+from dpfy.training.run import Run
 from dpfy_lab.checks.loop import CLIP, DELTA, LENGTH, NOISE_MULTIPLIER, Array, dimension, noisy_sums
+from dpfy_lab.checks.published import temporary
 from dpfy_lab.selftest.mistake import Found, check
 
+FAINT = 0.01
+"""Noise of an evaluation that hides nothing: its counts can be read."""
 MOST, LARGE = 4, 2
 """Records of one user that may be used; the user that has more."""
 UNEQUAL = (1, 2, 40, MOST, 3, MOST + 1)
@@ -107,4 +117,31 @@ def NOISE() -> Found:
     return f"noise of {scale:.3f} of what hides a user was added"
 
 
-CHECKS = (WHOLE, SINGLE, SENSITIVITY, NOISE)
+@check("user evaluation")
+def EVALUATION() -> Found:
+    """A user with many held-out records moves the counts of a private evaluation by one in all."""
+    owners = np.repeat(np.arange(len(UNEQUAL)), UNEQUAL)
+    told = []
+    for kept in (owners >= 0, owners != LARGE):
+        rows = torch.zeros(int(kept.sum()), 2), torch.ones(int(kept.sum()), dtype=torch.int64)
+        model = nn.Linear(2, 2)
+        test = PrivateTest(rows, user=owners[kept], noise_multiplier=FAINT)
+        plan = _plan(len(np.unique(owners[kept])), NOISE_MULTIPLIER)
+        with temporary() as folder:
+            fit(
+                model,
+                rows,
+                user=owners[kept],
+                plan=plan,
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+                run=Run(folder, seed=1),
+                evaluation=test,
+            )
+            card = trained_section(parsed_json(NAME, (folder / NAME).read_bytes()))
+        told.append(np.array(card["confusion"]).sum())
+    if (moved := int(told[0] - told[1])) == 1:
+        return None
+    return f"leaving out a user of {UNEQUAL[LARGE]} records moves the counts by {moved}, not by one"
+
+
+CHECKS = (WHOLE, SINGLE, SENSITIVITY, NOISE, EVALUATION)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfy_lab.checks.users import NOISE, SENSITIVITY, SINGLE, WHOLE
+from dpfy_lab.checks.users import EVALUATION, NOISE, SENSITIVITY, SINGLE, WHOLE
 from dpfy_lab.mistakes.noise import RELEASE, scaled
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
@@ -96,3 +96,13 @@ def _(real: Any, losses: Any, given: Any, **named: Any) -> Any:
 mistake("user-noise-of-record", "noise for one record of a user's four", NOISE, RELEASE)(
     scaled(1 / 4)
 )
+
+
+@mistake(
+    "user-evaluation-of-records",
+    "every held-out record of a user counts, the noise is for one of them",
+    EVALUATION,
+    "dpfy.training.fit.by_unit",
+)
+def _(real: Any, test: Any, recipe: Any) -> Any:
+    return test.data
