@@ -187,7 +187,7 @@ def stub(model: torch.nn.Module, folder: Path, seed: int, noise: float = 5.0) ->
     """As much of a training as an evaluation looks at."""
     permit = mock_permit(events.Gaussian(noise), 1)
     place = SimpleNamespace(
-        run=SimpleNamespace(evaluation=noise),
+        promised=SimpleNamespace(evaluation=noise),
         randomness=Randomness.for_tests(seed),
         secrets=folder,
         bind=lambda name, content: None,
@@ -304,7 +304,7 @@ def test_what_cannot_be_billed_is_refused_before_the_first_step(tmp_path):
     assert Ledger.read(tmp_path / "all.jsonl").permits() == []
     with (
         TrainingRun(dpfy.Run(tmp_path / "run"), small.plan(3)) as folder,
-        pytest.raises(InvalidInput, match=r"Run\(evaluation"),
+        pytest.raises(InvalidInput, match=r"evaluation="),
     ):
         dpfy.fit(net, (x, y), run=folder, **options)
 

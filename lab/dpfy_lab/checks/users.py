@@ -17,9 +17,9 @@ from dpfy.data.owners import Owned, Users
 from dpfy.data.users import by_user
 from dpfy.plan.recipe import RECORD, UNIT, Plan, dpsgd
 from dpfy.report.card import NAME, trained_section
+from dpfy.runs.run import Run
 from dpfy.training.evaluation import PrivateTest
 from dpfy.training.fit import fit
-from dpfy.training.run import Run
 from dpfy_lab.checks.loop import CLIP, DELTA, LENGTH, NOISE_MULTIPLIER, Array, dimension, noisy_sums
 from dpfy_lab.checks.published import temporary
 from dpfy_lab.selftest.mistake import Found, check
