@@ -389,3 +389,38 @@ def test_what_was_measured_is_let_go_before_the_sums(monkeypatch: pytest.MonkeyP
         engine.bounded_sum(model(torch.randn(5, 6, 4)).square().mean((1, 2)), FlatClip(1.0))
     assert made
     assert alive == [0, 0, 0]
+
+
+def test_a_layer_that_the_losses_do_not_reach_is_measured_once_they_do() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.pooler, self.head = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+            self.used = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.body(x)
+            pooled = torch.tanh(self.pooler(h))
+            return self.head(h + pooled if self.used else h)
+
+    torch.manual_seed(0)
+    model = Pooled().double()
+    engine, loop = BookkeepingEngine(), LoopEngine()
+    measured = []
+    engine.attach(model)
+    measure = engine._measure
+    engine._measure = lambda *a: (measured.append(1), measure(*a))[1]  # type: ignore[method-assign]
+    totals = []
+    for step in range(8):
+        model.used = step == 5
+        x = torch.randn(7, 5, dtype=torch.float64)
+        totals.append((x, model.used, engine.bounded_sum(model(x).square().sum(1), FlatClip(0.5))))
+    engine.detach()
+    assert len(measured) < 6  # at the first steps, and again at step 5
+    loop.attach(model)
+    for x, used, total in totals:
+        model.used = used
+        expected = loop.bounded_sum(model(x).square().sum(1), FlatClip(0.5)).value
+        for name, value in expected.items():
+            assert torch.allclose(total.value[name], value, atol=1e-12), name
+    loop.detach()

@@ -276,12 +276,22 @@ class BookkeepingEngine(Engine):
         """Where the gradients of every untracked use are split, measured if this batch needs it."""
         sources = self._sources(graph)
         known = [self._split.above(graph, source.key, source.node) for source in sources]
-        if self.sums.tape.unsettled or not self._split.settled or None in known:
+        searching = bool(sources) and not self._split.settled
+        if searching or None in known or self._unsettled(graph):
             sources = self._measure(losses, graph)
             known = [self._split.above(graph, source.key, source.node) for source in sources]
         return {
             source: split for source, split in zip(sources, known, strict=True) if split is not None
         }
+
+    def _unsettled(self, graph: AutogradGraph) -> bool:
+        """Whether these losses reach a layer of which the batch axis is not known. One that they do
+        not reach (an unused pooler or head) tells nothing, and adds nothing.
+        """
+        tape = self.sums.tape
+        sites = (node.where[1] for node in graph.taps) if tape.unsettled else ()
+        tape.unsettled = any(not (site.without_batch or site.known()) for site in sites)
+        return tape.unsettled
 
     def _sources(self, graph: AutogradGraph) -> list[UntrackedSource]:
         """Where gradients go that no layer rule explains: parameters still in the graph, and layers
