@@ -20,7 +20,7 @@ from dpfy.accounting.rules import group_size_of
 from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.guarantee import Curve
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.core.values import Bound
 from dpfy.estimators.claim import ReleaseRound, together
 from dpfy.report import figures
@@ -32,7 +32,7 @@ SUM, CHOICE = "sum", "choice"
 @dataclass(frozen=True)
 class FitTerms:
     """What a fit may cost and what is hidden. `records` is the public number of records, where
-    there is one.
+    there is one; `unit` is whose data is protected.
     """
 
     epsilon: float
@@ -40,6 +40,7 @@ class FitTerms:
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
     accountant: str = table.DEFAULT
     records: int | None = None
+    unit: Unit = EXAMPLE
 
     def __post_init__(self) -> None:
         check.epsilon("epsilon", self.epsilon)
@@ -58,6 +59,11 @@ class FitTerms:
         return self.adjacency is Adjacency.REPLACE_ONE
 
     @property
+    def at_most(self) -> int:
+        """How many records of a unit are used."""
+        return self.unit.most_records
+
+    @property
     def mu(self) -> float:
         """All of the budget as one Gaussian release: what a unit adds over the standard deviation.
         Infinite at delta 0.
@@ -73,6 +79,14 @@ class FitTerms:
 class ReleaseNeed:
     """A kind of release before its noise is fixed: `releases` sums (or choices), each with at most
     `bound`, for a share of the budget.
+
+    `bound` is that of one record. A person with k of them adds at most k times that: norms add up,
+    and so do changes of scores. Where a person is replaced by another, half of the change counts,
+    which is at most k times a record's half: `bound` is proven from the inner product of what two
+    records add (not negative for histograms and matrices x x'; at least -1 for the second moments
+    of a regression), and inner products of sums are sums of those.
+    `person` is a smaller bound on a person's total, in units of `bound`, where the sum is made of
+    totals that were shortened to it.
     """
 
     name: str
@@ -82,6 +96,7 @@ class ReleaseNeed:
     how: str = SUM
     make: Callable[[float], events.Event] | None = None
     """The event of one release with a noise multiplier, where it is no plain sum or choice."""
+    person: float | None = None
 
     def __post_init__(self) -> None:
         check.positive(f"share of {self.name}", self.share)
@@ -156,7 +171,15 @@ def _event(need: ReleaseNeed, weight: float, scale: float, terms: FitTerms) -> e
 
 
 def _bound(need: ReleaseNeed, terms: FitTerms) -> float:
+    """What a unit adds at most."""
+    if terms.at_most > 1 and need.make is not None:
+        raise Unsupported(
+            f"{need.name} where a person has several records, for which there is no proof,",
+            "state at_most=1, or choose another solver or method",
+        )
     if need.how == CHOICE:
-        return need.bound.finite("linf", f"a choice ({need.name})")
+        return terms.at_most * need.bound.finite("linf", f"a choice ({need.name})")
     norm = "l1" if terms.delta == 0 else "l2"
-    return need.bound.finite(norm, f"noise at delta {terms.delta:g} ({need.name})")
+    one = need.bound.finite(norm, f"noise at delta {terms.delta:g} ({need.name})")
+    shortened = need.person is not None and norm == "l2"
+    return one * (need.person if shortened and need.person is not None else terms.at_most)

@@ -13,7 +13,7 @@ from dpfy.core import check, events
 from dpfy.core.claim import STATED, YES, Assumption, Claim, register
 from dpfy.core.codec import Codec
 from dpfy.core.errors import InvalidInput
-from dpfy.core.unit import Unit
+from dpfy.core.unit import EXAMPLE, Unit
 
 FILE = "estimator.safetensors"
 MOST_DOMAIN, MOST_RELEASES = 1000, 1 << 24
@@ -156,6 +156,14 @@ class FitClaim(Claim):
         """All rounds, each as often as it is released."""
         return together(self.rounds)
 
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Where persons are protected: whose a record is is taken from its name."""
+        if self.unit == EXAMPLE:
+            return ()
+        most = f"{self.unit.most_records:,}"
+        return (f"all records of a person have one name, of which at most {most} are used",)
+
     def first_step(self, name: str) -> tuple[ReleaseRound, int]:
         """A round by its name, and the step of its first release."""
         at = 0
@@ -171,11 +179,11 @@ class FitClaim(Claim):
         """Contributions are bounded, the domain is public, and what else the proof of the solver
         needs.
         """
+        one = "one record adds" if self.unit == EXAMPLE else "the records of one person add"
         return [
             Assumption(
                 "contribution",
-                "what one record adds to a release has at most the norm that the noise was made "
-                "for",
+                f"what {one} to a release has at most the norm that the noise was made for",
                 "records were moved into their public ranges and rounded to a grid, and sums were "
                 "made without rounding",
                 YES,

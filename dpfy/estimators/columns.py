@@ -80,6 +80,18 @@ class TableForm:
             frozenset(range(array.shape[1])) if array.dtype.kind not in "biuf" else frozenset(),
         )
 
+    def without(self, name: str) -> TableForm:
+        """The form of the table less a column, which it may not have."""
+        if self.names is None or name not in self.names:
+            return self
+        kept = [k for k, n in enumerate(self.names) if n != name]
+        return TableForm(
+            _some(len(kept), (0, len(kept))),
+            tuple(self.names[k] for k in kept),
+            frozenset(place for place, k in enumerate(kept) if k in self.text),
+            self.named,
+        )
+
 
 def _some(width: int, shape: Sequence[int]) -> int:
     if not width:
@@ -220,9 +232,15 @@ def _words(part: object) -> str:
     return str(part)
 
 
-def public(form: TableForm, schema: Any, bounds: Any, target: str | None = None) -> FeatureColumns:
-    """The public columns of a table of this form: those of the schema less the target, or numbers
-    within the bounds.
+def public(
+    form: TableForm,
+    schema: Any,
+    bounds: Any,
+    target: str | None = None,
+    person: str | None = None,
+) -> FeatureColumns:
+    """The public columns of a table of this form: those of the schema less the target and the
+    column of persons, or numbers within the bounds.
 
     Guarantees: depends on schema, bounds, and the names, types and number of columns alone.
     """
@@ -231,7 +249,9 @@ def public(form: TableForm, schema: Any, bounds: Any, target: str | None = None)
             raise InvalidInput(
                 "bounds", bounds, "must not be given beside a schema, which holds the ranges"
             )
-        return _ordered(*of_schema(schema), form, target)
+        held, ignored, missing = of_schema(schema)
+        held = [c for c in held if c.name != person]
+        return _ordered(held, ignored, missing, form, target)
     if form.text:
         place = min(form.text)
         name = form.names[place] if form.names else place

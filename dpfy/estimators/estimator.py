@@ -22,7 +22,8 @@ from sklearn.utils.validation import validate_data
 
 from dpfy.core import check, plugins
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.estimators import bounding, columns, fitting, records, refits, target, threads
+from dpfy.core.unit import EXAMPLE, Person
+from dpfy.estimators import bounding, columns, fitting, persons, records, refits, target, threads
 from dpfy.estimators.budget import FitTerms, ReleaseNeed, rounds
 from dpfy.estimators.claim import FitClaim, ProofCondition
 from dpfy.estimators.columns import FeatureColumns, TableForm
@@ -40,6 +41,7 @@ COMMON = (
     "schema",
     "bounds",
     "records",
+    "unit",
     "ledger",
     "run",
     "random_state",
@@ -60,6 +62,7 @@ class PublicFacts:
     columns: FeatureColumns
     target: Target | None
     terms: FitTerms
+    person: Person | None = None
 
     @property
     def open(self) -> int:
@@ -95,6 +98,7 @@ class PrivateEstimator(BaseEstimator):
     schema: Any = None
     bounds: Any = None
     records: int | None = None
+    unit: Person | None = None
     ledger: Any = None
     run: Any = None
     random_state: int | None = None
@@ -148,34 +152,85 @@ class PrivateEstimator(BaseEstimator):
 
     # What is the same for all.
 
-    def fit(self, X: Any, y: Any = None) -> Any:
+    def fit(self, X: Any, y: Any = None, *, users: Any = None) -> Any:
         """Fit on private records.
+
+        Args:
+            X: The records: an array, a pandas or an Arrow table.
+            y: What is predicted, one value for each record.
+            users: The name of each record's person, where `unit` is a `dpfy.Person` and X has no
+                column of that name.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            InvalidInput: A parameter, the form of X or the length of y or users is wrong.
+            Unsupported: The fit would give no guarantee. The message names the way out.
+            BudgetExceeded: The ledger has too little left.
 
         Guarantees: everything public is checked, the price computed and the claim reserved before a
         record is read. A fit that is refused spends nothing. What is kept of the records is what
-        was released under the claim.
+        was released under the claim. With `unit`, at most `at_most` records of a person are used,
+        and all that they add together is bounded.
         """
         refits.refuse(self)
         threads.checked(getattr(self, JOBS, None))
         public = self._public(X, y)
+        self._check_users(X, users)
         claim = self._claim(public)
         shown = getattr(self, "_progress", None)
         release = fitting.run(
             self._place(),
             self._temporary_run(),
             claim,
-            lambda fit: self._fitted(X, y, public, fit),
+            lambda fit: self._fitted(X, y, users, public, fit),
             shown,
         )
         self._load(release)
         return self
 
     def _public(self, X: Any, y: Any) -> PublicFacts:
-        terms = FitTerms(self.epsilon, self.delta, self.adjacency, self.accountant, self.records)  # type: ignore[arg-type]
+        person = self.unit
+        if person is not None and not isinstance(person, Person):
+            raise InvalidInput("unit", person, "must be dpfy.Person(column, at_most=k), or None")
+        unit = EXAMPLE if person is None else person.unit
+        terms = FitTerms(
+            self.epsilon,
+            self.delta,
+            self.adjacency,  # type: ignore[arg-type]
+            self.accountant,
+            self.records,
+            unit,
+        )
         form = TableForm.of(X)
-        held = columns.public(form, self.schema, self.bounds, self._target_name())
+        if person is not None:
+            form = form.without(person.column)
+        held = columns.public(
+            form,
+            self.schema,
+            self.bounds,
+            self._target_name(),
+            None if person is None else person.column,
+        )
         held = replace(held, cell_of_missing=self.cell_of_missing)
-        return PublicFacts(form, held, self._target(X, y), terms)
+        return PublicFacts(form, held, self._target(X, y), terms, person)
+
+    def _check_users(self, X: Any, users: Any) -> None:
+        """Refuse names of persons that nobody asked for, and none where they are needed."""
+        if self.unit is None:
+            if users is not None:
+                rule = "needs unit=dpfy.Person(column, at_most=k), which says how many are used"
+                raise InvalidInput("users", "given", rule)
+            return
+        names, column = TableForm.of(X).names, self.unit.column
+        there = names is not None and column in names
+        if users is None and not there:
+            rule = "must be a column of X, or be given beside it: fit(X, y, users=ids)"
+            raise InvalidInput("unit", column, rule)
+        if users is not None and there:
+            rule = f"must be left out: X has the column {column!r}"
+            raise InvalidInput("users", "given", rule)
 
     def _claim(self, public: PublicFacts) -> FitClaim:
         own = list(self._needs(public))
@@ -187,7 +242,8 @@ class PrivateEstimator(BaseEstimator):
             columns.described(parts),
             self._settings(),
             made,
-            (*_domain(public), *self._conditions(public)),
+            (*_domain(public), *_persons(public), *self._conditions(public)),
+            unit=public.terms.unit,
             adjacency=public.terms.adjacency,
             delta=public.terms.delta,
             accountant=public.terms.accountant,
@@ -216,8 +272,13 @@ class PrivateEstimator(BaseEstimator):
         """Arguments of the run in a temporary folder, where the caller named none."""
         return {"ledger": self.ledger, "seed": self.random_state}
 
-    def _fitted(self, X: Any, y: Any, public: PublicFacts, fit: FitSession) -> FittedArrays:
+    def _fitted(
+        self, X: Any, y: Any, users: Any, public: PublicFacts, fit: FitSession
+    ) -> FittedArrays:
         data = self._read(X, y, public)
+        if (person := public.person) is not None:
+            cells = records.column(X, person.column) if users is None else users
+            data = persons.bounded(data, cells, person.at_most, fit.key("records of persons"))
         if public.open:
             data = _bounded(data, fit)
         with threads.threads(getattr(self, JOBS, 1)):
@@ -230,6 +291,8 @@ class PrivateEstimator(BaseEstimator):
             "columns": data.columns.to_json(),
             "target": _told(data.aim),
         }
+        if self.unit is not None:
+            facts["person"] = self.unit.column
         width = len(data.columns.columns) if isinstance(X, FileTable) else form.width
         facts |= {"width": width, "names": list(form.names) if form.names and form.named else None}
         return facts | {"settings": dict(self._settings())}
@@ -270,6 +333,7 @@ class PrivateEstimator(BaseEstimator):
         """Take the card, and what a file says about columns and target."""
         self.release_, self.card_ = release, release.card
         self._columns = FeatureColumns.from_json(facts["columns"])
+        self._person = facts.get("person")
         self._aim = _aim(facts["target"])
         self.n_features_in_ = int(facts["width"])
         self.__dict__.pop("feature_names_in_", None)
@@ -294,7 +358,7 @@ class PrivateEstimator(BaseEstimator):
             )
         TableForm.of(X)
         if not isinstance(X, FileTable):  # whose columns are found by their names alone
-            validate_data(self, X=_framed(X), reset=False, skip_check_array=True)
+            validate_data(self, X=_framed(X, self._person), reset=False, skip_check_array=True)
         return records.read(X, self._columns)
 
     @property
@@ -381,15 +445,13 @@ def every() -> dict[str, type[PrivateEstimator]]:
     return ESTIMATORS
 
 
-def _framed(X: Any) -> Any:
-    """An Arrow table in a form whose names scikit-learn reads."""
-    return (
-        X.slice(0, 0).to_pandas()
-        if hasattr(X, "column_names")
-        else X
-        if hasattr(X, "columns")
-        else columns.as_array(X)
-    )
+def _framed(X: Any, person: str | None) -> Any:
+    """A table in a form whose names scikit-learn reads, less the column of persons."""
+    if hasattr(X, "column_names"):
+        X = X.slice(0, 0).to_pandas()
+    elif not hasattr(X, "columns"):
+        return columns.as_array(X)
+    return X.drop(columns=[person]) if person in list(X.columns) else X
 
 
 def _bounded(data: EncodedRecords, fit: FitSession) -> EncodedRecords:
@@ -439,6 +501,11 @@ def _domain(public: PublicFacts) -> list[ProofCondition]:
             "they were taken from the schema or the caller, never from the records",
         )
     ]
+
+
+def _persons(public: PublicFacts) -> list[ProofCondition]:
+    """Where persons are protected: how their records were bounded."""
+    return [] if public.person is None else [persons.condition(public.person)]
 
 
 def _told(aim: Target | None) -> dict[str, Any] | None:

@@ -168,6 +168,10 @@ class FitSession:
         """How many releases were made."""
         return sum(self._used.values())
 
+    def key(self, name: str) -> bytes:
+        """A secret of the run, for choices that nobody may foresee."""
+        return self._folder.randomness.key(name, 0, 32)
+
     def round(self, name: str) -> ReleaseRound:
         """A round by its name: its bound is what contributions are clipped to."""
         return self.claim.first_step(name)[0]

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.unit import Person
 from dpfy.data.schema import Label, Number
 from dpfy.estimators import columns, records, target
 from dpfy.estimators.estimator import (
@@ -92,6 +93,20 @@ def settings(kind: type[PrivateEstimator], assignments: Sequence[str]) -> dict[s
     return found
 
 
+def person(user: str | None, most_records: int | None) -> Person | None:
+    """The person that is protected, None for a record."""
+    if user is None and most_records is None:
+        return None
+    if user is None or most_records is None:
+        name, rule = (
+            ("--user", "must be given: the column that says whose a record is")
+            if user is None
+            else ("--most-records", "must be given: how many records of one user are used")
+        )
+        raise InvalidInput(name, None, rule)
+    return Person(user, most_records)
+
+
 @dataclass(frozen=True)
 class FitRequest:
     """A fit as it was asked for: `data` and `schema` are files, `given` the parameters of the
@@ -135,7 +150,11 @@ class FitRequest:
             target.numbers_of(truth)
         else:
             target.classes(self.given.get("classes"), said, truth).read(truth)
-        features = columns.public(columns.TableForm.of(held), self.schema, None, said.name)
+        unit = self.given.get("unit")
+        person = None if unit is None else unit.column
+        form = columns.TableForm.of(held)
+        form = form if person is None else form.without(person)
+        features = columns.public(form, self.schema, None, said.name, person)
         if not records.read(held, features).size:
             raise InvalidInput("--test", self.test, "must hold at least one row")
         return held

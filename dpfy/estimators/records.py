@@ -36,6 +36,8 @@ class EncodedRecords:
     of its own), and is never written to: it may be the caller's own array. All that is made of it
     (`numbers`, `scaled`, `cells`) is moved into the public ranges first. `target` holds places of
     classes, or numbers in their range, as `aim` says; both are None where nothing is predicted.
+    `owners` is the number of each record's person, in ascending order; None where a record is the
+    unit of privacy.
     """
 
     columns: FeatureColumns
@@ -43,6 +45,7 @@ class EncodedRecords:
     codes: Codes
     target: NDArray[Any] | None = None
     aim: Target | None = None
+    owners: Codes | None = None
 
     @property
     def labels(self) -> Codes:
@@ -70,8 +73,13 @@ class EncodedRecords:
 
     def part(self, place: slice) -> EncodedRecords:
         """Some of the records."""
+        return self.rows(place)
+
+    def rows(self, place: slice | Codes) -> EncodedRecords:
+        """The records at these places, without their owners."""
         target = None if self.target is None else self.target[place]
-        return replace(self, given=self.given[place], codes=self.codes[place], target=target)
+        given, codes = self.given[place], self.codes[place]
+        return replace(self, given=given, codes=codes, target=target, owners=None)
 
     @property
     def numbers(self) -> Floats:
@@ -172,7 +180,7 @@ def read(X: Any, columns: FeatureColumns) -> EncodedRecords:
             )
         cells = [array[:, k] for k in range(array.shape[1])]
     else:
-        cells = [_column(X, c.name) for c in columns.columns]
+        cells = [column(X, c.name) for c in columns.columns]
     size = len(cells[0]) if cells else 0
     values = [
         _numbers(cell, c, columns.missing)
@@ -225,7 +233,7 @@ def _fill(values: Floats, held: Sequence[Column], keep: bool) -> None:
             mine[absent] = column.fill
 
 
-def _column(X: Any, name: str) -> Any:
+def column(X: Any, name: str) -> Any:
     """A column of a pandas or Arrow table."""
     if hasattr(X, "column"):
         return X.column(name)
@@ -290,8 +298,8 @@ def _place(
 
 
 def parts(size: int, length: int = 1 << 13) -> list[slice]:
-    """Records in parts that stay in the cache."""
-    return [slice(start, min(start + length, size)) for start in range(0, size, length)]
+    """Records in parts that stay in the cache: at least one part, which may be empty."""
+    return [slice(start, min(start + length, size)) for start in range(0, max(size, 1), length)]
 
 
 def open_values(records: EncodedRecords) -> tuple[Floats, list[OpenColumn]]:

@@ -2,7 +2,7 @@
 one's outputs been seen.
 
 The second fit is given the outputs of the first one, so that both stand at the same place of an
-adaptive sequence; what differs then is what one record adds, and must be within the bound of the
+adaptive sequence; what differs then is what one record, or one person, adds, and must be within the bound of the
 round.
 """
 
@@ -17,7 +17,7 @@ from dpfy.estimators import fitting
 
 
 def totals(
-    estimator: Any, X: Any, y: Any, seen: list[Any] | None = None
+    estimator: Any, X: Any, y: Any, users: Any = None, *, seen: list[Any] | None = None
 ) -> list[tuple[str, float, Any, Any]]:
     """Round, bound, what went in and what came out of every release of a fit. `seen` are outputs to
     be given in place of fresh ones.
@@ -41,15 +41,15 @@ def totals(
         mock.patch.object(fitting.FitSession, "release", released),
         mock.patch.object(fitting.FitSession, "choose_each", chosen),
     ):
-        estimator.fit(X, y)
+        estimator.fit(X, y, users=users)
     return found
 
 
 def distances(
-    estimator: Any, one: tuple[Any, Any], other: tuple[Any, Any]
+    estimator: Any, one: tuple[Any, ...], other: tuple[Any, ...]
 ) -> list[tuple[str, float]]:
-    """For each release the distance between neighbours, over the bound: at most 1 where a record is
-    added or removed.
+    """For each release the distance between neighbours, over the bound: at most 1 where a record (or
+    a person) is added or removed.
     """
     first = totals(estimator, *one)
     second = totals(estimator, *other, seen=[out for *_, out in first])

@@ -167,11 +167,11 @@ class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
         """The nearest centre of each row."""
         return self._distances(X).argmin(axis=1)
 
-    def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
+    def fit_predict(self, X: Any, y: Any = None, *, users: Any = None) -> NDArray[np.int64]:
         """Fit, and give the nearest centre of each of the caller's own rows. These labels are as
         private as the rows: they are not kept.
         """
-        return self.fit(X, y).predict(X)
+        return np.asarray(self.fit(X, y, users=users).predict(X))
 
     def transform(self, X: Any) -> Floats:
         """The distance of each row to every centre, on the scales."""

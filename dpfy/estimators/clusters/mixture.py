@@ -310,11 +310,11 @@ class GaussianMixture(DensityMixin, PrivateEstimator):
         """The likeliest component of each row."""
         return self._logarithms(X).argmax(axis=1)
 
-    def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
+    def fit_predict(self, X: Any, y: Any = None, *, users: Any = None) -> NDArray[np.int64]:
         """Fit, and give the likeliest component of each of the caller's own rows. These labels are
         as private as the rows.
         """
-        return self.fit(X, y).predict(X)
+        return np.asarray(self.fit(X, y, users=users).predict(X))
 
     def explain(self) -> Explanation:
         """The components: their weights and means."""

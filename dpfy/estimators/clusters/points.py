@@ -39,8 +39,8 @@ def on_grid(values: Floats, bits: int = BITS) -> Floats:
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """All places, in blocks."""
-    for start in range(0, size, BLOCK):
+    """All places, in blocks: at least one, which may be empty."""
+    for start in range(0, max(size, 1), BLOCK):
         yield slice(start, min(size, start + BLOCK))
 
 

@@ -14,6 +14,8 @@ All else is post-processing of what was released:
   noise could fill: for a time of `PACE` n mu / (radius clip), where mu is the whole budget.
 - The first gradient tells Poisson regression the mean of its targets: the constant term goes on
   from there, with the curvature there.
+- Where persons are protected, what the records of one add to a gradient is shortened to the root of
+  the most records that a person has; all other sums are bounded by that many records.
 - Where gradients that were released show a direction that is steeper than this picture says, the
   step is made shorter.
 - The answer is the mean of the later half of the iterates.
@@ -39,6 +41,7 @@ from dpfy.estimators.linear.solver import (
     LinearTask,
     Solver,
 )
+from dpfy.estimators.persons import MOST_SHORTENED
 
 MOMENTS, GRADIENTS = "sum of rows", "gradients"
 MOMENTS_SHARE = 0.02
@@ -60,10 +63,12 @@ class GradientDescentSolver(Solver):
 
     def needs(self, task: LinearTask) -> list[ReleaseNeed]:
         rounds = task.rounds or (ROUNDS if task.layout.sizes else task.loss.gradients)
-        rest = 1 - MOMENTS_SHARE
+        rest, root = 1 - MOMENTS_SHARE, None
+        if (most := shortens(task)) is not None:
+            root = math.sqrt(most)
         return [
             ReleaseNeed(MOMENTS, UNIT, share=MOMENTS_SHARE),
-            ReleaseNeed(GRADIENTS, UNIT, releases=rounds, share=rest),
+            ReleaseNeed(GRADIENTS, UNIT, releases=rounds, share=rest, person=root),
         ]
 
     def bits(self, task: LinearTask) -> Mapping[str, int]:
@@ -97,7 +102,8 @@ class GradientDescentSolver(Solver):
             return unit_rows(task.loss.slopes(scores, problem.target[part]) * (1 / steepest))
 
         for step in range(held.releases):
-            released = fit.release(GRADIENTS, design.gradient(weights * radius, slopes), BITS)
+            total = design.gradient(weights * radius, slopes, shortens(task))
+            released = fit.release(GRADIENTS, total, BITS)
             gradient = released * (radius * steepest / size) + (task.alpha or 0.0) / size * weights
             if step == 0 and task.layout.constant and outputs == 1:
                 begun, usual = task.loss.level(float(gradient[0, 0]))
@@ -121,6 +127,17 @@ class GradientDescentSolver(Solver):
             later / (held.releases - first_kept),
             _spread(precondition, steps / time - ridge, noise, held.releases, outputs),
         )
+
+
+def shortens(task: LinearTask) -> int | None:
+    """The most records of a person, to whose root the gradient of a person is shortened; None where
+    records are added up as they are.
+
+    A person's records tell about the same, so that their gradients add up to less than their
+    number allows, and noise for the root of it hides them.
+    """
+    most = task.terms.at_most
+    return most if 1 < most <= MOST_SHORTENED and task.terms.delta > 0 else None
 
 
 class Preconditioner:

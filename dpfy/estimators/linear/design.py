@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpfy.estimators.columns import FeatureColumns
 from dpfy.estimators.fitting import EXACT
+from dpfy.estimators.persons import PersonRows
 from dpfy.estimators.records import EncodedRecords, parts
 
 ROW, FACTOR = 16, 14
@@ -31,6 +32,8 @@ BLOCK, GRAM_BLOCK = 1 << 22, 1 << 20
 """
 SAFE = 1 - 2.0**-30
 """Below one by far more than the rounding of a norm."""
+PART = 1 << 13
+"""Records of a part, about."""
 DENSE = 3
 """A layout with more than so many coordinates for each that is not zero is kept sparse."""
 
@@ -158,6 +161,9 @@ class Design:
     the order in which they are made.
     """
 
+    persons: PersonRows | None = None
+    """Whose the rows are, where persons are protected."""
+
     def __init__(
         self,
         layout: RowLayout,
@@ -167,6 +173,8 @@ class Design:
         keep: bool = True,
     ) -> None:
         self.radius, self.size, self.width = layout.radius(norm), data.size, layout.width
+        if data.owners is not None:
+            self.persons = PersonRows.of(data.owners)
         self._whole: Any = None
 
         def made(place: slice) -> Any:
@@ -228,16 +236,33 @@ class Design:
         """
         return self._sum(lambda rows, part: np.asarray(rows.T @ _cut(factors[part])), BITS, BLOCK)
 
-    def gradient(self, weights: Floats, factors: Callable[[Floats, slice], Floats]) -> Floats:
+    def gradient(
+        self,
+        weights: Floats,
+        factors: Callable[[Floats, slice], Floats],
+        at_most: int | None = None,
+    ) -> Floats:
         """The same for factors that follow from the scores of a part of the records: every row is
         read once.
+
+        Args:
+            weights: The weights [width, outputs] whose scores the factors follow from.
+            factors: From scores, and the place of their records, to factors.
+            at_most: The most records of a person, to whose root the norm of what they add together
+                is shortened; None adds up records as they are.
+
+        Guarantees: with `at_most`, what a person adds has at most the norm sqrt(at_most), and
+        follows from that person's records and the weights alone.
         """
         exact = without_rounding(weights)
-        return self._sum(
-            lambda rows, part: np.asarray(rows.T @ _cut(factors(np.asarray(rows @ exact), part))),
-            BITS,
-            BLOCK,
-        )
+
+        def product(rows: Any, part: slice) -> Floats:
+            found = _cut(factors(np.asarray(rows @ exact), part))
+            if at_most is not None and self.persons is not None:
+                found = shortened(rows, found, self.persons.within(part), at_most)
+            return np.asarray(rows.T @ found)
+
+        return self._sum(product, BITS, BLOCK, whole_persons=at_most is not None)
 
     def gram(self, factors: Floats | None = None) -> Floats:
         """The sum over records of row times row, exact with `GRAM` bits, and beside it, from the
@@ -257,22 +282,81 @@ class Design:
 
         return self._sum(product, GRAM, GRAM_BLOCK)
 
-    def _sum(self, product: Callable[[Any, slice], Floats], bits: int, most: int) -> Floats:
-        """A sum of products over parts of the records. What `most` records add up to is exact;
-        beyond, whole numbers are added.
+    def _sum(
+        self,
+        product: Callable[[Any, slice], Floats],
+        bits: int,
+        most: int,
+        whole_persons: bool = False,
+    ) -> Floats:
+        """A sum of products over parts of the records, of which none divides a person where that
+        is asked for. What `most` records add up to is exact; beyond, whole numbers are added.
         """
         if self._whole is not None and self.size <= most:
             return product(self._whole, slice(0, self.size))
         whole: Any = 0
-        for block in parts(self.size, most):
+        for block in self._parts(most, whole_persons):
             total: Any = 0.0
-            for part in parts(block.stop - block.start):
-                place = slice(block.start + part.start, block.start + part.stop)
+            for place in block:
                 total = total + product(self.part(place), place)
             if self.size <= most:
                 return np.asarray(total)
             whole = whole + np.rint(np.ldexp(total, bits)).astype(np.int64)
         return np.ldexp(np.clip(whole, -(1 << EXACT), 1 << EXACT).astype(np.float64), -bits)
+
+    def _parts(self, most: int, whole_persons: bool) -> list[list[slice]]:
+        """Parts of the records, in blocks of which each has at most `most` of them."""
+        if self.persons is None or not whole_persons:
+            return [
+                [slice(b.start + p.start, b.start + p.stop) for p in parts(b.stop - b.start)]
+                for b in parts(self.size, most)
+            ]
+        found: list[list[slice]] = [[]]
+        for place in self.persons.parts(PART):
+            if found[-1] and place.stop - found[-1][0].start > most:
+                found.append([])
+            found[-1].append(place)
+        return found
+
+
+def shortened(rows: Any, factors: Floats, starts: NDArray[np.int64], at_most: int) -> Floats:
+    """Factors so much smaller that what the records of each person add together has at most the
+    norm sqrt(at_most).
+
+    Args:
+        rows: Rows in the unit ball, on their grid.
+        factors: Their factors [records, outputs], of norm 1 at most, on their grid.
+        starts: Where the records of each person begin.
+        at_most: The most records of a person: public.
+
+    Guarantees: what a person adds has at most the norm sqrt(at_most). The factors of a person
+    follow from that person's records and public numbers alone: totals are sums without rounding,
+    and so are the squares of totals in whole steps; what rounding to steps may hide is added to the
+    norm.
+    """
+    if not len(starts):
+        return factors
+    ends = np.append(starts, len(factors))
+    counts, bits = np.diff(ends), EXACT // 2 - 1 - at_most.bit_length()
+    squares = np.zeros(len(starts))
+    sparse = scipy.sparse.issparse(rows)
+    members = scipy.sparse.csr_matrix((np.ones(ends[-1]), np.arange(ends[-1]), ends))
+    for k in range(factors.shape[1]):
+        if sparse:
+            each = np.repeat(factors[:, k], np.diff(rows.indptr))
+            own = scipy.sparse.csr_matrix((rows.data * each, rows.indices, rows.indptr), rows.shape)
+            totals = members @ own
+            totals.data = np.rint(totals.data * 2.0**bits) ** 2
+            squares += np.asarray(totals.sum(axis=1)).ravel()
+        else:
+            totals = np.add.reduceat(rows * factors[:, [k]], starts, axis=0)
+            squares += (np.rint(totals * 2.0**bits) ** 2).sum(axis=1)
+    hidden = math.sqrt(rows.shape[1] * factors.shape[1]) * 2.0 ** -(bits + 1)
+    norms = (np.sqrt(squares) * 2.0**-bits + hidden) * (1 + 2.0**-40)
+    cut = counts * (math.sqrt(factors.shape[1]) * 2.0**-FACTOR)  # by what is cut from factors
+    short = np.minimum(1.0, np.maximum(math.sqrt(at_most) * SAFE - cut, 0.0) / norms)
+    each = np.repeat(short, counts)[:, None]
+    return np.where(each < 1, _cut(factors * each), factors)
 
 
 def on_grid(rows: Any, radius: float) -> Any:

@@ -30,7 +30,7 @@ from dpfy.estimators.linear.solver import (
     LinearTask,
     Solver,
 )
-from dpfy_lab.estimators.minima import MINIMUM, OUT, hidden, refuse_outputs
+from dpfy_lab.estimators.minima import MINIMUM, OUT, hidden, refuse_outputs, refuse_persons
 
 PASSES, BATCH = 10, 64
 PULL, STEP = 0.1, 1.0
@@ -46,6 +46,7 @@ class BoltOnSolver(Solver):
 
     def refuse(self, task: LinearTask) -> None:
         refuse_outputs(task, self.name)
+        refuse_persons(task, self.name)
         if not task.terms.replaced:
             raise Unsupported(
                 f'solver="bolt-on" under {task.terms.adjacency.value}: batches depend on the '

@@ -42,7 +42,10 @@ class Ensemble:
     def levels(self, rows: Array) -> list[Array]:
         """Rows of splits by level: [trees, nodes, ...] each."""
         ends = [self.trees * (2**level - 1) for level in range(self.depth + 1)]
-        return [rows[a:b].reshape(self.trees, -1, *rows.shape[1:]) for a, b in pairwise(ends)]
+        return [
+            rows[a:b].reshape(self.trees, (b - a) // self.trees, *rows.shape[1:])
+            for a, b in pairwise(ends)
+        ]
 
 
 def smooth_step(scores: Array) -> tuple[Array, Array]:
@@ -72,7 +75,7 @@ class ForwardPass:
             part = self._reached[-1] * share
             self._reached.append(
                 np.stack([self._reached[-1] - part, part], axis=2).reshape(
-                    shape.trees, -1, splits.shape[1]
+                    shape.trees, 2 * part.shape[1], splits.shape[1]
                 )
             )
         self._differ: list[Array] = []
@@ -87,7 +90,7 @@ class ForwardPass:
     @property
     def leaves(self) -> Array:
         """The share of every leaf [leaves, records]."""
-        return self._reached[-1].reshape(-1, self.scores.shape[1])
+        return _flat(self._reached[-1])
 
     def derivatives(self, residuals: Sequence[Array]) -> Array:
         """Of sum_k residual_k score_k in the scores of splits [splits, records]."""
@@ -96,5 +99,11 @@ class ForwardPass:
             total = residuals[0] * differ[:, :, 0]
             for k in range(1, self.shape.outputs):
                 total = total + residuals[k] * differ[:, :, k]
-            found.append((slope * reached * total).reshape(-1, self.scores.shape[1]))
+            found.append(_flat(slope * reached * total))
         return np.concatenate(found)
+
+
+def _flat(nodes: Array) -> Array:
+    """Of all trees, one after the other [trees * nodes, records]; there may be no record."""
+    trees, many, records = nodes.shape
+    return nodes.reshape(trees * many, records)

@@ -30,6 +30,7 @@ import scipy.sparse
 
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.unit import EXAMPLE
 from dpfy.core.values import Bound
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
@@ -144,6 +145,7 @@ class MinimumSolver(Solver):
 
     def refuse(self, task: LinearTask) -> None:
         refuse_outputs(task, self.name)
+        refuse_persons(task, self.name)
         if task.alpha == 0:
             raise InvalidInput(
                 "alpha",
@@ -303,6 +305,15 @@ def refuse_outputs(task: LinearTask, solver: str) -> None:
         raise Unsupported(
             f'solver="{solver}" for {task.outputs} classes: its proof is for losses of one linear '
             f"score, and",
+            WAY_OUT,
+        )
+
+
+def refuse_persons(task: LinearTask, solver: str) -> None:
+    """Refuse persons as the unit of privacy, where a proof is about one record."""
+    if task.terms.unit != EXAMPLE:
+        raise Unsupported(
+            f'solver="{solver}" where a person is protected: its proof is about one record, and',
             WAY_OUT,
         )
 
