@@ -228,7 +228,9 @@ def test_claim_ledger_and_report_say_it(tmp_path):
         run=tmp_path / "run",
         ledger=tmp_path / "people.jsonl",
     ).fit(X.assign(patient=ids), y)
-    assert [f for f in verify(tmp_path / "run", ledger=tmp_path / "people.jsonl") if not f.holds] == []
+    assert [
+        f for f in verify(tmp_path / "run", ledger=tmp_path / "people.jsonl") if not f.holds
+    ] == []
     entry = Ledger.read(tmp_path / "people.jsonl").permits()[0].claim["claim"]
     assert (entry["unit"]["name"], entry["unit"]["most_records"]) == ("user", AT_MOST)
     assert made.card_["guarantee"]["unit"] == "user"

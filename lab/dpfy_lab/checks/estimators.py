@@ -2,8 +2,8 @@
 whether minima were reached.
 
 A fit is recorded on some records and repeated on their neighbours with the same noisy values. Then
-all that differs is what one record adds, and must be within the bound of its round; the number of
-releases, their shapes and the model must be the same. Nothing is estimated there. The noise is
+all that differs is what one record adds, or one person, and must be within the bound of its round;
+the number of releases, their shapes and the model must be the same. Nothing is estimated there. The noise is
 tested for its scale, with a false-alarm rate below 1e-6, and for values that have none.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core.unit import Adjacency
+from dpfy.core.unit import Adjacency, Person
 from dpfy.data.schema import Category, Label, Number
 from dpfy.estimators.claim import ReleaseRound
 from dpfy.estimators.estimator import every
@@ -34,6 +34,8 @@ SCHEMA = (
     Label("rich", ("no", "yes")),
 )
 RECORDS, EXTREME = 60, 7
+AT_MOST, MANY = 3, 50
+"""Records of a person that are used, and of a person who has more."""
 SIGMAS = 6.0
 MINIMISE = "dpfy_lab.estimators.minima.minimise"
 Row = tuple[str, str, float, float]
@@ -45,7 +47,7 @@ class Case:
     (numbers within -1 and 1).
 
     `hidden` are rounds whose values may be far apart on neighbours: the proof is about the density
-    of what is released, not a distance.
+    of what is released, not a distance. `persons`: whether persons can be protected.
     """
 
     estimator: str
@@ -53,6 +55,7 @@ class Case:
     table: str = "people"
     hidden: tuple[str, ...] = ()
     adjacencies: tuple[str, ...] = (Adjacency.ADD_OR_REMOVE_ONE.value, Adjacency.REPLACE_ONE.value)
+    persons: bool = True
 
 
 CASES: dict[str, Case] = {
@@ -60,10 +63,15 @@ CASES: dict[str, Case] = {
         f"linear, {solver}": Case("LogisticRegression", {"solver": solver})
         for solver in ("gradient", "newton", "functional")
     },
-    "linear, output": Case("LogisticRegression", {"solver": "output"}),
-    "linear, objective": Case("LogisticRegression", {"solver": "objective"}, hidden=("minimum",)),
+    "linear, output": Case("LogisticRegression", {"solver": "output"}, persons=False),
+    "linear, objective": Case(
+        "LogisticRegression", {"solver": "objective"}, hidden=("minimum",), persons=False
+    ),
     "linear, bolt-on": Case(
-        "LogisticRegression", {"solver": "bolt-on"}, adjacencies=(Adjacency.REPLACE_ONE.value,)
+        "LogisticRegression",
+        {"solver": "bolt-on"},
+        adjacencies=(Adjacency.REPLACE_ONE.value,),
+        persons=False,
     ),
     "linear, statistics": Case(
         "LinearRegression",
@@ -189,12 +197,56 @@ def _fitted(case: Case, adjacency: str, changed: bool | None, tape: FitTape) -> 
         return made.fit(X, y)
 
 
+def _person_fitted(case: Case, adjacency: str, rows: int, changed: bool, tape: FitTape) -> Any:
+    """A fit on records of persons who have five each, and so many of one more, who is at one end of
+    the ranges or, changed, at the other. Half of that person's records have the other label, and
+    the table begins with them.
+    """
+    X, y = (people if case.table == "people" else points)(changed)
+    owners = np.arange(RECORDS) // 5 * 5
+    kept = owners != owners[EXTREME]
+    again, answers = np.repeat(X[[EXTREME]], rows, axis=0), np.repeat(y[[EXTREME]], rows)
+    answers[::2] = y[y != y[EXTREME]][0]
+    X, y = np.concatenate([again, X[kept]]), np.concatenate([answers, y[kept]])
+    public: dict[str, Any] = {"schema": SCHEMA} if case.table == "people" else {"bounds": (-1, 1)}
+    public |= {"adjacency": adjacency, "random_state": 3, "unit": Person("person", AT_MOST)}
+    made = every()[case.estimator](**{**public, **case.settings})
+    with _recorded(tape):
+        return made.fit(X, y, users=np.concatenate([np.full(rows, EXTREME), owners[kept]]))
+
+
 def _neighbours(name: str, case: Case, adjacency: str) -> Iterator[Row]:
     """The same releases, within their bounds, and the same model."""
-    first, moves = FitTape(), 2 if adjacency == Adjacency.REPLACE_ONE.value else 1
-    made = _fitted(case, adjacency, False, first)
+    moves = 2 if adjacency == Adjacency.REPLACE_ONE.value else 1
+
+    def fitted(neighbour: bool, tape: FitTape) -> Any:
+        changed = (True if moves == 2 else None) if neighbour else False
+        return _fitted(case, adjacency, changed, tape)
+
+    yield from _apart(name, case, fitted, moves)
+
+
+def _persons(name: str, case: Case, adjacency: str) -> Iterator[Row]:
+    """The same for a person with one record, with as many as are used, and with many more."""
+    moves = 2 if adjacency == Adjacency.REPLACE_ONE.value else 1
+    for rows in (1, AT_MOST, MANY) if case.persons else ():
+
+        def fitted(neighbour: bool, tape: FitTape, rows: int = rows) -> Any:
+            other = MANY + 1 - rows if moves == 2 else 0
+            many = other if neighbour else rows
+            return _person_fitted(case, adjacency, many, neighbour and moves == 2, tape)
+
+        yield from _apart(f"{name}, a person with {rows} records", case, fitted, moves)
+
+
+def _apart(
+    name: str, case: Case, fitted: Callable[[bool, FitTape], Any], moves: int
+) -> Iterator[Row]:
+    """What a fit and the same on a neighbour tell apart."""
+    first = FitTape()
+    made = fitted(False, first)
     second = FitTape(first.calls)
-    other = _fitted(case, adjacency, True if moves == 2 else None, second)
+    other = fitted(True, second)
     yield name, "releases more or fewer", abs(len(first.calls) - len(second.calls)), 0
     for (held, one, answer), (_, another, again) in zip(first.calls, second.calls, strict=False):
         yield name, f"other shapes of {held.name}", float(np.shape(one) != np.shape(another)), 0
@@ -203,7 +255,7 @@ def _neighbours(name: str, case: Case, adjacency: str) -> Iterator[Row]:
             apart = np.abs(one - another).max() if choice else np.linalg.norm(one - another)
             yield (
                 name,
-                f"one record moves {held.name}, in bounds",
+                f"one unit moves {held.name}, in bounds",
                 float(apart) / held.bound,
                 moves * (1 + 1e-12),
             )
@@ -277,6 +329,7 @@ def _kept(look: Callable[[str, Case, str], Iterator[Row]]) -> Callable[[str], Fo
 
 
 NEIGHBOURS = Check("neighbours of a fit", _kept(_neighbours))
+PERSONS = Check("persons of a fit", _kept(_persons))
 NOISE = Check("noise of a fit", _kept(_noise))
 MINIMA = Check("minimum of a fit", _kept(_minima))
-CHECKS = (NEIGHBOURS, NOISE, MINIMA)
+CHECKS = (NEIGHBOURS, PERSONS, NOISE, MINIMA)

@@ -26,6 +26,7 @@ FAMILIES = (
     "linear",
     "trees",
     "clusters",
+    "persons",
     "tuning",
     "runs",
 )
