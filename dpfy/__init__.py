@@ -17,7 +17,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from dpfy.core.errors import BudgetExceeded, Busy, Corrupt, DpfyError, InvalidInput, Unsupported
     from dpfy.core.ledger import Ledger
-    from dpfy.core.unit import Adjacency, Unit
+    from dpfy.core.unit import Adjacency, Person, Unit
     from dpfy.data.given import lazy
     from dpfy.data.owners import Users
     from dpfy.data.users import by_user
@@ -57,7 +57,7 @@ __getattr__, __dir__ = _lazy_names(
     {
         "dpfy.core.errors": "BudgetExceeded Busy Corrupt DpfyError InvalidInput Unsupported",
         "dpfy.core.ledger": "Ledger",
-        "dpfy.core.unit": "Adjacency Unit",
+        "dpfy.core.unit": "Adjacency Person Unit",
         "dpfy.data.given": "lazy",
         "dpfy.data.owners": "Users",
         "dpfy.data.users": "by_user",
@@ -105,6 +105,7 @@ __all__ = [
     "InvalidInput",
     "Ledger",
     "Normalisation",
+    "Person",
     "Plan",
     "Plateau",
     "PrivateTest",

@@ -41,6 +41,26 @@ def test_a_fit_from_the_command_line(tmp_path, capsys):
     assert str(PEOPLE) not in config
 
 
+def test_persons_from_the_command_line(tmp_path, capsys):
+    table, run = tmp_path / "visits.csv", tmp_path / "run"
+    header, *rows = PEOPLE.read_text().splitlines()
+    table.write_text(
+        "\n".join([header, *(f"{k // 3},{r.split(',', 1)[1]}" for k, r in enumerate(rows))])
+    )
+    schema = tmp_path / "visits.toml"
+    schema.write_text(SCHEMA.read_text())
+    flags = ("--user", "id", "--most-records", 2)
+    arguments = ("fit", table, "--schema", schema, "--epsilon", 2, "--estimator", "forest", *flags)
+    found = told(capsys, *arguments, "--out", run, "--test", table)
+    assert found["unit"] == "user"
+    assert "of which at most 2 are used" in found["statement"]
+    assert call(capsys, "verify", run)[0] == 0
+    assert json.loads((run / "privacy.json").read_text())["unit"]["most_records"] == 2
+    assert call(capsys, "predict", run, table)[0] == 0
+    for alone, said in ((flags[:2], "--most-records"), (flags[2:], "--user")):
+        assert said in refused(capsys, *arguments[:8], *alone)
+
+
 def test_a_regression_with_settings_and_predictions_of_its_run(tmp_path, capsys):
     run, rows = tmp_path / "run", tmp_path / "rows.csv"
     found = told(

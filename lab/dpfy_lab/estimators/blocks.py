@@ -32,17 +32,14 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 """An odd factor whose product carries every bit into the upper ones."""
 
 
-def bound(clusters: int, dimensions: int, terms: FitTerms) -> Bound:
+def bound(clusters: int, dimensions: int) -> Bound:
     """A record changes the centres of one block, each within the unit ball, from any to any.
 
-    One that is replaced leaves a block and enters another: both change, and half of the distance
-    counts.
+    One that is replaced leaves a block and enters another. Both change, perhaps the same way: what
+    is released is the sum over blocks, which moves by twice as much. Half of that counts.
     """
     moved = 2 * math.sqrt(clusters) * (1 + 2.0**-50)
-    return Bound(
-        l2=moved / math.sqrt(2) * (1 + 2.0**-50) if terms.replaced else moved,
-        l1=moved * math.sqrt(clusters * dimensions),
-    )
+    return Bound(l2=moved, l1=moved * math.sqrt(clusters * dimensions))
 
 
 def blocks_of(points: Points) -> NDArray[np.int64]:
@@ -67,7 +64,7 @@ class BlocksStart:
 
     def needs(self, clusters: int, width: int, terms: FitTerms) -> list[ReleaseNeed]:
         """The sum of the centres of all blocks."""
-        return [ReleaseNeed(BLOCKS, bound(clusters, width, terms), share=self.share)]
+        return [ReleaseNeed(BLOCKS, bound(clusters, width), share=self.share)]
 
     def centres(
         self, points: Points, ball: Ball, clusters: int, seed: int, fit: FitSession
