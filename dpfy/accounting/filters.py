@@ -81,6 +81,11 @@ best.
 FINE = tuple(1 + 0.05 * 1.07**k for k in range(140))
 """Orders among which the one that suits the first event is looked for."""
 
+SET_ASIDE = 5
+"""A new budget sets delta over this aside for runs with a chance of infinite loss: it costs about a
+hundredth of epsilon.
+"""
+
 ADDED = 1 + 1e-12
 """Sums of chances are right up to this factor."""
 
@@ -129,10 +134,10 @@ class RenyiFilter:
             return f"the Rényi filter cannot bill this run: {error}"
         if chance > self.approximation:
             return (
-                f"this run would bring the chance of an infinite loss to {chance:.4g} in all; the "
-                f"budget sets {self.approximation:g} "
-                f"of its delta {self.delta:g} aside for that (its `approximation`, fixed when the "
-                f"ledger is created)"
+                f"this run would bring the chance of an infinite loss (a failure probability, as of "
+                f"top()) to {chance:.4g} in all; the budget sets {self.approximation:g} of its delta "
+                f"{self.delta:g} aside for that (its `approximation`, fixed when the ledger is "
+                f"created); ask with a smaller delta"
             )
         for (order, share), total in zip(orders, sums, strict=True):
             if total <= budget(order, self.epsilon, share):

@@ -1,5 +1,5 @@
 """The boundary of the command line: however a verb ends, there is an exit status and at most one
-line, never a traceback.
+line (one for each problem of a configuration), never a traceback.
 
 0 is success, 1 a check that failed, 2 anything that could not be done, 130 and 143 an interruption.
 A fault of the operating system, of numbers or of memory is told in words; a mistake of ours is told
@@ -173,10 +173,19 @@ def _refuse(error: dict[str, Any], as_json: bool, code: int) -> int:
         with contextlib.suppress(DpfyError):
             output.tell({"error": error}, "", as_json=True)
     with contextlib.suppress(OSError):
-        if error["message"]:
-            print(f"dpfy: {error['message']}", file=sys.stderr, flush=True)
+        for line in _told(error):
+            print(line, file=sys.stderr, flush=True)
     _settle()
     return code
+
+
+def _told(error: dict[str, Any]) -> list[str]:
+    """The line of an error; for several problems a line that counts them and one for each."""
+    problems = error.get("problems", ())
+    if problems:
+        numbered = (f"  {k}. {each['message']}" for k, each in enumerate(problems, start=1))
+        return [f"dpfy: {len(problems)} problems:", *numbered]
+    return [f"dpfy: {error['message']}"] if error["message"] else []
 
 
 def _settle() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.output import tell
+from dpfy.cli.output import charged, tell
 
 
 def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
@@ -122,7 +122,7 @@ def fit(
     told = {"run": str(out), "estimator": type(made).__name__, **found}
     told |= {key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")}
     told["statement"] = made.guarantee_
-    tell(told, _lines(made, found, out), as_json=as_json)
+    tell(told, [*_lines(made, found, out), *charged(stated["epsilon"], ledger)], as_json=as_json)
 
 
 def _toml(fields: dict[str, Any]) -> str:
@@ -151,7 +151,8 @@ def _bar() -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)  # to a file a bar is one empty line
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task("releases", total=None)
         yield lambda made, of: shown.update(task, completed=made, total=of)
 
@@ -159,4 +160,10 @@ def _bar() -> Iterator[Any]:
 def _lines(made: Any, found: dict[str, float], out: Path) -> list[str]:
     lines = [f"{name.replace('_', ' ')}: {value:.4f}" for name, value in found.items()]
     shown = str(made.explain()).splitlines()[:12] if hasattr(made, "explain") else []
-    return [*shown, "", *lines, made.guarantee_, f"check it: dpfy verify {out}"]
+    return [
+        *shown,
+        *([""] if shown else []),
+        *lines,
+        made.guarantee_,
+        f"check it: dpfy verify {out}",
+    ]

@@ -47,9 +47,9 @@ def show(
     """Show every reservation: when, what for, what was released, its own epsilon, the total so far,
     and the budget.
 
-    A reservation is open (nothing was released yet), begun (billed for good), finished, or given
-    back (not counted). Where no accountant bounds a release, the reason is told in place of its
-    epsilon.
+    Each line names the folder of its run. A reservation is open (nothing was released yet), begun
+    (billed for good), finished, or given back (not counted). Where no accountant bounds a release,
+    the reason is told in place of its epsilon.
     """
     from dpfy.core.ledger import Ledger
     from dpfy.report import spending, spending_page
@@ -73,8 +73,12 @@ def budget(
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the new budget.")] = None,
     approximation: Annotated[
-        float, typer.Option(help="Part of delta set aside for (epsilon, delta) black boxes.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Part of delta set aside for releases that may fail with a small probability, such "
+            "as top() (default: a fifth of delta; 0 refuses them)."
+        ),
+    ] = None,
     unit: Annotated[
         str, typer.Option(help="Whose data the new ledger protects: example, user, ...")
     ] = "example",
@@ -90,20 +94,22 @@ def budget(
     All runs that are given the ledger (dpfy train --ledger) then share the budget. A budget is set
     once, when the ledger is made.
     """
-    from dpfy.accounting.filters import RenyiFilter
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
     from dpfy.core.ledger import Ledger
     from dpfy.core.unit import Adjacency, Unit
-    from dpfy.report import spending, spending_page
+    from dpfy.report import figures, spending, spending_page
 
     if epsilon is None and delta is not None:
         raise InvalidInput("--delta", delta, "goes with --epsilon, to make a new ledger")
     if epsilon is not None:
         if delta is None:
             raise InvalidInput("--delta", None, "must be given with --epsilon")
-        wanted = RenyiFilter(
-            check.epsilon("--epsilon", epsilon), check.delta("--delta", delta), approximation
+        wanted = figures.new_budget(
+            ledger,
+            check.epsilon("--epsilon", epsilon),
+            check.delta("--delta", delta),
+            approximation,
         )
         if not os.path.lexists(ledger):
             if not ledger.parent.is_dir():

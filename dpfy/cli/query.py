@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.output import tell
+from dpfy.cli.output import charged, tell
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -124,7 +124,11 @@ def query(
     )
     with resumable(out, _again(data, text, public | private)), _bar() as progress:
         found = run.query(data, text, schema=schema, terms=terms, run=place, progress=progress)
-    tell(found.to_json(), _lines(found), as_json=as_json)
+    tell(
+        found.to_json(),
+        [*_lines(found), *charged(found.card["guarantee"]["epsilon"], ledger)],
+        as_json=as_json,
+    )
 
 
 def _toml(fields: dict[str, Any]) -> str:

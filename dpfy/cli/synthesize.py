@@ -271,7 +271,10 @@ def progress_bar() -> Iterator[Any]:
         TextColumn("{task.percentage:>3.0f}% of the budget"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)  # to a file a bar is one empty line
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as shown:
         bar = shown.add_task("planning", total=1.0)
         yield lambda what, share: shown.update(
             bar, description=what.replace("[", "\\[")[:60], completed=share

@@ -9,7 +9,7 @@ import typer
 
 from dpfy.cli import train_labels
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.output import tell
+from dpfy.cli.output import charged, tell
 
 Set = Annotated[
     list[str] | None,
@@ -144,7 +144,7 @@ def _train(
     from dpfy.training import job, ready
     from dpfy.training.parallel.world import process_group
 
-    folder = out or fresh_path()
+    folder, shared = out or fresh_path(), None
     with resumable(folder, "dpfy train"), process_group() as first:
         if resume and job.is_finished(folder) and not show:
             outcome = job.finished(folder)
@@ -159,6 +159,7 @@ def _train(
             if show:
                 tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
                 return
+            shared = whole.ledger.path
             outcome = job.run(whole, folder, resume=resume, seed=seed, progress=True)
     if not first:
         return
@@ -191,6 +192,7 @@ def _train(
         "config.toml",
     )
     lines += [f"  {folder / name}" for name in files if (folder / name).is_file()]
+    lines += charged(card["guarantee"]["epsilon"], shared)
     summary = _summary(outcome.run, card, outcome.seconds) | (
         {} if group is None else {"group": group}
     )

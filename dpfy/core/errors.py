@@ -172,8 +172,12 @@ def attempted(attempt: Callable[..., object], *arguments: object) -> list[Invali
 
 
 def raise_all(problems: Iterable[InvalidInput]) -> None:
-    """Raise nothing, the one problem itself, or all of them as one."""
-    found = list(problems)
+    """Raise nothing, the one problem itself, or all of them as one, each told once. A value that is
+    wrong is not called missing too.
+    """
+    found = list({str(problem): problem for problem in problems}.values())
+    wrong = {problem.field for problem in found if problem.value is not None}
+    found = [p for p in found if p.value is not None or p.field not in wrong]
     if len(found) > 1:
         raise MultipleErrors(found)
     if found:

@@ -478,11 +478,13 @@ class Ledger:
         budget: Budget | None = None,
         claim: Mapping[str, Any] | None = None,
         returnable: bool = False,
+        run: str | None = None,
     ) -> Permit:
         """Write down `uses` releases of `event`, with the `claim` made about them, and return the
         right to make them.
 
-        Call before reading any data. A `returnable` reservation can be given back by `void` as long
+        Call before reading any data. `run` is the name of the folder of the run, for readers of the
+        ledger of a data set; nothing follows from it. A `returnable` reservation can be given back by `void` as long
         as it has not begun; its permit allows no release before `begin`. Every other one is spent
         from now on.
 
@@ -500,6 +502,7 @@ class Ledger:
             "uses": uses,
         }
         body |= {"claim": dict(claim or {}), "returnable": returnable, "time": int(time.time())}
+        body |= {} if run is None else {"run": run}
         with locked(self.path, wait=True) as handle:
             self._load(handle)
             if (budget.to_json() if budget else None) != self.terms:

@@ -1,17 +1,21 @@
 """What the lines of a ledger may say, and in which order. The reader and the writer of a ledger
 hold to this one set of rules.
 
-ledger   the header: unit, adjacency, budget reserve  the right to release `uses` times `event`,
-with the whole `claim` that is made about it begun    releases under a returnable reservation may
-have been made: it can no longer be given back; `place` recognises the folder
-         that makes them, without which an earlier version wrote this line
-settle   no more than `made` releases are made under a reservation, which may end early: `billed` of
-them are billed from now on void     a returnable reservation is given back; only before it has
-begun end      in the ledger of a data set: the run that made a reservation ended, with this card;
-there is no second end finish   the run ended: hashes of its card and of every file; nothing but
-attachments may follow, and no second one attach   hashes of files that were added to a finished run
-(an audit) derive   a file made from the released ones and from public data alone: its hash, what it
-was made of, how, and which public data note     anything else; nothing is ever computed from it
+- `ledger`: the header: unit, adjacency, budget.
+- `reserve`: the right to release `uses` times `event`, with the whole `claim` that is made about
+  it. In the ledger of a data set `run` is how the folder of the run was called.
+- `begun`: releases under a returnable reservation may have been made, so it can no longer be given
+  back. `place` recognises the folder that makes them; an earlier version did not write it.
+- `settle`: no more than `made` releases are made under a reservation that may end early, and
+  `billed` of them are billed from now on.
+- `void`: a returnable reservation is given back; only before it has begun.
+- `end`: in the ledger of a data set: the run that made a reservation ended, with this card. There
+  is no second end.
+- `finish`: the run ended: hashes of its card and of every file. Only attachments may follow.
+- `attach`: hashes of files that were added to a finished run (an audit).
+- `derive`: a file made from the released ones and from public data alone: its hash, what it was
+  made of, how, and which public data.
+- `note`: anything else; nothing is ever computed from it.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ FIELDS = {
     "derive": {"file", "sha256", "of", "how", "public"},
     "note": {"kind", "facts"},
 }
-OPTIONAL = {"begun": {"place"}}
+OPTIONAL = {"begun": {"place"}, "reserve": {"run"}}
 ENTRY, PLACE = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{32}")
 SHA256, FILE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_NAME, MOST_USES = 200, 1 << 53
@@ -61,7 +65,8 @@ class LedgerRules:
     """What follows from the lines of a ledger, read in their order.
 
     `places` holds, for reservations that have begun, which folder makes their releases; `ended` the
-    card of runs that have ended. `settled` holds, for reservations that ended early, how many
+    card of runs that have ended; `runs` how the folders of runs were called when they reserved, for
+    readers, where it was written down. `settled` holds, for reservations that ended early, how many
     releases were made and how many are billed. `first` is the first reservation, with its event as
     it was reserved: a budget may be divided by it, and never by what became of it.
     """
@@ -74,6 +79,7 @@ class LedgerRules:
     returnable: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
     places: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)
     void: set[str] = field(default_factory=set)
     ended: dict[str, str] = field(default_factory=dict)
     settled: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -152,10 +158,13 @@ class LedgerRules:
                 "claim", body["claim"], "must be an object, and returnable true or false"
             )
         check.integer("time", body["time"], least=0)
+        run = None if "run" not in body else _text("run", body["run"])
         closed = NOT_BEGUN if body["returnable"] else ""
         self.reserved[entry] = _permit(
             name, _event(body["event"]), uses, entry, body["claim"], self.adjacency, closed
         )
+        if run is not None:
+            self.runs[entry] = run
         if body["returnable"]:
             self.returnable.add(entry)
         if self.first is None:

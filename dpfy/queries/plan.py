@@ -23,6 +23,10 @@ from dpfy.statistics.statistic import Spend, Statistic
 from dpfy.statistics.units import ContributionLimit
 
 DOWN = 1 - 2.0**-40
+THRESHOLDS = 10
+"""What delta is divided by for thresholds. Less would make them higher by 1 / epsilon for each
+factor of e; more would leave less of the budget of a data set for later queries.
+"""
 CONTRIBUTIONS = "contributions"
 """The column of a query about users: how many records each has."""
 
@@ -179,14 +183,14 @@ def _rehearse(
 def _claims(
     statistics: Sequence[Statistic], terms: QueryTerms, family: str, share: float
 ) -> tuple[StatisticClaim, ...]:
-    """Each statistic with its share: equal parts of epsilon or of zCDP, times its weight. Half of
-    delta is for thresholds, where there are any.
+    """Each statistic with its share: equal parts of epsilon or of zCDP, times its weight. A
+    tenth of delta is for thresholds, where there are any.
 
     Guarantees: the caller composes these claims and compares them with what may be spent, so
     weights move noise from one statistic to another, and never the price of the query.
     """
     unknown = sum(isinstance(s, UnknownKeys) for s in statistics)
-    delta, pure = terms.delta / (2 * unknown) if unknown else 0.0, terms.delta == 0
+    delta, pure = terms.delta / (THRESHOLDS * unknown) if unknown else 0.0, terms.delta == 0
     mean = sum(s.weight for s in statistics) / len(statistics)
     made = []
     for s in statistics:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from dpfy import accounting
+from dpfy.accounting.filters import SET_ASIDE, RenyiFilter
 from dpfy.accounting.gaussian import log_delta
 from dpfy.accounting.interpretation import TIERS
 from dpfy.accounting.interpretation import tier as tier_of
@@ -104,6 +106,22 @@ def budget_of(ledger: Ledger) -> Budget | None:
         return None if ledger.terms is None else accounting.filters.from_json(ledger.terms)
     except (InvalidInput, KeyError, TypeError) as problem:
         raise Corrupt(ledger.path.name, f"holds a budget that cannot be read ({problem})") from None
+
+
+def new_budget(
+    path: Path | None, epsilon: float, delta: float, approximation: float | None = None
+) -> RenyiFilter:
+    """The budget with which the ledger at `path` is made. Where no `approximation` is given, a
+    fifth of delta is set aside for releases that may fail with a small probability; of a ledger
+    that is there already, what it was made with.
+    """
+    if approximation is None and path is not None and path.is_file():
+        held = budget_of(Ledger.read(path))
+        if isinstance(held, RenyiFilter) and (held.epsilon, held.delta) == (epsilon, delta):
+            return held
+    if approximation is None:
+        approximation = float(f"{delta / SET_ASIDE:.4g}")
+    return RenyiFilter(epsilon, delta, approximation)
 
 
 def gaussian_ratio(event: events.Event, adjacency: Adjacency) -> float | None:

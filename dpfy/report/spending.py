@@ -58,6 +58,7 @@ class Entry:
 
     permit: Permit
     when: str
+    run: str
     state: str
     own: SpendingFigure
     total: SpendingFigure | None
@@ -82,6 +83,7 @@ class Entry:
         """One row."""
         return {
             "when": self.when,
+            "run": self.run or absent("not written down"),
             "purpose": self.purpose,
             "name": self.permit.name,
             "what": self.what,
@@ -173,6 +175,7 @@ def of(ledger: Ledger, delta: float | None = None) -> Spending:
             Entry(
                 permit,
                 _when(times[permit.entry]),
+                ledger.book.runs.get(permit.entry, ""),
                 _state(ledger, permit),
                 alone(_event(permit)) if number_left <= OWN else SpendingFigure(None, why=LATER),
                 _epsilon(so_far, adjacency, chosen) if at else None,
@@ -293,10 +296,10 @@ def _state(ledger: Ledger, permit: Permit) -> str:
     book = ledger.book
     if permit.entry in book.void:
         return "given back"
-    if book.finish is not None and book.finish["entry"] == permit.entry:
-        return "finished"
     if permit.entry in book.settled:
         return "ended early"
+    if permit.entry in book.ended or book.finish is not None:
+        return "finished"
     return "open" if permit.entry in book.returnable - book.begun else "begun"
 
 

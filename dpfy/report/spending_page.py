@@ -17,7 +17,7 @@ STYLE = (
     "4}"
     ".dot.a{fill:#1f5c7a}text.key.a{fill:#1f5c7a}text.key.b{fill:#8a4b08}text.key.quiet{fill:#a3121f}</style>"
 )
-COLUMNS = ("#", "when (UTC)", "purpose", "state", "uses", "epsilon", "total", "what")
+COLUMNS = ("#", "when (UTC)", "run", "purpose", "state", "uses", "epsilon", "total", "what")
 
 
 def table(spending: Spending) -> list[str]:
@@ -37,6 +37,7 @@ def table(spending: Spending) -> list[str]:
         (
             str(k),
             e.when,
+            e.run,
             e.purpose,
             e.state,
             f"{e.permit.uses:,}",
@@ -55,7 +56,37 @@ def table(spending: Spending) -> list[str]:
     lines.append(_total(spending))
     if len(spending.purposes) > 1:
         lines += [f"  {purpose}: {_shown(figure)}" for purpose, figure in spending.purposes.items()]
-    return lines + budget(spending.allowance)
+    return [*lines, *budget(spending.allowance), *_more(spending.allowance, spending.total.epsilon)]
+
+
+def _more(allowance: Allowance, alone: float | None) -> list[str]:
+    """Why a budget counts more than an epsilon that was printed, where it does."""
+    spent = allowance.spent.epsilon
+    if spent is None or alone is None or not alone * (1 + 1e-3) < spent < math.inf:
+        return []
+    return [
+        f"        {up(spent)} is more than {up(alone)}, the epsilon of a plan fixed in advance: the "
+        f"budget must also hold when later runs are chosen by the results of earlier ones"
+    ]
+
+
+def charged(allowance: Allowance, epsilon: float) -> list[str]:
+    """For the end of a run of this epsilon: what is left of the budget of its data set, and why the
+    budget counts more than the run states, where nothing else is in the ledger or it does.
+    """
+    held, spent, left = allowance.budget, allowance.spent.epsilon, allowance.left
+    if held is None or spent is None or left is None:
+        return []
+    return [
+        f"budget of the data set: {up(spent)} of {held.epsilon:g} spent, {down(left)} left; "
+        f"this run states {up(epsilon)}"
+        + (
+            ", and the budget counts more, since it must also hold when later runs are chosen by "
+            "the results of earlier ones"
+            if spent > epsilon * (1 + 1e-3)
+            else ""
+        )
+    ]
 
 
 def budget(allowance: Allowance) -> list[str]:
@@ -72,9 +103,11 @@ def budget(allowance: Allowance) -> list[str]:
         f"{up(spent)} of epsilon {held.epsilon:g} spent at delta {held.delta:g}, {down(left)} left"
     )
     aside = (
-        f"; {held.approximation:g} of delta is set aside for black boxes"
+        f"; {held.approximation:g} of delta is set aside for releases that may fail with a small "
+        f"probability, such as top()"
         if held.approximation
-        else ""
+        else "; nothing of delta is set aside (approximation), so top(), range() and other "
+        "releases that may fail with a small probability are refused"
     )
     why = f"(counted so that later runs may be chosen by the results of earlier ones{aside})"
     return [f"budget: [{bar(spent / held.epsilon)}] {words}", f"        {why}"]

@@ -37,6 +37,8 @@ CARD = card.NAME
 LEDGER = "ledger.jsonl"
 BOUND = "bound.json"
 UNSAID = "not stated"
+MOST_CALLED = 100
+"""Characters of the name of a run folder in the ledger of the data set."""
 ITSELF = ""
 """The key under which bound.json recognises itself: no name of a release is empty."""
 
@@ -595,8 +597,14 @@ class RunFolder:
                     raise Corrupt(path.name, "reserves another event than this run's")
                 return ledger, permit
         budget = figures.budget_of(ledger)
+        called = "".join(c if c.isprintable() else "?" for c in self.path.resolve().name)
         return ledger, ledger.reserve(
-            name, due, budget=budget, claim=reserved.to_json(), returnable=True
+            name,
+            due,
+            budget=budget,
+            claim=reserved.to_json(),
+            returnable=True,
+            run=called.strip()[:MOST_CALLED] or None,
         )
 
     def _covering(self, permit: Permit, reserved: Reserved) -> Permit:

@@ -27,7 +27,7 @@ from dpfy.models import build, features
 from dpfy.models.config import ModelConfig
 from dpfy.plan.auto import CalibrationTarget, RunSetting, recipe_for
 from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe, dpsgd, with_stopping
-from dpfy.report import first
+from dpfy.report import figures, first
 from dpfy.report.card import NAME as CARD
 from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.runs.run import Run
@@ -421,7 +421,8 @@ def budget_of(ledger: LedgerConfig, delta: float) -> RenyiFilter | None:
     if ledger.budget_epsilon is None:
         return None
     chosen = delta if ledger.budget_delta is None else ledger.budget_delta
-    return RenyiFilter(ledger.budget_epsilon, chosen, float(ledger.budget_approximation))
+    path = None if ledger.path is None else Path(ledger.path)
+    return figures.new_budget(path, ledger.budget_epsilon, chosen, ledger.budget_approximation)
 
 
 def run_of(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | None) -> Run:

@@ -26,8 +26,10 @@ class LedgerConfig:
     budget_delta: float | None = setting(
         None, "Delta of that budget.", "the delta of the run that makes the ledger"
     )
-    budget_approximation: float = setting(
-        0.0, "Part of that delta set aside for releases known by (epsilon, delta) alone."
+    budget_approximation: float | None = setting(
+        None,
+        "Part of that delta set aside for releases that may fail with a small probability.",
+        "a fifth of that delta, or what the ledger was made with",
     )
 
     def __post_init__(self) -> None:
@@ -47,7 +49,7 @@ class LedgerConfig:
                 raise InvalidInput(
                     "ledger.budget_delta", self.budget_delta, "goes with ledger.budget_epsilon"
                 )
-        if (
+        if self.budget_approximation is not None and (
             check.fraction("ledger.budget_approximation", self.budget_approximation)
             and self.budget_epsilon is None
         ):

@@ -23,13 +23,20 @@ def call(capsys, *arguments):
 
 
 def refused(capsys, *arguments):
-    """The one line of an exit with status 2."""
+    """What an exit with status 2 says: one line, or one for each of several problems."""
     status, out, err = call(capsys, *arguments)
     lines = [line for line in err.splitlines() if line.strip()]
     assert status == 2, (status, err)
     assert out == ""
-    assert len(lines) == 1, err
-    return lines[0]
+    assert told_by_line(lines), err
+    return " ".join(lines)
+
+
+def told_by_line(lines):
+    """Whether these lines are one problem, or a count of problems and a line for each."""
+    return len(lines) == 1 or [line.split(".")[0].strip() for line in lines[1:]] == [
+        str(k + 1) for k in range(int(lines[0].removeprefix("dpfy: ").split(" problems:")[0]))
+    ]
 
 
 def rows(count: int) -> str:

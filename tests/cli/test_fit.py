@@ -61,6 +61,13 @@ def test_persons_from_the_command_line(tmp_path, capsys):
         assert said in refused(capsys, *arguments[:8], *alone)
 
 
+def test_what_is_printed_begins_with_words(tmp_path, capsys):
+    for estimator in ("logistic", "kmeans"):
+        _, out, err = call(capsys, *FIT, "--estimator", estimator, "--out", tmp_path / estimator)
+        assert err == ""
+        assert out.splitlines()[0].strip()
+
+
 def test_a_regression_with_settings_and_predictions_of_its_run(tmp_path, capsys):
     run, rows = tmp_path / "run", tmp_path / "rows.csv"
     found = told(

@@ -299,6 +299,7 @@ def test_a_budget_is_made_shown_and_kept(capsys, tmp_path):
         "kind": "renyi",
         "epsilon": 4.0,
         "delta": 1e-5,
+        "approximation": 2e-6,
         "spent": 0.0,
         "left": 4.0,
     }
@@ -306,15 +307,63 @@ def test_a_budget_is_made_shown_and_kept(capsys, tmp_path):
     status, out, _ = call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5)
     assert status == 0
     assert "4.000 left" in out
+    assert "2e-06 of delta is set aside for releases that may fail with a small probability" in out
     for words in (["--epsilon", 5, "--delta", 1e-5], ["--epsilon", 4, "--delta", 1e-6]):
         status, _, err = call(capsys, "ledger", "budget", path, *words)
         assert status == 2
         assert "a budget is set once" in err
     assert kept(path) == before
-    Ledger.open(path).reserve("training", ev.Gaussian(3.0), budget=RenyiFilter(4.0, 1e-5))
+    Ledger.open(path).reserve("training", ev.Gaussian(3.0), budget=RenyiFilter(4.0, 1e-5, 2e-6))
     status, out, _ = call(capsys, "ledger", "budget", path, "--json")
     assert 0 < json.loads(out)["budget"]["left"] < 4
     assert "error" not in out
+
+
+def test_a_new_budget_admits_words_that_are_not_public_and_says_where_it_does_not(capsys, tmp_path):
+    """Two queries at the delta of the budget, and not where nothing was set aside for them; a
+    ledger that an earlier version made keeps what it was made with.
+    """
+    (tmp_path / "d.csv").write_text("id\n" + "\n".join("ab"[k % 2] for k in range(400)))
+    (tmp_path / "s.toml").write_text("[columns.id]\nignore = true\n")
+    path, none = tmp_path / "people.jsonl", tmp_path / "none.jsonl"
+    asked = ["query", tmp_path / "d.csv", "top(id)", "--schema", tmp_path / "s.toml"]
+    asked += ["--epsilon", 1, "--delta", 1e-6]
+    call(capsys, "ledger", "budget", path, "--epsilon", 8, "--delta", 1e-6)
+    for name in ("q", "r"):
+        status, out, err = call(capsys, *asked, "--out", tmp_path / name, "--ledger", path)
+        assert (status, err) == (0, "")
+        assert "budget of the data set" in out
+    status, _, err = call(capsys, *asked, "--out", tmp_path / "s", "--ledger", path)
+    assert status == 2
+    assert "ask with a smaller delta" in err
+    Ledger.open(none, budget=RenyiFilter(8.0, 1e-6))
+    out = call(capsys, "ledger", "budget", none, "--epsilon", 8, "--delta", 1e-6)[1]
+    assert "top(), range() and other releases" in out
+    assert "are refused" in out
+    assert call(capsys, *asked, "--out", tmp_path / "t", "--ledger", none)[0] == 2
+
+
+def test_the_ledger_of_a_data_set_names_runs_and_says_which_are_finished(capsys, tmp_path):
+    (tmp_path / "d.csv").write_text("age\n" + "\n".join(str(k % 90) for k in range(400)))
+    (tmp_path / "s.toml").write_text('[columns.age]\nkind = "number"\nrange = [0, 100]\n')
+    path = tmp_path / "people.jsonl"
+    call(capsys, "ledger", "budget", path, "--epsilon", 8, "--delta", 1e-6)
+    asked = ["query", tmp_path / "d.csv", "mean(age)", "--schema", tmp_path / "s.toml"]
+    asked += ["--epsilon", 1, "--ledger", path, "--out"]
+    for name in ("first query", "second"):
+        assert call(capsys, *asked, tmp_path / name)[0] == 0
+    budget = RenyiFilter(8.0, 1e-6, 2e-7)
+    Ledger.open(path).reserve("training", ev.Gaussian(9.0), budget=budget)
+    found = json.loads(call(capsys, "ledger", "show", path, "--json")[1])
+    assert [row["run"] for row in found["entries"][:2]] == ["first query", "second"]
+    assert "absent" in found["entries"][2]["run"], "as lines of earlier versions"
+    assert [row["state"] for row in found["entries"]] == ["finished", "finished", "begun"]
+    shown = call(capsys, "ledger", "show", path)[1]
+    assert "first query" in shown
+    assert "is more than" in shown
+    assert "chosen by the results of earlier ones" in shown
+    verdict = call(capsys, "verify", tmp_path / "second", "--ledger", path)
+    assert verdict[0] == 0, verdict
 
 
 def test_a_budget_that_takes_black_boxes(capsys, tmp_path):

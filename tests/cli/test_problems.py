@@ -51,8 +51,10 @@ def test_a_file_with_many_mistakes_is_refused_once(capsys, tmp_path: Path) -> No
         "privcy", "privacy.epsilom", "privacy.delta", "privacy.accountant", "data.path", "data.schema", "training.clip",
         "training.learning_rate", "training.steps", "runtime.pad", "privacy.records",
     }  # fmt: skip
-    assert len(err.strip().splitlines()) == 1
-    assert all(field in err for field in fields)
+    lines = err.strip().splitlines()
+    assert lines[0] == f"dpfy: {len(fields)} problems:"
+    assert len(lines) == 1 + len(fields), "a line for each, and none twice"
+    assert {line.split(". ", 1)[1].split(": ")[0] for line in lines[1:]} == fields
     assert not (tmp_path / "run").exists()
 
 

@@ -15,7 +15,9 @@ from dpfy.core.errors import (
     Internal,
     InvalidInput,
     Lost,
+    MultipleErrors,
     Unsupported,
+    raise_all,
 )
 
 ERRORS = [
@@ -52,3 +54,13 @@ def test_a_pool_of_processes_outlives_an_error():
         with pytest.raises(Internal, match="upper bound"):
             pool.submit(refuse).result()
         assert pool.submit(len, "ab").result() == 2
+
+
+def test_a_problem_that_is_found_twice_is_told_once():
+    one, other = InvalidInput("a", 1, "must be 2"), InvalidInput("b", 1, "must be 2")
+    with pytest.raises(MultipleErrors) as found:
+        raise_all([one, InvalidInput("a", 1, "must be 2"), other])
+    assert [problem.field for problem in found.value.problems] == ["a", "b"]
+    with pytest.raises(InvalidInput) as single:
+        raise_all([one, InvalidInput("a", 1, "must be 2")])
+    assert not isinstance(single.value, MultipleErrors)

@@ -204,17 +204,13 @@ def judged(case: Case, found: dict[str, Any], touched: list[str]) -> Iterator[st
     if asked and (problem := not_one_object(out)):
         yield f"--json: {problem}: {out[:200]!r}"
     if status == 2 and not helped and not asked_for_help(out):
-        if (
-            len(
-                [
-                    line
-                    for line in err.splitlines()
-                    if line.strip() and not line.startswith(PROGRESS)
-                ]
-            )
-            != 1
+        lines = [
+            line for line in err.splitlines() if line.strip() and not line.startswith(PROGRESS)
+        ]
+        if len(lines) != 1 and not (
+            lines and lines[0] == f"dpfy: {len(lines) - 1} problems:" and len(lines) > 2
         ):
-            yield f"a refusal is one line: {err[:300]!r}"
+            yield f"a refusal is one line, or one for each problem: {err[:300]!r}"
         if out and not asked:
             yield f"a refusal says nothing on standard output: {out[:200]!r}"
     owns = case.keeps if status == 2 else case.owns + case.keeps
