@@ -62,7 +62,7 @@ def test_persons_from_the_command_line(tmp_path, capsys):
 
 
 def test_what_is_printed_begins_with_words(tmp_path, capsys):
-    for estimator in ("logistic", "kmeans"):
+    for estimator in ("logistic", "forest"):
         _, out, err = call(capsys, *FIT, "--estimator", estimator, "--out", tmp_path / estimator)
         assert err == ""
         assert out.splitlines()[0].strip()

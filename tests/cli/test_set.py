@@ -213,7 +213,6 @@ BAD = [
     ),
     (["data.user=person"], "data.most_records"),
     (["data.most_records=3"], "data.user"),
-    ([*CSV, "data.user=person", "data.most_records=3", "data.test=billed"], "public or withheld"),
     (["data.kind=digits", "data.user=p", "data.most_records=3"], "does not read it"),
     (["data.kind=mnist", "data.user=p", "data.most_records=3"], "must be writer"),
     ([*CSV, "data.draw=record"], "goes with data.user"),
