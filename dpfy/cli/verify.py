@@ -1,9 +1,9 @@
-"""`dpfy verify`: recompute the guarantee of a finished run, check every hash, and who signed it."""
+"""`dpfy verify`: recompute the guarantee of finished runs, check every hash, and who signed them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,10 +11,11 @@ from dpfy.cli.output import one_line, tell
 
 
 def verify(
-    run: Annotated[
-        Path,
+    runs: Annotated[
+        list[Path],
         typer.Argument(
-            help="The folder of a finished run; or a privacy.json, or a ledger (.jsonl), by itself."
+            metavar="RUN...",
+            help="Folders of finished runs; or a privacy.json, or a ledger (.jsonl), by itself.",
         ),
     ],
     key: Annotated[
@@ -40,7 +41,7 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check a finished run from outside.
+    """Check finished runs from outside.
 
     Recomputes every number of the card from the ledger with the accountant of the run, and asks a
     second, independent one; checks the hash chain of the ledger, that card and plan state what was
@@ -52,15 +53,42 @@ def verify(
     (nothing is there). The level says how much the verdict is worth: nothing (the files agree with
     each other); a head of the ledger published at the start, or at completion (--head); a signature
     (--key). Below it stands what someone who can write to the folder could still have changed.
-    --ledger checks that the ledger of the data set bears the charge. Exit status 0: everything
-    holds. 1: something does not; the line names the file and the field.
+    --ledger checks that the ledger of the data set bears the charge. Of several runs (dpfy verify
+    runs/*) each has one line, and lines below it for what failed. Exit status 0: everything holds.
+    1: something does not; the line names the file and the field.
     """
+    from dpfy.core.errors import InvalidInput
+
+    given = {"keys": key or (), "head": head, "ledger": ledger, "require": require}
+    if len(runs) == 1:
+        answer, lines = _judged(runs[0], given)
+        tell(answer, lines, as_json=as_json)
+        raise typer.Exit(0 if answer["verified"] else 1)
+    if head is not None:
+        raise InvalidInput("--head", head, "is of one run: verify that run by itself")
+    answers, lines = [], []
+    for run in runs:
+        try:
+            answer, _ = _judged(run, given)
+        except InvalidInput as problem:
+            answer = {"run": _name(run), "verified": False, "error": str(problem)}
+        answers.append(answer)
+        lines += _short(answer)
+    good = sum(answer["verified"] for answer in answers)
+    lines.append(f"{good} of {len(answers)} verified")
+    tell({"runs": answers, "verified": good == len(answers)}, lines, as_json=as_json)
+    raise typer.Exit(0 if good == len(answers) else 1)
+
+
+def _name(run: Path) -> str:
+    return run.name or run.resolve().name
+
+
+def _judged(run: Path, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The verdict on a run as an object, and every line of it."""
     from dpfy.report.verify import judge
 
-    verdict, name = (
-        judge(run, keys=key or (), head=head, ledger=ledger, require=require),
-        run.name or run.resolve().name,
-    )
+    verdict, name = judge(run, **given), _name(run)
     level, good = verdict.level, verdict.holds
     rows = [
         {"check": f.what, "holds": f.holds, "status": f.status, "detail": f.detail}
@@ -76,5 +104,15 @@ def verify(
         "open": level.open,
         "checks": rows,
     }
-    tell(answer, [one_line(line) for line in lines], as_json=as_json)
-    raise typer.Exit(0 if good else 1)
+    return answer, [one_line(line) for line in lines]
+
+
+def _short(answer: dict[str, Any]) -> list[str]:
+    """A run in a line, and a line for each check that failed."""
+    if "error" in answer:
+        return [one_line(f"{answer['run']}: NOT verified: {answer['error']}")]
+    if answer["verified"]:
+        return [one_line(f"{answer['run']}: verified (level: {answer['level']})")]
+    failed = [row for row in answer["checks"] if not row["holds"]]
+    said = [f"{row['status']} {row['check']}: {row['detail']}" for row in failed]
+    return [one_line(f"{answer['run']}: NOT verified"), *("  " + one_line(line) for line in said)]

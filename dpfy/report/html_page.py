@@ -83,7 +83,14 @@ def content(card: dict[str, Any], audit: dict[str, Any] | None) -> dict[str, Any
         ],
         "utility": training[0]["utility"] if training else words.absent("nothing was trained"),
         "plain": PLAIN,
+        "heading": heading(card["provenance"]),
     }
+
+
+def heading(provenance: dict[str, Any]) -> str:
+    """What the card is about, in a line: model, data, date and author, as far as they are stated."""
+    said = {key: provenance.get(key, UNSAID) for key in ABOUT}
+    return "; ".join(f"{key}: {value}" for key, value in said.items() if value != UNSAID)
 
 
 def _trained(card: dict[str, Any]) -> list[dict[str, Any]]:
@@ -95,6 +102,7 @@ def _trained(card: dict[str, Any]) -> list[dict[str, Any]]:
 
 PLAIN = ("name", "kind", "purpose", "claim", "title", "words", "assumptions")
 """Fields of a section that are shown in their own way, or nowhere."""
+ABOUT, UNSAID = ("model", "data", "date", "author"), "not stated"
 UNSTATED = "cards of the first format do not state it"
 PRESENT = {
     "boundary": {"name": "B4", "words": UNSTATED},

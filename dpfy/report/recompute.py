@@ -19,6 +19,7 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.report import card as cards
 from dpfy.report import figures, first, forecast, prose, uses
+from dpfy.report.words import up
 
 TOLERANCE = 1e-6
 APART = 1.05
@@ -297,8 +298,18 @@ def second_opinion(ledger: Ledger, card: dict[str, Any]) -> tuple[str | None, st
                 f"them is wrong",
                 "",
             )
-        found.append(f"{place} {second:.4g} by {name} ({value:.4g} stated)")
+        found.append(f"{place}: {_beside(second, value)} (by {name})")
     return None, f"dp-accounting: {', '.join(found)}"
+
+
+def _beside(second: float, stated: float) -> str:
+    """A second bound in words, beside the one that is stated."""
+    if math.isinf(second) and math.isinf(stated):
+        return "no finite bound either"
+    if up(second) == up(stated):
+        return f"{up(second)}, as stated"
+    kind = "looser" if second > stated else "tighter"
+    return f"{kind} bound {up(second)}, consistent with {up(stated)}"
 
 
 def _claimed(

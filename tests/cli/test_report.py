@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from dpfy.cli import compare_runs, report, verify
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.report import html_page
+from dpfy.report.words import up
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
 import runs
@@ -97,6 +99,58 @@ def test_verify_names_the_field_and_exits_1(run):
         assert shown.exit_code == 1
         assert "guarantee.epsilon" in shown.output
         assert "NOT verified" in shown.output
+
+
+def test_many_runs_are_verified_at_once(finished, tmp_path):
+    """A line for each, and below it what failed; what is no run does not keep the others from being
+    verified.
+    """
+    good, bad = finished[1], shutil.copytree(finished[0], tmp_path / "bad")
+    (bad / "report.md").write_text("epsilon 0.1")
+    (tmp_path / "stranger").mkdir()
+    shown = call("verify", good, good)
+    assert shown.exit_code == 0
+    assert shown.output.splitlines() == ["user: verified (level: nothing)"] * 2 + [
+        "2 of 2 verified"
+    ]
+    shown = call("verify", good, bad, tmp_path / "stranger")
+    assert shown.exit_code == 1
+    lines = shown.output.splitlines()
+    assert lines[:2] == ["user: verified (level: nothing)", "bad: NOT verified"]
+    assert "report.md" in lines[2]
+    assert lines[2].startswith("  FAILED pages")
+    assert lines[-2].startswith("stranger: NOT verified: run: got")
+    assert lines[-1] == "1 of 3 verified"
+    answer = json.loads(call("verify", good, bad, "--json").output)
+    assert answer["verified"] is False
+    assert [run["verified"] for run in answer["runs"]] == [True, False]
+    assert isinstance(call("verify", good, bad, "--head", "0" * 64).exception, InvalidInput)
+
+
+def test_a_second_bound_is_told_as_looser_and_consistent(run):
+    (line,) = (
+        line for line in call("verify", run).output.splitlines() if "second accountant" in line
+    )
+    assert "guarantee: looser bound " in line
+    assert f", consistent with {up(stated(run))} (by rdp)" in line
+    assert "stated)" not in line
+
+
+def stated(run):
+    return json.loads((run / "privacy.json").read_text())["guarantee"]["epsilon"]
+
+
+def test_the_heading_says_model_data_date_and_author(run, tmp_path):
+    card = json.loads((run / "privacy.json").read_text())
+    said = card["provenance"]
+    for name in ("report.html", "report.md"):
+        above = (run / name).read_text().split("guarantee, item")[0].replace("\\", "")
+        assert f"model: {said['model']}" in above
+        assert f"date: {said['date']}" in above
+        assert "not stated" not in above
+    card["provenance"] |= {"author": "<b>Ann</b>", "data": "made-up"}
+    assert "author: &lt;b&gt;Ann&lt;/b&gt;" in html_page.render(card)
+    assert "data: made-up; date:" in html_page.render(card).split("<section")[0]
 
 
 def test_explore_prints_its_address_and_serves_it():
