@@ -131,7 +131,7 @@ def adult() -> list[dict[str, Any]]:
     import pandas
 
     import dpfy.estimators
-    from dpfy.data.files import DataFolder
+    from dpfy.core.files import DataFolder
 
     path = DataFolder.find(None).file("adult", "adult.csv.gz", "adult.csv").path
     whole = pandas.read_csv(path)

@@ -35,14 +35,14 @@ most 1).
 
 def adult() -> dict[str, Any]:
     """UCI Adult: numbers and one-hot categories within 0 and 1, and who is rich."""
-    from dpfy.data import schema
     from dpfy.estimators.columns import FeatureColumns
     from dpfy.estimators.linear.design import RowLayout
     from dpfy.estimators.records import read
+    from dpfy.tables import Schema
     from dpfy_lab.studies.classical_adult import RICH, table
 
     X, y = table(None)
-    columns = FeatureColumns(tuple(schema.load("adult").features))
+    columns = FeatureColumns(tuple(Schema.of("adult").features))
     rows = RowLayout(columns, constant=False).rows(read(X, columns), np.inf)
     dense = rows.toarray() if hasattr(rows, "toarray") else rows
     low = np.where(dense.min(axis=0) < 0, -1.0, 0.0)  # the scales of the schema: [-1, 1], or [0, 1]

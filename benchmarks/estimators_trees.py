@@ -214,10 +214,10 @@ def asked_of(python, name, more):
 
 def numbers(rows):
     """Adult's five numbers on their scales: log1p of money, 0 to 1 for it, -1 to 1 for all else."""
-    from dpfy.data import schema
     from dpfy.estimators import KMeans
+    from dpfy.tables import Schema
 
-    columns = tuple(c for c in schema.load("adult").features if c.name in NUMBERS)
+    columns = tuple(c for c in Schema.of("adult").features if c.name in NUMBERS)
     table = rows[list(NUMBERS)]
     return (
         columns,

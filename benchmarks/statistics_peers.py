@@ -172,13 +172,14 @@ def ours(data, epsilon):
     """dpfy's statistics, as a query of one of them plans it."""
     from dpfy.core.values import mock_permit
     from dpfy.queries.plan import QueryTerms, plan
-    from dpfy.queries.sources import TableColumns
-    from dpfy.statistics.columns import CategoryColumn, NumberColumn, PrivateTable
     from dpfy.statistics.statistic import Spend
+    from dpfy.tables.columns import Category, Number
+    from dpfy.tables.schema import Schema
+    from dpfy.tables.table import PrivateTable
 
-    columns = TableColumns(
-        {c: NumberColumn(c, *map(float, r)) for c, r in RANGES.items()}
-        | {"income": CategoryColumn("income", ("<=50K", ">50K"))}
+    columns = Schema.of(
+        {c: Number(c, *map(float, r)) for c, r in RANGES.items()}
+        | {"income": Category("income", ("<=50K", ">50K"))}
     )
     cells = {c: data[c] for c in RANGES} | {"income": np.where(data["rich"], ">50K", "<=50K")}
 
@@ -236,10 +237,10 @@ def measured(name, data, runs):
 
 def adult():
     """Age, hours a week, and whether the income is above 50K."""
-    from dpfy.data.cells import read_csv
-    from dpfy.data.files import DataFolder
+    from dpfy.core.files import DataFolder
+    from dpfy.tables.sources import read_table
 
-    cells = read_csv(DataFolder.find(None).file("adult", "adult.csv.gz", "adult.csv"))
+    cells = read_table(DataFolder.find(None).file("adult", "adult.csv.gz", "adult.csv"))
     return {
         "age": cells["age"],
         "hours": cells["hr_per_week"],

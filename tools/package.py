@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CARRIED = (
     "py.typed",
     "entry_points.txt",
-    "data/schemas/adult.toml",
+    "tables/schemas/adult.toml",
     "report/templates/report.html.j2",
     "report/schema/privacy-card-2.json",
 )

@@ -19,9 +19,10 @@ from typing import Any
 import dpfy
 from dpfy.accounting import calculator, patterns
 from dpfy.core import settings
-from dpfy.data import schema
 from dpfy.data.config import FIELDS_OF_KIND
 from dpfy.models.config import FIELDS_OF_MODEL
+from dpfy.tables import columns as schema
+from dpfy.tables.schema import KINDS
 from dpfy.training.config import FIELDS_OF_CLIP, SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +32,7 @@ AGAIN = "python tools/reference.py"
 SCHEMA_KEYS = {
     "missing": ("list of words", '[""]', "Cells that mean “no value”."),
     "columns.NAME.kind": ("text", "must be given", f"What the column is: "
-                                                   f"{', '.join(schema.KINDS)}."),
+                                                   f"{', '.join(KINDS)}."),
     "columns.NAME.ignore": ("true", "none", "The column must be in the file and is never read. "
                                             "Stands alone."),
     "columns.NAME.range": ("[low, high]", "must be "

@@ -94,11 +94,6 @@ def released(
         told, lines = told | {"out": str(out)}, [f"{len(found.probabilities)} predictions: {out}"]
     else:
         lines = found.to_csv().splitlines()
-    if found.outside:
-        print(
-            one_line(f"{found.outside} values lay outside of the public ranges and categories"),
-            file=sys.stderr,
-        )
     if not as_json:
         print(predictions.NOTE, file=sys.stderr)
     tell(told, lines, as_json=as_json)

@@ -63,6 +63,16 @@ def positive_or_infinite(name: str, value: object) -> float:
     return math.inf if value == math.inf else positive(name, value)
 
 
+def interval(name: str, value: object) -> tuple[float, float]:
+    """A pair (low, high) with low < high."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InvalidInput(name, value, "must be two numbers: [low, high]")
+    low, high = real(f"{name}[0]", value[0]), real(f"{name}[1]", value[1])
+    if not low < high or not math.isfinite(high - low):
+        raise InvalidInput(name, value, "low must be less than high")
+    return low, high
+
+
 def inside_unit(name: str, value: object) -> float:
     """A number strictly between 0 and 1."""
     if not 0 < real(name, value) < 1:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.files import DataFile, unpacked
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
-from dpfy.data.files import DataFile, unpacked
 from dpfy.data.owners import owner_words
 
 WHOLE = ("x", "y")
@@ -128,25 +128,22 @@ def _encode(x: np.ndarray, y: np.ndarray, config: DataConfig, name: str) -> Enco
             f"x of shape {x.shape}, y of shape {y.shape}",
             "x needs one row per label, y one dimension",
         )
-    features, clamped = scaled(x, config.range)
     assert config.classes is not None
-    return Encoded(
-        labelled(features, torch.from_numpy(y.astype(np.int64)), config.classes, name), clamped
-    )
+    labels = torch.from_numpy(y.astype(np.int64))
+    return Encoded(labelled(scaled(x, config.range), labels, config.classes, name))
 
 
-def scaled(x: np.ndarray, public: tuple[float, float] | None) -> tuple[Tensor, int]:
-    """Features as float32: with a public range clamped (and counted) and mapped to [0, 1]; else
-    bytes over 255, others as is.
+def scaled(x: np.ndarray, public: tuple[float, float] | None) -> Tensor:
+    """Features as float32: with a public range clamped and mapped to [0, 1]; else bytes over 255,
+    others as is.
     """
     if public is None:
-        return torch.from_numpy(x.astype(np.float32) / (255.0 if x.dtype == np.uint8 else 1.0)), 0
+        return torch.from_numpy(x.astype(np.float32) / (255.0 if x.dtype == np.uint8 else 1.0))
     low, high = public
     values = x.astype(np.float64)
-    clamped = int(((values < low) | (values > high)).sum())
     # NaN survives the clip and is refused with its record number by the check that follows;
     # infinity is refused here.
     values = np.where(
         np.isfinite(values), (np.clip(values, low, high) - low) / (high - low), np.nan
     )
-    return torch.from_numpy(values.astype(np.float32)), clamped
+    return torch.from_numpy(values.astype(np.float32))

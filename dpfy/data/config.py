@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from dpfy.core import check, errors
+from dpfy.core.check import interval
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting, text
 from dpfy.core.unit import EXAMPLE, WINDOWS, Unit, user_unit
@@ -218,13 +219,3 @@ class DataConfig:
                 self.test_labels_path,
                 "must be given together with test_path",
             )
-
-
-def interval(name: str, value: object) -> tuple[float, float]:
-    """A pair (low, high) with low < high."""
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise InvalidInput(name, value, "must be two numbers: [low, high]")
-    low, high = check.real(f"{name}[0]", value[0]), check.real(f"{name}[1]", value[1])
-    if not low < high:
-        raise InvalidInput(name, value, "low must be less than high")
-    return low, high

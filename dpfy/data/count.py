@@ -4,12 +4,10 @@ count public.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.data.cells import read_csv, read_parquet
+from dpfy.core.files import DataFile
 from dpfy.data.config import DataConfig
-from dpfy.data.files import DataFile
+from dpfy.tables.sources import read_table
 
 PUBLIC = "public"
 """`privacy.records = "public"`: the number of records is public, and is counted."""
@@ -28,7 +26,7 @@ def records(config: DataConfig) -> int:
         )
         raise Unsupported(what, "give the public number in privacy.records (--records)")
     file = DataFile.given(config.path)
-    columns: dict[str, Any] = dict(read_csv(file) if config.kind == "csv" else read_parquet(file))
+    columns = read_table(file, parquet=config.kind == "parquet")
     whole = len(next(iter(columns.values())))
     if config.test_path is not None:
         return whole

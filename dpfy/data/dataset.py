@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.data.config import DataConfig
 from dpfy.data.owners import Owned
 from dpfy.data.records import Records, as_records, require_finite, require_labels
-from dpfy.data.split import split_fraction
+from dpfy.data.split import some, split_fraction, stated
 from dpfy.data.users import by_owner, held_out
 
 
@@ -21,10 +21,8 @@ class DataSource:
     """Records to train on and records held out, both encoded by public rules only.
 
     features: the shape of one record. classes: the declared number of classes. description: public
-    words, no path. clamped: how many values lay outside their public range or categories. It is a
-    fact about the data, so it is left out of `repr` and must not be logged unless it is billed.
-    owned: the training records with their owners, where users are the unit. held: the records held
-    out with their owners, where those are known.
+    words, no path. owned: the training records with their owners, where users are the unit. held:
+    the records held out with their owners, where those are known.
 
     Guarantees: features are finite and labels lie in the declared classes, in both parts.
     """
@@ -33,27 +31,44 @@ class DataSource:
     test: Records
     features: tuple[int, ...]
     classes: int | None
-    clamped: int = field(repr=False)
     description: str
     owned: Owned | None = field(default=None, repr=False)
     held: Owned | None = field(default=None, repr=False)
 
     @property
     def units(self) -> int:
-        """How many rows there are to draw from: records, or users."""
-        return len(self.train) if self.owned is None else len(self.owned.grouped(self.train))
+        """How many rows there are to draw from, as a plan must state them: records, or users."""
+        return stated(self.train) if self.owned is None else len(self.owned.grouped(self.train))
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One file as tensors, with the count of values that had to be clamped and, where it was asked
-    for, whose each record is and when.
+    """One file as tensors; where it was asked for, whose each record is and when; and which rows are
+    left out.
     """
 
     records: Records
-    clamped: int = 0
+    left_out: np.ndarray | None = field(default=None, repr=False)
     owners: np.ndarray | None = field(default=None, repr=False)
     times: object = field(default=None, repr=False)
+
+    def without(self, rows: np.ndarray | None) -> Encoded:
+        """With these rows left out too."""
+        if rows is None:
+            return self
+        return replace(self, left_out=rows if self.left_out is None else self.left_out | rows)
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Which rows are not left out."""
+        return np.ones(len(self.records), bool) if self.left_out is None else ~self.left_out
+
+    @property
+    def times_kept(self) -> object:
+        """When each record that is not left out was made."""
+        if self.times is None:
+            return None
+        return [self.times[row] for row in np.flatnonzero(self.kept)]  # type: ignore[index]
 
 
 def labelled(features: Tensor, labels: Tensor, classes: int, name: str) -> Records:
@@ -72,25 +87,27 @@ def assemble(
     """A DataSource from one file (split by the public permutation) or from two. With owners, users
     are trained on and held out whole.
     """
-    train_records, held, owned = train.records, None, None
+    train_records, held, owned = some(train.records, train.kept), None, None
     if config.most_records is not None and train.owners is not None:
         fraction = config.test_fraction if test is None else None
         train_records, held, owned = by_owner(
-            train.records, train.owners, train.times, config, fraction
+            train_records, train.owners[train.kept], train.times_kept, config, fraction
         )
-    if test is None:
-        train_records, test_records = (
-            (train_records, as_records(held.records))
-            if held is not None
-            else split_fraction(train_records, config.test_fraction)
+        if test is None and held is None:
+            train_records, test_records = split_fraction(train_records, config.test_fraction)
+    elif test is None:
+        train_records, test_records = split_fraction(
+            train.records, config.test_fraction, train.kept
         )
-        parts = f"{len(test_records)} held out by a fixed public permutation"
-    else:
-        test_records = test.records
+    if held is not None:
+        test_records = as_records(held.records)
+    parts = "held out by a fixed public permutation"
+    if test is not None:
+        test_records = some(test.records, test.kept)
         if test.owners is not None:
-            held = held_out(test.records, test.owners, test.times, config)
+            held = held_out(test_records, test.owners[test.kept], test.times_kept, config)
             test_records = as_records(held.records)
-        parts = f"{len(test_records)} held out in a separate file"
+        parts = "held out in a separate file"
     shape = tuple(train.records.tensors[0].shape[1:])
     if tuple(test_records.tensors[0].shape[1:]) != shape:
         seen = tuple(test_records.tensors[0].shape[1:])
@@ -99,6 +116,5 @@ def assemble(
             f"shape {seen}",
             f"must have the shape of the training records, {shape}",
         )
-    clamped = train.clamped + (test.clamped if test is not None else 0)
-    words = f"{what}: {len(train_records)} to train, {parts}"
-    return DataSource(train_records, test_records, shape, classes, clamped, words, owned, held)
+    words = f"{what}: {stated(train_records)} to train, {stated(test_records)} {parts}"
+    return DataSource(train_records, test_records, shape, classes, words, owned, held)

@@ -13,17 +13,17 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
+from dpfy.core.files import DataFile
 from dpfy.core.settings import toml
-from dpfy.data import header as headers
-from dpfy.data.cells import read_csv, read_parquet
 from dpfy.data.config import kind_of
-from dpfy.data.files import DataFile
-from dpfy.data.schema import OPEN
+from dpfy.tables.schema import OPEN
+from dpfy.tables.sources import Header, read_header, read_table
 
 LABEL, NUMBER, CATEGORY, IGNORE = "label", "number", "category", "ignore"
 WORDS = {
@@ -276,11 +276,11 @@ def write(
             data,
             "must be a table, CSV or Parquet; dpfy train reads this kind without a schema",
         )
-    found = headers.read(file, parquet=kind == "parquet")
+    found = read_header(file, parquet=kind == "parquet")
     _check(found, data, header)
     drafted = columns(found.names, found.kinds, given.kinds())
     if public:
-        table: dict[str, Any] = dict(read_csv(file, 0) if kind == "csv" else read_parquet(file, 0))
+        table: dict[str, Any] = read_table(file, 0, kind == "parquet")
         drafted = [filled(column, table[column.name]) for column in drafted]
     name = file.path.name.removesuffix(".gz").rpartition(".")[0] or file.path.name
     schema_file, job_file = out / f"{name}.schema.toml", out / f"{name}.job.toml"
@@ -299,10 +299,10 @@ def write(
     }
 
 
-def _check(found: headers.Header, data: str, header: bool) -> None:
+def _check(found: Header, data: str, header: bool) -> None:
     if len(set(found.names)) != len(found.names):
         raise InvalidInput("DATA", data, "has two columns of one name; rename one")
-    if not header and headers.looks_like_a_record(found.names):
+    if not header and looks_like_a_record(found.names):
         rule = (
             "its first line holds a number or a date, so it looks like a record and not like "
             "names; add a line of names, or say --header"
@@ -324,3 +324,18 @@ def _save_all(texts: dict[Path, str], force: bool) -> None:
             raise InvalidInput(
                 "--out", str(path), storage.why(problem, "cannot be written")
             ) from None
+
+
+def looks_like_a_record(names: tuple[str, ...]) -> bool:
+    """Whether a line of names holds a number or a date: then it is more likely somebody's data."""
+    return any(_is_value(name) for name in names)
+
+
+def _is_value(name: str) -> bool:
+    for read_as in (float, date.fromisoformat):
+        try:
+            read_as(name)
+            return name.lower() not in ("nan", "inf", "infinity")
+        except ValueError:
+            pass
+    return False

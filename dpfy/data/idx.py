@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.files import DataFile, DataFolder
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
-from dpfy.data.files import DataFile, DataFolder
 
 UNSIGNED_BYTE, SIGNED_INT = 0x08, 0x0C
 WRITER = 2

@@ -32,9 +32,11 @@ def permutation(count: int) -> Tensor:
     return torch.tensor(sorted(range(count), key=digest.__getitem__), dtype=torch.int64)
 
 
-def split(records: Records, held_out: int) -> tuple[Records, Records]:
+def split(
+    records: Records, held_out: int, kept: NDArray[np.bool_] | None = None
+) -> tuple[Records, Records]:
     """(train, test): the first `held_out` records of the permutation are the test; each part keeps
-    the order of the file.
+    the order of the file. Those that are not `kept` are then left out, which moves no other one.
     """
     count = len(records)
     if not 0 < held_out < count:
@@ -44,8 +46,11 @@ def split(records: Records, held_out: int) -> tuple[Records, Records]:
             "both parts must hold at least 1 record",
         )
     order = permutation(count)
-    test, train = order[:held_out].sort().values, order[held_out:].sort().values
-    return Records(records.take(train)), Records(records.take(test))
+    test, train = (
+        some(Records(records.take(places)), None if kept is None else kept[places.numpy()])
+        for places in (order[:held_out].sort().values, order[held_out:].sort().values)
+    )
+    return train, test
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,11 +103,21 @@ def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = 
     )
 
 
-def split_fraction(records: Records, fraction: float) -> tuple[Records, Records]:
+def some(records: Records, kept: NDArray[np.bool_] | None) -> Records:
+    """The rows that are kept. How many rows there were is public, how many are kept is not."""
+    if kept is None or kept.all():
+        return records
+    rows = records.take(torch.from_numpy(np.flatnonzero(kept)))
+    return SplitRecords(rows, records.structure, len(records))
+
+
+def split_fraction(
+    records: Records, fraction: float, kept: NDArray[np.bool_] | None = None
+) -> tuple[Records, Records]:
     """(train, test) with round(fraction * n) records held out, at least one on each side."""
     count = len(records)
     if count < 2:
         raise InvalidInput(
             "records", count, "at least 2 are needed to hold a part out; give a test file instead"
         )
-    return split(records, held_out(count, fraction))
+    return split(records, held_out(count, fraction), kept)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.files import DataFile, DataFolder
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble
-from dpfy.data.files import DataFile, DataFolder
 from dpfy.data.records import Records
 
 VOCABULARY = 256

@@ -5,18 +5,17 @@ trained on.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
+from dpfy.core.files import DataFile
 from dpfy.data import arrays, idx, table
-from dpfy.data.cells import read_csv, read_parquet
 from dpfy.data.config import DataConfig
-from dpfy.data.files import DataFile
-from dpfy.data.schema import Schema
+from dpfy.tables.schema import Schema
+from dpfy.tables.sources import read_table
 
 SCALES = {"embedded": 255.0, "mnist": 255.0, "fashion-mnist": 255.0, "idx": 255.0, "digits": 16.0}
 """The largest value of a pixel, by which a kind of data is divided."""
@@ -24,23 +23,18 @@ LABEL = "label"
 """A column of this name in a table of plain numbers is not read."""
 
 
-def of_table(path: str, schema: Schema, user: str | None) -> tuple[Tensor, int]:
-    """The rows of a CSV or Parquet file by `schema`, and how many values lay outside of it. Columns
-    of labels and users may be there.
-    """
+def of_table(path: str, schema: Schema, user: str | None) -> Tensor:
+    """The rows of a CSV or Parquet file by `schema`. Columns of labels and users may be there."""
     file = DataFile.given(path)
-    columns: dict[str, Any] = dict(
-        read_parquet(file) if path.lower().endswith((".parquet", ".pq")) else read_csv(file)
-    )
+    columns = read_table(file)
     if user is not None and user not in schema.names:
         columns.pop(user, None)
     return table.unlabelled(columns, schema, file.name)
 
 
-def of_numbers(path: str, config: DataConfig, shape: tuple[int, ...]) -> tuple[Tensor, int]:
+def of_numbers(path: str, config: DataConfig, shape: tuple[int, ...]) -> Tensor:
     """Arrays of a record's `shape`, scaled as `config` says: the array `x` of an NPZ file, an IDX
-    file of images, or a CSV file with a column for each number of a record; and how many values lay
-    outside of the public range.
+    file of images, or a CSV file with a column for each number of a record.
     """
     file = DataFile.given(path)
     if path.lower().endswith(".npz"):
@@ -68,26 +62,29 @@ def of_numbers(path: str, config: DataConfig, shape: tuple[int, ...]) -> tuple[T
     if math.prod(found.shape[1:]) != math.prod(shape):
         rule = f"must be the shape of a record that the model was trained on, {list(shape)}"
         raise InvalidInput(f"{file.name}: record", f"shape {list(found.shape[1:])}", rule)
-    features, outside = _scaled(found, config)
+    features = _scaled(found, config)
     if not bool(torch.isfinite(features).all()):
         first = int((~torch.isfinite(features.flatten(1)).all(1)).nonzero()[0]) + 1
         raise InvalidInput(
             f"{file.name}: record {first}", "NaN or infinity", "every value must be finite"
         )
-    return features.view(len(features), *shape), outside
+    return features.view(len(features), *shape)
 
 
-def _scaled(values: np.ndarray, config: DataConfig) -> tuple[Tensor, int]:
+def _scaled(values: np.ndarray, config: DataConfig) -> Tensor:
     if config.kind == "npz":
         return arrays.scaled(values, config.range)
     most = SCALES[config.kind]
     held = values.astype(np.float32)
-    outside = int(((held < 0) | (held > most)).sum())
-    return torch.from_numpy(np.clip(held, 0, most) / np.float32(most)), outside
+    return torch.from_numpy(np.clip(held, 0, most) / np.float32(most))
 
 
 def _cells(file: DataFile, width: int) -> np.ndarray:
-    columns = {name: cells for name, cells in read_csv(file).items() if name.lower() != LABEL}
+    columns = {
+        name: cells
+        for name, cells in read_table(file, parquet=False).items()
+        if name.lower() != LABEL
+    }
     if len(columns) != width:
         rule = f"must be {width}, one for each number of a record (a column {LABEL!r} is not read)"
         raise InvalidInput(f"{file.name}: columns", len(columns), rule)

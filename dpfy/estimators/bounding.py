@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
-from dpfy.data.schema import Number
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.columns import in_range
 from dpfy.estimators.fitting import FitSession, Floats
+from dpfy.tables.columns import Number
 
 SHARE = 0.1
 """Of the budget, where a column or the target has no public range: half for each histogram."""

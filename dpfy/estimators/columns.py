@@ -17,14 +17,14 @@ from typing import Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfy.core.check import interval
 from dpfy.core.codec import Codec
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
-from dpfy.data import schema as schemas
-from dpfy.data.cells import listed
-from dpfy.data.schema import Category, Label, Number, Schema
 from dpfy.estimators.claim import MOST_DOMAIN
 from dpfy.estimators.files import FileTable
-from dpfy.statistics.columns import OpenColumn, word
+from dpfy.tables.cells import listed, word
+from dpfy.tables.columns import Category, Label, Number, OpenColumn
+from dpfy.tables.schema import Schema
 
 Column = Union[Number, Category, OpenColumn]
 CODEC = Codec(
@@ -274,7 +274,7 @@ def in_range(name: str, low: float, high: float) -> Number:
     """A number in a range that no schema describes: onto [0, 1] where it begins at zero, which
     stays zero, else onto [-1, 1].
     """
-    return Number(name, (low, high), scale="unit" if abs(low) <= NEARLY * high else "symmetric")
+    return Number(name, low, high, scale="unit" if abs(low) <= NEARLY * high else "symmetric")
 
 
 def ranges(bounds: Any, names: Sequence[str]) -> list[tuple[float, float] | None]:
@@ -305,7 +305,7 @@ def ranges(bounds: Any, names: Sequence[str]) -> list[tuple[float, float] | None
 
 
 def _pair(name: str, pair: Any) -> tuple[float, float]:
-    return schemas.interval(
+    return interval(
         name,
         pair if isinstance(pair, list) else tuple(pair) if isinstance(pair, Sequence) else pair,
     )
@@ -315,12 +315,11 @@ def of_schema(schema: Any) -> tuple[list[Column | Label], frozenset[str], tuple[
     """The columns of a schema: a packaged one or a TOML file by name, a Schema, or columns by
     name.
     """
-    if isinstance(schema, str | Path):
-        text, name = schemas.written(str(schema))
-        built, ignored, missing = schemas.parse_columns(text, name)
-        return [*built], ignored, missing
-    if isinstance(schema, Schema):
-        return [*schema.features, schema.label], schema.ignored, schema.missing
+    if isinstance(schema, str | Path | Schema):
+        found = Schema.of(schema)
+        open_names = frozenset(c.name for c in found.columns if isinstance(c, OpenColumn))
+        known = [c for c in found.columns if c.name not in open_names]
+        return known, open_names, found.missing  # type: ignore[return-value]
     given = (
         list(schema.values())
         if isinstance(schema, Mapping)
@@ -330,10 +329,7 @@ def of_schema(schema: Any) -> tuple[list[Column | Label], frozenset[str], tuple[
     )
     for column in given:
         if not isinstance(column, Number | Category | Label | OpenColumn):
-            rule = (
-                "must be a TOML file, the name of a packaged schema, or columns "
-                "(dpfy.data.schema.Number, Category, Label)"
-            )
+            rule = "must be a TOML file, the name of a packaged schema, or columns (dpfy.tables)"
             raise InvalidInput("schema", column, rule)
     if len({c.name for c in given}) < len(given):
         raise InvalidInput("schema", [c.name for c in given], "must name each column once")

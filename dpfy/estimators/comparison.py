@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
-from dpfy.data.schema import Category, Label, Number
 from dpfy.estimators import columns, target
 from dpfy.estimators.estimator import PrivateClassifier, PrivateEstimator, PrivateRegressor
 from dpfy.estimators.files import FileTable
 from dpfy.estimators.job import names
+from dpfy.tables.columns import Category, Label, Number
 
 Objects = NDArray[Any]
 MOST_RECORDS, LEAST_TEST = 1_000_000, 100

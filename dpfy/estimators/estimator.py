@@ -77,7 +77,7 @@ class PrivateEstimator(BaseEstimator):
     epsilon, delta:  what a fit may cost. delta 0 asks for a pure guarantee, where the estimator has
     one. accountant:      which accountant computes it ("tight" is exact here). adjacency:
     which change is hidden: "add-or-remove-one", "replace-one" or "zero-out". schema:
-    public columns: a TOML file, the name of a packaged schema, or columns of `dpfy.data.schema`.
+    public columns: a TOML file, the name of a packaged schema, or columns (`dpfy.tables`).
     bounds:          in its place, for numbers: (low, high), each a number or one for each column,
     or pairs by the name of a column. Columns
                      without bounds are bounded by private quantiles, for a tenth of the budget.

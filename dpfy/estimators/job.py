@@ -16,7 +16,6 @@ import numpy as np
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.unit import Person
-from dpfy.data.schema import Label, Number
 from dpfy.estimators import columns, records, target
 from dpfy.estimators.estimator import (
     COMMON,
@@ -30,6 +29,7 @@ from dpfy.estimators.estimator import (
 from dpfy.estimators.files import FileTable
 from dpfy.report.verify import verify
 from dpfy.runs.run import Run
+from dpfy.tables.columns import Label, Number
 
 SHORT = {
     "logistic": "LogisticRegression",

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Person
-from dpfy.data.cells import listed
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.records import EncodedRecords
-from dpfy.statistics.columns import word
+from dpfy.tables.cells import listed, word
 
 Codes = NDArray[np.int64]
 NOBODY = -1

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
-from dpfy.data.cells import listed
-from dpfy.data.schema import OTHER, Category, Number
 from dpfy.estimators.columns import Column, FeatureColumns, as_array, distinct
 from dpfy.estimators.target import ClassTarget, NumberTarget, Target
-from dpfy.statistics.columns import OpenColumn, numbers, word
+from dpfy.tables.cells import listed, numbers, word
+from dpfy.tables.columns import FILL_OTHER, Category, Number, OpenColumn
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -294,7 +293,7 @@ def _place(
         return known[text]
     if absent or text in missing:
         return ABSENT if column.fill is None else known.get(column.fill, other)
-    return other if column.fill == OTHER else UNLISTED
+    return other if column.fill == FILL_OTHER else UNLISTED
 
 
 def parts(size: int, length: int = 1 << 13) -> list[slice]:

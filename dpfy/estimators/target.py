@@ -11,10 +11,10 @@ from typing import Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfy.core.check import interval
 from dpfy.core.errors import InvalidInput
-from dpfy.data.schema import Category, Label, Number, interval
 from dpfy.estimators.columns import Column, distinct
-from dpfy.statistics.columns import OpenColumn
+from dpfy.tables.columns import Category, Label, Number, OpenColumn
 
 PUBLIC = "public"
 """The caller states that the set of labels that occur in y is public knowledge."""

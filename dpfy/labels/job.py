@@ -17,7 +17,6 @@ from dpfy.core import check, errors, settings
 from dpfy.core.errors import InvalidInput
 from dpfy.core.settings import setting
 from dpfy.data import count, source, unlabelled
-from dpfy.data import schema as schemas
 from dpfy.data.config import DataConfig, kind_of
 from dpfy.labels.claim import BINS, METHODS, PROJECTION, SCHEMA, LabelClaim
 from dpfy.labels.evidence import CORRECTIONS
@@ -25,6 +24,7 @@ from dpfy.labels.fitting import LabelFit, images, load, run_fit, section
 from dpfy.labels.method import AUTO, LabelMethod
 from dpfy.runs.mark import HIDDEN, Mark
 from dpfy.runs.run import Run
+from dpfy.tables.schema import training_schema
 from dpfy.training.config import PATHS
 from dpfy.training.job import budget_of, public_records, require_run
 from dpfy.training.load import CONFIG, Released
@@ -238,11 +238,7 @@ def run(
 
 def _files(data: DataConfig) -> dict[str, bytes]:
     """The public schema by which a table is read."""
-    return (
-        {}
-        if data.schema is None
-        else {SCHEMA: schemas.rendered(schemas.load(data.schema)).encode()}
-    )
+    return {} if data.schema is None else {SCHEMA: training_schema(data.schema).to_toml().encode()}
 
 
 def _claim(config: LabelJob, records: int) -> LabelClaim:
@@ -257,7 +253,7 @@ def classes_of(data: DataConfig) -> int:
         return 10
     if data.classes is not None:
         return data.classes
-    return len(schemas.load("adult" if data.kind == "adult" else str(data.schema)).label.classes)
+    return len(training_schema("adult" if data.kind == "adult" else str(data.schema)).label.classes)
 
 
 def predicted(run: Path | str, data: Path | str) -> Predictions:
@@ -269,11 +265,11 @@ def predicted(run: Path | str, data: Path | str) -> Predictions:
     reads = section(released.card)["reads"]
     schema = schema_of_run(released, config.data.kind)
     if schema is not None:
-        features, outside = unlabelled.of_table(str(data), schema, None)
+        features = unlabelled.of_table(str(data), schema, None)
     else:
-        features, outside = unlabelled.of_numbers(str(data), config.data, tuple(reads["features"]))
+        features = unlabelled.of_numbers(str(data), config.data, tuple(reads["features"]))
     names = tuple(map(str, range(reads["classes"]))) if schema is None else schema.label.classes
     model = load(run)
     with torch.no_grad():
         scores = torch.cat([model(part) for part in features.split(AT_ONCE)]).clamp(1e-6, 1.0)
-    return Predictions(names, scores / scores.sum(1, keepdim=True), outside)
+    return Predictions(names, scores / scores.sum(1, keepdim=True))

@@ -8,9 +8,9 @@ from typing import Any
 
 from dpfy.accounting import calibrate
 from dpfy.core import check, events
+from dpfy.core.check import interval
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
-from dpfy.data.config import interval
 from dpfy.labels.claim import (
     ALIBI,
     BINS,

@@ -164,6 +164,6 @@ def predicted(run: Path | str, data: Path | str) -> Predictions:
         if kind == "npz"
         else DataConfig(kind=kind)
     )
-    features, outside = unlabelled.of_numbers(str(data), config, shape)
+    features = unlabelled.of_numbers(str(data), config, shape)
     with torch.no_grad():
-        return Predictions(tuple(map(str, range(classes))), chances(model, features), outside)
+        return Predictions(tuple(map(str, range(classes))), chances(model, features))

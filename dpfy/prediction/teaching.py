@@ -83,7 +83,8 @@ def taught(
 
     With `training` they are networks; else they know class means.
     """
-    from dpfy.data import schema, source
+    from dpfy.data import source
+    from dpfy.tables.schema import training_schema
 
     held = source.load(config)
     if held.classes is None:
@@ -100,7 +101,7 @@ def taught(
         found = teach_networks(x, y, voters=voters, classes=held.classes, training=training)
     named = "adult" if config.kind == "adult" else config.schema
     labels = (
-        list(schema.load(named).label.classes)
+        list(training_schema(named).label.classes)
         if named is not None
         else [str(k) for k in range(held.classes)]
     )

@@ -14,13 +14,14 @@ from dpfy.core import check, events
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 from dpfy.core.values import mock_permit
-from dpfy.queries.sources import TableColumns
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
-from dpfy.statistics.columns import NumberColumn, PrivateTable
 from dpfy.statistics.selection import UnknownKeys
 from dpfy.statistics.statistic import Spend, Statistic
 from dpfy.statistics.units import ContributionLimit
+from dpfy.tables.columns import Number
+from dpfy.tables.schema import Schema
+from dpfy.tables.table import PrivateTable
 
 DOWN = 1 - 2.0**-40
 THRESHOLDS = 10
@@ -127,7 +128,7 @@ class QueryPlan:
     """Statistics with their claims, before any data is read."""
 
     query: language.Query
-    columns: TableColumns
+    columns: Schema
     terms: QueryTerms
     statistics: tuple[Statistic, ...]
     claims: tuple[StatisticClaim, ...]
@@ -138,7 +139,7 @@ class QueryPlan:
         return sum(claim.releases for claim in self.claims)
 
 
-def plan(text: str, columns: TableColumns, terms: QueryTerms) -> QueryPlan:
+def plan(text: str, columns: Schema, terms: QueryTerms) -> QueryPlan:
     """The claims of a query.
 
     Guarantees: the composition of their events, by the accountant that the card will name, is at
@@ -147,9 +148,9 @@ def plan(text: str, columns: TableColumns, terms: QueryTerms) -> QueryPlan:
     """
     query = language.parse(text)
     if terms.user is not None:
-        check.one_of("user", terms.user, columns.columns)
+        check.one_of("user", terms.user, columns.named)
     asked = columns if terms.contributions is None else per_user(terms.contributions)
-    statistics = tuple(functions.build(query, asked.columns, terms.records, terms.user))
+    statistics = tuple(functions.build(query, asked.named, terms.records, terms.user))
     if terms.delta == 0:
         claims = _pure(statistics, terms)
     else:
@@ -159,24 +160,24 @@ def plan(text: str, columns: TableColumns, terms: QueryTerms) -> QueryPlan:
     return QueryPlan(query, columns, terms, statistics, claims)
 
 
-def per_user(bound: int) -> TableColumns:
+def per_user(bound: int) -> Schema:
     """The columns of a table with a row for each user."""
-    return TableColumns({CONTRIBUTIONS: NumberColumn(CONTRIBUTIONS, 0, bound)})
+    return Schema.of([Number(CONTRIBUTIONS, 0, bound)])
 
 
 def _rehearse(
     statistics: Sequence[Statistic],
     claims: Sequence[StatisticClaim],
-    columns: TableColumns,
+    columns: Schema,
     terms: QueryTerms,
 ) -> None:
     """Answer the query on an empty table: what cannot be done for a public reason is refused before
     anything is reserved.
     """
-    empty = PrivateTable({name: [] for name in columns.columns}, columns.columns)
+    empty = PrivateTable({column.name: [] for column in columns.columns}, columns)
     for statistic, claim in zip(statistics, claims, strict=True):
         permit = mock_permit(claim.event, claim.releases, claim.name, claim.adjacency)
-        known: dict[str, tuple[str, ...]] = dict.fromkeys(columns.columns, ())
+        known: dict[str, tuple[str, ...]] = dict.fromkeys(columns.named, ())
         statistic.knowing(known).release(empty, Spend(claim, terms.contribution, permit))
 
 

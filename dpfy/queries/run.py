@@ -8,7 +8,7 @@ import hashlib
 import html
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,16 @@ import dpfy
 from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.queries.plan import CONTRIBUTIONS, QueryPlan, QueryTerms, per_user, plan
-from dpfy.queries.sources import TableColumns, cells_of
 from dpfy.report import card
 from dpfy.runs.folder import RunFolder, complete
 from dpfy.runs.run import Run
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.answers import Answers
 from dpfy.statistics.claim import FILE
-from dpfy.statistics.columns import Column, PrivateTable, word
 from dpfy.statistics.selection import TopStatistic, UnknownKeys
 from dpfy.statistics.statistic import Spend
-from dpfy.statistics.units import coded
+from dpfy.tables.schema import Schema
+from dpfy.tables.table import PrivateTable
 
 MOST_SHOWN = 20
 """Answers of one statistic that are repeated in the card; all of them are in answers.json."""
@@ -76,7 +75,7 @@ def query(
     data: Any,
     text: str,
     *,
-    schema: TableColumns | Mapping[str, Column] | str | Path,
+    schema: Any,
     terms: QueryTerms,
     run: Run | str | Path,
     progress: Progress = lambda what: None,
@@ -84,14 +83,14 @@ def query(
     """Answer a query on private records, in a run folder that anyone can verify.
 
     `data` is a file, a table or arrays by column; `schema` a TOML file, the name of a packaged one,
-    or columns by name; `terms` what the query may cost and whose data it protects; `run` a new
+    or a list of columns; `terms` what the query may cost and whose data it protects; `run` a new
     folder.
 
     Guarantees: everything about the query is checked, and its price computed and reserved, before
     `data` is opened. A query that is refused spends nothing and leaves no folder.
     """
     progress("planning")
-    made = plan(text, TableColumns.given(schema), terms)
+    made = plan(text, Schema.of(schema), terms)
     return answer(data, made, Run.of(run), progress)
 
 
@@ -160,26 +159,20 @@ def finished(path: Path) -> QueryResult:
 
 def table_of(data: Any, made: QueryPlan) -> PrivateTable:
     """The private records, with their owners."""
-    cells = cells_of(data, made.columns)
-    table = PrivateTable(cells, made.columns.columns, made.columns.missing)
+    table = PrivateTable(data, made.columns, made.terms.user)
     if made.terms.records not in (None, table.size):
         raise InvalidInput(
             "records",
             made.terms.records,
             "is not the number of records in the data, which must be public to be given",
         )
-    if made.terms.user is None:
+    if made.terms.contributions is None or table.owners is None:
         return table
-    owners = coded([word(cell) for cell in table.cells(made.terms.user)])
-    if made.terms.contributions is not None:
-        counts = np.bincount(owners)
-        return PrivateTable(
-            {CONTRIBUTIONS: counts},
-            per_user(made.terms.contributions).columns,
-            owners=np.arange(len(counts)),
-        )
-    table.owners = owners
-    return table
+    found = PrivateTable(
+        {CONTRIBUTIONS: np.bincount(table.owners)}, per_user(made.terms.contributions)
+    )
+    found.owners = np.arange(found.size)
+    return found
 
 
 def _fingerprint(table: PrivateTable, made: QueryPlan) -> bytes:
@@ -188,6 +181,8 @@ def _fingerprint(table: PrivateTable, made: QueryPlan) -> bytes:
     written = {s.column.name for s in made.statistics if isinstance(s, UnknownKeys)}
     for name in sorted(used(made)):
         whole.update(name.encode() + b"\0" + table.content(name, name in written))
+    if (left_out := table.left_out()) is not None:
+        whole.update(left_out.tobytes())
     if table.owners is not None:
         whole.update(table.owners.tobytes())
     return whole.digest()

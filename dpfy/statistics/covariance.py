@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from dpfy.core.values import Bound
 from dpfy.statistics.answer import Answer, NoiseLaw
-from dpfy.statistics.columns import NumberColumn, PrivateTable
 from dpfy.statistics.moments import LINEAR, Floats, centred, present
 from dpfy.statistics.statistic import SumStatistic
+from dpfy.tables.columns import RangedColumn
+from dpfy.tables.table import PrivateTable
 
 FEW = "too few records to tell: the interval is all that is possible"
 
@@ -28,7 +29,7 @@ FEW = "too few records to tell: the interval is all that is possible"
 class Covariance(SumStatistic):
     """Covariances of several columns, from the records in which all of them are there."""
 
-    columns: tuple[NumberColumn, ...]
+    columns: tuple[RangedColumn, ...]
 
     @property
     def pairs(self) -> list[tuple[int, int]]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn
 from dpfy.statistics.covariance import Covariance
 from dpfy.statistics.groups import AnyWhere, Bins, FoundWords, GroupBy, GroupKey, Where, listed
 from dpfy.statistics.language import AnyOf, Condition, Query, StatisticCall
@@ -20,11 +19,13 @@ from dpfy.statistics.moments import (
     DistinctStatistic,
     MomentStatistic,
     TotalStatistic,
+    UnfitStatistic,
 )
 from dpfy.statistics.quantiles import Quantiles, grid_of, share_of
 from dpfy.statistics.selection import ModeStatistic, RangeStatistic, TopStatistic
 from dpfy.statistics.statistic import Statistic, SumStatistic, number, of_size, words
 from dpfy.statistics.tables import Accuracy, BinCounts, Calibration, Contingency, Margins
+from dpfy.tables.columns import Column, Date, OpenColumn, RangedColumn, WordColumn
 
 MOST_SHARES = 99
 WEIGHT, WEIGHTS = "weight", (0.01, 100)
@@ -108,6 +109,11 @@ def _distinct_persons(a: StatisticRequest) -> Statistic:
     return DistinctStatistic(a.text, a.groups, None, column)
 
 
+def _unfit(a: StatisticRequest) -> Statistic:
+    a.exactly(1)
+    return UnfitStatistic(a.text, a.groups, None, a.column())
+
+
 def _sum(a: StatisticRequest) -> Statistic:
     a.exactly(1)
     return TotalStatistic(a.text, a.groups, a.records, number("sum", a.column()))
@@ -133,7 +139,7 @@ def _covariance(a: StatisticRequest) -> Statistic:
 
 def _histogram(a: StatisticRequest) -> Statistic:
     column = a.column()
-    if not isinstance(column, NumberColumn):
+    if not isinstance(column, RangedColumn):
         a.exactly(1)
         return Contingency(a.text, a.groups, None, _distinct(a), margins=False)
     bins = _bins(a, column)
@@ -141,7 +147,7 @@ def _histogram(a: StatisticRequest) -> Statistic:
     return BinCounts(a.text, a.groups, None, bins)
 
 
-def _bins(a: StatisticRequest, column: NumberColumn) -> Bins:
+def _bins(a: StatisticRequest, column: RangedColumn) -> Bins:
     """Bins with the edges that are asked for, or so many of equal width."""
     edges = a.numbers(1)
     if edges and a.option("bins") is not None:
@@ -171,7 +177,7 @@ def _margins(a: StatisticRequest) -> Statistic:
     )
 
 
-def _distinct(a: StatisticRequest) -> tuple[CategoryColumn, ...]:
+def _distinct(a: StatisticRequest) -> tuple[WordColumn, ...]:
     held = tuple(words(a.ask.function, a.column(k)) for k in range(len(a.ask.arguments)))
     names = [column.name for column in (*held, *a.groups.by)]
     if len(set(names)) < len(names):
@@ -224,7 +230,7 @@ def _top(a: StatisticRequest) -> Statistic:
 
 def _range(a: StatisticRequest) -> Statistic:
     a.exactly(1)
-    if isinstance(column := a.column(), CategoryColumn):
+    if isinstance(column := a.column(), WordColumn):
         raise InvalidInput(
             "query range",
             column.name,
@@ -261,6 +267,7 @@ def _calibration(a: StatisticRequest) -> Statistic:
 FUNCTIONS: dict[str, tuple[Callable[[StatisticRequest], Statistic], tuple[str, ...], str]] = {
     "count": (_count, (), "count()"),
     "distinct": (_distinct_persons, (), "distinct(patient), also count(distinct patient)"),
+    "unfit": (_unfit, (), "unfit(age): cells that do not fit the schema"),
     "sum": (_sum, (), "sum(age)"),
     "mean": (_moments(1), (), "mean(age)"),
     "variance": (_moments(2), (), "variance(age)"),
@@ -352,7 +359,7 @@ def _key(key: str | StatisticCall, columns: Mapping[str, Column]) -> GroupKey:
     """What groups are made of: a column of words, or a function of a column."""
     if isinstance(key, str):
         column = named("by", key, columns)
-        if isinstance(column, NumberColumn):
+        if isinstance(column, RangedColumn):
             raise InvalidInput(
                 "query by", key, f"holds numbers: group by bins({key}, 20, 40, 60), say"
             )
@@ -416,7 +423,7 @@ def _compared(condition: Condition, columns: Mapping[str, Column]) -> Column:
     """The column of a condition, if the comparison makes sense for it."""
     column = named("where", condition.column, columns)
     values = listed(condition.value)
-    if isinstance(column, CategoryColumn):
+    if isinstance(column, WordColumn):
         if condition.comparison not in ("=", "!=", "in"):
             raise InvalidInput(
                 "query where", str(condition), "words are compared with =, != and in only"
@@ -425,6 +432,11 @@ def _compared(condition: Condition, columns: Mapping[str, Column]) -> Column:
             check.one_of(f"query where {column.name}", value, column.words)
     elif isinstance(column, OpenColumn):
         raise InvalidInput("query where", column.name, "must be a column that the schema describes")
+    elif isinstance(column, Date):
+        if any(column.value(str(value)) is None for value in values):
+            raise InvalidInput(
+                "query where", str(condition), f"{column.name} is compared with '2020-01-31', say"
+            )
     elif any(isinstance(value, str) for value in values):
         raise InvalidInput(
             "query where", str(condition), f"{column.name} is compared with a number"

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.statistics.columns import OTHER, CategoryColumn, Column, NumberColumn, PrivateTable
 from dpfy.statistics.language import AnyOf, Condition
+from dpfy.tables.columns import OTHER, Column, RangedColumn, WordColumn
+from dpfy.tables.table import PrivateTable
 
 MOST_FOUND = 1000
 """Words of a column that groups are made of, where the words are found by a release."""
@@ -35,7 +36,7 @@ class Bins:
     Guarantees: the bin of a record depends on its own cell and the public edges alone.
     """
 
-    column: NumberColumn
+    column: RangedColumn
     edges: tuple[float, ...]
 
     @property
@@ -104,7 +105,7 @@ class FoundWords:
         return np.array(found, np.int64).reshape(-1)
 
 
-GroupKey = CategoryColumn | Bins | FoundWords
+GroupKey = WordColumn | Bins | FoundWords
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class GroupBy:
     def most(self) -> int:
         """The number of groups at most, also where some are still to be found."""
         return math.prod(
-            len(key.cells) if isinstance(key, CategoryColumn) else key.most for key in self.by
+            len(key.cells) if isinstance(key, WordColumn) else key.most for key in self.by
         )
 
     @property
@@ -136,7 +137,7 @@ class GroupBy:
     @property
     def columns(self) -> list[Column]:
         """The columns that are read."""
-        keys = [key if isinstance(key, CategoryColumn) else key.column for key in self.by]
+        keys = [key if isinstance(key, WordColumn) else key.column for key in self.by]
         return [*keys, *_columns(self.where)]
 
     def knowing(self, words: Mapping[str, tuple[str, ...]]) -> GroupBy:
@@ -157,13 +158,16 @@ class GroupBy:
         for cell in np.ndindex(*(len(words) for _, words in cells)):
             yield {name: words[i] for (name, words), i in zip(cells, cell, strict=True)}
 
-    def codes(self, table: PrivateTable) -> Codes:
-        """The group of each record; -1 where a condition leaves it out."""
+    def codes(self, table: PrivateTable, every_row: bool = False) -> Codes:
+        """The group of each record; -1 where a condition or the schema
+        leaves it out."""
         found = np.zeros(table.size, np.int64)
         for key in self.by:
-            mine = table.codes(key.name) if isinstance(key, CategoryColumn) else key.codes(table)
+            mine = table.codes(key.name) if isinstance(key, WordColumn) else key.codes(table)
             found = found * len(key.cells) + mine
-        return np.where(_all(self.where, table), found, -1)
+        left_out = None if every_row else table.left_out()
+        counted = _all(self.where, table)
+        return np.where(counted if left_out is None else counted & ~left_out, found, -1)
 
 
 @dataclass(frozen=True)
@@ -200,11 +204,12 @@ def _all(where: Where, table: PrivateTable) -> NDArray[np.bool_]:
 def _holds(column: Column, condition: Condition, table: PrivateTable) -> NDArray[np.bool_]:
     """Which records meet a condition. A missing number meets none but "not equal"."""
     given = condition.value
-    if isinstance(column, CategoryColumn):
+    if isinstance(column, WordColumn):
         values: Any = table.codes(column.name)
         wanted: Any = [column.words.index(str(v)) for v in listed(given)]
     else:
-        values, wanted = table.numbers(column.name), [float(v) for v in listed(given)]
+        assert isinstance(column, RangedColumn)
+        values, wanted = table.numbers(column.name), [column.value(str(v)) for v in listed(given)]
     if condition.comparison == "in":
         return np.asarray(np.isin(values, wanted))
     one = wanted[0]

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from dpfy.core.values import Bound
 from dpfy.statistics.answer import Answer, NoiseLaw, ratio
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
-from dpfy.statistics.columns import Column, NumberColumn, PrivateTable
 from dpfy.statistics.statistic import Spend, SumStatistic, counted
 from dpfy.statistics.units import ContributionLimit
+from dpfy.tables.columns import Column, RangedColumn
+from dpfy.tables.table import PrivateTable
 
 Floats = NDArray[np.float64]
 LINEAR = "the interval is by linear approximation"
@@ -36,7 +37,7 @@ count. And the weight of t^2 - 1/2.
 """
 
 
-def centred(column: NumberColumn, table: PrivateTable) -> Floats:
+def centred(column: RangedColumn, table: PrivateTable) -> Floats:
     """A column in [-1, 1]; NaN where a number is missing."""
     return np.clip((table.numbers(column.name) - column.middle) / column.half, -1.0, 1.0)
 
@@ -97,12 +98,34 @@ class DistinctStatistic(CountStatistic):
 
 
 @dataclass(frozen=True)
+class UnfitStatistic(CountStatistic):
+    """How many cells of a column are not what the schema says: missing, no number, no date, out of
+    range or not listed. Rows that the schema leaves out are counted too.
+
+    Guarantees: a count like any other: a record adds at most 1, by its own cell alone.
+    """
+
+    column: Column
+
+    def placed(self, table: PrivateTable) -> NDArray[np.int64]:
+        """See `SumStatistic`."""
+        return np.where(table.unfit(self.column.name), 0, -1)
+
+    def used(
+        self, table: PrivateTable, contribution: ContributionLimit, counted: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """See `Statistic`."""
+        groups = np.where(counted, self.groups.codes(table, every_row=True), -1)
+        return groups, contribution.kept(table.owners, groups)
+
+
+@dataclass(frozen=True)
 class TotalStatistic(SumStatistic):
     """The sum of a column. Where the number of records is public, of the deviations from the middle
     of the range.
     """
 
-    column: NumberColumn
+    column: RangedColumn
 
     @property
     def shift(self) -> float:
@@ -129,7 +152,7 @@ class TotalStatistic(SumStatistic):
 class MomentStatistic(SumStatistic):
     """Mean, and variance or standard deviation (`degree` 2), of a column."""
 
-    column: NumberColumn
+    column: RangedColumn
     degree: int
     root: bool = False
 

@@ -30,9 +30,10 @@ from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.bits import Bits
 from dpfy.statistics.answer import Answer, percent, within
 from dpfy.statistics.claim import BudgetShare, LevelledExponential, StatisticClaim
-from dpfy.statistics.columns import NumberColumn, PrivateTable
 from dpfy.statistics.statistic import Spend, Statistic, parted
 from dpfy.statistics.units import ContributionLimit
+from dpfy.tables.columns import RangedColumn
+from dpfy.tables.table import PrivateTable
 
 Codes = NDArray[np.int64]
 MOST_VALUES = 1 << 20
@@ -69,7 +70,7 @@ class Quantiles(Statistic):
     found a few ranks inside.
     """
 
-    column: NumberColumn
+    column: RangedColumn
     shares: tuple[Fraction, ...]
     step: float
     end: str = ""
@@ -242,7 +243,7 @@ def share_of(value: float) -> Fraction:
     return found
 
 
-def grid_of(column: NumberColumn, step: float | None) -> float:
+def grid_of(column: RangedColumn, step: float | None) -> float:
     """The public grid: what is asked for; whole numbers where both ends are whole and the range is
     long; a thousandth of the range else.
     """

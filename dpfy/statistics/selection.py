@@ -18,10 +18,11 @@ from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.histogram import StabilityHistogram
 from dpfy.statistics.answer import Answer, NoiseLaw, percent, within
 from dpfy.statistics.claim import BudgetShare, StatisticClaim
-from dpfy.statistics.columns import CategoryColumn, Column, PrivateTable
 from dpfy.statistics.groups import MOST_WORD
 from dpfy.statistics.statistic import Spend, Statistic, counted, parted, spread_of
 from dpfy.statistics.units import ContributionLimit, coded
+from dpfy.tables.columns import Column, WordColumn
+from dpfy.tables.table import PrivateTable
 
 FARTHEST = 64
 """Powers of two that are told apart, on either side of one."""
@@ -33,7 +34,7 @@ class ModeStatistic(Statistic):
     of half the size is enough.
     """
 
-    column: CategoryColumn
+    column: WordColumn
 
     def claim(
         self, contribution: ContributionLimit, share: BudgetShare, **about: Any

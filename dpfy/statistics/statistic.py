@@ -21,9 +21,10 @@ from dpfy.mechanisms.discrete import DiscreteLaplaceMechanism
 from dpfy.mechanisms.grid import Grid, Laid
 from dpfy.statistics.answer import LEVEL, Answer, NoiseLaw, within
 from dpfy.statistics.claim import MOST_DOMAIN, BudgetShare, StatisticClaim
-from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn, PrivateTable
 from dpfy.statistics.groups import Bins, GroupBy
 from dpfy.statistics.units import ContributionLimit
+from dpfy.tables.columns import Column, RangedColumn, WordColumn
+from dpfy.tables.table import PrivateTable
 
 FINE, WIDEST = 24, 44
 """Bits between a contribution and a step of the grid, and between the noise and a step, at most."""
@@ -79,11 +80,7 @@ class Statistic(ABC):
         flat = [c for value in held for c in (value if isinstance(value, tuple) else (value,))]
         flat = [c.column if isinstance(c, Bins) else c for c in flat]
         flat += self.groups.columns
-        return list(
-            dict.fromkeys(
-                c for c in flat if isinstance(c, NumberColumn | CategoryColumn | OpenColumn)
-            )
-        )
+        return list(dict.fromkeys(c for c in flat if isinstance(c, Column)))
 
     def _claim(
         self, mechanism: str, parameter: float, bound: float, **about: Any
@@ -263,9 +260,9 @@ def spread_of(claim: StatisticClaim, level: float = LEVEL) -> NoiseLaw:
     return NoiseLaw(claim.mechanism, claim.parameter * claim.bound, level=level)
 
 
-def number(function: str, column: Column) -> NumberColumn:
+def number(function: str, column: Column) -> RangedColumn:
     """A column that must hold numbers."""
-    if not isinstance(column, NumberColumn):
+    if not isinstance(column, RangedColumn):
         raise InvalidInput(
             f"query {function}",
             column.name,
@@ -274,9 +271,9 @@ def number(function: str, column: Column) -> NumberColumn:
     return column
 
 
-def words(function: str, column: Column) -> CategoryColumn:
+def words(function: str, column: Column) -> WordColumn:
     """A column that must hold words out of a public list."""
-    if not isinstance(column, CategoryColumn):
+    if not isinstance(column, WordColumn):
         raise InvalidInput(
             f"query {function}", column.name, "must be a column whose categories are in the schema"
         )

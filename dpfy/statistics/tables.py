@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from dpfy.core.values import Bound, Bounded
 from dpfy.mechanisms.grid import Grid
 from dpfy.statistics.answer import Answer, NoiseLaw, ratio
-from dpfy.statistics.columns import CategoryColumn, NumberColumn, PrivateTable
 from dpfy.statistics.groups import Bins
 from dpfy.statistics.statistic import SumStatistic, counted
 from dpfy.statistics.units import ContributionLimit
+from dpfy.tables.columns import RangedColumn, WordColumn
+from dpfy.tables.table import PrivateTable
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -67,7 +68,7 @@ class Contingency(CellCounts):
     with the table.
     """
 
-    columns: tuple[CategoryColumn, ...]
+    columns: tuple[WordColumn, ...]
     margins: bool = True
 
     @property
@@ -111,8 +112,8 @@ class Contingency(CellCounts):
 class Accuracy(CellCounts):
     """The share of records on which two columns agree: of a model's guesses that are right."""
 
-    truth: CategoryColumn
-    guess: CategoryColumn
+    truth: WordColumn
+    guess: WordColumn
 
     @property
     def whole(self) -> bool:
@@ -169,8 +170,8 @@ class Calibration(SumStatistic):
     the expected calibration error.
     """
 
-    probability: NumberColumn
-    label: CategoryColumn
+    probability: RangedColumn
+    label: WordColumn
     bins: int
 
     @property
@@ -277,7 +278,7 @@ def _effect(table: Floats, axes: tuple[int, ...], kept: tuple[int, ...]) -> Floa
 class Margins(SumStatistic):
     """Every margin of so many columns at once, made consistent with each other."""
 
-    columns: tuple[CategoryColumn, ...]
+    columns: tuple[WordColumn, ...]
     order: int
 
     @property

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.data.cells import listed
-from dpfy.data.chunks import ROWS, Chunk, chunks
-from dpfy.data.files import DataFile
+from dpfy.core.files import DataFile
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique, Domain
+from dpfy.tables.cells import listed
+from dpfy.tables.sources import ROWS, Chunk, chunks
 
 Counts = NDArray[np.int64]
 MOST_CELLS = 1 << 27

@@ -8,14 +8,14 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.data import schema as schemas
 from dpfy.synthetic.columns import TableColumn, date_column, listed_column, number_column
 from dpfy.synthetic.constraints import Constraint, parse_constraints
+from dpfy.tables.columns import OpenColumn
+from dpfy.tables.schema import Schema, entry_of
 
 Clique = tuple[int, ...]
 """Numbers of columns, ascending: a marginal."""
@@ -25,12 +25,6 @@ BUILDERS = {
     "category": listed_column,
     "label": listed_column,
     "date": date_column,
-}
-KEYS = {
-    "number": {"range", "bins", "fill", "required", "scale", "transform"},
-    "category": {"categories", "fill", "ordered", "required"},
-    "label": {"classes", "ordered", "required"},
-    "date": {"range", "every", "required"},
 }
 MOST_COLUMNS = 1000
 
@@ -52,21 +46,25 @@ class Domain:
             )
 
     @classmethod
-    def given(cls, schema: Domain | str | Path) -> Domain:
+    def given(cls, schema: Any) -> Domain:
         """A domain as it is, or a schema: a packaged one, or a TOML file."""
-        return schema if isinstance(schema, Domain) else cls.parse(*schemas.written(str(schema)))
+        return schema if isinstance(schema, Domain) else cls.described(Schema.of(schema))
 
     @classmethod
     def parse(cls, text: str, name: str) -> Domain:
         """From the TOML of a schema."""
-        entries, missing, rules = schemas.sections(text, name)
-        ignored = frozenset(column for column, entry in entries.items() if _ignored(column, entry))
+        return cls.described(Schema.parse(text, name))
+
+    @classmethod
+    def described(cls, schema: Schema) -> Domain:
+        """From a schema."""
+        ignored = frozenset(c.name for c in schema.columns if isinstance(c, OpenColumn))
         columns = tuple(
-            _column(column, entry, missing)
-            for column, entry in entries.items()
-            if column not in ignored
+            _column(column.name, entry_of(column), schema.missing)
+            for column in schema.columns
+            if column.name not in ignored
         )
-        return cls(columns, ignored, parse_constraints(rules, columns))
+        return cls(columns, ignored, parse_constraints(list(schema.constraints), columns))
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Domain:
@@ -128,20 +126,7 @@ class Domain:
         )
 
 
-def _ignored(column: str, entry: object) -> bool:
-    if not isinstance(entry, Mapping):
-        raise InvalidInput(
-            f"columns.{column}", entry, "must be a section with a kind, or ignore = true"
-        )
-    if "ignore" in entry and (entry["ignore"] is not True or len(entry) > 1):
-        raise InvalidInput(
-            f"columns.{column}.ignore", entry["ignore"], "must be true and stand alone"
-        )
-    return "ignore" in entry
-
-
 def _column(column: str, entry: dict[str, Any], missing: tuple[str, ...]) -> TableColumn:
     kind = check.one_of(f"columns.{column}.kind", entry.get("kind"), BUILDERS)
-    check.known_keys(f"columns.{column}", entry, KEYS[kind] | {"kind"})
     made: TableColumn = BUILDERS[kind](column, entry, missing)
     return made

@@ -17,13 +17,13 @@ from dpfy.core.settings import setting
 from dpfy.core.unit import Adjacency
 from dpfy.data.config import DataConfig, kind_of
 from dpfy.data.count import PUBLIC
-from dpfy.data.schema import OPEN
 from dpfy.gradients.clip import CLIPS, LEAST_NORM, Clip
 from dpfy.models.config import ModelConfig
 from dpfy.noise.schedule import Schedule, equal_phases, given_phases
 from dpfy.plan.auto import MECHANISMS
 from dpfy.plan.recipe import FLOAT, NOISES, SAMPLINGS
 from dpfy.plan.stopping import MOST_POINTS
+from dpfy.tables.schema import OPEN
 from dpfy.training.paperwork import AboutConfig, LedgerConfig, PublicConfig
 from dpfy.training.runtime import Runtime
 

@@ -19,7 +19,6 @@ from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Adjacency
 from dpfy.data import count, source
-from dpfy.data import schema as schemas
 from dpfy.data.config import FIELDS_OF_KIND, USER, DataConfig
 from dpfy.data.count import held_out
 from dpfy.data.records import Records
@@ -31,6 +30,7 @@ from dpfy.report import figures, first
 from dpfy.report.card import NAME as CARD
 from dpfy.runs.mark import CANARIES, HIDDEN, Mark, refuse_planted
 from dpfy.runs.run import Run
+from dpfy.tables.schema import training_schema
 from dpfy.training import evaluation
 from dpfy.training.config import (
     MOST_GROUP,
@@ -319,12 +319,13 @@ def _evaluation(
 def schema_of(config: JobConfig) -> bytes:
     """The public schema of a job's table, as a run keeps it."""
     assert config.data.schema is not None
-    return schemas.rendered(schemas.load(config.data.schema)).encode()
+    return training_schema(config.data.schema).to_toml().encode()
 
 
 def load(config: JobConfig, expected: int) -> source.DataSource:
     """The data of a job that trains a classifier on about `expected` records."""
-    data = source.load(config.data)
+    added = Adjacency.parse(config.privacy.adjacency) is Adjacency.ADD_OR_REMOVE_ONE
+    data = source.load(config.data, every_row=not added)
     if data.classes is None:
         raise InvalidInput(
             "data.kind", config.data.kind, "has no classes; this job trains classifiers"

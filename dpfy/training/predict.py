@@ -17,9 +17,8 @@ from torch import Tensor
 from dpfy.core import storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.storage import write_atomically
-from dpfy.data import schema as schemas
 from dpfy.data import unlabelled
-from dpfy.data.schema import Schema
+from dpfy.tables.schema import Schema, training_schema
 from dpfy.training.load import Released
 
 SCHEMA = "schema.toml"
@@ -33,13 +32,10 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Predictions:
-    """The probability of each class for each record; and how many values lay outside of the public
-    ranges and categories.
-    """
+    """The probability of each class for each record."""
 
     classes: tuple[str, ...]
     probabilities: Tensor
-    outside: int
 
     def predicted(self) -> list[str]:
         """The most probable class of each record."""
@@ -57,7 +53,6 @@ class Predictions:
         return {
             "classes": list(self.classes),
             "records": len(rows),
-            "outside": self.outside,
             "predictions": rows,
             "note": NOTE,
         }
@@ -86,9 +81,9 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
     shape, count = released.reads()
     schema = schema_of_run(released, config.data.kind)
     if schema is not None:
-        features, outside = unlabelled.of_table(str(data), schema, config.data.user)
+        features = unlabelled.of_table(str(data), schema, config.data.user)
     elif config.data.kind in (*unlabelled.SCALES, "npz"):
-        features, outside = unlabelled.of_numbers(str(data), config.data, shape)
+        features = unlabelled.of_numbers(str(data), config.data, shape)
     else:
         raise Unsupported(
             f"predicting for data of kind {config.data.kind!r}",
@@ -108,13 +103,13 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
         raise InvalidInput(
             "run", str(run), "its model gives no numbers for these records: training diverged"
         )
-    return Predictions(names, found, outside)
+    return Predictions(names, found)
 
 
 def schema_of_run(released: Released, kind: str) -> Schema | None:
     """The schema by which the run read its table; None for data that has none."""
     if kind == "adult":
-        return schemas.load("adult")
+        return training_schema("adult")
     if kind not in ("csv", "parquet"):
         return None
     if SCHEMA not in released.card["files"]:
@@ -124,7 +119,7 @@ def schema_of_run(released: Released, kind: str) -> Schema | None:
         )
         raise InvalidInput("run", str(released.folder), rule)
     text = storage.content("schema", released.file(SCHEMA), name=SCHEMA).decode()
-    return schemas.parse(text, SCHEMA)
+    return Schema.parse(text, SCHEMA, labelled=True)
 
 
 def write(found: Predictions, run: Path, out: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from dpfy.core import errors, settings
 from dpfy.core.errors import Corrupt, InvalidInput
-from dpfy.data import schema as schemas
 from dpfy.data.config import REQUIRED
+from dpfy.tables.schema import training_schema
 from dpfy.training import config as configuration
 
 UNKNOWN = "the public number of records to train on, those held out (data.test_fraction) left out"
@@ -50,6 +50,6 @@ def _of_schema(given: object) -> list[InvalidInput]:
     if not isinstance(given, str) or not given or "\0" in given:
         return []
     try:
-        return errors.attempted(schemas.load, given)
+        return errors.attempted(training_schema, given)
     except Corrupt as problem:
         return [InvalidInput("data.schema", given, problem.problem)]

@@ -30,9 +30,9 @@ from dpfy.mechanisms.tested import Near, ProposeTestRelease
 from dpfy.mechanisms.votes import MOVED, GaussianArgmax, GaussianThreshold
 from dpfy.statistics import functions, language
 from dpfy.statistics.claim import BudgetShare
-from dpfy.statistics.columns import PrivateTable
 from dpfy.statistics.statistic import Spend
 from dpfy.statistics.units import ContributionLimit, coded
+from dpfy.tables.table import PrivateTable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "statistics"))
 from public import COLUMNS

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dpfy.cli.app import main
-from dpfy.data.schema import Category, Label, Number
 from dpfy.estimators import comparison
+from dpfy.tables.columns import Category, Label, Number
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "estimators"))
 from people import people
@@ -124,9 +124,9 @@ def test_bad_input_is_one_line(schema, capsys, arguments, said):
 
 def test_made_up_records_lie_in_their_columns():
     schema = (
-        Number("a", (3.0, 9.0)),
+        Number("a", 3.0, 9.0),
         Category("b", ("x", "y")),
-        Number("c", (0.0, 99.0), transform="log1p"),
+        Number("c", 0.0, 99.0, transform="log1p"),
         Label("d", ("u", "v", "w")),
     )
     data = comparison.made_up(schema, None, 500, seed=1)

@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from calls import HEADER, call, fill, refused, rows
 
-from dpfy.data import draft, header
-from dpfy.data.files import DataFile
-from dpfy.data.schema import parse
+from dpfy.core.files import DataFile
+from dpfy.data import draft
+from dpfy.tables import sources
+from dpfy.tables.schema import Schema
 
 
 @pytest.fixture
@@ -77,7 +78,9 @@ def test_the_file_is_read_up_to_the_end_of_its_header(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("people.csv").write_text(rows(5))
-    assert header._first_line(DataFile.given("people.csv")) == HEADER.encode() + b"\n"
+    with open("people.csv", "rb") as file:
+        assert sources._first_line(file, DataFile.given("people.csv")) == HEADER + "\n"
+        assert file.tell() == len(HEADER) + 1
 
 
 NAMES = [
@@ -103,9 +106,11 @@ def test_any_name_is_drafted_and_read_back(capsys, folder: Path, name: str, end:
         .replace('range = "?"', "range = [0, 9]")
         .replace('classes = "?"', 'classes = ["a", "b"]')
     )
-    assert [
-        c.name for c in parse(text.replace('categories = "?"', 'categories = ["x"]'), "t").features
-    ] == ["age", name.strip()]
+    text = text.replace('categories = "?"', 'categories = ["x"]')
+    assert [c.name for c in Schema.parse(text, "t", labelled=True).features] == [
+        "age",
+        name.strip(),
+    ]
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])
@@ -118,10 +123,10 @@ def test_semicolons_and_tabs(capsys, folder: Path, mark: str) -> None:
 
 
 def test_a_semicolon_inside_quotes_separates_nothing() -> None:
-    assert header.delimiter_of('"a;b"\tc\n1;2;3\n') == "\t"
-    assert header.delimiter_of("a;b,c\n") == ","
-    assert header.delimiter_of("one\nx,y\n") == ",", "one column"
-    assert header.delimiter_of("one\nx;y\n") == ",", "what follows the header says nothing"
+    assert sources.delimiter_of('"a;b"\tc\n1;2;3\n') == "\t"
+    assert sources.delimiter_of("a;b,c\n") == ","
+    assert sources.delimiter_of("one\nx,y\n") == ",", "one column"
+    assert sources.delimiter_of("one\nx;y\n") == ",", "what follows the header says nothing"
 
 
 BAD = [
@@ -234,7 +239,7 @@ def test_a_public_file_fills_its_own_draft(capsys, folder: Path) -> None:
     assert json.loads(out)["open"] == 0
     text = Path("t.schema.toml").read_text()
     assert "declared public" in text
-    schema = parse(text, "t")
+    schema = Schema.parse(text, "t", labelled=True)
     assert schema.label.classes == ("high", "low")
     assert schema.features[1].categories == ("clerk", "nurse")
 

@@ -44,7 +44,7 @@ from dpfy.estimators import KMeans, LinearRegression, LogisticRegression
 from dpfy.local.choice import best
 from dpfy.mechanisms.aggregate import AggregateMean
 from dpfy.mechanisms.response import RandomizedResponseMechanism
-from dpfy.statistics.columns import CategoryColumn, NumberColumn
+from dpfy.tables.columns import Category, Number
 
 pytestmark = pytest.mark.filterwarnings("ignore:DataLoader")
 
@@ -381,7 +381,7 @@ def test_the_best_local_protocol_costs_what_it_says(number: int) -> None:
             assert abs(math.log(one / other)) <= epsilon + 5 * math.sqrt(1 / one + 1 / other)
 
 
-COLUMNS = {"t": NumberColumn("t", 2000, 2030), "sex": CategoryColumn("sex", ("f", "m"))}
+COLUMNS = {"t": Number("t", 2000, 2030), "sex": Category("sex", ("f", "m"))}
 QUERY = "mean(t), median(t), mode(sex), histogram(t, 2010, 2020), histogram(sex)"
 TERMS = dpfy.QueryTerms(epsilon=5.0)
 
@@ -479,7 +479,7 @@ def test_no_cell_of_an_arrow_table_stops_a_query_or_a_synthesis(where: str, tmp_
             dpfy.synthesize(
                 data, schema=tmp_path / "s.toml", terms=terms, run=tmp_path / f"made{number}"
             )
-    from dpfy.data.cells import listed
+    from dpfy.tables.cells import listed
 
     for kind, column in arrow_columns().items():  # the cells beside it are what they are without it
         assert listed(column)[0] == column[:1].to_pylist()[0], kind
@@ -513,7 +513,7 @@ def test_merged_groups_do_not_multiply_a_person(number: int, tmp_path: Path) -> 
     each = int(rng.integers(1, most + 1))
     others = [(int(k), str(rng.choice(["f", "m"]))) for k in rng.integers(1, 30, 200)]
     mine = [(0, f"unlisted {k}") for k in range(words)]  # many groups that become one: "(other)"
-    columns = {"who": NumberColumn("who", 0, 1000), "sex": CategoryColumn("sex", ("f", "m"))}
+    columns = {"who": Number("who", 0, 1000), "sex": Category("sex", ("f", "m"))}
     terms = dpfy.QueryTerms(
         epsilon=900.0, user="who", most_records=most, most_groups=groups, most_each=each
     )
@@ -679,7 +679,7 @@ def test_a_covariance_is_that_of_clipped_values(number: int, tmp_path: Path) -> 
     """
     rng = np.random.default_rng(number)
     low, high = sorted(rng.uniform(-50, 50, 2))
-    columns = {"a": NumberColumn("a", low, high), "b": NumberColumn("b", low, high)}
+    columns = {"a": Number("a", low, high), "b": Number("b", low, high)}
     a, b = rng.uniform(low, high, 500), rng.uniform(low, high, 500)
     values = []
     for k, (first, second) in enumerate([(high, low), (1e12, -1e12), (math.inf, -math.inf)]):

@@ -27,7 +27,7 @@ def test_floats_without_a_range_are_kept(tmp_path: Path) -> None:
     assert sorted(rows.flatten().tolist()) == pytest.approx(sorted(X.flatten().tolist()), abs=1e-6)
 
 
-def test_a_public_range_clamps_counts_and_scales_to_the_unit_interval(tmp_path: Path) -> None:
+def test_a_public_range_clamps_and_scales_to_the_unit_interval(tmp_path: Path) -> None:
     config = DataConfig(
         kind="npz",
         path=npz(tmp_path, x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2]),
@@ -38,9 +38,6 @@ def test_a_public_range_clamps_counts_and_scales_to_the_unit_interval(tmp_path: 
     np.testing.assert_allclose(
         source.train.tensors[0].numpy(), (np.clip(X, -1, 1) + 1) / 2, atol=1e-6
     )
-    outside = int((np.abs(X) > 1).sum())
-    assert source.clamped == outside + int((np.abs(X[:2]) > 1).sum())
-    assert str(source.clamped) not in repr(source).replace("torch.float32", "").split("classes")[1]
 
 
 def test_clamping_one_record_changes_no_other(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.core.files import DataFile
 from dpfy.data import DataConfig
-from dpfy.data.files import DataFile
 from dpfy.data.source import load
 
 ROUNDS = 150
@@ -120,7 +120,7 @@ def test_a_small_file_is_not_unpacked_into_a_huge_one(
     """A compressed run of zeros, as gzip and as NPZ: refused by its size, not by the memory of the
     machine.
     """
-    from dpfy.data import files
+    from dpfy.core import files
 
     monkeypatch.setattr(files, "unpacked", lambda packed: 1 << 20)
     monkeypatch.setattr("dpfy.data.arrays.unpacked", lambda packed: 1 << 20)
@@ -136,7 +136,7 @@ def test_a_small_file_is_not_unpacked_into_a_huge_one(
 
 
 def test_honest_compression_is_within_the_limit() -> None:
-    from dpfy.data import files
+    from dpfy.core import files
 
     assert files.unpacked(3 << 20) == 600 << 20
     assert files.unpacked(1 << 40) == 2 << 30

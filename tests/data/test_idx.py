@@ -41,7 +41,6 @@ def test_images_are_scaled_by_255_and_split_without_loss(tmp_path: Path) -> None
         (1, 4, 3),
         10,
     )
-    assert source.clamped == 0
     labels = torch.cat([source.train.tensors[1], source.test.tensors[1]])
     assert sorted(labels.tolist()) == list(range(10))
     for part in (source.train, source.test):

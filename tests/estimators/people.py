@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pandas
 
-from dpfy.data.schema import Category, Label, Number
+from dpfy.tables.columns import Category, Label, Number
 
 JOBS = ("clerk", "nurse", "smith")
 SCHEMA = (
-    Number("age", (17.0, 90.0)),
+    Number("age", 17.0, 90.0),
     Category("job", JOBS, fill="other"),
-    Number("gain", (0.0, 1000.0), scale="unit", transform="log1p", fill=0.0),
+    Number("gain", 0.0, 1000.0, scale="unit", transform="log1p", fill=0.0),
     Label("rich", ("no", "yes")),
 )
 

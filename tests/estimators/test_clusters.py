@@ -18,13 +18,13 @@ from sklearn.mixture import GaussianMixture as PlainMixture
 import dpfy
 from dpfy.core.errors import DpfyError, Unsupported
 from dpfy.core.ledger import Ledger
-from dpfy.data.schema import Category, Number
 from dpfy.estimators import GaussianMixture, KMeans, load, threads
 from dpfy.estimators.clusters import covariances, lloyd, mixture, points, summary
 from dpfy.estimators.clusters.kmeans import LAB, STARTS
 from dpfy.estimators.clusters.summary import weighted_kmeans
 from dpfy.report.verify import verify
 from dpfy.runs.run import Run
+from dpfy.tables.columns import Category, Number
 
 sys.path.insert(0, str(Path(__file__).parent))
 from replay import distances, totals
@@ -543,7 +543,7 @@ def test_bad_settings_are_one_line_and_spend_nothing(kind, settings, said, tmp_p
 @pytest.mark.parametrize("kind", [KMeans, GaussianMixture])
 def test_bad_tables_are_one_line_and_spend_nothing(kind, tmp_path):
     words = pandas.DataFrame({"age": [1.0, 2.0], "job": ["a", "b"]})
-    schema = (Number("age", (0, 9)), Category("job", ("a", "b")))
+    schema = (Number("age", 0, 9), Category("job", ("a", "b")))
     for settings, table in (
         ({"schema": schema}, words),
         ({"bounds": (0, 1)}, np.array([[0.1, np.nan]])),

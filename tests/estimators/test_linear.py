@@ -16,7 +16,6 @@ from sklearn.linear_model import PoissonRegressor as PlainPoisson
 from sklearn.metrics import mean_poisson_deviance, roc_auc_score
 
 from dpfy.core.errors import DpfyError
-from dpfy.data.schema import Number
 from dpfy.estimators import LinearRegression, LinearSVC, LogisticRegression, PoissonRegressor
 from dpfy.estimators import records as reading
 from dpfy.estimators.columns import FeatureColumns, TableForm, public
@@ -30,6 +29,7 @@ from dpfy.estimators.linear.losses import (
     PoissonLoss,
     SoftmaxLoss,
 )
+from dpfy.tables.columns import Number
 
 sys.path.insert(0, str(Path(__file__).parent))
 from people import SCHEMA, people
@@ -321,8 +321,6 @@ def test_constant_columns_and_fewer_records_than_features_are_fitted():
 
 
 def test_layouts_name_every_coordinate():
-    layout = RowLayout(
-        FeatureColumns((Number("a", (0, 1)), *(c for c in SCHEMA if c.name == "job")))
-    )
+    layout = RowLayout(FeatureColumns((Number("a", 0, 1), *(c for c in SCHEMA if c.name == "job"))))
     assert layout.names == ("a", "job=clerk", "job=nurse", "job=smith")
     assert layout.width == 5

@@ -14,7 +14,6 @@ from sklearn.metrics import r2_score, roc_auc_score
 
 import dpfy
 from dpfy.core.errors import DpfyError
-from dpfy.data.schema import Category, Label, Number
 from dpfy.estimators import (
     AdditiveBoostingClassifier,
     AdditiveBoostingRegressor,
@@ -37,6 +36,7 @@ from dpfy.estimators.trees.residuals import (
 )
 from dpfy.report.verify import verify
 from dpfy.runs.run import Run
+from dpfy.tables.columns import Category, Label, Number
 
 sys.path.insert(0, str(Path(__file__).parent))
 from people import SCHEMA, people
@@ -426,7 +426,7 @@ def test_shapes_tell_ranges_in_their_own_units_and_draw_every_column():
 
 
 def test_names_of_columns_cannot_leave_the_picture():
-    schema = (Number("<b>", (0, 1)), Category("job", ("<i>", "b")), Label("l", ("no", "yes")))
+    schema = (Number("<b>", 0, 1), Category("job", ("<i>", "b")), Label("l", ("no", "yes")))
     table = {"<b>": [0.1, 0.9] * 50, "job": ["<i>", "b"] * 50}
     import pandas
 

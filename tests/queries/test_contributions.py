@@ -15,7 +15,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Unit
 from dpfy.report.verify import verify
-from dpfy.statistics.columns import OpenColumn
+from dpfy.tables.columns import OpenColumn
 
 WHO = {"who": OpenColumn("who")}
 OWNERS = np.repeat(np.arange(400), np.r_[np.full(360, 5), np.full(39, 20), 3000])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpfy.queries.plan import QueryTerms, _calibrated
-from dpfy.queries.sources import TableColumns
 from dpfy.statistics import functions, language
-from dpfy.statistics.columns import NumberColumn
+from dpfy.tables.columns import Number
+from dpfy.tables.schema import Schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text()
 
@@ -36,13 +36,13 @@ ROWS = re.findall(r"^\| ([\d.]+), (1e-\d) \| ([\d.]+), ([\d.]+) \| (\d+)", PAGE,
 def test_gaussian_noise_is_better_from_so_many_sums_on(epsilon, delta, laplace, gaussian, first):
     assert len(ROWS) == 5
     columns, terms = (
-        TableColumns({f"x{i}": NumberColumn(f"x{i}", 0, 1) for i in range(20)}),
+        Schema.of({f"x{i}": Number(f"x{i}", 0, 1) for i in range(20)}),
         QueryTerms(float(epsilon), float(delta)),
     )
 
     def errors(count):
         text = ", ".join(f"sum(x{i})" for i in range(count))
-        asked = functions.build(language.parse(text), columns.columns)
+        asked = functions.build(language.parse(text), columns.named)
         return [
             asked[0].error(_calibrated(asked, terms, family)[0])
             for family in ("laplace", "gaussian")

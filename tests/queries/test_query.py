@@ -19,12 +19,12 @@ from dpfy.core.errors import BudgetExceeded, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.queries import run
 from dpfy.queries.plan import QueryTerms, plan, whole
-from dpfy.queries.sources import TableColumns
 from dpfy.report.verify import verify
 from dpfy.runs.run import Run
-from dpfy.statistics.columns import OTHER
 from dpfy.statistics.language import parse
 from dpfy.statistics.statistic import Spend, SumStatistic
+from dpfy.tables.columns import OTHER
+from dpfy.tables.schema import Schema
 
 SCHEMA = """
 missing = ["", "?"]
@@ -229,7 +229,7 @@ def test_the_command_prints_answers_and_one_json_object(files, capsys):
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_the_whole_query_costs_what_was_asked(delta):
-    columns = TableColumns.parse(SCHEMA, "s")
+    columns = Schema.parse(SCHEMA, "s")
     text = (
         "count(), mean(age), quantile(age, 0.1, 0.5, 0.9), table(sex, job), variance(hours), "
         "covariance(age, hours)"
@@ -251,7 +251,7 @@ def test_the_whole_query_costs_what_was_asked(delta):
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_weights_divide_the_budget_and_do_not_change_the_price(delta):
-    columns, terms = TableColumns.parse(SCHEMA, "s"), QueryTerms(0.7, delta)
+    columns, terms = Schema.parse(SCHEMA, "s"), QueryTerms(0.7, delta)
     even, uneven = (
         plan(text, columns, terms)
         for text in ("sum(age), sum(hours)", "sum(age, weight=4), sum(hours)")
@@ -293,7 +293,7 @@ def test_different_persons_of_a_table(files):
 
 
 def test_gaussian_noise_where_many_are_asked_and_laplace_for_one():
-    columns = TableColumns.parse(SCHEMA, "s")
+    columns = Schema.parse(SCHEMA, "s")
     one, many = (
         plan("count()", columns, QueryTerms(0.5, 1e-6)),
         plan("margins(sex, guess, job), mean(age)", columns, QueryTerms(0.5, 1e-6)),
@@ -383,7 +383,7 @@ def test_all_that_an_answer_depends_on_is_bound(text):
     """Other cells than before a crash are told from the same ones, also where they are read in the
     same way by other statistics.
     """
-    columns = TableColumns.parse(SCHEMA, "s")
+    columns = Schema.parse(SCHEMA, "s")
     made = plan(text, columns, QueryTerms(1.0, 1e-6))
     cells = {
         "age": [500, 7],
@@ -477,14 +477,14 @@ def test_words_of_the_data_and_names_of_columns_do_no_harm(files):
     assert all(f.holds for f in verify(files / "q"))
     (files / "s.toml").write_text("[columns.c]\nkind='category'\ncategories=['(other)']\n")
     with pytest.raises(InvalidInput, match="must not be listed"):
-        TableColumns.given(str(files / "s.toml"))
+        Schema.of(str(files / "s.toml"))
 
 
 def test_users_are_protected_as_a_whole(files):
     terms = QueryTerms(1.0, 0.0, "id", 12, 2, 6)
     found = held(files, "count() by job", terms=terms)
     assert "user" in found.card["statement"]
-    (claim,) = plan("count() by job", TableColumns.parse(SCHEMA, "s"), terms).claims
+    (claim,) = plan("count() by job", Schema.parse(SCHEMA, "s"), terms).claims
     assert (claim.bound, claim.parameter) == (12, pytest.approx(1 / 12))
     assert all(f.holds for f in verify(found.run))
 
@@ -546,7 +546,7 @@ def test_odd_tables_raise_nothing(count):
     from dpfy.core.randomness import Randomness
     from dpfy.core.values import mock_permit
 
-    columns, source = TableColumns.parse(SCHEMA, "s"), np.random.default_rng(count)
+    columns, source = Schema.parse(SCHEMA, "s"), np.random.default_rng(count)
     grouped = "mean(age), count(), quantile(hours, 0.3, 0.6), variance(age) by sex where age > 3"
     plans = [
         plan(EVERYTHING, columns, QueryTerms(2.0)),
@@ -576,7 +576,7 @@ def test_odd_tables_raise_nothing(count):
 def test_the_accuracy_of_a_model_on_a_public_number_of_records():
     """One replaced record moves it by 1/m: Laplace noise of scale 1 / (m epsilon)."""
     (claim,) = plan(
-        "accuracy(sex, guess)", TableColumns.parse(SCHEMA, "s"), QueryTerms(0.5, records=200)
+        "accuracy(sex, guess)", Schema.parse(SCHEMA, "s"), QueryTerms(0.5, records=200)
     ).claims
     assert claim.bound * claim.parameter / 200 == pytest.approx(1 / (200 * 0.5))
 
@@ -590,13 +590,14 @@ def test_the_salary_mean_of_the_guide():
     from dpfy.core.values import mock_permit
     from dpfy.mechanisms.additive import GaussianMechanism
     from dpfy.statistics.claim import BudgetShare
-    from dpfy.statistics.columns import NumberColumn, PrivateTable
     from dpfy.statistics.functions import build
     from dpfy.statistics.language import parse
     from dpfy.statistics.statistic import spread_of
     from dpfy.statistics.units import ContributionLimit
+    from dpfy.tables.columns import Number
+    from dpfy.tables.table import PrivateTable
 
-    columns = {"salary": NumberColumn("salary", 0, 1e6)}
+    columns = {"salary": Number("salary", 0, 1e6)}
     (mean,) = build(parse("mean(salary)"), columns, 10_000)
     multiplier = gaussian.sigma_analytic(0.5, 1e-6)
     claim = mean.claim(
@@ -634,8 +635,8 @@ def test_the_salary_mean_of_the_guide():
 
 
 def test_another_schema_is_another_claim(files):
-    columns = TableColumns.parse(SCHEMA, "s")
-    wider = TableColumns.parse(SCHEMA.replace("range = [0, 100]", "range = [0, 101]"), "s")
+    columns = Schema.parse(SCHEMA, "s")
+    wider = Schema.parse(SCHEMA.replace("range = [0, 100]", "range = [0, 101]"), "s")
     for text in ("median(age)", "count() where age > 3", "histogram(age, 0, 50)"):
         assert (
             plan(text, columns, QueryTerms(1.0)).claims != plan(text, wider, QueryTerms(1.0)).claims

@@ -28,8 +28,8 @@ from dpfy.runs.folder import LEDGER, RunFolder
 from dpfy.runs.mark import Mark
 from dpfy.runs.run import Run
 from dpfy.statistics.claim import FILE
-from dpfy.statistics.columns import NumberColumn
 from dpfy.statistics.statistic import SumStatistic
+from dpfy.tables.columns import Number
 
 sys.path.insert(0, str(Path(__file__).parent))
 import count
@@ -185,7 +185,7 @@ def query(run: Path, people: Path, ages: list[int], resume: bool = False) -> que
     return queries.query(
         {"age": ages},
         "count(), mean(age)",
-        schema={"age": NumberColumn("age", 0, 100)},
+        schema={"age": Number("age", 0, 100)},
         terms=QueryTerms(0.5),
         run=place,
     )

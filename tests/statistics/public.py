@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dpfy.statistics.columns import CategoryColumn, NumberColumn, OpenColumn
+from dpfy.tables.columns import Category, Number, OpenColumn
 
 COLUMNS = {
-    "age": NumberColumn("age", 0, 100),
-    "hours": NumberColumn("hours", -5, 60, fill=40),
-    "share": NumberColumn("share", 0, 1),
-    "sex": CategoryColumn("sex", ("f", "m")),
-    "job": CategoryColumn("job", ("a", "b", "c")),
-    "guess": CategoryColumn("guess", ("f", "m")),
+    "age": Number("age", 0, 100),
+    "hours": Number("hours", -5, 60, fill=40),
+    "share": Number("share", 0, 1),
+    "sex": Category("sex", ("f", "m")),
+    "job": Category("job", ("a", "b", "c")),
+    "guess": Category("guess", ("f", "m")),
     "id": OpenColumn("id"),
 }

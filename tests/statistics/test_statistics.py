@@ -20,11 +20,12 @@ from dpfy.core.values import mock_permit
 from dpfy.statistics import functions, language
 from dpfy.statistics.answer import NoiseLaw, ratio
 from dpfy.statistics.claim import BudgetShare
-from dpfy.statistics.columns import OTHER, PrivateTable
 from dpfy.statistics.quantiles import RankTarget
 from dpfy.statistics.statistic import Spend, spread_of
 from dpfy.statistics.tables import consistent
 from dpfy.statistics.units import ContributionLimit, coded
+from dpfy.tables.columns import OTHER
+from dpfy.tables.table import PrivateTable
 
 sys.path.insert(0, str(Path(__file__).parent))
 from public import COLUMNS

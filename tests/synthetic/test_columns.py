@@ -172,7 +172,7 @@ def test_the_packaged_schema_is_a_domain():
         ),
         (
             ('range = ["2020-01-01", "2021-12-31"]', 'range = ["2022-01-01", "2021-12-31"]'),
-            "must not end before it begins",
+            "must end after it begins",
         ),
         (("ignore = true", "ignore = false"), "columns.id.ignore"),
     ],

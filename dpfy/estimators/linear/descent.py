@@ -28,7 +28,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpfy.data.schema import Number
 from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.design import BITS, RowLayout, unit_rows
@@ -42,6 +41,7 @@ from dpfy.estimators.linear.solver import (
     Solver,
 )
 from dpfy.estimators.persons import MOST_SHORTENED
+from dpfy.tables.columns import Number
 
 MOMENTS, GRADIENTS = "sum of rows", "gradients"
 MOMENTS_SHARE = 0.02

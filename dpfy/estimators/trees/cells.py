@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.data.schema import Category
 from dpfy.estimators.records import EncodedRecords
+from dpfy.tables.columns import Category
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.uint16]

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
-from dpfy.data.schema import Category, Number
 from dpfy.estimators.columns import Column
 from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.target import ClassTarget, Target
+from dpfy.tables.columns import Category, Number
 
 Floats = NDArray[np.float64]
 

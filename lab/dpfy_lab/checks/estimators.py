@@ -19,18 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.unit import Adjacency, Person
-from dpfy.data.schema import Category, Label, Number
 from dpfy.estimators.claim import ReleaseRound
 from dpfy.estimators.estimator import every
+from dpfy.tables.columns import Category, Label, Number
 from dpfy_lab.selftest.mistake import Check, Found
 from dpfy_lab.selftest.patch import patching
 
 FIT = "dpfy.estimators.fitting.FitSession"
 
 SCHEMA = (
-    Number("age", (17.0, 90.0)),
+    Number("age", 17.0, 90.0),
     Category("job", ("clerk", "nurse", "smith"), fill="other"),
-    Number("gain", (0.0, 1000.0), scale="unit", transform="log1p"),
+    Number("gain", 0.0, 1000.0, scale="unit", transform="log1p"),
     Label("rich", ("no", "yes")),
 )
 RECORDS, EXTREME = 60, 7

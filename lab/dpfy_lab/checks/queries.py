@@ -18,10 +18,10 @@ from dpfy.core import events
 from dpfy.core.ledger import Ledger
 from dpfy.queries import plan, run
 from dpfy.queries.plan import QueryPlan, QueryTerms
-from dpfy.queries.sources import TableColumns
 from dpfy.runs.folder import LEDGER
 from dpfy.runs.run import Run
-from dpfy.statistics.columns import CategoryColumn, Column, NumberColumn, OpenColumn
+from dpfy.tables.columns import Category, Column, Number, OpenColumn
+from dpfy.tables.schema import Schema
 from dpfy_lab.checks.published import in_folder, temporary
 from dpfy_lab.checks.replayed import faults
 from dpfy_lab.selftest.mistake import Found, check
@@ -30,14 +30,14 @@ from dpfy_lab.selftest.patch import patching
 Cells = Mapping[str, Any]
 JOBS = ("clerk", "nurse", "smith")
 COLUMNS: dict[str, Column] = {
-    "age": NumberColumn("age", 0, 100),
-    "pay": NumberColumn("pay", 0, 10),
-    "job": CategoryColumn("job", JOBS),
-    "sex": CategoryColumn("sex", ("f", "m")),
-    "town": CategoryColumn("town", tuple(f"t{k}" for k in range(2000))),
+    "age": Number("age", 0, 100),
+    "pay": Number("pay", 0, 10),
+    "job": Category("job", JOBS),
+    "sex": Category("sex", ("f", "m")),
+    "town": Category("town", tuple(f"t{k}" for k in range(2000))),
     "who": OpenColumn("who"),
     "word": OpenColumn("word"),
-    "job2": CategoryColumn("job2", JOBS),
+    "job2": Category("job2", JOBS),
     "pay2": OpenColumn("pay2"),
 }
 SEED, SIGMAS = 37, 6.0
@@ -94,7 +94,7 @@ def _cases(prefix: str) -> Iterator[tuple[str, QueryPlan]]:
     for name, text in QUERIES.items():
         for how, terms in TERMS.items():
             if (terms.delta or name != "keys") and name.startswith(prefix):
-                yield f"{name}, {how}", plan.plan(text, TableColumns(COLUMNS), terms)
+                yield f"{name}, {how}", plan.plan(text, Schema.of(COLUMNS), terms)
 
 
 @check("queries")
@@ -134,7 +134,7 @@ def BILLED() -> Found:
 def _noise(text: str, terms: QueryTerms, seed: int) -> NDArray[np.float64]:
     """The answers of counts of towns that nobody lives in, by statistic: noise alone."""
     cells = people()
-    columns = TableColumns(COLUMNS)
+    columns = Schema.of(COLUMNS)
     seen: list[NDArray[np.float64]] = []
 
     def release(real: Any, self: Any, total: Any, *given: Any) -> Any:
@@ -177,7 +177,7 @@ def KEYS() -> Found:
     """Words that one person has are released no more often than delta allows."""
     count, delta = 4000, 0.01
     cells = {"word": [f"w{k}" for k in range(count)], "who": [f"p{k}" for k in range(count)]}
-    columns = TableColumns({"word": OpenColumn("word"), "who": OpenColumn("who")})
+    columns = Schema.of({"word": OpenColumn("word"), "who": OpenColumn("who")})
     terms = QueryTerms(1.0, delta, user="who", most_records=1)
     with temporary() as folder:
         made = run.query(
@@ -221,7 +221,7 @@ def ORDER() -> Found:
             drawn.append(kinds(folder))
             return real(self, *given)
 
-        made = plan.plan("sum(pay)", TableColumns(COLUMNS), TERMS["three records of a person"])
+        made = plan.plan("sum(pay)", Schema.of(COLUMNS), TERMS["three records of a person"])
         patch.around("dpfy.mechanisms.additive.Additive.release", release)
         run.answer(cells, made, Run(folder, seed=SEED))
     if not cells.said or any("reserve" not in said for said in cells.said):

@@ -19,8 +19,8 @@ from dpfy.core import events
 from dpfy.core.errors import DpfyError
 from dpfy.queries import plan, run
 from dpfy.queries.plan import QueryTerms
-from dpfy.queries.sources import TableColumns
 from dpfy.runs.run import Run
+from dpfy.tables.schema import Schema
 from dpfy_lab.checks.loop import attempt, dimension, network, plan_of
 from dpfy_lab.checks.published import temporary
 from dpfy_lab.checks.queries import COLUMNS, people
@@ -62,7 +62,7 @@ def NUMBERS() -> Found:
     """A page that states another number than the ledger gives does not verify; one that was left
     alone does.
     """
-    made = plan.plan("count()", TableColumns(COLUMNS), QueryTerms(1.0, user="who", most_records=1))
+    made = plan.plan("count()", Schema.of(COLUMNS), QueryTerms(1.0, user="who", most_records=1))
     for page in ("report.md", "report.html"):
         with temporary() as folder:
             run.answer(people(), made, Run(folder, seed=3))

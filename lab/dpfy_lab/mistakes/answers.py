@@ -23,15 +23,14 @@ COUNTS, SUMS, MARGINS, RANKS, WORDS = (
 
 @mistake("statistic-not-clamped", "values beyond the public range count as they are", SUMS)
 def _(patch: Patch) -> None:
-    def read(real: Any, self: Any, cells: Any, missing: Any) -> Any:
-        wide = replace(self, low=min(self.low, -1e3), high=max(self.high, 1e3))
-        return real(wide, cells, missing)
+    def settle(real: Any, self: Any, found: Any) -> Any:
+        return real(replace(self, low=min(self.low, -1e3), high=max(self.high, 1e3)), found)
 
     def total(real: Any, self: Any, rows: Any, bound: Any, *unit: Any) -> Any:
         whole = real(self, rows, Bound(1e3, 1e3, 1e3), *unit)
         return replace(whole, bound=real(self, rows[:0], bound, *unit).bound)
 
-    patch.around(f"{HOME}.columns.NumberColumn.read", read)
+    patch.around("dpfy.tables.columns.RangedColumn.settle", settle)
     patch.around("dpfy.mechanisms.grid.Grid.sum", total)
 
 

@@ -133,10 +133,10 @@ mistake("query-order-by-truth", "groups are listed by their true counts", COUNTS
     "query-refuses-a-value",
     "a value that is no number ends the query with an error",
     REPLAYED.of("sums"),
-    "dpfy.statistics.columns.NumberColumn.read",
+    "dpfy.tables.columns.RangedColumn.settle",
 )
-def _(real: Any, self: Any, cells: Any, missing: Any) -> Any:
-    found = real(self, cells, missing)
+def _(real: Any, self: Any, parsed: Any) -> Any:
+    found = real(self, parsed)
     if np.isnan(found).any():
         raise InvalidInput(self.name, "a cell", "must be a number")
     return found

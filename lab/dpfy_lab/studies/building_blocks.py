@@ -16,9 +16,9 @@ from torch.nn import functional
 
 import dpfy
 from dpfy.accounting import composition, gaussian
+from dpfy.core.files import ENVIRONMENT
 from dpfy.core.unit import Adjacency
 from dpfy.data.config import DataConfig
-from dpfy.data.files import ENVIRONMENT
 from dpfy.data.records import Records
 from dpfy.data.source import load
 from dpfy.data.split import permutation

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import Internal
-from dpfy.data.files import DataFolder
+from dpfy.core.files import DataFolder
 from dpfy_lab.studies import figures
 from dpfy_lab.studies.classical_part import Part
 from dpfy_lab.studies.figures import Axes, Line

@@ -74,9 +74,9 @@ def components(data_dir: str | None) -> tuple[Floats, Floats]:
 @functools.lru_cache(maxsize=1)
 def people(data_dir: str | None) -> Floats:
     """The numbers of Adult on their scales, from -1 to 1."""
-    from dpfy.data import schema
+    from dpfy.tables import Number, Schema
 
-    columns = {c.name: c for c in schema.load("adult").features if isinstance(c, schema.Number)}
+    columns = {c.name: c for c in Schema.of("adult").features if isinstance(c, Number)}
     table, shares = classical_adult.table(data_dir)[0], []
     for name in NUMBERS:
         low, high = (columns[name].transformed(end) for end in columns[name].range)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfy.core.files import DataFolder
 from dpfy.data.config import DataConfig
-from dpfy.data.files import DataFolder
 from dpfy.data.source import load
 from dpfy_lab.studies.classical_adult import verified
 from dpfy_lab.studies.classical_part import Part

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from dpfy.core.files import DataFolder
 from dpfy.core.randomness import Randomness
-from dpfy.data.files import DataFolder
 from dpfy.mechanisms.bits import Bits
 from dpfy_lab.metric_text.embedding import Embedding
 from dpfy_lab.metric_text.words import CHOICE, NOISE, MetricWords

@@ -18,7 +18,7 @@ import numpy as np
 
 import dpfy
 from dpfy.core.errors import Internal
-from dpfy.data.files import DataFolder
+from dpfy.core.files import DataFolder
 from dpfy.runs.run import Run
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain

@@ -12,9 +12,9 @@ import numpy as np
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
+from dpfy.core.files import DataFile
 from dpfy.data import arrays
 from dpfy.data.config import DataConfig
-from dpfy.data.files import DataFile
 from dpfy.data.source import load
 from dpfy.synthetic.evolution import Whole
 from dpfy_lab.synthetic_images.claim import MOST_CLASSES

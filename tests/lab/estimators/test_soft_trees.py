@@ -18,13 +18,13 @@ import dpfy
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core.errors import DpfyError, InvalidInput
 from dpfy.core.ledger import Ledger
-from dpfy.data.schema import Category, Label, Number
 from dpfy.estimators import SoftTreeClassifier, SoftTreeRegressor, fitting, load
 from dpfy.estimators.linear.design import BITS, Design, RowLayout
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.trees import residuals
 from dpfy.report.verify import verify
 from dpfy.runs.run import Run
+from dpfy.tables.columns import Category, Label, Number
 from dpfy_lab.estimators import soft_trees as soft
 from dpfy_lab.estimators.forward_pass import Ensemble, ForwardPass, smooth_step
 from dpfy_lab.estimators.soft_tree_module import SoftTrees
@@ -307,7 +307,7 @@ def test_tables_with_words_pickles_and_clones():
     )
     rich = np.where((table["age"] > 50) & (table["job"] == "nurse"), "yes", "no")
     schema = (
-        Number("age", (18.0, 80.0)),
+        Number("age", 18.0, 80.0),
         Category("job", ("clerk", "nurse", *JOBS)),
         Label("rich", ("no", "yes")),
     )
