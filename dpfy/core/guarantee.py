@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from dpfy.core import check
+from dpfy.core.errors import DpfyError
 from dpfy.core.unit import EXAMPLE, Adjacency, Unit
 
 GRID = (0.0, *(0.02 * 1.25**k for k in range(32)))
@@ -84,6 +86,10 @@ def _grown(epsilon: float) -> float:
     return math.exp(min(epsilon, MOST_EXPONENT))
 
 
+SHOWN = (1e-5, 1e-6, 1e-8)
+"""Deltas at which a guarantee is printed."""
+
+
 class Curve(Protocol):
     """The privacy curve of an event under one adjacency, by one accountant: upper bounds unless the
     name says otherwise.
@@ -129,6 +135,19 @@ class Guarantee:
     unit: Unit = EXAMPLE
     trust: str = "central"
     caveats: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        told = [(delta, self.epsilon(delta)) for delta in SHOWN]
+        finite = [f"{decimal_up(e)} at delta {d:g}" for d, e in told if math.isfinite(e)]
+        with suppress(DpfyError):  # not every accountant has a pure bound
+            if (pure := self.epsilon(0.0)) < math.inf:
+                finite = [f"{decimal_up(pure)} at delta 0"]
+        caveats = f" Provided that: {'; '.join(self.caveats)}." if self.caveats else ""
+        cost = f"epsilon {', '.join(finite)}" if finite else "no finite epsilon"
+        return (
+            f"{cost}, for one {self.unit.name}, where {self.adjacency.meaning} "
+            f"({self.adjacency.value}), by the {self.accountant} accountant.{caveats}"
+        )
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on epsilon at `delta`."""
@@ -177,9 +196,9 @@ class Guarantee:
         caveats = f" Provided that: {'; '.join(self.caveats)}." if self.caveats else ""
         note = f" {self.note}" if self.note else ""
         stated = (
-            f"({_up(epsilon)}, {delta:g})-differential privacy"
+            f"({decimal_up(epsilon)}, {delta:g})-differential privacy"
             if delta
-            else f"pure {_up(epsilon)}-differential privacy"
+            else f"pure {decimal_up(epsilon)}-differential privacy"
         )
         part = "" if self.unit.whole else f" ({self.unit.protects}s only)"
         return (
@@ -199,7 +218,7 @@ TRUSTED = {
 }
 
 
-def _up(value: float, digits: int = 3) -> str:
+def decimal_up(value: float, digits: int = 3) -> str:
     """Decimal text never below the value."""
     from decimal import ROUND_CEILING, Decimal
 

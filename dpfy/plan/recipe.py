@@ -16,7 +16,7 @@ from dpfy.accounting.user_level import of_group
 from dpfy.core import check, events
 from dpfy.core.codec import Codec, digest
 from dpfy.core.errors import InvalidInput, Unsupported
-from dpfy.core.guarantee import Guarantee
+from dpfy.core.guarantee import Guarantee, decimal_up
 from dpfy.core.unit import EXAMPLE, Adjacency, CyclicPoisson, Unit, WithoutReplacement
 from dpfy.gradients.clip import CLIPS, Clip, FlatClip, MicrobatchClip, QuantileClip
 from dpfy.noise import terms
@@ -283,6 +283,24 @@ class Plan:
                 math.inf,
                 "must be finite when there is noise: noise cannot protect an unbounded sum",
             )
+
+    def __str__(self) -> str:
+        recipe = self.recipe
+        who = f"one {recipe.unit.name}, {recipe.adjacency.value}, {self.accountant} accountant"
+        cost = (
+            f"epsilon {decimal_up(self.epsilon)} at delta {self.delta:g}"
+            if math.isfinite(self.epsilon)
+            else "no guarantee"
+        )
+        drawn = "record" if recipe.draw == RECORD or recipe.unit == EXAMPLE else recipe.unit.name
+        ends = "" if recipe.stopping is None else ", which may end earlier"
+        return (
+            f"{recipe.steps:,} steps on {recipe.records:,} {drawn}s, "
+            f"{recipe.expected_batch:g} in a batch "
+            f"({recipe.steps * recipe.expected_batch / recipe.records:.4g} epochs{ends}), "
+            f"clip norm {recipe.clip.bound.l2:g}, noise multiplier {self.noise_multiplier:.4g}: "
+            f"{cost} ({who})"
+        )
 
     @property
     def event(self) -> events.Event:

@@ -136,6 +136,13 @@ class PrivateTraining(RunState):
         self._pieces = None
         self.isolation: IsolationCheck | None = None
 
+    def __repr__(self) -> str:
+        done = self.steps_done if self._entered else 0
+        return (
+            f"private training of a {type(self.model).__name__}, {done:,} of "
+            f"{self.plan.recipe.steps:,} steps done, in {self.run.path}\n{self.plan}"
+        )
+
     def __enter__(self) -> PrivateTraining:
         """Reserve the plan in the ledger, then read the data, restore a checkpoint if there is one,
         and attach the engine.

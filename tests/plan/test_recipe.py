@@ -18,6 +18,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.gradients.clip import FlatClip
 from dpfy.noise.toeplitz import Banded
 from dpfy.plan.recipe import Recipe, default_delta
+from dpfy.report.words import up
 from dpfy.sampling.samplers import FixedOrderSampler
 
 
@@ -156,3 +157,20 @@ def test_bad_plans():
 @pytest.mark.parametrize("records", [1, 10, 1000, 4000, 60_000, 10**8])
 def test_default_delta_is_below_one_over_records(records):
     assert default_delta(records) < 1 / records
+
+
+def test_a_plan_and_a_guarantee_are_printed_in_words():
+    plan = dpfy.dpsgd(60_000, 256, epochs=10, unit=dpfy.Unit("user", 4)).with_noise(1.1, delta=1e-5)
+    said = str(plan)
+    assert said.startswith("2,344 steps on 60,000 users, 256 in a batch (10 epochs), clip norm 1, ")
+    assert f"noise multiplier 1.1: epsilon {up(plan.epsilon)} at delta 1e-05 (one user, " in said
+    assert "add-or-remove-one, tight accountant)" in said
+    assert str(dpfy.dpsgd(600, 20, steps=30).with_noise(0, delta=1e-3)).count("no guarantee") == 1
+    guarantee = plan.guarantee(caveats=("the seed is secret",))
+    assert f"{up(guarantee.epsilon(1e-5))} at delta 1e-05, " in str(guarantee)
+    assert "for one user, where the data of one unit is added or removed" in str(guarantee)
+    assert str(guarantee).endswith("Provided that: the seed is secret.")
+    assert "PrivateTraining" not in str(guarantee) + said
+    assert repr(plan).startswith("Plan(recipe=Recipe("), "unambiguous where it is compared"
+    pure = accounting.guarantee(events.Laplace(2.0), accountant="basic")
+    assert str(pure).startswith("epsilon 0.500 at delta 0, for one example")

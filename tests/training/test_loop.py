@@ -120,6 +120,29 @@ def test_an_empty_batch_is_a_step_with_noise(tmp_path):
     assert not torch.equal(net.weight, before)
 
 
+def test_a_training_is_printed_in_words_and_holds_no_record(tmp_path):
+    x = torch.full((100, 4), 123.456)
+    net = nn.Linear(4, 2)
+    plan = dpfy.dpsgd(100, 20, steps=3).with_noise(2.0, delta=1e-3)
+    training = dpfy.PrivateTraining(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        (x, torch.zeros(100, dtype=torch.int64)),
+        plan,
+        run=tmp_path / "run",
+    )
+    said = f"of 3 steps done, in {tmp_path / 'run'}\n{plan}"
+    assert repr(training) == f"private training of a Linear, 0 {said}"
+    with training:
+        for batch in training.batches():
+            training.step(losses_of(net, batch))
+            break
+        assert repr(training) == f"private training of a Linear, 1 {said}"
+        assert "123" not in repr(training)
+        for batch in training.batches():
+            training.step(losses_of(net, batch))
+
+
 @pytest.mark.parametrize(
     "runtime",
     [
