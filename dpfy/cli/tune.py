@@ -207,7 +207,7 @@ def _lines(found: Any, told: dict[str, Any]) -> list[str]:
         "no trial was made: the number that was drawn is 0"
     ]
     if isinstance(told["score"], int | float):
-        lines.append(f"score {told['score']:.4g}")
+        lines.append(f"score {told['score']:.4g}{_counted(told.get('scored'))}")
     if "test_accuracy" in told:
         lines.append(
             f"accuracy on test records that no trial was scored on: {told['test_accuracy']:.2%}"
@@ -229,6 +229,16 @@ def _lines(found: Any, told: dict[str, Any]) -> list[str]:
     )
     lines += [f"  {found.run / name}" for name in names if (found.run / name).is_file()]
     return [*lines, f"check it: dpfy verify {found.run}"]
+
+
+def _counted(scored: dict[str, Any] | None) -> str:
+    """What a noisy score counts, in words; nothing of a score of public records."""
+    if scored is None:
+        return ""
+    return (
+        f" (standard error {scored['standard_error']:.3g}): of about {scored['expected']} "
+        f"{scored['counts']}"
+    )
 
 
 @app.command()

@@ -146,7 +146,7 @@ class Owned:
                 "several views of a record, or records by user, with owners",
                 "give single records in one view each",
             )
-        names, which = np.unique(self._owners(len(base)), return_inverse=True)
+        names, which = self.users_of(len(base))
         counts = np.bincount(which, minlength=len(names)).astype(np.int64)
         order = np.argsort(which, kind="stable").astype(np.int64)
         first = np.cumsum(counts) - counts
@@ -168,6 +168,19 @@ class Owned:
             for name, start, count in zip(names, first, counts, strict=True)
         ]
         return KeptRecords(base, np.sort(np.concatenate(kept)), self.most)
+
+    def users_of(self, records: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The users of so many records, in the order of their names; and which of them owns each
+        record. Here it is read who owns what.
+        """
+        names, which = np.unique(self._owners(records), return_inverse=True)
+        return names, which.astype(np.int64)
+
+    def at(self, records: object, rows: NDArray[np.int64]) -> Owned:
+        """The records that were at `rows`, which are `records` now, with their owners."""
+        of, time = identities("user", self._column(self.users.of)), self.users.time
+        held = None if time is None else _array(self._column(time))[rows]
+        return replace(self, records=records, users=replace(self.users, of=of[rows], time=held))
 
     def _owners(self, records: int) -> NDArray[Any]:
         """One whole number or word for each record: its user, or its user and window of time."""
@@ -205,7 +218,7 @@ def owner_words(name: str, owners: Sequence[object] | np.ndarray) -> np.ndarray:
 
 def windows(held: Any, window: str) -> NDArray[np.int64]:
     """The number of the window of time that each record lies in."""
-    whole = held.detach().cpu().numpy() if isinstance(held, Tensor) else np.asarray(held)
+    whole = _array(held)
     if whole.dtype.kind in "UO":
         with suppress(TypeError, ValueError):
             whole = whole.astype(np.float64)  # numbers, as a table writes them
@@ -239,11 +252,15 @@ def _require_length(name: str, found: NDArray[Any], records: int) -> None:
 
 def identities(name: str, held: Any) -> NDArray[Any]:
     """Whole numbers, or words, one for each record; a record without an owner is refused."""
-    whole = held.detach().cpu().numpy() if isinstance(held, Tensor) else np.asarray(held)
+    whole = _array(held)
     if whole.ndim != 1 or whole.dtype.kind in "fcb":
         rule = "must be one whole number or word for each record"
         raise InvalidInput(name, f"{whole.dtype} of shape {list(whole.shape)}", rule)
     return whole if whole.dtype.kind in "iu" else owner_words(name, list(held))
+
+
+def _array(held: Any) -> NDArray[Any]:
+    return held.detach().cpu().numpy() if isinstance(held, Tensor) else np.asarray(held)
 
 
 def _plain(value: Any) -> Any:

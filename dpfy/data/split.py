@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.data.count import held_out
-from dpfy.data.records import Records
-from dpfy.data.users import UserRecords
+from dpfy.data.lazy import RecordSource
+from dpfy.data.owners import KeptRecords, Owned, UserSource
+from dpfy.data.records import Records, as_records
+from dpfy.data.users import UserRecords, by_user
 
 
 def permutation(count: int) -> Tensor:
@@ -71,11 +73,72 @@ class SplitUsers(SplitRecords, UserRecords):
     """Users that coins of their own have kept, each with all of their records."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitSource(UserSource):
+    """Users that coins of their own have kept, whose records are chosen at every step."""
+
+    expected: int = 0
+    part: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitOwned(Owned):
+    """Users that coins of their own have kept, with the owners of their records."""
+
+    expected: int = 0
+    part: str = ""
+
+    def grouped(self, base: RecordSource) -> SplitSource | KeptRecords:
+        """See `Owned.grouped`."""
+        found = super().grouped(base)
+        assert isinstance(found, UserSource)
+        own = {field.name: getattr(found, field.name) for field in fields(UserSource)}
+        return SplitSource(**own, expected=self.expected, part=self.part)
+
+
 def stated(records: Sized) -> int:
     """How many records a plan must have been made for: those that are there, or were expected of
     coins.
     """
-    return records.expected if isinstance(records, SplitRecords) else len(records)
+    return records.expected if isinstance(records, SplitRecords | SplitSource) else len(records)
+
+
+def part_of(records: object) -> str | None:
+    """What records were kept for by coins of their own; None for all others."""
+    return records.part if isinstance(records, SplitRecords | SplitSource) else None
+
+
+def units(records: Records | Owned) -> int:
+    """How many rows, or users, toss a coin."""
+    if not isinstance(records, Owned):
+        return len(records)
+    return len(records.users_of(len(as_records(records.fields)))[0])
+
+
+def first_of(owned: Owned) -> UserRecords:
+    """One row for each user, of the first records of theirs: the same ones whenever it is asked."""
+    whole = as_records(owned.fields)
+    found = by_user(whole, owned.users_of(len(whole))[1], owned.most)
+    assert isinstance(found, UserRecords)
+    return found
+
+
+def kept_users(owned: Owned, coins: NDArray[np.bool_], expected: int, part: str = "") -> SplitOwned:
+    """The users whose coin shows heads, each with all of their records; `expected` of them on
+    average.
+
+    Guarantees: which users are kept follows from the coins alone, and a user's records stay
+    together.
+    """
+    if owned.single:
+        raise Unsupported(
+            "a part of the users where their records are drawn one by one", "draw whole users"
+        )
+    whole = as_records(owned.fields)
+    rows = np.flatnonzero(coins[owned.users_of(len(whole))[1]])
+    _require_some(rows)
+    taken = owned.at(Records(_at(whole, rows), whole.structure), rows)
+    return SplitOwned(taken.records, taken.users, taken.most, expected=expected, part=part)
 
 
 def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = "") -> SplitRecords:
@@ -89,18 +152,22 @@ def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = 
             "a part of records that are read when they are drawn",
             "group records in memory with dpfy.by_user, or take all of them",
         )
-    rows = torch.from_numpy(np.flatnonzero(coins))
+    rows = np.flatnonzero(coins)
+    _require_some(rows)
+    kind = SplitUsers if isinstance(records, UserRecords) else SplitRecords
+    return kind(_at(records, rows), records.structure, expected, part)
+
+
+def _at(records: Records, rows: NDArray[np.int64]) -> tuple[Tensor, ...]:
+    chosen = torch.from_numpy(rows)
+    return tuple(tensor.index_select(0, chosen.to(tensor.device)) for tensor in records.tensors)
+
+
+def _require_some(rows: NDArray[np.int64]) -> None:
     if not len(rows):
         raise InvalidInput(
             "records", "none was drawn", "too few for a sample: take a larger part of them"
         )
-    kind = SplitUsers if isinstance(records, UserRecords) else SplitRecords
-    return kind(
-        tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in records.tensors),
-        records.structure,
-        expected,
-        part,
-    )
 
 
 def some(records: Records, kept: NDArray[np.bool_] | None) -> Records:

@@ -29,6 +29,8 @@ from torch import Tensor
 
 from dpfy.core import check, errors
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.data.lazy import LazyRecords
+from dpfy.data.owners import Owned
 from dpfy.data.records import Records
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.report import card
@@ -108,12 +110,12 @@ class PrivateTrial:
         """
         return self._trial.planned(recipe)
 
-    def train(self, data: object) -> Records:
+    def train(self, data: object) -> Records | Owned | LazyRecords:
         """The records that this trial trains on."""
         return self._trial.train(data)
 
     def valid(self, data: object) -> Records:
-        """The private records held out for scores."""
+        """The private records that the score is of: see :meth:`dpfy.tuning.trial.Trial.valid`."""
         return self._trial.valid(data)
 
     def count(self, right: int | Tensor) -> float:

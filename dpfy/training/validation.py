@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.unit import EXAMPLE, WithoutReplacement, user_unit
 from dpfy.data.owners import KeptRecords, Owned, Users
-from dpfy.data.split import SplitRecords
+from dpfy.data.split import part_of
 from dpfy.data.users import UserRecords
 from dpfy.gradients.engine import reentrant
 from dpfy.noise.shares import WAY_OUT, Shares
@@ -221,7 +221,7 @@ def check_part(part: str | None, records: object) -> None:
     """Refuse other records than the part of the data that a run must train on, however many they
     are.
     """
-    if part is not None and (records.part if isinstance(records, SplitRecords) else None) != part:
+    if part is not None and part_of(records) != part:
         rule = (
             f"the trial must train on its {part}: give trial.train(data) as it is (transform the "
             f"data before, not after)"

@@ -16,7 +16,7 @@ from typing import Any
 from dpfy.core import check, errors, settings, storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.settings import setting
-from dpfy.data.users import by_row
+from dpfy.data.config import RECORD
 from dpfy.training import config as configuration
 from dpfy.training import ready
 from dpfy.training.config import JobConfig
@@ -173,16 +173,11 @@ class SearchConfig:
                 "records instead"
             )
             raise InvalidInput("tune.score", PUBLIC, rule)
-        if (
-            self.job.data.user is not None
-            and (self.score != PUBLIC or self.tune.chosen == SUBSET)
-            and not by_row(self.job.data)
-        ):
+        if self.job.data.draw == RECORD and (self.score == HELD_OUT or self.tune.chosen == SUBSET):
             raise Unsupported(
-                "parts of users for scores or for a search, where a user's records are chosen anew "
-                "at every step",
-                "set data.pick = first, draw whole users and sum their losses; or score on public "
-                "test records (data.test = public)",
+                "a part of the users where their records are drawn one by one",
+                "draw whole users (data.draw = user), or score on training records (tune.score = "
+                "training) or public test records (data.test = public)",
             )
 
     @property

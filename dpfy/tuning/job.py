@@ -30,7 +30,7 @@ from dpfy.tuning import outcome, search
 from dpfy.tuning import run as search_run
 from dpfy.tuning.claim import SEARCH
 from dpfy.tuning.config import SearchConfig
-from dpfy.tuning.routes import HELD_OUT, PUBLIC, PUBLIC_DATA
+from dpfy.tuning.routes import PUBLIC, PUBLIC_DATA
 from dpfy.tuning.run import Execution, Tuned, tune
 from dpfy.tuning.search import RandomSearch, SearchEngine
 from dpfy.tuning.space import Settings
@@ -65,17 +65,12 @@ class JobObjective:
             if config.data.test_use != "public"
             else halves(apart, self.config.tune.validation)
         )
-        owned = data.owned
-        records: object = trial.train(train) if owned is None else replace(owned, records=train)
-        model, _ = job.fitted(config, data, records, test, trial.run)
+        whole = train if data.owned is None else replace(data.owned, records=train)
+        model, _ = job.fitted(config, data, trial.train(whole), test, trial.run)
         if self.config.score == PUBLIC:
             assert validation is not None
             return right(model, validation) / len(validation)
-        return trial.count(
-            answered(
-                model, trial.valid(train) if self.config.score == HELD_OUT else trial.train(train)
-            )
-        )
+        return trial.count(answered(model, trial.valid(whole)))
 
 
 def right(model: nn.Module, records: Records) -> int:

@@ -16,8 +16,10 @@ from typing import Any
 from safetensors.torch import save
 
 import dpfy
+from dpfy.core import events
 from dpfy.core.codec import number
 from dpfy.core.ledger import Ledger
+from dpfy.core.unit import EXAMPLE
 from dpfy.plan.claim import TrainingClaim
 from dpfy.plan.recipe import Plan
 from dpfy.report import card, figures
@@ -25,9 +27,10 @@ from dpfy.report.words import absent
 from dpfy.runs.folder import LEDGER, RunFolder
 from dpfy.training import metrics
 from dpfy.tuning.claim import TRIALS, TUNING, Tuning
-from dpfy.tuning.routes import COMPOSITION, NOISY_MAX
+from dpfy.tuning.routes import COMPOSITION, HELD_OUT, NOISY_MAX, SUBSET
 from dpfy.tuning.sealed import TrialReport, TrialResult
 from dpfy.tuning.space import Settings, Space
+from dpfy.tuning.terms import TrialSplit
 
 MODEL = "model.safetensors"
 MOST_SHOWN = 200
@@ -66,6 +69,7 @@ def publish(
     found: SelectedTrial | None,
     rows: Mapping[int, TrialResult],
     files: Files,
+    split: TrialSplit,
 ) -> None:
     """Write the selected run into the folder, then its card, and erase everything else.
 
@@ -86,7 +90,8 @@ def publish(
             folder.write(name, content)
         if noted := _metrics(found.place):
             folder.write(metrics.FILE, noted)
-        folder.tell(TUNING, **_told(claim, found, told), trials=_few(every))
+        section = _told(claim, found, told) | counted(claim, split)
+        folder.tell(TUNING, **section, trials=_few(every))
         facts = card.Facts({**told.provenance, **_about(folder)}, told.steps)
     if not claim.payment.random:
         folder.write(TRIALS, "".join(json.dumps(row) + "\n" for row in every).encode())
@@ -136,6 +141,23 @@ def _told(claim: Tuning, found: SelectedTrial, told: TrialReport) -> dict[str, A
         **own,
         **({"notes": dict(found.row.notes)} if found.row.notes else {}),
     }
+
+
+def counted(claim: Tuning, split: TrialSplit) -> dict[str, Any]:
+    """What a noisy score counts: its standard error, and of how many, as far as that is public."""
+    score = claim.paid.score
+    if not isinstance(score, events.DiscreteGaussian):
+        return {}
+    held, unit = claim.payment.score == HELD_OUT, claim.unit
+    part = split.sampled if claim.payment.route == SUBSET else split.training
+    what = "records" if unit == EXAMPLE else f"{unit.name}s"
+    each = ", each with the share of their records" if unit.most_records > 1 else ""
+    told = {
+        "standard_error": score.sigma / score.sensitivity,
+        "expected": split.validation if held else part,
+        "counts": f"{what} {'held out' if held else 'trained on'} that are answered right{each}",
+    }
+    return {"scored": told}
 
 
 def bill(claim: Tuning, plan: Plan) -> dict[str, Any]:

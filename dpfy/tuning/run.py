@@ -85,6 +85,7 @@ class Tuned:
             "run": str(self.run),
             "settings": self.settings,
             "score": part.get("score"),
+            **({"scored": part["scored"]} if "scored" in part else {}),
             **utility,
         }
         told |= {
@@ -424,7 +425,9 @@ class _Searching:
 
     def _published(self, found: outcome.SelectedTrial | None) -> Tuned:
         self.work.progress("card", None)
-        outcome.publish(self.folder, self.claim, found, self.search.rows, self.work.publish)
+        outcome.publish(
+            self.folder, self.claim, found, self.search.rows, self.work.publish, self.parts
+        )
         return finished(self.folder.path)
 
 

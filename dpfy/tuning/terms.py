@@ -24,8 +24,9 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.events import Event
 from dpfy.core.randomness import Randomness
-from dpfy.data.records import Records, as_records
-from dpfy.data.split import SplitRecords, kept
+from dpfy.data.owners import Owned
+from dpfy.data.records import Records
+from dpfy.data.split import first_of, kept, kept_users, units
 from dpfy.plan.recipe import Recipe
 from dpfy.tuning.routes import (
     HELD_OUT,
@@ -148,21 +149,26 @@ class TrialSplit:
             return SAMPLED
         return TRAINING if self.held_out > 0 else None
 
-    def train(self, data: object, search: Randomness, *, final: bool) -> Records:
+    def train(self, data: Records | Owned, search: Randomness, *, final: bool) -> Records | Owned:
         """The records that a trial trains on: with `final`, those of the run on all of them."""
-        records = as_records(data)
-        coins = ~self._out(len(records), search)
+        count = units(data)
+        coins = ~self._out(count, search)
         if self.sample < 1 and not final:
-            coins &= _tossed("subset", len(records), self.sample, search)
+            coins &= _tossed("subset", count, self.sample, search)
         elif self.held_out == 0:
-            return records
+            return data
         expected = self.training if final or self.sample == 1 else self.sampled
-        return kept(records, coins, expected, self.part(final=final) or "")
+        part = self.part(final=final) or ""
+        if isinstance(data, Owned):
+            return kept_users(data, coins, expected, part)
+        return kept(data, coins, expected, part)
 
-    def valid(self, data: object, search: Randomness) -> SplitRecords:
-        """The records held out."""
-        records = as_records(data)
-        return kept(records, self._out(len(records), search), self.validation, VALIDATION)
+    def valid(self, data: Records | Owned, search: Randomness) -> Records:
+        """The records held out; of users one row each, of their first records."""
+        coins = self._out(units(data), search)
+        if isinstance(data, Owned):
+            return first_of(kept_users(data, coins, self.validation, VALIDATION))
+        return kept(data, coins, self.validation, VALIDATION)
 
     def _out(self, count: int, search: Randomness) -> NDArray[np.bool_]:
         return _tossed("held out", count, self.held_out, search)

@@ -23,13 +23,15 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, write_atomically
 from dpfy.core.unit import Unit
 from dpfy.core.values import Bound, Bounded
+from dpfy.data.given import admitted
 from dpfy.data.lazy import LazyRecords
 from dpfy.data.owners import Owned
 from dpfy.data.records import Records, as_records
+from dpfy.data.split import first_of, units
 from dpfy.data.users import UserRecords
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism
 from dpfy.plan.recipe import Plan, Recipe
-from dpfy.tuning.routes import HELD_OUT, TRAINED_ON, points
+from dpfy.tuning.routes import points
 from dpfy.tuning.sealed import (
     WORST,
     SealedRun,
@@ -69,7 +71,7 @@ class Trial:
         self._plan: Plan | None = None
         self._run: SealedRun | None = None
         self._rows: int | None = None
-        self._given: dict[str, Records] = {}
+        self._scored: Records | None = None
 
     counted: float | None
 
@@ -137,63 +139,78 @@ class Trial:
         """
         return self._task.score
 
-    def train(self, data: object) -> Records:
+    def train(self, data: object) -> Records | Owned | LazyRecords:
         """The records that this trial trains on: all of them, those not held out for scores, or a
-        search's sample of them.
+        search's sample of them. Give records of users by :func:`dpfy.by_user`.
         """
         task = self._task
         if task.parts is None:
-            records = as_records(data)
+            found = admitted(data)
+            records = found if isinstance(found, Owned | LazyRecords) else as_records(found)
         else:
             records = task.parts.train(self._whole(data), task.source.randomness, final=task.final)
-        self._given[TRAINED_ON] = records
+        if not self._held_out and isinstance(records, Records):
+            self._scored = records
         return records
 
     def valid(self, data: object) -> Records:
-        """The private records held out for scores, from the same data as `train`."""
+        """The private records that the score is of, from the same data as `train`: those held out,
+        or with score="training" those trained on. Of users one row each, with the first of their
+        records.
+        """
         task = self._task
-        if task.parts is None or not task.parts.held_out:
+        if self._held_out:
+            assert task.parts is not None
+            self._scored = task.parts.valid(self._whole(data), task.source.randomness)
+            return self._scored
+        if task.score is None:
             raise Unsupported(
                 "validation records that were not held out", "search with score='held-out'"
             )
-        records = task.parts.valid(self._whole(data), task.source.randomness)
-        self._given[HELD_OUT] = records
-        return records
+        records = self.train(self._whole(data))
+        assert not isinstance(records, LazyRecords)
+        self._scored = first_of(records) if isinstance(records, Owned) else records
+        return self._scored
+
+    @property
+    def _held_out(self) -> bool:
+        return self._task.parts is not None and self._task.parts.held_out > 0
 
     @property
     def _unit(self) -> Unit:
         """Whose data the search protects: the same unit for all kinds of trials."""
         return self._task.kinds[0].recipe.unit
 
-    def _whole(self, data: object) -> Records:
+    def _whole(self, data: object) -> Records | Owned:
         """The data to take a part of: always the same rows, one for each unit, so that a unit's
         coin is always its own.
         """
-        if isinstance(data, Owned | LazyRecords):
+        if isinstance(admitted(data.fields if isinstance(data, Owned) else data), LazyRecords):
             way_out = (
                 "give records in memory, grouped with dpfy.by_user(records, users, most) where a "
                 "user owns several"
             )
             raise Unsupported("a part of records that are read when they are drawn", way_out)
-        records = as_records(data)
+        records = data if isinstance(data, Owned) else as_records(data)
         self._require_units("trial.train", records)
-        if self._rows not in (None, len(records)):
+        if self._rows not in (None, units(records)):
             rule = (
                 "must be the same records, in the same order, in every call of trial.train and "
                 "trial.valid"
             )
             raise InvalidInput("trial.train", "another number of records", rule)
-        self._rows = len(records)
+        self._rows = units(records)
         return records
 
-    def _require_units(self, name: str, records: Records) -> None:
+    def _require_units(self, name: str, records: Records | Owned) -> None:
         most = self._unit.most_records
-        if records.records_each != most:
+        each = records.most if isinstance(records, Owned) else records.records_each
+        if each != most:
             rule = (
                 f"one {self._unit.name} owns up to {most}: group the records with "
                 f"dpfy.by_user(records, users, {most})"
             )
-            raise InvalidInput(name, f"{records.records_each} records in a row", rule)
+            raise InvalidInput(name, f"{each} records in a row", rule)
 
     def report(self, score: float) -> bool:
         """Tell how the trial does so far, on public records; whether it should be ended: then raise
@@ -211,9 +228,9 @@ class Trial:
         most once.
 
         `right` is their number, or a bool for each record. Where a unit owns several records it
-        must be a bool for each place of the users that `trial.valid` gave (`trial.train` with
-        score="training"): ``model(users.flat[0]).argmax(1) == users.flat[1]``. A user then counts
-        once, with the share of their records that is right, in hundredths.
+        must be a bool for each place of the users that `trial.valid` gave:
+        ``model(users.flat[0]).argmax(1) == users.flat[1]``. A user then counts once, with the share
+        of their records that is right, in hundredths.
 
         Guarantees: one unit adds between 0 and 1 to the score, which is what is billed. The score
         has noise where it is released, and is exact where the exponential mechanism will choose
@@ -250,9 +267,7 @@ class Trial:
 
     def _total(self, right: int | Tensor) -> int:
         """The score in points, of which one unit adds at most `points` of them."""
-        scored = self._given.get(
-            TRAINED_ON if self._task.parts is None or not self._task.parts.held_out else HELD_OUT
-        )
+        scored = self._scored
         if isinstance(right, Tensor):
             if scored is not None:
                 self._require_units("trial.count", scored)

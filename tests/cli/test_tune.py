@@ -359,7 +359,17 @@ def test_users_are_scored_and_held_out_whole(capsys, tmp_path, score):
     ]
     options += ["--score", score, "--set", "tune.held_out=0.4"]
     command = ["tune", *data, *options, "--insecure-seed", "5"]
-    assert "data.pick = first" in refused(capsys, *command, "--out", tmp_path / "random")
+    status, out, err = call(capsys, *command, "--out", tmp_path / "random")
+    assert status == 0, err
+    of = {"held-out": "16 users held out", "training": "40 users trained on"}[score]
+    said = f"of about {of} that are answered right, each with the share of their records"
+    assert said in next(line for line in out.splitlines() if line.startswith("score"))
+    assert all(f.holds for f in dpfy.verify(tmp_path / "random"))
+    single = ["--set", "data.draw=record"]
+    if score == "held-out":
+        assert "draw whole users" in refused(
+            capsys, *command, *single, "--out", tmp_path / "single"
+        )
     status, out, err = call(
         capsys, *command, "--set", "data.pick=first", "--out", tmp_path / "run", "--json"
     )

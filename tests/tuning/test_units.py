@@ -18,6 +18,8 @@ from dpfy import accounting
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
+from dpfy.data.given import as_source
+from dpfy.data.split import part_of, stated
 from dpfy.data.users import UserRecords, by_user
 from dpfy.runs.folder import held_claims
 from dpfy.runs.run import Run
@@ -25,7 +27,7 @@ from dpfy.tuning.routes import POINTS, PrivacyTarget, SearchRoute, calibrate_sea
 from dpfy.tuning.run import tune
 from dpfy.tuning.sealed import TrialRights
 from dpfy.tuning.terms import SearchTerms, TrialSplit
-from dpfy.tuning.trial import Trial, TrialFailed, TrialTask
+from dpfy.tuning.trial import Trial, TrialFailed, TrialTask, _points
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy
@@ -224,13 +226,81 @@ def test_a_user_is_in_one_part_with_all_records_and_moves_nobody_else(seed):
     assert [part - {int(owners.max())} for part in whole] == last
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("window", [None, "day"])
+def test_users_whose_records_are_drawn_anew_are_in_one_part_whole(tmp_path, seed, window):
+    """With records chosen at every step: a user is in one part with all records, a user less moves
+    nobody else, and every score moves by one at most, whatever that user owns.
+    """
+    rng = np.random.default_rng(seed)
+    counts = [1, 4, 50, *rng.integers(1, 9, 20)]
+    owners = np.repeat([f"p{k:02d}" for k in rng.permutation(len(counts))], counts)
+    when = rng.integers(0, 3, len(owners)) * 86400
+    values, parts = torch.arange(float(len(owners))), TrialSplit(20, float(rng.uniform(0.3, 0.7)))
+    right = rng.random(len(owners)) < 0.5
+    trial = given(tmp_path / "x", 4, parts=parts)
+    label = owners if window is None else np.char.add(owners, (when // 86400).astype(str))
+
+    def split(kept):
+        users = dpfy.Users(owners[kept], "random", "mean", when[kept] if window else None, window)
+        grouped = by_user({"x": values[kept], "y": values[kept]}, users, 4)
+        secret = trial._task.source.randomness
+        train = parts.train(grouped, secret, final=False)
+        valid = parts.valid(grouped, secret)
+        assert (train.part, train.expected) == ("training records", parts.training)
+        source = as_source(train)
+        assert (part_of(source), stated(source)) == ("training records", parts.training)
+        own = source.base.tensors[0].long()
+        assert len(own) == np.isin(label[kept], label[own]).sum()  # all of their records
+        held = valid.tensors[0][valid.tensors[-1]].long()
+        score = int(_points(torch.from_numpy(right)[valid.tensors[0].long()], valid, POINTS))
+        assert not set(label[own]) & set(label[held])
+        return set(label[own]), set(label[held]), score
+
+    whole = split(np.ones(len(owners), bool))
+    assert whole[0] | whole[1] == set(label)
+    last = max(label)
+    less = split(label != last)
+    assert [side - {last} for side in whole[:2]] == list(less[:2])
+    assert abs(whole[2] - less[2]) <= (POINTS if last in whole[1] else 0)
+
+
+def test_users_with_another_number_of_records_than_the_unit_are_refused(tmp_path):
+    trial = given(tmp_path / "x", parts=TrialSplit(USERS, 0.4))
+    with pytest.raises(InvalidInput, match="owns up to 20"):
+        trial.train(by_user((X, Y), dpfy.Users(OWNERS), 3))
+
+
+def test_a_named_field_of_owners_is_split_too(tmp_path):
+    grouped = by_user({"x": X, "y": Y, "who": OWNERS}, dpfy.Users("who", loss="mean"), EACH)
+    trial = given(tmp_path / "x", parts=TrialSplit(USERS, 0.4))
+    train, valid = trial.train(grouped), trial.valid(grouped)
+    assert sorted(as_source(train).base.take(torch.tensor([0]))) == ["x", "y"]
+    assert len(valid) + len(as_source(train)) == USERS
+    assert 0 <= trial.count(valid.flat[1].bool()) <= POINTS * len(valid)
+
+
+@pytest.mark.parametrize("score", ["training", "held-out"])
+def test_a_search_over_users_whose_records_are_drawn_anew(tmp_path, score):
+    grouped = by_user((X, Y), dpfy.Users(OWNERS, loss="mean"), EACH)
+
+    def objective(trial):
+        net = trained(trial, trial.train(grouped))
+        return trial.count(answers(net, trial.valid(grouped)))
+
+    found = search(objective, tmp_path / "run", score=score, held_out=0.4)
+    assert "user" in found.card["guarantee"]["unit"]
+    assert found.card["guarantee"]["epsilon"] <= 3.0
+    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+
+
 def test_parts_of_single_records_are_refused_where_a_user_owns_several(tmp_path):
     trial = given(tmp_path / "x", parts=TrialSplit(USERS, 0.3))
     for ask in (trial.train, trial.valid):
         with pytest.raises(InvalidInput, match="by_user"):
             ask((X, Y))
         with pytest.raises(Unsupported, match="by_user"):
-            ask(by_user((X, Y), dpfy.Users(OWNERS), EACH))
+            ask(by_user([(x, y) for x, y in zip(X, Y, strict=True)], dpfy.Users(OWNERS), EACH))
     single = dpfy.dpsgd(USERS, 10, steps=2, unit=USER, draw="record")
     with pytest.raises(Unsupported, match="one by one"):
         calibrate_search(

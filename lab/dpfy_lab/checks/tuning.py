@@ -20,6 +20,8 @@ from dpfy.core import events
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency, user_unit
 from dpfy.core.values import mock_permit
+from dpfy.data.given import as_source
+from dpfy.data.owners import Users
 from dpfy.data.records import Records
 from dpfy.data.users import UserRecords, by_user
 from dpfy.plan.recipe import Recipe, dpsgd
@@ -29,7 +31,7 @@ from dpfy.tuning import run, trial
 from dpfy.tuning.claim import Tuning
 from dpfy.tuning.routes import HELD_OUT, PUBLIC, CalibratedSearch, SearchRoute, points
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.terms import SearchTerms, TrialSplit
 from dpfy.tuning.trial import Trial
 from dpfy_lab.checks.published import published, temporary
 from dpfy_lab.selftest.mistake import Found, check
@@ -196,4 +198,19 @@ def USERS() -> Found:
     return f"a user moves a score by {moved} points, its noise is made for {noised}"
 
 
-CHECKS = (CANARY, LOSERS, SCORES, PARTS, PROPOSALS, USERS)
+@check("search people")
+def PEOPLE() -> Found:
+    """A user whose records are chosen at every step is in training or in validation, with all of
+    their records.
+    """
+    owners, rows = np.repeat(np.arange(40), 6), torch.arange(240)
+    grouped = by_user((rows, rows), Users(owners), 6)
+    parts, secret = TrialSplit(40, 0.4), Randomness.for_tests(MANY)
+    train, valid = parts.train(grouped, secret, final=False), parts.valid(grouped, secret)
+    trained, scored = (set(owners[part]) for part in (as_source(train).held[0], valid.flat[0]))
+    if trained and scored and not trained & scored:
+        return None
+    return f"{len(trained & scored)} of {len(scored)} users scored on were trained on"
+
+
+CHECKS = (CANARY, LOSERS, SCORES, PARTS, PROPOSALS, USERS, PEOPLE)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpfy_lab.checks.tuning import CANARY, LOSERS, PARTS, PROPOSALS, SCORES, USERS
+import numpy as np
+
+from dpfy.data.records import Records, as_records
+from dpfy_lab.checks.tuning import CANARY, LOSERS, PARTS, PEOPLE, PROPOSALS, SCORES, USERS
 from dpfy_lab.selftest.mistake import mistake
 from dpfy_lab.selftest.patch import Patch
 
@@ -81,3 +84,16 @@ def _(patch: Patch) -> None:
 )
 def _(real: Any, right: Any, scored: Any, each: int) -> int:
     return each * int(right.sum())
+
+
+@mistake(
+    "search-parts-of-records",
+    "each record of a user tosses a coin of its own for the part that it is in",
+    PEOPLE,
+    f"{HOME}.terms.kept_users",
+)
+def _(real: Any, owned: Any, coins: Any, *rest: Any) -> Any:
+    count = len(as_records(owned.fields))
+    kept = np.flatnonzero(np.resize(coins, count))
+    whole = as_records(owned.fields)
+    return owned.at(Records(tuple(field[kept] for field in whole.tensors)), kept)
