@@ -71,7 +71,7 @@ def ours(method, arguments, seed):
     from dpfy.runs.run import Run
     from dpfy.synthetic.domain import Domain
     from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
-    from dpfy.synthetic.run import synthesize
+    from dpfy.synthetic.run import synthesize_table
 
     torch.set_num_threads(1)
     sizes, real = adult()
@@ -81,7 +81,7 @@ def ours(method, arguments, seed):
     with tempfile.TemporaryDirectory() as place:
         start, began = time.process_time(), time.perf_counter()
         run = Run(Path(place) / "run", seed=seed)
-        made = synthesize(
+        made = synthesize_table(
             real,
             schema=Domain.of(sizes),
             terms=SynthesisTerms(arguments.epsilon, DELTA),

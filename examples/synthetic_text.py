@@ -54,9 +54,16 @@ def main(given: list[str] | None = None) -> None:
     private = [*train, *secrets.texts]
     # the text is public, so the number of its records is, too; of private texts state a public
     # number instead
-    terms = dpfy.TextTerms(asked.epsilon, 1e-5, len(private))
-    options = dpfy.TextOptions(asked.texts, asked.length, epochs=asked.epochs, device=asked.device)
-    made = dpfy.synthesize_text(private, terms=terms, run=asked.run, options=options)
+    made = dpfy.synthesize(
+        dpfy.Texts(private, length=asked.length),
+        epsilon=asked.epsilon,
+        delta=1e-5,
+        records=len(private),
+        rows=asked.texts,
+        epochs=asked.epochs,
+        device=asked.device,
+        run=asked.run,
+    )
     held_out = (
         losses_of(made.model.cpu(), rows_of(other[:500], ByteTokens(), asked.length), 256)
         .mean()
@@ -66,7 +73,7 @@ def main(given: list[str] | None = None) -> None:
     print(f"held-out loss {held_out:.3f} nats a byte")
     print(json.dumps(copies(made.texts, train, holdout=other).to_json(), indent=1))
     print(secrets.found(made.model, length=asked.length, delta=1e-5))
-    print(made.card["statement"])
+    print(made.report["statement"])
     print(f"check it: dpfy verify {made.run}")
 
 

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "data": {"core", "isolation", "tables"},
     "audit": {"core"},
     "report": {"core", "accounting", "plan", "audit"},
-    "runs": {"core", "report"},
+    "runs": {"core", "accounting", "tables", "report"},
     "queries": {"core", "accounting", "tables", "mechanisms", "statistics", "report", "runs"},
     "testing": BELOW_PLAN | {"audit", "report", "runs"},
     "labels": {

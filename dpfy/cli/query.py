@@ -123,10 +123,10 @@ def query(
         config=(_toml(public), _toml(public | private)),
     )
     with resumable(out, _again(data, text, public | private)), _bar() as progress:
-        found = run.query(data, text, schema=schema, terms=terms, run=place, progress=progress)
+        found = run.answered(data, text, schema=schema, terms=terms, run=place, progress=progress)
     tell(
         found.to_json(),
-        [*_lines(found), *charged(found.card["guarantee"]["epsilon"], ledger)],
+        [*_lines(found), *charged(found.epsilon, ledger)],
         as_json=as_json,
     )
 
@@ -156,13 +156,13 @@ def _bar() -> Iterator[Any]:
     from rich.console import Console
 
     with Console(stderr=True).status("planning") as shown:
-        yield lambda what: shown.update(what.replace("[", "\\["))
+        yield lambda what, share=None: shown.update(what.replace("[", "\\["))
 
 
 def _lines(found: Any) -> list[str]:
     return [
         *found.answers.lines(),
         "",
-        found.card["statement"],
+        found.report["statement"],
         f"check it: dpfy verify {found.run}",
     ]

@@ -117,7 +117,7 @@ def table(
     from dpfy.runs.mark import Mark
     from dpfy.runs.run import Run, fresh_path
     from dpfy.synthetic.plan import MODEL_CELLS, SynthesisOptions, SynthesisTerms
-    from dpfy.synthetic.run import synthesize
+    from dpfy.synthetic.run import synthesize_table
 
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
@@ -173,7 +173,7 @@ def table(
         public_data=stated,
     )
     with resumable(out, _again(data, asked | private)), progress_bar() as progress:
-        made = synthesize(
+        made = synthesize_table(
             data,
             schema=schema,
             terms=terms,
@@ -302,4 +302,4 @@ def _lines(made: Any) -> list[str]:
             f"marginals of {degree}: off by {held['mean_l1']:.4f} in L1 on average "
             f"(standard error {held['standard_error']:.1g}; {held['marginals']} of them)"
         )
-    return [*lines, "", made.card["statement"], f"check it: dpfy verify {made.run}"]
+    return [*lines, "", made.report["statement"], f"check it: dpfy verify {made.run}"]

@@ -309,7 +309,7 @@ def _mended(name: str, handle: int, text: bytes, mark: dict[str, Any]) -> bytes:
     return whole
 
 
-__all__ = ["COPIED", "VERSION", "Budget", "Ledger", "Permit", "hold", "require_place"]
+__all__ = ["COPIED", "VERSION", "Ledger", "LedgerBudget", "Permit", "hold", "require_place"]
 
 COPIED = (
     "resume it in the folder where it began (renaming it is fine, copying it or restoring a backup "
@@ -320,7 +320,7 @@ RECOVERED = "mark recovered"
 """The kind of note that says that somebody stated the head of a ledger whose mark was lost."""
 
 
-class Budget(Protocol):
+class LedgerBudget(Protocol):
     """A limit on all that a ledger may ever hold, valid for requests chosen after seeing earlier
     results.
     """
@@ -362,7 +362,7 @@ class Ledger:
         *,
         unit: Unit = EXAMPLE,
         adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
-        budget: Budget | None = None,
+        budget: LedgerBudget | None = None,
     ) -> Ledger:
         """Open the ledger at `path`, creating it with this unit, adjacency and budget; an existing
         one must have the same.
@@ -475,7 +475,7 @@ class Ledger:
         event: events.Event,
         uses: int = 1,
         *,
-        budget: Budget | None = None,
+        budget: LedgerBudget | None = None,
         claim: Mapping[str, Any] | None = None,
         returnable: bool = False,
         run: str | None = None,

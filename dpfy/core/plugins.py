@@ -21,6 +21,7 @@ from dpfy.core.errors import Unsupported, missing
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.metadata import EntryPoint
+import re
 import sys
 from collections.abc import Callable, Mapping
 
@@ -173,3 +174,43 @@ def lazy_names(
         return sorted(sys.modules[package].__all__)
 
     return getattr_, dir_
+
+
+EXPORT = re.compile(r"^    from (\S+) import (\w+) as \w+$", re.M)
+
+
+def exported_names(
+    package: str,
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """`__all__`, `__getattr__` and `__dir__` of a package, from what its `__init__.py` imports for
+    type checkers: the first block is public, a second one reachable.
+
+    Args:
+        package: The name of the package, which is being imported.
+
+    Returns:
+        The three, in this order. A name that is not there, but in the table of hints
+        `hints.txt` of the package, is an `AttributeError` that names the right call.
+    """
+    text = (pkgutil.get_data(package, "__init__.py") or b"").decode()
+    parts = text.split("\nif TYPE_CHECKING:\n")
+    blocks = [{name: module for module, name in EXPORT.findall(part)} for part in parts]
+    public = sorted(blocks[1])
+    home = {name: module for block in blocks for name, module in block.items()}
+
+    def getattr_(name: str) -> Any:
+        if home.get(name) == package:
+            return importlib.import_module(f"{package}.{name}")
+        if name in home:
+            return getattr(importlib.import_module(home[name]), name)
+        known = f"module {package!r} has no attribute {name!r}"
+        told = hints(package).get(name)
+        raise AttributeError(f"{known}: {told}" if told else known)
+
+    return public, getattr_, lambda: public
+
+
+def hints(package: str) -> dict[str, str]:
+    """For names that a newcomer guesses, the right call: lines `name: what to write`."""
+    lines = (pkgutil.get_data(package, "hints.txt") or b"").decode().splitlines()
+    return dict(line.split(": ", 1) for line in lines if ": " in line)

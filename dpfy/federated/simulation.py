@@ -157,16 +157,15 @@ def fit(
         folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
-    epsilon, seconds = guarantee.epsilon(plan.delta), time.monotonic() - started
     return Result(
         folder,
-        guarantee,
-        epsilon,
-        plan.delta,
+        model,
         utility,
         training.steps_done,
-        seconds,
+        time.monotonic() - started,
         training.engine_reason,
+        guarantee,
+        plan.delta,
     )
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from dpfy.report.markdown import NAME
 from dpfy.runs.folder import CARD
 from dpfy.training import weights
-from dpfy.training.load import Released
+from dpfy.training.load import ReleasedModel
 
 BEGIN, END = "<!-- dpfy: begin -->", "<!-- dpfy: end -->"
 FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
@@ -53,7 +53,7 @@ def describe(folder: Path, run: Path, model: nn.Module) -> bool:
 
 def _released(model: nn.Module, run: Path) -> bool:
     """Whether `model` holds the weights that `run` released, in every bit."""
-    held, mine = Released.read(run).weights(), weights.released(model)
+    held, mine = ReleasedModel.read(run).weights(), weights.released(model)
     return held.keys() == mine.keys() and all(
         torch.equal(t, mine[name].detach().cpu()) for name, t in held.items()
     )

@@ -351,7 +351,7 @@ def _fail_left(study: Any, tag: str) -> None:
 def _give(study: Any, found: Tuned, sign: float, tag: str) -> None:
     """The selected trial, to the study."""
     held = {t.user_attrs.get(OWN) for t in study.get_trials(deepcopy=False)}
-    part = card.section(found.card, TUNING)
+    part = card.section(found.report, TUNING)
     if found.settings is None or tag in held or not isinstance(part.get("score"), int | float):
         return
     value, complete = sign * float(part["score"]), optuna.trial.TrialState.COMPLETE

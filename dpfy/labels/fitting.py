@@ -36,7 +36,7 @@ from dpfy.models.features import features as feature_map
 from dpfy.report import card as cards
 from dpfy.runs.folder import RunFolder, complete
 from dpfy.runs.run import Run
-from dpfy.training.load import Released
+from dpfy.training.load import ReleasedModel
 
 META = "dpfy"
 KERNEL, NETWORK = "kernel", "network"
@@ -153,7 +153,7 @@ def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
 
     The model of ``dpfy train --protect labels`` reads raw records: images are scattered first.
     """
-    released = Released.read(run)
+    released = ReleasedModel.read(run)
     content = storage.content(MODEL, released.file(MODEL), most=storage.MOST_DATA)
     held = load_tensors(content)
     about = _about(content)

@@ -27,7 +27,7 @@ from dpfy.runs.run import Run
 from dpfy.tables.schema import training_schema
 from dpfy.training.config import PATHS
 from dpfy.training.job import budget_of, public_records, require_run
-from dpfy.training.load import CONFIG, Released
+from dpfy.training.load import CONFIG, ReleasedModel
 from dpfy.training.paperwork import AboutConfig, LedgerConfig, PublicConfig
 from dpfy.training.predict import AT_ONCE, Predictions, schema_of_run
 
@@ -260,7 +260,7 @@ def predicted(run: Path | str, data: Path | str) -> Predictions:
     """What the model of a finished run of ``dpfy train --protect labels`` says about the records in
     the file `data`.
     """
-    released = Released.read(run)
+    released = ReleasedModel.read(run)
     config = make(released.file(CONFIG), {})
     reads = section(released.card)["reads"]
     schema = schema_of_run(released, config.data.kind)

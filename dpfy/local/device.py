@@ -15,7 +15,7 @@ from dpfy.accounting import accountant
 from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.guarantee import Guarantee
-from dpfy.core.ledger import Budget, Ledger
+from dpfy.core.ledger import Ledger, LedgerBudget
 from dpfy.core.randomness import Randomness
 from dpfy.core.storage import PRIVATE_MODE, locked, write_atomically
 from dpfy.core.unit import Adjacency
@@ -40,7 +40,7 @@ class Device:
     """
 
     folder: Path
-    budget: Budget | None = None
+    budget: LedgerBudget | None = None
     _ledger: Ledger = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ from dpfy.prediction.voters import LinearVoters, checked, ridge, shards
 from dpfy.report import card as cards
 from dpfy.runs.folder import RunFolder, complete
 from dpfy.runs.run import Run
-from dpfy.training.load import Released
+from dpfy.training.load import ReleasedModel
 
 BLOCK = 16
 """Records of one teacher that are mapped at a time, always as many: the rounding of others' sums
@@ -278,7 +278,7 @@ def load(run: Path | str) -> Student:
     """The student of a finished run, its hash checked against card and ledger, with the answers
     that it learnt from.
     """
-    released = Released.read(run)
+    released = ReleasedModel.read(run)
     model, *_ = loaded(released)
     held = storage.parsed_json(
         STUDENT_ANSWERS,
@@ -290,7 +290,7 @@ def load(run: Path | str) -> Student:
     )
 
 
-def loaded(released: Released) -> tuple[nn.Module, tuple[int, ...], int]:
+def loaded(released: ReleasedModel) -> tuple[nn.Module, tuple[int, ...], int]:
     """The student, the shape of its inputs and the number of its classes."""
     content = storage.content(STUDENT_MODEL, released.file(STUDENT_MODEL), most=storage.MOST_DATA)
     return students.of_bytes(content, STUDENT_MODEL)

@@ -21,7 +21,7 @@ from dpfy.prediction.claim import StudentAnswersClaim
 from dpfy.prediction.pate import Student, Teachers, loaded, train_student
 from dpfy.prediction.student import chances
 from dpfy.runs.run import Run
-from dpfy.training.load import Released
+from dpfy.training.load import ReleasedModel
 from dpfy.training.predict import Predictions
 
 KINDS = ("embedded", "digits", "mnist", "fashion-mnist", "npz")
@@ -147,7 +147,7 @@ def _taken(public: PublicInputs, held: DataSource) -> int:
 
 def predicted(run: Path | str, data: Path | str) -> Predictions:
     """What the student of a finished run says about the records in the file `data`."""
-    released = Released.read(run)
+    released = ReleasedModel.read(run)
     model, shape, classes = loaded(released)
     section = next(
         dict(part) for part in released.card["sections"] if part["name"] == StudentAnswersClaim.kind

@@ -5,10 +5,9 @@ order.
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,13 @@ import numpy as np
 import dpfy
 from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.unit import Adjacency, Person
 from dpfy.queries.plan import CONTRIBUTIONS, QueryPlan, QueryTerms, per_user, plan
 from dpfy.report import card
+from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.progress import Progress, quiet
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.statistics.answer import LEVEL, Answer
 from dpfy.statistics.answers import Answers
@@ -33,23 +36,12 @@ from dpfy.tables.table import PrivateTable
 MOST_SHOWN = 20
 """Answers of one statistic that are repeated in the card; all of them are in answers.json."""
 
-Progress = Callable[[str], None]
 
+@dataclass(frozen=True, repr=False)
+class QueryResult(Released):
+    """What a query leaves: its answers, in a finished run."""
 
-@dataclass(frozen=True)
-class QueryResult:
-    """What a query leaves: its answers, and the run folder with its card."""
-
-    run: Path
     answers: Answers
-    card: dict[str, Any]
-
-    def __str__(self) -> str:
-        return f"{self.answers}\n{self.card['statement']} Run: {self.run}"
-
-    def _repr_html_(self) -> str:
-        statement = html.escape(f"{self.card['statement']} Run: {self.run}")
-        return f"{self.answers._repr_html_()}<p>{statement}</p>"
 
     def to_frame(self) -> Any:
         """The answers as a pandas frame: see :meth:`Answers.to_frame`."""
@@ -59,45 +51,115 @@ class QueryResult:
         """Bars with intervals: see :meth:`Answers.plot`."""
         return self.answers.plot(statistic, axes)
 
-    def to_json(self) -> dict[str, Any]:
-        """The answers, and what they cost."""
-        stated = self.card["guarantee"]
-        return {
-            "run": str(self.run),
-            "answers": [answer.to_json() for answer in self.answers],
-            "level": self.answers.level,
-            **{key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")},
-            "statement": self.card["statement"],
-        }
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self.answers)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, place: int) -> Answer:
+        return self.answers[place]
+
+    def _told(self) -> dict[str, Any]:
+        shown = [answer.to_json() for answer in self.answers]
+        return {"answers": shown, "level": self.answers.level}
+
+    def _shown(self) -> str:
+        return str(self.answers)
+
+    def _shown_html(self) -> str:
+        return str(self.answers._repr_html_())
 
 
 def query(
     data: Any,
     text: str,
     *,
-    schema: Any,
-    terms: QueryTerms,
-    run: Run | str | Path,
-    progress: Progress = lambda what: None,
+    epsilon: float,
+    delta: float | None = None,
+    schema: Any = None,
+    unit: Person | None = None,
+    records: int | None = None,
+    adjacency: str = "add-or-remove-one",
+    most_groups: int | None = None,
+    most_each: int | None = None,
+    contributions: int | None = None,
+    run: Run | str | Path | None = None,
+    progress: Progress = quiet,
 ) -> QueryResult:
     """Answer a query on private records, in a run folder that anyone can verify.
 
-    `data` is a file, a table or arrays by column; `schema` a TOML file, the name of a packaged one,
-    or a list of columns; `terms` what the query may cost and whose data it protects; `run` a new
-    folder.
+        answers = dpfy.query(people, "mean(age), count() by job", epsilon=0.5)
+
+    Args:
+        data: A `dpfy.Dataset`; or a file, a table or arrays by column.
+        text: The question: docs/statistics.md has the language.
+        epsilon: What all answers together cost.
+        delta: The chance with which the guarantee may fail; 0 asks for a pure one. Without it that
+            of the data set, or the one that follows from `records`.
+        schema, unit, records: What is public about `data` where it is no Dataset.
+        adjacency: "replace-one" hides which record is replaced, where `records` is public; a data
+            set with a ledger keeps to one adjacency for all of its releases.
+        most_groups, most_each: Of one person, in at most so many groups, and so many rows in each.
+        contributions: The query is about persons instead of rows: each has one column
+            `contributions`, how many rows they have, moved to at most this public bound.
+        run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
+        progress: Told what is being done.
+
+    Returns:
+        The answers, with the guarantee and the report of their run.
+
+    Raises:
+        InvalidInput: The question or a setting is wrong.
+        BudgetExceeded: The budget of the data set does not cover it.
 
     Guarantees: everything about the query is checked, and its price computed and reserved, before
-    `data` is opened. A query that is refused spends nothing and leaves no folder.
+    the data is opened. A query that is refused spends nothing and leaves no folder.
     """
+    held = Dataset.of(data, schema, unit=unit, records=records)
+    chosen = held.delta(delta)
+    replaced = Adjacency.parse(adjacency) is Adjacency.REPLACE_ONE
+    if replaced and held.records is None:
+        raise InvalidInput("records", None, "must be given where one record is replaced")
+    person = held.unit
+    terms = QueryTerms(
+        epsilon,
+        chosen.value,
+        None if person is None else person.column,
+        None if person is None or contributions is not None else person.at_most,
+        most_groups,
+        most_each,
+        held.records if replaced else None,
+        contributions,
+    )
+    place = held.run(run)
     progress("planning")
-    made = plan(text, Schema.of(schema), terms)
-    return answer(data, made, Run.of(run), progress)
+    made = plan(text, held.schema, terms)
+    return answer(held.source, made, place, progress, chosen.origin)
+
+
+def answered(
+    data: Any,
+    text: str,
+    *,
+    schema: Any,
+    terms: QueryTerms,
+    run: Run | str | Path,
+    progress: Progress = quiet,
+) -> QueryResult:
+    """`query`, with its terms as one value."""
+    progress("planning")
+    return answer(data, plan(text, Schema.of(schema), terms), Run.of(run), progress)
 
 
 def answer(
-    data: Any, made: QueryPlan, place: Run, progress: Progress = lambda what: None
+    data: Any,
+    made: QueryPlan,
+    place: Run,
+    progress: Progress = quiet,
+    delta_from: str = "given by the caller",
 ) -> QueryResult:
-    """The answers of a plan."""
+    """The answers of a plan. `delta_from` says where its delta came from, for the report."""
     if complete(place, *made.claims):
         return finished(Path(place.path))
     with RunFolder(place, *made.claims) as folder:
@@ -119,7 +181,12 @@ def answer(
             if isinstance(statistic, TopStatistic):
                 words |= statistic.words(answers)
             shown = " | ".join(_printable(str(a)) for a in answers[:MOST_SHOWN])
-            folder.tell(claim.name, answers=shown or "none", answers_in_all=len(answers))
+            folder.tell(
+                claim.name,
+                answers=shown or "none",
+                answers_in_all=len(answers),
+                delta_from=delta_from,
+            )
             found += answers
         progress("card")
         folder.write(FILE, json.dumps([answer.to_json() for answer in found], indent=1).encode())
@@ -152,9 +219,7 @@ def finished(path: Path) -> QueryResult:
         )
     except (KeyError, TypeError):
         raise Corrupt(FILE, "does not hold answers") from None
-    return QueryResult(
-        path, answers, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
-    )
+    return QueryResult.read(path, answers=answers)
 
 
 def table_of(data: Any, made: QueryPlan) -> PrivateTable:

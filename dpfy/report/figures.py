@@ -23,7 +23,7 @@ from dpfy.accounting.tight.dominating_pairs import composition
 from dpfy.core import events
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.guarantee import Curve, Points, Tradeoff
-from dpfy.core.ledger import Budget, Ledger
+from dpfy.core.ledger import Ledger, LedgerBudget
 from dpfy.core.unit import Adjacency, Unit
 from dpfy.report.words import percent_up, up
 
@@ -100,7 +100,7 @@ def unamplified(bill: Bill) -> tuple[float | None, str]:
     return None, problem
 
 
-def budget_of(ledger: Ledger) -> Budget | None:
+def budget_of(ledger: Ledger) -> LedgerBudget | None:
     """The budget with which a ledger was created."""
     try:
         return None if ledger.terms is None else accounting.filters.from_json(ledger.terms)

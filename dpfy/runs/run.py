@@ -12,7 +12,7 @@ from typing import Any
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger import Budget
+from dpfy.core.ledger import LedgerBudget
 
 ABOUT = ("model", "data", "author")
 
@@ -50,7 +50,7 @@ class Run:
     path: Path | str = field(default_factory=fresh_path)
     resume: bool = False
     ledger: Path | str | None = None
-    budget: Budget | None = None
+    budget: LedgerBudget | None = None
     seed: int | None = None
     config: tuple[str, str] | None = field(default=None, repr=False)
     public_data: tuple[Mapping[str, str], ...] = ()

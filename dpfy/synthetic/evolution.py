@@ -11,7 +11,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -28,7 +28,10 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.unit import EXAMPLE, Adjacency
 from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.report import card
+from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.progress import Progress, quiet
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.synthetic.releases import PartOfGaussian, no_binding
 
@@ -140,33 +143,20 @@ class PublicGenerator(Protocol):
         """A variation of each of these samples."""
 
 
-@dataclass(frozen=True)
-class EvolutionOptions:
-    """Of an evolution: `classes` that records have, samples of a class (`size`), and `rounds` of
-    votes.
-    """
+@dataclass(frozen=True, repr=False)
+class EvolutionResult(Released):
+    """What an evolution leaves: a finished run with the samples."""
 
-    classes: int = 1
-    size: int = 100
-    rounds: int = 5
-
-    def __post_init__(self) -> None:
-        Evolution(self.classes, self.size, self.rounds, 1.0)
-
-
-@dataclass(frozen=True)
-class EvolutionResult:
-    """What an evolution leaves: a run folder with the samples and the card."""
-
-    run: Path
-    facts: dict[str, Any]
-    card: dict[str, Any]
+    facts: dict[str, Any] = field(repr=False)
 
     @property
     def arrays(self) -> tuple[Samples, Whole]:
         """Samples and their classes."""
         with np.load(self.run / SAMPLES, allow_pickle=False) as held:
             return held["x"], held["y"]
+
+    def _told(self) -> dict[str, Any]:
+        return {"samples": self.facts["samples"], "rounds": self.facts["rounds"]}
 
 
 def flat(samples: Samples) -> Any:
@@ -179,31 +169,50 @@ def evolve(
     generator: PublicGenerator,
     *,
     epsilon: float,
-    delta: float,
-    run: Run | str | Path,
-    options: EvolutionOptions | None = None,
+    delta: float | None = None,
+    classes: int = 1,
+    size: int = 100,
+    rounds: int = 5,
     embed: Embed = flat,
+    run: Run | str | Path | None = None,
+    progress: Progress = quiet,
 ) -> EvolutionResult:
     """Samples of a public generator that are like private records, in a run folder that anyone can
     verify.
 
-    `records` is a pair (records, labels), or a function that gives one and is called when the bill
-    is reserved. `embed` makes vectors of records and of samples, each by itself; nearness is
-    measured between them.
+    Args:
+        records: A pair (records, labels), or a function that gives one and is called when the price
+            is reserved; or a `dpfy.Dataset` of either.
+        generator: Makes samples, and has never seen the records.
+        epsilon, delta: What the evolution costs.
+        classes, size, rounds: The classes that records have, the samples of each, and the rounds of
+            votes.
+        embed: Makes vectors of records and of samples, each by itself; nearness is measured between
+            them.
+        run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
+        progress: Told what is being done.
+
+    Returns:
+        The result: `arrays`, the samples and their classes.
 
     Guarantees: the price is computed and reserved before `records` is called; a record adds one
     vote to each round; what is published are samples of the generator, chosen by noisy votes. A
     killed run goes on to the same samples if the generator draws from its `rng` alone.
     """
-    chosen = options or EvolutionOptions()
+    given = Dataset.of(records)
+    chosen = given.delta(delta)
+    Evolution(classes, size, rounds, 1.0)
     check.epsilon("epsilon", epsilon)
-    noise = least_noise(epsilon, check.delta("delta", delta), 0, 0.0, Adjacency.ADD_OR_REMOVE_ONE)
-    claim = Evolution(chosen.classes, chosen.size, chosen.rounds, noise, delta=delta)
-    place = Run.of(run)
+    noise = least_noise(
+        epsilon, check.delta("delta", chosen.value), 0, 0.0, Adjacency.ADD_OR_REMOVE_ONE
+    )
+    claim = Evolution(classes, size, rounds, noise, delta=chosen.value)
+    place = given.run(run)
     if complete(place, claim):
         return finished(Path(place.path))
+    progress("reading")
     with RunFolder(place, claim) as folder:
-        held, labels = _read(records, chosen.classes)
+        held, labels = _read(given.source, classes)
         first = SamplePopulation.first(claim, generator, embed, folder.randomness)
         voters = first.vectors(held)
         folder.bind("records", voters.tobytes() + labels.tobytes())
@@ -217,7 +226,7 @@ def evolve(
         }
         folder.write(SAMPLES, last.packed())
         folder.write(FACTS, json.dumps(facts, indent=1).encode())
-        folder.tell(claim.name, samples=facts["samples"])
+        folder.tell(claim.name, samples=facts["samples"], delta_from=chosen.origin)
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
         folder.finish(card.Facts(about, releases=claim.releases))
@@ -227,9 +236,7 @@ def evolve(
 def finished(path: Path) -> EvolutionResult:
     """A finished evolution."""
     facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
-    return EvolutionResult(
-        path, facts, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
-    )
+    return EvolutionResult.read(path, facts=facts)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from dpfy.synthetic.columns import ListedColumn, TableColumn, number_column
 from dpfy.synthetic.constraints import ColumnComparison, Constraint, Mask
 from dpfy.synthetic.counts import checked_chunks
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.plan import DEFAULTS, SynthesisOptions, SynthesisTerms
-from dpfy.synthetic.run import SynthesisResult, synthesize
+from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
+from dpfy.synthetic.run import SynthesisResult, synthesize_table
 
 COUNT = "visits"
 """The column of the wide table that says how many there are."""
@@ -199,25 +199,26 @@ def synthesize_linked(
     schemas: tuple[Domain | str | Path, Domain | str | Path],
     key: str,
     most_visits: int,
-    terms: SynthesisTerms,
-    run: Run | str | Path,
-    options: SynthesisOptions = DEFAULTS,
+    epsilon: float,
+    delta: float,
+    run: Run | str | Path | None = None,
+    **options: Any,
 ) -> LinkedTables:
     """Two synthetic tables that belong together. `schemas` are those of people and of visits; `key`
-    says in both whose a row is.
+    says in both whose a row is; `options`
+    are settings of `dpfy.synthesize` (method, workload, target, rows).
 
     Guarantees: those of `synthesize`, for one person with all their visits: whoever they are, they
     add one record, made of their first row and their first `most_visits` visits.
     """
-    if terms.user is not None or terms.records is not None:
-        rule = "must be left out: the key says whose a row is, and a person adds one record"
-        raise InvalidInput(
-            "user" if terms.user is not None else "records", terms.user or terms.records, rule
-        )
     link = Link(Domain.given(schemas[0]), Domain.given(schemas[1]), key, most_visits)
-    whole = replace(terms, user=key, most_records=1)
-    made = synthesize(
-        _Lazy(link, people, visits), schema=link.domain, terms=whole, run=run, options=options
+    check.known_keys("synthesize_linked", options, [f.name for f in fields(SynthesisOptions)])
+    made = synthesize_table(
+        _Lazy(link, people, visits),
+        schema=link.domain,
+        terms=SynthesisTerms(epsilon, delta, key, 1),
+        run=Run.of(run),
+        options=SynthesisOptions(**options),
     )
     with made.table.open(newline="", encoding="utf-8") as file:
         return LinkedTables(made, *link.unfolded(list(csv.DictReader(file))), link)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from dpfy.accounting.filters import noise_of, squares
+from dpfy.runs.progress import Progress, quiet
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique, Domain
 from dpfy.synthetic.estimate import (
@@ -48,7 +49,6 @@ L1 errors together least.
 QUICK = FitSettings(sweeps=20, tolerance=1e-3)
 """How models are fitted between two choices."""
 
-Progress = Callable[[str, float], None]
 """What is being done, and which share of the budget is spent."""
 
 
@@ -86,10 +86,6 @@ class MarginalEstimator(Protocol):
         """
 
 
-def nothing_to_show(what: str, share: float) -> None:
-    """No progress is shown."""
-
-
 @dataclass
 class SynthesisTask:
     """One synthesis. `weights` are the marginals that may be measured, with how much each matters;
@@ -105,7 +101,7 @@ class SynthesisTask:
     most_cells: int
     records: int | None = None
     device: str = "cpu"
-    progress: Progress = nothing_to_show
+    progress: Progress = quiet
     public: Sequence[tuple[Clique, Tensor]] = ()
 
     @cached_property

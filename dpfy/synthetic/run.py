@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,14 @@ import torch
 
 import dpfy
 from dpfy.core import plugins, storage
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, missing
 from dpfy.core.randomness import Randomness
+from dpfy.core.unit import Adjacency, Person
 from dpfy.report import card
+from dpfy.runs.dataset import Dataset
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.progress import Progress, quiet
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.synthetic.claim import DEGREES, FACTS, MEASUREMENTS, TABLE
 from dpfy.synthetic.columns import Codes
@@ -33,21 +37,22 @@ from dpfy.synthetic.estimate import MEAN
 from dpfy.synthetic.methods import (
     METHODS,
     FittedModel,
-    Progress,
     SynthesisMethod,
     SynthesisTask,
-    nothing_to_show,
 )
 from dpfy.synthetic.plan import (
     DEFAULTS,
+    MODEL_CELLS,
     SynthesisOptions,
     SynthesisPlan,
     SynthesisTerms,
+    Workload,
     plan,
 )
 from dpfy.synthetic.releases import MarginalReleases
 from dpfy.synthetic.rows import table_of
 from dpfy.synthetic.start import public_potentials
+from dpfy.synthetic.text.tokens import Texts
 from dpfy.synthetic.writing import allowed, written
 
 SURE = 0.95
@@ -55,33 +60,123 @@ SHOWN = 40
 """Measured marginals that the card lists; all are in synthesis.json."""
 
 
-@dataclass(frozen=True)
-class SynthesisResult:
-    """What a synthesis leaves: a run folder with the table, what was measured, and the card."""
+@dataclass(frozen=True, repr=False)
+class SynthesisResult(Released):
+    """What a synthesis leaves: a finished run with the table, and what was measured."""
 
-    run: Path
-    facts: dict[str, Any]
-    card: dict[str, Any]
+    facts: dict[str, Any] = field(repr=False)
 
     @property
     def table(self) -> Path:
         """The synthetic table."""
         return self.run / TABLE
 
-    def to_json(self) -> dict[str, Any]:
-        """What was made, and what it costs."""
-        stated = self.card["guarantee"]
-        made = {key: self.facts[key] for key in ("method", "rows", "columns", "measured", "error")}
-        return {
-            "run": str(self.run),
-            "table": str(self.table),
-            **made,
-            **{key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")},
-            "statement": self.card["statement"],
-        }
+    def to_frame(self) -> Any:
+        """The synthetic table as a pandas frame."""
+        try:
+            import pandas
+        except ImportError:
+            raise missing("to_frame", "pandas") from None
+        return pandas.read_csv(self.table)
+
+    def _told(self) -> dict[str, Any]:
+        names = ("method", "rows", "columns", "measured", "error")
+        return {"table": str(self.table)} | {key: self.facts[key] for key in names}
 
 
 def synthesize(
+    data: Any,
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    schema: Any = None,
+    unit: Person | None = None,
+    records: int | None = None,
+    adjacency: str = "add-or-remove-one",
+    method: str = DEFAULTS.method,
+    workload: Workload = None,
+    target: str | None = None,
+    rows: int | None = None,
+    most_cells: int = MODEL_CELLS,
+    public: Any = None,
+    device: str = "cpu",
+    run: Run | str | Path | None = None,
+    progress: Progress = quiet,
+    **training: Any,
+) -> Released:
+    """Synthetic records like private ones, in a run folder that anyone can verify.
+
+        table = dpfy.synthesize(people, epsilon=1.0)
+        table.to_frame()
+
+    Args:
+        data: A `dpfy.Dataset`; or a CSV or Parquet file of any size, a table, arrays by column; or
+            `dpfy.Texts`, for a language model trained privately and texts sampled from it.
+        epsilon: What the synthesis costs.
+        delta: Without it that of the data set, or the one that follows from `records`.
+        schema, unit, records: What is public about `data` where it is no Dataset.
+        adjacency: "replace-one" hides which record is replaced, where `records` is public; a data
+            set with a ledger keeps to one adjacency for all of its releases.
+        method: "aim" (best), "mst" (fast, for many columns), or one of dpfy-lab.
+        workload: The marginals that matter: a number of columns, lists of names, or names with
+            weights.
+        target: The column that matters more than others.
+        rows: How many rows, or texts, to make.
+        most_cells: Limits the tables of the model.
+        public: A public table of the same schema to start from.
+        device: Where the arithmetic is done: "cpu" or "cuda".
+        run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
+        progress: Told what is being done.
+        training: For `dpfy.Texts`: batch_size, epochs, learning_rate, clip_norm, model, tokens.
+
+    Returns:
+        The result: `table`, `to_frame()`; of texts `texts` and `model`.
+
+    Raises:
+        InvalidInput: A setting is wrong, or not one of this kind of data.
+        BudgetExceeded: The budget of the data set does not cover it.
+
+    Guarantees: everything that can be refused for a public reason is, and the price is computed and
+    reserved, before the data is opened. A synthesis that is refused spends nothing and leaves no
+    folder. A process killed at any moment goes on to the same bits.
+    """
+    held = Dataset.of(data, schema, unit=unit, records=records)
+    options = SynthesisOptions(method, workload, target, rows, most_cells, device)
+    if isinstance(held.source, Texts):
+        from dpfy.synthetic.text.run import synthesize_texts
+
+        default = SynthesisOptions(rows=rows, device=device)
+        if options != default or public is not None or unit is not None:
+            rule = "must be left out with dpfy.Texts: they are for tables"
+            raise InvalidInput("method, workload, target, most_cells, public, unit", "given", rule)
+        return synthesize_texts(held, epsilon, delta, rows, device, run, progress, training)
+    for name in training:
+        raise InvalidInput(name, "given", "is for dpfy.Texts, or no setting of a synthesis")
+    chosen = held.delta(delta)
+    replaced = Adjacency.parse(adjacency) is Adjacency.REPLACE_ONE
+    if replaced and held.records is None:
+        raise InvalidInput("records", None, "must be given where one record is replaced")
+    person = held.unit
+    terms = SynthesisTerms(
+        epsilon,
+        chosen.value,
+        None if person is None else person.column,
+        None if person is None else person.at_most,
+        held.records if replaced or method == "dp-gan" else None,
+    )
+    return synthesize_table(
+        held.source,
+        schema=held.schema,
+        terms=terms,
+        run=held.run(run),
+        options=options,
+        public=public,
+        progress=progress,
+        delta_from=chosen.origin,
+    )
+
+
+def synthesize_table(
     data: Any,
     *,
     schema: Domain | str | Path,
@@ -89,17 +184,12 @@ def synthesize(
     run: Run | str | Path,
     options: SynthesisOptions = DEFAULTS,
     public: Any = None,
-    progress: Progress = nothing_to_show,
+    progress: Progress = quiet,
+    delta_from: str = "given by the caller",
 ) -> SynthesisResult:
-    """A synthetic table of private records, in a run folder that anyone can verify.
+    """`synthesize` of a table, with its terms and its options as one value each.
 
-    `data` is a CSV or Parquet file of any size, a table, or arrays by column; `schema` a TOML file,
-    the name of a packaged one, or a domain; `public` a public table of the same schema to start
-    from.
-
-    Guarantees: everything that can be refused for a public reason is, and the price is computed and
-    reserved, before `data` is opened. A synthesis that is refused spends nothing and leaves no
-    folder. A process killed at any moment goes on to the same bits.
+    Guarantees: those of `synthesize`.
     """
     progress("planning", 0.0)
     _check_public(data, public)
@@ -108,7 +198,7 @@ def synthesize(
     if not isinstance(method, SynthesisMethod):
         return finished(method(data, Domain.given(schema), terms, options, place, public, progress))
     made = plan(Domain.given(schema), terms, options)
-    return execute(data, made, place, public, progress)
+    return execute(data, made, place, public, progress, delta_from)
 
 
 def execute(
@@ -116,7 +206,8 @@ def execute(
     made: SynthesisPlan,
     place: Run,
     public: Any = None,
-    progress: Progress = nothing_to_show,
+    progress: Progress = quiet,
+    delta_from: str = "given by the caller",
 ) -> SynthesisResult:
     """The synthesis of a plan."""
     if complete(place, made.claim):
@@ -150,7 +241,7 @@ def execute(
         folder.write(TABLE, written(made.domain, codes, folder.randomness))
         folder.write(MEASUREMENTS, _kept(meter))
         folder.write(FACTS, json.dumps(facts, indent=1).encode())
-        folder.tell(name, **_told(facts))
+        folder.tell(name, **_told(facts), delta_from=delta_from)
         seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
         about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
         folder.finish(card.Facts(about, releases=made.claim.releases))
@@ -160,9 +251,7 @@ def execute(
 def finished(path: Path) -> SynthesisResult:
     """A finished synthesis."""
     facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
-    return SynthesisResult(
-        path, facts, storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
-    )
+    return SynthesisResult.read(path, facts=facts)
 
 
 @contextmanager

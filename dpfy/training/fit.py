@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from dpfy.data.owners import Owned
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.training import metrics
 from dpfy.training.evaluation import (
@@ -39,7 +41,7 @@ from dpfy.training.evaluation import (
     use_of,
 )
 from dpfy.training.integrity import overlap
-from dpfy.training.load import Released
+from dpfy.training.load import ReleasedModel
 from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.metrics import Rule, check_rule, spent
@@ -55,20 +57,49 @@ from dpfy.training.validation import check_parts, with_owners
 BEFORE = "finished before"
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its folder, its guarantee, how well the released model does on the test data,
-    and how long it took.
+@dataclass(frozen=True, repr=False)
+class Result(Released):
+    """A finished training: its run, how well the released model does on the test data, and how long
+    it took. The result is called as the model is.
+
+    Args:
+        run: The run folder.
+        model: The model with the released weights.
+        utility: What was measured on the test data.
+        steps: How many noisy steps were made.
+        seconds: How long it took.
+        engine: What computed the clipped sums.
     """
 
-    run: Path
-    guarantee: Guarantee
-    epsilon: float
-    delta: float
+    model: nn.Module = field(repr=False)
     utility: dict[str, float]
     steps: int
     seconds: float
     engine: str
+    _guarantee: Guarantee = field(repr=False)
+    _delta: float
+
+    @property
+    def guarantee(self) -> Guarantee:  # type: ignore[override]
+        """The guarantee of everything that the run's ledger holds."""
+        return self._guarantee
+
+    @property
+    def epsilon(self) -> float:
+        """What the whole run costs at `delta`: an upper bound."""
+        return self._guarantee.epsilon(self._delta)
+
+    @property
+    def delta(self) -> float:
+        """The delta at which `epsilon` holds."""
+        return self._delta
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """What the model gives."""
+        return self.model(*inputs, **named)
+
+    def _told(self) -> dict[str, Any]:
+        return {**self.utility, "steps": self.steps, "seconds": self.seconds, "engine": self.engine}
 
 
 def fit(
@@ -203,17 +234,15 @@ def fit(
         folder = training.finish_measured(found.utility, found.confusion, found.test)
         guarantee = training.guarantee()
         adopt(training.average, training.model)
-    epsilon = guarantee.epsilon(plan.delta)
-    seconds = time.monotonic() - started
     return Result(
         folder,
-        guarantee,
-        epsilon,
-        plan.delta,
+        model,
         utility,
         training.steps_done,
-        seconds,
+        time.monotonic() - started,
         training.engine_reason,
+        guarantee,
+        plan.delta,
     )
 
 
@@ -260,23 +289,14 @@ def finished(
     if not isinstance(run, Run) or not complete(run, plan, TrainingClaims(evaluation=evaluation)):
         return None
     folder = Path(run.path)
-    released = Released.read(folder)
+    released = ReleasedModel.read(folder)
     released.into(model)
     card, ledger, told = released.card, Ledger.read(folder / "ledger.jsonl"), released.told
     guarantee = ledger.guarantee(
         accounting.accountant(plan.accountant), tuple(card["caveats"]), card["setting"]["model"]
     )
     utility = {} if is_absent(told["utility"]) else told["utility"]
-    return Result(
-        folder,
-        guarantee,
-        guarantee.epsilon(plan.delta),
-        plan.delta,
-        utility,
-        told["steps_done"],
-        0.0,
-        BEFORE,
-    )
+    return Result(folder, model, utility, told["steps_done"], 0.0, BEFORE, guarantee, plan.delta)
 
 
 def _noting(

@@ -41,7 +41,7 @@ BESIDE = (cards.NAME, "report.md")
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleasedModel:
     """A finished run that released a model: its folder, and its card in the layout of the present
     format.
 
@@ -52,7 +52,7 @@ class Released:
     card: dict[str, Any]
 
     @classmethod
-    def read(cls, run: Path | str) -> Released:
+    def read(cls, run: Path | str) -> ReleasedModel:
         """The finished run in the folder `run`; anything else is one line."""
         if not isinstance(run, str | Path):
             raise InvalidInput(
@@ -189,7 +189,7 @@ def load(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     averaged); a refused model is left as it was. Whatever is done with them, without the data,
     costs nothing.
     """
-    released = Released.read(run)
+    released = ReleasedModel.read(run)
     return released.built() if model is None else released.into(model)
 
 
@@ -211,7 +211,7 @@ def save_pretrained(run: Path | str, model: nn.Module, folder: Path | str) -> Pa
         )
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InvalidInput("folder", str(folder), "must be new or empty")
-    released = Released.read(run)
+    released = ReleasedModel.read(run)
     if os.path.realpath(place).startswith(os.path.realpath(released.folder) + os.sep):
         raise InvalidInput(
             "folder", str(folder), "must lie outside of the run folder, which stays as it is"

@@ -19,7 +19,7 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.storage import write_atomically
 from dpfy.data import unlabelled
 from dpfy.tables.schema import Schema, training_schema
-from dpfy.training.load import Released
+from dpfy.training.load import ReleasedModel
 
 SCHEMA = "schema.toml"
 AT_ONCE = 1000
@@ -76,7 +76,7 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
     Guarantees: the model's hash is checked; records are encoded as those it was trained on; nothing
     of the run is changed.
     """
-    released = Released.read(run)
+    released = ReleasedModel.read(run)
     config, model = released.config(), released.built()
     shape, count = released.reads()
     schema = schema_of_run(released, config.data.kind)
@@ -106,7 +106,7 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
     return Predictions(names, found)
 
 
-def schema_of_run(released: Released, kind: str) -> Schema | None:
+def schema_of_run(released: ReleasedModel, kind: str) -> Schema | None:
     """The schema by which the run read its table; None for data that has none."""
     if kind == "adult":
         return training_schema("adult")

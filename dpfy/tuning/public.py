@@ -304,4 +304,4 @@ def finished(out: Path) -> Tuned:
     part = card.section(made, PublicTuning.kind)
     if not part:
         raise InvalidInput("run", str(out), "holds no search")
-    return Tuned(out, dict(part["settings"]), made)
+    return Tuned(out, dict(part["settings"]))

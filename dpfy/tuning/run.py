@@ -27,9 +27,10 @@ from dpfy.plan.stopping import first_steps
 from dpfy.report import card
 from dpfy.runs.folder import LEDGER, RunFolder, complete, held_claims
 from dpfy.runs.mark import SEARCH_LOG
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.tuning import outcome
-from dpfy.tuning.claim import TUNING, Tuning
+from dpfy.tuning.claim import TUNING, PublicTuning, Tuning
 from dpfy.tuning.routes import (
     COMPOSITION,
     NOISY_MAX,
@@ -65,38 +66,36 @@ Scaled = Callable[[Settings, float], Settings]
 """The settings for a part of the records, from those for all of them and the share that it is."""
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What a search leaves: the run folder with its card, and the settings that were selected; None
-    where no trial was made.
+@dataclass(frozen=True, repr=False)
+class Tuned(Released):
+    """What a search leaves: a finished run, and the settings that were selected; None where no trial
+    was made. It tells nothing about other trials, and no time, which would tell how many there were.
     """
 
-    run: Path
     settings: Settings | None
-    card: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        """What was found and what it cost. Nothing about other trials, and no time, which would
-        tell how many there were.
-        """
-        stated, part = self.card["guarantee"], card.section(self.card, TUNING)
+    @property
+    def score(self) -> float | None:
+        """The score of the selected trial."""
+        found = card.section(self.report, TUNING).get("score")
+        return float(found) if isinstance(found, int | float) else None
+
+    def _told(self) -> dict[str, Any]:
+        part = card.section(self.report, TUNING) or card.section(self.report, PublicTuning.kind)
         utility = {k: v for k, v in part.get("utility", {}).items() if k != "absent"}
-        told = {
-            "run": str(self.run),
+        return {
             "settings": self.settings,
             "score": part.get("score"),
             **({"scored": part["scored"]} if "scored" in part else {}),
             **utility,
-        }
-        told |= {
-            key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")
-        }
-        alone = self.card["formal"]["training"]
-        return told | {
-            "training_alone": alone.get("epsilon"),
+            "training_alone": self.report["formal"]["training"].get("epsilon"),
             "bill": part.get("bill"),
-            "statement": self.card["statement"],
         }
+
+    def _shown(self) -> str:
+        if self.settings is None:
+            return "no trial was made"
+        return "\n".join(f"{name}: {value}" for name, value in self.settings.items())
 
 
 @dataclass(frozen=True)
@@ -446,4 +445,4 @@ def finished(path: Path) -> Tuned:
     if not part:
         raise InvalidInput("run", str(path), "holds no search")
     settings = part.get("settings")
-    return Tuned(path, None if settings is None or "absent" in settings else listed(settings), made)
+    return Tuned(path, None if settings is None or "absent" in settings else listed(settings))

@@ -44,6 +44,10 @@ from dpfy.estimators import KMeans, LinearRegression, LogisticRegression
 from dpfy.local.choice import best
 from dpfy.mechanisms.aggregate import AggregateMean
 from dpfy.mechanisms.response import RandomizedResponseMechanism
+from dpfy.queries.plan import QueryTerms
+from dpfy.queries.run import answered
+from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
+from dpfy.synthetic.run import synthesize_table
 from dpfy.tables.columns import Category, Number
 
 pytestmark = pytest.mark.filterwarnings("ignore:DataLoader")
@@ -383,7 +387,7 @@ def test_the_best_local_protocol_costs_what_it_says(number: int) -> None:
 
 COLUMNS = {"t": Number("t", 2000, 2030), "sex": Category("sex", ("f", "m"))}
 QUERY = "mean(t), median(t), mode(sex), histogram(t, 2010, 2020), histogram(sex)"
-TERMS = dpfy.QueryTerms(epsilon=5.0)
+TERMS = QueryTerms(epsilon=5.0)
 
 
 class Hostile:
@@ -407,7 +411,7 @@ def test_no_cell_stops_a_query(tmp_path: Path) -> None:
     there.
     """
     years = [2001, 2005, 2025]
-    plain = dpfy.query(
+    plain = answered(
         {"t": years, "sex": ["f", "m", "f"]},
         QUERY,
         schema=COLUMNS,
@@ -422,7 +426,7 @@ def test_no_cell_stops_a_query(tmp_path: Path) -> None:
         )
         for k, (cell,) in enumerate(some, start=3):
             cells[k] = sexes[k] = cell
-        found = dpfy.query(
+        found = answered(
             {"t": cells, "sex": sexes},
             QUERY,
             schema=COLUMNS,
@@ -473,10 +477,10 @@ def test_no_cell_of_an_arrow_table_stops_a_query_or_a_synthesis(where: str, tmp_
                 pq.write_table(table, data)
             except pa.ArrowException:  # what no file can hold
                 continue
-        dpfy.query(data, QUERY, schema=COLUMNS, terms=TERMS, run=tmp_path / f"query{number}")
+        answered(data, QUERY, schema=COLUMNS, terms=TERMS, run=tmp_path / f"query{number}")
         if number == 0:
-            terms = dpfy.SynthesisTerms(epsilon=1.0, delta=1e-6)
-            dpfy.synthesize(
+            terms = SynthesisTerms(epsilon=1.0, delta=1e-6)
+            synthesize_table(
                 data, schema=tmp_path / "s.toml", terms=terms, run=tmp_path / f"made{number}"
             )
     from dpfy.tables.cells import listed
@@ -514,14 +518,14 @@ def test_merged_groups_do_not_multiply_a_person(number: int, tmp_path: Path) -> 
     others = [(int(k), str(rng.choice(["f", "m"]))) for k in rng.integers(1, 30, 200)]
     mine = [(0, f"unlisted {k}") for k in range(words)]  # many groups that become one: "(other)"
     columns = {"who": Number("who", 0, 1000), "sex": Category("sex", ("f", "m"))}
-    terms = dpfy.QueryTerms(
+    terms = QueryTerms(
         epsilon=900.0, user="who", most_records=most, most_groups=groups, most_each=each
     )
     for k, text in enumerate(("histogram(sex)", "count() by sex", "table(sex)")):
         counts = []
         for rows in (others, others + mine):
             data = {"who": [who for who, _ in rows], "sex": [sex for _, sex in rows]}
-            made = dpfy.query(
+            made = answered(
                 data, text, schema=columns, terms=terms, run=tmp_path / f"run{k} {len(rows)}"
             )
             counts.append(
@@ -684,11 +688,11 @@ def test_a_covariance_is_that_of_clipped_values(number: int, tmp_path: Path) -> 
     values = []
     for k, (first, second) in enumerate([(high, low), (1e12, -1e12), (math.inf, -math.inf)]):
         data = {"a": np.append(a, first), "b": np.append(b, second)}
-        made = dpfy.query(
+        made = answered(
             data,
             "covariance(a, b), variance(a)",
             schema=columns,
-            terms=dpfy.QueryTerms(epsilon=900.0),
+            terms=QueryTerms(epsilon=900.0),
             run=tmp_path / f"{k}",
         )
         values.append([float(answer.value) for answer in made.answers])
@@ -717,11 +721,11 @@ def test_nothing_public_about_synthetic_data_is_read_from_the_records(
     claims, inside = [], []
     for k, (low, high) in enumerate([(412.25, 431.75), (0.0, 1000.0)]):
         data = {"income": np.append(rng.uniform(low, high, 298), [low, high]), "sex": sexes}
-        options = dpfy.SynthesisOptions(method, rows=400)
-        made = dpfy.synthesize(
+        options = SynthesisOptions(method, rows=400)
+        made = synthesize_table(
             data,
             schema=tmp_path / "s.toml",
-            terms=dpfy.SynthesisTerms(epsilon=1.0, delta=1e-6),
+            terms=SynthesisTerms(epsilon=1.0, delta=1e-6),
             run=tmp_path / f"{k}",
             options=options,
         )
@@ -747,10 +751,10 @@ def test_synthetic_data_without_a_public_range_is_refused(tmp_path: Path) -> Non
     """dpsynth #34: a range that is not given is not looked up."""
     (tmp_path / "s.toml").write_text('[columns.income]\nkind = "number"\n')
     with pytest.raises(InvalidInput, match="range"):
-        dpfy.synthesize(
+        synthesize_table(
             {"income": [1.0, 2.0]},
             schema=tmp_path / "s.toml",
-            terms=dpfy.SynthesisTerms(epsilon=1.0, delta=1e-6),
+            terms=SynthesisTerms(epsilon=1.0, delta=1e-6),
             run=tmp_path / "run",
         )
     assert not (tmp_path / "run").exists()

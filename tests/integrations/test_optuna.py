@@ -67,10 +67,10 @@ def test_an_adaptive_study_is_paid_by_composition_and_holds_every_trial(tmp_path
     )
     assert len(study.trials) == 4
     assert study.best_params == found.settings
-    part = cards.section(found.card, "tuning")
+    part = cards.section(found.report, "tuning")
     assert study.best_value == part["score"]
     assert part["search"]["engine"] == "optuna TPESampler"
-    assert found.card["guarantee"]["epsilon"] <= 4.0
+    assert found.report["guarantee"]["epsilon"] <= 4.0
     assert len((tmp_path / "run" / "trials.jsonl").read_text().splitlines()) == 4
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
@@ -144,7 +144,7 @@ def test_noisy_max_tells_the_study_nothing_for_its_scores_are_exact(tmp_path):
     )
     assert len(seen) == 3
     assert study.trials == []
-    assert "absent" in cards.section(found.card, "tuning")["score"]
+    assert "absent" in cards.section(found.report, "tuning")["score"]
 
 
 def test_what_a_sampler_may_not_see_is_refused_with_the_way_out(tmp_path):
@@ -251,7 +251,7 @@ def test_pruned_trials_are_billed_for_their_steps_and_leave_room_for_more(tmp_pa
         json.loads(line) for line in (tmp_path / "run" / "trials.jsonl").read_text().splitlines()
     ]
     assert [row.get("pruned_after") for row in rows] == [None] + [2] * (len(rows) - 1)
-    assert found.card["guarantee"]["epsilon"] <= 4.0
+    assert found.report["guarantee"]["epsilon"] <= 4.0
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
@@ -316,7 +316,9 @@ def test_a_study_over_users_counts_each_user_once(tmp_path, whole):
     }
     if whole:
         assert (
-            optimize(studied(), scored, **asked, run=tmp_path / "run").card["guarantee"]["epsilon"]
+            optimize(studied(), scored, **asked, run=tmp_path / "run").report["guarantee"][
+                "epsilon"
+            ]
             <= 4.0
         )
     else:

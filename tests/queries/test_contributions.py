@@ -9,11 +9,12 @@ import json
 import numpy as np
 import pytest
 
-import dpfy
 from dpfy.cli.app import main
 from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.core.unit import Unit
+from dpfy.queries.plan import QueryTerms
+from dpfy.queries.run import answered
 from dpfy.report.verify import verify
 from dpfy.tables.columns import OpenColumn
 
@@ -23,14 +24,14 @@ OWNERS = np.repeat(np.arange(400), np.r_[np.full(360, 5), np.full(39, 20), 3000]
 
 def asked(path, owners=OWNERS, text="quantile(contributions, 0.9)", **terms):
     given = {"epsilon": 1.0, "user": "who", "contributions": 200} | terms
-    return dpfy.query({"who": owners}, text, schema=WHO, terms=dpfy.QueryTerms(**given), run=path)
+    return answered({"who": owners}, text, schema=WHO, terms=QueryTerms(**given), run=path)
 
 
 def test_a_quantile_of_contributions_is_found_and_one_user_is_one_row(tmp_path):
     found = asked(tmp_path / "a")
     assert 5 <= found.answers[0].value <= 20
-    assert found.card["guarantee"]["unit"] == "user"
-    assert found.card["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-6)
+    assert found.report["guarantee"]["unit"] == "user"
+    assert found.report["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-6)
     assert all(finding.holds for finding in verify(tmp_path / "a"))
     many = np.concatenate([OWNERS, np.full(100_000, 999)])
     counted = asked(tmp_path / "b", many, "count()", epsilon=20.0)

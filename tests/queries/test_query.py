@@ -147,7 +147,7 @@ def asked(files, text, *more, out="q"):
 
 def held(files, text, *, out="q", seed=3, terms=None, **more):
     place = Run(files / out, seed=seed, **more)
-    return run.query(
+    return run.answered(
         str(files / "d.csv"),
         text,
         schema=str(files / "s.toml"),
@@ -282,7 +282,7 @@ def test_groups_of_words_that_are_not_public(files):
     assert {a.place["id"] for a in means} == {"x", "y", "z", OTHER}
     assert {a.level for a in found.answers} == {0.9}
     assert "90% interval" in str(found)
-    assert len(found.card["guarantee"]) > 1
+    assert len(found.report["guarantee"]) > 1
     assert all(f.holds for f in verify(found.run))
     assert held(files, text, terms=QueryTerms(20.0, 1e-4), resume=True) == found
 
@@ -339,7 +339,7 @@ def test_a_public_number_that_is_not_that_of_the_data_is_refused_and_spends_noth
         assert Ledger.read(ledger).permits() == []
     ledger.unlink()
     found = held(files, "mean(age)", terms=QueryTerms(0.5, records=200))
-    assert found.card["guarantee"]["adjacency"] == "replace-one"
+    assert found.report["guarantee"]["adjacency"] == "replace-one"
     with pytest.raises(InvalidInput, match="finished"):
         held(files, "mean(age)", terms=QueryTerms(0.5, records=201), resume=True)
 
@@ -438,7 +438,7 @@ def test_the_same_answers_from_every_kind_of_table(files):
         place = Run(files / f"t{number}", seed=3)
         text = "mean(age), count(), median(hours) by sex"
         assert (
-            run.query(
+            run.answered(
                 data, text, schema=str(files / "s.toml"), terms=QueryTerms(1.0), run=place
             ).answers
             == due
@@ -465,7 +465,7 @@ def test_words_of_the_data_and_names_of_columns_do_no_harm(files):
     (files / "s.toml").write_text(ODD_NAMES)
     data = {"quantile": ["<b>"] * 300, "x": [3] * 300, "w": [bad] * 300}
     text, place = "top(w), median(x, step=1) by quantile", Run(files / "q", seed=1)
-    found = run.query(
+    found = run.answered(
         data, text, schema=str(files / "s.toml"), terms=QueryTerms(4.0, 1e-6), run=place
     )
     assert found.answers[0].place == {"quantile": "<b>", "w": bad}
@@ -483,7 +483,7 @@ def test_words_of_the_data_and_names_of_columns_do_no_harm(files):
 def test_users_are_protected_as_a_whole(files):
     terms = QueryTerms(1.0, 0.0, "id", 12, 2, 6)
     found = held(files, "count() by job", terms=terms)
-    assert "user" in found.card["statement"]
+    assert "user" in found.report["statement"]
     (claim,) = plan("count() by job", Schema.parse(SCHEMA, "s"), terms).claims
     assert (claim.bound, claim.parameter) == (12, pytest.approx(1 / 12))
     assert all(f.holds for f in verify(found.run))

@@ -182,7 +182,7 @@ def resumed(run: Path, people: Path, ages: list[int], go: int) -> int:
 
 def query(run: Path, people: Path, ages: list[int], resume: bool = False) -> queries.QueryResult:
     place = Run(run, resume=resume, ledger=people, budget=BUDGET)
-    return queries.query(
+    return queries.answered(
         {"age": ages},
         "count(), mean(age)",
         schema={"age": Number("age", 0, 100)},

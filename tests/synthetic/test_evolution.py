@@ -21,7 +21,7 @@ from dpfy.synthetic import evolution as runs
 from dpfy.synthetic.evolution import FINE, Evolution, bounded
 
 TERMS = {"epsilon": 2.0, "delta": 1e-5}
-OPTIONS = dpfy.EvolutionOptions(classes=2, size=30, rounds=4)
+OPTIONS = {"classes": 2, "size": 30, "rounds": 4}
 
 
 class Dots:
@@ -71,15 +71,15 @@ def test_bounded_vectors_are_short_and_exact():
 
 
 def test_samples_move_to_the_records_and_the_folder_verifies(tmp_path):
-    made = dpfy.evolve(crowd, Dots(), run=Run(tmp_path / "run", seed=1), options=OPTIONS, **TERMS)
+    made = dpfy.evolve(crowd, Dots(), run=Run(tmp_path / "run", seed=1), **OPTIONS, **TERMS)
     x, y = made.arrays
     assert x.shape == (60, 2)
     for label, place in ((0, [3.0, 3.0]), (1, [-3.0, 1.0])):
         assert np.linalg.norm(np.median(x[y == label], axis=0) - place) < 0.8
     assert all(finding.holds for finding in dpfy.verify(made.run))
-    assert 1.99 < made.card["guarantee"]["epsilon"] <= 2.0
+    assert 1.99 < made.report["guarantee"]["epsilon"] <= 2.0
     again = dpfy.evolve(
-        crowd, Dots(), run=Run(tmp_path / "run", resume=True, seed=1), options=OPTIONS, **TERMS
+        crowd, Dots(), run=Run(tmp_path / "run", resume=True, seed=1), **OPTIONS, **TERMS
     )
     assert again.facts == made.facts
 
@@ -134,9 +134,7 @@ class Interrupted(BaseException):
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
-    whole = dpfy.evolve(
-        crowd(200), Dots(), run=Run(tmp_path / "whole", seed=4), options=OPTIONS, **TERMS
-    )
+    whole = dpfy.evolve(crowd(200), Dots(), run=Run(tmp_path / "whole", seed=4), **OPTIONS, **TERMS)
     real = runs.SamplePopulation.next
 
     def stop(self, votes, randomness, step):
@@ -147,22 +145,20 @@ def test_stopped_and_resumed_to_the_same_samples(tmp_path, monkeypatch, number):
     with monkeypatch.context() as patch:
         patch.setattr(runs.SamplePopulation, "next", stop)
         with pytest.raises(Interrupted):
-            dpfy.evolve(
-                crowd(200), Dots(), run=Run(tmp_path / "run", seed=4), options=OPTIONS, **TERMS
-            )
+            dpfy.evolve(crowd(200), Dots(), run=Run(tmp_path / "run", seed=4), **OPTIONS, **TERMS)
     with pytest.raises(InvalidInput, match="must be what the run had"):
         dpfy.evolve(
             crowd(201),
             Dots(),
             run=Run(tmp_path / "run", seed=4, resume=True),
-            options=OPTIONS,
+            **OPTIONS,
             **TERMS,
         )
     again = dpfy.evolve(
         crowd(200),
         Dots(),
         run=Run(tmp_path / "run", seed=4, resume=True),
-        options=OPTIONS,
+        **OPTIONS,
         **TERMS,
     )
     assert (again.run / "samples.npz").read_bytes() == (whole.run / "samples.npz").read_bytes()
@@ -196,7 +192,7 @@ class Wrong(Dots):
     ],
 )
 def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, change, words):
-    asked = {"records": crowd, "generator": Dots(), "options": OPTIONS} | TERMS | change
+    asked = {"records": crowd, "generator": Dots()} | OPTIONS | TERMS | change
     ledger = tmp_path / "people.jsonl"
     with pytest.raises(DpfyError, match=words):
         dpfy.evolve(
@@ -212,4 +208,4 @@ def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, change, words):
 def test_bad_options_are_named():
     for bad in ({"size": 1}, {"rounds": 0}, {"classes": 0}):
         with pytest.raises(InvalidInput, match=next(iter(bad))):
-            dpfy.EvolutionOptions(**bad)
+            dpfy.evolve(crowd, Dots(), **TERMS, **bad)

@@ -49,8 +49,6 @@ rule = "cost >= days"
     "visits.toml",
 )
 LINK = Link(PEOPLE, VISITS, "id", 2)
-TERMS = dpfy.SynthesisTerms(20.0, 1e-6)
-MST = dpfy.SynthesisOptions("mst")
 
 
 def hospital(count_, seed=0):
@@ -75,15 +73,16 @@ def hospital(count_, seed=0):
     return people, visits
 
 
-def made_of(tables, place, terms=TERMS):
+def made_of(tables, place):
     return synthesize_linked(
         *tables,
         schemas=(PEOPLE, VISITS),
         key="id",
         most_visits=2,
-        terms=terms,
+        epsilon=20.0,
+        delta=1e-6,
         run=place,
-        options=MST,
+        method="mst",
     )
 
 
@@ -91,7 +90,7 @@ def test_synthetic_visits_go_with_their_people(tmp_path):
     ledger = tmp_path / "people.jsonl"
     found = made_of(hospital(400), Run(tmp_path / "run", ledger=ledger, seed=1))
     assert all(finding.holds for finding in dpfy.verify(found.made.run, ledger=ledger))
-    assert found.made.card["guarantee"]["unit"] == "user"
+    assert found.made.report["guarantee"]["unit"] == "user"
     sex = {row["id"]: row["sex"] for row in found.people}
     assert len(sex) == len(found.people)
     wards = {who: [v["ward"] for v in found.visits if sex[v["id"]] == who] for who in "fm"}
@@ -170,12 +169,3 @@ def test_nothing_is_read_before_the_bill_is_reserved(tmp_path):
 def test_bad_links_are_named(change, words):
     with pytest.raises(InvalidInput, match=words):
         Link(**({"people": PEOPLE, "visits": VISITS, "key": "id", "most": 2} | change))
-
-
-def test_terms_that_say_whose_a_row_is_twice(tmp_path):
-    for terms in (
-        dpfy.SynthesisTerms(1.0, 1e-6, user="id", most_records=2),
-        dpfy.SynthesisTerms(1.0, 1e-6, records=7),
-    ):
-        with pytest.raises(InvalidInput, match="must be left out"):
-            made_of(hospital(7), tmp_path / "run", terms)

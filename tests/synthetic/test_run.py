@@ -27,7 +27,7 @@ from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.methods import METHODS
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
 from dpfy.synthetic.releases import MarginalReleases
-from dpfy.synthetic.run import synthesize
+from dpfy.synthetic.run import synthesize_table
 
 DOMAIN = Domain.parse(SCHEMA, "people.toml")
 TERMS = SynthesisTerms(1.0, 1e-6)
@@ -41,7 +41,7 @@ def rows_of(made) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_leaves_a_folder_that_verifies(tmp_path, method):
-    made = synthesize(
+    made = synthesize_table(
         people(300),
         schema=DOMAIN,
         terms=TERMS,
@@ -56,17 +56,17 @@ def test_every_method_leaves_a_folder_that_verifies(tmp_path, method):
     for column in DOMAIN.columns:  # all values are in the schema
         codes = column.codes([row[column.name] for row in rows], {})
         assert ((codes >= 0) & (codes < column.cells)).all()
-    assert 0.98 < made.card["guarantee"]["epsilon"] <= 1.0
+    assert 0.98 < made.report["guarantee"]["epsilon"] <= 1.0
     assert not (made.run / "checkpoint").exists()
     assert set(made.facts["error"]) <= {"1", "2", "3"}
-    section = made.card["sections"][0]
+    section = made.report["sections"][0]
     assert section["kind"] == "synthesis"
     assert section["measured"] == made.facts["measured"]
 
 
 def test_the_table_is_close_at_a_large_epsilon(tmp_path):
     records = people(4000)
-    made = synthesize(
+    made = synthesize_table(
         records, schema=DOMAIN, terms=SynthesisTerms(20.0, 1e-6), run=tmp_path / "run"
     )
     assert made.facts["error"]["2"]["mean_l1"] < 0.03
@@ -80,17 +80,17 @@ def test_the_table_is_close_at_a_large_epsilon(tmp_path):
 
 def test_the_same_secret_gives_the_same_table(tmp_path):
     made = [
-        synthesize(
+        synthesize_table(
             people(200), schema=DOMAIN, terms=TERMS, run=Run(tmp_path / name, seed=3), options=MST
         )
         for name in "ab"
     ]
     assert made[0].table.read_bytes() == made[1].table.read_bytes()
-    other = synthesize(
+    other = synthesize_table(
         people(200), schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "c", seed=4), options=MST
     )
     assert other.table.read_bytes() != made[0].table.read_bytes()
-    assert "fixed" in made[0].card["provenance"]["seed"]
+    assert "fixed" in made[0].report["provenance"]["seed"]
 
 
 class Stop(BaseException):
@@ -100,7 +100,7 @@ class Stop(BaseException):
 @pytest.mark.parametrize("method", ["aim", pytest.param("mst", marks=pytest.mark.slow)])
 def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeypatch, method):
     options, records = SynthesisOptions(method), people(150)
-    whole = synthesize(
+    whole = synthesize_table(
         records, schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "whole", seed=9), options=options
     )
     steps = {"aim": [0, 6], "mst": [0, 4, 10]}[method]
@@ -119,7 +119,7 @@ def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeyp
             with monkeypatch.context() as patch:
                 patch.setattr(MarginalReleases, "_bind", bind)
                 with pytest.raises(Stop):
-                    synthesize(
+                    synthesize_table(
                         records,
                         schema=DOMAIN,
                         terms=TERMS,
@@ -127,7 +127,7 @@ def test_stopped_at_every_release_and_resumed_to_the_same_bits(tmp_path, monkeyp
                         options=options,
                     )
             assert not (place / "synthetic.csv").exists()
-            again = synthesize(
+            again = synthesize_table(
                 records,
                 schema=DOMAIN,
                 terms=TERMS,
@@ -150,22 +150,26 @@ def test_a_resumed_run_refuses_other_data(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(MarginalReleases, "_bind", bind)
         with pytest.raises(Stop):
-            synthesize(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
+            synthesize_table(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        synthesize(people(151), schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", resume=True))
+        synthesize_table(
+            people(151), schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", resume=True)
+        )
     crossed = people(150)  # the same columns, one by one, that go together in another way
     crossed["age"] = crossed["age"][::-1]
     with pytest.raises(InvalidInput, match="must be what the run had"):
-        synthesize(crossed, schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", resume=True))
+        synthesize_table(
+            crossed, schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", resume=True)
+        )
     with pytest.raises(InvalidInput, match=r"run|resume"):
-        synthesize(
+        synthesize_table(
             people(150),
             schema=DOMAIN,
             terms=SynthesisTerms(2.0, 1e-6),
             run=Run(tmp_path / "run", resume=True),
         )
     with pytest.raises(InvalidInput, match="holds an unfinished run"):
-        synthesize(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
+        synthesize_table(people(150), schema=DOMAIN, terms=TERMS, run=tmp_path / "run")
 
 
 def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
@@ -184,7 +188,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
             if self.step == kill:
                 os.kill(os.getpid(), signal.SIGKILL)
         MarginalReleases._bind = bind
-        synthesize("people.csv", schema="people.toml", terms=SynthesisTerms(1.0, 1e-6), run=Run(place, resume=resume, seed=5))
+        synthesize_table("people.csv", schema="people.toml", terms=SynthesisTerms(1.0, 1e-6), run=Run(place, resume=resume, seed=5))
     """)  # noqa: E501
 
     def process(*arguments):
@@ -201,7 +205,9 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
         )
 
     place = Run(tmp_path / "whole", seed=5)
-    synthesize(tmp_path / "people.csv", schema=DOMAIN, terms=SynthesisTerms(1.0, 1e-6), run=place)
+    synthesize_table(
+        tmp_path / "people.csv", schema=DOMAIN, terms=SynthesisTerms(1.0, 1e-6), run=place
+    )
     assert process("killed", "8", "fresh").returncode == -signal.SIGKILL
     assert process("killed", "-1", "resume").returncode == 0
     assert (tmp_path / "killed" / "synthetic.csv").read_bytes() == (
@@ -211,14 +217,14 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
 
 
 def test_a_finished_run_is_given_back_as_it_is(tmp_path):
-    made = synthesize(
+    made = synthesize_table(
         people(100),
         schema=DOMAIN,
         terms=TERMS,
         run=tmp_path / "run",
         options=SynthesisOptions("mst"),
     )
-    again = synthesize(
+    again = synthesize_table(
         people(3),
         schema=DOMAIN,
         terms=TERMS,
@@ -231,12 +237,12 @@ def test_a_finished_run_is_given_back_as_it_is(tmp_path):
 def test_the_ledger_of_the_data_set_bears_the_bill(tmp_path):
     ledger, budget = tmp_path / "people.jsonl", RenyiFilter(2.0, 1e-6)
     place = Run(tmp_path / "a", ledger=ledger, budget=budget)
-    made = synthesize(
+    made = synthesize_table(
         people(100), schema=DOMAIN, terms=TERMS, run=place, options=SynthesisOptions("mst")
     )
     assert all(finding.holds for finding in dpfy.verify(made.run, ledger=ledger))
     with pytest.raises(BudgetExceeded):
-        synthesize(
+        synthesize_table(
             people(100),
             schema=DOMAIN,
             terms=SynthesisTerms(1.8, 1e-6),
@@ -246,7 +252,7 @@ def test_the_ledger_of_the_data_set_bears_the_bill(tmp_path):
     assert len(Ledger.read(ledger).permits()) == 1
     gaussian = GaussianFilter(1.5, 1e-6)
     second = Run(tmp_path / "c", ledger=tmp_path / "other.jsonl", budget=gaussian)
-    synthesize(
+    synthesize_table(
         {"a": [1] * 100},
         schema=Domain.of({"a": 4}),  # one column: nothing is chosen
         terms=SynthesisTerms(0.5, 1e-6),
@@ -267,7 +273,9 @@ def test_bad_records_leave_nothing_and_cost_nothing(tmp_path, change, words):
     records, ledger = people(50), tmp_path / "people.jsonl"
     change(records)
     with pytest.raises(InvalidInput, match=words):
-        synthesize(records, schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", ledger=ledger))
+        synthesize_table(
+            records, schema=DOMAIN, terms=TERMS, run=Run(tmp_path / "run", ledger=ledger)
+        )
     assert not (tmp_path / "run").exists()
     assert Ledger.read(ledger).spent() == []
 
@@ -294,7 +302,7 @@ def test_what_is_wrong_for_a_public_reason_is_refused_before_the_data_is_read(
 
     about = {"schema": DOMAIN, "terms": TERMS} | asked
     with pytest.raises(DpfyError, match=words):
-        synthesize(Untouchable(), run=tmp_path / "run", **about)
+        synthesize_table(Untouchable(), run=tmp_path / "run", **about)
     assert not (tmp_path / "run").exists()
 
 
@@ -327,7 +335,7 @@ def test_a_marginal_of_10_to_the_12_cells_is_refused():
 def test_no_records_and_one_record_are_synthesized_as_ever(tmp_path):
     """A refusal would tell how many there are."""
     for count in (0, 1):
-        made = synthesize(
+        made = synthesize_table(
             people(count),
             schema=DOMAIN,
             terms=TERMS,
@@ -339,7 +347,7 @@ def test_no_records_and_one_record_are_synthesized_as_ever(tmp_path):
 
 
 def test_public_number_of_records(tmp_path):
-    made = synthesize(
+    made = synthesize_table(
         people(120),
         schema=DOMAIN,
         terms=SynthesisTerms(1.0, 1e-6, records=120),
@@ -347,9 +355,9 @@ def test_public_number_of_records(tmp_path):
         options=SynthesisOptions("mst"),
     )
     assert made.facts["rows"] == 120
-    assert made.card["adjacency"]["name"] == "replace-one"
+    assert made.report["adjacency"]["name"] == "replace-one"
     with pytest.raises(InvalidInput, match="is not the number of records"):
-        synthesize(
+        synthesize_table(
             people(119),
             schema=DOMAIN,
             terms=SynthesisTerms(1.0, 1e-6, records=120),
@@ -360,15 +368,15 @@ def test_public_number_of_records(tmp_path):
 
 def test_people_with_several_records(tmp_path):
     budget = SynthesisTerms(1.0, 1e-6, user="id", most_records=4)
-    made = synthesize(
+    made = synthesize_table(
         people(300),
         schema=DOMAIN,
         terms=budget,
         run=tmp_path / "run",
         options=SynthesisOptions("mst"),
     )
-    assert made.card["unit"]["name"] == "user"
-    assert made.card["unit"]["most_records"] == 4
+    assert made.report["unit"]["name"] == "user"
+    assert made.report["unit"]["most_records"] == 4
     alone = plan(DOMAIN, TERMS, SynthesisOptions("mst")).claim
     assert plan(DOMAIN, budget, SynthesisOptions("mst")).claim.length == 4 * alone.length
 
@@ -382,7 +390,7 @@ def test_structural_zeros_and_constraints_hold_in_every_row(tmp_path):
         SCHEMA + "".join(f"[[constraints]]\n{rule}\n" for rule in rules), "people.toml"
     )
     for method in METHODS:
-        made = synthesize(
+        made = synthesize_table(
             people(400),
             schema=domain,
             terms=TERMS,
@@ -401,14 +409,14 @@ def test_the_private_table_is_refused_as_the_public_one(tmp_path):
     (tmp_path / "link.csv").symlink_to(tmp_path / "people.csv")
     for data, public in ((records, records), (tmp_path / "people.csv", str(tmp_path / "link.csv"))):
         with pytest.raises(InvalidInput, match="another table than the private one"):
-            synthesize(data, schema=DOMAIN, terms=TERMS, run=tmp_path / "run", public=public)
+            synthesize_table(data, schema=DOMAIN, terms=TERMS, run=tmp_path / "run", public=public)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_public_table_to_start_from_helps(tmp_path):
     errors = []
     for public in (None, people(3000, seed=1)):
-        made = synthesize(
+        made = synthesize_table(
             people(300),
             schema=DOMAIN,
             terms=SynthesisTerms(0.2, 1e-6),
@@ -439,7 +447,7 @@ def test_the_number_of_rows_is_that_of_what_was_measured(tmp_path):
     found = []
     for seed in range(3):
         place = Run(tmp_path / str(seed), seed=seed)
-        made = synthesize(
+        made = synthesize_table(
             records, schema=simple, terms=TERMS, run=place, options=SynthesisOptions("mst")
         )
         assert abs(made.facts["rows"] - max(1.0, made.facts["records_estimated"])) <= 0.6
@@ -450,7 +458,7 @@ def test_the_number_of_rows_is_that_of_what_was_measured(tmp_path):
 def test_what_the_folder_holds_is_what_was_released(tmp_path):
     from safetensors.torch import load
 
-    made = synthesize(
+    made = synthesize_table(
         people(200),
         schema=DOMAIN,
         terms=TERMS,
@@ -470,7 +478,7 @@ def test_cells_that_need_quotes_survive(tmp_path):
         '"two\\nlines"]\nrequired = true\n'
     )
     domain = Domain.parse(text, "x.toml")
-    made = synthesize(
+    made = synthesize_table(
         {"w": ["a,b"] * 300},
         schema=domain,
         terms=SynthesisTerms(5.0, 1e-6),

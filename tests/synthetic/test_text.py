@@ -15,10 +15,11 @@ from dpfy.runs.run import Run
 from dpfy.synthetic.text import copies as checks
 from dpfy.synthetic.text import run as runs
 from dpfy.synthetic.text import tokens as tokening
+from dpfy.synthetic.text.run import TextOptions, TextTerms, synthesize_text
 from dpfy.synthetic.text.tokens import ByteTokens, ByteTransformer
 
-TERMS = dpfy.TextTerms(4.0, 1e-4, 120)
-SMALL = dpfy.TextOptions(texts=5, length=12, batch_size=40, epochs=1.0)
+TERMS = TextTerms(4.0, 1e-4, 120)
+SMALL = TextOptions(texts=5, length=12, batch_size=40, epochs=1.0)
 
 
 def notes(count=120):
@@ -33,13 +34,16 @@ def small_model(length=12, seed=0):
 def test_texts_are_made_and_the_folder_verifies(tmp_path):
     ledger = tmp_path / "notes.jsonl"
     place = Run(tmp_path / "run", ledger=ledger, seed=1)
-    made = dpfy.synthesize_text(notes, terms=TERMS, run=place, options=SMALL, model=small_model())
+    made = synthesize_text(notes, terms=TERMS, run=place, options=SMALL, model=small_model())
     assert all(finding.holds for finding in dpfy.verify(made.run, ledger=ledger))
     assert len(made.texts) == 5
     assert all(len(text.encode()) <= 12 * 3 for text in made.texts)
-    assert 3.9 < made.card["guarantee"]["epsilon"] <= 4.0
-    assert {section["kind"] for section in made.card["sections"]} == {"training", "generated-text"}
-    again = dpfy.synthesize_text(
+    assert 3.9 < made.report["guarantee"]["epsilon"] <= 4.0
+    assert {section["kind"] for section in made.report["sections"]} == {
+        "training",
+        "generated-text",
+    }
+    again = synthesize_text(
         notes,
         terms=TERMS,
         run=Run(tmp_path / "run", resume=True, ledger=ledger, seed=1),
@@ -57,7 +61,7 @@ class Stop(BaseException):
 
 @pytest.mark.slow
 def test_stopped_while_sampling_and_resumed_to_the_same_texts(tmp_path, monkeypatch):
-    whole = dpfy.synthesize_text(
+    whole = synthesize_text(
         notes(), terms=TERMS, run=Run(tmp_path / "a", seed=3), options=SMALL, model=small_model()
     )
 
@@ -67,7 +71,7 @@ def test_stopped_while_sampling_and_resumed_to_the_same_texts(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(runs, "sampled", stop)
         with pytest.raises(Stop):
-            dpfy.synthesize_text(
+            synthesize_text(
                 notes(),
                 terms=TERMS,
                 run=Run(tmp_path / "b", seed=3),
@@ -75,9 +79,7 @@ def test_stopped_while_sampling_and_resumed_to_the_same_texts(tmp_path, monkeypa
                 model=small_model(),
             )
     place = Run(tmp_path / "b", seed=3, resume=True)
-    again = dpfy.synthesize_text(
-        notes(), terms=TERMS, run=place, options=SMALL, model=small_model()
-    )
+    again = synthesize_text(notes(), terms=TERMS, run=place, options=SMALL, model=small_model())
     assert again.texts == whole.texts
 
 
@@ -179,14 +181,14 @@ def test_secrets_learnt_by_heart_are_ranked_first_and_others_are_not():
         ({"texts": [1] * 120}, "list of strings"),
         ({"model": small_model(5)}, "of 12 tokens"),
         ({"model": torch.nn.Linear(3, 3)}, "must give logits"),
-        ({"terms": dpfy.TextTerms(4.0, 0.5, 120)}, "delta"),
+        ({"terms": TextTerms(4.0, 0.5, 120)}, "delta"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, change, words):
     asked = {"texts": notes, "terms": TERMS, "options": SMALL} | change
     ledger = tmp_path / "notes.jsonl"
     with pytest.raises(DpfyError, match=words):
-        dpfy.synthesize_text(asked.pop("texts"), run=Run(tmp_path / "run", ledger=ledger), **asked)
+        synthesize_text(asked.pop("texts"), run=Run(tmp_path / "run", ledger=ledger), **asked)
     assert not (tmp_path / "run").exists()
     assert not ledger.exists() or Ledger.read(ledger).spent() == []
 
@@ -194,4 +196,4 @@ def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, change, words):
 def test_bad_options_are_named():
     for bad in ({"texts": 0}, {"length": 1}, {"batch_size": 0}, {"epochs": 0.0}):
         with pytest.raises(DpfyError, match=next(iter(bad))):
-            dpfy.TextOptions(**bad)
+            TextOptions(**bad)

@@ -19,6 +19,8 @@ from torch import nn
 import dpfy
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.storage import sha256_of
+from dpfy.queries.plan import QueryTerms
+from dpfy.queries.run import answered
 from dpfy.report import card as cards
 from dpfy.training import config, job, weights
 
@@ -165,8 +167,8 @@ def test_a_run_is_given_by_its_path():
 def test_a_run_that_released_no_model_says_so(tmp_path):
     (tmp_path / "people.csv").write_text("age\n30\n40\n")
     (tmp_path / "schema.toml").write_text('[columns.age]\nkind = "number"\nrange = [0, 100]\n')
-    terms = dpfy.QueryTerms(epsilon=1.0)
-    dpfy.query(
+    terms = QueryTerms(epsilon=1.0)
+    answered(
         tmp_path / "people.csv",
         "count()",
         schema=tmp_path / "schema.toml",

@@ -276,7 +276,9 @@ def test_a_search_is_not_resumed_as_another(tmp_path, spawn, reference, more):
     if (
         "epsilon" in more
     ):  # the noise is in the claim: what was asked for is kept, whatever is said now
-        assert toy.search(tmp_path / "run", resume=True, **more).card["guarantee"]["epsilon"] <= 4.0
+        assert (
+            toy.search(tmp_path / "run", resume=True, **more).report["guarantee"]["epsilon"] <= 4.0
+        )
         return
     with pytest.raises(InvalidInput, match="resume"):
         toy.search(tmp_path / "run", resume=True, **more)

@@ -47,7 +47,7 @@ def test_every_route_leaves_a_folder_that_verifies_and_costs_what_was_asked(tmp_
     found = toy.search(tmp_path / "run", **ROUTES[route])
     failed = [f for f in dpfy.verify(tmp_path / "run") if not f.holds]
     assert not failed
-    card, stated = found.card, found.card["guarantee"]
+    card, stated = found.report, found.report["guarantee"]
     assert stated["epsilon"] == pytest.approx(
         accounting.epsilon(_event(tmp_path / "run"), 1e-3), rel=1e-6
     )
@@ -71,10 +71,10 @@ def test_the_released_run_is_the_one_that_was_trained_and_loads(tmp_path):
     found = toy.search(tmp_path / "run")
     model = dpfy.load(tmp_path / "run", torch.nn.Linear(toy.FEATURES, 2))
     assert toy.right(model, toy.PUBLIC_X, toy.PUBLIC_Y) / 200 == pytest.approx(
-        cards.section(found.card, "tuning")["score"] + 1e-6 * float(model.weight.detach().norm()),
+        cards.section(found.report, "tuning")["score"] + 1e-6 * float(model.weight.detach().norm()),
         abs=1e-6,
     )
-    part = cards.section(found.card, "tuning")
+    part = cards.section(found.report, "tuning")
     assert part["mechanism"]["clip_norm"] == found.settings["clip"]
     assert part["optimizer"]["learning_rate"] == found.settings["rate"]
     assert (
@@ -116,13 +116,13 @@ def test_a_budget_that_does_not_allow_the_search_is_refused_before_anything_is_t
 def test_settings_that_cost_differently_get_noise_of_their_own_within_one_bill(tmp_path):
     space = toy.SPACE | {"batch": [30, 60]}
     found = toy.search(tmp_path / "run", space=space)
-    part = cards.section(found.card, "tuning")
+    part = cards.section(found.report, "tuning")
     small, large = sorted(part["search"]["kinds"], key=lambda kind: kind["batch"])
     assert small["noise_multiplier"] < large["noise_multiplier"]
     event = _event(tmp_path / "run")
     kinds = event.events[0].event.event.events
     assert len(kinds) == 2
-    assert found.card["guarantee"]["epsilon"] <= 4.0
+    assert found.report["guarantee"]["epsilon"] <= 4.0
     each = [accounting.epsilon(events.RepeatAndSelect(kind, 4.0, 1.0), 1e-3) for kind in kinds]
     assert all(0.9 * 4.0 < one <= 4.0 for one in each)
 
@@ -221,7 +221,7 @@ def test_a_score_that_is_not_a_number_is_the_worst(tmp_path, wrong):
     found = tune(
         objective, toy.SPACE, toy.recipe, toy.terms(route="composition", trials=3), tmp_path / "run"
     )
-    assert cards.section(found.card, "tuning")["score"] == 0.9
+    assert cards.section(found.report, "tuning")["score"] == 0.9
 
 
 def test_no_trial_at_all_is_possible_and_leaves_a_folder_without_a_model(tmp_path, monkeypatch):

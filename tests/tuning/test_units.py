@@ -120,8 +120,8 @@ def test_the_report_covers_what_scores_tell_of_a_user(tmp_path, score, route, la
     """
     objective = on_training if score == "training" else on_held_out
     found = search(objective, tmp_path / "run", score=score, route=route, law=law, held_out=0.4)
-    assert "user" in found.card["guarantee"]["unit"]
-    stated, delta = found.card["guarantee"]["epsilon"], found.card["guarantee"]["delta"]
+    assert "user" in found.report["guarantee"]["unit"]
+    stated, delta = found.report["guarantee"]["epsilon"], found.report["guarantee"]["delta"]
     assert stated <= 3.0
     event = held_claims(tmp_path / "run")[0].paid.score
     assert event == events.DiscreteGaussian(event.sigma, POINTS)
@@ -350,14 +350,14 @@ def test_noisy_max_and_a_subset_take_whole_users(tmp_path):
     found = search(
         on_held_out, tmp_path / "noisy", route="noisy-max", score="held-out", held_out=0.4
     )
-    assert found.card["guarantee"]["epsilon"] <= 3.0
+    assert found.report["guarantee"]["epsilon"] <= 3.0
     seen = []
     work = dpfy.tuning.run.Execution(scaled=lambda settings, share: settings)
     made = tune(
         only_trained, {"rate": "0.1..1"}, recipe, terms(route="subset", score="public", sample=0.4, law="geometric"),
         Run(tmp_path / "subset", seed=5), work=work,
     )  # fmt: skip
-    assert made.card["guarantee"]["epsilon"] <= 3.0
+    assert made.report["guarantee"]["epsilon"] <= 3.0
     assert all(isinstance(part, UserRecords) and part.records_each == EACH for part in seen)
 
 

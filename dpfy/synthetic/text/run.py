@@ -5,7 +5,7 @@ sample, card.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Unit
 from dpfy.plan.recipe import Plan, dpsgd
-from dpfy.report import card
+from dpfy.runs.dataset import Dataset
+from dpfy.runs.progress import Progress, quiet
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.synthetic.run import seeded
 from dpfy.synthetic.text.claim import FACTS, TEXTS, GeneratedText
@@ -35,7 +37,6 @@ from dpfy.training.loop import PrivateTraining
 from dpfy.training.run import TrainingClaims, TrainingRun, complete
 from dpfy.training.runtime import Runtime
 
-Texts = Sequence[str] | Callable[[], Sequence[str]]
 SAMPLED = 256
 """Texts that are sampled at a time."""
 
@@ -81,20 +82,23 @@ class TextOptions:
         check.positive("clip_norm", self.clip_norm)
 
 
-@dataclass(frozen=True)
-class SyntheticText:
-    """What was made: a run folder with the texts, the model and the card."""
+@dataclass(frozen=True, repr=False)
+class SyntheticText(Released):
+    """What was made: a finished run with the texts and the model."""
 
-    run: Path
     model: nn.Module = field(repr=False)
-    facts: dict[str, Any]
-    card: dict[str, Any] = field(repr=False)
+    facts: dict[str, Any] = field(repr=False)
 
     @property
     def texts(self) -> list[str]:
         """The synthetic texts."""
         lines = (self.run / TEXTS).read_text(encoding="utf-8").splitlines()
         return [json.loads(line)["text"] for line in lines]
+
+    def _told(self) -> dict[str, Any]:
+        return {"texts": str(self.run / TEXTS)} | {
+            k: v for k, v in self.facts.items() if k != "texts"
+        }
 
 
 def planned(terms: TextTerms, options: TextOptions, tokens: Tokens) -> tuple[Plan, GeneratedText]:
@@ -118,14 +122,52 @@ def planned(terms: TextTerms, options: TextOptions, tokens: Tokens) -> tuple[Pla
     )
 
 
+TRAINING = ("batch_size", "epochs", "learning_rate", "clip_norm")
+"""Settings of the training that `dpfy.synthesize` takes for texts."""
+
+
+def synthesize_texts(
+    held: Dataset,
+    epsilon: float,
+    delta: float | None,
+    rows: int | None,
+    device: str,
+    run: Run | str | Path | None,
+    progress: Progress,
+    training: Mapping[str, Any],
+) -> SyntheticText:
+    """`dpfy.synthesize` for `dpfy.Texts`."""
+    check.known_keys("synthesize", training, (*TRAINING, "model", "tokens"))
+    if held.records is None:
+        rule = "must be given: the public number of texts, Dataset(Texts(...), records=1000)"
+        raise InvalidInput("records", None, rule)
+    chosen = held.delta(delta)
+    given = {name: training[name] for name in TRAINING if name in training}
+    options = TextOptions(
+        TextOptions.texts if rows is None else rows, held.source.length, device=device, **given
+    )
+    return synthesize_text(
+        held.source.given,
+        terms=TextTerms(epsilon, chosen.value, held.records),
+        run=held.run(run),
+        options=options,
+        model=training.get("model"),
+        tokens=training.get("tokens"),
+        progress=progress,
+        delta_from=chosen.origin,
+    )
+
+
 def synthesize_text(
-    texts: Texts,
+    texts: Sequence[str] | Callable[[], Sequence[str]],
     *,
     terms: TextTerms,
     run: Run | str | Path,
     options: TextOptions | None = None,
     model: nn.Module | None = None,
     tokens: Tokens | None = None,
+    progress: Progress = quiet,
+    delta_from: str = "given by the caller",
 ) -> SyntheticText:
     """Train a language model privately on texts, and sample from it, in a run folder that anyone
     can verify.
@@ -158,7 +200,10 @@ def synthesize_text(
         ) as training:
             for (part,) in training.batches():
                 training.step(losses_of(language, part, known.end))
-            folder.tell(claim.name, **_sampled(folder, language, claim, known))
+                progress("training", training.steps_done / plan.recipe.steps)
+            progress("sampling texts")
+            made = _sampled(folder, language, claim, known)
+            folder.tell(claim.name, **made, delta_from=delta_from)
     return finished(Path(asked.path), language)
 
 
@@ -184,7 +229,9 @@ def _try(model: nn.Module, tokens: Tokens, length: int) -> None:
         )
 
 
-def _read(texts: Texts, tokens: Tokens, length: int, records: int) -> torch.Tensor:
+def _read(
+    texts: Sequence[str] | Callable[[], Sequence[str]], tokens: Tokens, length: int, records: int
+) -> torch.Tensor:
     """The tokens of all texts; refuses what is no list of so many texts."""
     held = texts() if callable(texts) else texts
     if isinstance(held, str) or not all(isinstance(text, str) for text in held):
@@ -218,5 +265,4 @@ def _sampled(
 def finished(path: Path, model: nn.Module) -> SyntheticText:
     """Synthetic text of a finished run, with the released weights in `model`."""
     facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
-    stated = storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
-    return SyntheticText(path, load(path, model), facts, stated)
+    return SyntheticText.read(path, model=load(path, model), facts=facts)

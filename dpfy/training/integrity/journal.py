@@ -71,7 +71,7 @@ class Journal:
         self._file, self._writes = -1, folder is not None
         self._late: _Late | None = None
         self._made: dict[int, tuple[list[float], str]] = {}
-        self._progress: Progress | None = None
+        self._progress: UnfinishedStep | None = None
         if folder is not None:
             self._open(folder, step, due)
 
@@ -84,7 +84,7 @@ class Journal:
             raise Corrupt(f"checkpoint/{NAME}", rule)
         lines, whole = _read(folder / NAME)
         self._made = {n: line for n, line in lines.items() if n >= step}
-        self._progress = Progress.opened(folder, self._randomness, step, self._made, due)
+        self._progress = UnfinishedStep.opened(folder, self._randomness, step, self._made, due)
         self._file = os.open(
             folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_MODE
         )
@@ -154,7 +154,7 @@ class Journal:
         return self._randomness.tag("sum", f"{step} {total}".encode())[:32]
 
 
-class Progress:
+class UnfinishedStep:
     """How far a run got: the step of its last checkpoint, and the steps that are in its journal.
     Both are in the name of a file.
     """
@@ -171,7 +171,7 @@ class Progress:
         step: int,
         made: dict[int, tuple[list[float], str]],
         due: bool,
-    ) -> Progress:
+    ) -> UnfinishedStep:
         """That of a run whose checkpoint is of `step` and whose journal holds `made`, which must be
         as far as it got.
         """

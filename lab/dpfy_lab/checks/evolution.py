@@ -22,7 +22,7 @@ from dpfy_lab.selftest.patch import patching
 Array = NDArray[np.float64]
 Crowd = tuple[Array, NDArray[np.int64]]
 EPSILON, DELTA, SEED = 3.0, 1e-5, 29
-OPTIONS = run.EvolutionOptions(classes=2, size=12, rounds=3)
+OPTIONS = {"classes": 2, "size": 12, "rounds": 3}
 
 
 class Dots:
@@ -42,7 +42,7 @@ def evolved(crowd: Crowd) -> dict[str, bytes]:
     """All that is published of an evolution towards these records."""
 
     def make(place: Run) -> object:
-        return run.evolve(crowd, Dots(), epsilon=EPSILON, delta=DELTA, run=place, options=OPTIONS)
+        return run.evolve(crowd, Dots(), epsilon=EPSILON, delta=DELTA, run=place, **OPTIONS)
 
     return in_folder(make, SEED)
 

@@ -180,7 +180,7 @@ def KEYS() -> Found:
     columns = Schema.of({"word": OpenColumn("word"), "who": OpenColumn("who")})
     terms = QueryTerms(1.0, delta, user="who", most_records=1)
     with temporary() as folder:
-        made = run.query(
+        made = run.answered(
             cells, "top(word)", schema=columns, terms=terms, run=Run(folder, seed=SEED)
         )
     most = count * delta + SIGMAS * math.sqrt(count * delta)

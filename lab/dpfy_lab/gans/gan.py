@@ -34,11 +34,11 @@ from torch.nn import functional
 from dpfy.core import storage
 from dpfy.core.errors import InvalidInput
 from dpfy.plan.recipe import Plan, dpsgd
+from dpfy.runs.progress import Progress
 from dpfy.runs.run import Run
 from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.methods import Progress
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.writing import allowed, written
 from dpfy.training.loop import PrivateTraining

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.core.errors import InvalidInput
+from dpfy.runs.progress import Progress
 from dpfy.runs.run import Run
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.methods import Progress
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.run import one_thread
 from dpfy_lab.gans import gan, teachers

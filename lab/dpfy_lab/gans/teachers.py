@@ -36,12 +36,12 @@ from dpfy.core.values import Bound, Bounded, Permit
 from dpfy.prediction.voters import shards
 from dpfy.report import card
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.run import Run
 from dpfy.synthetic.claim import FACTS, TABLE
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.counts import encoded
 from dpfy.synthetic.domain import Domain
-from dpfy.synthetic.methods import Progress, nothing_to_show
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.releases import PartOfGaussian, no_binding
 from dpfy.synthetic.writing import allowed, written
@@ -220,7 +220,7 @@ def rounds(
     permit: Permit,
     randomness: Randomness,
     bind: Callable[[str, bytes], None] = no_binding,
-    progress: Progress = nothing_to_show,
+    progress: Progress = quiet,
 ) -> GeneratorTrainer:
     """All rounds: teachers learn, vote with noise, a student learns from what they said, and the
     generator from the student.

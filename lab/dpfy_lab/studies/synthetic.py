@@ -25,6 +25,7 @@ from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.evaluate import learner_scores, marginal_errors
 from dpfy.synthetic.methods import METHODS
 from dpfy.synthetic.plan import LAB, SynthesisOptions, SynthesisTerms
+from dpfy.synthetic.run import synthesize_table
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.synthetic_page import page
 
@@ -92,7 +93,7 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     started = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         run = Run(Path(place) / "run", seed=settings["seed"])
-        made = dpfy.synthesize(records, schema=domain, terms=terms, run=run, options=how)
+        made = synthesize_table(records, schema=domain, terms=terms, run=run, options=how)
         seconds = time.process_time() - started
         wrong = [finding for finding in dpfy.verify(made.run) if not finding.holds]
         if wrong:
@@ -102,7 +103,7 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     found = {f"mean_l1_{k}": marginal_errors(domain, held, rows, k)["mean_l1"] for k in (2, 3)}
     if settings["learner"] is not None:
         found["learner"] = learner_scores(domain, settings["learner"], rows, held, _target(domain))
-    stated = made.card["guarantee"]
+    stated = made.report["guarantee"]
     return found | {
         "synthesis_cpu_seconds": seconds,
         "rows": len(rows),

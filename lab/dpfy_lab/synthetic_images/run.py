@@ -20,8 +20,8 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.unit import Adjacency
 from dpfy.report import card
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.run import Run
-from dpfy.synthetic.methods import Progress, nothing_to_show
 from dpfy.synthetic.run import one_thread
 from dpfy_lab.synthetic_images import stages
 from dpfy_lab.synthetic_images.claim import FACTS, IMAGES, MEASUREMENTS, SHEET, ImageSynthesis
@@ -142,7 +142,7 @@ def synthesize_images(
     schema: ImageSchema | None = None,
     options: ImageOptions = IMAGE_DEFAULTS,
     data_dir: Path | str | None = None,
-    progress: Progress = nothing_to_show,
+    progress: Progress = quiet,
 ) -> SyntheticImages:
     """Synthetic images with labels, made from private ones, in a run folder that anyone can verify.
 
@@ -196,7 +196,7 @@ def finished(path: Path) -> SyntheticImages:
 
 
 def measured(
-    meter: ImageReleases, data: Pictures, made: ImagePlan, progress: Progress = nothing_to_show
+    meter: ImageReleases, data: Pictures, made: ImagePlan, progress: Progress = quiet
 ) -> ClusterMixture:
     """All stages, one after the other: each asks about the pictures through the meter alone."""
     labels, vectors = data.labels, made.encoding.vectors(data.pixels)

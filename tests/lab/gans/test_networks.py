@@ -19,6 +19,8 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
 from dpfy.runs.run import Run
 from dpfy.synthetic.domain import Domain
+from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
+from dpfy.synthetic.run import synthesize_table
 from dpfy_lab.gans import gan, tables, teachers
 from dpfy_lab.gans.claim import DiscriminatorVotes
 
@@ -34,11 +36,9 @@ def _short(monkeypatch):
 
 def made_by(method, place, records=None, epsilon=1.0):
     held = people(200) if records is None else records
-    terms = dpfy.SynthesisTerms(
-        epsilon, 1e-6, records=len(held["age"]) if method == "dp-gan" else None
-    )
-    options = dpfy.SynthesisOptions(method, rows=40)
-    return dpfy.synthesize(held, schema=DOMAIN, terms=terms, run=place, options=options)
+    terms = SynthesisTerms(epsilon, 1e-6, records=len(held["age"]) if method == "dp-gan" else None)
+    options = SynthesisOptions(method, rows=40)
+    return synthesize_table(held, schema=DOMAIN, terms=terms, run=place, options=options)
 
 
 @pytest.mark.parametrize("method", ["dp-gan", "pate-gan"])
@@ -46,7 +46,7 @@ def test_networks_leave_a_folder_that_verifies(tmp_path, method):
     ledger = tmp_path / "people.jsonl"
     made = made_by(method, Run(tmp_path / "run", ledger=ledger))
     assert all(finding.holds for finding in dpfy.verify(made.run, ledger=ledger))
-    assert 0.97 < made.card["guarantee"]["epsilon"] <= 1.0
+    assert 0.97 < made.report["guarantee"]["epsilon"] <= 1.0
     lines = made.table.read_text().splitlines()
     assert lines[0].split(",") == list(DOMAIN.names)
     assert len(lines) == 41
@@ -192,7 +192,7 @@ def asked(method, **change):
     options = {"rows": 40}
     for key, value in change.items():
         (terms if key in ("records", "user", "most_records") else options)[key] = value
-    return dpfy.SynthesisTerms(**terms), dpfy.SynthesisOptions(method, **options)
+    return SynthesisTerms(**terms), SynthesisOptions(method, **options)
 
 
 @pytest.mark.parametrize(
@@ -213,11 +213,11 @@ def test_what_is_wrong_is_one_line_and_costs_nothing(tmp_path, method, change, w
     ledger = tmp_path / "people.jsonl"
     place = Run(tmp_path / "run", ledger=ledger)
     with pytest.raises(DpfyError, match=words):
-        dpfy.synthesize(people(200), schema=DOMAIN, terms=terms, run=place, options=options)
+        synthesize_table(people(200), schema=DOMAIN, terms=terms, run=place, options=options)
     assert not (tmp_path / "run").exists()
     assert not ledger.exists() or Ledger.read(ledger).spent() == []
 
 
 def test_an_unknown_method_names_all():
     with pytest.raises(InvalidInput, match="pate-gan"):
-        dpfy.SynthesisOptions("gan")
+        SynthesisOptions("gan")

@@ -22,7 +22,7 @@ from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.methods import SynthesisTask
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
 from dpfy.synthetic.releases import MarginalReleases
-from dpfy.synthetic.run import errors, synthesize
+from dpfy.synthetic.run import errors, synthesize_table
 from dpfy_lab.table_methods.network import _dependence
 
 METHODS = ("mwem", "privbayes", "rap", "independent")
@@ -50,13 +50,13 @@ def made(method, records):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_leaves_a_folder_that_verifies(tmp_path, method):
     options = SynthesisOptions(method, rows=70)
-    made = synthesize(
+    made = synthesize_table(
         people(300), schema=DOMAIN, terms=TERMS, run=tmp_path / "run", options=options
     )
     assert all(finding.holds for finding in dpfy.verify(made.run))
     assert made.facts["rows"] == 70
-    assert 0.98 < made.card["guarantee"]["epsilon"] <= 1.0
-    assert made.card["sections"][0]["kind"] == "synthesis"
+    assert 0.98 < made.report["guarantee"]["epsilon"] <= 1.0
+    assert made.report["sections"][0]["kind"] == "synthesis"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_privbayes_is_resumed_to_the_same_bits(tmp_path, monkeypatch):
 
     def make(name, resume=False):
         place = Run(tmp_path / name, resume=resume, seed=9)
-        return synthesize(records, schema=DOMAIN, terms=TERMS, run=place, options=options)
+        return synthesize_table(records, schema=DOMAIN, terms=TERMS, run=place, options=options)
 
     whole, real = make("whole"), MarginalReleases._bind
     for after in (False, True):
@@ -129,7 +129,7 @@ def test_constraints_hold_in_every_row(tmp_path, method):
         "rule = \"grade >= 'mid'\"\nwhen = \"job = 'cook'\"",
     ]
     schema = SCHEMA + "".join(f"[[constraints]]\n{rule}\n" for rule in rules)
-    made = synthesize(
+    made = synthesize_table(
         people(400),
         schema=Domain.parse(schema, "people.toml"),
         terms=TERMS,
