@@ -153,8 +153,8 @@ def _bar() -> Iterator[Any]:
 
     console = Console(stderr=True)  # to a file a bar is one empty line
     with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
-        task = shown.add_task("releases", total=None)
-        yield lambda made, of: shown.update(task, completed=made, total=of)
+        task = shown.add_task("releases", total=1)
+        yield lambda what, share=None: shown.update(task, completed=share)
 
 
 def _lines(made: Any, found: dict[str, float], out: Path) -> list[str]:

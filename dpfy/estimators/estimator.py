@@ -23,7 +23,17 @@ from sklearn.utils.validation import validate_data
 from dpfy.core import check, plugins
 from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.unit import EXAMPLE, Person
-from dpfy.estimators import bounding, columns, fitting, persons, records, refits, target, threads
+from dpfy.estimators import (
+    bounding,
+    columns,
+    fitting,
+    given,
+    persons,
+    records,
+    refits,
+    target,
+    threads,
+)
 from dpfy.estimators.budget import FitTerms, ReleaseNeed, rounds
 from dpfy.estimators.claim import FitClaim, ProofCondition
 from dpfy.estimators.columns import FeatureColumns, TableForm
@@ -31,6 +41,7 @@ from dpfy.estimators.files import FileTable
 from dpfy.estimators.fitting import FinishedFit, FitSession, FittedArrays
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.target import ClassTarget, NumberTarget, OpenTarget, Target
+from dpfy.runs.dataset import Dataset, DeltaRule, delta_of
 from dpfy.runs.run import Run
 
 COMMON = (
@@ -46,6 +57,8 @@ COMMON = (
     "run",
     "random_state",
 )
+DELTA = 1e-6
+"""Delta of a fit where neither it nor a number of records nor a budget is given."""
 JOBS = "n_jobs"
 """How many threads make the sums of a fit, where an estimator has it: no part of a claim, as
 nothing released depends on it.
@@ -92,7 +105,7 @@ class PrivateEstimator(BaseEstimator):
     """
 
     epsilon: float = 1.0
-    delta: float = 1e-6
+    delta: float | None = None
     accountant: str = "tight"
     adjacency: str = "add-or-remove-one"
     schema: Any = None
@@ -102,6 +115,11 @@ class PrivateEstimator(BaseEstimator):
     ledger: Any = None
     run: Any = None
     random_state: int | None = None
+
+    _budget: ClassVar[Any] = None
+    """The budget of a Dataset, while a copy is fitted to it."""
+    _rule: ClassVar[DeltaRule | None] = None
+    """The delta of a Dataset, as well."""
 
     private: ClassVar[bool] = True
     """For pipelines: what this step learns is protected."""
@@ -152,12 +170,14 @@ class PrivateEstimator(BaseEstimator):
 
     # What is the same for all.
 
-    def fit(self, X: Any, y: Any = None, *, users: Any = None) -> Any:
+    def fit(self, X: Any, y: Any = None, *, target: str | None = None, users: Any = None) -> Any:
         """Fit on private records.
 
         Args:
-            X: The records: an array, a pandas or an Arrow table.
+            X: The records: a `dpfy.Dataset`, an array, a pandas or an Arrow table.
             y: What is predicted, one value for each record.
+            target: With a Dataset, the column that is predicted; without it the label of its
+                schema.
             users: The name of each record's person, where `unit` is a `dpfy.Person` and X has no
                 column of that name.
 
@@ -175,6 +195,11 @@ class PrivateEstimator(BaseEstimator):
         and all that they add together is bounded.
         """
         refits.refuse(self)
+        if isinstance(X, Dataset):
+            return given.fitted_to(self, X, target)
+        if target is not None:
+            rule = "goes with a Dataset: fit(dataset, target=...); else give y"
+            raise InvalidInput("target", target, rule)
         threads.checked(getattr(self, JOBS, None))
         public = self._public(X, y)
         self._check_users(X, users)
@@ -186,6 +211,7 @@ class PrivateEstimator(BaseEstimator):
             claim,
             lambda fit: self._fitted(X, y, users, public, fit),
             shown,
+            self._delta_rule().origin,
         )
         self._load(release)
         return self
@@ -197,7 +223,7 @@ class PrivateEstimator(BaseEstimator):
         unit = EXAMPLE if person is None else person.unit
         terms = FitTerms(
             self.epsilon,
-            self.delta,
+            self._delta_rule().value,
             self.adjacency,  # type: ignore[arg-type]
             self.accountant,
             self.records,
@@ -266,11 +292,17 @@ class PrivateEstimator(BaseEstimator):
         )
         if self.run is None:
             return None
-        return Run.of(self.run, ledger=self.ledger, seed=seed)
+        return Run.of(self.run, ledger=self.ledger, budget=self._budget, seed=seed)
 
     def _temporary_run(self) -> dict[str, Any]:
         """Arguments of the run in a temporary folder, where the caller named none."""
-        return {"ledger": self.ledger, "seed": self.random_state}
+        return {"ledger": self.ledger, "budget": self._budget, "seed": self.random_state}
+
+    def _delta_rule(self) -> DeltaRule:
+        """The delta of a fit, and where it came from."""
+        if self._rule is not None:
+            return self._rule
+        return delta_of(self.delta, self.records, default=DELTA)
 
     def _fitted(
         self, X: Any, y: Any, users: Any, public: PublicFacts, fit: FitSession
@@ -331,7 +363,7 @@ class PrivateEstimator(BaseEstimator):
 
     def _load_public(self, release: FinishedFit, facts: Mapping[str, Any]) -> None:
         """Take the card, and what a file says about columns and target."""
-        self.release_, self.card_ = release, release.card
+        self.release_, self.card_ = release, release.report
         self._columns = FeatureColumns.from_json(facts["columns"])
         self._person = facts.get("person")
         self._aim = _aim(facts["target"])

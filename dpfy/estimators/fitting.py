@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 import dpfy
 from dpfy.core import check, events, storage
 from dpfy.core.errors import Corrupt, InvalidInput
+from dpfy.core.ledger import Ledger
 from dpfy.core.values import Bound
 from dpfy.estimators.claim import FILE, FitClaim, ReleaseRound
 from dpfy.mechanisms import integers
@@ -34,7 +36,10 @@ from dpfy.mechanisms.choice import Exponential
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.mechanism import drawable, source
 from dpfy.report import card
+from dpfy.report.verify import Finding, verify
 from dpfy.runs.folder import CARD, LEDGER, RunFolder, complete
+from dpfy.runs.progress import Progress
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 
 BITS = 12
@@ -52,7 +57,6 @@ MEMORY = "/dev/shm"
 KEPT = (LEDGER, CARD, "report.html", "report.md", FILE)
 
 Floats = NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 
 def fixed(values: Any, bits: int = BITS) -> Floats:
@@ -101,20 +105,35 @@ class FittedArrays:
             raise Corrupt(FILE, "does not hold an estimator") from None
 
 
-@dataclass(frozen=True)
-class FinishedFit:
-    """A finished fit: the files of its run folder. `path` is where they are, None for a fit that
-    was given no folder.
+@dataclass(frozen=True, repr=False)
+class FinishedFit(Released):
+    """A finished fit: the files of its run folder. `run` is where they are, None for a fit that was
+    given no folder: `save` writes one.
     """
 
+    run: Path | None  # type: ignore[assignment]
     files: Mapping[str, bytes] = field(repr=False)
-    path: Path | None = None
 
-    @property
-    def card(self) -> dict[str, Any]:
-        """The card: guarantee, rounds, assumptions."""
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """The privacy report: guarantee, rounds, assumptions."""
         found: dict[str, Any] = json.loads(self.files[CARD])
         return found
+
+    def verify(self, **options: Any) -> list[Finding]:
+        """Check the files of the run, wherever they are kept."""
+        with tempfile.TemporaryDirectory(prefix="dpfy-verify-") as folder:
+            return verify(self.save(Path(folder) / "run"), **options)
+
+    def _ledger(self) -> Ledger:
+        with tempfile.TemporaryDirectory(prefix="dpfy-verify-") as folder:
+            return Ledger.read(self.save(Path(folder) / "run") / LEDGER)
+
+    def _told(self) -> dict[str, Any]:
+        return {"estimator": self.model.facts.get("estimator")}
+
+    def _where(self) -> str:
+        return f"Run: {self.run}" if self.run else "Run: kept in memory; release_.save(path)"
 
     @property
     def model(self) -> FittedArrays:
@@ -141,7 +160,7 @@ class FinishedFit:
         files = {
             name: storage.content(name, folder / name, most=storage.MOST_DATA) for name in names
         }
-        return cls(files, folder if keep_path else None)
+        return cls(folder if keep_path else None, files)
 
 
 class FitSession:
@@ -267,7 +286,7 @@ class FitSession:
         if self._resumable:
             self._folder.bind(f"{name} {step}", counts.tobytes())
         if self._progress is not None:
-            self._progress(self.released, self.claim.releases)
+            self._progress("fitting", self.released / self.claim.releases)
         return self._folder.begin(self.claim.name)
 
 
@@ -325,11 +344,12 @@ def opened(
         yield FitSession(folder, claim, resumable, progress)
 
 
-def finish(fit: FitSession, model: FittedArrays) -> None:
+def finish(fit: FitSession, model: FittedArrays, delta_from: str = "given by the caller") -> None:
     """Write what was released, and the card."""
     folder = fit._folder
     folder.begin(fit.claim.name)
     folder.write(FILE, model.to_bytes())
+    folder.tell(fit.claim.name, delta_from=delta_from)
     seed = card.FIXED_SEED if folder.randomness.fixed else card.SECRET_SEED
     about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
     folder.finish(card.Facts(about, releases=fit.released))
@@ -341,6 +361,7 @@ def run(
     claim: FitClaim,
     learn: Callable[[FitSession], FittedArrays],
     progress: Progress | None = None,
+    delta_from: str = "given by the caller",
 ) -> FinishedFit:
     """A fit from its claim to its card: in `place`, or, where there is none, in a temporary folder
     of which the files are kept.
@@ -355,10 +376,10 @@ def run(
         path = Path(place.path)
         if not complete(place, claim):
             with opened(place, claim, True, progress) as fit:
-                finish(fit, learn(fit))
+                finish(fit, learn(fit), delta_from)
         return FinishedFit.of(path)
     with tempfile.TemporaryDirectory(prefix="dpfy-fit-", dir=_memory()) as folder:
         path = Path(folder) / "run"
         with opened(Run(path, **other), claim, False, progress) as fit:
-            finish(fit, learn(fit))
+            finish(fit, learn(fit), delta_from)
         return FinishedFit.of(path, keep_path=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from dpfy.estimators.estimator import (
 )
 from dpfy.estimators.files import FileTable
 from dpfy.report.verify import verify
+from dpfy.runs.progress import Progress
 from dpfy.runs.run import Run
 from dpfy.tables.columns import Label, Number
 
@@ -120,9 +121,7 @@ class FitRequest:
     given: Mapping[str, Any]
     test: str | None = None
 
-    def run(
-        self, place: Run, progress: Callable[[int, int], None] | None = None
-    ) -> tuple[Any, dict[str, float]]:
+    def run(self, place: Run, progress: Progress | None = None) -> tuple[Any, dict[str, float]]:
         """The fitted estimator, and figures of the public test rows."""
         kind = kind_for(self.estimator, self.schema, self.target)
         made = kind(**self.given, schema=self.schema, run=place)

@@ -117,7 +117,7 @@ def query(
     the data is opened. A query that is refused spends nothing and leaves no folder.
     """
     held = Dataset.of(data, schema, unit=unit, records=records)
-    chosen = held.delta(delta)
+    chosen = held.rule(delta)
     replaced = Adjacency.parse(adjacency) is Adjacency.REPLACE_ONE
     if replaced and held.records is None:
         raise InvalidInput("records", None, "must be given where one record is replaced")

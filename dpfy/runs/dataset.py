@@ -177,7 +177,7 @@ class Dataset:
         """The run of a release on this data: that of the caller, with the ledger and the budget."""
         return Run.of(given, ledger=self.ledger, budget=self.budget, **terms)
 
-    def delta(self, given: float | None) -> DeltaRule:
+    def rule(self, given: float | None) -> DeltaRule:
         """The delta of a release: as given; else the smaller of what follows from the public number
         of records and what the budget has.
 
@@ -273,8 +273,15 @@ def default_delta(records: int) -> float:
     return float(f"1e-{power}")
 
 
-def delta_of(given: float | None, records: int | None, budget: float | None = None) -> DeltaRule:
-    """The delta of a release by the one rule of all families, and where it came from."""
+def delta_of(
+    given: float | None,
+    records: int | None,
+    budget: float | None = None,
+    default: float | None = None,
+) -> DeltaRule:
+    """The delta of a release by the one rule of all families, and where it came from. `default` is
+    for scikit-learn's interface, where a fit must work without any setting.
+    """
     if given is not None:
         if check.below_one("delta", given):
             check.delta("delta", given)
@@ -285,6 +292,8 @@ def delta_of(given: float | None, records: int | None, budget: float | None = No
         found.append(DeltaRule(default_delta(records), origin))
     if budget is not None:
         found.append(DeltaRule(budget, "that of the budget of the data set"))
+    if not found and default is not None:
+        return DeltaRule(default, f"the default of the estimators, {default:g}")
     if not found:
         rule = "must be given, or records=, the public number of records, from which it is derived"
         raise InvalidInput("delta", None, rule)

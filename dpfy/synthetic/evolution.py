@@ -200,7 +200,7 @@ def evolve(
     killed run goes on to the same samples if the generator draws from its `rng` alone.
     """
     given = Dataset.of(records)
-    chosen = given.delta(delta)
+    chosen = given.rule(delta)
     Evolution(classes, size, rounds, 1.0)
     check.epsilon("epsilon", epsilon)
     noise = least_noise(

@@ -152,7 +152,7 @@ def synthesize(
         return synthesize_texts(held, epsilon, delta, rows, device, run, progress, training)
     for name in training:
         raise InvalidInput(name, "given", "is for dpfy.Texts, or no setting of a synthesis")
-    chosen = held.delta(delta)
+    chosen = held.rule(delta)
     replaced = Adjacency.parse(adjacency) is Adjacency.REPLACE_ONE
     if replaced and held.records is None:
         raise InvalidInput("records", None, "must be given where one record is replaced")

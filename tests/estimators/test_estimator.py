@@ -46,7 +46,7 @@ def fitted(**more):
 
 def test_a_fit_leaves_a_card_that_verifies_without_a_folder_and_with_one(tmp_path):
     without = fitted()
-    assert without.release_.path is None
+    assert without.release_.run is None
     assert wrong(without.release_.save(tmp_path / "saved")) == []
     inside = fitted(run=tmp_path / "run")
     assert wrong(tmp_path / "run") == []

@@ -141,7 +141,7 @@ def synthesize_texts(
     if held.records is None:
         rule = "must be given: the public number of texts, Dataset(Texts(...), records=1000)"
         raise InvalidInput("records", None, rule)
-    chosen = held.delta(delta)
+    chosen = held.rule(delta)
     given = {name: training[name] for name in TRAINING if name in training}
     options = TextOptions(
         TextOptions.texts if rows is None else rows, held.source.length, device=device, **given

@@ -1,0 +1,65 @@
+"""A `dpfy.Dataset` as an estimator reads it: its table, its schema, its persons, and what all
+releases on it may cost.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfy.core.errors import InvalidInput
+from dpfy.estimators.files import FileTable
+from dpfy.runs.dataset import Dataset
+from dpfy.tables.sources import cells_of
+
+if TYPE_CHECKING:
+    from dpfy.estimators.estimator import PrivateEstimator
+
+
+class HeldTable(FileTable):
+    """A table in memory, or cells by column, as a file's is read: by the names of the schema."""
+
+    def __init__(self, source: Any, names: tuple[str, ...]) -> None:
+        self._held = cells_of(source, names)
+        self.names = tuple(self._held)
+        self._file = Path(type(source).__name__)  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"HeldTable({', '.join(self.names)})"
+
+    @cached_property
+    def _cells(self) -> Mapping[str, Any]:  # type: ignore[override]
+        return self._held
+
+
+def fitted_to(estimator: PrivateEstimator, data: Dataset, target: str | None) -> Any:
+    """`estimator`, fitted to a data set: what the data set says stands in place of its parameters.
+
+    Raises:
+        InvalidInput: Both say something, or the target is no column of the schema.
+    """
+    for name in ("schema", "bounds", "unit", "ledger", "records"):
+        if getattr(estimator, name, None) is not None:
+            rule = "must be left out with a Dataset, which says it"
+            raise InvalidInput(name, type(getattr(estimator, name)).__name__, rule)
+    made = copy.copy(estimator)
+    made.schema, made.unit, made.ledger = data.schema, data.unit, data.ledger
+    made._budget, made._rule = data.budget, data.rule(estimator.delta)
+    source = data.source
+    names = tuple(column.name for column in data.schema.columns)
+    table = FileTable(source) if isinstance(source, str | Path) else HeldTable(source, names)
+    said = target if target is not None else getattr(estimator, "target", None)
+    if not hasattr(estimator, "target"):
+        if target is not None:
+            rule = f"is not for {type(estimator).__name__}, which predicts nothing"
+            raise InvalidInput("target", target, rule)
+        made.fit(table)
+    else:
+        said = said if said is not None else data.schema.label.name
+        made.target = said  # type: ignore[attr-defined]
+        made.fit(table, table.target(said))
+    estimator._load(made.release_)
+    return estimator
