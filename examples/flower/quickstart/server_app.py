@@ -31,7 +31,12 @@ def main(grid: Grid, context: Context) -> None:
     plan = recipe.with_noise(float(config["noise"]), delta=float(config["delta"]))
     model = Net()
     strategy = PrivateFedAvg(
-        model, plan, str(config["run"]), identity="partition-id", wait_for=clients
+        model,
+        plan,
+        str(config["run"]),
+        identity="partition-id",
+        wait_for=clients,
+        wait_seconds=float(config["wait"]),
     )
     strategy.start(
         grid,
