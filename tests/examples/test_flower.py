@@ -13,6 +13,8 @@ def test_the_app_fetches_nothing_and_the_documented_command_has_its_clients() ->
     assert held["project"]["dependencies"] == []
     config = held["tool"]["flwr"]["app"]["config"]
     page = (ROOT / "docs/flower.md").read_text()
-    (command,) = [line for line in page.splitlines() if line.startswith("flwr run examples/flower -")]
+    (command,) = [
+        line for line in page.splitlines() if line.startswith("flwr run examples/flower -")
+    ]
     assert f'--stream --federation-config "num-supernodes={config["clients"]}"' in command
     assert 0 < config["wait"] < config["timeout"]
