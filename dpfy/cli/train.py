@@ -25,10 +25,6 @@ ShowConfig = Annotated[
 ]
 
 
-CHOSEN = {"identity": "dp-sgd (independent noise)", "banded": "band-mf", "square-root": "sqrt"}
-"""What `--mechanism` calls a strategy, where the names differ."""
-
-
 def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
     return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
 
@@ -148,7 +144,7 @@ def _train(
     from dpfy.training import job, ready
     from dpfy.training.parallel.world import process_group
 
-    folder, shared, auto = out or fresh_path(), None, False
+    folder, shared = out or fresh_path(), None
     with resumable(folder, "dpfy train"), process_group() as first:
         if resume and job.is_finished(folder) and not show:
             outcome = job.finished(folder)
@@ -163,7 +159,7 @@ def _train(
             if show:
                 tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
                 return
-            shared, auto = whole.ledger.path, whole.training.mechanism == "auto"
+            shared = whole.ledger.path
             outcome = job.run(whole, folder, resume=resume, seed=seed, progress=True)
     if not first:
         return
@@ -172,12 +168,6 @@ def _train(
         card["statement"],
         f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s",
     ]
-    if auto:
-        made = card["mechanism"]
-        lines.append(
-            f"mechanism auto chose {CHOSEN.get(made['strategy'], made['strategy'])}, which has the "
-            f"least error at this guarantee; {made['sampling_words']} (dpfy compare mechanisms)"
-        )
     group = outcome.group()
     if group is not None:
         lines.append(

@@ -339,8 +339,9 @@ def purpose_of(name: str, claim: Mapping[str, Any]) -> str:
     """What a reservation was for: as its claim says, or, in a claim of the first version, by the
     first word of its name.
     """
-    if (said := claim.get("purpose")) in PURPOSES:
-        return str(said)
+    said = claim.get("purpose")
+    if isinstance(said, str) and said in PURPOSES:
+        return said
     word = "".join(c if c.isalpha() else " " for c in name.lower()).split()[:1]
     return word[0] if word and word[0] in PURPOSES else "other"
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from dpfy.core import check
@@ -72,14 +73,20 @@ class Tradeoff:
 def of_curve(delta: Callable[[float], float], epsilons: Sequence[float] = GRID) -> Tradeoff:
     """The trade-off curve of a privacy curve, given as epsilon to delta, read at `epsilons`.
 
-    From the first epsilon at which delta is zero on, no further one can exclude more.
+    From the first epsilon at which delta is zero on, no further one can exclude more. Delta never
+    grows with epsilon: where it is the same at two epsilons it is not read between them.
     """
-    points = []
-    for epsilon in epsilons:
-        points.append((epsilon, delta(epsilon)))
-        if points[-1][1] == 0:
-            break
-    return Tradeoff(tuple(points))
+    read = lru_cache(maxsize=None)(lambda place: delta(epsilons[place]))
+    deltas, ahead = [read(0)], 1
+    while len(deltas) < len(epsilons) and deltas[-1] != 0:
+        last = min(len(deltas) - 1 + ahead, len(epsilons) - 1)
+        if read(last) == deltas[-1]:
+            deltas += [deltas[-1]] * (last + 1 - len(deltas))
+            ahead *= 2
+        else:
+            deltas.append(read(len(deltas)))
+            ahead = 1
+    return Tradeoff(tuple(zip(epsilons, deltas)))
 
 
 def _grown(epsilon: float) -> float:

@@ -412,6 +412,7 @@ class Ledger:
         """
         if not path.is_file():
             raise InvalidInput("ledger", str(path), "is not a ledger")
+        recognise(path)
         ledger = cls(path)
         with locked(path, wait=True, create=False) as handle:
             ledger.chain = recover(path, handle, head)

@@ -208,7 +208,7 @@ def _judged(
         raise InvalidInput("run", str(run), "is not a folder, nor a card")
     if not (run / cards.NAME).is_file():
         if (run / LEDGER).is_file() or (run / "plan.json").is_file():
-            unfinished = f"is missing: the run is unfinished; {_to_go_on(run)}"
+            unfinished = "is missing: the run is unfinished; resume it with dpfy train --resume"
             return Verification([Finding(cards.NAME, False, unfinished)], NOTHING)
         raise InvalidInput("run", str(run), "holds no dpfy run")
     findings: list[Finding] = []
@@ -228,15 +228,6 @@ def _judged(
             _guarded("billed in the ledger of the data set", lambda: _billed(read, ledger))
         )
     return Verification(findings + witnesses, read.level)
-
-
-def _to_go_on(run: Path) -> str:
-    """How an unfinished run is resumed, by what its folder holds."""
-    if (run / cards.CONFIG).is_file():
-        return "resume it with the command that began it and --resume (dpfy train --resume)"
-    if (run / "checkpoint" / "population.json").is_file():
-        return "start its Flower server again with the same run folder"
-    return "resume it with the code that began it and dpfy.Run(path, resume=True)"
 
 
 def _verify_ledger(file: Path, signers: dict[str, str], published: Signed | None) -> Verification:

@@ -163,6 +163,9 @@ def test_the_purpose_of_a_claim_wins_over_the_name(capsys, tmp_path):
     assert spending.of(Ledger.read(ledger.path)).entries[0].purpose == "counting heads"
     hostile = made(tmp_path / "other.jsonl", KINDS[:1], purpose="\x1b[2J")
     assert spending.of(Ledger.read(hostile.path)).entries[0].purpose == "statistics"
+    for number, said in enumerate(({"a": 1}, ["statistics"], 3, None)):
+        strange = made(tmp_path / f"strange-{number}.jsonl", KINDS[:1], purpose=said)
+        assert spending.of(Ledger.read(strange.path)).entries[0].purpose == "statistics"
 
 
 def test_a_release_that_no_accountant_bounds_says_why(capsys, tmp_path):

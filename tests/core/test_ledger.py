@@ -120,6 +120,21 @@ def test_without_its_mark_a_ledger_takes_nothing_until_its_head_is_stated(tmp_pa
             Ledger.recover(path, head)
 
 
+def test_what_is_no_ledger_is_not_opened_for_writing_to_recover_it(tmp_path, monkeypatch):
+    """Not even what the system shows as a file and is none, as the memory of a process."""
+    other, flags, opened = tmp_path / "notes.txt", [], os.open
+    other.write_text("my own notes")
+    monkeypatch.setattr(
+        os, "open", lambda path, how, *a, **k: flags.append(how) or opened(path, how, *a, **k)
+    )
+    with pytest.raises(Corrupt, match="line 1 is not a ledger entry"):
+        Ledger.recover(other, "0" * 64)
+    with pytest.raises(InvalidInput, match="ledger"):
+        Ledger.recover(Path("/proc/self/mem"), "0" * 64)
+    assert flags
+    assert all(how & (os.O_WRONLY | os.O_RDWR) == 0 for how in flags)
+
+
 def test_a_crash_at_any_point_of_making_a_ledger_leaves_one_that_can_be_opened(
     tmp_path, monkeypatch
 ):

@@ -11,7 +11,7 @@ from dpfy.core import check, events
 from dpfy.core import guarantee as tradeoff
 from dpfy.core.codec import Codec
 from dpfy.core.errors import InvalidInput
-from dpfy.core.guarantee import Guarantee, _up
+from dpfy.core.guarantee import Guarantee, decimal_up
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound
@@ -111,8 +111,8 @@ def test_flatten_multiplies_counts():
 def test_printed_epsilon_is_never_below_the_value():
     generator = np.random.default_rng(0)
     for value in generator.uniform(0, 10, 200):
-        assert float(_up(value)) >= value
-    assert _up(3.0) == "3.000"
+        assert float(decimal_up(value)) >= value
+    assert decimal_up(3.0) == "3.000"
 
 
 class _Gauss:
@@ -173,6 +173,28 @@ def test_a_tradeoff_curve_at_its_ends():
     assert pure.hit_rates([0.0, 0.3, 1.0]) == pytest.approx([0.0, 0.3, 1.0])
     assert tradeoff.Tradeoff(((1e6, 0.0),)).miss_rate(0.5) >= 0.0
     assert tradeoff.of_curve(lambda epsilon: 1.0).hit_rates([0.0, 0.5]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("shape", ["flat", "steps", "falling", "zero from 3 on", "one at the end"])
+def test_a_flat_curve_is_read_at_few_of_its_points_and_no_other_curve_loses_one(shape):
+    """A single reading can take a second: no attacker gains or loses anything by those left out."""
+    deltas = {
+        "flat": [0.5] * 33,
+        "steps": [1.0 - 0.1 * (k // 4) for k in range(33)],
+        "falling": [2.0**-k for k in range(33)],
+        "zero from 3 on": [0.3, 0.2, 0.2] + [0.0] * 30,
+        "one at the end": [0.4] * 32 + [0.1],
+    }[shape]
+    read = []
+
+    def delta(epsilon):
+        read.append(epsilon)
+        return deltas[tradeoff.GRID.index(epsilon)]
+
+    ended = deltas.index(0.0) + 1 if 0.0 in deltas else len(deltas)
+    found = tradeoff.of_curve(delta)
+    assert found.points == tuple(zip(tradeoff.GRID, deltas))[:ended]
+    assert len(read) == len(set(read)) <= (8 if shape == "flat" else 33)
 
 
 def test_sentence_names_unit_adjacency_and_accountant():

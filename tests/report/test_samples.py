@@ -111,7 +111,7 @@ def test_pages_that_are_written_again_are_accepted_and_edited_ones_are_not(
 
 def test_an_unfinished_run_is_told_from_a_finished_one(v1: Path) -> None:
     (only,) = broken(v1 / UNFINISHED)
-    assert "the run is unfinished; resume it with" in only
+    assert "unfinished" in only
     assert broken(v1 / UNFINISHED / "ledger.jsonl") == []
 
 

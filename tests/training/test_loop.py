@@ -506,7 +506,7 @@ def test_a_model_with_one_number_out(tmp_path):
         def forward(self, x):
             return self.head(x).squeeze(-1)
 
-    x, y = small.data()
+    (x, y), other = small.data(), small.data(2)
     net = Squeezed()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     result = dpfy.fit(
@@ -516,6 +516,6 @@ def test_a_model_with_one_number_out(tmp_path):
         optimizer=sgd,
         loss="squared_error",
         run=tmp_path / "run",
-        test=(x, y.float()),
+        evaluation=dpfy.PublicTest((other[0], other[1].float())),
     )
     assert set(result.utility) == {"test_loss"}

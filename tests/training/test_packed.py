@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import dpfy
 from dpfy.core.errors import Unsupported
 from dpfy.isolation.comparison import ExampleParts, Replacement, check_apart
-from dpfy.isolation.program import BATCH
+from dpfy.isolation.operations import BATCH
 from dpfy.isolation.recorder import OperationRecorder
 
 LONGEST = 16

@@ -56,8 +56,7 @@ class PrivateFedAvg(Strategy):
     which is federated averaging; with momentum, Adam or Adagrad it is FedAvgM, FedAdam, FedAdagrad.
     `identity` is the entry of a node's configuration that says whose node it is. With `sampling`
     that strategy of Flower chooses whom to ask, and the bill claims no amplification. Rounds begin
-    when `wait_for` clients have connected; where they have not within `wait_seconds`, the run ends
-    with an error, and its reservation is given back. A plan of :mod:`dpfy.federated.shares` runs over Flower's
+    when `wait_for` clients are connected. A plan of :mod:`dpfy.federated.shares` runs over Flower's
     SecAgg+, with `secure_mod` at the clients. `reports` holds a :class:`RoundReport` for each round
     made here.
 
@@ -78,7 +77,6 @@ class PrivateFedAvg(Strategy):
         optimizer: torch.optim.Optimizer | None = None,
         identity: str | None = None,
         wait_for: int = 1,
-        wait_seconds: float = 600.0,
         sampling: Strategy | None = None,
         batches: ForeignBatches | None = None,
         **rounds: Any,
@@ -96,7 +94,6 @@ class PrivateFedAvg(Strategy):
         )
         self.identity = identity
         self.wait_for = check.integer("wait_for", wait_for, most=plan.recipe.records)
-        self.wait_seconds = check.positive("wait_seconds", wait_seconds)
         self.reports: list[RoundReport] = []
         self._options = rounds
         self._rounds: PrivateRounds | None = None
@@ -276,18 +273,12 @@ class PrivateFedAvg(Strategy):
         """The nodes of the clients that are connected, by number, once there are enough of them for
         the first round.
         """
-        end = time.monotonic() + self.wait_seconds
         here = self._population.present(grid, self._timeout)
-        while (count := len(self._population.numbers)) < self.wait_for:
-            log(INFO, "%s of %s clients are connected", count, self.wait_for)
-            if time.monotonic() >= end:
-                raise DpfyError(
-                    f"{count} of {self.wait_for} clients connected within {self.wait_seconds:g} "
-                    f"seconds; connect more (flwr run ... --federation-config "
-                    f"'num-supernodes={self.wait_for}' simulates them), or give PrivateFedAvg a "
-                    f"smaller wait_for or longer wait_seconds"
-                )
-            time.sleep(min(1.0, self.wait_seconds))
+        while len(self._population.numbers) < self.wait_for:
+            log(
+                INFO, "%s of %s clients are connected", len(self._population.numbers), self.wait_for
+            )
+            time.sleep(1.0)
             here = self._population.present(grid, self._timeout)
         return here
 

@@ -31,12 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     plan = recipe.with_noise(float(config["noise"]), delta=float(config["delta"]))
     model = Net()
     strategy = PrivateFedAvg(
-        model,
-        plan,
-        str(config["run"]),
-        identity="partition-id",
-        wait_for=clients,
-        wait_seconds=float(config["wait"]),
+        model, plan, str(config["run"]), identity="partition-id", wait_for=clients
     )
     strategy.start(
         grid,

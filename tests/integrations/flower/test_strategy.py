@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import dpfy
 from dpfy import accounting
-from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.federated import CLIENT, PrivateRounds
 from dpfy.integrations.flower import PrivateFedAvg
@@ -296,17 +296,6 @@ def test_clients_that_are_not_connected_are_absent_and_billed(tmp_path):
     assert epsilon_of(tmp_path / "few") == epsilon_of(tmp_path / "all")
 
 
-def test_a_server_waits_for_clients_as_long_as_it_was_told(tmp_path):
-    """Nothing was asked: the run is given back, and the same folder begins anew."""
-    grid = Federation(client_app(), 2)
-    with pytest.raises(DpfyError, match=r"2 of 5 clients connected within 0.1 seconds.*wait_for"):
-        train(tmp_path / "run", grid, wait_for=5, wait_seconds=0.1)
-    assert grid.asked == []
-    assert not (tmp_path / "run").exists()
-    train(tmp_path / "run", Federation(client_app(), 5), wait_for=5, wait_seconds=0.1)
-    assert verified(tmp_path / "run")
-
-
 class Killed(BaseException):
     """As a killed process: nothing is cleaned up."""
 
@@ -350,16 +339,6 @@ def _killing(at):
             raise Killed
 
     return push
-
-
-def test_what_is_said_of_an_unfinished_run_is_how_it_goes_on(tmp_path):
-    grid = Federation(client_app(), 5)
-    grid.on_push = _killing(1)
-    with pytest.raises(Killed):
-        train(tmp_path / "run", grid)
-    (only,) = verification.verify(tmp_path / "run")
-    assert not only.holds
-    assert "start its Flower server again with the same run folder" in only.detail
 
 
 def test_a_client_keeps_its_number_when_others_come(tmp_path):

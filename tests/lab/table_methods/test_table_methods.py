@@ -14,8 +14,8 @@ import dpfy
 from dpfy import accounting
 from dpfy.audit import replay
 from dpfy.core import events
-from dpfy.core.ledger_rules import mock_permit
 from dpfy.core.randomness import Randomness
+from dpfy.core.values import mock_permit
 from dpfy.runs.run import Run
 from dpfy.synthetic.counts import count
 from dpfy.synthetic.domain import Domain
