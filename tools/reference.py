@@ -121,7 +121,7 @@ def configuration() -> str:
         "",
         "## A phase file",
         "",
-        "One `[[phase]]` table for each phase, for `dpfy account --phases` "
+        "One `[[phase]]` table for each phase, for `dpfy plan account --phases` "
         "([accounting](accounting.md)).",
     ]
     lines += ["", *_table([(f"`{key}`", *row) for key, row in PHASE_KEYS.items()])]

@@ -1,4 +1,4 @@
-"""`dpfy account`: the epsilon of a training run described by its noise, sampling rate and steps, or
+"""`dpfy plan account`: the epsilon of a training run described by its noise, sampling rate and steps, or
 by a file of phases.
 """
 
@@ -61,7 +61,7 @@ def account(
 ) -> None:
     """Print the epsilon that a training run costs.
 
-    Example: dpfy account --noise-multiplier 1.0 --sampling-rate 0.005 --steps 200 --delta 1e-6
+    Example: dpfy plan account --noise-multiplier 1.0 --sampling-rate 0.005 --steps 200 --delta 1e-6
     """
     from dpfy.accounting.calculator import account as answer
     from dpfy.accounting.calculator import read

@@ -13,27 +13,20 @@ import typer
 
 from dpfy import __version__
 from dpfy.cli import (
-    account,
+    aliases,
     audit,
-    calibrate,
-    compare,
-    compare_estimators,
-    compare_local,
-    compare_mechanisms,
-    compare_runs,
-    compare_users,
-    derive,
     errors,
-    explore,
     fit,
     init,
     inspect_model,
     ledger,
     output,
+    plan,
     plugins,
     predict,
     query,
     report,
+    serve,
     sign,
     synthesize,
     train,
@@ -44,15 +37,13 @@ from dpfy.cli import (
 HELP = """Differentially private machine learning: the guarantee printed is the guarantee delivered.
 
 Start with [b]dpfy train[/b]: it trains a private model on embedded data and leaves a run folder
-that anyone can check with [b]dpfy verify[/b]. [b]dpfy init[/b] drafts schema and job for a table of
-your own. Plan before you touch data with [b]dpfy account[/b] (what does this noise cost?),
-[b]dpfy calibrate[/b] (how much noise do I need?) and [b]dpfy explore[/b]. Attack the claim with
-[b]dpfy audit[/b], read it with [b]dpfy report[/b]; use the model with [b]dpfy predict[/b];
-[b]dpfy query[/b] asks private statistics of a table, [b]dpfy fit[/b] fits classical learners to it,
-[b]dpfy synthesize[/b] makes a synthetic one; [b]dpfy ledger[/b] shows what all runs on a data set
-have spent together.
+that anyone can check with [b]dpfy verify[/b]. For a table of your own begin with [b]dpfy init
+people.csv[/b].
 
-Every verb takes --json and then prints one JSON object on standard output.
+Every command takes --json and then prints one JSON object. Exit status: 0 success, 1 a check that
+failed, 2 bad input.
+
+Example: dpfy query people.csv "mean(age)" --schema people.toml --epsilon 0.5
 """
 
 COMPLETE = "_DPFY_COMPLETE"
@@ -66,29 +57,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("train")(train.train)
-app.command("init")(init.init)
-app.command("verify")(verify.verify)
-app.command("sign")(sign.sign)
-app.command("derive")(derive.derive)
-app.command("account")(account.account)
-app.command("calibrate")(calibrate.calibrate)
-app.command("inspect")(inspect_model.inspect)
-app.add_typer(predict.app, name="predict")
-app.command("query")(query.query)
-app.command("fit")(fit.fit)
-app.command("report")(report.report)
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(audit.app, name="audit")
-app.add_typer(synthesize.app, name="synthesize")
-app.command("explore")(explore.explore)
-compare.app.command("runs")(compare_runs.runs)
-compare.app.command("mechanisms")(compare_mechanisms.mechanisms)
-compare.app.command("local")(compare_local.local)
-compare.app.command("users")(compare_users.users)
-compare.app.command("estimators")(compare_estimators.estimators)
-app.add_typer(compare.app, name="compare")
-app.add_typer(tune.app, name="tune")
+WORK, RELEASED, PLAN = "Private data", "Released runs", "Planning and checking"
+
+app.command("init", rich_help_panel=WORK)(init.init)
+app.command("train", rich_help_panel=WORK)(train.train)
+app.command("fit", rich_help_panel=WORK)(fit.fit)
+app.command("query", rich_help_panel=WORK)(query.query)
+app.add_typer(synthesize.app, name="synthesize", rich_help_panel=WORK)
+app.command("tune", rich_help_panel=WORK)(tune.tune)
+app.add_typer(serve.app, name="serve", rich_help_panel=WORK)
+app.command("predict", rich_help_panel=RELEASED)(predict.predict)
+app.command("verify", rich_help_panel=RELEASED)(verify.verify)
+app.add_typer(report.app, name="report", rich_help_panel=RELEASED)
+app.command("sign", rich_help_panel=RELEASED)(sign.sign)
+app.add_typer(ledger.app, name="ledger", rich_help_panel=RELEASED)
+app.add_typer(plan.app, name="plan", rich_help_panel=PLAN)
+app.add_typer(audit.app, name="audit", rich_help_panel=PLAN)
+app.command("inspect", rich_help_panel=PLAN)(inspect_model.inspect)
 
 
 def _version(asked: bool) -> None:
@@ -114,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if os.environ.get(COMPLETE):
         _command().main(given, prog_name="dpfy")  # answers the shell and exits
-    sys.exit(errors.run(_command(), given))
+    sys.exit(errors.run(_command(), aliases.renewed(given)))
 
 
 @cache

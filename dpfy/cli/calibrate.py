@@ -1,4 +1,4 @@
-"""`dpfy calibrate`: the least noise, or the largest batch or number of steps, that reaches a target
+"""`dpfy plan calibrate`: the least noise, or the largest batch or number of steps, that reaches a target
 epsilon.
 """
 
@@ -34,7 +34,7 @@ def calibrate(
 ) -> None:
     """Print the least noise multiplier that reaches a target epsilon.
 
-    Example: dpfy calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.05 --steps 200
+    Example: dpfy plan calibrate --epsilon 1 --delta 1e-6 --sampling-rate 0.05 --steps 200
     """
     from dpfy.accounting import calculator, planning
     from dpfy.accounting.patterns import TrainingPattern

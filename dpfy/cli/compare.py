@@ -1,4 +1,4 @@
-"""`dpfy compare`: bounds and tuning routes side by side, as a table, as JSON, as a picture."""
+"""`dpfy plan compare`: bounds and tuning routes side by side, as a table, as JSON, as a picture."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def bounds(
         [TrainingPattern(noise_multiplier, sampling_rate, steps)], delta, adjacency
     )
     if plot is not None:
-        _draw(
+        draw(
             plot,
             [(row["accountant"], row["epsilon"]) for row in rows if row["epsilon"] is not None],
-            delta,
+            f"epsilon at delta {delta:g}",
         )
     values = ["-" if row["epsilon"] is None else f"{row['epsilon']:.6g}" for row in rows]
     lines = [
@@ -92,7 +92,11 @@ def tuning(
     among = Adjacency.parse(adjacency)
     found = routes(event, trials, delta, adjacency=among)
     if plot is not None:
-        _draw(plot, [(route.name, route.epsilon) for route in found], delta)
+        draw(
+            plot,
+            [(route.name, route.epsilon) for route in found],
+            f"epsilon at delta {delta:g}",
+        )
     rows = [{"route": route.name, "epsilon": route.epsilon, "note": route.note} for route in found]
     lines = [f"{route.name:<42} {route.epsilon:>10.4f}  {route.note}" for route in found]
     claimed = printed(event, trials, delta, adjacency=among)
@@ -107,7 +111,7 @@ def tuning(
     tell(answer, lines, as_json=as_json)
 
 
-def _draw(path: Path, rows: list[tuple[str, float]], delta: float) -> None:
+def draw(path: Path, rows: list[tuple[str, float]], label: str) -> None:
     """Horizontal bars, one a row, on a logarithmic axis where the values span decades."""
     import matplotlib
 
@@ -124,7 +128,7 @@ def _draw(path: Path, rows: list[tuple[str, float]], delta: float) -> None:
     bars = axes.barh([name for name, _ in rows], values)
     axes.bar_label(bars, fmt="%.4g", padding=3)
     axes.invert_yaxis()
-    axes.set_xlabel(f"epsilon at delta {delta:g}")
+    axes.set_xlabel(label)
     if min(values) > 0 and max(values) / min(values) > 20:
         axes.set_xscale("log")
     axes.margins(x=0.15)

@@ -1,4 +1,4 @@
-"""`dpfy compare estimators`: which classical learner suits which epsilon and how many records, on
+"""`dpfy plan compare estimators`: which classical learner suits which epsilon and how many records, on
 public or made-up data.
 """
 
@@ -39,7 +39,7 @@ def estimators(
     """Compare classical learners on made-up data with the columns of a schema, or on a public
     table. Nothing is billed.
 
-    dpfy compare estimators --schema adult --records 1000 --records 20000 --epsilon 0.5 --epsilon 4
+    dpfy plan compare estimators --schema adult --records 1000 --records 20000 --epsilon 0.5 --epsilon 4
 
     Private records have no place here: choosing by scores on them is a release (dpfy tune).
     """

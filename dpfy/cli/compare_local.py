@@ -1,4 +1,4 @@
-"""`dpfy compare local`: local protocols for frequencies at one guarantee, least error first."""
+"""`dpfy plan compare local`: local protocols for frequencies at one guarantee, least error first."""
 
 from __future__ import annotations
 

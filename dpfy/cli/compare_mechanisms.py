@@ -1,4 +1,4 @@
-"""`dpfy compare mechanisms`: every proven way to add noise, calibrated to one guarantee, least
+"""`dpfy plan compare mechanisms`: every proven way to add noise, calibrated to one guarantee, least
 error first.
 """
 

@@ -1,4 +1,4 @@
-"""`dpfy compare runs`: finished runs side by side, ranked only where their claims can be ranked."""
+"""`dpfy report compare`: finished runs side by side, ranked only where their claims can be ranked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dpfy compare users`: records drawn one by one or users drawn whole, calibrated to one guarantee
+"""`dpfy plan compare users`: records drawn one by one or users drawn whole, calibrated to one guarantee
 for users.
 """
 

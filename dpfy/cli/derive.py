@@ -1,4 +1,4 @@
-"""`dpfy derive`: add to a finished run what was made from its released files and public data
+"""`dpfy report derive`: add to a finished run what was made from its released files and public data
 alone.
 """
 

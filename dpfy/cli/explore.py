@@ -1,4 +1,4 @@
-"""`dpfy explore`: a local page to plan a run before touching data."""
+"""`dpfy plan explore`: a local page to plan a run before touching data."""
 
 from __future__ import annotations
 

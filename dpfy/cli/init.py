@@ -12,8 +12,8 @@ import typer
 from dpfy.cli.output import tell
 
 
-def _columns(help_text: str) -> Any:
-    return typer.Option(help=help_text, metavar="COLUMN", show_default=False)
+def _columns(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, metavar="COLUMN", show_default=False)
 
 
 def init(
@@ -25,7 +25,9 @@ def init(
     number: Annotated[list[str] | None, _columns("A column of numbers; repeat it.")] = None,
     category: Annotated[list[str] | None, _columns("A column of words; repeat it.")] = None,
     ignore: Annotated[list[str] | None, _columns("A column that is not used; repeat it.")] = None,
-    user: Annotated[str | None, _columns("Column that says whose a record is.")] = None,
+    user: Annotated[
+        str | None, _columns("Column with the person that a row belongs to.", "--person")
+    ] = None,
     public: Annotated[
         bool, typer.Option("--public", help="The file is public: read its values too.")
     ] = False,

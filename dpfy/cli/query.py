@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli.aliases import FLAGS
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.output import charged, tell
 
@@ -42,8 +43,12 @@ def query(
     ledger: Annotated[
         Path | None, _option("Ledger of the data set, over all its releases.")
     ] = None,
-    user: Annotated[str | None, _option("Column that says whose a record is.")] = None,
-    most_records: Annotated[int | None, _option("Most records of one user that are used.")] = None,
+    user: Annotated[
+        str | None, _option("Column with the person that a row belongs to.", "--person")
+    ] = None,
+    most_records: Annotated[
+        int | None, _option("Most rows of one person that are used.", "--at-most")
+    ] = None,
     most_groups: Annotated[int | None, _option("Most groups that one user adds to.")] = None,
     most_each: Annotated[int | None, _option("Most records of one user in a group.")] = None,
     records: Annotated[
@@ -141,7 +146,7 @@ def _toml(fields: dict[str, Any]) -> str:
 def _again(data: str, text: str, fields: dict[str, Any]) -> str:
     """The command that asks the same again."""
     flags = [
-        (f"--{key.replace('_', '-')}", value)
+        (FLAGS.get(flag := f"--{key.replace('_', '-')}", flag), value)
         for key, value in fields.items()
         if key not in ("data", "query") and value is not None
     ]

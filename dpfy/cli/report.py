@@ -8,9 +8,31 @@ from typing import Annotated
 
 import typer
 
+from dpfy.cli import compare_runs, derive
 from dpfy.cli.output import tell
+from dpfy.cli.plugins import VerbGroup
 
 
+class ReportVerbs(VerbGroup):
+    """The commands below; anything else is a run: `dpfy report RUN`."""
+
+    default = "page"
+
+
+app = typer.Typer(
+    cls=ReportVerbs,
+    short_help="Write the privacy report of a run; compare runs; add a derived file.",
+    help="Write the privacy report of a run: dpfy report RUN. [b]dpfy report page --help[/b] lists "
+    "the options, [b]dpfy report compare[/b] sets runs side by side, [b]dpfy report derive[/b] "
+    "adds a file that was made from a run without its data.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.command("compare")(compare_runs.runs)
+app.command("derive")(derive.derive)
+
+
+@app.command("page")
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run, or a privacy.json.")],
     form: Annotated[str, typer.Option("--format", help="html, md or json.")] = "html",

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli.aliases import FLAGS
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.output import tell
 from dpfy.cli.plugins import VerbGroup
@@ -26,9 +27,9 @@ class SynthesizeVerbs(VerbGroup):
 
 app = typer.Typer(
     name="synthesize",
+    short_help="Make a private synthetic table.",
     help="Make a private synthetic table: dpfy synthesize people.csv --schema s.toml --epsilon 1. "
-    "Everybody's tools work on it, and it "
-    "costs what it costs once. [b]dpfy synthesize table --help[/b] says how; [b]dpfy synthesize "
+    "[b]dpfy synthesize table --help[/b] says how; [b]dpfy synthesize "
     "evaluate[/b] says how good a table is.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -84,8 +85,12 @@ def table(
         typer.Option("--resume", help="Go on with the run in --out: give the same options again."),
     ] = False,
     ledger: Annotated[Path | None, option("Ledger of the data set, over all its releases.")] = None,
-    user: Annotated[str | None, option("Column that says whose a record is.")] = None,
-    most_records: Annotated[int | None, option("Most records of one user that are used.")] = None,
+    user: Annotated[
+        str | None, option("Column with the person that a row belongs to.", "--person")
+    ] = None,
+    most_records: Annotated[
+        int | None, option("Most rows of one person that are used.", "--at-most")
+    ] = None,
     records: Annotated[
         int | None,
         option(
@@ -254,7 +259,9 @@ def toml(fields: dict[str, Any]) -> str:
 def _again(data: str, fields: dict[str, Any]) -> str:
     """The command that asks the same again."""
     flags = [
-        (f"--{key.replace('_', '-')}", value) for key, value in fields.items() if value is not None
+        (FLAGS.get(flag := f"--{key.replace('_', '-')}", flag), value)
+        for key, value in fields.items()
+        if value is not None
     ]
     return shlex.join(["dpfy", "synthesize", data, *(str(word) for flag in flags for word in flag)])
 

@@ -30,13 +30,23 @@ def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
 
 
 def train(
-    config: Annotated[
-        Path | None, typer.Argument(help="Configuration (TOML).", show_default=False)
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="A table or arrays of your own (.csv, .parquet, .npz), a known data set "
+            "(embedded, digits, mnist, ...), or a configuration (.toml).",
+            show_default=False,
+        ),
     ] = None,
+    config: Annotated[
+        Path | None, _option("Configuration (TOML), where DATA is no configuration.")
+    ] = None,
+    schema: Annotated[str | None, _option("Public schema of a table (TOML).")] = None,
+    person: Annotated[str | None, _option("Column with the person that a row belongs to.")] = None,
+    at_most: Annotated[int | None, _option("Most rows of one person that are used.")] = None,
     out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    data: Annotated[str | None, _option("embedded, digits, mnist, csv, ...")] = None,
-    path: Annotated[str | None, _option("File of your own: .csv, .parquet, .npz.")] = None,
     records: Annotated[
         str | None, _option("Public number to train on, less those held out.")
     ] = None,
@@ -54,7 +64,7 @@ def train(
     learning_rate: Annotated[float | None, _option("Learning rate.")] = None,
     device: Annotated[str | None, _option("cpu (default), cuda, ...")] = None,
     ledger: Annotated[str | None, _option("Ledger of the data set, over all runs.")] = None,
-    budget_epsilon: Annotated[float | None, _option("Epsilon that all runs may spend.")] = None,
+    budget: Annotated[float | None, _option("Epsilon that all runs may spend.")] = None,
     assignments: Set = None,
     show_config: ShowConfig = False,
     insecure_seed: Annotated[
@@ -67,19 +77,21 @@ def train(
     Without arguments: 4,000 embedded MNIST images, epsilon 3, delta 1e-5. The plan is in the ledger
     before any data is read.
 
-    A table of your own: dpfy init people.csv, fill in the schema, dpfy train people.job.toml. A
-    fifth of it is held out.
+    A table of your own: dpfy init people.csv, fill in the schema, dpfy train people.csv --schema
+    people.schema.toml --records 20000. A fifth of it is held out.
 
     Flags win over the file. What has no flag is reached with --set (--show-config lists it): clip
     rules, noise schedules, users, engines.
 
     Example: dpfy train job.toml --set training.clip=quantile --set data.test=public
 
-    Labels alone are private: dpfy train --protect labels --data mnist
+    Labels alone are private: dpfy train mnist --protect labels
     """
-    flags = {
-        "data.kind": data,
-        "data.path": path,
+    config, named = source(data, config)
+    flags = named | {
+        "data.schema": schema,
+        "data.user": person,
+        "data.most_records": at_most,
         "privacy.records": _count(records),
         "model.name": model,
         "privacy.epsilon": epsilon,
@@ -93,7 +105,7 @@ def train(
         "training.learning_rate": learning_rate,
         "runtime.device": device,
         "ledger.path": ledger,
-        "ledger.budget_epsilon": budget_epsilon,
+        "ledger.budget_epsilon": budget,
     }
     run = _train
     if train_labels.chosen(protect, method, out, resume):
@@ -108,6 +120,20 @@ def train(
         seed=insecure_seed,
         as_json=as_json,
     )
+
+
+def source(data: str | None, config: Path | None) -> tuple[Path | None, dict[str, Any]]:
+    """The configuration, and the fields that say where the data are."""
+    from dpfy.core.errors import InvalidInput
+    from dpfy.data.config import KINDS
+
+    if data is None:
+        return config, {}
+    if data.endswith(".toml"):
+        if config is not None:
+            raise InvalidInput("--config", str(config), "is given already as the first argument")
+        return Path(data), {}
+    return config, {"data.kind": data} if data in KINDS else {"data.path": data}
 
 
 def _count(text: str | None) -> int | str | None:

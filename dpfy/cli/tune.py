@@ -1,11 +1,7 @@
-"""`dpfy tune`: a search for settings that pays its own price; `dpfy tune plan` says beforehand what
-it would cost.
-"""
+"""`dpfy tune`: a search for settings within a budget for everything."""
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,42 +9,31 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.account import ADJACENCY
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.output import require_writable, save, tell
-from dpfy.cli.plugins import VerbGroup
-
-SVG = {".svg": (b"<?xml",)}
-PLANNED_STEPS = 10_000_000
-
-
-class TuneVerbs(VerbGroup):
-    """A verb of its own with another verb below it."""
-
-    default = "run"
-    default_alone = True
-
-
-app = typer.Typer(
-    cls=TuneVerbs,
-    help="Search for the settings of a private training, within a budget for everything. dpfy tune "
-    "[JOB.toml] searches; dpfy tune plan "
-    "says what it would cost.",
-)
+from dpfy.cli.output import tell
+from dpfy.cli.train import source
 
 
 def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
     return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
 
 
-@app.command()
-def run(
-    config: Annotated[
-        Path | None,
+def tune(
+    data: Annotated[
+        str | None,
         typer.Argument(
-            help="Configuration of the job and of the search (TOML).", show_default=False
+            metavar="DATA",
+            help="A table or arrays of your own, a known data set (embedded, digits, ...), or the "
+            "configuration of job and search (.toml).",
+            show_default=False,
         ),
     ] = None,
+    config: Annotated[
+        Path | None, _option("Configuration (TOML), where DATA is no configuration.")
+    ] = None,
+    schema: Annotated[str | None, _option("Public schema of a table (TOML).")] = None,
+    person: Annotated[str | None, _option("Column with the person that a row belongs to.")] = None,
+    at_most: Annotated[int | None, _option("Most rows of one person that are used.")] = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,7 +47,6 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the search in --out.")
     ] = False,
-    data: Annotated[str | None, _option("embedded, digits, mnist, csv, ...")] = None,
     model: Annotated[str | None, _option("scattering-linear, linear, mlp, ...")] = None,
     epsilon: Annotated[
         float | None, _option("What everything may cost together (default 3).")
@@ -114,8 +98,11 @@ def run(
     from dpfy.core.errors import InvalidInput
     from dpfy.tuning import config as configuration
 
-    flags = {
-        "data.kind": data,
+    config, named = source(data, config)
+    flags = named | {
+        "data.schema": schema,
+        "data.user": person,
+        "data.most_records": at_most,
         "model.name": model,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
@@ -239,143 +226,3 @@ def _counted(scored: dict[str, Any] | None) -> str:
         f" (standard error {scored['standard_error']:.3g}): of about {scored['expected']} "
         f"{scored['counts']}"
     )
-
-
-@app.command()
-def plan(
-    records: Annotated[int, typer.Option(help="Public number of records to train on.")],
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")],
-    batch_size: Annotated[float, typer.Option(help="Mean size of a batch.")],
-    epochs: Annotated[float | None, _option("Expected passes over the data in one trial.")] = None,
-    steps: Annotated[int | None, _option("Noisy steps of one trial, instead of epochs.")] = None,
-    trials: Annotated[int, typer.Option(help="How many settings are tried (on average).")] = 20,
-    epsilon: Annotated[
-        float | None, _option("What everything may cost: print the noise of each way to pay.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None, _option("Noise of a trial instead: print what each way to pay costs.")
-    ] = None,
-    sample: Annotated[
-        float, typer.Option(help="Share of the records that a search on a subset sees.")
-    ] = 0.25,
-    adjacency: Annotated[str, ADJACENCY] = "add-or-remove-one",
-    plot: Annotated[Path | None, typer.Option(help="Also draw the table as an SVG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Say which way to pay for a search is cheapest. No data is read.
-
-    dpfy tune plan --records 60000 --batch-size 2048 --epochs 20 --epsilon 3 --delta 1e-5 --trials
-    20
-
-    dpfy tune plan --records 1000000 --batch-size 5000 --epochs 1 --noise-multiplier 1 --delta 1e-6
-    --trials 100
-    """
-    from dpfy.core import check
-    from dpfy.core.errors import InvalidInput
-    from dpfy.core.unit import Adjacency
-    from dpfy.plan.recipe import dpsgd
-    from dpfy.tuning import planning
-
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InvalidInput(
-            "--epsilon", epsilon, "give epsilon, or the noise multiplier of a trial: one of them"
-        )
-    if plot is not None:
-        require_writable("--plot", plot, SVG)
-    check.integer("--trials", trials, least=2, most=100_000)
-    check.inside_unit("--sample", sample)
-    recipe = dpsgd(
-        records, batch_size, epochs=epochs, steps=steps, adjacency=Adjacency.parse(adjacency)
-    )
-    check.integer("steps", recipe.steps, most=PLANNED_STEPS)
-    if noise_multiplier is not None:
-        event = recipe.event(
-            check.positive(
-                "--noise-multiplier", check.noise_multiplier("--noise-multiplier", noise_multiplier)
-            )
-        )
-        found = planning.totals(event, trials, delta, recipe.adjacency)
-        rows = [{"route": one.name, "epsilon": one.epsilon, "note": one.note} for one in found]
-        lines = [f"{one.name:<42} {one.epsilon:>10.4f}  {one.note}" for one in found]
-        claimed = planning.printed(event, trials, delta, recipe.adjacency)
-        lines += ["", f"{claimed.name:<42} {claimed.figure:>10.4f}  {claimed.note}"]
-        if plot is not None:
-            _draw(
-                plot,
-                [(one.name, one.epsilon) for one in found],
-                f"epsilon of {trials} trials at delta {delta:g}",
-            )
-        answer = {
-            "delta": delta,
-            "trials": trials,
-            "cheapest": found[0].name,
-            "routes": rows,
-            "not_a_guarantee": claimed.to_json(),
-        }
-        tell(answer, lines, as_json=as_json)
-        return
-    assert epsilon is not None
-    asked = planning.PrivacyTarget(epsilon, delta, recipe.adjacency)
-    part = max(1, round(records * sample))
-    small = dpsgd(part, batch_size * part / records, steps=recipe.steps, adjacency=recipe.adjacency)
-    offers = planning.offers(recipe, asked, trials, sample=sample, small=small)
-    if plot is not None:
-        _draw(
-            plot,
-            [(f"{o.route} {o.law}".strip(), o.noise_ratio) for o in offers],
-            "noise, in that of a run without a search",
-        )
-    private = [o for o in offers if o.route not in ("public", "none")]
-    told = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "trials": trials,
-        "offers": [o.to_json() for o in offers],
-        "warning": planning.warning(offers),
-    }
-    tell(
-        told | {"cheapest": f"{private[0].route} {private[0].law}".strip() if private else None},
-        _table(offers, told["warning"]),
-        as_json=as_json,
-    )
-
-
-def _table(offers: list[Any], warning: Any) -> list[str]:
-    head = (
-        f"{'':<22} {'noise':>8} {'times':>6} {'alone':>7} {'best tenth':>10} {'few':>6} {'many':>6}"
-    )
-    rows = []
-    for o in offers:
-        figures = (
-            f"{o.noise_multiplier:>8.4g} {o.noise_ratio:>6.2f} {o.training_alone:>7.3f} "
-            f"{o.tenth:>10.0%} {o.few:>6.0%} {o.many:>6}"
-        )
-        rows.append(f"{(o.route + ' ' + o.law).strip():<22} {figures}  {o.note}")
-    words = [
-        "noise: of a trial; times: that of a run without a search; alone: epsilon of the released "
-        "run by itself",
-        "best tenth: chance that a trial has settings among the best tenth of the space; few: "
-        "chance of fewer than half of the trials",
-        "many: trials that are not exceeded in 99 of 100 searches",
-    ]
-    return [head, *rows, *words, *([f"warning: {warning}"] if warning else [])]
-
-
-def _draw(path: Path, rows: list[tuple[str, float]], label: str) -> None:
-    """Horizontal bars, one a row."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    rows = [(name, value) for name, value in rows if math.isfinite(value)]
-    figure, axes = pyplot.subplots(figsize=(7, 0.4 * len(rows) + 1), layout="constrained")
-    bars = axes.barh([name for name, _ in rows], [value for _, value in rows])
-    axes.bar_label(bars, fmt="%.4g", padding=3)
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
-    axes.margins(x=0.15)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="svg")
-    pyplot.close(figure)
-    save("--plot", path, drawn.getvalue())

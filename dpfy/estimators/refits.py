@@ -26,7 +26,7 @@ ONCE = (
 looks at the result.
 """
 TUNE = (
-    "tune privately (dpfy tune), or choose on public data of the same shape (dpfy compare "
+    "tune privately (dpfy tune), or choose on public data of the same shape (dpfy plan compare "
     "estimators)"
 )
 SCALE = (

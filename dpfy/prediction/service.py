@@ -45,7 +45,7 @@ def application(
         from starlette.responses import JSONResponse, Response
         from starlette.routing import Route
     except ImportError:
-        raise errors.missing("dpfy predict serve", "starlette") from None
+        raise errors.missing("dpfy serve start", "starlette") from None
     if labels and len(labels) != predictor.claim.classes:
         raise InvalidInput(
             "labels",
@@ -118,7 +118,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         import uvicorn  # noqa: F401
     except ImportError:
-        raise errors.missing("dpfy predict serve", "uvicorn") from None
+        raise errors.missing("dpfy serve start", "uvicorn") from None
     check.integer("port", port, least=0, most=65535)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

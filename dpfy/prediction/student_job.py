@@ -1,4 +1,4 @@
-"""`dpfy predict student`: from the name of a data set to a released student."""
+"""`dpfy serve student`: from the name of a data set to a released student."""
 
 from __future__ import annotations
 

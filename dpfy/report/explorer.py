@@ -133,7 +133,7 @@ _memory = _Memory()
 def solve(wish: Wish) -> tuple[float, float]:
     """The least noise multiplier for the wish, and the epsilon that it reaches.
 
-    Guarantees: as `dpfy calibrate`, by the same accountant and to the same tolerance, from another
+    Guarantees: as `dpfy plan calibrate`, by the same accountant and to the same tolerance, from another
     starting point.
     """
     tried: dict[float, float] = {}
@@ -238,7 +238,7 @@ def commands(wish: Wish) -> list[str]:
         f"{'' if embedded else '   # dpfy init data.csv makes data.job.toml'}"
     )
     check_it = (
-        f"dpfy calibrate --epsilon {wish.epsilon:.12g} --delta {wish.delta:.12g} --sampling-rate "
+        f"dpfy plan calibrate --epsilon {wish.epsilon:.12g} --delta {wish.delta:.12g} --sampling-rate "
         f"{wish.rate!r} --steps {wish.steps}"
     )
     return (

@@ -761,7 +761,7 @@ def _outside(e: RunEvidence) -> Outcome:
         return (
             False,
             f"{', '.join(refused)}: named by no claim and not in the ledger; remove it, or add it "
-            f"(dpfy derive)",
+            f"(dpfy report derive)",
         )
     if open_:
         return True, f"not covered by anything above: {', '.join(open_)}", NOT_CHECKED

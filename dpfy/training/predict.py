@@ -130,7 +130,7 @@ def write(found: Predictions, run: Path, out: Path) -> None:
         raise InvalidInput(
             "--out",
             str(out),
-            "must lie outside of the run folder; dpfy derive adds a file to a run",
+            "must lie outside of the run folder; dpfy report derive adds a file to a run",
         )
     if not out.resolve().parent.is_dir():
         raise InvalidInput("--out", str(out), "must lie in a folder that exists")

@@ -207,11 +207,11 @@ def _answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, fl
 def test_the_command_line_bills_and_calibrates_it(capsys: pytest.CaptureFixture[str]) -> None:
     values = []
     for steps in ("1000", "2000", "2500", "4700"):
-        answer = _answer(capsys, "account", "--noise-multiplier", "1", "--steps", steps)
+        answer = _answer(capsys, "plan", "account", "--noise-multiplier", "1", "--steps", steps)
         assert 2.594 <= answer["epsilon_lower"] <= answer["epsilon"]
         values.append(answer["epsilon"])
     assert values == sorted(values)
-    noise = _answer(capsys, "calibrate", "--epsilon", "1", "--steps", "4700")["noise_multiplier"]
+    noise = _answer(capsys, "plan", "calibrate", "--epsilon", "1", "--steps", "4700")["noise_multiplier"]
     assert (
         noise > 2.19
         # what Poisson sampling needs when a unit is added or removed; a replaced one moves the sum

@@ -1,4 +1,4 @@
-"""`dpfy account` prints exactly one JSON object with the promised fields."""
+"""`dpfy plan account` prints exactly one JSON object with the promised fields."""
 
 from __future__ import annotations
 

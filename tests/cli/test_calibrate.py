@@ -1,4 +1,4 @@
-"""`dpfy calibrate` prints exactly one JSON object with the promised fields."""
+"""`dpfy plan calibrate` prints exactly one JSON object with the promised fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dpfy compare` prints tables and JSON and draws an SVG; phase files are read strictly."""
+"""`dpfy plan compare` prints tables and JSON and draws an SVG; phase files are read strictly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dpfy compare estimators`: made-up data by a schema, public tables, several sizes, and bad
+"""`dpfy plan compare estimators`: made-up data by a schema, public tables, several sizes, and bad
 input.
 """
 
@@ -40,7 +40,7 @@ classes = ["no", "yes"]
 
 def run(capsys, *arguments):
     with pytest.raises(SystemExit) as stop:
-        main(["compare", "estimators", *map(str, arguments)])
+        main(["plan", "compare", "estimators", *map(str, arguments)])
     return stop.value.code, capsys.readouterr()
 
 

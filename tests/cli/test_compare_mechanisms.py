@@ -1,4 +1,4 @@
-"""`dpfy compare mechanisms`: the table as JSON and as text, the picture, and bad input."""
+"""`dpfy plan compare mechanisms`: the table as JSON and as text, the picture, and bad input."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_text_cannot_move_the_cursor():
     ],
 )
 def test_numbers_and_paths_out_of_range_are_refused_before_work(capsys, arguments):
-    status, out, err = call(capsys, "account", "--delta", "1e-5", *arguments, "--json")
+    status, out, err = call(capsys, "plan", "account", "--delta", "1e-5", *arguments, "--json")
     assert status == 2
     assert strict(out)["error"]["type"] in ("InvalidInput", "BadParameter")
     assert err.count("\n") == 1
@@ -164,7 +164,7 @@ def test_numbers_and_paths_out_of_range_are_refused_before_work(capsys, argument
 def test_a_pipe_is_not_waited_for(capsys, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert (
-        "is a pipe" in call(capsys, "account", "--delta", "1e-5", "--phases", tmp_path / "pipe")[2]
+        "is a pipe" in call(capsys, "plan", "account", "--delta", "1e-5", "--phases", tmp_path / "pipe")[2]
     )
 
 
@@ -197,7 +197,7 @@ def test_plots_are_refused_before_the_work_and_spare_other_files(capsys, tmp_pat
     ]
     for name in [*(tmp_path / name for name in bad), "/dev/full", "/dev/null"]:
         status, _, err = call(
-            capsys, "compare", "bounds", "--noise-multiplier", 1, "--delta", 1e-5, "--plot", name
+            capsys, "plan", "compare", "bounds", "--noise-multiplier", 1, "--delta", 1e-5, "--plot", name
         )
         assert status == 2, name
         assert "--plot" in err
@@ -235,7 +235,7 @@ def test_version(capsys):
 
 
 def test_help_shows_the_brackets_of_phases(capsys):
-    assert "[[phase]]" in " ".join(call(capsys, "account", "--help")[1].split()).replace(
+    assert "[[phase]]" in " ".join(call(capsys, "plan", "account", "--help")[1].split()).replace(
         "│ ", ""
     ).replace(" │", "")
 

@@ -75,7 +75,7 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
 
 
 def test_help_shows_brackets(capsys) -> None:
-    assert "[[phase]]" in call(capsys, "account", "--help")[1]
+    assert "[[phase]]" in call(capsys, "plan", "account", "--help")[1]
 
 
 def test_the_first_command_needs_plain_dependencies_only() -> None:

@@ -139,7 +139,7 @@ def test_the_ledger_of_a_finished_run(capsys, tmp_path):
         tmp_path / "run",
         "--ledger",
         shared,
-        "--budget-epsilon",
+        "--budget",
         9,
         "--json",
     )[1]

@@ -1,4 +1,4 @@
-"""`dpfy predict teach` and `serve` as a user meets them; the service itself is tested in
+"""`dpfy serve teach` and `serve` as a user meets them; the service itself is tested in
 tests/prediction.
 """
 

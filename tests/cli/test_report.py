@@ -1,4 +1,4 @@
-"""`dpfy report`, `dpfy compare runs` and `dpfy verify` of a card, as functions that the command
+"""`dpfy report`, `dpfy report compare` and `dpfy verify` of a card, as functions that the command
 line calls.
 """
 

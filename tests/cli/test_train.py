@@ -125,7 +125,7 @@ BAD = [
     (["--set", "privacy.adjacency=bounded"], "privacy.adjacency"),
     (["--set", "runtime.engine=fast"], "runtime.engine"),
     (["--device", "quantum"], "runtime.device"),
-    (["--budget-epsilon", 3], "needs ledger.path"),
+    (["--budget", 3], "needs ledger.path"),
     (["--epsilon", "three"], "--epsilon"),
     (["--epsilom", 3], "--epsilom"),
 ]
@@ -303,7 +303,7 @@ def race(folder: Path, times: int) -> None:
                 "2",
                 "--ledger",
                 ledger,
-                "--budget-epsilon",
+                "--budget",
                 "3",
                 "--out",
                 out,

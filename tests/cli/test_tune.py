@@ -1,4 +1,4 @@
-"""`dpfy tune` and `dpfy tune plan` as a user meets them: one line, one JSON object, a folder that
+"""`dpfy tune` and `dpfy plan tune` as a user meets them: one line, one JSON object, a folder that
 verifies, nothing half-written.
 """
 
@@ -266,7 +266,7 @@ def test_the_plan_says_what_each_way_to_pay_leaves(capsys, tmp_path):
         "--trials",
         "5",
     ]
-    status, out, _ = call(capsys, "tune", "plan", *flags, "--plot", tmp_path / "plan.svg", "--json")
+    status, out, _ = call(capsys, "plan", "tune", *flags, "--plot", tmp_path / "plan.svg", "--json")
     assert status == 0
     told = json.loads(out)
     rows = {f"{row['route']} {row['law']}".strip(): row for row in told["offers"]}
@@ -280,7 +280,7 @@ def test_the_plan_says_what_each_way_to_pay_leaves(capsys, tmp_path):
     assert rows[told["cheapest"]]["noise_ratio"] == min(private)
     assert told["cheapest"] in rows
     assert (tmp_path / "plan.svg").read_bytes().startswith(b"<?xml")
-    status, out, _ = call(capsys, "tune", "plan", *flags)
+    status, out, _ = call(capsys, "plan", "tune", *flags)
     assert re.search(r"random poisson +\d", out)
 
 
@@ -299,7 +299,7 @@ def test_the_plan_prices_a_given_noise(capsys):
         "--trials",
         "10",
     ]
-    status, out, _ = call(capsys, "tune", "plan", *flags, "--json")
+    status, out, _ = call(capsys, "plan", "tune", *flags, "--json")
     assert status == 0
     told = json.loads(out)
     prices = [row["epsilon"] for row in told["routes"]]

@@ -42,10 +42,10 @@ PATHS = ["run", "other", "audited", "unfinished", "people.jsonl", "job.toml", "p
 BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("account",): {"--noise-multiplier": "1.2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "50"},
     ("calibrate",): {"--epsilon": "2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "50", "--accountant": "rdp"},  # noqa: E501
-    ("compare", "bounds"): {"--noise-multiplier": "1.2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "20"},
-    ("compare", "tuning"): {"--noise-multiplier": "2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "20"},
-    ("compare", "mechanisms"): {"--records": "500", "--batch-size": "50", "--steps": "6", "--epsilon": "2", "--delta": "1e-4"},  # noqa: E501
-    ("compare", "runs"): {},
+    ("plan", "compare", "bounds"): {"--noise-multiplier": "1.2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "20"},
+    ("plan", "compare", "tuning"): {"--noise-multiplier": "2", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "20"},
+    ("plan", "compare", "mechanisms"): {"--records": "500", "--batch-size": "50", "--steps": "6", "--epsilon": "2", "--delta": "1e-4"},  # noqa: E501
+    ("report", "compare"): {},
     ("init",): {},
     ("inspect",): {"--model": "linear", "--shape": "1x8x8", "--batch-size": "8"},
     ("verify",): {},
@@ -58,8 +58,8 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("audit", "selftest"): {},
     ("fit",): {"--schema": "schema.toml", "--estimator": "naive-bayes", "--epsilon": "1", "--out": "new"},
     ("sign",): {"--key": "key.pem"},
-    ("predict", "teach"): {"--voters": "5", "--out": "new"},
-    ("predict", "serve"): {"--run": "new", "--answers": "5", "--epsilon": "3", "--port": "0"},
+    ("serve", "teach"): {"--voters": "5", "--out": "new"},
+    ("serve", "start"): {"--run": "new", "--answers": "5", "--epsilon": "3", "--port": "0"},
     ("ledger", "show"): {"--delta": "1e-6"},
     ("ledger", "budget"): {},
     ("audit", "train"): {"--data": "digits", "--model": "linear", "--steps": "2", "--canaries": "12", "--out": "new"},
@@ -72,13 +72,13 @@ alone.
 GIVEN = {
     ("init",): ["data.csv"],
     ("fit",): ["data.csv"],
-    ("compare", "runs"): ["run", "other"],
+    ("report", "compare"): ["run", "other"],
     ("verify",): ["run"],
     ("report",): ["run"],
     ("sign",): ["run"],
-    ("predict", "released"): ["run", "arrays.npz"],
-    ("predict", "teach"): ["digits"],
-    ("predict", "serve"): ["nowhere"],
+    ("predict"): ["run", "arrays.npz"],
+    ("serve", "teach"): ["digits"],
+    ("serve", "start"): ["nowhere"],
     ("audit", "run"): ["audited"],
     ("ledger", "show"): ["people.jsonl"],
     ("ledger", "budget"): ["people.jsonl"],
@@ -88,7 +88,7 @@ WEIGHT = {
     ("calibrate",): 3,
     ("train",): 6,
     ("audit", "mechanism"): 2,
-    ("compare", "mechanisms"): 1,
+    ("plan", "compare", "mechanisms"): 1,
     ("verify",): 2,
 }
 OUTPUTS = ("--out", "--plot", "--new-key")

@@ -66,7 +66,7 @@ TARGETS: dict[str, list[str]] = {
         "ledger show people.jsonl --delta 1e-6 --json",
         "ledger show people.jsonl --plot new.svg",
         "ledger budget people.jsonl --json",
-        f"train job.toml {OWN} --ledger people.jsonl --budget-epsilon 9 --delta 1e-4 --json",
+        f"train job.toml {OWN} --ledger people.jsonl --budget 9 --delta 1e-4 --json",
     ],
     "run/privacy.json": CARD_READERS,
     "run/plan.json": CARD_READERS,
@@ -92,7 +92,7 @@ TARGETS: dict[str, list[str]] = {
     "audited/config.toml": ["audit run audited --json"],
     "run/ledger.jsonl.head": CARD_READERS[:2],
     "people.jsonl.head": [
-        f"train job.toml {OWN} --ledger people.jsonl --budget-epsilon 9 --delta 1e-4",
+        f"train job.toml {OWN} --ledger people.jsonl --budget 9 --delta 1e-4",
         "verify people.jsonl --json",
         "ledger show people.jsonl",
         "ledger budget people.jsonl --json",

@@ -78,7 +78,7 @@ def build(place: Path) -> Path:
                 "other",
                 "--ledger",
                 "people.jsonl",
-                "--budget-epsilon",
+                "--budget",
                 "9",
             )
             == 0

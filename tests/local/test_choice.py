@@ -133,7 +133,7 @@ def test_without_a_shuffler_nothing_is_amplified():
 
 def test_command():
     answer = CliRunner().invoke(
-        app, ["compare", "local", "--epsilon", "1", "--values", "20", "--json"]
+        app, ["plan", "compare", "local", "--epsilon", "1", "--values", "20", "--json"]
     )
     said = json.loads(answer.stdout)
     assert said["best"] == said["protocols"][0]["protocol"] == "optimised unary encoding"

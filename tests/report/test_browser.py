@@ -135,7 +135,7 @@ def calibrate(fields):
     rate = float(fields["batch"]) / float(fields["records"])
     steps = -(-float(fields["epochs"]) // rate)
     command = [
-        sys.executable, "-P", "-m", "dpfy", "calibrate", "--epsilon", fields["epsilon"], "--delta", fields["delta"],
+        sys.executable, "-P", "-m", "dpfy", "plan", "calibrate", "--epsilon", fields["epsilon"], "--delta", fields["delta"],
         "--sampling-rate", repr(rate), "--steps", str(int(steps)), "--json",
     ]  # fmt: skip
     return json.loads(

@@ -233,7 +233,7 @@ def test_no_string_of_a_card_reaches_the_terminal_as_a_command(whole, tmp_path, 
         ("verify", run),
         ("verify", run / "privacy.json"),
         ("report", run),
-        ("compare", "runs", run, run),
+        ("report", "compare", run, run),
     ):
         code, text = shown(capsys, *arguments)
         assert code != 0

@@ -1,4 +1,4 @@
-"""The explorer: its figures are those of `dpfy calibrate`, its server answers this machine and this
+"""The explorer: its figures are those of `dpfy plan calibrate`, its server answers this machine and this
 token only.
 """
 

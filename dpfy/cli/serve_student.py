@@ -1,4 +1,4 @@
-"""`dpfy predict student`: a model that learns from paid answers of private teachers, and is
+"""`dpfy serve student`: a model that learns from paid answers of private teachers, and is
 released.
 """
 
@@ -97,7 +97,7 @@ def student(
     first record is read, are what is released. The student learns from these answers and from
     public inputs alone. It comes with its card; check it with dpfy verify.
 
-    Example: dpfy predict student mnist --epsilon 1 --delta 1e-5 --out runs/student
+    Example: dpfy serve student mnist --epsilon 1 --delta 1e-5 --out runs/student
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput

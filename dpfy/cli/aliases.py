@@ -1,0 +1,67 @@
+"""The commands and flags of earlier versions: each becomes its new form, which is printed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("compare", "runs"): ("report", "compare"),
+    ("compare",): ("plan", "compare"),
+    ("account",): ("plan", "account"),
+    ("calibrate",): ("plan", "calibrate"),
+    ("explore",): ("plan", "explore"),
+    ("derive",): ("report", "derive"),
+    ("tune", "plan"): ("plan", "tune"),
+    ("predict", "released"): ("predict",),
+    ("predict", "teach"): ("serve", "teach"),
+    ("predict", "serve"): ("serve", "start"),
+    ("predict", "student"): ("serve", "student"),
+}
+"""First words, longer ones first where they begin alike."""
+
+DATA = ("init", "train", "fit", "query", "synthesize", "tune", "serve")
+"""Commands that read a private table: their common flags had other names."""
+FLAGS = {
+    "--user": "--person",
+    "--most-records": "--at-most",
+    "--budget-epsilon": "--budget",
+}
+FIRST = {"train": ("--path", "--data"), "tune": ("--data",)}
+"""Flags that named the data, which is the first argument now. An earlier one of these wins."""
+
+
+def renewed(arguments: Sequence[str]) -> list[str]:
+    """The arguments in their new form. If that differs, one line on standard error says it."""
+    words = _command(list(arguments))
+    if words and words[0] in DATA:
+        words = _flags(words)
+    if words[: len(arguments)] != list(arguments):
+        print(f"dpfy: the command is now: {shlex.join(['dpfy', *words])}", file=sys.stderr)
+    return words
+
+
+def _command(words: list[str]) -> list[str]:
+    for old, new in COMMANDS.items():
+        if tuple(words[: len(old)]) == old:
+            return [*new, *words[len(old) :]]
+    return words
+
+
+def _flags(words: list[str]) -> list[str]:
+    """The common flags by their new names, and the data in front."""
+    found: list[str] = []
+    data: dict[str, str] = {}
+    first = FIRST.get(words[0], ())
+    given = iter(words)
+    for word in given:
+        name, equals, value = word.partition("=")
+        if name in first and (equals or (value := next(given, "")) != ""):
+            data[name] = value
+        elif name in FLAGS:
+            found.append(FLAGS[name] + equals + value)
+        else:
+            found.append(word)
+    named = next((data[name] for name in first if name in data), None)
+    return found if named is None else [found[0], named, *found[1:]]
