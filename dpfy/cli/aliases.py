@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 
 COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -28,18 +27,20 @@ FLAGS = {
     "--most-records": "--at-most",
     "--budget-epsilon": "--budget",
 }
+SERVE = {"--run": "--out"}
 FIRST = {"train": ("--path", "--data"), "tune": ("--data",)}
 """Flags that named the data, which is the first argument now. An earlier one of these wins."""
 
 
 def renewed(arguments: Sequence[str]) -> list[str]:
-    """The arguments in their new form. If that differs, one line on standard error says it."""
+    """The arguments in their new form."""
     words = _command(list(arguments))
-    if words and words[0] in DATA:
-        words = _flags(words)
-    if words[: len(arguments)] != list(arguments):
-        print(f"dpfy: the command is now: {shlex.join(['dpfy', *words])}", file=sys.stderr)
-    return words
+    return _flags(words) if words and words[0] in DATA else words
+
+
+def note(words: Sequence[str]) -> str:
+    """What tells a user of an earlier form about the new one."""
+    return f"dpfy: the command is now: {shlex.join(['dpfy', *words])}"
 
 
 def _command(words: list[str]) -> list[str]:
@@ -54,13 +55,14 @@ def _flags(words: list[str]) -> list[str]:
     found: list[str] = []
     data: dict[str, str] = {}
     first = FIRST.get(words[0], ())
+    renamed = FLAGS | SERVE if words[0] == "serve" else FLAGS
     given = iter(words)
     for word in given:
         name, equals, value = word.partition("=")
         if name in first and (equals or (value := next(given, "")) != ""):
             data[name] = value
-        elif name in FLAGS:
-            found.append(FLAGS[name] + equals + value)
+        elif name in renamed:
+            found.append(renamed[name] + equals + value)
         else:
             found.append(word)
     named = next((data[name] for name in first if name in data), None)

@@ -99,7 +99,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if os.environ.get(COMPLETE):
         _command().main(given, prog_name="dpfy")  # answers the shell and exits
-    sys.exit(errors.run(_command(), aliases.renewed(given)))
+    words = aliases.renewed(given)
+    status = errors.run(_command(), words)
+    if words != given and status == 0:  # a refusal is one line
+        print(aliases.note(words), file=sys.stderr)
+    sys.exit(status)
 
 
 @cache

@@ -52,8 +52,8 @@ def fit(
     ] = None,
     adjacency: Annotated[str, typer.Option(help="Which change is hidden.")] = "add-or-remove-one",
     records: Annotated[int | None, _option("Public number of records, if there is one.")] = None,
-    user: Annotated[str | None, _option("Column that says whose a record is.")] = None,
-    most_records: Annotated[int | None, _option("Most records of one user that are used.")] = None,
+    person: Annotated[str | None, _option("Column with the person that a row belongs to.")] = None,
+    at_most: Annotated[int | None, _option("Most rows of one person that are used.")] = None,
     assignments: Annotated[
         list[str] | None,
         _option("A parameter of the estimator, key=value; may be repeated.", "--set"),
@@ -73,7 +73,7 @@ def fit(
     dpfy fit people.csv --schema s.toml --estimator linear --target hours --epsilon 0.5 --set
     solver=statistics --out runs/hours
 
-    Users: with --user patient --most-records 5 all records of one patient are protected together, of
+    Persons: with --person patient --at-most 5 all records of one patient are protected together, of
     which at most five are used.
 
     Ranges, categories and classes come from the schema, never from the data. Use the model with
@@ -95,9 +95,9 @@ def fit(
         )
     given = job.settings(job.kind_for(estimator, schema, target), assignments or [])
     given |= {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "records": records}
-    persons = {"user": user, "most_records": most_records}
+    persons = {"person": person, "at_most": at_most}
     public = {"estimator": estimator, "target": target, **given, **persons}
-    given["unit"] = job.person(user, most_records)
+    given["unit"] = job.person(person, at_most)
     private = {"data": data, "schema": schema, "ledger": None if ledger is None else str(ledger)}
     place = Run(
         out,
@@ -137,7 +137,7 @@ def _toml(fields: dict[str, Any]) -> str:
 def _flags(fields: dict[str, Any]) -> list[str]:
     known = (
         *("schema", "estimator", "epsilon", "target", "delta", "ledger", "adjacency", "records"),
-        *("user", "most_records"),
+        *("person", "at_most"),
     )
     found = [
         (f"--{key.replace('_', '-')}", fields[key]) for key in known if fields.get(key) is not None

@@ -117,7 +117,9 @@ def start(
     run: Annotated[
         Path,
         typer.Option(
-            help="Run folder of the service; one that is not finished goes on.", show_default=False
+            "--out",
+            help="Run folder of the service; one that is not finished goes on.",
+            show_default=False,
         ),
     ],
     answers: Annotated[
@@ -170,10 +172,10 @@ def start(
 
     Everything is billed before the first question; each answer is taken from that, durably, before
     its noise is drawn. When nothing is left the service refuses. A service that was stopped or
-    killed goes on with the same --run. A question that was answered before costs nothing. Clients
+    killed goes on with the same --out. A question that was answered before costs nothing. Clients
     need the token, which is printed once on standard error. A refused request costs nothing.
 
-    Example: dpfy serve start voters --run runs/answers --answers 1000 --epsilon 2
+    Example: dpfy serve start voters --out runs/answers --answers 1000 --epsilon 2
 
     Then: curl -H "Authorization: Bearer TOKEN" -H "Content-Type: application/json" -d '{"inputs":
     [[0, 0.5, ...]]}' http://127.0.0.1:8080/predict
@@ -199,7 +201,7 @@ def start(
             epsilon, delta, answers=answers, queries=queries, threshold=threshold, **shape
         )
     if not isinstance(claim, AnswersClaim):
-        raise InvalidInput("--run", str(run), f"holds a run of kind {claim.kind!r}, no service")
+        raise InvalidInput("--out", str(run), f"holds a run of kind {claim.kind!r}, no service")
     place = Run(run, resume=resume, ledger=ledger)
     if end:
         with PrivatePredictor(place, claim, held) as predictor:

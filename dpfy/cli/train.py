@@ -34,16 +34,14 @@ def train(
         str | None,
         typer.Argument(
             metavar="DATA",
-            help="A table or arrays of your own (.csv, .parquet, .npz), a known data set "
-            "(embedded, digits, mnist, ...), or a configuration (.toml).",
+            help="A file (.csv, .parquet, .npz), embedded, digits, mnist, ..., or a "
+            "configuration (.toml).",
             show_default=False,
         ),
     ] = None,
-    config: Annotated[
-        Path | None, _option("Configuration (TOML), where DATA is no configuration.")
-    ] = None,
+    config: Annotated[Path | None, _option("Configuration (TOML).")] = None,
     schema: Annotated[str | None, _option("Public schema of a table (TOML).")] = None,
-    person: Annotated[str | None, _option("Column with the person that a row belongs to.")] = None,
+    person: Annotated[str | None, _option("Column with the person of a row.")] = None,
     at_most: Annotated[int | None, _option("Most rows of one person that are used.")] = None,
     out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -74,18 +72,11 @@ def train(
 ) -> None:
     """Train a private model and leave a run folder that anyone can verify.
 
-    Without arguments: 4,000 embedded MNIST images, epsilon 3, delta 1e-5. The plan is in the ledger
-    before any data is read.
+    Without arguments: 4,000 embedded MNIST images, epsilon 3, delta 1e-5. A table of your own: dpfy
+    init people.csv, fill in the schema, then train on it. Flags win over a configuration; what has
+    no flag is reached with --set (--show-config lists it).
 
-    A table of your own: dpfy init people.csv, fill in the schema, dpfy train people.csv --schema
-    people.schema.toml --records 20000. A fifth of it is held out.
-
-    Flags win over the file. What has no flag is reached with --set (--show-config lists it): clip
-    rules, noise schedules, users, engines.
-
-    Example: dpfy train job.toml --set training.clip=quantile --set data.test=public
-
-    Labels alone are private: dpfy train mnist --protect labels
+    Example: dpfy train people.csv --schema people.toml --records 20000 --epsilon 3
     """
     config, named = source(data, config)
     flags = named | {

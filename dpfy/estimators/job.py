@@ -100,9 +100,9 @@ def person(user: str | None, most_records: int | None) -> Person | None:
         return None
     if user is None or most_records is None:
         name, rule = (
-            ("--user", "must be given: the column that says whose a record is")
+            ("--person", "must be given: the column with the person that a row belongs to")
             if user is None
-            else ("--most-records", "must be given: how many records of one user are used")
+            else ("--at-most", "must be given: how many rows of one person are used")
         )
         raise InvalidInput(name, None, rule)
     return Person(user, most_records)

@@ -164,7 +164,8 @@ def test_numbers_and_paths_out_of_range_are_refused_before_work(capsys, argument
 def test_a_pipe_is_not_waited_for(capsys, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert (
-        "is a pipe" in call(capsys, "plan", "account", "--delta", "1e-5", "--phases", tmp_path / "pipe")[2]
+        "is a pipe"
+        in call(capsys, "plan", "account", "--delta", "1e-5", "--phases", tmp_path / "pipe")[2]
     )
 
 
@@ -197,7 +198,16 @@ def test_plots_are_refused_before_the_work_and_spare_other_files(capsys, tmp_pat
     ]
     for name in [*(tmp_path / name for name in bad), "/dev/full", "/dev/null"]:
         status, _, err = call(
-            capsys, "plan", "compare", "bounds", "--noise-multiplier", 1, "--delta", 1e-5, "--plot", name
+            capsys,
+            "plan",
+            "compare",
+            "bounds",
+            "--noise-multiplier",
+            1,
+            "--delta",
+            1e-5,
+            "--plot",
+            name,
         )
         assert status == 2, name
         assert "--plot" in err

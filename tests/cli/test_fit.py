@@ -49,7 +49,7 @@ def test_persons_from_the_command_line(tmp_path, capsys):
     )
     schema = tmp_path / "visits.toml"
     schema.write_text(SCHEMA.read_text())
-    flags = ("--user", "id", "--most-records", 2)
+    flags = ("--person", "id", "--at-most", 2)
     arguments = ("fit", table, "--schema", schema, "--epsilon", 2, "--estimator", "forest", *flags)
     found = told(capsys, *arguments, "--out", run, "--test", table)
     assert found["unit"] == "user"
@@ -57,7 +57,7 @@ def test_persons_from_the_command_line(tmp_path, capsys):
     assert call(capsys, "verify", run)[0] == 0
     assert json.loads((run / "privacy.json").read_text())["unit"]["most_records"] == 2
     assert call(capsys, "predict", run, table)[0] == 0
-    for alone, said in ((flags[:2], "--most-records"), (flags[2:], "--user")):
+    for alone, said in ((flags[:2], "--at-most"), (flags[2:], "--person")):
         assert said in refused(capsys, *arguments[:8], *alone)
 
 
