@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.output import one_line, tell
+from dpfy.cli.output import tell
 
 ESTIMATOR = "estimator.safetensors"
 """The file of a run of `dpfy fit`."""

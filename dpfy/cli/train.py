@@ -124,7 +124,8 @@ def source(data: str | None, config: Path | None) -> tuple[Path | None, dict[str
         if config is not None:
             raise InvalidInput("--config", str(config), "is given already as the first argument")
         return Path(data), {}
-    return config, {"data.kind": data} if data in KINDS else {"data.path": data}
+    named = data in KINDS or not (Path(data).suffix or Path(data).exists())
+    return config, {"data.kind" if named else "data.path": data}
 
 
 def _count(text: str | None) -> int | str | None:
