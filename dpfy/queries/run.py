@@ -254,5 +254,6 @@ def _fingerprint(table: PrivateTable, made: QueryPlan) -> bytes:
 
 
 def used(made: QueryPlan) -> set[str]:
-    """The columns that a query names."""
-    return made.query.columns
+    """The columns that a query names. Edges that are dates are words too."""
+    held = set(made.columns.named) if made.terms.contributions is None else {CONTRIBUTIONS}
+    return made.query.columns & held

@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.statistics.covariance import Covariance
-from dpfy.statistics.groups import AnyWhere, Bins, FoundWords, GroupBy, GroupKey, Where, listed
+from dpfy.statistics.groups import (
+    AnyWhere,
+    Bins,
+    DatePart,
+    FoundWords,
+    GroupBy,
+    GroupKey,
+    Where,
+    listed,
+)
 from dpfy.statistics.language import AnyOf, Condition, Query, StatisticCall
 from dpfy.statistics.moments import (
     CountStatistic,
@@ -25,7 +34,7 @@ from dpfy.statistics.quantiles import Quantiles, grid_of, share_of
 from dpfy.statistics.selection import ModeStatistic, RangeStatistic, TopStatistic
 from dpfy.statistics.statistic import Statistic, SumStatistic, number, of_size, words
 from dpfy.statistics.tables import Accuracy, BinCounts, Calibration, Contingency, Margins
-from dpfy.tables.columns import Column, Date, OpenColumn, RangedColumn, WordColumn
+from dpfy.tables.columns import PARTS, Column, Date, OpenColumn, RangedColumn, WordColumn
 
 MOST_SHARES = 99
 WEIGHT, WEIGHTS = "weight", (0.01, 100)
@@ -149,7 +158,7 @@ def _histogram(a: StatisticRequest) -> Statistic:
 
 def _bins(a: StatisticRequest, column: RangedColumn) -> Bins:
     """Bins with the edges that are asked for, or so many of equal width."""
-    edges = a.numbers(1)
+    edges = _days(a, column) if isinstance(column, Date) else a.numbers(1)
     if edges and a.option("bins") is not None:
         raise InvalidInput("query", str(a.ask), "takes edges or a number of bins, not both")
     if not edges:
@@ -162,6 +171,15 @@ def _bins(a: StatisticRequest, column: RangedColumn) -> Bins:
             f"query {a.ask.function}", edges, "must have at least two edges that grow"
         )
     return Bins(column, tuple(edges))
+
+
+def _days(a: StatisticRequest, column: Date) -> list[float]:
+    """Edges that are dates, in days."""
+    found = [column.value(str(argument)) for argument in a.ask.arguments[1:]]
+    if None in found:
+        rule = f"edges of {column.name} must be dates: '2020-01-31', say"
+        raise InvalidInput("query", str(a.ask), rule)
+    return [day for day in found if day is not None]
 
 
 def _table(a: StatisticRequest) -> Statistic:
@@ -360,9 +378,8 @@ def _key(key: str | StatisticCall, columns: Mapping[str, Column]) -> GroupKey:
     if isinstance(key, str):
         column = named("by", key, columns)
         if isinstance(column, RangedColumn):
-            raise InvalidInput(
-                "query by", key, f"holds numbers: group by bins({key}, 20, 40, 60), say"
-            )
+            way = f"month({key})" if isinstance(column, Date) else f"bins({key}, 20, 40, 60)"
+            raise InvalidInput("query by", key, f"must be grouped: by {way}, say")
         if isinstance(column, OpenColumn):
             raise InvalidInput(
                 "query by",
@@ -381,6 +398,15 @@ def _by_bins(a: StatisticRequest) -> GroupKey:
     return _bins(a, number("bins", a.column()))
 
 
+def _by_part(a: StatisticRequest) -> GroupKey:
+    a.exactly(1)
+    if not isinstance(column := a.column(), Date):
+        raise InvalidInput(
+            f"query by {a.ask.function}", column.name, "must be a column of dates (kind = date)"
+        )
+    return DatePart(column, a.ask.function)
+
+
 def _by_top(a: StatisticRequest) -> GroupKey:
     a.exactly(1)
     return FoundWords(a.column())
@@ -389,6 +415,7 @@ def _by_top(a: StatisticRequest) -> GroupKey:
 KEYS: dict[str, tuple[Callable[[StatisticRequest], GroupKey], tuple[str, ...]]] = {
     "bins": (_by_bins, ("bins",)),
     "top": (_by_top, ()),
+    **dict.fromkeys(PARTS, (_by_part, ())),
 }
 """Functions of a column that groups are made of: name -> (builder, options)."""
 

@@ -1,5 +1,5 @@
-"""Which records are counted, and the group of each: columns of words, bins of numbers, and words
-that an earlier release of the same query found; and conditions.
+"""Which records are counted, and the group of each: columns of words, bins of numbers, parts of
+dates, and words that an earlier release of the same query found; and conditions.
 
 A record lies in exactly one group, which its own cells decide, with what is public or was released
 before. So adding a record changes one group alone, and a statistic costs the same with groups as
@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.statistics.language import AnyOf, Condition
-from dpfy.tables.columns import OTHER, Column, RangedColumn, WordColumn
+from dpfy.tables.columns import (
+    MONTHS,
+    OTHER,
+    WEEKDAYS,
+    Column,
+    Date,
+    RangedColumn,
+    WordColumn,
+)
 from dpfy.tables.table import PrivateTable
 
 MOST_FOUND = 1000
@@ -48,8 +56,15 @@ class Bins:
     def labels(self) -> tuple[str, ...]:
         """The bins in words."""
         ends = ")" * (len(self.edges) - 2) + "]"
-        pairs = zip(self.edges[:-1], self.edges[1:], ends, strict=True)
-        return tuple(f"[{low:g}, {high:g}{end}" for low, high, end in pairs)
+        shown = [self._shown(edge) for edge in self.edges]
+        pairs = zip(shown[:-1], shown[1:], ends, strict=True)
+        return tuple(f"[{low}, {high}{end}" for low, high, end in pairs)
+
+    def _shown(self, edge: float) -> str:
+        """An edge in words: of dates the first day that is not before it."""
+        if isinstance(self.column, Date):
+            return str(np.datetime64(self.column.start + math.ceil(edge), "D"))
+        return f"{edge:g}"
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -68,6 +83,48 @@ class Bins:
         found = np.where(values == self.edges[-1], last - 1, found)
         inside = (found >= 0) & (found < last) & ~np.isnan(values)
         return np.where(inside, found, last)
+
+
+@dataclass(frozen=True)
+class DatePart:
+    """The year, the month or the weekday of a date in a public range. A missing date is in the
+    group of all others.
+
+    Guarantees: the part of a record depends on its own cell and the public range alone.
+    """
+
+    column: Date
+    part: str
+
+    @property
+    def name(self) -> str:
+        """The part and the column."""
+        return f"{self.part}({self.column.name})"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The parts in words."""
+        if self.part == "year":
+            first, last = (int(str(day)[:4]) for day in (self.column.first, self.column.last))
+            return tuple(str(year) for year in range(first, last + 1))
+        return MONTHS if self.part == "month" else WEEKDAYS
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The groups: the parts, and all others."""
+        return (*self.labels, OTHER)
+
+    @property
+    def most(self) -> int:
+        """How many groups there are at most."""
+        return len(self.cells)
+
+    def codes(self, table: PrivateTable) -> Codes:
+        """The place of each record in `cells`."""
+        found = self.column.part(self.part, table.numbers(self.column.name))
+        if self.part == "year":
+            found = np.where(np.isnan(found), len(self.labels), found - int(self.labels[0]))
+        return np.asarray(found).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -105,7 +162,7 @@ class FoundWords:
         return np.array(found, np.int64).reshape(-1)
 
 
-GroupKey = WordColumn | Bins | FoundWords
+GroupKey = WordColumn | Bins | DatePart | FoundWords
 
 
 @dataclass(frozen=True)

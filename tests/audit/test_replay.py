@@ -73,10 +73,19 @@ TAILS = [
     "",
     " by job",
     " where age >= 40 and sex != 'm'",
-    " by bins(hours, 0, 30, 60) where age < 20 or job in ('a', 'c') and share > 0.5",
+    " by bins(hours, 0, 30, 60), month(day) where age < 20 or job in ('a', 'c') and share > 0.5",
 ]
 PEOPLE = [  # the record that neighbours differ in: at the ends, missing, unknown, ordinary
-    {"age": 100, "hours": -5, "share": 1, "sex": "m", "job": "c", "guess": "m", "id": 0},
+    {
+        "age": 100,
+        "hours": -5,
+        "share": 1,
+        "sex": "m",
+        "job": "c",
+        "guess": "m",
+        "id": 0,
+        "day": "2021-02-28",
+    },
     {
         "age": -1e300,
         "hours": float("inf"),
@@ -85,9 +94,28 @@ PEOPLE = [  # the record that neighbours differ in: at the ends, missing, unknow
         "job": "a",
         "guess": "m",
         "id": 0,
+        "day": "1200-01-01",
     },
-    {"age": None, "hours": None, "share": "x", "sex": None, "job": "zzz", "guess": "", "id": 99},
-    {"age": 55, "hours": 40, "share": 0.4999, "sex": "f", "job": "b", "guess": "f", "id": 3},
+    {
+        "age": None,
+        "hours": None,
+        "share": "x",
+        "sex": None,
+        "job": "zzz",
+        "guess": "",
+        "id": 99,
+        "day": "no day",
+    },
+    {
+        "age": 55,
+        "hours": 40,
+        "share": 0.4999,
+        "sex": "f",
+        "job": "b",
+        "guess": "f",
+        "id": 3,
+        "day": None,
+    },
 ]
 
 
@@ -102,6 +130,7 @@ def people(n, *more):
             "job": j,
             "guess": g,
             "id": int(i),
+            "day": f"2020-{1 + i:02d}-17",
         }
         for a, h, s, x, j, g, i in zip(
             r.integers(0, 101, n),

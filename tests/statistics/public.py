@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpfy.tables.columns import Category, Number, OpenColumn
+from dpfy.tables.columns import Category, Date, Number, OpenColumn
 
 COLUMNS = {
     "age": Number("age", 0, 100),
@@ -11,5 +11,6 @@ COLUMNS = {
     "sex": Category("sex", ("f", "m")),
     "job": Category("job", ("a", "b", "c")),
     "guess": Category("guess", ("f", "m")),
+    "day": Date("day", "2019-11-30", "2021-02-28"),
     "id": OpenColumn("id"),
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
+from datetime import date
 from fractions import Fraction
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def people(n=500, seed=0):
         "job": r.choice(["a", "b", "c"], n),
         "guess": r.choice(["f", "m"], n),
         "id": r.integers(0, 60, n),
+        "day": np.datetime64("2019-11-30") + r.integers(0, 456, n),
     }
 
 
@@ -155,6 +157,41 @@ def test_groups_of_bins():
     assert sum(counts.values()) == 500, "every record is in one group"
     means = [a for a in found if a.statistic.startswith("mean") and a.place["sex"] == "f"]
     assert 10 <= means[0].value <= 50 <= means[1].value <= 90
+
+
+@pytest.mark.parametrize("part", ["year", "month", "weekday"])
+def test_groups_of_parts_of_dates(part):
+    data = people()
+    days = [None if k % 10 == 0 else str(day) for k, day in enumerate(data["day"])]
+    found = answered(f"count() by {part}(day)", data | {"day": days})
+    due = {
+        "year": lambda day: str(day.year),
+        "month": lambda day: str(day.month),
+        "weekday": lambda day: day.strftime("%A"),
+    }[part]
+    names = [OTHER if day is None else due(date.fromisoformat(day)) for day in days]
+    held = {a.place[f"{part}(day)"]: a.value for a in found}
+    assert held == {name: names.count(name) for name in held}
+    assert sum(held.values()) == 500, "every record is in one group"
+    assert held[OTHER] == 50
+
+
+def test_bins_of_dates():
+    data = people()
+    found = answered("histogram(day, '2019-11-30', '2020-03-01', '2021-02-28')", data)
+    early = (data["day"] < np.datetime64("2020-03-01")).sum()
+    assert {a.place["day"]: a.value for a in found} == {
+        "[2019-11-30, 2020-03-01)": early,
+        "[2020-03-01, 2021-02-28]": 500 - early,
+    }
+    by = answered("count() by bins(day, bins=3)", data)
+    first = next(iter(by))
+    low, high = first.place["day"].strip("[)").split(", ")
+    inside = (data["day"] >= np.datetime64(low)) & (data["day"] < np.datetime64(high))
+    assert first.value == inside.sum()
+    for text in ("count() by day", "count() by bins(day, 3, 4)", "count() by month(age)"):
+        with pytest.raises(InvalidInput, match="query"):
+            functions.build(language.parse(text), COLUMNS)
 
 
 def test_groups_of_words_that_are_found():
