@@ -25,6 +25,7 @@ from dpfy.estimators.linear import (
     Ridge,
 )
 from dpfy.estimators.naive_bayes import NaiveBayes
+from dpfy.estimators.scaler import PrivateScaler
 from dpfy.estimators.trees import (
     AdditiveBoostingClassifier,
     AdditiveBoostingRegressor,
@@ -55,6 +56,7 @@ __all__ = [
     "PrivateClassifier",
     "PrivateEstimator",
     "PrivateRegressor",
+    "PrivateScaler",
     "RandomForestClassifier",
     "RandomForestRegressor",
     "Ridge",

@@ -33,11 +33,13 @@ UNSEEN = (-LEAST + 2) * -1 + MOST - LEAST + 1, MOST - LEAST - LEAST
 
 
 def needs(columns: int, terms: FitTerms, rest: float) -> list[ReleaseNeed]:
-    """What buys the ranges of so many columns; `rest` is the sum of the shares of all else."""
+    """What buys the ranges of so many columns; `rest` is the sum of the shares of all else, without
+    which all of the budget buys them.
+    """
     if not columns:
         return []
     bound = one_of_each(columns, terms)
-    share = rest * SHARE / (1 - SHARE) / 2
+    share = rest * SHARE / (1 - SHARE) / 2 if rest else 0.5
     return [ReleaseNeed(POWERS, bound, share=share), ReleaseNeed(RANGES, bound, share=share)]
 
 

@@ -76,6 +76,7 @@ class PublicFacts:
     target: Target | None
     terms: FitTerms
     person: Person | None = None
+    steps: tuple[ProofCondition, ...] = ()
 
     @property
     def open(self) -> int:
@@ -194,14 +195,14 @@ class PrivateEstimator(BaseEstimator):
         was released under the claim. With `unit`, at most `at_most` records of a person are used,
         and all that they add together is bounded.
         """
-        refits.refuse(self)
+        steps = refits.allowed(self)
         if isinstance(X, Dataset):
             return given.fitted_to(self, X, target)
         if target is not None:
             rule = "goes with a Dataset: fit(dataset, target=...); else give y"
             raise InvalidInput("target", target, rule)
         threads.checked(getattr(self, JOBS, None))
-        public = self._public(X, y)
+        public = replace(self._public(X, y), steps=steps)
         self._check_users(X, users)
         claim = self._claim(public)
         shown = getattr(self, "_progress", None)
@@ -268,7 +269,7 @@ class PrivateEstimator(BaseEstimator):
             columns.described(parts),
             self._settings(),
             made,
-            (*_domain(public), *_persons(public), *self._conditions(public)),
+            (*_domain(public), *_persons(public), *public.steps, *self._conditions(public)),
             unit=public.terms.unit,
             adjacency=public.terms.adjacency,
             delta=public.terms.delta,

@@ -13,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 from dpfy.core.errors import Unsupported
+from dpfy.estimators import steps
+from dpfy.estimators.claim import ProofCondition
 
 ONCE = (
     "sklearn.base",
@@ -29,24 +31,36 @@ TUNE = (
     "tune privately (dpfy tune), or choose on public data of the same shape (dpfy plan compare "
     "estimators)"
 )
-SCALE = (
-    "leave it out: give bounds or a schema, by which the estimator scales; or put a step without a "
-    "state in its place"
-)
+FITS = ("fit", "fit_transform", "fit_predict", "_fit")
 
 
-def refuse(estimator: Any) -> None:
+def allowed(estimator: Any) -> tuple[ProofCondition, ...]:
     """Refuse a fit from inside a search, a cross-validation or an ensemble, and one after a step of
-    a pipeline that learns for free.
+    a pipeline that learns without noise.
+
+    Returns:
+        What the proof needs of the steps before the fit; nothing where there are none.
     """
+    found: list[steps.CheckedStep] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("sklearn."):
             _refuse_module(module)
-            if frame.f_code.co_name in ("fit", "fit_transform", "fit_predict", "_fit"):
-                _refuse_steps(frame.f_locals.get("self"), estimator)
+            if frame.f_code.co_name in FITS:
+                found = [*_before(frame.f_locals.get("self"), estimator), *found]
         frame = frame.f_back
+    if not found:
+        return ()
+    names = ", ".join(dict.fromkeys(map(str, found)))
+    return (
+        ProofCondition(
+            "steps before the fit",
+            "they treat each row by itself and learn nothing, or are private themselves",
+            names if len(names) <= 300 else names[:297] + "...",
+            stated=any(step.stated for step in found),
+        ),
+    )
 
 
 def _refuse_module(module: str) -> None:
@@ -59,33 +73,18 @@ def _refuse_module(module: str) -> None:
         )
 
 
-def _refuse_steps(caller: Any, estimator: Any) -> None:
-    """Steps before the estimator in a pipeline must learn nothing, or be private themselves."""
+def _before(caller: Any, estimator: Any) -> list[steps.CheckedStep]:
+    """The steps that a caller fits before the estimator, all of which may stand there."""
+    found: list[steps.CheckedStep] = []
+    if getattr(caller, "regressor", None) is not None:  # a TransformedTargetRegressor
+        if getattr(caller, "func", None) is not None and caller.check_inverse:
+            way_out = "give it check_inverse=False: it may warn"
+            raise Unsupported("TransformedTargetRegressor with check_inverse=True", way_out)
+        stated = [steps.CheckedStep("a function of the target", stated=True)]
+        found += stated if getattr(caller, "func", None) is not None else []
+        found += steps.checked(getattr(caller, "transformer", None), "transformer")
     for name, step in getattr(caller, "steps", None) or ():
         if step is estimator:
-            return
-        if learns(step):
-            what = (
-                f"the step {name!r} ({type(step).__name__}) before a private estimator: it learns "
-                f"from the records without noise, and"
-            )
-            raise Unsupported(what, SCALE)
-
-
-def learns(step: Any) -> bool:
-    """Whether a step of a pipeline takes something from the records that no noise protects."""
-    if step is None or step == "passthrough" or step == "drop" or getattr(step, "private", False):
-        return False
-    parts = (
-        getattr(step, "steps", None)
-        or getattr(step, "transformers", None)
-        or getattr(step, "transformer_list", None)
-    )
-    if parts:
-        return any(learns(part[1]) for part in parts)
-    try:
-        from sklearn.utils import get_tags
-
-        return bool(get_tags(step).requires_fit)
-    except Exception:  # no estimator of scikit-learn: nobody knows what it does
-        return True
+            break
+        found += steps.checked(step, name)
+    return found

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClusterMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 
 from dpfy.core import check, plugins
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
@@ -65,7 +65,7 @@ LAB = ("aggregate",)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class KMeans(ClusterMixin, TransformerMixin, PrivateEstimator):
+class KMeans(ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin, PrivateEstimator):
     """k-means of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
 
     n_clusters:  how many centres. method:      "coreset": a tree of noisy counts and sums as a

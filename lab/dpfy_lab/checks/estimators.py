@@ -80,6 +80,7 @@ CASES: dict[str, Case] = {
     ),
     "linear, ranges bought": Case("LinearRegression", {"bounds": None}, "points"),
     "naive bayes": Case("NaiveBayes"),
+    "scaler": Case("PrivateScaler", {}, "points"),
     "components": Case("PCA", {"norm": 1.2}, "points"),
     "components, norm bought": Case("PCA", {}, "points"),
     "additive boosting": Case("AdditiveBoostingClassifier", {"rounds": 3}),

@@ -15,7 +15,7 @@ from dpfy_lab.selftest.mistake import mistake
 HOME = "dpfy.estimators"
 RELEASE, GAUSSIAN = f"{HOME}.fitting.FitSession.release", f"{HOME}.fitting.GaussianMechanism"
 GRADIENT, STATISTICS, OBJECTIVE = "linear, gradient", "linear, statistics", "linear, objective"
-BAYES, COMPONENTS = "naive bayes", "components"
+BAYES, COMPONENTS, SCALER = "naive bayes", "components", "scaler"
 
 
 def quieter(factor: float) -> Callable[..., Any]:
@@ -136,3 +136,13 @@ def _(real: Any, self: Any, data: Any, public: Any, fit: Any) -> Any:
     found = real(self, data, public, fit)
     found["moments"][0, 1:] = data.scaled().mean(axis=0) * found["moments"][0, 0]
     return found
+
+
+@mistake(
+    "squares-of-a-scaler-not-billed",
+    "squares are released beside sums with noise for sums alone",
+    NEIGHBOURS.of(SCALER),
+    f"{HOME}.scaler.Bound",
+)
+def _(real: Any, **norms: Any) -> Any:
+    return real(**(norms | {"l2": norms["l2"] / 2**0.5}))
