@@ -162,8 +162,8 @@ class FitRequest:
 def figures(made: Any, held: FileTable, truth: Any) -> dict[str, float]:
     """How well public rows are predicted."""
     if isinstance(made, PrivateRegressor):
-        values, found = target.numbers_of(truth), made.predict(held)
-        error = float(np.mean((values - found) ** 2))
+        values = target.numbers_of(truth)
+        error = float(np.mean((values - made.predict(held)) ** 2))
         return {"test_rmse": error**0.5, "test_r2": 1 - error / max(float(values.var()), 1e-300)}
     places = target.ClassTarget(tuple(made.classes_.tolist())).read(truth)
     chances = made.predict_proba(held)
