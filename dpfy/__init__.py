@@ -17,6 +17,7 @@ __version__ = "0.2.0"
 # The one list of public names: type checkers read it as it is, and `_exported_names` makes
 # `__all__` of it and imports a name when it is first used.
 if TYPE_CHECKING:
+    from dpfy import audit as audit
     from dpfy.core.errors import BudgetExceeded as BudgetExceeded
     from dpfy.core.errors import DpfyError as DpfyError
     from dpfy.core.errors import InvalidInput as InvalidInput
@@ -36,10 +37,14 @@ if TYPE_CHECKING:
     from dpfy.plan.recipe import Plan as Plan
     from dpfy.plan.recipe import Recipe as Recipe
     from dpfy.plan.recipe import dpsgd as dpsgd
+    from dpfy.prediction.session import serve as serve
     from dpfy.queries.run import query as query
     from dpfy.report.verify import verify as verify
     from dpfy.runs.dataset import Budget as Budget
     from dpfy.runs.dataset import Dataset as Dataset
+    from dpfy.runs.kinds import load as load
+    from dpfy.runs.kinds import predict as predict
+    from dpfy.runs.kinds import sign as sign
     from dpfy.runs.released import Released as Released
     from dpfy.runs.run import Run as Run
     from dpfy.synthetic.evolution import evolve as evolve
@@ -55,10 +60,8 @@ if TYPE_CHECKING:
     from dpfy.training.evaluation import PublicTest as PublicTest
     from dpfy.training.evaluation import WithheldTest as WithheldTest
     from dpfy.training.fit import fit as fit
-    from dpfy.training.load import load as load
     from dpfy.training.loop import PrivateTraining as PrivateTraining
     from dpfy.training.per_record import per_record as per_record
-    from dpfy.training.predict import predict as predict
     from dpfy.training.runtime import Runtime as Runtime
 
 # Of the levels below, reachable in the same way; each is documented with its family.

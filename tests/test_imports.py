@@ -86,6 +86,8 @@ MAY_IMPORT = {
         "tables",
         "report",
         "runs",
+        "queries",
+        "statistics",
     },
     "federated": BELOW_PLAN
     | {"plan", "models", "isolation", "data", "report", "runs", "training", "audit"},

@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dpfy.audit.observation import LENGTH, observe_table
+from dpfy.audit import finished
+from dpfy.audit.families import ClaimedFamily
+from dpfy.audit.observation import LENGTH, claimed_curve, observe_table
+from dpfy.audit.whitebox import AuditedClaim, ObservedSums
 from dpfy.core import check, storage
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
@@ -321,3 +324,28 @@ def _store(folder: Path, **arrays: Any) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_atomically(folder / FILE, buffer.getvalue())
+
+
+def audited_run(folder: Path, confidence: float = 0.95) -> tuple[dict[str, Any], Any, Any]:
+    """The audit of a finished run by its canaries: what is told, the attacker's scores, and the
+    claimed trade-off. It leaves audit.json and audit.svg in the folder.
+    """
+    seen = evidence(folder)
+    verdict, others, scores, family = _judged(seen, confidence)
+    answer = finished.record(verdict, others, scores, family) | {
+        "run": str(folder),
+        "attack": seen.attack,
+    }
+    finished.write(folder, {k: v for k, v in answer.items() if k != "run"}, scores, family)
+    return answer, scores, family
+
+
+def _judged(seen: Evidence, confidence: float) -> Any:
+    plan, rate = seen.plan, getattr(seen.plan.recipe.sampler, "rate", 1.0)
+    family = ClaimedFamily(claimed_curve(plan))
+    claim = AuditedClaim(plan.epsilon, plan.delta, plan.noise_multiplier, rate, family)
+    if seen.projections is not None:
+        return *finished.by_updates(
+            ObservedSums(seen.projections, seen.included), claim, confidence
+        ), family
+    return *finished.by_answers(seen.margins, seen.included, claim, confidence), family

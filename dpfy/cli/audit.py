@@ -14,7 +14,7 @@ from dpfy.cli.train import Set
 from dpfy.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from dpfy.audit.job import Evidence
+    pass
 
 app = typer.Typer(
     name="audit",
@@ -227,34 +227,11 @@ def run(
 
 
 def _run(folder: Path, confidence: float, plot: Path | None, as_json: bool) -> None:
-    from dpfy.audit import finished
     from dpfy.audit import job as audit_job
 
     _check(confidence, plot)
-    seen = audit_job.evidence(folder)
-    verdict, others, scores, family = _judged(seen, confidence)
-    answer = finished.record(verdict, others, scores, family) | {
-        "run": str(folder),
-        "attack": seen.attack,
-    }
-    finished.write(folder, {k: v for k, v in answer.items() if k != "run"}, scores, family)
+    answer, scores, family = audit_job.audited_run(folder, confidence)
     _end(answer, as_json, plot, (scores, family))
-
-
-def _judged(seen: Evidence, confidence: float) -> Any:
-    from dpfy.audit import finished
-    from dpfy.audit.families import ClaimedFamily
-    from dpfy.audit.observation import claimed_curve
-    from dpfy.audit.whitebox import AuditedClaim, ObservedSums
-
-    plan, rate = seen.plan, getattr(seen.plan.recipe.sampler, "rate", 1.0)
-    family = ClaimedFamily(claimed_curve(plan))
-    claim = AuditedClaim(plan.epsilon, plan.delta, plan.noise_multiplier, rate, family)
-    if seen.projections is not None:
-        return *finished.by_updates(
-            ObservedSums(seen.projections, seen.included), claim, confidence
-        ), family
-    return *finished.by_answers(seen.margins, seen.included, claim, confidence), family
 
 
 @app.command("labels")

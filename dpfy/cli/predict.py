@@ -76,7 +76,8 @@ def _by_estimator(run: Path, data: Path, out: Path | None, as_json: bool) -> Non
     from dpfy.core.storage import write_atomically
     from dpfy.estimators import job
 
-    told, rows = job.predicted(run, data)
+    found = job.predicted(run, data)
+    told, rows = found.told, list(found.lines)
     if out is not None:
         if out.exists():
             from dpfy.core.errors import InvalidInput

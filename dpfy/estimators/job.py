@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.errors import Corrupt, InvalidInput
@@ -175,10 +176,36 @@ def figures(made: Any, held: FileTable, truth: Any) -> dict[str, float]:
     return found
 
 
-def predicted(run: Path, data: Path) -> tuple[dict[str, Any], list[str]]:
-    """What a released estimator says about the rows of a file: as JSON, and as lines of CSV. The
-    folder is verified first.
+@dataclass(frozen=True)
+class RowPredictions:
+    """What a released estimator says about public rows."""
+
+    told: dict[str, Any]
+    lines: tuple[str, ...]
+
+    def predicted(self) -> list[Any]:
+        """The prediction for each row."""
+        return list(self.told["predictions"])
+
+    @property
+    def probabilities(self) -> NDArray[np.float64] | None:
+        """The probability of each class for each row; None where numbers are predicted."""
+        return np.array(self.told["probabilities"]) if "probabilities" in self.told else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return self.told
+
+    def to_csv(self) -> str:
+        """As CSV."""
+        return "\n".join(self.lines) + "\n"
+
+
+def predicted(run: Path | str, data: Any) -> RowPredictions:
+    """What a released estimator says about the rows of a file or a table. The folder is verified
+    first.
     """
+    run = Path(run)
     wrong = [finding for finding in verify(run) if not finding.holds]
     if wrong:
         raise Corrupt(run.name, f"does not verify: {wrong[0].what}: {wrong[0].detail}")
@@ -187,7 +214,7 @@ def predicted(run: Path, data: Path) -> tuple[dict[str, Any], list[str]]:
         raise InvalidInput(
             "run", str(run), f"holds a {type(made).__name__}, which predicts nothing"
         )
-    rows = FileTable(data)
+    rows = FileTable(data) if isinstance(data, str | Path) else data
     found = made.predict(rows)
     told: dict[str, Any] = {"predictions": found.tolist()}
     lines = ["prediction", *(str(value) for value in found.tolist())]
@@ -202,4 +229,4 @@ def predicted(run: Path, data: Path) -> tuple[dict[str, Any], list[str]]:
             ",".join([a, *(f"{p:.6g}" for p in row)])
             for a, row in zip(lines[1:], chances.tolist(), strict=True)
         ]
-    return told, lines
+    return RowPredictions(told, tuple(lines))

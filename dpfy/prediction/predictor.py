@@ -66,7 +66,7 @@ class Prediction:
     same was answered before.
     """
 
-    label: int | None
+    label: int | str | None
     why_not: str = ""
     paid: bool = True
 

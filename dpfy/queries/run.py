@@ -201,8 +201,9 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def finished(path: Path) -> QueryResult:
+def finished(path: Path | str) -> QueryResult:
     """The answers of a finished run."""
+    path = Path(path)
     held = storage.parsed_json(FILE, storage.content(FILE, path / FILE))
     try:
         answers = Answers(

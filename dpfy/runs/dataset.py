@@ -169,6 +169,13 @@ class Dataset:
         return self._schema is not None
 
     @property
+    def width(self) -> int:
+        """How many numbers a learner reads of a row: the inputs of a network."""
+        from dpfy.tables.features import width_of
+
+        return width_of(self.schema.features)
+
+    @property
     def privacy_unit(self) -> Unit:
         """Whose data is protected as a whole."""
         return EXAMPLE if self.unit is None else self.unit.unit

@@ -233,8 +233,9 @@ def evolve(
     return finished(Path(place.path))
 
 
-def finished(path: Path) -> EvolutionResult:
+def finished(path: Path | str) -> EvolutionResult:
     """A finished evolution."""
+    path = Path(path)
     facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
     return EvolutionResult.read(path, facts=facts)
 

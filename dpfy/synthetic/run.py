@@ -248,8 +248,9 @@ def execute(
     return finished(Path(place.path))
 
 
-def finished(path: Path) -> SynthesisResult:
+def finished(path: Path | str) -> SynthesisResult:
     """A finished synthesis."""
+    path = Path(path)
     facts = storage.parsed_json(FACTS, storage.content(FACTS, path / FACTS))
     return SynthesisResult.read(path, facts=facts)
 

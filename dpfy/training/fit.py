@@ -22,6 +22,7 @@ from dpfy.data.owners import Owned
 from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
+from dpfy.runs.dataset import Dataset
 from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.training import metrics
@@ -46,11 +47,12 @@ from dpfy.training.loop import PrivateTraining
 from dpfy.training.losses import Loss
 from dpfy.training.metrics import Rule, check_rule, spent
 from dpfy.training.objective import BatchLosses, Objective
-from dpfy.training.parallel.read_only_run import ReadOnlyRun
+from dpfy.training.parallel.read_only_run import ReadOnlyRun, opened
 from dpfy.training.parallel.world import World
 from dpfy.training.per_record import PerRecord
-from dpfy.training.run import TrainingClaims, TrainingRun, complete
+from dpfy.training.run import TRAINING, TrainingClaims, TrainingRun, complete
 from dpfy.training.runtime import Runtime
+from dpfy.training.table import PlanTerms, planned, published, records_of
 from dpfy.training.update import Update, adopt
 from dpfy.training.validation import check_parts, with_owners
 
@@ -106,8 +108,15 @@ def fit(
     model: nn.Module,
     train: object,
     *,
-    plan: Plan,
     optimizer: torch.optim.Optimizer,
+    plan: Plan | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: float | None = None,
+    clip_norm: float = 1.0,
+    records: int | None = None,
     loss: str | Loss | PerRecord = "cross_entropy",
     labels: str | None = None,
     user: object = None,
@@ -120,8 +129,15 @@ def fit(
     stop: Rule | None = None,
     world: World | None = None,
 ) -> Result:
-    """Train `model` on `train` by `plan` and leave a verified run folder; afterwards the model
-    holds the released weights.
+    """Train `model` privately on `train` and leave a verified run folder; afterwards the model holds
+    the released weights.
+
+        net = dpfy.fit(net, people, optimizer=opt, epsilon=3.0, epochs=10, batch_size=256)
+
+    `train` is a `dpfy.Dataset`, or records in any form below. The plan is made here, of `epsilon`,
+    `delta`, `epochs` or `steps`, `batch_size` and `clip_norm`; or it is given as `plan`. Where the
+    number of units is not public (`records`, or that of the Dataset) it is counted first, in a run
+    of its own, with a twentieth of epsilon.
 
     Batches of `train` and of the test data are tuples, whose last field is the target and whose others go to
     the model, or dicts, whose field `labels` (by default the one called labels, label, targets,
@@ -158,6 +174,25 @@ def fit(
 
     Guarantees: those of :class:`PrivateTraining`.
     """
+    terms = PlanTerms(epsilon, delta, epochs, steps, batch_size, clip_norm)
+    if isinstance(train, Dataset) or plan is None:
+        held = Dataset.of(train, records=records)
+        given_run = run if isinstance(run, TrainingRun | ReadOnlyRun) else held.run(run)
+        rest: dict[str, Any] = {
+            "optimizer": optimizer,
+            "loss": loss,
+            "labels": labels,
+            "user": user,
+            "objective": objective,
+            "evaluation": evaluation,
+            "runtime": runtime,
+            "update": update,
+            "scheduler": scheduler,
+            "stop": stop,
+            "world": world,
+        }
+        return _fit_dataset(model, held, plan, terms, given_run, rest)
+    terms.refuse()
     check_parts(model, optimizer, plan)
     check_rule(stop, plan)
     train = with_owners(train, user, plan.recipe)
@@ -244,6 +279,48 @@ def fit(
         guarantee,
         plan.delta,
     )
+
+
+def _fit_dataset(
+    model: nn.Module,
+    data: Dataset,
+    plan: Plan | None,
+    terms: PlanTerms,
+    run: Run | TrainingRun | ReadOnlyRun,
+    rest: dict[str, Any],
+) -> Result:
+    """`fit` on a data set: its plan, where none is given; then its records, which are read when all
+    is reserved.
+    """
+    world = rest["world"] = World.joined() if rest["world"] is None else rest["world"]
+    told: dict[str, Any] = {}
+    if plan is not None:
+        terms.refuse()
+    elif isinstance(run, TrainingRun | ReadOnlyRun):
+        plan = run.plan
+    else:
+        asked = run
+        plan, told = world.broadcast_object("the plan", lambda: planned(data, terms, asked))
+    check_parts(model, rest["optimizer"], plan)
+    lazy = not data.described and isinstance(admitted(data.source), LazyRecords | Owned)
+    if lazy or rest["user"] is not None:
+        return fit(model, data.source, plan=plan, run=run, **rest)
+    evaluation, noise = rest["evaluation"], None
+    if isinstance(run, Run):
+        if isinstance(evaluation, PrivateTest):
+            noise = _billed(run, plan, evaluation.noise_multiplier)
+        done = world.rank0_first(
+            "what was finished before", lambda: finished(model, run, plan, noise)
+        )
+        if done is not None:
+            return done
+    folder = opened(world, run, plan, TrainingClaims(evaluation=noise))
+    with folder:
+        schema = published(data)
+        if schema is not None and isinstance(folder, TrainingRun):
+            folder.write("schema.toml", schema.to_toml().encode())
+        folder.tell(TRAINING, **told)
+        return fit(model, records_of(data, plan), plan=plan, run=folder, **rest)
 
 
 def _billed(

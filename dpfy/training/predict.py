@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfy.core import storage
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.storage import write_atomically
 from dpfy.data import unlabelled
 from dpfy.tables.schema import Schema, training_schema
-from dpfy.training.load import ReleasedModel
+from dpfy.tables.sources import cells_of
+from dpfy.training.load import CONFIG, ReleasedModel
 
 SCHEMA = "schema.toml"
 AT_ONCE = 1000
@@ -67,8 +68,9 @@ class Predictions:
         return out.getvalue()
 
 
-def predict(run: Path | str, data: Path | str) -> Predictions:
-    """What the model of a finished run of ``dpfy train`` says about the records in the file `data`.
+def predict(run: Path | str, data: Any, model: nn.Module | None = None) -> Predictions:
+    """What the model of a finished run says about the records in the file or the table `data`. A
+    run of ``dpfy train`` knows its model; that of another is given as `model`.
 
     A table (CSV, Parquet) is read by the schema that the run keeps; its label may be missing.
     Images and arrays are given as NPZ (array `x`), IDX or a CSV of numbers.
@@ -77,10 +79,16 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
     of the run is changed.
     """
     released = ReleasedModel.read(run)
+    if model is not None or (
+        SCHEMA in released.card["files"] and CONFIG not in released.card["files"]
+    ):
+        return _of_program(released, data, model)
     config, model = released.config(), released.built()
     shape, count = released.reads()
     schema = schema_of_run(released, config.data.kind)
-    if schema is not None:
+    if schema is not None and not isinstance(data, str | Path):
+        features = _of_cells(data, schema)
+    elif schema is not None:
         features = unlabelled.of_table(str(data), schema, config.data.user)
     elif config.data.kind in (*unlabelled.SCALES, "npz"):
         features = unlabelled.of_numbers(str(data), config.data, shape)
@@ -104,6 +112,30 @@ def predict(run: Path | str, data: Path | str) -> Predictions:
             "run", str(run), "its model gives no numbers for these records: training diverged"
         )
     return Predictions(names, found)
+
+
+def _of_program(released: ReleasedModel, data: Any, model: nn.Module | None) -> Predictions:
+    """The same for a run of `dpfy.fit` on a Dataset, whose folder keeps the schema."""
+    if model is None:
+        rule = "was made by a program: give its model, dpfy.predict(run, data, model=net)"
+        raise InvalidInput("run", str(released.folder), rule)
+    schema = Schema.parse(
+        storage.content("schema", released.file(SCHEMA), name=SCHEMA).decode(),
+        SCHEMA,
+        labelled=True,
+    )
+    made = released.into(model).eval()
+    with torch.no_grad():
+        parts = _of_cells(data, schema).split(AT_ONCE)
+        return Predictions(
+            schema.label.classes, torch.cat([made(part).softmax(1) for part in parts])
+        )
+
+
+def _of_cells(data: Any, schema: Schema) -> Tensor:
+    cells = cells_of(data, [column.name for column in schema.features])
+    known = {name: held for name, held in cells.items() if name in schema.names}
+    return unlabelled.table.unlabelled(known, schema, "the rows")
 
 
 def schema_of_run(released: ReleasedModel, kind: str) -> Schema | None:

@@ -1,0 +1,179 @@
+"""Private answers in this process: teachers are made of a data set, and a call answers a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from dpfy.core import check
+from dpfy.core.errors import InvalidInput
+from dpfy.core.unit import Person
+from dpfy.data.table import unlabelled
+from dpfy.prediction import plan
+from dpfy.prediction.claim import VoteClaim
+from dpfy.prediction.predictor import Prediction, PrivatePredictor
+from dpfy.prediction.teaching import teach
+from dpfy.prediction.voters import LinearVoters
+from dpfy.runs.dataset import Dataset
+from dpfy.runs.folder import RunFolder, held_claims
+from dpfy.runs.released import Released
+from dpfy.runs.run import Run
+from dpfy.tables.schema import training_schema
+from dpfy.training.table import read
+
+VOTERS = 100
+"""Teachers, where nothing is said."""
+
+
+class Service:
+    """Answers to questions about a data set, as many as were reserved. Use it as a context.
+
+    On leaving, the run is finished and `released` holds its guarantee and report; after an error it
+    stays, to go on with ``run=dpfy.Run(path, resume=True)``.
+
+    Guarantees: those of `dpfy.prediction.PrivatePredictor`. All rows of a person make one teacher,
+    so that a person changes one vote.
+    """
+
+    def __init__(self, data: Dataset, claim: VoteClaim, run: Run, delta_from: str) -> None:
+        self._data, self._claim, self._run, self._delta_from = data, claim, run, delta_from
+        self._predictor: PrivatePredictor | None = None
+        self.schema = training_schema(data.schema)
+        self.released: Released | None = None
+
+    def __repr__(self) -> str:
+        claim = self._claim
+        return f"Service({claim.answers} answers from {claim.voters} teachers, {self._run.path})"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What an answer may be."""
+        return self.schema.label.classes
+
+    def answer(self, question: Any) -> Prediction:
+        """The answer to one question: the public cells of a row by name, or its numbers as a
+        learner reads them (`people.width` of them).
+
+        Raises:
+            InvalidInput: It is no such row, or the service is not open.
+        """
+        return self.answer_all([question])[0]
+
+    def answer_all(self, questions: Any) -> list[Prediction]:
+        """Answers to several questions, in their order."""
+        if self._predictor is None:
+            rule = "must be open: with dpfy.serve(people, ...) as service: service.answer(x)"
+            raise InvalidInput("service", "closed", rule)
+        found = self._predictor.answer_all(np.stack([self._numbers(row) for row in questions]))
+        return [
+            replace(each, label=None if each.label is None else self.classes[int(each.label)])
+            for each in found
+        ]
+
+    def left(self) -> dict[str, int]:
+        """How many answers can still be given."""
+        return {} if self._predictor is None else self._predictor.left()
+
+    def _numbers(self, row: Any) -> Any:
+        if not isinstance(row, Mapping):
+            return np.asarray(row, np.float32).reshape(-1)
+        cells = {str(name): [cell] for name, cell in row.items()}
+        return unlabelled(cells, self.schema, "the question").numpy()[0]
+
+    def _taught(self, folder: RunFolder) -> LinearVoters:
+        """The teachers: the data is read here, when all is reserved."""
+        records, owners = read(self._data)
+        x, y = (tensor.numpy() for tensor in records.tensors[:2])
+        return teach(
+            x,
+            y,
+            voters=self._claim.voters,
+            classes=len(self.classes),
+            owners=owners,
+            randomness=folder.randomness,
+        )
+
+    def __enter__(self) -> Self:
+        """Reserve all answers, then read the data and make the teachers."""
+        self._predictor = PrivatePredictor(self._run, self._claim, self._taught)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Finish the run, or after an error leave it."""
+        predictor, self._predictor = self._predictor, None
+        if predictor is None:
+            return
+        try:
+            if kind is None:
+                predictor.folder.tell(self._claim.name, delta_from=self._delta_from)
+                self.released = Released.read(predictor.finish())
+        finally:
+            predictor.__exit__(kind, error, trace)
+
+
+def serve(
+    data: Any,
+    *,
+    epsilon: float,
+    answers: int,
+    delta: float | None = None,
+    queries: int | None = None,
+    threshold: float = 0.6,
+    voters: int = VOTERS,
+    schema: Any = None,
+    unit: Person | None = None,
+    records: int | None = None,
+    run: Run | str | Path | None = None,
+) -> Service:
+    """Answer questions from private records, with a guarantee for each record or person, without
+    releasing a model.
+
+        with dpfy.serve(people, epsilon=4.0, answers=200) as service:
+            print(service.answer({"age": 40, "job": "nurse"}).label)
+
+    Args:
+        data: A `dpfy.Dataset` whose schema has a label; or what one is made of.
+        epsilon, delta: What all answers together cost. Without `delta` that of the data set, or the
+            one that follows from `records`.
+        answers: How many questions are answered at most.
+        queries: Ask whether the teachers agree first, this often at most.
+        threshold: The part of the teachers that must agree, with `queries`.
+        voters: How many teachers; each knows its own part of the records.
+        schema, unit, records: What is public about `data` where it is no Dataset.
+        run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
+
+    Returns:
+        The service, to be used as a context.
+
+    Guarantees: all answers are reserved before the data is read.
+    """
+    held = Dataset.of(data, schema, unit=unit, records=records)
+    chosen, place = held.rule(delta), held.run(run)
+    classes = len(training_schema(held.schema).label.classes)
+    shape = {
+        "voters": check.integer("voters", voters, least=2),
+        "classes": classes,
+        "unit": held.privacy_unit,
+    }
+    if place.resume and (Path(place.path) / "ledger.jsonl").is_file():
+        claim = next(iter(held_claims(Path(place.path))), None)
+        if not isinstance(claim, VoteClaim):
+            raise InvalidInput("run", str(place.path), "holds no service to go on with")
+        return Service(held, claim, place, chosen.origin)
+    make = partial(plan.gaussian, epsilon, chosen.value, answers=answers, **shape)
+    if queries is not None:
+        make = partial(
+            plan.confident,
+            epsilon,
+            chosen.value,
+            queries=queries,
+            answers=answers,
+            threshold=threshold,
+            **shape,
+        )
+    return Service(held, make(), place, chosen.origin)

@@ -1,0 +1,102 @@
+"""A finished run of any kind: read it again, predict with it, sign it. What a kind is read by, its
+family registers in `dpfy/entry_points.txt`, under the kind of the run's first claim.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfy.core import plugins
+from dpfy.core.errors import Corrupt, Unsupported
+from dpfy.report import signature
+from dpfy.report.verify import verify
+from dpfy.runs.folder import CARD, LEDGER, held_claims
+from dpfy.runs.released import Released
+
+if TYPE_CHECKING:
+    from dpfy.report.signature import Signed
+
+LOADERS, PREDICTORS = "dpfy.loaders", "dpfy.predictors"
+NETWORK = "training"
+"""The kind whose loader says what is wrong with a folder that is no finished run."""
+
+
+def kind_of_run(run: str | Path) -> str:
+    """The kind of a run: that of its first claim."""
+    if not isinstance(run, str | Path) or not (Path(run) / CARD).is_file():
+        return NETWORK
+    if not (Path(run) / LEDGER).is_file():
+        return NETWORK
+    claims = held_claims(Path(run))
+    return claims[0].kind if claims else NETWORK
+
+
+def load(run: str | Path, model: Any = None) -> Any:
+    """What a finished run released.
+
+        net = dpfy.load("runs/x", net)
+
+    Args:
+        run: The run folder.
+        model: For a network, the module to put the weights into; a compiled or parallel one is
+            filled inside, an adapter (peft) goes onto the base that it was trained on. Without it
+            the model is made from the configuration of a run of ``dpfy train``.
+
+    Returns:
+        A network, in evaluation mode where it was made here; a fitted estimator; a student; the
+        answers of a query; the result of a synthesis.
+
+    Guarantees: weights are those whose hash report and ledger state (averaged, where the run
+    averaged), and a refused model is left as it was. Whatever is done with them, without the data,
+    costs nothing.
+    """
+    kind = kind_of_run(run)
+    if model is not None:
+        network = kind if kind.startswith("label-") else NETWORK
+        return plugins.find(LOADERS, network)(run, model)
+    loader = plugins.find(LOADERS, kind)
+    return Released.read(run) if loader is None else loader(run)
+
+
+def predict(run: str | Path, data: Any, model: Any = None) -> Any:
+    """What a released model says about public rows.
+
+        dpfy.predict("runs/x", "rows.csv").predicted()
+
+    Args:
+        run: The finished run of a network, an estimator, a student or a search.
+        data: The rows: a CSV or Parquet file, or what the family reads; the label may be missing.
+        model: The module, for a network that a program made.
+
+    Returns:
+        The predictions: `predicted()`, `probabilities`, `to_json()`, `to_csv()`.
+
+    Guarantees: the model's hash is checked; rows are encoded as those it was trained on; nothing of
+    the run is changed. It costs nothing.
+    """
+    kind = kind_of_run(run)
+    predictor = plugins.find(PREDICTORS, kind)
+    if predictor is None:
+        way_out = "give a run that released a model; dpfy.load(run) reads this one"
+        raise Unsupported(f"predicting with a run of kind {kind!r}", way_out)
+    return predictor(run, data) if model is None else predictor(run, data, model)
+
+
+def sign(run: str | Path, *, key: str | Path) -> Signed:
+    """Sign a finished run: the head of its ledger and the hash of its report, in signature.json.
+
+        dpfy.sign("runs/x", key="me.pem")
+
+    Args:
+        run: The run folder. It is verified first.
+        key: Your private key; ``dpfy sign --new-key me.pem`` makes one.
+
+    Raises:
+        Corrupt: The run does not verify, and was not signed.
+    """
+    failed = [f for f in verify(run) if not f.holds and f.what != signature.CHECK]
+    if failed:
+        problem = f"is not signed: it does not verify ({failed[0].what}: {failed[0].detail})"
+        raise Corrupt(Path(run).name, problem)
+    return signature.sign_run(Path(run), Path(key))
