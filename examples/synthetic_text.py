@@ -52,13 +52,12 @@ def main(given: list[str] | None = None) -> None:
     train, other = passages(asked.data_dir, asked.length)
     secrets = Canaries.made(10, seed=0)
     private = [*train, *secrets.texts]
-    # the text is public, so the number of its records is, too; of private texts state a public
-    # number instead
+    # of private texts state a public number instead
     made = dpfy.synthesize(
         dpfy.Texts(private, length=asked.length),
         epsilon=asked.epsilon,
         delta=1e-5,
-        records=len(private),
+        records=len(private),  # public here: the texts are made up
         rows=asked.texts,
         epochs=asked.epochs,
         device=asked.device,

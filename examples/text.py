@@ -143,10 +143,10 @@ def main(given: list[str] | None = None) -> None:
     print(data.description)
 
     unit = dpfy.Unit(tokens=options.length + 1)  # bytes, which are the tokens of these models
-    # the text is public, so the number of its records is, too; of a private text state a public
-    # number instead
+    # of a private text state a public number instead
+    records = len(data.train)  # public, as the text is
     recipe = dpfy.dpsgd(
-        records=len(data.train), batch_size=options.batch_size, epochs=options.epochs, unit=unit
+        records=records, batch_size=options.batch_size, epochs=options.epochs, unit=unit
     )
     plan = recipe.calibrate(epsilon=options.epsilon, delta=options.delta)
 

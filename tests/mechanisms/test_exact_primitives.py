@@ -285,10 +285,17 @@ def test_other_bad_input():
 
 
 def test_no_float_in_any_decision():
-    """The exact files hold no float, no true division of floats and no function of them."""
+    """The exact files, and what chooses among candidates, hold no float, no true division of floats
+    and no function of them.
+    """
     folder = Path(dpfy.mechanisms.__file__).parent
-    for name in ("bits", "exact", "integers", "laws", "reals", "selection"):
-        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+    whole = {n: ast.parse((folder / f"{n}.py").read_text()) for n in ("bits", "exact", "integers")}
+    deciding = {"choose", "permute_and_flip", "permutation", "Weights", "_common"}
+    choice = ast.parse((folder / "choice.py").read_text())
+    parts = [node for node in choice.body if getattr(node, "name", "") in deciding]
+    assert len(parts) == len(deciding)
+    for name, tree in [*whole.items(), *(("choice", part) for part in parts)]:
+        for node in ast.walk(tree):
             assert not (isinstance(node, ast.Constant) and isinstance(node.value, float)), (
                 name,
                 node.lineno,

@@ -119,7 +119,13 @@ def test_whole_numbers(record, mechanism):
     assert (
         runs[0][1]
         == runs[1][1]
-        == [(type(mechanism).__name__.removeprefix("Discrete").lower(), 2, mechanism.scale)]
+        == [
+            (
+                type(mechanism).__name__.removeprefix("Discrete").removesuffix("Mechanism").lower(),
+                2,
+                mechanism.scale,
+            )
+        ]
     )
 
 

@@ -22,7 +22,7 @@ def test_close_votes_certify_most_of_what_is_billed() -> None:
 def test_noise_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = votes.NoisyCounts
     monkeypatch.setattr(
-        votes, "Noisy", lambda counts, sigma, bits: real(counts, sigma * 2 / 3, bits)
+        votes, "NoisyCounts", lambda counts, sigma, bits: real(counts, sigma * 2 / 3, bits)
     )
     assert audit.audit_votes(GaussianVotes(2, 2.2), answers=15, trials=1200, seed=1).violated
 

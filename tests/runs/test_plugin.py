@@ -150,7 +150,7 @@ def test_a_name_imports_its_entry_point_and_nothing_else(plugin: Path) -> None:
     names = ["toy_counts.other", "toy_counts.other:SAYS", "os", "training", "query"]
     found = python(plugin, "-c", KINDS.format(names=names)).stdout.splitlines()
     assert [line.startswith("a release of kind") for line in found[:3]] == [True] * 3
-    assert found[3:] == ["Training", "StatisticClaim", ""]
+    assert found[3:] == ["TrainingClaim", "StatisticClaim", ""]
 
 
 def test_an_entry_point_must_fit_its_name(plugin: Path) -> None:
