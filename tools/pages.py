@@ -67,9 +67,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _moved(text: str) -> str:
-    """A page of the root as a page of docs/."""
-    return (
+    """A page of the root as a page of docs/: files of the source are named, not linked."""
+    text = (
         text.replace("](docs/", "](")
         .replace("](README.md)", "](index.md)")
         .replace("](CHANGELOG.md)", "](changelog.md)")
     )
+    return re.sub(r"\[([^\]]+)\]\(((?:dpfy|lab)/[^)]+|pyproject\.toml)\)", _named, text)
+
+
+def _named(match: re.Match[str]) -> str:
+    if not (ROOT / match[2]).exists():
+        raise SystemExit(f"dead link {match[2]}")
+    return f"`{match[2]}`"
