@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from dpfy.training.loop import PrivateTraining as PrivateTraining
     from dpfy.training.per_record import per_record as per_record
     from dpfy.training.runtime import Runtime as Runtime
+    from dpfy.tuning.fits import tune as tune
 
 # Of the levels below, reachable in the same way; each is documented with its family.
 if TYPE_CHECKING:

@@ -91,7 +91,8 @@ MAY_IMPORT = {
     },
     "federated": BELOW_PLAN
     | {"plan", "models", "isolation", "data", "report", "runs", "training", "audit"},
-    "tuning": BELOW_PLAN | {"plan", "models", "data", "report", "runs", "training"},
+    "tuning": BELOW_PLAN
+    | {"plan", "models", "data", "estimators", "report", "runs", "training"},
     "synthetic": BELOW_PLAN
     | {"plan", "data", "tables", "report", "runs", "training", "prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},

@@ -124,13 +124,10 @@ class Tuning(Claim):
     def describe(self) -> dict[str, Any]:
         """What was searched, and how it was paid for."""
         payment = self.payment
-        law = next(
-            (name for name, shape in LAWS.items() if shape == payment.shape),
-            f"shape {payment.shape:g}",
-        )
+        law = law_of(payment)
         return {
             "title": "The search for settings",
-            "words": self._words(law),
+            "words": told_words(payment),
             "search": {
                 "route": payment.route,
                 "trials": payment.trials,
@@ -144,119 +141,12 @@ class Tuning(Claim):
             },
         }
 
-    def _words(self, law: str) -> str:
-        payment = self.payment
-        number = (
-            f"a random number of trials, {payment.trials:g} on average ({law})"
-            if payment.random
-            else f"{payment.trials:g} trials"
-        )
-        scored = f"scored {SCORED[payment.score]}"
-        if payment.route == SUBSET:
-            return (
-                f"On a random sample of the records (each with probability {payment.sample:g}) "
-                f"{number} were made, {scored}; the settings "
-                "of the best one, scaled, trained the model on all records. Sample, number of "
-                "trials and the others are known to nobody."
-            )
-        if payment.random:
-            return (
-                f"Settings were drawn at random for {number}, each trained with the noise below, "
-                f"{scored}, and the best one is released. "
-                "How many there were, and everything about the others, is known to nobody: that is "
-                "what makes it cheap."
-            )
-        if payment.route == NOISY_MAX:
-            return (
-                f"All of {number} are billed; the best one was drawn by the exponential mechanism, "
-                f"{scored}."
-            )
-        return f"All of {number} are billed, {scored}, and may be shown; the best one is released."
-
     def assumptions(self, facts: Mapping[str, Any]) -> Sequence[Assumption]:
         """What the bill assumes of the search, then what it assumes of the run that is released."""
         return [
-            *self._search(),
-            self._scores(),
+            *assumed(self.payment, self.unit),
             *TrainingClaim(self._selected(facts)).assumptions(facts),
         ]
-
-    def _search(self) -> list[Assumption]:
-        payment = self.payment
-        if not payment.random:
-            done = (
-                "whatever proposed settings saw released values alone"
-                if payment.adaptive
-                else "all settings were drawn before the data was read"
-            )
-            return [
-                Assumption(
-                    "settings",
-                    "settings follow from public things, or from what was released before",
-                    done,
-                    YES,
-                )
-            ]
-        rows = [
-            Assumption(
-                "settings",
-                "the settings of each trial are drawn independently, with replacement, from one "
-                "public space",
-                "drawn by dpfy from the run's own secret; a search that looks at scores is refused",
-                YES,
-            ),
-            Assumption(
-                "number of trials",
-                f"it has the stated law (mean {payment.trials:g}), was drawn before the first "
-                f"trial, and nobody is told it",
-                "drawn exactly from the run's own secret; neither the number nor the time that "
-                "trials took is written down",
-                YES,
-            ),
-            Assumption(
-                "the others",
-                "nothing of a trial that was not selected is released",
-                "kept with the run's secrets, and erased with them",
-                YES,
-            ),
-        ]
-        if payment.route == SUBSET:
-            done = "every record tossed a coin of its own, from the run's own secret"
-            rows.append(
-                Assumption(
-                    "subset",
-                    f"each record is in the sample with probability {payment.sample:g}, in secret",
-                    done,
-                    YES,
-                )
-            )
-        return rows
-
-    def _scores(self) -> Assumption:
-        if self.payment.score == PUBLIC:
-            return Assumption(
-                "score",
-                "a trial is scored by what it released and by public records alone",
-                "the validation records were declared public",
-                STATED,
-            )
-        counted = (
-            ""
-            if self.unit.most_records == 1
-            else "; a unit counts once, with the share of its records that is right"
-        )
-        if self.payment.score == HELD_OUT:
-            return Assumption(
-                "score",
-                "no unit is in training and in validation, and in which of them depends on nothing "
-                "else",
-                "every unit tossed a coin of its own, once, from the run's own secret" + counted,
-                YES,
-            )
-        done = "billed beside every trial" + counted
-        return Assumption(
-            "score", "a score on training records is one more release from them", done, YES
-        )
 
     def warnings(self, facts: Mapping[str, Any]) -> Sequence[str]:
         """Whether the search may have cost more than it gave."""
@@ -313,6 +203,126 @@ class Tuning(Claim):
             check.one_line("claim.engine", data["engine"]),
             seed,
         )
+
+
+def law_of(payment: SearchRoute) -> str:
+    """The law of the number of trials, in words."""
+    shapes = (name for name, shape in LAWS.items() if shape == payment.shape)
+    return next(shapes, f"shape {payment.shape:g}")
+
+
+def told_words(payment: SearchRoute) -> str:
+    """How a search was paid for, in words."""
+    law = law_of(payment)
+    number = (
+        f"a random number of trials, {payment.trials:g} on average ({law})"
+        if payment.random
+        else f"{payment.trials:g} trials"
+    )
+    scored = f"scored {SCORED[payment.score]}"
+    if payment.route == SUBSET:
+        return (
+            f"On a random sample of the records (each with probability {payment.sample:g}) "
+            f"{number} were made, {scored}; the settings "
+            "of the best one, scaled, trained the model on all records. Sample, number of "
+            "trials and the others are known to nobody."
+        )
+    if payment.random:
+        return (
+            f"Settings were drawn at random for {number}, each trained with the noise below, "
+            f"{scored}, and the best one is released. "
+            "How many there were, and everything about the others, is known to nobody: that is "
+            "what makes it cheap."
+        )
+    if payment.route == NOISY_MAX:
+        return (
+            f"All of {number} are billed; the best one was drawn by the exponential mechanism, "
+            f"{scored}."
+        )
+    return f"All of {number} are billed, {scored}, and may be shown; the best one is released."
+
+
+def assumed(payment: SearchRoute, unit: Unit) -> list[Assumption]:
+    """What the bill assumes of a search: of its settings, its trials and its scores."""
+    return [*_settings_and_trials(payment), _scores(payment, unit)]
+
+
+def _settings_and_trials(payment: SearchRoute) -> list[Assumption]:
+    if not payment.random:
+        done = (
+            "whatever proposed settings saw released values alone"
+            if payment.adaptive
+            else "all settings were drawn before the data was read"
+        )
+        return [
+            Assumption(
+                "settings",
+                "settings follow from public things, or from what was released before",
+                done,
+                YES,
+            )
+        ]
+    rows = [
+        Assumption(
+            "settings",
+            "the settings of each trial are drawn independently, with replacement, from one "
+            "public space",
+            "drawn by dpfy from the run's own secret; a search that looks at scores is refused",
+            YES,
+        ),
+        Assumption(
+            "number of trials",
+            f"it has the stated law (mean {payment.trials:g}), was drawn before the first "
+            f"trial, and nobody is told it",
+            "drawn exactly from the run's own secret; neither the number nor the time that "
+            "trials took is written down",
+            YES,
+        ),
+        Assumption(
+            "the others",
+            "nothing of a trial that was not selected is released",
+            "kept with the run's secrets, and erased with them",
+            YES,
+        ),
+    ]
+    if payment.route == SUBSET:
+        done = "every record tossed a coin of its own, from the run's own secret"
+        rows.append(
+            Assumption(
+                "subset",
+                f"each record is in the sample with probability {payment.sample:g}, in secret",
+                done,
+                YES,
+            )
+        )
+    return rows
+
+
+def _scores(payment: SearchRoute, unit: Unit) -> Assumption:
+    if payment.score == PUBLIC:
+        return Assumption(
+            "score",
+            "a trial is scored by what it released and by public records alone",
+            "the validation records were declared public",
+            STATED,
+        )
+    counted = (
+        ""
+        if unit.most_records == 1
+        else "; a unit counts once, with the share of its records that is right"
+    )
+    if payment.score == HELD_OUT:
+        return Assumption(
+            "score",
+            "no unit is in training and in validation, and in which of them depends on nothing "
+            "else",
+            "every unit tossed a coin of its own, once, from the run's own secret" + counted,
+            YES,
+        )
+    done = "billed beside every trial" + counted
+    return Assumption(
+        "score", "a score on training records is one more release from them", done, YES
+    )
 
 
 def _kind(plan: Plan) -> dict[str, Any]:

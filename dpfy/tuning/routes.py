@@ -309,7 +309,7 @@ def _calibrated(
                 "records by another route",
             )
     laid = points(recipes[0].unit)
-    score = _score(payment, target, laid)
+    score = score_noise(payment, target, laid)
     # Those who are held out for scores pay nothing for training: two parts, each of which may cost
     # all of epsilon.
     beside = None if score is None or _apart(payment, target) else payment.score_event(score, laid)
@@ -398,7 +398,7 @@ def _apart(payment: SearchRoute, target: PrivacyTarget) -> bool:
     return payment.score == HELD_OUT and target.adjacency is not Adjacency.REPLACE_ONE
 
 
-def _score(payment: SearchRoute, target: PrivacyTarget, laid: int) -> float | None:
+def score_noise(payment: SearchRoute, target: PrivacyTarget, laid: int) -> float | None:
     """The noise of scores: as little as the target allows those who are held out for them; else a
     tenth of it. None without scores.
     """

@@ -154,7 +154,7 @@ class TrialSplit:
         count = units(data)
         coins = ~self._out(count, search)
         if self.sample < 1 and not final:
-            coins &= _tossed("subset", count, self.sample, search)
+            coins &= tossed("subset", count, self.sample, search)
         elif self.held_out == 0:
             return data
         expected = self.training if final or self.sample == 1 else self.sampled
@@ -171,10 +171,10 @@ class TrialSplit:
         return kept(data, coins, self.validation, VALIDATION)
 
     def _out(self, count: int, search: Randomness) -> NDArray[np.bool_]:
-        return _tossed("held out", count, self.held_out, search)
+        return tossed("held out", count, self.held_out, search)
 
 
-def _tossed(what: str, count: int, share: float, search: Randomness) -> NDArray[np.bool_]:
+def tossed(what: str, count: int, share: float, search: Randomness) -> NDArray[np.bool_]:
     return np.asarray(search.generator(what, 0).random(count) < share)
 
 

@@ -185,7 +185,7 @@ SEARCHES = [
 
 @pytest.mark.parametrize("search", SEARCHES)
 def test_searches_and_ensembles_are_refused_with_the_way_out(search, tmp_path):
-    with pytest.raises(Unsupported, match="dpfy tune"):
+    with pytest.raises(Unsupported, match=r"dpfy\.tune\("):
         search(NaiveBayes(bounds=(0, 100), classes=("no", "yes"), ledger=tmp_path / "people.jsonl"))
     assert not (tmp_path / "people.jsonl").exists()
 
