@@ -10,8 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpfy.core.errors import InvalidInput
-from dpfy.estimators.files import FileTable
+from dpfy.estimators.files import FileColumn, FileTable
 from dpfy.runs.dataset import Dataset
 from dpfy.tables.sources import cells_of
 
@@ -27,6 +30,12 @@ class HeldTable(FileTable):
         self.names = tuple(self._held)
         self._file = Path(type(source).__name__)  # type: ignore[assignment]
 
+    @classmethod
+    def at(cls, table: FileTable, rows: NDArray[np.int64]) -> HeldTable:
+        """Some rows of a table."""
+        cells = {name: table.column(name)[rows] for name in table.names}
+        return cls(cells, tuple(cells))
+
     def __repr__(self) -> str:
         return f"HeldTable({', '.join(self.names)})"
 
@@ -35,8 +44,11 @@ class HeldTable(FileTable):
         return self._held
 
 
-def fitted_to(estimator: PrivateEstimator, data: Dataset, target: str | None) -> Any:
-    """`estimator`, fitted to a data set: what the data set says stands in place of its parameters.
+def taken(
+    estimator: PrivateEstimator, data: Dataset, target: str | None
+) -> tuple[PrivateEstimator, FileTable, FileColumn | None]:
+    """(a copy of `estimator` in which what the data set says stands in place of its parameters, the
+    table, what is predicted).
 
     Raises:
         InvalidInput: Both say something, or the target is no column of the schema.
@@ -56,10 +68,15 @@ def fitted_to(estimator: PrivateEstimator, data: Dataset, target: str | None) ->
         if target is not None:
             rule = f"is not for {type(estimator).__name__}, which predicts nothing"
             raise InvalidInput("target", target, rule)
-        made.fit(table)
-    else:
-        said = said if said is not None else data.schema.label.name
-        made.target = said  # type: ignore[attr-defined]
-        made.fit(table, table.target(said))
+        return made, table, None
+    said = said if said is not None else data.schema.label.name
+    made.target = said  # type: ignore[attr-defined]
+    return made, table, table.target(said)
+
+
+def fitted_to(estimator: PrivateEstimator, data: Dataset, target: str | None) -> Any:
+    """`estimator`, fitted to a data set: see :func:`taken`."""
+    made, table, y = taken(estimator, data, target)
+    made.fit(table, y)
     estimator._load(made.release_)
     return estimator

@@ -28,13 +28,8 @@ ONCE = (
 looks at the result.
 """
 TUNE = (
-<<<<<<< HEAD
-    "tune privately (dpfy tune), or choose on public data of the same shape (dpfy plan compare "
-    "estimators)"
-=======
-    "dpfy.tune(estimator, space, (X, y), epsilon=...) searches within one budget, and dpfy compare "
-    "estimators chooses on public data of the same shape"
->>>>>>> e06d5c91 (dpfy.tune searches over the settings of an estimator within one budget, for records and persons)
+    "dpfy.tune(estimator, space, (X, y), epsilon=...) searches within one budget, and dpfy plan "
+    "compare estimators chooses on public data of the same shape"
 )
 FITS = ("fit", "fit_transform", "fit_predict", "_fit")
 

@@ -25,15 +25,18 @@ from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
 from dpfy.core.unit import Adjacency
 from dpfy.core.values import Bound, Bounded, Permit
-from dpfy.estimators import persons
+from dpfy.estimators import given, persons
 from dpfy.estimators import records as tables
 from dpfy.estimators.claim import FILE, FitClaim
 from dpfy.estimators.estimator import COMMON, JOBS, PrivateEstimator, PublicFacts
+from dpfy.estimators.files import FileColumn, FileTable
 from dpfy.estimators.fitting import FinishedFit, FitSession, FittedArrays
+from dpfy.estimators.given import HeldTable
 from dpfy.estimators.target import ClassTarget, NumberTarget, numbers_of
 from dpfy.mechanisms.discrete import DiscreteGaussianMechanism
 from dpfy.report import card
 from dpfy.report.words import absent
+from dpfy.runs.dataset import Dataset, delta_of
 from dpfy.runs.folder import RunFolder, complete
 from dpfy.runs.run import Run
 from dpfy.tuning.claim import PAYMENT, SEARCH, assumed, told_words
@@ -195,6 +198,11 @@ class PrivateRows:
     y: Any = field(repr=False)
     users: Any = field(default=None, repr=False)
 
+    @property
+    def count(self) -> int:
+        """How many records there are: read after the reservation alone."""
+        return len(_read(self.y))
+
     def at(self, rows: Mask) -> PrivateRows:
         """The records of a mask."""
         return PrivateRows(*(_at(part, rows) for part in (self.X, self.y, self.users)))
@@ -202,7 +210,7 @@ class PrivateRows:
     def owners(self, public: PublicFacts) -> NDArray[np.int64]:
         """The number of the person of each record: of a record of nobody, a negative one."""
         if public.person is None:
-            return np.arange(len(self.y))
+            return np.arange(self.count)
         cells = tables.column(self.X, public.person.column) if self.users is None else self.users
         return persons.numbered(cells, public.columns.missing)[1]
 
@@ -210,10 +218,11 @@ class PrivateRows:
 def tune(
     estimator: PrivateEstimator,
     space: Mapping[str, Any],
-    data: tuple[Any, Any],
+    data: Dataset | tuple[Any, Any],
     *,
     epsilon: float,
-    delta: float = 1e-6,
+    delta: float | None = None,
+    target: str | None = None,
     trials: float = 20,
     route: str = RANDOM,
     law: str = AUTO,
@@ -235,9 +244,11 @@ def tune(
             the search. Its `unit` says whether a person is protected.
         space: Where to search: names of its parameters, with a range ("0.05..5 log", "1..8 whole")
             or a list.
-        data: The private records, (X, y).
+        data: The private records: a `dpfy.Dataset`, or (X, y).
         epsilon: What everything may cost: all fits, all scores, and the choice.
-        delta: The delta of the guarantee.
+        delta: The delta of the guarantee; without it that of the data set, or derived from
+            `records`.
+        target: Of a Dataset the column that is predicted; without it the label of its schema.
         trials: The mean number of trials where it is random, else their number.
         route: "random": a random number of independent trials, of which the best is released
             (Papernot & Steinke 2022). "composition": every trial is charged.
@@ -269,12 +280,23 @@ def tune(
             "dpfy.tuning.run.tune"
         )
         raise InvalidInput("estimator", type(estimator).__name__, rule)
-    rows = PrivateRows(*_pair("data", data), users)
-    target = PrivacyTarget(epsilon, delta, estimator.adjacency, estimator.accountant)  # type: ignore[arg-type]
+    if isinstance(data, Dataset):
+        for name, value in (("users", users), ("ledger", ledger)):
+            if value is not None:
+                raise InvalidInput(name, "given", "must be left out with a Dataset, which says it")
+        rule = data.rule(delta)
+        estimator, X, y = given.taken(estimator, data, target)
+        place = data.run(run, seed=estimator.random_state)
+        records = data.records if records is None and data.unit is None else records
+    else:
+        X, y = _pair("data", data)
+        rule = delta_of(delta, records)
+        place = Run.of(run, ledger=ledger, seed=estimator.random_state)
+    rows = PrivateRows(X, y, users)
+    goal = PrivacyTarget(epsilon, rule.value, estimator.adjacency, estimator.accountant)  # type: ignore[arg-type]
     scores = None if public is None else _pair("public", public)
-    search = _FitSearch(estimator, Space.read(space), rows, scores, held_out, records, target)
+    search = _FitSearch(estimator, Space.read(space), rows, scores, held_out, records, goal)
     claim = search.claim(route, law, trials)
-    place = Run.of(run, ledger=ledger, seed=estimator.random_state)
     if place.resume and not complete(place, claim):
         raise Unsupported(
             "going on with a search over an estimator", "start it again in a new folder"
@@ -290,7 +312,7 @@ class _Unreleased:
     """A fit of a trial, which is no release: it has no report."""
 
     model: FittedArrays
-    card: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -419,7 +441,7 @@ class _FitSearch:
     def _parts(self, randomness: Randomness) -> tuple[PrivateRows, PrivateRows | None]:
         """(records to train on, records held out): by a coin of each record or person."""
         owners = self.rows.owners(self.facts)
-        if len(owners) != len(self.rows.y):
+        if len(owners) != self.rows.count:
             raise InvalidInput("users", f"{len(owners)} names", "must be one for each record of X")
         if self.scored is not None:
             return self.rows, None
@@ -574,9 +596,13 @@ def scored(
     return int(np.clip(np.rint(points * means), 0, points).sum())
 
 
+def _read(y: Any) -> Any:
+    return y.to_numpy() if isinstance(y, FileColumn) else y
+
+
 def _pair(name: str, given: Any) -> tuple[Any, Any]:
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InvalidInput(name, type(given).__name__, "must be a pair: (X, y)")
+        raise InvalidInput(name, type(given).__name__, "must be a Dataset, or a pair: (X, y)")
     return given[0], given[1]
 
 
@@ -584,6 +610,10 @@ def _at(part: Any, rows: Mask) -> Any:
     """Some rows of an array, a pandas or an Arrow table, or a list."""
     if part is None:
         return None
+    if isinstance(part, FileTable):
+        return HeldTable.at(part, np.flatnonzero(rows))
+    if isinstance(part, FileColumn):
+        return part.to_numpy()[rows]
     if hasattr(part, "column_names") or hasattr(part, "to_pylist"):
         return part.take(np.flatnonzero(rows))
     if hasattr(part, "iloc"):

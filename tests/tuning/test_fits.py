@@ -212,11 +212,11 @@ def test_what_no_theorem_covers_is_refused_before_anything_is_reserved(tmp_path)
         search(place, KMeans(n_clusters=2, bounds=(-1, 1)), {"n_clusters": [2, 3]}, (X, None))
     with pytest.raises(Unsupported, match="target_bounds"):
         search(place, Ridge(bounds=(-1, 1)), {"alpha": [1.0, 2.0]}, (X, Y.astype(float)))
-    with pytest.raises(InvalidInput, match=r"must be a pair: \(X, y\)"):
+    with pytest.raises(InvalidInput, match=r"or a pair: \(X, y\)"):
         search(place, data=X)
     with pytest.raises(InvalidInput, match=r"dpfy\.tuning\.run\.tune"):
         dpfy.tune(lambda trial: 0.0, SPACE, (X, Y), epsilon=1.0)
-    with pytest.raises(InvalidInput, match="needs unit"):
+    with pytest.raises(InvalidInput, match="unit="):
         search(place, users=OWNERS)
     assert not place.exists()
 
@@ -251,3 +251,38 @@ def test_a_search_of_scikit_learn_is_refused_with_the_call_that_works():
     grid = GridSearchCV(LogisticRegression(**KNOWN), {"alpha": [0.1, 1.0]}, error_score="raise")
     with pytest.raises(Unsupported, match=r"dpfy\.tune\(estimator, space, \(X, y\)"):
         grid.fit(X, Y)
+
+
+@pytest.mark.parametrize("people", [False, True])
+@pytest.mark.parametrize("file", [False, True])
+def test_a_data_set_says_what_the_search_needs(tmp_path, people, file):
+    """Schema, person, ledger, budget and delta come from the data set; its file is read by rows."""
+    table = pd.DataFrame(X, columns=list("abc")).assign(who=OWNERS, y=np.where(Y, "yes", "no"))
+    table.to_csv(tmp_path / "people.csv", index=False)
+    schema = [*(dpfy.Number(name, -1, 1) for name in "abc"), dpfy.Label("y", ["no", "yes"])]
+    data = dpfy.Dataset(
+        tmp_path / "people.csv" if file else table,
+        schema=schema,
+        unit=dpfy.Person("who", at_most=3) if people else None,
+        ledger=tmp_path / "all.jsonl",
+        budget=dpfy.Budget(10, 1e-5),
+    )
+    if not people:
+        table = table.drop(columns="who")
+        table.to_csv(tmp_path / "people.csv", index=False)
+        data = dpfy.Dataset(
+            tmp_path / "people.csv" if file else table, schema=schema,
+            ledger=tmp_path / "all.jsonl", budget=dpfy.Budget(10, 1e-5), records=1500,
+        )  # fmt: skip
+    found = dpfy.tune(
+        LogisticRegression(random_state=5), SPACE, data, epsilon=8.0, trials=3,
+        law="geometric", run=tmp_path / "run",
+    )  # fmt: skip
+    assert found.delta <= 1e-5
+    assert found.epsilon <= 8.0
+    assert data.spent().epsilon > 7
+    assert set(found.estimator.predict(X)) <= {"no", "yes"}
+    assert found.expected == (None if people else 300)
+    assert ("one user" in found.statement) == people
+    with pytest.raises(InvalidInput, match="left out with a Dataset"):
+        dpfy.tune(LogisticRegression(), SPACE, data, epsilon=1.0, ledger=tmp_path / "x.jsonl")
