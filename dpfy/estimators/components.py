@@ -37,16 +37,38 @@ Floats = NDArray[np.float64]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
-    """Principal components of numbers on their scales ([-1, 1], or [0, 1] where a range begins at
-    zero).
+    """Principal components of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
 
-    n_components:  how many components are kept; None for all. whiten:        whether transformed
-    components have variance 1. norm:          a public bound on the norm of a row of scaled
-    features, to which longer ones are shortened. None buys a quantile.
+    Parameters
+    ----------
+    n_components : int, default=None
+        How many components are kept; None for all.
+    whiten : bool, default=False
+        Whether transformed components have variance 1.
+    norm : float, default=None
+        A public bound on the norm of a row of scaled features, to which longer ones are shortened. None
+        buys a quantile.
 
-    After `fit`: `components_` [n_components, features], `explained_variance_`,
-    `explained_variance_ratio_`, `mean_`, `noise_level_` (the largest eigenvalue that noise alone
-    would give).
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components, n_features)
+        The directions, by falling variance.
+    explained_variance_, explained_variance_ratio_ : ndarray of shape (n_components,)
+        The variance along each, and its share of all.
+    mean_ : ndarray of shape (n_features,)
+        The mean of the scaled features.
+    noise_level_ : float
+        The largest eigenvalue that noise alone would give.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import PCA
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 1)) * [0.8, 0.4] + rng.normal(0, 0.05, (2000, 2))
+    >>> model = PCA(n_components=1, bounds=(-1, 1), random_state=0).fit(X)
+    >>> bool(abs(model.components_[0] @ [0.894, 0.447]) > 0.99)
+    True
     """
 
     n_components: int | None = None

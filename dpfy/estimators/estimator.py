@@ -39,6 +39,7 @@ from dpfy.estimators.claim import FitClaim, ProofCondition
 from dpfy.estimators.columns import FeatureColumns, TableForm
 from dpfy.estimators.files import FileTable
 from dpfy.estimators.fitting import FinishedFit, FitSession, FittedArrays
+from dpfy.estimators.parameters import documented
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.target import ClassTarget, NumberTarget, OpenTarget, Target
 from dpfy.runs.dataset import Dataset, DeltaRule, delta_of
@@ -86,23 +87,47 @@ class PublicFacts:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PrivateEstimator(BaseEstimator):
-    """The parameters that all estimators have.
+    """What every private estimator is: a scikit-learn estimator whose fit is one release with a privacy
+    report.
 
-    epsilon, delta:  what a fit may cost. delta 0 asks for a pure guarantee, where the estimator has
-    one. accountant:      which accountant computes it ("tight" is exact here). adjacency:
-    which change is hidden: "add-or-remove-one", "replace-one" or "zero-out". schema:
-    public columns: a TOML file, the name of a packaged schema, or columns (`dpfy.tables`).
-    bounds:          in its place, for numbers: (low, high), each a number or one for each column,
-    or pairs by the name of a column. Columns
-                     without bounds are bounded by private quantiles, for a tenth of the budget.
-    records:         the public number of records, if there is one. Where a record is replaced the
-    number is public anyway. ledger:          the ledger of the data set, shared by all releases on
-    it, with its budget. run:             a new run folder, or a `dpfy.Run`; without one the files are
-    kept in `release_`. random_state:    fixes all noise for a test: such a fit protects nothing,
-    and its card says so.
+    Parameters
+    ----------
+    epsilon : float, default=1.0
+        What a fit may cost.
+    delta : float, default=None
+        The delta of the guarantee. None derives it from the public number of records, and is 1e-6
+        where there is none; 0 asks for a pure guarantee, where the estimator has one.
+    accountant : str, default="tight"
+        Which accountant computes the price. "tight" is exact here.
+    adjacency : {"add-or-remove-one", "replace-one", "zero-out"}, default="add-or-remove-one"
+        Which change of the data is hidden.
+    schema : str, path, Schema or list of columns, default=None
+        What is public about the columns: a TOML file, the name of a packaged schema, or columns
+        (`dpfy.Number`, `dpfy.Category`, ...).
+    bounds : (low, high) or mapping, default=None
+        In place of a schema, for numbers: two numbers, two lists with one for each column, or pairs by
+        the name of a column. Ranges that nobody states are bought by private histograms, for a tenth of
+        the budget.
+    records : int, default=None
+        The public number of records, if there is one.
+    unit : dpfy.Person, default=None
+        The person that is protected, `dpfy.Person("patient", at_most=5)`: the column that says whose a
+        record is, and how many records of a person are used. None protects a record.
+    ledger : str or path, default=None
+        The ledger of the data set, which all releases on it share.
+    run : str, path or dpfy.Run, default=None
+        A new run folder. Without one the files are kept in `release_`.
+    random_state : int, default=None
+        Fixes all noise, for a test. Such a fit protects nothing, and its report says so.
 
-    After `fit`: `card_` (the privacy card), `release_` (the run folder: `release_.save(path)`, then
-    `dpfy verify path`).
+    Attributes
+    ----------
+    card_ : dict
+        The privacy report.
+    guarantee_ : str
+        The guarantee in one sentence.
+    release_ : FinishedFit
+        The files of the run folder. `release_.save(path)` writes them; `dpfy verify path` checks them.
     """
 
     epsilon: float = 1.0
@@ -133,6 +158,7 @@ class PrivateEstimator(BaseEstimator):
         """
         super().__init_subclass__(**kwargs)
         if not abstract:
+            cls.__doc__ = documented(cls)
             ESTIMATORS[cls.__name__] = cls
 
     # What an estimator says for itself.
@@ -402,12 +428,20 @@ class PrivateEstimator(BaseEstimator):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
-    """An estimator of classes.
+    """A private estimator of classes.
 
-    classes:  the public list of labels; or "public", which states that the labels that occur in y
-    are public knowledge. A schema with a
-              label says it too.
-    target:   the column of the schema that y holds (default: its label).
+    Parameters
+    ----------
+    classes : list or "public", default=None
+        The public list of labels. "public" states that the labels that occur in y are public
+        knowledge. A schema with a label says it, too.
+    target : str, default=None
+        The column of the schema that y holds. None for its label.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        The labels, in the order of probabilities.
     """
 
     classes: Any = None
@@ -443,10 +477,14 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
-    """An estimator of numbers.
+    """A private estimator of numbers.
 
-    target_bounds:  the public range (low, high) of y; a schema says it too. Without one it is
-    bought. target:         the column of the schema that y holds.
+    Parameters
+    ----------
+    target_bounds : (low, high), default=None
+        The public range of y. A schema says it, too; without one it is bought.
+    target : str, default=None
+        The column of the schema that y holds.
     """
 
     target_bounds: Any = None

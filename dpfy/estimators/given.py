@@ -59,7 +59,7 @@ def taken(
             raise InvalidInput(name, type(getattr(estimator, name)).__name__, rule)
     made = copy.copy(estimator)
     made.schema, made.unit, made.ledger = data.schema, data.unit, data.ledger
-    made._budget, made._rule = data.budget, data.rule(estimator.delta)
+    made.__dict__.update(_budget=data.budget, _rule=data.rule(estimator.delta))
     source = data.source
     names = tuple(column.name for column in data.schema.columns)
     table = FileTable(source) if isinstance(source, str | Path) else HeldTable(source, names)

@@ -68,25 +68,51 @@ LAB = ("aggregate",)
 class KMeans(ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin, PrivateEstimator):
     """k-means of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
 
-    n_clusters:  how many centres. method:      "coreset": a tree of noisy counts and sums as a
-    start, then rounds (default). "lloyd": rounds from well-separated public
-                 seeds. "synopsis": one noisy histogram over a grid; for two or three dimensions.
-                 "hybrid": that as a start, then rounds. Others are of plug-ins.
-    seeds:       of "lloyd": public seeds for each cluster, at most 256 in all. More than one are
-    merged in the first rounds, by the counts
-                 that these release, until there is one for each cluster; 1 is the method as it was
-                 published.
-    rounds:      noisy rounds of Lloyd's algorithm. budget:      "equal" for all rounds, or
-    "halving": each has half the epsilon of the one before. norm:        a public bound on the
-    distance of scaled rows from the middle of their ranges, to which others are moved; None for all
-    that
-                 the ranges allow.
-    structure:   the public seed of all that is drawn without regard to the records. n_jobs:
-    threads that sums are made on, -1 for one on each core. Nothing that is released depends on it.
-
-    After `fit`: `cluster_centers_` in the units of the columns, `counts_` (noisy), `inertia_` (a
-    noisy sum of squared distances on the scales, of points moved into the balls of the last round).
     Labels of the records are not kept: `predict` gives them to who has the records.
+
+    Parameters
+    ----------
+    n_clusters : int, default=8
+        How many centres.
+    method : {"coreset", "lloyd", "synopsis", "hybrid"}, default="coreset"
+        "coreset": a tree of noisy counts and sums as a start, then rounds. "lloyd": rounds from
+        well-separated public seeds. "synopsis": one noisy histogram over a grid, for two or three
+        dimensions. "hybrid": that as a start, then rounds. Others are of plug-ins.
+    seeds : int, default=16
+        Of "lloyd": public seeds for each cluster, at most 256 in all. More than one are merged in the
+        first rounds, by the counts that these release, until there is one for each cluster; 1 is the
+        method as it was published.
+    rounds : int, default=3
+        Noisy rounds of Lloyd's algorithm.
+    budget : {"equal", "halving"}, default="equal"
+        The same for all rounds, or half the epsilon of the round before.
+    norm : float, default=None
+        A public bound on the distance of scaled rows from the middle of their ranges, to which others
+        are moved. None for all that the ranges allow.
+    structure : int, default=0
+        The public seed of all that is drawn without regard to the records.
+    n_jobs : int, default=None
+        Threads that sums are made on, -1 for one on each core. Nothing that is released depends on it.
+
+    Attributes
+    ----------
+    cluster_centers_ : ndarray of shape (n_clusters, n_features)
+        The centres, in the units of the columns.
+    counts_ : ndarray of shape (n_clusters,)
+        Noisy numbers of records.
+    inertia_ : float
+        A noisy sum of squared distances on the scales, of points moved into the balls of the last
+        round.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import KMeans
+    >>> rng = np.random.default_rng(0)
+    >>> X = np.concatenate([rng.normal(m, 0.05, (1000, 2)) for m in (-0.5, 0.5)])
+    >>> model = KMeans(n_clusters=2, bounds=(-1, 1), random_state=0).fit(X)
+    >>> np.sort(model.cluster_centers_[:, 0]).round(1).tolist()
+    [-0.5, 0.5]
     """
 
     n_clusters: int = 8

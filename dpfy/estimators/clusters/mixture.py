@@ -214,20 +214,46 @@ def _variances(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GaussianMixture(DensityMixin, PrivateEstimator):
-    """A mixture of Gaussians of numbers on their scales ([-1, 1], or [0, 1] where a range begins at
-    zero).
+    """A mixture of Gaussians of numbers on their scales ([-1, 1], or [0, 1] where a range begins at zero).
 
-    n_components:     how many Gaussians. covariance_type:  "diag": a variance for each coordinate;
-    "spherical": one for all of a component; "full": a matrix, for at most 64
-                      columns, which takes more records.
-    rounds:           noisy rounds of expectation and maximisation, after a start as `KMeans` has
-    it, for half of the budget. norm:             a public bound on the distance of scaled rows from
-    the middle of their ranges; None for all that ranges allow. structure:        the public seed of
-    all that is drawn without regard to the records. n_jobs:           threads that sums are made
-    on, -1 for one on each core. Nothing that is released depends on it.
+    Parameters
+    ----------
+    n_components : int, default=4
+        How many Gaussians.
+    covariance_type : {"diag", "spherical", "full"}, default="diag"
+        "diag": a variance for each coordinate. "spherical": one for all of a component. "full": a
+        matrix, for at most 64 columns, which takes more records.
+    rounds : int, default=4
+        Noisy rounds of expectation and maximisation, after a start as `KMeans` has it, for half of the
+        budget.
+    norm : float, default=None
+        A public bound on the distance of scaled rows from the middle of their ranges. None for all that
+        the ranges allow.
+    structure : int, default=0
+        The public seed of all that is drawn without regard to the records.
+    n_jobs : int, default=None
+        Threads that sums are made on, -1 for one on each core. Nothing that is released depends on it.
 
-    After `fit`: `weights_`, `means_` in the units of the columns, `covariances_` (variances on the
-    scales, or matrices) and `counts_` (noisy).
+    Attributes
+    ----------
+    weights_ : ndarray of shape (n_components,)
+        The share of each component.
+    means_ : ndarray of shape (n_components, n_features)
+        Means in the units of the columns.
+    covariances_ : ndarray
+        Variances on the scales, or matrices.
+    counts_ : ndarray of shape (n_components,)
+        Noisy numbers of records.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import GaussianMixture
+    >>> rng = np.random.default_rng(0)
+    >>> X = np.concatenate([rng.normal(m, 0.05, (1000, 2)) for m in (-0.5, 0.5)])
+    >>> model = GaussianMixture(n_components=2, bounds=(-1, 1), random_state=0).fit(X)
+    >>> np.sort(model.means_[:, 0]).round(1).tolist()
+    [-0.5, 0.5]
     """
 
     n_components: int = 4

@@ -55,16 +55,33 @@ LAB = ("newton", "objective", "approximate-minima", "output", "bolt-on")
 class LinearModel(PrivateEstimator, abstract=True):
     """What linear models have in common.
 
-    solver:         how the weights are found; see the table of docs/estimators.md. alpha:
-    the weight of alpha/2 |w|^2 beside the sum of losses, on all weights; None for the rule of the
-    solver. fit_intercept:  whether there is a constant term. norm:           a public bound on the
-    norm of a row of scaled features, to which longer ones are shortened. None buys the median.
-    clip:           the norm to which slopes of the loss are cut. None for a rule: the less noise
-    the farther. rounds:         how many gradients are released, or passes made; None for the rule
-    of the solver.
+    Parameters
+    ----------
+    solver : str, default="gradient"
+        How the weights are found: "gradient" by noisy gradients, "statistics" by noisy second moments
+        (squared loss), "functional" by a quadratic expansion (squared or logistic loss). dpfy-lab has
+        more: the table of docs/estimators.md.
+    alpha : float, default=None
+        The weight of alpha/2 |w|^2 beside the sum of losses, on all weights. None for the rule of the
+        solver.
+    fit_intercept : bool, default=True
+        Whether there is a constant term.
+    norm : float, default=None
+        A public bound on the norm of a row of scaled features, to which longer ones are shortened. None
+        buys the median.
+    clip : float, default=None
+        The norm to which slopes of the loss are cut. None for a rule: the less noise the farther.
+    rounds : int, default=None
+        How many gradients are released, or passes made. None for the rule of the solver.
 
-    After `fit`: `coef_` and `intercept_` for features on their scales ([-1, 1] or [0, 1], one-hot
-    categories), `feature_names_out_`.
+    Attributes
+    ----------
+    coef_ : ndarray
+        Weights for features on their scales ([-1, 1] or [0, 1]; one-hot categories).
+    intercept_ : ndarray or float
+        The constant term.
+    feature_names_out_ : ndarray of str
+        The name of each weight.
     """
 
     solver: str = "gradient"
@@ -165,7 +182,21 @@ class LinearModel(PrivateEstimator, abstract=True):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LogisticRegression(PrivateClassifier, LinearModel):
-    """Logistic regression, of two classes or, by softmax, of more."""
+    """Logistic regression, of two classes or, by softmax, of more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = np.where(X[:, 0] > X[:, 1], "yes", "no")
+    >>> model = LogisticRegression(
+    ...     bounds=(-1, 1), classes=("no", "yes"), random_state=0
+    ... ).fit(X, y)
+    >>> bool(model.score(X, y) > 0.9)
+    True
+    """
 
     def _loss(self, outputs: int) -> ScoreLoss:
         return LogisticLoss() if outputs == 1 else SoftmaxLoss()
@@ -195,7 +226,19 @@ class LogisticRegression(PrivateClassifier, LinearModel):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LinearSVC(PrivateClassifier, LinearModel):
-    """Linear support vectors of two classes, with the hinge rounded off at its corner (Huber's)."""
+    """Linear support vectors of two classes, with the hinge rounded off at its corner (Huber's).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import LinearSVC
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = np.where(X[:, 0] > X[:, 1], "yes", "no")
+    >>> model = LinearSVC(bounds=(-1, 1), classes=("no", "yes"), random_state=0).fit(X, y)
+    >>> bool(model.score(X, y) > 0.9)
+    True
+    """
 
     def _target(self, X: Any, y: Any) -> Any:
         found = super()._target(X, y)
@@ -229,7 +272,21 @@ class LinearSVC(PrivateClassifier, LinearModel):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LinearRegression(PrivateRegressor, LinearModel):
-    """Linear regression."""
+    """Linear regression. Slopes of the squared loss are cut, which makes it Huber's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import LinearRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = X[:, 0] - X[:, 1]
+    >>> model = LinearRegression(
+    ...     bounds=(-1, 1), target_bounds=(-2, 2), random_state=0
+    ... ).fit(X, y)
+    >>> bool(model.score(X, y) > 0.9)
+    True
+    """
 
     def _loss(self, outputs: int) -> ScoreLoss:
         return HuberLoss()
@@ -257,8 +314,24 @@ class LinearRegression(PrivateRegressor, LinearModel):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Ridge(LinearRegression):
-    """Linear regression with alpha/2 |w|^2 beside the sum of losses, which are halves of squares of
-    the target on the scale [-1, 1].
+    """Linear regression with alpha/2 |w|^2 beside the sum of losses, which are halves of squares of the
+    target on the scale [-1, 1].
+
+    Parameters
+    ----------
+    alpha : float, default=1.0
+        The weight of alpha/2 |w|^2, on all weights.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import Ridge
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = X[:, 0] - X[:, 1]
+    >>> model = Ridge(bounds=(-1, 1), target_bounds=(-2, 2), random_state=0).fit(X, y)
+    >>> bool(model.score(X, y) > 0.9)
+    True
     """
 
     alpha: float | None = 1.0
@@ -266,8 +339,20 @@ class Ridge(LinearRegression):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PoissonRegressor(PrivateRegressor, LinearModel):
-    """Poisson regression of counts or rates, log-linear in the features. Targets below zero count
-    as zero.
+    """Poisson regression of counts or rates, log-linear in the features. Targets below zero count as zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import PoissonRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = rng.poisson(np.exp(X[:, 0] + 1))
+    >>> model = PoissonRegressor(
+    ...     bounds=(-1, 1), target_bounds=(0, 20), random_state=0
+    ... ).fit(X, y)
+    >>> bool(model.score(X, y) > 0.1)
+    True
     """
 
     def _loss(self, outputs: int) -> ScoreLoss:

@@ -65,7 +65,24 @@ class Splits:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _TopDown:
-    """What classifier and regressor share."""
+    """What classifier and regressor share.
+
+    Parameters
+    ----------
+    max_depth : int, default=6
+        Levels of questions.
+    bins : int, default=32
+        Equal bins of the transformed range of a number, between which it is cut.
+    decay : float, default=0.7
+        The budget of a level over that of the level above it.
+    leaf_share : float, default=0.3
+        The share of the budget that counts the leaves.
+
+    Attributes
+    ----------
+    values_ : ndarray of shape (n_leaves, n_outputs)
+        The shares of the classes in each leaf, or the mean of the target on the scale [-1, 1].
+    """
 
     max_depth: int = 6
     bins: int = 32
@@ -152,14 +169,21 @@ class _TopDown:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DecisionTreeClassifier(_TopDown, PrivateClassifier):
-    """Classes by one tree, whose splits are chosen from the top with a budget that decays.
+    """Classes by one tree, whose splits are chosen from the top with a budget that decays (Wang, Dick &
+    Balcan 2020).
 
-    max_depth:   levels of questions.
-    bins:        equal bins of the transformed range of a number, between which it is cut.
-    decay:       the budget of a level over that of the level above it.
-    leaf_share:  the share of the budget that counts the leaves.
-
-    After `fit`: `values_` [leaves, classes], the shares of the classes in each leaf.
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import DecisionTreeClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = np.where(X[:, 0] > X[:, 1], "yes", "no")
+    >>> model = DecisionTreeClassifier(
+    ...     bounds=(-1, 1), classes=("no", "yes"), random_state=0
+    ... ).fit(X, y)
+    >>> bool(model.score(X, y) > 0.6)
+    True
     """
 
     def _log_joint(self, given: EncodedRecords) -> Floats:
@@ -168,7 +192,21 @@ class DecisionTreeClassifier(_TopDown, PrivateClassifier):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DecisionTreeRegressor(_TopDown, PrivateRegressor):
-    """Numbers by one tree; see `DecisionTreeClassifier`."""
+    """Numbers by one tree, whose splits are chosen from the top with a budget that decays.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy.estimators import DecisionTreeRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = X[:, 0] - X[:, 1]
+    >>> model = DecisionTreeRegressor(
+    ...     bounds=(-1, 1), target_bounds=(-2, 2), random_state=0
+    ... ).fit(X, y)
+    >>> bool(model.score(X, y) > 0.1)
+    True
+    """
 
     def predict(self, X: Any) -> Floats:
         """The number of each row."""

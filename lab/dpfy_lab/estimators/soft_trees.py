@@ -85,7 +85,26 @@ class _Weights:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _Soft:
-    """What classifier and regressor share."""
+    """What classifier and regressor share.
+
+    Parameters
+    ----------
+    n_estimators : int, default=None
+        How many trees, whose leaves add up. None for four, or two for each of more than two classes.
+    max_depth : int, default=2
+        Of each tree.
+    rounds : int, default=24
+        Noisy gradients of all records.
+    structure : int, default=0
+        The public seed of the perturbation that tells trees apart at the beginning.
+
+    Attributes
+    ----------
+    leaves_ : ndarray of shape (n_trees, n_leaves, n_scores)
+        What each leaf adds to the score.
+    intercept_ : ndarray of shape (n_scores,)
+        The score of a record before any tree is added.
+    """
 
     n_estimators: int | None = None
     max_depth: int = 2
@@ -166,14 +185,21 @@ class _Soft:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SoftTreeClassifier(_Soft, PrivateClassifier):
-    """Classes by soft trees (Hazimeh et al. 2020): every split sends a record to both sides, and
-    all of them are learnt together.
+    """Classes by soft trees (Hazimeh et al. 2020): every split sends a record to both sides, and all of
+    them are learnt together.
 
-    n_estimators:  how many trees, whose leaves add up; None for four, or two for each of more than
-    two classes. max_depth:     of each tree. rounds:        noisy gradients of all records.
-    structure:     the public seed of the perturbation that tells trees apart at the beginning.
-
-    After `fit`: `leaves_` [trees, leaves, scores] and `intercept_`.
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy_lab.estimators.soft_trees import SoftTreeClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = np.where(X[:, 0] > X[:, 1], "yes", "no")
+    >>> model = SoftTreeClassifier(
+    ...     bounds=(-1, 1), classes=("no", "yes"), random_state=0
+    ... ).fit(X, y)
+    >>> bool(model.score(X, y) > 0.8)
+    True
     """
 
     def _log_joint(self, given: EncodedRecords) -> Floats:
@@ -184,7 +210,22 @@ class SoftTreeClassifier(_Soft, PrivateClassifier):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SoftTreeRegressor(_Soft, PrivateRegressor):
-    """Numbers by soft trees; see `SoftTreeClassifier`."""
+    """Numbers by soft trees: every split sends a record to both sides, and all of them are learnt
+    together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpfy_lab.estimators.soft_trees import SoftTreeRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (2000, 2))
+    >>> y = X[:, 0] - X[:, 1]
+    >>> model = SoftTreeRegressor(
+    ...     bounds=(-1, 1), target_bounds=(-2, 2), random_state=0
+    ... ).fit(X, y)
+    >>> bool(model.score(X, y) > 0.5)
+    True
+    """
 
     def predict(self, X: Any) -> Floats:
         """The number of each row, within the public range of the target."""
