@@ -136,14 +136,14 @@ def save(flag: str, path: Path, content: bytes) -> None:
         raise InvalidInput(flag, str(path), storage.why(problem, "cannot be written")) from None
 
 
-def charged(epsilon: float, ledger: str | Path | None) -> list[str]:
+def charged(epsilon: float | str, ledger: str | Path | None) -> list[str]:
     """For the end of a run: what is left of the budget of its data set, if it has one."""
     if ledger is None:
         return []
     from dpfy.core.ledger import Ledger
     from dpfy.report import spending, spending_page
 
-    return spending_page.charged(spending.allowance(Ledger.read(Path(ledger))), epsilon)
+    return spending_page.charged(spending.allowance(Ledger.read(Path(ledger))), float(epsilon))
 
 
 def _existing(path: Path) -> bytes | None:

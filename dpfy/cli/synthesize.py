@@ -13,7 +13,7 @@ import typer
 
 from dpfy.cli.aliases import FLAGS
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.output import tell
+from dpfy.cli.output import charged, tell
 from dpfy.cli.plugins import VerbGroup
 
 DEFAULT = "table"
@@ -187,7 +187,8 @@ def table(
             public=public,
             progress=progress,
         )
-    tell(made.to_json(), _lines(made), as_json=as_json)
+    left = charged(made.epsilon, ledger)
+    tell(made.to_json(), [*_lines(made), *left], as_json=as_json)
 
 
 @app.command("evaluate")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfy.cli.interrupt import resumable
-from dpfy.cli.output import tell
+from dpfy.cli.output import charged, tell
 
 PROTECTED = ("records", "labels")
 FLAGS = {
@@ -88,6 +88,7 @@ def train_labels(
         told["statement"],
         f"only labels are protected, by {told['method']}; features are public",
         f"check it: dpfy verify {folder}",
+        *charged(told["epsilon"], whole.ledger.path),
     ]
     tell(told, lines, as_json=as_json)
 
