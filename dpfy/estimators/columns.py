@@ -11,26 +11,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.check import interval
-from dpfy.core.codec import Codec
 from dpfy.core.errors import Corrupt, DpfyError, InvalidInput, Unsupported
 from dpfy.estimators.claim import MOST_DOMAIN
 from dpfy.estimators.files import FileTable
-from dpfy.tables.cells import listed, word
-from dpfy.tables.columns import Category, Label, Number, OpenColumn
-from dpfy.tables.schema import Schema
+from dpfy.tables.columns import Category, Column, Label, Number, OpenColumn
+from dpfy.tables.features import features_of
+from dpfy.tables.schema import Schema, column_of, entry_of
 
-Column = Union[Number, Category, OpenColumn]
-CODEC = Codec(
-    "column", {"number": Number, "category": Category, "label": Label, "open": OpenColumn}
-)
-MISSING = ("", "?")
+Feature = Union[Number, Category, OpenColumn]
 NEARLY = 1e-5
 """A range whose lower end is so small a part of its upper end begins at zero."""
 
@@ -77,7 +71,7 @@ class TableForm:
         return cls(
             _some(array.shape[1], array.shape),
             None,
-            frozenset(range(array.shape[1])) if array.dtype.kind not in "biuf" else frozenset(),
+            frozenset(range(array.shape[1])) if array.dtype.kind not in "biufO" else frozenset(),
         )
 
     def without(self, name: str) -> TableForm:
@@ -113,8 +107,6 @@ def as_array(X: Any) -> np.ndarray:
         ) from None
     if array.dtype.kind == "c":
         raise InvalidInput("X", str(array.dtype), "Complex data not supported: it must be real")
-    if array.dtype.kind == "O":
-        array = _numeric(array)
     if array.ndim != 2:
         rule = (
             f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: one row for "
@@ -122,23 +114,6 @@ def as_array(X: Any) -> np.ndarray:
         )
         raise InvalidInput("X", f"shape {array.shape}", rule)
     return array
-
-
-def _numeric(array: np.ndarray) -> np.ndarray:
-    """An array of objects as numbers, if all of them are; else as it is."""
-    for cell in array.ravel()[:1]:
-        if isinstance(cell, str):
-            return array
-        if isinstance(cell, dict | list | set):
-            raise InvalidInput(
-                "X",
-                type(cell).__name__,
-                "argument must be a string or a real number: one in each cell",
-            )
-    try:
-        return array.astype(np.float64)
-    except (TypeError, ValueError):
-        return array
 
 
 def _is_number(kind: str) -> bool:
@@ -152,13 +127,28 @@ class FeatureColumns:
     """All that is public about the features: their columns in order, and how a missing cell is
     written.
 
-    `cell_of_missing`: a missing value without a fill is kept as one (NaN; for a category, as
-    others), for estimators that give it a cell.
+    `sources` are the columns of the table that they are made of: a date or a text may be several
+    features. `cell_of_missing`: a missing value without a fill is kept as one (NaN; for a category,
+    as others), for estimators that give it a cell. `strict`: the caller declares the data clean.
     """
 
-    columns: tuple[Column, ...]
-    missing: tuple[str, ...] = MISSING
+    columns: tuple[Feature, ...]
+    missing: tuple[str, ...] = ("",)
     cell_of_missing: bool = False
+    sources: tuple[Column, ...] = ()
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            object.__setattr__(self, "sources", self.columns)
+
+    @classmethod
+    def of(
+        cls, sources: Sequence[Column], missing: Sequence[str] = ("",), **more: bool
+    ) -> FeatureColumns:
+        """The features that learners read in the columns of a table."""
+        features = tuple(feature for column in sources for feature in features_of(column))
+        return cls(features, tuple(missing), sources=tuple(sources), **more)
 
     @property
     def open(self) -> tuple[int, ...]:
@@ -190,46 +180,40 @@ class FeatureColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all columns."""
-        return tuple(c.name for c in self.columns)
+        """Of all columns of the table."""
+        return tuple(c.name for c in self.sources)
 
     def to_json(self) -> dict[str, Any]:
         """For the file of an estimator."""
-        held = {"columns": CODEC.encode(self.columns), "missing": list(self.missing)}
+        held = {
+            "columns": [{"name": c.name} | entry_of(c) for c in self.sources],
+            "missing": list(self.missing),
+        }
         return held | ({"cell_of_missing": True} if self.cell_of_missing else {})
 
     @classmethod
     def from_json(cls, data: Any) -> FeatureColumns:
         """What `to_json` wrote."""
         try:
-            return cls(
-                tuple(CODEC.decode(data["columns"])),
-                tuple(data["missing"]),
-                data.get("cell_of_missing", False) is True,
-            )
-        except (DpfyError, KeyError, TypeError) as problem:
+            held = [
+                column_of(
+                    entry["name"], {k: v for k, v in entry.items() if k != "name" and v is not None}
+                )
+                for entry in data["columns"]
+            ]
+            keep = data.get("cell_of_missing", False) is True
+            return cls.of(held, data["missing"], cell_of_missing=keep)
+        except (DpfyError, KeyError, TypeError, AttributeError) as problem:
             raise Corrupt("columns", f"cannot be read ({problem})") from None
 
 
 def described(parts: Sequence[object]) -> str:
     """Public facts in words, cut where they are long and ending in a hash of the whole."""
-    safe = (
-        "".join(c if c.isprintable() else "?" for c in "; ".join(_words(p) for p in parts))
-        or "nothing"
-    )
+    safe = "".join(c if c.isprintable() else "?" for c in "; ".join(map(str, parts))) or "nothing"
     return (
         f"{safe[:MOST_DOMAIN]} "
         f"({hashlib.sha256(repr(tuple(parts)).encode('utf-8', 'surrogatepass')).hexdigest()[:16]})"
     )
-
-
-def _words(part: object) -> str:
-    if isinstance(part, Number):
-        through = "" if part.transform == "none" else f" through {part.transform}"
-        return f"{part.name} from {part.range[0]:g} to {part.range[1]:g}{through}"
-    if isinstance(part, Category):
-        return f"{part.name}: {', '.join(part.categories)}"
-    return str(part)
 
 
 def public(
@@ -249,9 +233,7 @@ def public(
             raise InvalidInput(
                 "bounds", bounds, "must not be given beside a schema, which holds the ranges"
             )
-        held, ignored, missing = of_schema(schema)
-        held = [c for c in held if c.name != person]
-        return _ordered(held, ignored, missing, form, target)
+        return _ordered(Schema.of(schema), form, target, person)
     if form.text:
         place = min(form.text)
         name = form.names[place] if form.names else place
@@ -311,48 +293,18 @@ def _pair(name: str, pair: Any) -> tuple[float, float]:
     )
 
 
-def of_schema(schema: Any) -> tuple[list[Column | Label], frozenset[str], tuple[str, ...]]:
-    """The columns of a schema: a packaged one or a TOML file by name, a Schema, or columns by
-    name.
-    """
-    if isinstance(schema, str | Path | Schema):
-        found = Schema.of(schema)
-        open_names = frozenset(c.name for c in found.columns if isinstance(c, OpenColumn))
-        known = [c for c in found.columns if c.name not in open_names]
-        return known, open_names, found.missing  # type: ignore[return-value]
-    given = (
-        list(schema.values())
-        if isinstance(schema, Mapping)
-        else list(schema)
-        if isinstance(schema, Sequence)
-        else [schema]
-    )
-    for column in given:
-        if not isinstance(column, Number | Category | Label | OpenColumn):
-            rule = "must be a TOML file, the name of a packaged schema, or columns (dpfy.tables)"
-            raise InvalidInput("schema", column, rule)
-    if len({c.name for c in given}) < len(given):
-        raise InvalidInput("schema", [c.name for c in given], "must name each column once")
-    return given, frozenset(), MISSING
-
-
 def _ordered(
-    held: list[Column | Label],
-    ignored: frozenset[str],
-    missing: tuple[str, ...],
-    form: TableForm,
-    target: str | None,
+    schema: Schema, form: TableForm, target: str | None, person: str | None
 ) -> FeatureColumns:
     """The features of a schema, in its order; a table with names must have them, and may have the
-    ignored columns and the target.
+    other columns.
     """
-    features = tuple(c for c in held if not isinstance(c, Label) and c.name != target)
+    features = tuple(c for c in schema.features if c.name not in (target, person))
     if not features:
         raise InvalidInput(
             "schema", "no feature", "must describe at least one column beside the target"
         )
     names = [c.name for c in features]
-    others = {c.name for c in held if c not in features} | ignored
     if form.names is None:
         if form.width != len(names):
             rule = (
@@ -365,31 +317,29 @@ def _ordered(
             if name not in form.names:
                 raise InvalidInput("X column", name, "is in the schema but not in X")
         for name in form.names:
-            if name not in names and name not in others:
+            if name not in schema.names:
                 raise InvalidInput(
                     "X column",
                     name,
                     "is in X but not in the schema; describe it, or set ignore = true",
                 )
-    return FeatureColumns(features, missing)
+    return FeatureColumns.of(features, schema.missing, strict=schema.strict)
 
 
-def label_of(schema: Any, target: str | None) -> Column | Label | None:
+def label_of(schema: Any, target: str | None) -> Column | None:
     """What a schema says about the target: the column of that name, or its label; None without a
     schema or a target.
     """
     if schema is None:
         return None
-    held, _, _ = of_schema(schema)
+    held = Schema.of(schema).columns
     if target is None:
         return next((c for c in held if isinstance(c, Label)), None)
-    if target not in {c.name for c in held}:
-        raise InvalidInput(
-            "target",
-            target,
-            f"must be a column of the schema: {', '.join(c.name for c in held)[:200]}",
-        )
-    return next(c for c in held if c.name == target)
+    names = [c.name for c in held]
+    if target not in names:
+        rule = f"must be a column of the schema: {', '.join(names)[:200]}"
+        raise InvalidInput("target", target, rule)
+    return held[names.index(target)]
 
 
 def refuse_categories(columns: FeatureColumns, what: str) -> None:
@@ -399,25 +349,3 @@ def refuse_categories(columns: FeatureColumns, what: str) -> None:
             f"{what} of the category {columns.categories[0].name!r}",
             "leave it out, or use an estimator that takes it",
         )
-
-
-def distinct(cells: Any) -> tuple[list[str], NDArray[np.int64]]:
-    """The words of a column, each once, and the place of each cell among them; -1 where there is no
-    value.
-    """
-    if hasattr(cells, "dictionary_encode"):  # Arrow
-        held = cells.combine_chunks() if hasattr(cells, "combine_chunks") else cells
-        held = held if hasattr(held, "dictionary") else held.dictionary_encode()
-        return [word(w) for w in listed(held.dictionary)], np.asarray(
-            held.indices.fill_null(-1), np.int64
-        )
-    if hasattr(cells, "cat"):  # a pandas column of categories
-        return [word(w) for w in cells.cat.categories], np.asarray(cells.cat.codes, np.int64)
-    try:
-        import pandas
-    except ImportError:
-        place: dict[str, int] = {}
-        each = [place.setdefault(word(cell), len(place)) for cell in np.asarray(cells).tolist()]
-        return list(place), np.array(each, np.int64)
-    places, found = pandas.factorize(np.asarray(cells))
-    return [word(w) for w in found], np.asarray(places, np.int64)

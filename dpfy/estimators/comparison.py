@@ -24,6 +24,7 @@ from dpfy.estimators.estimator import PrivateClassifier, PrivateEstimator, Priva
 from dpfy.estimators.files import FileTable
 from dpfy.estimators.job import names
 from dpfy.tables.columns import Category, Label, Number
+from dpfy.tables.schema import Schema
 
 Objects = NDArray[Any]
 MOST_RECORDS, LEAST_TEST = 1_000_000, 100
@@ -56,7 +57,7 @@ class ComparisonData:
 
 def described(schema: Any, named: str | None) -> tuple[list[Any], Label | Number]:
     """The features and the target of a schema."""
-    held, _, _ = columns.of_schema(schema)
+    held = Schema.of(schema).features
     aim = columns.label_of(schema, named)
     if aim is None:
         raise InvalidInput("--target", None, "must be given: the schema has no label")
@@ -65,7 +66,7 @@ def described(schema: Any, named: str | None) -> tuple[list[Any], Label | Number
             f"the target {aim.name!r}, which is no label and no number with a range,",
             "choose another column",
         )
-    return [c for c in held if not isinstance(c, Label) and c.name != aim.name], aim
+    return [c for c in held if c.name != aim.name], aim
 
 
 def made_up(schema: Any, named: str | None, records: int, seed: int = 0) -> ComparisonData:

@@ -335,9 +335,13 @@ class PrivateEstimator(BaseEstimator):
         self, X: Any, y: Any, users: Any, public: PublicFacts, fit: FitSession
     ) -> FittedArrays:
         data = self._read(X, y, public)
+        if public.terms.replaced:  # the number of records is public
+            data = replace(data, left_out=None)
         if (person := public.person) is not None:
             cells = records.column(X, person.column) if users is None else users
             data = persons.bounded(data, cells, person.at_most, fit.key("records of persons"))
+        elif data.left_out is not None and data.left_out.any():
+            data = data.rows(np.flatnonzero(~data.left_out))
         if public.open:
             data = _bounded(data, fit)
         with threads.threads(getattr(self, JOBS, 1)):
@@ -352,7 +356,7 @@ class PrivateEstimator(BaseEstimator):
         }
         if self.unit is not None:
             facts["person"] = self.unit.column
-        width = len(data.columns.columns) if isinstance(X, FileTable) else form.width
+        width = len(data.columns.sources) if isinstance(X, FileTable) else form.width
         facts |= {"width": width, "names": list(form.names) if form.names and form.named else None}
         return facts | {"settings": dict(self._settings())}
 
@@ -367,16 +371,18 @@ class PrivateEstimator(BaseEstimator):
             raise InvalidInput("X", "no records", rule)
         if aim is None:
             return held
-        values: NDArray[Any] = aim.read(y) if isinstance(aim, ClassTarget) else target.numbers_of(y)
+        values, there = _target_values(aim, y)
         if len(values) != held.size:
             rule = (
                 f"must be one for each of the {held.size} records of X: inconsistent numbers of "
                 f"samples"
             )
             raise InvalidInput("y", f"{len(values)} values", rule)
-        if isinstance(aim, NumberTarget):
-            values = np.clip(values, aim.low, aim.high)
-        return replace(held, target=values, aim=aim)
+        if public.columns.strict and not there.all():
+            row = int(np.flatnonzero(~there)[0]) + 1
+            raise InvalidInput(f"y, row {row}", "a value that does not fit", f"must be of {aim}")
+        left_out = ~there if held.left_out is None else held.left_out | ~there
+        return replace(held, target=values, aim=aim, left_out=left_out)
 
     def _load(self, release: FinishedFit) -> None:
         """Be what was released."""
@@ -403,7 +409,7 @@ class PrivateEstimator(BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.cell_of_missing
+        tags.input_tags.allow_nan = True
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -542,7 +548,26 @@ def _bounded(data: EncodedRecords, fit: FitSession) -> EncodedRecords:
         found.get(c.name, c) if isinstance(c, columns.OpenColumn) else c
         for c in data.columns.columns
     )
-    return replace(data, columns=replace(data.columns, columns=closed))
+    known = replace(data.columns, columns=closed, sources=closed)
+    return replace(data, columns=known, given=records.filled(data.given, known))
+
+
+def _target_values(aim: Target, y: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The target of each record in its range, and which records have one. The others have the
+    public fill, else the first class or the middle of the range.
+    """
+    if isinstance(aim, ClassTarget):
+        codes = aim.read(y)
+        there = codes >= 0
+        other = 0 if aim.fill is None else aim.labels.index(aim.fill)
+        return np.where(there, codes, other), there | (aim.fill is not None)
+    values = target.numbers_of(y)
+    there, fill = ~np.isnan(values), None
+    low, high = -records.FARTHEST, records.FARTHEST
+    if isinstance(aim, NumberTarget):
+        low, high, fill = aim.low, aim.high, aim.fill
+    values = np.where(there, np.clip(values, low, high), (low + high) / 2 if fill is None else fill)
+    return values, there | (fill is not None)
 
 
 def _domain(public: PublicFacts) -> list[ProofCondition]:

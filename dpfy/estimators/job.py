@@ -31,7 +31,7 @@ from dpfy.estimators.files import FileTable
 from dpfy.report.verify import verify
 from dpfy.runs.progress import Progress
 from dpfy.runs.run import Run
-from dpfy.tables.columns import Label, Number
+from dpfy.tables.columns import Column, Number
 
 SHORT = {
     "logistic": "LogisticRegression",
@@ -142,14 +142,14 @@ class FitRequest:
         made.fit(table, table.target(said.name))
         return made, {} if held is None else figures(made, held, held.target(said.name))
 
-    def _test(self, kind: type[Any], said: columns.Column | Label) -> FileTable:
+    def _test(self, kind: type[Any], said: Column) -> FileTable:
         """The public test rows, read whole: what is wrong with them is said before the fit."""
         held = FileTable(str(self.test))
         truth = held.target(said.name)
         if issubclass(kind, PrivateRegressor):
-            target.numbers_of(truth)
+            there = ~np.isnan(target.numbers_of(truth))
         else:
-            target.classes(self.given.get("classes"), said, truth).read(truth)
+            there = target.classes(self.given.get("classes"), said, truth).read(truth) >= 0
         unit = self.given.get("unit")
         person = None if unit is None else unit.column
         form = columns.TableForm.of(held)
@@ -157,6 +157,8 @@ class FitRequest:
         features = columns.public(form, self.schema, None, said.name, person)
         if not records.read(held, features).size:
             raise InvalidInput("--test", self.test, "must hold at least one row")
+        if not there.any():
+            raise InvalidInput("--test", self.test, f"must hold a row with a value of {said.name}")
         return held
 
 
@@ -164,10 +166,13 @@ def figures(made: Any, held: FileTable, truth: Any) -> dict[str, float]:
     """How well public rows are predicted."""
     if isinstance(made, PrivateRegressor):
         values = target.numbers_of(truth)
-        error = float(np.mean((values - made.predict(held)) ** 2))
+        there = ~np.isnan(values)
+        values = values[there]
+        error = float(np.mean((values - made.predict(held)[there]) ** 2))
         return {"test_rmse": error**0.5, "test_r2": 1 - error / max(float(values.var()), 1e-300)}
     places = target.ClassTarget(tuple(made.classes_.tolist())).read(truth)
-    chances = made.predict_proba(held)
+    there = places >= 0  # rows without a label are not counted
+    places, chances = places[there], made.predict_proba(held)[there]
     found = {"test_accuracy": float((chances.argmax(axis=1) == places).mean())}
     if len(made.classes_) == 2 and 0 < places.mean() < 1:
         from sklearn.metrics import roc_auc_score

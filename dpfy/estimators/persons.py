@@ -115,6 +115,8 @@ def bounded(records: EncodedRecords, cells: Any, at_most: int, key: bytes) -> En
     if len(owners) != records.size:
         rule = f"must be one for each of the {records.size} records of X"
         raise InvalidInput("users", f"{len(owners)} names", rule)
+    if records.left_out is not None:
+        owners = np.where(records.left_out, NOBODY, owners)
     order = np.argsort(owners, kind="stable")
     order = order[np.searchsorted(owners[order], 0) :]
     rows = PersonRows.of(owners[order])

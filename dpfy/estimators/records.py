@@ -1,29 +1,30 @@
 """Private records, read by their public columns: numbers moved into their ranges, categories as
 places in their lists.
 
-A number outside its range is moved to the nearest end. A missing cell is what the schema says
-(`fill`), and refused where it says nothing; so are infinity, and a category that is not listed
-unless others are allowed (fill = "other"). Refusals come before any release.
+A number outside its range is moved to the nearest end, infinity too. A missing cell is what the
+schema says (`fill`), else the middle of the range, or no category. A record without a usable target
+is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfy.core.errors import InvalidInput
-from dpfy.estimators.columns import Column, FeatureColumns, as_array, distinct
+from dpfy.estimators.columns import Feature, FeatureColumns, as_array
 from dpfy.estimators.target import ClassTarget, NumberTarget, Target
-from dpfy.tables.cells import listed, numbers, word
-from dpfy.tables.columns import FILL_OTHER, Category, Number, OpenColumn
+from dpfy.tables import cells as reading
+from dpfy.tables.columns import Category, Number, OpenColumn
+from dpfy.tables.features import feature_values, features_of
+from dpfy.tables.table import refuse_misfits
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
-ABSENT, UNLISTED = -1, -2
+FARTHEST = 2.0**40
+"""Where infinity lies, as long as no range is known."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +37,7 @@ class EncodedRecords:
     (`numbers`, `scaled`, `cells`) is moved into the public ranges first. `target` holds places of
     classes, or numbers in their range, as `aim` says; both are None where nothing is predicted.
     `owners` is the number of each record's person, in ascending order; None where a record is the
-    unit of privacy.
+    unit of privacy. `left_out` are the rows that the schema leaves out.
     """
 
     columns: FeatureColumns
@@ -45,6 +46,7 @@ class EncodedRecords:
     target: NDArray[Any] | None = None
     aim: Target | None = None
     owners: Codes | None = None
+    left_out: NDArray[np.bool_] | None = None
 
     @property
     def labels(self) -> Codes:
@@ -78,7 +80,7 @@ class EncodedRecords:
         """The records at these places, without their owners."""
         target = None if self.target is None else self.target[place]
         given, codes = self.given[place], self.codes[place]
-        return replace(self, given=given, codes=codes, target=target, owners=None)
+        return replace(self, given=given, codes=codes, target=target, owners=None, left_out=None)
 
     @property
     def numbers(self) -> Floats:
@@ -127,7 +129,7 @@ class EncodedRecords:
         return places, tuple(sizes)
 
 
-def _category(column: Column) -> Category:
+def _category(column: Feature) -> Category:
     assert isinstance(column, Category)
     return column
 
@@ -168,132 +170,67 @@ def _unit(
 def read(X: Any, columns: FeatureColumns) -> EncodedRecords:
     """Every record by its columns. Columns that are still open must get a range before anything is
     made of them.
+
+    Guarantees: no cell raises an error, unless the schema is strict, and none changes how another
+    one is read, or whether its row is left out.
     """
-    if not any(hasattr(X, name) for name in ("columns", "column_names", "column")):
-        array = as_array(X)
-        if array.dtype.kind in "biuf" and not columns.categories:
-            return EncodedRecords(
-                columns,
-                _filled(np.asarray(array, np.float64), columns),
-                np.empty((len(array), 0), np.int64),
-            )
-        cells = [array[:, k] for k in range(array.shape[1])]
+    if any(hasattr(X, name) for name in ("columns", "column_names", "column")):
+        cells = [column(X, c.name) for c in columns.sources]
     else:
-        cells = [column(X, c.name) for c in columns.columns]
-    size = len(cells[0]) if cells else 0
-    values = [
-        _numbers(cell, c, columns.missing)
-        for cell, c in zip(cells, columns.columns, strict=True)
-        if not isinstance(c, Category)
-    ]
-    codes = [
-        _codes(cell, c, columns)
-        for cell, c in zip(cells, columns.columns, strict=True)
-        if isinstance(c, Category)
-    ]
-    table = np.stack(values, axis=1) if values else np.empty((size, 0))
+        array = as_array(X)
+        plain = all(isinstance(c, Number | OpenColumn) and not c.drop for c in columns.sources)
+        if array.dtype.kind in "biuf" and plain and not columns.strict:
+            values = filled(np.asarray(array, np.float64), columns)
+            return EncodedRecords(columns, values, np.empty((len(array), 0), np.int64))
+        cells = [array[:, k] for k in range(array.shape[1])]
+    size, numbers, codes, masks = len(cells[0]) if cells else 0, [], [], []
+    for source, held in zip(columns.sources, cells, strict=True):
+        if type(source) is OpenColumn:  # its range is bought
+            numbers.append(reading.numbers(held, columns.missing))
+            continue
+        found = source.parse(held, columns.missing)
+        if columns.strict:
+            refuse_misfits(source, found)
+        if source.drop:
+            masks.append(source.absent(found))
+        if isinstance(source, Number):
+            numbers.append(found)
+            continue
+        features = features_of(source)
+        for feature, made in zip(features, feature_values(source, held, found), strict=True):
+            (numbers if isinstance(feature, Number) else codes).append(made)
     return EncodedRecords(
         columns,
-        _filled(table, columns),
+        filled(np.stack(numbers, axis=1) if numbers else np.empty((size, 0)), columns),
         np.stack(codes, axis=1) if codes else np.empty((size, 0), np.int64),
+        left_out=np.logical_or.reduce(masks) if masks else None,
     )
 
 
-def _filled(values: Floats, columns: FeatureColumns) -> Floats:
-    """Numbers without a missing one: those that came, or a copy with the fills of their columns."""
+def filled(values: Floats, columns: FeatureColumns) -> Floats:
+    """Finite numbers: those that came, or a copy in which infinity is the end of a range, and a
+    missing number the fill of its column or the middle of its range. Numbers of an open column
+    stay missing, and so do those that have a cell of their own.
+    """
     if np.isfinite(values.sum()) or np.isfinite(values).all():
         return values
     found = values.copy()
-    _fill(
-        found, [c for c in columns.columns if not isinstance(c, Category)], columns.cell_of_missing
-    )
+    for k, feature in enumerate(c for c in columns.columns if not isinstance(c, Category)):
+        mine = found[:, k]
+        low, high = feature.range if isinstance(feature, Number) else (-FARTHEST, FARTHEST)
+        np.copyto(mine, np.clip(mine, low, high), where=np.isinf(mine))
+        if isinstance(feature, Number) and not (feature.fill is None and columns.cell_of_missing):
+            mine[np.isnan(mine)] = feature.middle if feature.fill is None else feature.fill
     return found
 
 
-def _fill(values: Floats, held: Sequence[Column], keep: bool) -> None:
-    for k, column in enumerate(held):
-        mine = values[:, k]
-        if np.isinf(mine).any():
-            raise InvalidInput(
-                f"X column {column.name}",
-                "inf",
-                "must be finite: Input X contains infinity or a value too large",
-            )
-        absent = np.isnan(mine)
-        if absent.any():
-            if not isinstance(column, Number) or column.fill is None:
-                if keep:
-                    continue
-                raise InvalidInput(
-                    f"X column {column.name}",
-                    "NaN",
-                    "must have a value: give the column a public fill in a schema",
-                )
-            mine[absent] = column.fill
-
-
 def column(X: Any, name: str) -> Any:
-    """A column of a pandas or Arrow table."""
+    """A column of a file, or of a pandas, an Arrow or a Polars table."""
     if hasattr(X, "column"):
         return X.column(name)
+    if hasattr(X, "get_column"):
+        return X.get_column(name)
     return X.iloc[:, [str(c) for c in X.columns].index(name)]
-
-
-def _numbers(cells: Any, column: Column, missing: Sequence[str]) -> Floats:
-    """Cells as numbers, NaN where one is missing. Text that is no number is refused."""
-    try:
-        held = cells.to_numpy() if hasattr(cells, "to_numpy") else np.asarray(cells)
-    except Exception:  # Arrow tells the cell that it has no value for
-        held = np.array(listed(cells), dtype=object)
-    found = numbers(held, missing)
-    if held.dtype.kind not in "biuf" and (absent := np.isnan(found)).any():
-        for row in np.flatnonzero(absent).tolist():
-            text = word(held[row])
-            if text and text not in missing and text.lower() != "nan":
-                raise InvalidInput(
-                    f"X column {column.name}, row {row + 1}",
-                    "a cell that is no number",
-                    "must be a number",
-                )
-    return np.array(found, np.float64)
-
-
-def _codes(cells: Any, column: Category, columns: FeatureColumns) -> Codes:
-    """The place of each cell's word in the list of its column; the length of the list for
-    others.
-    """
-    words, places = distinct(cells)
-    known = {w: k for k, w in enumerate(column.categories)}
-    found = [_place(w, known, column, columns.missing) for w in words] + [
-        _place("", known, column, columns.missing, absent=True)
-    ]
-    codes = np.array(found, np.int64)[places]  # place -1, no value, is the last
-    if columns.cell_of_missing:
-        codes[codes == ABSENT] = len(column.categories)
-    if len(refused := np.flatnonzero(codes < 0)):
-        row = int(refused[0])
-        said, rule = (
-            "a category that is not listed",
-            'must be one of the public categories: list it, or allow others with fill = "other"',
-        )
-        if codes[row] == ABSENT:
-            said, rule = "NaN", "must have a value: give the column a public fill"
-        raise InvalidInput(f"X column {column.name}, row {row + 1}", said, rule)
-    return codes
-
-
-def _place(
-    text: str, known: dict[str, int], column: Category, missing: Sequence[str], absent: bool = False
-) -> int:
-    """`ABSENT` for a missing value without a fill, `UNLISTED` for a word that is not listed where
-    others are not allowed.
-    """
-    other = len(column.categories)
-    if text in known and not absent:
-        return known[text]
-    if absent or text in missing:
-        return ABSENT if column.fill is None else known.get(column.fill, other)
-    return other if column.fill == FILL_OTHER else UNLISTED
 
 
 def parts(size: int, length: int = 1 << 13) -> list[slice]:

@@ -5,7 +5,7 @@ read from the records for free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 import numpy as np
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dpfy.core.check import interval
 from dpfy.core.errors import InvalidInput
-from dpfy.estimators.columns import Column, distinct
-from dpfy.tables.columns import Category, Label, Number, OpenColumn
+from dpfy.tables import cells as reading
+from dpfy.tables.columns import Category, Column, Label, Number, OpenColumn
 
 PUBLIC = "public"
 """The caller states that the set of labels that occur in y is public knowledge."""
@@ -29,6 +29,8 @@ class ClassTarget:
 
     labels: tuple[Any, ...]
     stated: bool = False
+    fill: str | None = field(default=None, compare=False)
+    """The class of records without a usable label; without it they are left out."""
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2:
@@ -44,21 +46,16 @@ class ClassTarget:
         return np.array(self.labels)
 
     def read(self, y: Any) -> NDArray[np.int64]:
-        """The place of each label. One that is not listed is refused."""
-        values, place = column_of(y), {label: k for k, label in enumerate(self.labels)}
+        """The place of each label; -1 where it is not listed."""
+        cells = column_of(y)
         if isinstance(self.labels[0], str):
-            words, places = distinct(values)
-            codes = np.array([*(place.get(w, -1) for w in words), -1], np.int64)[places]
-        elif values.dtype.kind not in "biuf":
-            raise InvalidInput("y", "labels that are text", f"must be out of the public {self}")
-        else:
-            known = self.array
-            codes = np.clip(np.searchsorted(known, values), 0, len(known) - 1).astype(np.int64)
-            codes[known[codes] != values] = -1
-        if len(wrong := np.flatnonzero(codes < 0)):
-            rule = f"must be one of the public classes: {', '.join(map(str, self.labels))[:200]}"
-            raise InvalidInput(f"y, row {int(wrong[0]) + 1}", "a label outside", rule)
-        return codes
+            place = {label: k for k, label in enumerate(self.labels)}
+            words, places = reading.distinct(cells)
+            found = [place.get(text, -1) for text in words]
+            return np.array([*found, -1], np.int64)[places]
+        values, known = reading.numbers(cells, ()), self.array.astype(np.float64)
+        codes = np.clip(np.searchsorted(known, values), 0, len(known) - 1).astype(np.int64)
+        return np.where(known[codes] == values, codes, -1)
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,7 @@ class NumberTarget:
 
     low: float
     high: float
+    fill: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"target from {self.low:g} to {self.high:g}"
@@ -93,13 +91,13 @@ class OpenTarget:
 Target = Union[ClassTarget, NumberTarget, OpenTarget]
 
 
-def classes(given: Any, said: Column | Label | None, y: Any) -> ClassTarget:
+def classes(given: Any, said: Column | None, y: Any) -> ClassTarget:
     """The public classes: those given, or those of the schema. `y` is looked at only where the
     caller states that its labels are public.
     """
     if given is None:
         if isinstance(said, Label):
-            return ClassTarget(tuple(sorted(said.classes)))
+            return ClassTarget(tuple(sorted(said.classes)), fill=said.fill)
         if isinstance(said, Category):
             return ClassTarget(tuple(sorted(said.categories)))
         rule = (
@@ -141,7 +139,7 @@ def _labels(found: NDArray[Any]) -> tuple[Any, ...]:
     return tuple(found.tolist())
 
 
-def number(given: Any, said: Column | Label | None) -> NumberTarget | OpenTarget:
+def number(given: Any, said: Column | None) -> NumberTarget | OpenTarget:
     """The public range of the target: that given, or that of the schema; open where there is
     none.
     """
@@ -152,7 +150,7 @@ def number(given: Any, said: Column | Label | None) -> NumberTarget | OpenTarget
             )
         )
     if isinstance(said, Number):
-        return NumberTarget(*said.range)
+        return NumberTarget(*said.range, said.fill)
     if said is not None and not isinstance(said, OpenColumn):
         raise InvalidInput("target", said.name, "must be a number for a regression")
     return OpenTarget()
@@ -167,7 +165,10 @@ def require_target(y: Any) -> None:
 def column_of(y: Any) -> NDArray[Any]:
     """One value for each record."""
     require_target(y)
-    held = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    try:
+        held = np.asarray(reading.array(y) if hasattr(y, "to_numpy") else y)
+    except ValueError:  # cells that are tables themselves
+        held = np.fromiter(y, object, len(y))
     if held.ndim == 2 and held.shape[1] == 1:
         import warnings
 
@@ -191,13 +192,5 @@ def column_of(y: Any) -> NDArray[Any]:
 
 
 def numbers_of(y: Any) -> NDArray[np.float64]:
-    """The numbers of a regression. What is not finite is refused."""
-    try:
-        values = column_of(y).astype(np.float64)
-    except (TypeError, ValueError) as problem:
-        if isinstance(problem, InvalidInput):
-            raise
-        raise InvalidInput("y", "values that are no numbers", "must be numbers") from None
-    if not np.isfinite(values).all():
-        raise InvalidInput("y", "NaN or inf", "Input y contains NaN or infinity: it must be finite")
-    return values
+    """The numbers of a regression; NaN where one is missing."""
+    return reading.numbers(column_of(y), ())

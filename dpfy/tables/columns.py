@@ -405,6 +405,10 @@ class Label(WordColumn):
         """See `WordColumn`."""
         return self.classes
 
+    def settle(self, found: Codes) -> Codes:
+        """Places of classes; their number where there is none."""
+        return super().settle(np.where(self.fits(found), found, -1))
+
 
 @dataclass(frozen=True)
 class OpenColumn(Column):

@@ -42,16 +42,18 @@ def features_of(column: Column) -> tuple[Feature, ...]:
     return ()
 
 
-def feature_values(table: PrivateTable, column: Column) -> list[Any]:
-    """The values of each of `features_of`: numbers, NaN where one is missing, or places."""
+def feature_values(column: Column, cells: Any, found: Any) -> list[Any]:
+    """The values of each of `features_of`: numbers, NaN where one is missing, or places. `found` is
+    what the column has parsed.
+    """
     buckets = getattr(column, "buckets", None)
     if buckets is not None:
-        words, places = reading.distinct(table.cells(column.name))
         listed = column.categories if isinstance(column, Category) else None
-        return list(hashed(words, places, buckets, listed).T)
+        return list(hashed(*reading.distinct(cells), buckets, listed).T)
+    settled = column.settle(found)
     if isinstance(column, Date) and column.parts:
-        return [table.read(part.name) for part in column.part_columns()]
-    return [] if isinstance(column, OpenColumn) else [table.read(column.name)]
+        return [column.part(part, settled) for part in column.parts]
+    return [] if isinstance(column, OpenColumn) else [settled]
 
 
 def hashed(
@@ -93,13 +95,14 @@ def encoded(table: PrivateTable, columns: Iterable[Column]) -> NDArray[np.float3
     blocks = [
         block
         for column in columns
-        for block in _blocks(features_of(column), feature_values(table, column))
+        for block in _blocks(column, table.cells(column.name), table.found(column.name))
     ]
     return np.concatenate(blocks, axis=1)
 
 
-def _blocks(features: Sequence[Feature], values: Sequence[Any]) -> Iterator[NDArray[np.float32]]:
-    for feature, found in zip(features, values, strict=True):
+def _blocks(column: Column, cells: Any, parsed: Any) -> Iterator[NDArray[np.float32]]:
+    values = feature_values(column, cells, parsed)
+    for feature, found in zip(features_of(column), values, strict=True):
         if isinstance(feature, Number):
             yield scaled(feature, found).astype(np.float32)[:, None]
         else:

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core.errors import InvalidInput
-from dpfy.estimators.columns import Column
 from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.target import ClassTarget, Target
-from dpfy.tables.columns import Category, Number
+from dpfy.tables.columns import Category, Column, Number
 
 Floats = NDArray[np.float64]
 
