@@ -165,7 +165,7 @@ def _comparison(field: str, text: object, columns: Sequence[TableColumn]) -> Col
     if right in names:
         other = names.index(right)
         if (
-            type(columns[left]) is not type(columns[other])
+            type(columns[left].column) is not type(columns[other].column)
             or isinstance(columns[left], ListedColumn)
             or left == other
         ):
@@ -181,7 +181,7 @@ def _comparison(field: str, text: object, columns: Sequence[TableColumn]) -> Col
 def _value(field: str, text: str, column: TableColumn, comparison: str) -> float:
     bare = text.strip("'\"")
     if isinstance(column, ListedColumn):
-        if comparison not in ("=", "!=") and not column.in_order:
+        if comparison not in ("=", "!=") and not column.ordered:
             raise InvalidInput(
                 field,
                 text,
@@ -189,7 +189,7 @@ def _value(field: str, text: str, column: TableColumn, comparison: str) -> float
             )
         return float(column.words.index(check.one_of(field, bare, column.words)))
     assert isinstance(column, BinnedColumn)
-    value = column.value(bare)
+    value = column.column.value(bare)
     if value is None:
         raise InvalidInput(field, text, f"must be a value that {column.name} can have")
     return value
@@ -238,17 +238,9 @@ def _broken(
     there = np.logical_and.reduce(
         [codes[:, number] < columns[number].known for number in rule.clique]
     )
-    broken = there & ~rule.rule.holds([_read(columns[n], written[n]) for n in rule.rule.columns])
+    broken = there & ~rule.rule.holds([columns[n].values(written[n]) for n in rule.rule.columns])
     if rule.condition is not None:
         broken &= rule.condition.holds(
-            [_read(columns[n], written[n]) for n in rule.condition.columns]
+            [columns[n].values(written[n]) for n in rule.condition.columns]
         )
     return np.asarray(broken)
-
-
-def _read(column: TableColumn, texts: list[str]) -> NDArray[np.float64]:
-    """Written values as numbers, NaN where one is missing."""
-    read = column.value if isinstance(column, BinnedColumn) else column.place
-    return np.array(
-        [np.nan if (value := read(text)) is None else value for text in texts], dtype=np.float64
-    )

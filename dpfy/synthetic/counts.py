@@ -22,8 +22,9 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.files import DataFile
 from dpfy.synthetic.columns import Codes
 from dpfy.synthetic.domain import Clique, Domain
-from dpfy.tables.cells import listed
-from dpfy.tables.sources import ROWS, Chunk, chunks
+from dpfy.tables.cells import array
+from dpfy.tables.sources import ROWS, Chunk, cells_of, chunks
+from dpfy.tables.table import owner_names, refuse_misfits
 
 Counts = NDArray[np.int64]
 MOST_CELLS = 1 << 27
@@ -113,16 +114,24 @@ def encoded(
     data: Any, domain: Domain, owners: RecordOwners | None = None, rows: int = ROWS
 ) -> Iterator[Codes]:
     """The cells of the records that are used [columns, rows], some rows at a time."""
-    memory: list[dict[str | None, int]] = [{} for _ in domain.columns]
-    known: dict[Any, int] = {}
+    known: dict[str, int] = {}
     for chunk in _chunks(data, domain, rows):
         _check_columns(chunk, domain, owners)
-        found = np.stack([c.codes(chunk[c.name], memory[k]) for k, c in enumerate(domain.columns)])
+        found = [
+            column.column.parse(chunk[column.name], column.missing) for column in domain.columns
+        ]
+        kept = np.ones(len(found[0]), bool)
+        for column, cells in zip(domain.columns, found, strict=True):
+            if domain.strict:
+                refuse_misfits(column.column, cells)
+            if column.column.drop:
+                kept &= ~column.column.absent(cells)
+        codes = np.stack([c.placed(cells) for c, cells in zip(domain.columns, found, strict=True)])
         if owners is not None:
-            found = found[
-                :, _kept([_word(cell) for cell in chunk[owners.column]], owners.most, known)
-            ]
-        yield found
+            names = owner_names(chunk[owners.column])
+            kept &= names != ""
+            kept[kept] = _kept(names[kept].tolist(), owners.most, known)
+        yield codes if kept.all() else codes[:, kept]
 
 
 def checked_chunks(data: Any, domain: Domain, key: str) -> Iterator[Chunk]:
@@ -146,36 +155,12 @@ def _kept(names: Sequence[str], most: int, known: dict[Any, int]) -> NDArray[np.
     return kept
 
 
-def _word(cell: object) -> str:
-    return cell.strip() if isinstance(cell, str) else str(cell)
-
-
 def _chunks(data: Any, domain: Domain, rows: int) -> Iterator[Chunk]:
     """Cells by column from whatever holds them."""
     if isinstance(data, str | Path):
         yield from chunks(DataFile.given(str(data)), rows)
         return
-    if hasattr(data, "to_batches"):  # Arrow
-        held: Mapping[str, Any] = {name: listed(data.column(name)) for name in data.column_names}
-    elif hasattr(data, "columns") and hasattr(data, "to_numpy"):  # pandas
-        held = {str(name): data[name].tolist() for name in data.columns}
-    elif isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == len(domain.columns):
-        held = {name: data[:, k].tolist() for k, name in enumerate(domain.names)}
-    elif isinstance(data, Mapping):
-        held = {
-            str(name): column.tolist() if hasattr(column, "tolist") else list(column)
-            for name, column in data.items()
-        }
-    else:
-        rule = (
-            "must be a CSV or Parquet file, a pandas or Arrow table, arrays by column, or an array "
-            "with the columns of the schema"
-        )
-        raise InvalidInput("data", type(data).__name__, rule)
-    if len({len(column) for column in held.values()}) > 1:
-        raise InvalidInput(
-            "data", "columns of different lengths", "all must have the same number of cells"
-        )
+    held = {name: array(column) for name, column in cells_of(data, domain.names).items()}
     size = len(next(iter(held.values()), []))
     for start in range(0, max(1, size), rows):
         yield {name: column[start : start + rows] for name, column in held.items()}

@@ -12,20 +12,14 @@ from typing import Any
 
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.synthetic.columns import TableColumn, date_column, listed_column, number_column
+from dpfy.synthetic.columns import TableColumn, table_column
 from dpfy.synthetic.constraints import Constraint, parse_constraints
-from dpfy.tables.columns import OpenColumn
-from dpfy.tables.schema import Schema, entry_of
+from dpfy.tables.columns import Number, OpenColumn
+from dpfy.tables.schema import Schema
 
 Clique = tuple[int, ...]
 """Numbers of columns, ascending: a marginal."""
 
-BUILDERS = {
-    "number": number_column,
-    "category": listed_column,
-    "label": listed_column,
-    "date": date_column,
-}
 MOST_COLUMNS = 1000
 
 
@@ -38,6 +32,7 @@ class Domain:
     columns: tuple[TableColumn, ...]
     ignored: frozenset[str] = frozenset()
     constraints: tuple[Constraint, ...] = ()
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.columns) <= MOST_COLUMNS:
@@ -60,25 +55,21 @@ class Domain:
         """From a schema."""
         ignored = frozenset(c.name for c in schema.columns if isinstance(c, OpenColumn))
         columns = tuple(
-            _column(column.name, entry_of(column), schema.missing)
+            table_column(column, schema.missing)
             for column in schema.columns
             if column.name not in ignored
         )
-        return cls(columns, ignored, parse_constraints(list(schema.constraints), columns))
+        rules = parse_constraints(list(schema.constraints), columns)
+        return cls(columns, ignored, rules, schema.strict)
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Domain:
         """Columns of whole numbers from 0, so many each."""
-        entry = {
-            name: {"range": [0, check.integer(name, size, least=2) - 1], "bins": size}
+        numbers = (
+            Number(name, 0, check.integer(name, size, least=2) - 1, bins=size, required=True)
             for name, size in sizes.items()
-        }
-        return cls(
-            tuple(
-                number_column(name, held | {"required": True}, ("",))
-                for name, held in entry.items()
-            )
         )
+        return cls(tuple(map(table_column, numbers)))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,9 +115,3 @@ class Domain:
             f"{safe[:900]} "
             f"({hashlib.sha256(repr(self).encode('utf-8', 'surrogatepass')).hexdigest()[:16]})"
         )
-
-
-def _column(column: str, entry: dict[str, Any], missing: tuple[str, ...]) -> TableColumn:
-    kind = check.one_of(f"columns.{column}.kind", entry.get("kind"), BUILDERS)
-    made: TableColumn = BUILDERS[kind](column, entry, missing)
-    return made

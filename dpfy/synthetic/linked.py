@@ -23,12 +23,14 @@ from dpfy.core import check
 from dpfy.core.errors import InvalidInput
 from dpfy.core.storage import write_atomically
 from dpfy.runs.run import Run
-from dpfy.synthetic.columns import ListedColumn, TableColumn, number_column
+from dpfy.synthetic.columns import BinnedColumn, ListedColumn, TableColumn, table_column
 from dpfy.synthetic.constraints import ColumnComparison, Constraint, Mask
 from dpfy.synthetic.counts import checked_chunks
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms
 from dpfy.synthetic.run import SynthesisResult, synthesize_table
+from dpfy.tables.cells import word
+from dpfy.tables.columns import Number
 
 COUNT = "visits"
 """The column of the wide table that says how many there are."""
@@ -86,7 +88,7 @@ class Link:
     def domain(self) -> Domain:
         """That of the wide table."""
         first = len(self.people.columns)
-        counted = number_column(COUNT, {"range": [0, self.most], "required": True}, ("",))
+        counted = table_column(Number(COUNT, 0, self.most, required=True))
         columns: list[TableColumn] = [*self.people.columns, counted]
         rules: list[Constraint] = list(self.people.constraints)
         for number in range(1, self.most + 1):
@@ -97,9 +99,9 @@ class Link:
                 rules.append(
                     Attendance(text, (first, start + k), always, None, number, column.absent)
                 )
-                columns.append(
-                    replace(column, name=f"{column.name}.{number}", required=False, fill=None)  # type: ignore[call-arg]
-                )
+                name = f"{column.name}.{number}"
+                optional = replace(column.column, name=name, required=False, fill=None, drop=False)
+                columns.append(replace(column, column=optional))
             rules += [_moved(rule, start) for rule in self.visits.constraints]
         return Domain(tuple(columns), frozenset({self.key}), tuple(rules))
 
@@ -114,20 +116,20 @@ class Link:
                 for column in self.visits.columns
             ]
             for row, whose in enumerate(chunk[self.key]):
-                own = held.setdefault(_word(whose), [])
+                own = held.setdefault(word(whose), [])
                 if len(own) < self.most:
                     own.append([column[row] for column in told])
         found: dict[str, list[Any]] = {name: [] for name in (self.key, *self.domain.names)}
         width = len(self.visits.columns)
         for chunk in checked_chunks(people, self.people, self.key):
             for row, whose in enumerate(chunk[self.key]):
-                own = held.get(_word(whose), [])
+                own = held.get(word(whose), [])
                 cells = [*(chunk[name][row] for name in self.people.names), str(len(own))]
                 cells += [cell for visit in own for cell in visit] + [None] * (
                     width * (self.most - len(own))
                 )
                 for name, cell in zip(
-                    (self.key, *self.domain.names), (_word(whose), *cells), strict=True
+                    (self.key, *self.domain.names), (word(whose), *cells), strict=True
                 ):
                     found[name].append(cell)
         return found
@@ -224,23 +226,17 @@ def synthesize_linked(
         return LinkedTables(made, *link.unfolded(list(csv.DictReader(file))), link)
 
 
-def _word(cell: object) -> str:
-    return cell.strip() if isinstance(cell, str) else str(cell)
-
-
 def _told(column: TableColumn, cell: object) -> str | None:
     """A cell of a visit as the wide table reads it, where what is missing is a visit that is not
     there: `fill` is filled in here.
     """
-    text = None if cell is None else _word(cell)
-    if column.absent or (
-        text is not None and text not in column.missing and column.place(text) is not None
-    ):
-        return text
-    code = column.code(text)
+    code = int(column.codes([cell])[0])
+    if column.absent or not np.isnan(column.values([cell])[0]):  # type: ignore[list-item]
+        return word(cell)
     if isinstance(column, ListedColumn):
         return column.words[code]
-    return column.shown(column.ends[0][code])  # type: ignore[attr-defined,no-any-return]
+    assert isinstance(column, BinnedColumn)
+    return column.shown(column.ends[0][code])
 
 
 def _moved(rule: Constraint, start: int) -> Constraint:

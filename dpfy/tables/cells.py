@@ -66,7 +66,16 @@ def numbers(cells: Any, missing: Sequence[str]) -> Floats:
                 return np.fromiter(map(float, held), np.float64, len(held))
         except ValueError:  # one of them is no number
             pass
+    if set(map(type, held)) <= PLAIN:
+        place, codes = _coded(held)
+        return np.array([number(cell, missing) for cell in place], np.float64)[codes]
     return np.array([number(cell, missing) for cell in held], np.float64)
+
+
+def _coded(held: Sequence[Any]) -> tuple[list[Any], Codes]:
+    """The different cells, and the place of each cell among them."""
+    place = {cell: k for k, cell in enumerate(dict.fromkeys(held))}
+    return list(place), np.fromiter(map(place.__getitem__, held), np.int64, len(held))
 
 
 def array(cells: Any) -> Any:
@@ -129,8 +138,7 @@ def distinct(cells: Any) -> tuple[list[str], Codes]:
         held = held.tolist()
     if not set(map(type, held)) <= PLAIN:
         held = [word(cell) for cell in held]
-    place = {cell: k for k, cell in enumerate(dict.fromkeys(held))}
-    codes = np.fromiter(map(place.__getitem__, held), np.int64, len(held))
+    place, codes = _coded(held)
     return [word(cell) for cell in place], codes
 
 

@@ -271,7 +271,7 @@ class Date(RangedColumn):
     def part_columns(self) -> tuple[Number | Category, ...]:
         """The columns that its parts are."""
         years = (int(str(self.first)[:4]), int(str(self.last)[:4]))
-        made = {
+        made: dict[str, Number | Category] = {
             "year": Number(f"{self.name}_year", years[0], max(years[1], years[0] + 1)),
             "month": Category(f"{self.name}_month", MONTHS),
             "weekday": Category(f"{self.name}_weekday", WEEKDAYS),
@@ -429,7 +429,7 @@ class OpenColumn(Column):
 
     def absent(self, found: np.ndarray) -> Mask:
         """See `Column`."""
-        return np.equal(found, None)  # type: ignore[return-value]
+        return np.array([text is None for text in found.tolist()], bool)
 
 
 @dataclass(frozen=True)

@@ -13,32 +13,28 @@ from hypothesis import strategies as st
 from made_up_people import SCHEMA
 
 from dpfy.core.errors import InvalidInput
-from dpfy.synthetic.columns import (
-    BinnedColumn,
-    DateColumn,
-    ListedColumn,
-    date_column,
-    listed_column,
-    number_column,
-)
+from dpfy.synthetic.columns import BinnedColumn, ListedColumn, table_column
 from dpfy.synthetic.domain import Domain
+from dpfy.tables import Category, Date, Label, Number
 
 MISSING = ("", "?")
 COLUMNS = [
-    number_column("whole", {"range": [0, 9]}, MISSING),
-    number_column("wide", {"range": [-5, 2000], "bins": 7, "required": True}, MISSING),
-    number_column("real", {"range": [0.5, 3.25], "bins": 5, "fill": 1.0}, MISSING),
-    number_column("edges", {"range": [0, 100], "bins": [0, 1, 10, 100]}, MISSING),
-    number_column("log", {"range": [0, 99999], "bins": 20, "transform": "log1p"}, MISSING),
-    number_column("fine", {"range": [0.0, 1e-9], "bins": 3}, MISSING),
-    listed_column("words", {"categories": ["a", "b", "?"]}, MISSING),
-    listed_column("label", {"kind": "label", "classes": ["no", "yes"], "required": True}, MISSING),
-    date_column("days", {"range": ["2023-12-30", "2024-03-02"], "every": "day"}, MISSING),
-    date_column("weeks", {"range": ["2023-12-30", "2024-03-02"], "every": "week"}, MISSING),
-    date_column("months", {"range": [date(2020, 2, 5), date(2021, 1, 31)]}, MISSING),
-    date_column(
-        "years", {"range": ["1999-06-01", "2003-01-01"], "every": "year", "required": True}, MISSING
-    ),
+    table_column(column, MISSING)
+    for column in (
+        Number("whole", 0, 9),
+        Number("wide", -5, 2000, bins=7, required=True),
+        Number("real", 0.5, 3.25, bins=5, fill=1.0),
+        Number("edges", 0, 100, bins=[0, 1, 10, 100]),
+        Number("log", 0, 99999, bins=20, transform="log1p"),
+        Number("fine", 0.0, 1e-9, bins=3),
+        Category("words", ["a", "b", "?"]),
+        Label("label", ["no", "yes"], required=True),
+        Date("days", "2023-12-30", "2024-03-02", every="day"),
+        Date("weeks", "2023-12-30", "2024-03-02", every="week"),
+        Date("months", date(2020, 2, 5), date(2021, 1, 31)),
+        Date("years", "1999-06-01", "2003-01-01", every="year", required=True),
+        Date("filled", "2020-01-01", "2020-12-31", fill="2020-05-05"),
+    )
 ]
 
 
@@ -47,7 +43,7 @@ def test_values_drawn_in_a_cell_lie_in_it(column):
     """Every cell, 300 times."""
     codes = np.tile(np.arange(column.cells), 300)
     written = column.written(codes, np.random.default_rng(0))
-    assert (column.codes(written, {}) == codes).all()
+    assert (column.codes(written) == codes).all()
     assert len({column.label(cell) for cell in range(column.cells)}) == column.cells
     assert len(column.centres) == column.known
 
@@ -63,16 +59,20 @@ def test_values_drawn_in_a_cell_lie_in_it(column):
 )
 @settings(max_examples=60, deadline=None)
 def test_no_cell_raises_and_none_changes_another(column, cells):
-    together = column.codes(cells, {})
+    together = column.codes(cells)
     assert ((together >= 0) & (together < column.cells)).all()
-    assert together.tolist() == [int(column.codes([cell], {})[0]) for cell in cells]
-    backwards = column.codes(cells[::-1], {})[::-1]
+    assert together.tolist() == [int(column.codes([cell])[0]) for cell in cells]
+    backwards = column.codes(cells[::-1])[::-1]
     assert (together == backwards).all()
+
+
+def code(column, text):
+    return int(column.codes([text])[0])
 
 
 def test_what_has_no_cell_of_its_own():
     whole, wide, real, edges, _, _, words, label, *_ = COLUMNS
-    assert [whole.code(text) for text in ("0", "9", "12", "-3", "inf", "4.7", "x", "", None)] == [
+    assert [code(whole, text) for text in ("0", "9", "12", "-3", "inf", "4.7", "x", "", None)] == [
         0,
         9,
         9,
@@ -83,24 +83,23 @@ def test_what_has_no_cell_of_its_own():
         10,
         10,
     ]
-    assert wide.code("?") == 0  # required: counts as the first cell
-    assert real.code("") == real.code("1.0")
-    assert [edges.code(text) for text in ("0", "1", "9", "10", "100", "101")] == [0, 1, 1, 2, 2, 2]
-    assert [words.code(text) for text in ("a", "?", "", "zzz")] == [
+    assert code(wide, "?") == 0  # required: counts as the first cell
+    assert code(real, "") == code(real, "1.0")
+    assert [code(edges, text) for text in ("0", "1", "9", "10", "100", "101")] == [0, 1, 1, 2, 2, 2]
+    assert [code(words, text) for text in ("a", "?", "", "zzz")] == [
         0,
         2,
         3,
         3,
     ]  # listed, although it is how missing cells are written
-    assert [label.code(text) for text in ("no", "yes", "", "maybe")] == [0, 1, 0, 0]
+    assert [code(label, text) for text in ("no", "yes", "", "maybe")] == [0, 1, 0, 0]
 
 
 def test_dates_are_binned_by_the_calendar():
     months = COLUMNS[10]
-    assert isinstance(months, DateColumn)
     assert months.known == 12
     assert [
-        months.code(text)
+        code(months, text)
         for text in (
             "2020-02-05",
             "2020-02-29",
@@ -121,9 +120,8 @@ def test_whole_numbers_are_never_split_and_bins_are_never_empty():
     for _ in range(50):
         low = int(rng.integers(-50, 50))
         high = low + int(rng.integers(1, 300))
-        column = number_column(
-            "n", {"range": [low, high], "bins": int(rng.integers(1, high - low + 2))}, MISSING
-        )
+        bins = int(rng.integers(1, high - low + 2))
+        column = table_column(Number("n", low, high, bins=bins), MISSING)
         first, last = column.ends
         assert (first <= last).all()
         assert first[0] == low

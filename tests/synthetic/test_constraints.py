@@ -94,7 +94,7 @@ def test_values_within_their_cells_obey_the_rules():
         if a and b
     )
     again = [
-        column.codes(values, {})
+        column.codes(values)
         for column, values in zip(held.columns, (age, start, end), strict=False)
     ]
     assert all(

@@ -15,6 +15,7 @@ from dpfy.core.files import DataFile
 from dpfy.synthetic import counts
 from dpfy.synthetic.counts import RecordOwners, closure, count, encoded
 from dpfy.synthetic.domain import Domain
+from dpfy.tables import Category, Number, OpenColumn, Schema
 from dpfy.tables.sources import chunks
 
 DOMAIN = Domain.parse(SCHEMA, "people.toml")
@@ -25,7 +26,7 @@ def brute(columns, clique):
     """Counted cell by cell."""
     rows = zip(*(columns[DOMAIN.names[v]] for v in clique), strict=True)
     places = Counter(
-        tuple(DOMAIN.columns[v].code(text) for v, text in zip(clique, row, strict=True))
+        tuple(int(DOMAIN.columns[v].codes([text])[0]) for v, text in zip(clique, row, strict=True))
         for row in rows
     )
     table = np.zeros(DOMAIN.shape(clique), np.int64)
@@ -158,3 +159,22 @@ def test_too_many_cells_are_refused_before_they_are_counted():
     wide = Domain.of({f"c{k}": 1000 for k in range(4)})
     with pytest.raises(InvalidInput, match="use fewer bins"):
         count({}, wide, [(0, 1, 2)])
+
+
+def test_rows_are_left_out_where_the_schema_says_so_and_where_they_name_nobody():
+    schema = [Number("age", 0, 9, drop=True), Category("job", ["a", "b"]), OpenColumn("who")]
+    held = {"age": [1, "x", 3, "", 5], "job": list("abzba"), "who": ["p", "p", "", "q", "p"]}
+    domain = Domain.given(schema)
+    assert domain.sizes == (10, 3)
+    found = count(held, domain, [(0,), (1,)])
+    assert found.records == 3
+    assert found.tables[0,].tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 0, 0]
+    assert found.tables[1,].tolist() == [2, 0, 1]
+    owned = count(held, domain, [(1,)], RecordOwners("who", 1))
+    assert owned.tables[1,].tolist() == [1, 0, 0]
+
+
+def test_a_strict_schema_refuses_what_does_not_fit():
+    strict = Domain.given(Schema((Number("age", 0, 9),), strict=True))
+    with pytest.raises(InvalidInput, match="column age, row 2"):
+        count({"age": [1, 10]}, strict, [(0,)])

@@ -54,7 +54,7 @@ def test_every_method_leaves_a_folder_that_verifies(tmp_path, method):
     rows = rows_of(made)
     assert len(rows) == 70
     for column in DOMAIN.columns:  # all values are in the schema
-        codes = column.codes([row[column.name] for row in rows], {})
+        codes = column.codes([row[column.name] for row in rows])
         assert ((codes >= 0) & (codes < column.cells)).all()
     assert 0.98 < made.report["guarantee"]["epsilon"] <= 1.0
     assert not (made.run / "checkpoint").exists()

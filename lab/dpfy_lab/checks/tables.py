@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dpfy.accounting.filters import squares
 from dpfy.runs.run import Run
 from dpfy.synthetic import run
-from dpfy.synthetic.columns import BinnedColumn, ListedColumn, TableColumn
+from dpfy.synthetic.columns import TableColumn, table_column
 from dpfy.synthetic.domain import Domain
 from dpfy.synthetic.plan import SynthesisOptions, SynthesisTerms, plan
+from dpfy.tables.columns import Category, Number
 from dpfy_lab.checks.published import in_folder
 from dpfy_lab.checks.replayed import faults
 from dpfy_lab.selftest.mistake import Found, check
@@ -20,9 +21,9 @@ from dpfy_lab.selftest.mistake import Found, check
 Records = dict[str, list[str]]
 JOBS, RICHES = ("cook", "nurse", "clerk", "judge"), ("no", "yes")
 COLUMNS: tuple[TableColumn, ...] = (
-    ListedColumn("job", required=True, words=JOBS),
-    BinnedColumn("age", required=True, edges=(0.0, 30.0, 60.0, 90.0)),
-    ListedColumn("rich", required=True, words=RICHES),
+    table_column(Category("job", JOBS, required=True)),
+    table_column(Number("age", 0, 90, bins=(0, 30, 60, 90), required=True)),
+    table_column(Category("rich", RICHES, required=True)),
 )
 TERMS = SynthesisTerms(10.0, 1e-6, user="id", most_records=2)
 PLAN = plan(Domain(COLUMNS, frozenset({"id"})), TERMS, SynthesisOptions("mst"))

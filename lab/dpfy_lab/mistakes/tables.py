@@ -30,7 +30,10 @@ def column_of_the_data(name: str, make: Callable[[Any, list[str]], Any]) -> Call
 
 mistake("table-categories", "the categories of a column are those of the data", REPLAYED, EXECUTE)(
     column_of_the_data(
-        "job", lambda column, cells: replace(column, words=tuple(sorted(set(cells))))
+        "job",
+        lambda column, cells: replace(
+            column, column=replace(column.column, categories=tuple(sorted(set(cells))))
+        ),
     )
 )
 
@@ -69,7 +72,7 @@ def _(patch: Patch) -> None:
         return real(data, *more)
 
     def allowed(real: Any, domain: Any, codes: Any) -> Any:
-        cells = [column.codes(given[column.name], {}) for column in domain.columns]
+        cells = [column.codes(given[column.name]) for column in domain.columns]
         rows = np.stack(cells, axis=1)
         return rows[np.random.default_rng(0).integers(0, len(rows), len(codes))]
 
