@@ -64,7 +64,7 @@ def query(
 ) -> None:
     """Ask private statistics of a table, and leave a run folder that anyone can verify.
 
-    A query is: statistics, then by, then where. Both hold for all statistics of the query.
+    A query is: statistics, then by, where and level. These hold for all statistics of the query.
 
     dpfy query people.csv "mean(age), count() by sex" --schema s.toml --epsilon 0.5
 
@@ -78,7 +78,8 @@ def query(
     range(w). Records: count(). Different persons: count(distinct person)
 
     Groups: by c, by bins(x, 0, 10, 20), by top(w). Conditions: and, or, in (...). At the end: level
-    0.9, of the intervals. In a statistic: weight=3, its part of the budget
+    0.9, for intervals that hold in 90% of releases. In a statistic: weight=3, its part of the
+    budget
 
     Users: quantile(contributions, 0.9) with --user person --contributions 256: how many records
     nine of ten users own at most

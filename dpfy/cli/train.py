@@ -25,6 +25,10 @@ ShowConfig = Annotated[
 ]
 
 
+CHOSEN = {"identity": "dp-sgd (independent noise)", "banded": "band-mf", "square-root": "sqrt"}
+"""What `--mechanism` calls a strategy, where the names differ."""
+
+
 def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
     return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
 
@@ -162,7 +166,7 @@ def _train(
     from dpfy.training import job, ready
     from dpfy.training.parallel.world import process_group
 
-    folder, shared = out or fresh_path(), None
+    folder, shared, auto = out or fresh_path(), None, False
     with resumable(folder, "dpfy train"), process_group() as first:
         if resume and job.is_finished(folder) and not show:
             outcome = job.finished(folder)
@@ -177,7 +181,7 @@ def _train(
             if show:
                 tell(settings.as_json(whole), settings.commented(whole), as_json=as_json)
                 return
-            shared = whole.ledger.path
+            shared, auto = whole.ledger.path, whole.training.mechanism == "auto"
             outcome = job.run(whole, folder, resume=resume, seed=seed, progress=True)
     if not first:
         return
@@ -186,6 +190,12 @@ def _train(
         card["statement"],
         f"{outcome.engine}; {card['steps_done']} steps in {outcome.seconds:.1f} s",
     ]
+    if auto:
+        made = card["mechanism"]
+        lines.append(
+            f"mechanism auto chose {CHOSEN.get(made['strategy'], made['strategy'])}, which has the "
+            f"least error at this guarantee; {made['sampling_words']} (dpfy compare mechanisms)"
+        )
     group = outcome.group()
     if group is not None:
         lines.append(

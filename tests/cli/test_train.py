@@ -35,6 +35,18 @@ FAST = [
 ]
 
 
+def test_what_auto_chose_and_what_is_left_of_the_budget_are_printed(capsys, tmp_path):
+    given = [*FAST, "--epsilon", 2, "--mechanism", "auto", "--out", tmp_path / "run"]
+    given += ["--ledger", tmp_path / "people.jsonl", "--budget-epsilon", 8]
+    status, out, _ = call(capsys, "train", *given)
+    assert status == 0
+    (line,) = (line for line in out.splitlines() if line.startswith("mechanism auto chose "))
+    kind = json.loads((tmp_path / "run" / "plan.json").read_text())["recipe"]["strategy"]["kind"]
+    assert {"identity": "dp-sgd", "banded": "band-mf"}.get(kind, kind) in line
+    assert "; this run states 2.000, and the budget counts more, since " in out
+    assert "mechanism auto" not in call(capsys, "train", *FAST, "--out", tmp_path / "other")[1]
+
+
 def test_train_then_verify(capsys, tmp_path):
     status, out, _ = call(
         capsys, "train", *FAST, "--epsilon", 3, "--out", tmp_path / "run", "--json"
