@@ -95,7 +95,7 @@ class LazyRecords:
 
     def __repr__(self) -> str:
         """The number of records and the class that reads them: never one of them."""
-        return f"LazyRecords({len(self)} of {type(self.dataset).__name__}, {self.workers} workers)"
+        return f"LazyRecords({type(self.dataset).__name__}, {self.workers} workers)"
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -351,7 +351,7 @@ class UserSource(DrawnRecords):
         return len(self.counts)
 
     def __repr__(self) -> str:
-        return f"UserSource({len(self)} users, at most {self.most} records each)"
+        return f"UserSource(at most {self.most} records of each user)"
 
     @property
     def records_each(self) -> int:
@@ -435,7 +435,7 @@ class KeptRecords(DrawnRecords):
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"KeptRecords({len(self)} records, at most {self.most} of one user)"
+        return f"KeptRecords(at most {self.most} of one user)"
 
     def to(self, device: torch.device | str) -> KeptRecords:
         """The same records on another device."""

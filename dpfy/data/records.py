@@ -53,10 +53,7 @@ class Records:
 
     def __repr__(self) -> str:
         """Shapes only: a record never reaches a log through a traceback or a debugger's summary."""
-        return (
-            f"Records({len(self)} x "
-            f"{', '.join(f'{tuple(t.shape[1:])} {t.dtype}' for t in self.tensors)})"
-        )
+        return f"Records({', '.join(f'{tuple(t.shape[1:])} {t.dtype}' for t in self.tensors)})"
 
     def take(self, indices: Tensor) -> Batch:
         """The rows at `indices` (int64, any device), one tensor per field."""

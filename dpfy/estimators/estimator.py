@@ -58,8 +58,6 @@ COMMON = (
     "run",
     "random_state",
 )
-DELTA = 1e-6
-"""Delta of a fit where neither it nor a number of records nor a budget is given."""
 JOBS = "n_jobs"
 """How many threads make the sums of a fit, where an estimator has it: no part of a claim, as
 nothing released depends on it.
@@ -329,7 +327,7 @@ class PrivateEstimator(BaseEstimator):
         """The delta of a fit, and where it came from."""
         if self._rule is not None:
             return self._rule
-        return delta_of(self.delta, self.records, default=DELTA)
+        return delta_of(self.delta, self.records, default=given.DELTA)
 
     def _fitted(
         self, X: Any, y: Any, users: Any, public: PublicFacts, fit: FitSession

@@ -21,6 +21,9 @@ from dpfy.tables.sources import cells_of
 if TYPE_CHECKING:
     from dpfy.estimators.estimator import PrivateEstimator
 
+DELTA = 1e-6
+"""Delta of a fit where neither it nor a number of records nor a budget is given."""
+
 
 class HeldTable(FileTable):
     """A table in memory, or cells by column, as a file's is read: by the names of the schema."""
@@ -58,8 +61,8 @@ def taken(
             rule = "must be left out with a Dataset, which says it"
             raise InvalidInput(name, type(getattr(estimator, name)).__name__, rule)
     made = copy.copy(estimator)
-    made.schema, made.unit, made.ledger = data.schema, data.unit, data.ledger
-    made.__dict__.update(_budget=data.budget, _rule=data.rule(estimator.delta))
+    made.schema, made.unit, made.ledger = data.table_schema, data.unit, data.ledger
+    made.__dict__.update(_budget=data.budget, _rule=data.rule(estimator.delta, DELTA))
     source = data.source
     names = tuple(column.name for column in data.schema.columns)
     table = FileTable(source) if isinstance(source, str | Path) else HeldTable(source, names)

@@ -134,7 +134,7 @@ def query(
     )
     place = held.run(run)
     progress("planning")
-    made = plan(text, held.schema, terms)
+    made = plan(text, held.table_schema, terms)
     return answer(held.source, made, place, progress, chosen.origin)
 
 

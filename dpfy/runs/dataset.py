@@ -5,6 +5,7 @@ whose they are, and what all releases on them together may cost.
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from dpfy.core.unit import EXAMPLE, Person, Unit
 from dpfy.report import figures, spending
 from dpfy.report.words import down, up
 from dpfy.runs.run import Run
+from dpfy.tables.columns import OpenColumn
 from dpfy.tables.schema import Schema
+from dpfy.tables.sources import TableFile
 
 SHOWN = 8
 """Columns of the schema that a representation names."""
@@ -169,6 +172,22 @@ class Dataset:
         return self._schema is not None
 
     @property
+    def table_schema(self) -> Any:
+        """The schema with every other column of the data as one that nobody reads. Of the data its
+        form is looked at: the names of its columns.
+        """
+        schema = self.schema
+        if not isinstance(schema, Schema):
+            return schema
+        others = [name for name in _column_names(self._source) if name not in schema.names]
+        return replace(schema, columns=(*schema.columns, *map(OpenColumn, others)))
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the public columns."""
+        return [column.name for column in self.schema.columns]
+
+    @property
     def width(self) -> int:
         """How many numbers a learner reads of a row: the inputs of a network."""
         from dpfy.tables.features import width_of
@@ -184,14 +203,15 @@ class Dataset:
         """The run of a release on this data: that of the caller, with the ledger and the budget."""
         return Run.of(given, ledger=self.ledger, budget=self.budget, **terms)
 
-    def rule(self, given: float | None) -> DeltaRule:
+    def rule(self, given: float | None, default: float | None = None) -> DeltaRule:
         """The delta of a release: as given; else the smaller of what follows from the public number
         of records and what the budget has.
 
         Raises:
             InvalidInput: Nothing of this is there.
         """
-        return delta_of(given, self.records, None if self.budget is None else self.budget.delta)
+        budget = None if self.budget is None else self.budget.delta
+        return delta_of(given, self.records, budget, default)
 
     def spent(self) -> PrivacyCost:
         """What all releases so far cost together, as the budget counts it."""
@@ -261,7 +281,6 @@ HINTS = dict.fromkeys(
     ("head", "tail", "sample", "iloc", "loc", "values", "describe", "mean", "sum", "info"), ASK
 ) | {
     "shape": 'how many rows there are is private; ask with dpfy.query(people, "count()", ...)',
-    "columns": "the public columns are in people.schema",
     "query": "it is a function: dpfy.query(people, ...)",
     "fit": "a model is fitted to it: LogisticRegression(epsilon=1.0).fit(people, target=...)",
     "synthesize": "it is a function: dpfy.synthesize(people, epsilon=...)",
@@ -335,6 +354,18 @@ def _known(figure: spending.SpendingFigure) -> float:
     if figure.epsilon is None:
         raise InvalidInput("ledger", "a release without a bound", figure.why)
     return figure.epsilon
+
+
+def _column_names(source: Any) -> list[str]:
+    """The names of the columns of a table; none where it has no names."""
+    if isinstance(source, str | Path):
+        return list(TableFile(source).names)
+    if isinstance(source, Mapping):
+        return list(map(str, source))
+    names = getattr(source, "column_names", None) or getattr(source, "columns", None)
+    if names is None and getattr(source, "dtype", None) is not None:
+        names = getattr(source.dtype, "names", None)
+    return [] if names is None else [str(name) for name in names]
 
 
 def _schema(given: Any, strict: bool) -> Any:

@@ -166,7 +166,7 @@ def synthesize(
     )
     return synthesize_table(
         held.source,
-        schema=held.schema,
+        schema=held.table_schema,
         terms=terms,
         run=held.run(run),
         options=options,

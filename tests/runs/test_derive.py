@@ -104,7 +104,19 @@ def test_an_unfinished_run_has_nothing_to_derive_from(tmp_path, rounded):
 
 def test_the_command_line(run, rounded, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["report", "derive", str(run), str(rounded), "--of", "count.json", "--how", "rounded", "--json"])
+        main(
+            [
+                "report",
+                "derive",
+                str(run),
+                str(rounded),
+                "--of",
+                "count.json",
+                "--how",
+                "rounded",
+                "--json",
+            ]
+        )
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out)["file"] == "rounded.json"
     with pytest.raises(SystemExit) as ended:
