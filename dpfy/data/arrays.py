@@ -76,13 +76,13 @@ def from_config(config: DataConfig) -> DataSource:
             what,
         )
     train = _owned(_encode(*_pair(arrays, file), config, file.name), arrays, config)
-    test = None
+    other: Encoded | None = None
     if config.test_path is not None:
         held_out = DataFile.given(config.test_path)
         apart = read(held_out)
-        test = _encode(*_pair(apart, held_out), config, held_out.name)
-        test = _owned(test, apart, config) if config.test_use == "billed" else test
-    return assemble(train, test, config, config.classes, what)
+        other = _encode(*_pair(apart, held_out), config, held_out.name)
+        other = _owned(other, apart, config) if config.test_use == "billed" else other
+    return assemble(train, other, config, config.classes, what)
 
 
 def _owned(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dpfy
-from dpfy.core import check, events, storage
+from dpfy.core import check, events
 from dpfy.core.claim import Assumption, Claim, register
 from dpfy.core.codec import number
 from dpfy.core.errors import InvalidInput, Unsupported
@@ -38,6 +38,7 @@ from dpfy.report import card
 from dpfy.report.words import absent
 from dpfy.runs.dataset import Dataset, delta_of
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.tuning.claim import PAYMENT, SEARCH, assumed, told_words
 from dpfy.tuning.outcome import NONE_MADE, same_times
@@ -162,25 +163,36 @@ class FitTuning(Claim):
         return cls.of(payment, fits, score, Space.read(space))
 
 
-@dataclass(frozen=True)
-class TunedEstimator:
-    """What a search over an estimator leaves.
-
-    `estimator` is the fitted one, with the report of the whole search; None where the number of
-    trials that was drawn is 0. `score` says how many held-out records (or people, each with a
-    share) are answered right, with noise of `standard_error`; `expected` is how many are held out
-    on average, where that is public. A score of public records is the estimator's own, exact.
+@dataclass(frozen=True, repr=False)
+class TunedEstimator(Released):
+    """What a search over an estimator leaves: a finished run, and the fitted estimator with the
+    settings that were selected; None where the number of trials that was drawn is 0.
     """
 
-    run: Path
     estimator: Any
     settings: Settings | None
-    score: float | None
-    standard_error: float | None
-    expected: int | None
-    epsilon: float
-    delta: float
-    statement: str
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        return card.section(self.report, FIT_TUNING)
+
+    @property
+    def score(self) -> float | None:
+        """How many held-out records (or people, each with a share) are answered right, with noise;
+        of public records the estimator's own score, exact.
+        """
+        found = self._part.get("score")
+        return float(found) if isinstance(found, int | float) else None
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard error of a noisy score; None of a score of public records."""
+        return self._part.get("standard_error")
+
+    @property
+    def expected(self) -> int | None:
+        """How many are held out on average; None where that is not public."""
+        return self._part.get("expected")
 
     @property
     def accuracy(self) -> float | None:
@@ -188,6 +200,13 @@ class TunedEstimator:
         if self.score is None or self.expected is None:
             return None
         return min(max(self.score / self.expected, 0.0), 1.0)
+
+    def _told(self) -> dict[str, Any]:
+        known: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("settings", "score", "standard_error", "expected", "accuracy")
+        }
+        return {name: value for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -529,28 +548,17 @@ class _FitSearch:
 
     def finished(self, path: Path) -> TunedEstimator:
         """The result of a search that is finished."""
-        made = storage.parsed_json(card.NAME, storage.content(card.NAME, path / card.NAME))
-        told, stated = card.section(made, FIT_TUNING), made["guarantee"]
-        settings = None if "absent" in told["settings"] else dict(told["settings"])
-        fitted = None
-        if settings is not None:
-            from sklearn.base import clone
+        found = TunedEstimator(path, None, None)
+        settings = found._part["settings"]
+        if "absent" in settings:
+            return found
+        from sklearn.base import clone
 
-            fitted = clone(self.estimator).set_params(
-                **settings, epsilon=self.target.epsilon, delta=self.target.delta
-            )
-            fitted._load(FinishedFit.of(path))
-        return TunedEstimator(
-            path,
-            fitted,
-            settings,
-            told.get("score"),
-            told.get("standard_error"),
-            told.get("expected"),
-            stated["epsilon"],
-            stated["delta"],
-            str(made["statement"]),
+        fitted = clone(self.estimator).set_params(
+            **settings, epsilon=self.target.epsilon, delta=self.target.delta
         )
+        fitted._load(FinishedFit.of(path))
+        return TunedEstimator(path, fitted, dict(settings))
 
 
 def _by_coin(owners: NDArray[np.int64], share: float, randomness: Randomness) -> Mask:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from dpfy.tuning.routes import (
     RANDOM,
     SUBSET,
     CalibratedSearch,
+    SearchRoute,
     calibrate_search,
     points,
 )
@@ -430,7 +431,19 @@ class _Searching:
         return finished(self.folder.path)
 
 
-def drawn(claim: Tuning, permit: Permit, randomness: Randomness) -> int:
+class Drawn(Protocol):
+    """The claim of a search: how it is paid for, and what it costs."""
+
+    @property
+    def payment(self) -> SearchRoute:
+        """How it is paid for."""
+
+    @property
+    def event(self) -> events.Event:
+        """All that it releases."""
+
+
+def drawn(claim: Drawn, permit: Permit, randomness: Randomness) -> int:
     """How many trials a search makes: drawn exactly from the law that is billed, from the search's
     secret, under its permit.
     """

@@ -51,6 +51,8 @@ def test_a_search_is_one_reservation_for_fits_and_scores(tmp_path, more):
     assert (load(tmp_path / "run").predict(X) == found.estimator.predict(X)).all()
     assert found.estimator.guarantee_ == found.statement
     assert "tuning" in found.statement
+    assert found.to_json()["accuracy"] == found.accuracy
+    assert str(found.accuracy) in str(found)
 
 
 def test_nothing_of_other_trials_is_left(tmp_path):

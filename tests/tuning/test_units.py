@@ -289,8 +289,8 @@ def test_a_search_over_users_whose_records_are_drawn_anew(tmp_path, score):
         return trial.count(answers(net, trial.valid(grouped)))
 
     found = search(objective, tmp_path / "run", score=score, held_out=0.4)
-    assert "user" in found.card["guarantee"]["unit"]
-    assert found.card["guarantee"]["epsilon"] <= 3.0
+    assert "user" in found.report["guarantee"]["unit"]
+    assert found.report["guarantee"]["epsilon"] <= 3.0
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 

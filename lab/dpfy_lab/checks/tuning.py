@@ -82,7 +82,7 @@ def _records() -> Records:
     return Records((torch.arange(RECORDS, dtype=torch.float32)[:, None], torch.arange(RECORDS) % 2))
 
 
-def _train(trial: Trial, records: Records) -> None:
+def _train(trial: Trial, records: object) -> None:
     model = nn.Linear(1, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=trial.settings["rate"])
     fit(model, records, plan=trial.plan, optimizer=optimizer, run=trial.run)
@@ -147,6 +147,7 @@ def PARTS() -> Found:
 
     def split(trial: Trial) -> float:
         train, valid = trial.train(_records()), trial.valid(_records())
+        assert isinstance(train, Records)
         trained.update(train.tensors[0][:, 0].int().tolist())
         scored.update(valid.tensors[0][:, 0].int().tolist())
         _train(trial, trial.train(_records()))
