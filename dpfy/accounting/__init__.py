@@ -45,6 +45,26 @@ def curve(
 
     Guarantees: ``epsilon`` and ``delta`` of the curve are upper bounds under `adjacency`; an event
     that the accountant has no bound for raises `Unsupported` and names a route that has one.
+
+    Args:
+        event: What is released; see :mod:`dpfy.core.events`.
+        adjacency: Which change of the data set is hidden.
+        accountant: The name of an accountant: tight, rdp, pld, zcdp, gdp, advanced, basic.
+
+    Returns:
+        Epsilon for each delta, and delta for each epsilon.
+
+    Raises:
+        Unsupported: The accountant has no bound for this event.
+
+    Example:
+        >>> from dpfy import accounting
+        >>> from dpfy.core import events
+        >>> found = accounting.curve(events.poisson(1.0, 0.01, steps=100))
+        >>> round(found.epsilon(1e-5), 2)
+        0.72
+        >>> found.delta(2.0) < 1e-9
+        True
     """
     return _accountant(accountant).curve(event, adjacency)
 
@@ -58,6 +78,27 @@ def epsilon(
 ) -> float:
     """An upper bound on the epsilon of `event` at `delta`; at delta 0 the pure guarantee, by
     ``accountant="basic"``.
+
+    Args:
+        event: What is released.
+        delta: The delta of (epsilon, delta).
+        adjacency: Which change of the data set is hidden.
+        accountant: The name of an accountant.
+
+    Returns:
+        An upper bound.
+
+    Raises:
+        InvalidInput: Delta is not in [0, 1), or is 0 with an accountant that has no pure guarantee.
+        Unsupported: The accountant has no bound for this event.
+
+    Example:
+        >>> from dpfy import accounting
+        >>> from dpfy.core import events
+        >>> round(accounting.epsilon(events.Gaussian(2.0), 1e-6), 2)
+        2.25
+        >>> accounting.epsilon(events.Laplace(2.0), 0.0, accountant="basic")
+        0.5
     """
     if check.below_one("delta", delta) == 0 and accountant not in PURE:
         raise InvalidInput(
@@ -84,6 +125,26 @@ def why_not(
 
     Guarantees: after None, `curve` of the same event and accountant answers at `delta`, with a
     finite epsilon unless a release has no protection at all.
+
+    Args:
+        event: The whole that would be charged.
+        delta: The delta of the guarantee.
+        adjacency: Which change of the data set is hidden.
+        accountant: The name of an accountant.
+
+    Returns:
+        None, or the reason.
+
+    Raises:
+        Unsupported: The adjacency, or a mixture inside of the event, is known to no accountant.
+
+    Example:
+        >>> from dpfy import accounting
+        >>> from dpfy.core import events
+        >>> accounting.why_not(events.Gaussian(2.0), 1e-6) is None
+        True
+        >>> "delta" in accounting.why_not(events.Gaussian(2.0), 0.0)
+        True
     """
     try:
         found = curve(event, adjacency=adjacency, accountant=accountant)
@@ -112,7 +173,28 @@ def guarantee(
     accountant: str = DEFAULT,
     caveats: tuple[str, ...] = (),
 ) -> Guarantee:
-    """The curve of `event` together with unit, adjacency, accountant and caveats."""
+    """The curve of `event` together with unit, adjacency, accountant and caveats.
+
+    Args:
+        event: What is released.
+        adjacency: Which change of the data set is hidden.
+        unit: Whose data is protected.
+        accountant: The name of an accountant.
+        caveats: Sentences that the guarantee carries.
+
+    Returns:
+        The guarantee, which states itself in a sentence.
+
+    Raises:
+        Unsupported: The accountant has no bound for this event.
+
+    Example:
+        >>> from dpfy import accounting
+        >>> from dpfy.core import events
+        >>> found = accounting.guarantee(events.Gaussian(2.0))
+        >>> found.sentence(1e-6).startswith("Training satisfies (2.255, 1e-06)")
+        True
+    """
     adjacency = Adjacency.parse(adjacency)
     return Guarantee(
         curve(event, adjacency=adjacency, accountant=accountant),

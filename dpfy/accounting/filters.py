@@ -107,6 +107,24 @@ class RenyiFilter:
     Guarantees: any sequence of runs, each chosen with sight of all earlier outputs and each
     admitted by `why_not`, is together (epsilon, delta)-private. Without a run in progress the
     answer depends on the events only.
+
+    Args:
+        epsilon: Of the whole sequence.
+        delta: Of the whole sequence.
+        approximation: The part of delta for runs that can fail with a small chance.
+
+    Raises:
+        InvalidInput: A value is out of its range.
+
+    Example:
+        >>> from dpfy.accounting import RenyiFilter
+        >>> from dpfy.core import events
+        >>> from dpfy.core.unit import Adjacency
+        >>> budget, run = RenyiFilter(3.0, 1e-5), events.Gaussian(4.0)
+        >>> budget.why_not([run], run, Adjacency.ADD_OR_REMOVE_ONE) is None
+        True
+        >>> budget.why_not([run] * 10, run, Adjacency.ADD_OR_REMOVE_ONE) is None
+        False
     """
 
     epsilon: float
@@ -205,6 +223,23 @@ class RenyiOdometer:
     loss is at most `epsilon` of the runs so far after every run at once; so stopping at any moment,
     chosen with sight of all outputs, leaves an interaction whose loss exceeds the epsilon read at
     that moment with probability at most delta.
+
+    Args:
+        delta: The chance with which a bound may fail.
+        approximation: The part of delta for runs that can fail with a small chance.
+
+    Raises:
+        InvalidInput: A value is out of its range.
+
+    Example:
+        >>> from dpfy.accounting import RenyiOdometer
+        >>> from dpfy.core import events
+        >>> from dpfy.core.unit import Adjacency
+        >>> odometer, run = RenyiOdometer(1e-5), events.Gaussian(4.0)
+        >>> one = odometer.epsilon([run], Adjacency.ADD_OR_REMOVE_ONE)
+        >>> two = odometer.epsilon([run, run], Adjacency.ADD_OR_REMOVE_ONE)
+        >>> 0 < one < two < 2 * one
+        True
     """
 
     delta: float
@@ -353,6 +388,27 @@ class GaussianFilter:
 
     Guarantees: any sequence of releases, each chosen with sight of all earlier outputs and each
     admitted by `why_not`, is together (epsilon, delta)-private.
+
+    Args:
+        epsilon: Of the whole sequence.
+        delta: Of the whole sequence.
+        choices: The most choices by the exponential mechanism or one like it.
+        width: The range of the privacy loss of a choice.
+
+    Raises:
+        InvalidInput: A value is out of its range.
+
+    Example:
+        >>> from dpfy.accounting import GaussianFilter
+        >>> from dpfy.core import events
+        >>> from dpfy.core.unit import Adjacency
+        >>> budget = GaussianFilter(1.0, 1e-6)
+        >>> least = budget.noise_multiplier()  # of one release that takes it all
+        >>> half = events.Gaussian(least * 2**0.5 * 1.001)
+        >>> budget.why_not([half], half, Adjacency.ADD_OR_REMOVE_ONE) is None
+        True
+        >>> budget.why_not([half, half], half, Adjacency.ADD_OR_REMOVE_ONE) is None
+        False
     """
 
     epsilon: float

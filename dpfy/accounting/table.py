@@ -72,5 +72,20 @@ TABLE: dict[str, Callable[[], Accountant]] = {
 
 
 def accountant(name: str = DEFAULT) -> Accountant:
-    """The accountant called `name`; an unknown name is an error that lists the known ones."""
+    """The accountant called `name`; an unknown name is an error that lists the known ones.
+
+    Args:
+        name: tight, rdp, pld, zcdp, gdp, advanced, basic or monte-carlo.
+
+    Returns:
+        The accountant: it has `curve` and `why_not`.
+
+    Raises:
+        InvalidInput: No accountant has this name.
+
+    Example:
+        >>> from dpfy import accounting
+        >>> accounting.accountant("rdp").name
+        'rdp'
+    """
     return Adaptive(TABLE[check.one_of("accountant", name, TABLE)]())

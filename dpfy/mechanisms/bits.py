@@ -30,6 +30,22 @@ class Bits:
     same words, so an address belongs to one draw: who makes two releases names two addresses. It
     cannot be copied, and a fork cannot use it. Not for two threads at once. An address ends after
     2^33 words, with an error.
+
+    Args:
+        randomness: The secret, and the generator made from it.
+        name: The first part of the address.
+        step: The second part.
+
+    Raises:
+        Unsupported: It is copied, or used in a forked process.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits
+        >>> secret = Randomness.from_os()
+        >>> one, same = Bits(secret, "answer", 0), Bits(secret, "answer", 0)
+        >>> one.words(8).tolist() == [*same.words(3).tolist(), *same.words(5).tolist()]
+        True
     """
 
     grain = WORD

@@ -64,6 +64,23 @@ def choose(exponents: Exponents, bits: Bits, denominator: int = 1) -> int:
     integers, and accepted with a probability of one half or more: a few vector operations and a few
     exponentials for any number of candidates. Timing: the number of proposals is independent of the
     answer; a proposal costs nearly the same for every candidate.
+
+    Args:
+        exponents: One whole number of at least 0 for each candidate.
+        bits: The random bits.
+        denominator: What the exponents are divided by.
+
+    Returns:
+        The place of the chosen candidate.
+
+    Raises:
+        InvalidInput: There is no candidate, or an exponent is no whole number of at least 0.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, choose
+        >>> choose([0, 10_000], Bits(Randomness.from_os(), "choice", 0))
+        0
     """
     weights = Weights(exponents, denominator)
     sizes = np.bincount(weights.halvings).tolist()
@@ -85,6 +102,23 @@ def permute_and_flip(exponents: Exponents, bits: Bits, denominator: int = 1) -> 
 
     Guarantees: exactly the law of McKenna & Sheldon 2020. A coin is `halvings` fair ones and one
     exact one for the rest.
+
+    Args:
+        exponents: One whole number of at least 0 for each candidate.
+        bits: The random bits.
+        denominator: What the exponents are divided by.
+
+    Returns:
+        The place of the chosen candidate.
+
+    Raises:
+        InvalidInput: There is no candidate, or an exponent is no whole number of at least 0.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, permute_and_flip
+        >>> permute_and_flip([0, 10_000], Bits(Randomness.from_os(), "choice", 0))
+        0
     """
     weights = Weights(exponents, denominator)
     order = permutation(len(weights.halvings), bits)
@@ -102,6 +136,22 @@ def permute_and_flip(exponents: Exponents, bits: Bits, denominator: int = 1) -> 
 def permutation(n: int, bits: Bits) -> NDArray[np.int64]:
     """A uniform permutation of 0 ... n - 1: the order of n uniform numbers, drawn further where
     some begin alike.
+
+    Args:
+        n: How many.
+        bits: The random bits.
+
+    Returns:
+        An array of the numbers from 0 to n - 1.
+
+    Raises:
+        InvalidInput: `n` is below 0.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, permutation
+        >>> sorted(permutation(4, Bits(Randomness.from_os(), "order", 0)).tolist())
+        [0, 1, 2, 3]
     """
     keys = bits.words(n)
     order = np.argsort(keys, kind="stable")

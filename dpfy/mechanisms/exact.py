@@ -143,7 +143,24 @@ def probability(name: str, value: object) -> Fraction:
 
 
 def below(n: int, bits: Bits) -> int:
-    """A uniform integer from 0 to n - 1."""
+    """A uniform integer from 0 to n - 1.
+
+    Args:
+        n: How many values there are.
+        bits: The random bits.
+
+    Returns:
+        The integer.
+
+    Raises:
+        InvalidInput: `n` is no whole number of at least 1.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, below
+        >>> 0 <= below(6, Bits(Randomness.from_os(), "die", 0)) < 6
+        True
+    """
     if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
         raise InvalidInput("n", n, "must be a whole number of at least 1")
     size = (int(n) - 1).bit_length()
@@ -153,18 +170,69 @@ def below(n: int, bits: Bits) -> int:
 
 
 def bernoulli(p: Fraction | int, bits: Bits) -> bool:
-    """True with probability p."""
+    """True with probability p.
+
+    Args:
+        p: The probability, a fraction.
+        bits: The random bits.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        InvalidInput: `p` is no fraction from 0 to 1.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, bernoulli
+        >>> bernoulli(Fraction(1, 3), Bits(Randomness.from_os(), "coin", 0)) in (True, False)
+        True
+    """
     return Uniform(bits).below(constant(probability("p", p)))
 
 
 def bernoulli_exp(gamma: Fraction | int, bits: Bits) -> bool:
-    """True with probability exp(-gamma)."""
+    """True with probability exp(-gamma).
+
+    Args:
+        gamma: The exponent, a fraction of at least 0.
+        bits: The random bits.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        InvalidInput: `gamma` is no fraction of at least 0.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, bernoulli_exp
+        >>> bernoulli_exp(0, Bits(Randomness.from_os(), "coin", 0))
+        True
+    """
     return Uniform(bits).below(exp(rational("gamma", gamma)))
 
 
 def geometric(gamma: Fraction | int, bits: Bits) -> int:
     """An integer x >= 0 with probability proportional to exp(-gamma x). Reference: Canonne, Kamath
     & Steinke 2020, algorithm 2.
+
+    Args:
+        gamma: The rate, a fraction above 0.
+        bits: The random bits.
+
+    Returns:
+        The integer.
+
+    Raises:
+        InvalidInput: `gamma` is no fraction above 0.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, geometric
+        >>> geometric(1, Bits(Randomness.from_os(), "wait", 0)) >= 0
+        True
     """
     if not (rate := rational("gamma", gamma)):
         raise InvalidInput("gamma", gamma, "must be greater than 0")
@@ -180,6 +248,24 @@ def geometric(gamma: Fraction | int, bits: Bits) -> int:
 def coins(count: int, p: Fraction | int, bits: Bits) -> NDArray[np.bool_]:
     """`count` independent coins, each true with probability p: one word each, and more where 64
     bits agree with those of p.
+
+    Args:
+        count: How many.
+        p: The probability, a fraction.
+        bits: The random bits.
+
+    Returns:
+        An array of truth values.
+
+    Raises:
+        InvalidInput: `p` is no fraction from 0 to 1.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, coins
+        >>> coins(5, Fraction(1, 3), Bits(Randomness.from_os(), "coins", 0)).shape
+        (5,)
     """
     chance = probability("p", p)
     words = bits.words(count)
@@ -195,6 +281,23 @@ def coins(count: int, p: Fraction | int, bits: Bits) -> NDArray[np.bool_]:
 def uniform(count: int, n: int, bits: Bits) -> NDArray[np.int64]:
     """`count` independent uniform integers from 0 to n - 1: words, cut to the bits of n, drawn
     again while they are n or more.
+
+    Args:
+        count: How many.
+        n: How many values there are.
+        bits: The random bits.
+
+    Returns:
+        An array of integers.
+
+    Raises:
+        InvalidInput: `n` is below 1, or `count` below 0.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, uniform
+        >>> int(uniform(100, 6, Bits(Randomness.from_os(), "dice", 0)).max()) < 6
+        True
     """
     size = (check.integer("n", n) - 1).bit_length()
     out = np.empty(check.integer("count", count, 0), np.int64)

@@ -186,6 +186,23 @@ def laplace(count: int, scale: Fraction | int, bits: Bits) -> Integers:
 
     Guarantees: exactly this law, given fair bits: the total variation is 0. Reference: Ghosh,
     Roughgarden & Sundararajan 2009 (the law).
+
+    Args:
+        count: How many.
+        scale: The scale of the noise, a fraction.
+        bits: The random bits.
+
+    Returns:
+        An array of integers.
+
+    Raises:
+        InvalidInput: The scale is out of its range.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, laplace
+        >>> laplace(3, 10, Bits(Randomness.from_os(), "noise", 0)).dtype
+        dtype('int64')
     """
     return _draw(count, _scale("scale", scale), False, bits)
 
@@ -199,6 +216,24 @@ def gaussian(count: int, sigma: Fraction | int, bits: Bits, *, again: bool = Fal
 
     Guarantees: exactly this law, given fair bits: the total variation is 0. Reference: Canonne,
     Kamath & Steinke 2020 (the law).
+
+    Args:
+        count: How many.
+        sigma: The standard deviation of the law (of the continuous one), a fraction.
+        bits: The random bits.
+        again: Whether the same law will be drawn from many times.
+
+    Returns:
+        An array of integers.
+
+    Raises:
+        InvalidInput: Sigma is out of its range.
+
+    Example:
+        >>> from dpfy.core.randomness import Randomness
+        >>> from dpfy.mechanisms import Bits, gaussian
+        >>> abs(gaussian(10_000, 10, Bits(Randomness.from_os(), "noise", 0)).std() - 10) < 1
+        True
     """
     return _draw(count, _scale("sigma", sigma), True, bits, again)
 

@@ -84,7 +84,7 @@ def check_strategy(
         - the strategy is frozen data that JSON brings back equal.
 
     Example:
-        >>> from dpfy.noise.banded import Banded
+        >>> from dpfy.noise.toeplitz import Banded
         >>> from dpfy.testing import check_strategy
         >>> check_strategy(Banded((1.0, 0.5, 0.25)), steps=8)
     """

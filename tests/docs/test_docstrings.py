@@ -1,0 +1,53 @@
+"""Every public name of a family says what it takes, gives and raises, with an example that runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+FAMILIES = ("dpfy.accounting", "dpfy.mechanisms", "dpfy.testing")
+"""Families whose public names are documented in full."""
+
+
+def public(family: str) -> list[tuple[str, Any]]:
+    """The functions and classes that a family exports."""
+    module = importlib.import_module(family)
+    named = [(f"{family}.{name}", getattr(module, name)) for name in module.__all__]
+    return [
+        (name, what) for name, what in named if inspect.isfunction(what) or isinstance(what, type)
+    ]
+
+
+NAMES = [pytest.param(what, id=name) for family in FAMILIES for name, what in public(family)]
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_a_public_name_says_what_it_takes_gives_and_raises(what: Any) -> None:
+    told = inspect.getdoc(what) or ""
+    assert told.split("\n")[0].strip()
+    if issubclass(what, BaseException) if isinstance(what, type) else False:
+        return
+    wanted = ["Example:"]
+    signature = inspect.signature(what)
+    if any(name != "self" for name in signature.parameters):
+        wanted.append("Args:")
+    if inspect.isfunction(what):
+        wanted.append("Raises:")
+        if signature.return_annotation not in (None, "None"):
+            wanted.append("Returns:")
+    assert [part for part in wanted if f"\n{part}" not in told] == []
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_the_example_of_a_public_name_runs(what: Any) -> None:
+    module = importlib.import_module(what.__module__)
+    tests = doctest.DocTestFinder(recurse=False).find(what, what.__name__, module, {})
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in tests:
+        said: list[str] = []
+        runner.run(test, out=said.append)
+        assert runner.failures == 0, "".join(said)
