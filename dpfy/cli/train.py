@@ -194,7 +194,7 @@ def _train(
         made = card["mechanism"]
         lines.append(
             f"mechanism auto chose {CHOSEN.get(made['strategy'], made['strategy'])}, which has the "
-            f"least error at this guarantee; {made['sampling_words']} (dpfy compare mechanisms)"
+            f"least error at this guarantee; {made['sampling_words']} (dpfy plan compare mechanisms)"
         )
     group = outcome.group()
     if group is not None:
