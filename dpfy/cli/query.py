@@ -77,12 +77,12 @@ def query(
     Words: histogram(c) mode(c) table(c, d) margins(c, d, e, order=2). Of any column: top(w)
     range(w). Records: count(). Different persons: count(distinct person)
 
-    Groups: by c, by bins(x, 0, 10, 20), by month(d), by top(w). Conditions: and, or, in (...). At the end: level
-    0.9, for intervals that hold in 90% of releases. In a statistic: weight=3, its part of the
-    budget
+    Groups: by c, by bins(x, 0, 10, 20), by month(d), by top(w). Conditions: and, or, in (...). At
+    the end: level 0.9, for intervals that hold in 90% of releases. In a statistic: weight=3, its
+    part of the budget
 
-    Users: quantile(contributions, 0.9) with --user person --contributions 256: how many records
-    nine of ten users own at most
+    Persons: quantile(contributions, 0.9) with --person patient --contributions 256: how many rows
+    nine of ten persons own at most
 
     Models: accuracy(truth, guess) confusion(truth, guess) calibration(probability, truth)
 

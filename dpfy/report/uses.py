@@ -125,5 +125,5 @@ def row(test: str, facts: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     bills = [p.event for p in of_kinds(ledger, KIND) if isinstance(p.event, events.Gaussian)]
     if not bills:
         raise Corrupt("privacy.json", "states a billed evaluation that the ledger does not hold")
-    told = f"{words(test)}.{counted_once(ledger.unit)}".removesuffix(".")
-    return {"test": test, "words": told, "noise_multiplier": bills[0].noise_multiplier}
+    said = f"{words(test)}.{counted_once(ledger.unit)}".removesuffix(".")
+    return {"test": test, "words": said, "noise_multiplier": bills[0].noise_multiplier}

@@ -176,9 +176,9 @@ WRONG = [
     (["--epsilon", "nan"], "epsilon"),
     (["--delta", "1"], "delta"),
     (["--delta", "-1"], "delta"),
-    (["--user", "nobody", "--most-records", "3"], "user"),
-    (["--user", "id"], "most_records"),
-    (["--most-records", "3"], "most_records"),
+    (["--person", "nobody", "--at-most", "3"], "user"),
+    (["--person", "id"], "most_records"),
+    (["--at-most", "3"], "most_records"),
     (["--records", "0"], "records"),
     (["--schema", "none.toml"], "none.toml"),
 ]
