@@ -24,9 +24,15 @@ def init(
     label: Annotated[str | None, _columns("What is to be predicted.")] = None,
     number: Annotated[list[str] | None, _columns("A column of numbers; repeat it.")] = None,
     category: Annotated[list[str] | None, _columns("A column of words; repeat it.")] = None,
+    date: Annotated[list[str] | None, _columns("A column of dates; repeat it.")] = None,
+    text: Annotated[list[str] | None, _columns("A column of free text; repeat it.")] = None,
     ignore: Annotated[list[str] | None, _columns("A column that is not used; repeat it.")] = None,
     user: Annotated[
         str | None, _columns("Column with the person that a row belongs to.", "--person")
+    ] = None,
+    at_most: Annotated[
+        int | None,
+        typer.Option(help="Most rows of one person that are used.", show_default=False),
     ] = None,
     public: Annotated[
         bool, typer.Option("--public", help="The file is public: read its values too.")
@@ -49,7 +55,14 @@ def init(
     from dpfy.data import draft
 
     given = draft.ColumnChoices(
-        label, tuple(number or ()), tuple(category or ()), tuple(ignore or ()), user
+        label,
+        tuple(number or ()),
+        tuple(category or ()),
+        tuple(ignore or ()),
+        user,
+        at_most,
+        tuple(date or ()),
+        tuple(text or ()),
     )
     found = draft.write(data, out, given, public=public, header=header, force=force)
     left = found["open"]
@@ -64,7 +77,7 @@ def init(
         f"  {found['schema']}: {left} open"
         if left
         else f"  {found['schema']}: nothing is open; check it",
-        f"  {found['job']}: privacy.records is open" + (", data.most_records too" if user else ""),
+        f"  {found['job']}: privacy.records is open" + (", data.most_records too" if user and at_most is None else ""),
         *no_label,
         f'fill in every "?", then: dpfy train {found["job"]}',
     ]

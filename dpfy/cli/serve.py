@@ -47,6 +47,13 @@ def teach(
     schema: Annotated[
         str | None, typer.Option(help="Public schema of the columns (TOML).", show_default=False)
     ] = None,
+    person: Annotated[
+        str | None,
+        typer.Option(help="Column with the person that a row belongs to.", show_default=False),
+    ] = None,
+    at_most: Annotated[
+        int | None, typer.Option(help="Most rows of one person that are used.", show_default=False)
+    ] = None,
     classes: Annotated[
         int | None, typer.Option(help="Number of classes (NPZ).", show_default=False)
     ] = None,
@@ -100,7 +107,7 @@ def teach(
         model, {name: value for name, value in said.items() if value is not None}
     )
     found, about = teaching.taught(
-        teaching.settings(data, schema, classes, data_dir), voters, shrink, training
+        teaching.settings(data, schema, classes, data_dir, person, at_most), voters, shrink, training
     )
     found.save(out, **about)
     told = {"voters": voters, "classes": found.classes, "features": found.features, "out": str(out)}
@@ -181,6 +188,7 @@ def start(
     [[0, 0.5, ...]]}' http://127.0.0.1:8080/predict
     """
     from dpfy.core.errors import InvalidInput
+    from dpfy.core.unit import EXAMPLE, user_unit
     from dpfy.prediction import access, plan, service
     from dpfy.prediction.claim import AnswersClaim
     from dpfy.prediction.predictor import PrivatePredictor
@@ -196,7 +204,9 @@ def start(
     if resume:
         claim = held_claims(run)[0]
     else:
-        shape = {"voters": held.count, "classes": held.classes}
+        most = about.get("most_records")
+        unit = EXAMPLE if most is None else user_unit(most)
+        shape = {"voters": held.count, "classes": held.classes, "unit": unit}
         claim = plan.service(
             epsilon, delta, answers=answers, queries=queries, threshold=threshold, **shape
         )

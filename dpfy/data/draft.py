@@ -17,7 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from dpfy.core import storage
+from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.files import DataFile
 from dpfy.core.settings import toml
@@ -26,17 +26,21 @@ from dpfy.tables.schema import OPEN
 from dpfy.tables.sources import Header, read_header, read_table
 
 LABEL, NUMBER, CATEGORY, IGNORE = "label", "number", "category", "ignore"
+DATE, TEXT = "date", "text"
 WORDS = {
     IGNORE: "id uuid guid key index name surname forename email mail phone tel address street ssn "
-    "date time timestamp url comment note",
+    "url",
+    DATE: "date time timestamp birthday born dob admitted discharged",
+    TEXT: "comment comments note notes text description message remark remarks",
     LABEL: "label target class outcome y",
-    NUMBER: "age year years hour hours day days month months income salary wage price cost amount "
+    NUMBER: "age year years hour hours day days month months income salary wage price cost charge fee amount "
     "balance rate ratio percent score "
     "count number num n size weight height length width area distance speed temperature temp "
     "latitude longitude lat lon "
     "bmi pressure glucose dose",
     CATEGORY: "sex gender race country city state region province type kind category status "
     "marital job occupation employer "
+    "ward department code diagnosis icd "
     "education degree language color colour brand level group grade is has",
 }
 """Words in the name of a column, and the kind that they suggest."""
@@ -115,6 +119,9 @@ def filled(column: DraftColumn, cells: Iterable[object]) -> DraftColumn:
         return DraftColumn(
             column.name, kind, column.why, {"range": [min(numbers), max(numbers)], "fill": middle}
         )
+    days = [cell[:10] for cell in present if _day(cell)]
+    if kind == DATE and days and len(days) == len(present) and min(days) < max(days):
+        return DraftColumn(column.name, kind, column.why, {"range": [min(days), max(days)]})
     if kind == LABEL and len(words) >= 2:
         return DraftColumn(column.name, kind, column.why, {"classes": words})
     if kind == CATEGORY and 0 < len(words) <= MOST_CATEGORIES:
@@ -126,6 +133,13 @@ def filled(column: DraftColumn, cells: Iterable[object]) -> DraftColumn:
     return DraftColumn(column.name, kind, column.why)
 
 
+def _day(cell: str) -> bool:
+    try:
+        return bool(date.fromisoformat(cell[:10]))
+    except ValueError:
+        return False
+
+
 def _number(cell: str) -> float | int | None:
     try:
         value = float(cell) if "_" not in cell else math.nan
@@ -134,11 +148,14 @@ def _number(cell: str) -> float | int | None:
     return (int(value) if value.is_integer() else value) if math.isfinite(value) else None
 
 
+KEYS = {NUMBER: "range", DATE: "range", CATEGORY: "categories", LABEL: "classes"}
+"""What must be known of a column of each kind."""
 HINTS = {
-    "kind": '"number", "category" or "label"; or put ignore = true in its place',
+    "kind": '"number", "category", "date", "text" or "label"; or put ignore = true in its place',
     "range": "[low, high]: numbers beyond it are moved to its end",
+    "dates": '["2020-01-01", "2023-12-31"]: dates beyond it are moved to its end',
     "categories": '["word", "word"]: what is not listed becomes all zeros',
-    "classes": '["no", "yes"]: what is to be predicted; anything else is an error',
+    "classes": '["no", "yes"]: what is to be predicted; rows with anything else are left out',
 }
 
 
@@ -171,10 +188,16 @@ def _entry(column: DraftColumn) -> list[str]:
         return [f"ignore = true  # {column.why}"]
     if column.kind is None:
         return [f"kind = {toml(OPEN)}  # {column.why}: {HINTS['kind']}"]
-    key = {NUMBER: "range", CATEGORY: "categories", LABEL: "classes"}[column.kind]
+    if column.kind == TEXT:
+        return [
+            f"kind = {toml(TEXT)}  # {column.why}; with buckets = 64 learners read it, as so many "
+            f"hashed features"
+        ]
+    key = KEYS[column.kind]
     lines = [
         f"kind = {toml(column.kind)}  # {column.why}",
-        f"{key} = {toml(column.filled.get(key, OPEN))}  # {HINTS[key]}",
+        f"{key} = {toml(column.filled.get(key, OPEN))}  # "
+        f"{HINTS['dates' if column.kind == DATE else key]}",
     ]
     fill = column.filled.get("fill", "other" if column.kind == CATEGORY else None)
     return lines + ([] if fill is None else [f"fill = {toml(fill)}  # what a missing cell becomes"])
@@ -184,22 +207,27 @@ def open_places(drafted: Iterable[DraftColumn]) -> int:
     """How many places of the schema are open."""
     return sum(
         column.kind is None
-        or (column.kind != IGNORE and not set(column.filled) & {"range", "categories", "classes"})
+        or (column.kind in KEYS and KEYS[column.kind] not in column.filled)
         for column in drafted
     )
 
 
-def job(kind: str, path: str, schema_path: str, name: str, user: str | None) -> str:
-    """A job for the table, with the number of its records (and of those of one user) left open."""
+def job(
+    kind: str, path: str, schema_path: str, name: str, user: str | None, at_most: int | None
+) -> str:
+    """A job for the table, with the number of its records left open; and of those of one person,
+    unless it is given.
+    """
     owner = (
         [
             f"user = {toml(user)}",
-            f"most_records = {toml(OPEN)}  # of one user: of more, others each time",
+            f"most_records = {toml(at_most or OPEN)}  # of one user: of more, others each time",
         ]
         if user
         else []
     )
     units = "users" if user else "records"
+    parted = "a public hash of their names" if user else "a fixed public permutation"
     lines = [
         f"# dpfy train {_key(name)}.job.toml --out runs/{_key(name)}        (every key: dpfy train "
         f"--show-config)",
@@ -207,8 +235,7 @@ def job(kind: str, path: str, schema_path: str, name: str, user: str | None) -> 
         f"kind = {toml(kind)}",
         f"path = {toml(path)}",
         f"schema = {toml(schema_path)}",
-        f"test_fraction = 0.2  # this share of the {units} is held out, by a fixed public "
-        f"permutation",
+        f"test_fraction = 0.2  # this share of the {units} is held out, by {parted}",
         'test = "withheld"  # or "billed": noisy figures of the held-out records, paid for; '
         '"public": exact ones, not protected',
         *owner,
@@ -242,12 +269,16 @@ class ColumnChoices:
     category: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     user: str | None = None
+    at_most: int | None = None
+    date: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
 
     def kinds(self) -> dict[str, str]:
         """Kind by column; a column that is given twice is refused."""
         said = [(self.label, LABEL), (self.user, IGNORE)]
         said += [(n, NUMBER) for n in self.number] + [(n, CATEGORY) for n in self.category]
-        said += [(n, IGNORE) for n in self.ignore]
+        said += [(n, IGNORE) for n in self.ignore] + [(n, DATE) for n in self.date]
+        said += [(n, TEXT) for n in self.text]
         found: dict[str, str] = {}
         for name, kind in said:
             if name is None:
@@ -267,6 +298,10 @@ def write(
     Guarantees: unless `public`, nothing after the header is read; both files are written or
     neither, and none that is there is replaced unless `force`.
     """
+    if given.at_most is not None and given.user is None:
+        raise InvalidInput("--at-most", given.at_most, "goes with --person, the column of names")
+    if given.at_most is not None:
+        check.integer("--at-most", given.at_most)
     if not os.path.isdir(out):
         raise InvalidInput("--out", str(out), "must be a folder that exists")
     file, kind = DataFile.given(data), kind_of(data) or "csv"
@@ -286,7 +321,7 @@ def write(
     schema_file, job_file = out / f"{name}.schema.toml", out / f"{name}.job.toml"
     texts = {
         schema_file: schema(file.path.name, drafted, public=public),
-        job_file: job(kind, data, str(schema_file), name, given.user),
+        job_file: job(kind, data, str(schema_file), name, given.user, given.at_most),
     }
     _save_all(texts, force)
     return {

@@ -141,6 +141,13 @@ def kept_users(owned: Owned, coins: NDArray[np.bool_], expected: int, part: str 
     return SplitOwned(taken.records, taken.users, taken.most, expected=expected, part=part)
 
 
+def uncounted(train: Records | Owned, expected: int) -> SplitRecords | SplitOwned:
+    """All users, for a plan that was made for so many: how many there are is told to nobody."""
+    if isinstance(train, Owned):
+        return SplitOwned(train.records, train.users, train.most, expected=expected)
+    return kept(train, np.ones(len(train), bool), expected)
+
+
 def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = "") -> SplitRecords:
     """The rows whose coin shows heads, in their order; `expected` of them on average. Records
     grouped by user are kept user by user.

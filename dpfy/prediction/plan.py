@@ -10,6 +10,7 @@ from dpfy.accounting import epsilon as cost
 from dpfy.accounting.gaussian import sigma_analytic
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.unit import EXAMPLE, Unit
 from dpfy.prediction.claim import AnswersClaim, VoteClaim
 
 C = TypeVar("C", bound=VoteClaim)
@@ -90,6 +91,7 @@ def service(
     answers: int | None,
     queries: int | None,
     threshold: float,
+    unit: Unit = EXAMPLE,
 ) -> VoteClaim:
     """The claim of a new service: confident votes where the number of `queries` is stated, else one
     answer a question.
@@ -99,7 +101,9 @@ def service(
             "answers, epsilon", (answers, epsilon), "must both be given for a new service"
         )
     if queries is None:
-        return gaussian(epsilon, delta, voters=voters, classes=classes, answers=answers)
+        return gaussian(
+            epsilon, delta, voters=voters, classes=classes, answers=answers, unit=unit
+        )
     return confident(
         epsilon,
         delta,
@@ -108,6 +112,7 @@ def service(
         queries=queries,
         answers=answers,
         threshold=threshold,
+        unit=unit,
     )
 
 

@@ -57,9 +57,16 @@ def teach(
 
 
 def settings(
-    data: str, schema: str | None = None, classes: int | None = None, folder: str | None = None
+    data: str,
+    schema: str | None = None,
+    classes: int | None = None,
+    folder: str | None = None,
+    person: str | None = None,
+    at_most: int | None = None,
 ) -> DataConfig:
-    """What `data` names: a known data set, or a file by its ending."""
+    """What `data` names: a known data set, or a file by its ending; and the column of the person
+    that a row belongs to.
+    """
     from dpfy.data.config import KNOWN, DataConfig, kind_of
 
     if data in KNOWN:
@@ -72,40 +79,48 @@ def settings(
         raise InvalidInput(
             "data", data, f"must be one of {', '.join(KNOWN)}, or a file .csv, .parquet or .npz"
         )
-    return DataConfig(kind=kind, path=data, schema=schema, classes=classes)
+    return DataConfig(
+        kind=kind, path=data, schema=schema, classes=classes, user=person, most_records=at_most
+    )
 
 
 def taught(
     config: DataConfig, voters: int, shrink: float, training: NetworkTraining | None = None
 ) -> tuple[LinearVoters | NetworkVoters, dict[str, Any]]:
     """Voters from the training records of a source, and what is public about them: names of the
-    classes, words for the data.
+    classes, words for the data, the unit of privacy.
 
     With `training` they are networks; else they know class means.
+
+    Guarantees: where users are the unit, all records of one user are known to one voter alone.
     """
     from dpfy.data import source
     from dpfy.tables.schema import training_schema
 
-    held = source.load(config)
+    held = source.load(config, every_row=False)
     if held.classes is None:
         raise InvalidInput(
             "data", config.kind, "must be records with classes, which voters can say"
         )
     x, y = (part.numpy() for part in held.train.tensors[:2])
+    owners = None if held.owned is None else held.owned.users_of(len(x))[1]
     found: LinearVoters | NetworkVoters
     if training is None:
-        found = teach(x, y, voters=voters, classes=held.classes, shrink=shrink)
+        found = teach(x, y, voters=voters, classes=held.classes, owners=owners, shrink=shrink)
     else:
         from dpfy.prediction.networks import teach_networks
 
-        found = teach_networks(x, y, voters=voters, classes=held.classes, training=training)
+        found = teach_networks(
+            x, y, voters=voters, classes=held.classes, training=training, owners=owners
+        )
     named = "adult" if config.kind == "adult" else config.schema
     labels = (
         list(training_schema(named).label.classes)
         if named is not None
         else [str(k) for k in range(held.classes)]
     )
-    return found, {"labels": labels, "data": held.description}
+    about = {"labels": labels, "data": held.description}
+    return found, about | ({} if config.user is None else {"most_records": config.most_records})
 
 
 def network_training(model: str, given: Mapping[str, Any]) -> NetworkTraining | None:

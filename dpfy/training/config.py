@@ -443,7 +443,7 @@ def attempted(
 
 def merged(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> settings.Raw:
     """The values of a file and of flags, which win. A data file that is named without a kind is
-    what its name says.
+    what its name says; the model of a table is linear where none is named.
     """
     values = settings.merged(SECTIONS, raw, flags, EXCLUSIVE)
     data = values["data"]
@@ -453,6 +453,8 @@ def merged(raw: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any]) -> se
         and (kind := kind_of(data["path"])) is not None
     ):
         data["kind"] = kind
+    if data.get("kind") in ("csv", "parquet"):
+        values["model"].setdefault("name", "linear")
     return values
 
 

@@ -22,6 +22,7 @@ from dpfy.data import count, source
 from dpfy.data.config import FIELDS_OF_KIND, USER, DataConfig
 from dpfy.data.count import held_out
 from dpfy.data.records import Records
+from dpfy.data.split import uncounted
 from dpfy.models import build, features
 from dpfy.models.config import ModelConfig
 from dpfy.plan.auto import CalibrationTarget, RunSetting, recipe_for
@@ -323,13 +324,21 @@ def schema_of(config: JobConfig) -> bytes:
 
 
 def load(config: JobConfig, expected: int) -> source.DataSource:
-    """The data of a job that trains a classifier on about `expected` records."""
+    """The data of a job that trains a classifier on about `expected` records.
+
+    Guarantees: where users come and go (add-or-remove-one), how many there are raises no error and
+    is told to nobody.
+    """
     added = Adjacency.parse(config.privacy.adjacency) is Adjacency.ADD_OR_REMOVE_ONE
     data = source.load(config.data, every_row=not added)
     if data.classes is None:
         raise InvalidInput(
             "data.kind", config.data.kind, "has no classes; this job trains classifiers"
         )
+    if added and config.data.user is not None and config.data.draw == USER:
+        if data.owned is None:
+            return replace(data, train=uncounted(data.train, expected))
+        return replace(data, owned=uncounted(data.owned, expected))
     found, apart = data.units, len(data.test)
     if abs(found - expected) > max(1, expected // 100) and config.data.user is not None:
         what = f"{config.data.unit.name}s" if config.data.draw == USER else "records of users"
