@@ -35,7 +35,9 @@ def visit(drawn: random.Random, patient: int, age: int) -> dict[str, str]:
     charge = 200 + 40 * age * drawn.random()
     chance = 0.1 + 0.35 * (age > 60) + 0.35 * code.startswith("C")
     back = "yes" if drawn.random() < chance else "no"
-    written = drawn.choice((f"{charge:.2f}", f"${charge:,.2f}" if charge > 1000 else f"{charge:.0f}"))
+    written = drawn.choice(
+        (f"{charge:.2f}", f"${charge:,.2f}" if charge > 1000 else f"{charge:.0f}")
+    )
     day = date(2022, 1, 1) + timedelta(drawn.randrange(730))
     return {
         "patient": f"P{patient:05d}",

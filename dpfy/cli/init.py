@@ -77,7 +77,8 @@ def init(
         f"  {found['schema']}: {left} open"
         if left
         else f"  {found['schema']}: nothing is open; check it",
-        f"  {found['job']}: privacy.records is open" + (", data.most_records too" if user and at_most is None else ""),
+        f"  {found['job']}: privacy.records is open"
+        + (", data.most_records too" if user and at_most is None else ""),
         *no_label,
         f'fill in every "?", then: dpfy train {found["job"]}',
     ]

@@ -107,7 +107,10 @@ def teach(
         model, {name: value for name, value in said.items() if value is not None}
     )
     found, about = teaching.taught(
-        teaching.settings(data, schema, classes, data_dir, person, at_most), voters, shrink, training
+        teaching.settings(data, schema, classes, data_dir, person, at_most),
+        voters,
+        shrink,
+        training,
     )
     found.save(out, **about)
     told = {"voters": voters, "classes": found.classes, "features": found.features, "out": str(out)}

@@ -206,8 +206,7 @@ def _entry(column: DraftColumn) -> list[str]:
 def open_places(drafted: Iterable[DraftColumn]) -> int:
     """How many places of the schema are open."""
     return sum(
-        column.kind is None
-        or (column.kind in KEYS and KEYS[column.kind] not in column.filled)
+        column.kind is None or (column.kind in KEYS and KEYS[column.kind] not in column.filled)
         for column in drafted
     )
 

@@ -101,9 +101,7 @@ def service(
             "answers, epsilon", (answers, epsilon), "must both be given for a new service"
         )
     if queries is None:
-        return gaussian(
-            epsilon, delta, voters=voters, classes=classes, answers=answers, unit=unit
-        )
+        return gaussian(epsilon, delta, voters=voters, classes=classes, answers=answers, unit=unit)
     return confident(
         epsilon,
         delta,

@@ -103,7 +103,10 @@ def taught(
             "data", config.kind, "must be records with classes, which voters can say"
         )
     x, y = (part.numpy() for part in held.train.tensors[:2])
-    owners = None if held.owned is None else held.owned.users_of(len(x))[1]
+    owners = None
+    if held.owned is not None:  # by name: a number would change when another user leaves
+        names, which = held.owned.users_of(len(x))
+        owners = names[which]
     found: LinearVoters | NetworkVoters
     if training is None:
         found = teach(x, y, voters=voters, classes=held.classes, owners=owners, shrink=shrink)

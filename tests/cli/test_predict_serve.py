@@ -12,6 +12,7 @@ import pytest
 
 import dpfy
 from dpfy.cli import app
+from dpfy.core.randomness import Randomness
 from dpfy.prediction.voters import LinearVoters, load_voters
 
 
@@ -70,6 +71,44 @@ def test_voters_are_made_from_data_by_name_and_from_a_file(capsys, tmp_path: Pat
         == 0
     )
     assert LinearVoters.load(tmp_path / "w")[0].classes == 2
+
+
+@pytest.mark.parametrize("model", ["class-means", "linear"])
+def test_all_rows_of_a_person_make_one_teacher(capsys, tmp_path: Path, model, monkeypatch):
+    """The voters of a table of people: without one person, at most one voter is another."""
+    monkeypatch.setattr(Randomness, "from_os", lambda: Randomness.for_tests(3))
+    schema = tmp_path / "s.toml"
+    schema.write_text(
+        '[columns.who]\nignore = true\n[columns.a]\nkind = "number"\nrange = [0, 9]\n'
+        '[columns.c]\nkind = "label"\nclasses = ["x", "y"]\n'
+    )
+    rows = [(f"p{k % 40}", k % 10, "xyz"[k // 3 % 3]) for k in range(400)]
+    folders = []
+    for left in (rows, [row for row in rows if row[0] != "p8"]):
+        file = tmp_path / "people.csv"
+        file.write_text("who,a,c\n" + "".join(f"{p},{a},{c}\n" for p, a, c in left))
+        folders.append(tmp_path / f"v{len(folders)}")
+        words = ["--schema", schema, "--person", "who", "--at-most", 5, "--voters", 8]
+        words += ["--model", model, *(["--steps", 3] if model == "linear" else [])]
+        assert call(capsys, "teach", file, *words, "--out", folders[-1])[0] == 0
+    (one, about), (two, _) = map(load_voters, folders)
+    assert about["most_records"] == 5
+    pairs = (
+        [(one.weights, two.weights), (one.biases, two.biases)]
+        if model == "class-means"
+        else [(one.weights[name], two.weights[name]) for name in one.weights]
+    )
+    axis = 1 if model == "class-means" else 0
+    changed = set()
+    for first, second in pairs:
+        place = 0 if first.ndim == 2 and axis == 1 else axis
+        differs = np.asarray(first != second)
+        changed |= set(np.flatnonzero(differs.any(axis=tuple(set(range(differs.ndim)) - {place}))))
+    assert len(changed) == 1
+    run = tmp_path / "run"
+    words = ["--answers", 3, "--epsilon", 1, "--finish", "--out", run, "--ledger", tmp_path / "l"]
+    assert call(capsys, "serve", folders[0], *words)[0] == 0
+    assert "for one user" in dpfy.Released.read(run).statement
 
 
 def test_networks_are_voters_too(capsys, tmp_path: Path):
