@@ -232,7 +232,7 @@ def gaussian(count: int, sigma: Fraction | int, bits: Bits, *, again: bool = Fal
     Example:
         >>> from dpfy.core.randomness import Randomness
         >>> from dpfy.mechanisms import Bits, gaussian
-        >>> abs(gaussian(10_000, 10, Bits(Randomness.from_os(), "noise", 0)).std() - 10) < 1
+        >>> bool(abs(gaussian(10_000, 10, Bits(Randomness.from_os(), "noise", 0)).std() - 10) < 1)
         True
     """
     return _draw(count, _scale("sigma", sigma), True, bits, again)
