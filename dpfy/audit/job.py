@@ -39,7 +39,7 @@ from dpfy.training import job
 from dpfy.training.config import SECTIONS, JobConfig, make
 from dpfy.training.evaluation import PublicTest
 from dpfy.training.fit import fit
-from dpfy.training.run import TrainingRun, load_plan
+from dpfy.training.run import TRAINING, TrainingRun, load_plan
 from dpfy.training.update import Update
 
 FILE = CANARIES
@@ -146,6 +146,9 @@ def _train(
         assert data.classes is not None
         extract = features.features(config.model) or (lambda records: records)
         model = build.build(config.model, data.features, data.classes)
+        folder.tell(TRAINING, model=job.reads(data))
+        if config.data.schema is not None:
+            folder.write("schema.toml", job.schema_of(config))
         x, y = data.train.tensors
         runtime = config.runtime.runtime(progress)
         if not (out / FILE).is_file():

@@ -66,7 +66,7 @@ class Prediction:
     same was answered before.
     """
 
-    label: int | str | None
+    label: Any
     why_not: str = ""
     paid: bool = True
 

@@ -155,7 +155,7 @@ def serve(
     held = Dataset.of(data, schema, unit=unit, records=records)
     chosen, place = held.rule(delta), held.run(run)
     classes = len(training_schema(held.schema).label.classes)
-    shape = {
+    shape: dict[str, Any] = {
         "voters": check.integer("voters", voters, least=2),
         "classes": classes,
         "unit": held.privacy_unit,

@@ -13,7 +13,7 @@ from typing import Any
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.core import check
 from dpfy.core.errors import InvalidInput
-from dpfy.core.ledger import Ledger, LedgerBudget
+from dpfy.core.ledger import Ledger
 from dpfy.core.unit import EXAMPLE, Person, Unit
 from dpfy.report import figures, spending
 from dpfy.report.words import down, up
@@ -126,7 +126,7 @@ class Dataset:
         self._source, self._schema = source, _schema(schema, strict)
         self.unit, self.records = unit, records
         self.ledger = None if ledger is None else Path(ledger)
-        self.budget = _budget(budget, self.ledger)
+        self.budget: Any = _budget(budget, self.ledger)
 
     @classmethod
     def of(
@@ -326,7 +326,7 @@ def delta_of(
     return min(found, key=lambda rule: rule.value)
 
 
-def _budget(given: Any, ledger: Path | None) -> LedgerBudget | Any:
+def _budget(given: Any, ledger: Path | None) -> Any:
     """The budget that the ledger has, or is made with."""
     if isinstance(given, tuple) and len(given) == 2:
         given = Budget(*given)

@@ -283,7 +283,7 @@ def fitted(
     """
     assert data.classes is not None
     model = build.build(config.model, data.features, data.classes)
-    run.tell(TRAINING, model={"reads": {"features": list(data.features), "classes": data.classes}})
+    run.tell(TRAINING, model=reads(data))
     result = fit(
         model,
         train,
@@ -433,6 +433,11 @@ def budget_of(ledger: LedgerConfig, delta: float) -> RenyiFilter | None:
     chosen = delta if ledger.budget_delta is None else ledger.budget_delta
     path = None if ledger.path is None else Path(ledger.path)
     return figures.new_budget(path, ledger.budget_epsilon, chosen, ledger.budget_approximation)
+
+
+def reads(data: source.DataSource) -> dict[str, Any]:
+    """What a model reads and says, for those who predict with it."""
+    return {"reads": {"features": list(data.features), "classes": data.classes}}
 
 
 def run_of(config: JobConfig, plan: Plan, out: Path, resume: bool, seed: int | None) -> Run:

@@ -23,6 +23,7 @@ from dpfy.models import build, features
 from dpfy.report import card as cards
 from dpfy.report import first, verify
 from dpfy.report.words import is_absent
+from dpfy.runs.mark import CANARIES
 from dpfy.training import weights
 from dpfy.training.config import SECTIONS, JobConfig, make
 
@@ -99,11 +100,17 @@ class ReleasedModel:
         return self.folder / name
 
     def weights(self) -> dict[str, Tensor]:
-        """The released weights, by plain names."""
+        """The released weights, by plain names; of a run that was audited by canaries beside the
+        model, those of the model.
+        """
         try:
-            return load_file(self.file(MODEL))
+            held = load_file(self.file(MODEL))
         except (SafetensorError, ValueError, OSError):
             raise Corrupt(MODEL, "is no file of weights in the safetensors format") from None
+        if (self.folder / CANARIES).is_file() and "table.weight" in held:
+            inner = {k.removeprefix("model."): v for k, v in held.items() if k != "table.weight"}
+            return inner if len(inner) == len(held) - 1 else held
+        return held
 
     def into(self, model: nn.Module) -> nn.Module:
         """`model` with the released weights."""

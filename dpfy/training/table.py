@@ -18,7 +18,7 @@ from dpfy.data.given import rows_of
 from dpfy.data.records import Records, as_records
 from dpfy.data.split import kept
 from dpfy.data.table import encode
-from dpfy.data.users import by_user
+from dpfy.data.users import UserRecords, by_user
 from dpfy.plan.recipe import Plan, dpsgd
 from dpfy.queries.run import query
 from dpfy.runs.dataset import Dataset
@@ -141,7 +141,9 @@ def records_of(data: Dataset, plan: Plan) -> Records:
     found, names = read(data)
     if names is not None and data.unit is not None:
         _, owners = np.unique(names, return_inverse=True)
-        found = by_user(found, owners, data.unit.at_most)
+        grouped = by_user(found, owners, data.unit.at_most)
+        assert isinstance(grouped, UserRecords)
+        found = grouped
     return kept(found, np.ones(len(found), bool), plan.recipe.records)
 
 

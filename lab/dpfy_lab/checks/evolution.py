@@ -22,7 +22,7 @@ from dpfy_lab.selftest.patch import patching
 Array = NDArray[np.float64]
 Crowd = tuple[Array, NDArray[np.int64]]
 EPSILON, DELTA, SEED = 3.0, 1e-5, 29
-OPTIONS = {"classes": 2, "size": 12, "rounds": 3}
+OPTIONS: dict[str, Any] = {"classes": 2, "size": 12, "rounds": 3}
 
 
 class Dots:
