@@ -73,6 +73,14 @@ def student(
     classes: Annotated[
         int | None, typer.Option(help="Number of classes (NPZ).", show_default=False)
     ] = None,
+    person: Annotated[
+        str | None,
+        typer.Option(help="Column with the person that a row belongs to.", show_default=False),
+    ] = None,
+    at_most: Annotated[
+        int | None,
+        typer.Option(help="Most records of a person that other releases use.", show_default=False),
+    ] = None,
     data_dir: Annotated[
         str | None,
         typer.Option(help="Folder with mnist/, ... (else $DPFY_DATA).", show_default=False),
@@ -126,7 +134,7 @@ def student(
         )
     means = pate.GraphTeachers() if model == GRAPH else teaching.network_training(model, given)
     assert means is not None
-    config = teaching.settings(data, None, classes, data_dir)
+    config = teaching.settings(data, None, classes, data_dir, person, at_most)
     count = student_job.claim_classes(config)
     claim = pate.student_claim(
         epsilon,
@@ -136,6 +144,7 @@ def student(
         answers=answers,
         queries=queries,
         threshold=threshold,
+        unit=config.unit,
     )
     about = {"model": "a student of private teachers", "data": config.kind}
 
@@ -158,6 +167,8 @@ def student(
     }
     words |= said | {
         "classes": classes,
+        "person": person,
+        "at-most": at_most,
         "data-dir": data_dir,
         "ledger": ledger,
         "insecure-seed": insecure_seed,

@@ -150,7 +150,8 @@ def train_student(
 
     `public` are inputs without labels, of the same shape, or a function; `place.public_data` must
     declare them. As many of them are asked about as the claim has questions, chosen by a public
-    seed. `owners` say whose each record is: the person is then the unit. `beside` is
+    seed. `owners` say whose each record is, or are a function that reads it: the person is then the
+    unit. `beside` is
     released from the same votes, and reserved with the answers (of dpfy-lab: `VoteBill.of(claim)`,
     what the answers told about the votes at hand).
 
@@ -226,6 +227,8 @@ class _School:
             )
         self.rows = np.random.default_rng(0).permutation(len(self.inputs))[: self.claim.queries]
         x, y = self._private() if callable(self._private) else self._private
+        if callable(self._owners):
+            self._owners = self._owners()
         table, labels = checked(x, y, self.claim.classes)
         if table.shape[1:] != tuple(self.inputs.shape[1:]):
             raise InvalidInput(

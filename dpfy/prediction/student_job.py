@@ -20,6 +20,7 @@ from dpfy.labels.job import classes_of
 from dpfy.prediction.claim import StudentAnswersClaim
 from dpfy.prediction.pate import Student, Teachers, loaded, train_student
 from dpfy.prediction.student import chances
+from dpfy.prediction.teaching import owners_of
 from dpfy.runs.run import Run
 from dpfy.training.load import ReleasedModel
 from dpfy.training.predict import Predictions
@@ -106,7 +107,7 @@ def run(
     def inputs() -> Tensor:
         held = opened()
         if public.file is not None:
-            return unlabelled.of_numbers(public.file, data, tuple(held.features))[0]
+            return unlabelled.of_numbers(public.file, data, tuple(held.features))
         found: Tensor = held.test.tensors[0][: _taken(public, held)]
         return found
 
@@ -126,7 +127,13 @@ def run(
         return told | {"test_accuracy": round(right, 6), "tested_on": words}
 
     return train_student(
-        place(public.declared(data)), claim, private, inputs, teachers=teachers, measured=measured
+        place(public.declared(data)),
+        claim,
+        private,
+        inputs,
+        teachers=teachers,
+        owners=None if data.user is None else lambda: owners_of(opened()),
+        measured=measured,
     )
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dpfy.data.config import DataConfig
+    from dpfy.data.dataset import DataSource
     from dpfy.prediction.networks import NetworkTraining, NetworkVoters
 
 MEANS, NETWORK_MODELS = "class-means", ("lenet5", "tanh-cnn", "mlp", "linear")
@@ -70,11 +71,8 @@ def settings(
     from dpfy.data.config import KNOWN, DataConfig, kind_of
 
     if data in KNOWN:
-        return (
-            replace(DataConfig(kind=data), dir=folder)
-            if folder is not None
-            else DataConfig(kind=data)
-        )
+        held = DataConfig(kind=data, user=person, most_records=at_most)
+        return held if folder is None else replace(held, dir=folder)
     if (kind := kind_of(data)) is None:
         raise InvalidInput(
             "data", data, f"must be one of {', '.join(KNOWN)}, or a file .csv, .parquet or .npz"
@@ -82,6 +80,16 @@ def settings(
     return DataConfig(
         kind=kind, path=data, schema=schema, classes=classes, user=person, most_records=at_most
     )
+
+
+def owners_of(held: DataSource) -> Any:
+    """Whose each training record is, by name: a number would change when another user leaves. None
+    where nobody said it.
+    """
+    if held.owned is None:
+        return None
+    names, which = held.owned.users_of(len(held.train))
+    return names[which]
 
 
 def taught(
@@ -103,10 +111,7 @@ def taught(
             "data", config.kind, "must be records with classes, which voters can say"
         )
     x, y = (part.numpy() for part in held.train.tensors[:2])
-    owners = None
-    if held.owned is not None:  # by name: a number would change when another user leaves
-        names, which = held.owned.users_of(len(x))
-        owners = names[which]
+    owners = owners_of(held)
     found: LinearVoters | NetworkVoters
     if training is None:
         found = teach(x, y, voters=voters, classes=held.classes, owners=owners, shrink=shrink)

@@ -189,3 +189,49 @@ def test_a_service_says_what_it_needs(capsys, tmp_path: Path):
         capsys, *serve, "--answers", 5, "--epsilon", 1, "--host", "nowhere.invalid"
     )
     assert not (tmp_path / "run").exists()
+
+
+def people(folder: Path) -> Path:
+    """40 people with 3 to 50 records each, as an NPZ file."""
+    rng = np.random.default_rng(1)
+    who = np.repeat([f"p{k:02d}" for k in range(40)], [50, 1, *rng.integers(3, 9, 38)])
+    x = rng.normal(size=(len(who), 3)).astype(np.float32)
+    y = rng.integers(0, 2, len(who))
+    np.savez(folder / "people.npz", x=x, y=y, who=who)
+    return folder / "people.npz"
+
+
+@pytest.mark.parametrize("verb", ["teach", "student"])
+def test_the_guarantee_of_a_service_and_of_a_student_is_for_a_person(capsys, tmp_path, verb):
+    data = people(tmp_path)
+    owned = ["--classes", 2, "--person", "who", "--at-most", 5]
+    if verb == "teach":
+        status, _, err = call(
+            capsys, "teach", data, *owned, "--voters", 20, "--out", tmp_path / "v"
+        )
+        assert status == 0, err
+        start = ["--answers", 5, "--epsilon", 20, "--finish", "--out", tmp_path / "run"]
+        status, _, err = call(capsys, "serve", tmp_path / "v", *start)
+    else:
+        np.savez(tmp_path / "public.npz", x=np.random.default_rng(2).normal(size=(60, 3)))
+        about = ["--public", tmp_path / "public.npz", "--provenance", "drawn at random"]
+        shape = ["--teachers", 10, "--answers", 20, "--epsilon", 20, "--delta", 1e-3]
+        status, _, err = call(
+            capsys, "student", data, *owned, *about, *shape, "--out", tmp_path / "run"
+        )
+    assert status == 0, err
+    card = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert "one user" in card["statement"]
+    assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
+
+
+def test_a_column_of_persons_that_is_not_there_is_one_line(capsys, tmp_path: Path):
+    words = ["--classes", 2, "--person", "nobody", "--at-most", 5, "--out", tmp_path / "v"]
+    assert "data.user" in refused(capsys, "teach", people(tmp_path), *words)
+    assert not (tmp_path / "v").exists()
+
+
+def test_persons_of_a_data_set_that_has_none_are_refused(capsys, tmp_path: Path):
+    """The guarantee would else be for a record, and nobody would notice."""
+    words = ["--person", "who", "--at-most", 5, "--out", tmp_path / "v"]
+    assert "does not read it" in refused(capsys, "teach", "digits", *words)
