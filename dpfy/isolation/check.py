@@ -33,6 +33,9 @@ from dpfy.isolation.schedule import CheckLevel, CheckSchedule, Stopwatch
 from dpfy.isolation.step_check import StepCheck, require_recorded
 from dpfy.isolation.summary import CheckFile, CheckSummary
 
+FIRST = 2
+"""Steps at the beginning that are recorded, with two physical batches each where there are two."""
+
 
 @dataclass
 class IsolationCheck:
@@ -79,7 +82,8 @@ class IsolationCheck:
         self.monitored = MonitoredSteps(self.steps, self.randomness)
         self._time = Stopwatch()
         self._seed = int(self.randomness.generator("checks", 1).integers(1 << 40))
-        self._done = self._step = 0
+        self._done = self._step = self._place = 0
+        self._looked = -1
         self._next_look = -1
         self._pending = self._isolated = False
         self._carried: dict[int, StorageWeakRef] = {}
@@ -117,7 +121,7 @@ class IsolationCheck:
             return CheckLevel.CHECK
         if step in due or self._pending:
             return CheckLevel.LIGHT
-        if self._done < 2 or step + 1 in cut or self.monitored.suspects(step):
+        if self._done < FIRST or step + 1 in cut or self.monitored.suspects(step):
             return CheckLevel.RECORD
         further = self.schedule.further(step, self.seconds, self._time)
         return CheckLevel.LIGHT if further and self.alone and not compiled() else CheckLevel.NOTHING
@@ -147,11 +151,14 @@ class IsolationCheck:
             raise InvalidInput("resume losses", "computed from a whole batch", AS_STARTED)
         if self._recorder is not None:
             self.close()
-        self._step, self.level = step, self._level_now(step, first)
+        self._step, self._place = step, 0 if first else self._place + 1
+        self.level = self._level_now(step)
         if self.level >= CheckLevel.LIGHT:
             self._pending = len(batch[0]) < 2
             self.level = CheckLevel.RECORD if self._pending else self.level
-        waiting = (self._done < 2 and not self._isolated) or self._pending
+        # the second physical batch of a step that was recorded among the first
+        early = self._done < FIRST or (self._done == FIRST and self._looked >= step)
+        waiting = (early and not self._isolated) or self._pending
         self._next_look = -1 if waiting else self.schedule.next_look(step)
         if not self.alone or self._isolated or compiled():
             self.monitored.stop()
@@ -161,10 +168,12 @@ class IsolationCheck:
         if self.level is not CheckLevel.NOTHING:
             self._record(batch)
 
-    def _level_now(self, step: int, first: bool) -> CheckLevel:
+    def _level_now(self, step: int) -> CheckLevel:
         """What is to be done with a physical batch of `step`."""
-        if not first:
-            return CheckLevel.RECORD if self.monitored.suspects(step) else CheckLevel.NOTHING
+        if self._place:
+            second = self._place == 1 and self._looked == step and self._done <= FIRST
+            wanted = (second and self.alone and not compiled()) or self.monitored.suspects(step)
+            return CheckLevel.RECORD if wanted else CheckLevel.NOTHING
         level = self.level_of(step)
         needed = step == 1 or step + 1 in self.schedule.cut
         if level is CheckLevel.RECORD and not needed and compiled():
@@ -273,14 +282,16 @@ class IsolationCheck:
         self._carried = program.alive(BATCH | CARRIED)
         self.summary.recorded += 1
         self.summary.unseen = len(monitored.unseen)
-        self._done += 1
+        if self._place == 0:
+            self._done, self._looked = self._done + 1, self._step
 
     def _examine(self, recorder: OperationRecorder, losses: Tensor) -> None:
         """Check where the losses come from, what the run computes, and that examples do not mix."""
         program, level = recorder.program, self.level
         require_recorded(program)
         check_flow(program, program.ref(losses), self._weights)
-        if self._done < 2 or level >= CheckLevel.CHECK or self.monitored.unseen:
+        early = self._done < FIRST or self._place
+        if early or level >= CheckLevel.CHECK or self.monitored.unseen:
             self._compare(program, losses)
         self._look_elsewhere(program, losses)
         if level >= CheckLevel.LIGHT:

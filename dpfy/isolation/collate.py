@@ -94,18 +94,23 @@ def _compare(
 
     Of a function that draws at random only calls that drew equally much are compared, with other
     records of the same sizes: either the first records stay, or all but one that stands anywhere.
-    So no record draws other numbers because one before it drew more.
+    So no record draws other numbers because one before it drew more. One that draws as much for any
+    number of records is also called with the first alone.
     """
     group, size = len(records[0]), len(records)
-    scattered = bool(rng.random() < 0.5)
+    scattered = bool(rng.random() < 0.5) and number % 6 != 2
     position = rng.permutation(size) if scattered else np.arange(size)
     first = make([item for place in position for item in records[place]], number)
-    donors = _donors(records, kept, others, alike=first.draws, mixed=number % 4 < 2, rng=rng)
+    # The others are left out, and nothing takes their place: of a function that draws at random,
+    # the last ones, if it draws as much for any number of records.
+    alone = number % 3 == 2 and (
+        not first.draws
+        or (not scattered and _draws_alike(make, records, kept, number, first.after))
+    )
+    alike = first.draws and not alone
+    donors = _donors(records, kept, others, alike=alike, mixed=number % 4 < 2, rng=rng)
     if first.draws and scattered:
         donors = dict(list(donors.items())[:1])
-    alone = (
-        number % 3 == 2 and not first.draws
-    )  # the others are left out, and nothing takes their place
     after = position[position < kept] if alone else position
     second = make([item for place in after for item in donors.get(place, records[place])], number)
     if not donors or (first.draws and first.after != second.after):
@@ -123,6 +128,18 @@ def _compare(
                 else Mixing(KEPT, AGAIN)
             )
     return True
+
+
+def _draws_alike(
+    make: Make, records: list[list[Any]], kept: int, number: int, after: object
+) -> bool:
+    """Whether the generators stand where they stood `after` all of `records`, if one is left out,
+    and if only the first `kept` are there.
+    """
+    return all(
+        make([item for record in records[:count] for item in record], number).after == after
+        for count in {len(records) - 1, kept}
+    )
 
 
 def _donors(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,14 @@ ANY = "*"
 FIELD = "field "
 """How the names of the batch's fields begin."""
 
-SCALES = {"mul", "div", "mul_", "div_", "add", "sub", "add_", "sub_", "pow", "true_divide"}
+SCALES = {"mul", "div", "mul_", "div_", "add", "sub", "add_", "sub_", "pow", "true_divide"} | {
+    "rsub",
+    "rpow",
+    "lerp",
+    "clamp",
+}
+POINTWISE = {"neg", "exp", "log", "abs", "square", "sqrt", "tanh", "sigmoid", "relu", "reciprocal"}
+"""Arithmetic, with and without constants of its own."""
 
 
 def fingerprint(
@@ -132,6 +140,22 @@ def changed_constants(old: str, new: str) -> str | None:
         ):
             return _kind(uses[0][0])
     return "a tensor from outside" if before.keys() != now.keys() else None
+
+
+def new_constant(old: str, new: str) -> str | None:
+    """An arithmetic operation with a number of Python that one of two steps has and the other does
+    not, where they differ in arithmetic alone; else None.
+    """
+    kinds = [
+        Counter(_kind(uses[0][0]) for uses in json.loads(text)["nodes"].values())
+        for text in (old, new)
+    ]
+    fewer, more = sorted(kinds, key=Counter.total)
+    if not fewer <= more or not (more - fewer).keys() <= SCALES | POINTWISE:
+        return None
+    content = json.loads(new if more is kinds[1] else old)
+    scaling = {kind for kind, _ in _scaling(content)}
+    return min((kind for kind in more - fewer if kind in scaling), default=None)
 
 
 def scaled_by_size(old: str, new: str) -> str | None:

@@ -25,7 +25,7 @@ CALL, BATCH = 6e-6, 2.5e-5
 side.
 """
 
-EXTRA = 12
+EXTRA = 18
 """Steps recorded for what no check has seen, and one more for each hundred steps of the run."""
 
 
@@ -36,7 +36,8 @@ class MonitoredSteps:
     says whether the monitor sees the batch that is out.
 
     Guarantees: how often it sees a batch follows from the time that it takes, spread evenly over
-    the run; which batches these are is drawn by the run's secret.
+    the run, and no gap is longer than three times the shortest; which batches these are is drawn
+    by the run's secret.
     """
 
     def __init__(self, steps: int, randomness: Randomness) -> None:
@@ -91,7 +92,7 @@ class MonitoredSteps:
         each = self._spent / self._seen if self._seen else BATCH
         pairs = left / (2 * each)
         gap = batches / pairs - 2 if pairs > 1 else batches
-        self._next = self._batches + 2 + round(self._coin.expovariate(1 / gap) if gap > 0 else 0)
+        self._next = self._batches + 2 + max(0, round(gap * (0.5 + self._coin.random())))
 
     def end(self, recorded: bool) -> None:
         """The losses of the batch are there: note what the monitor found."""

@@ -91,6 +91,18 @@ class Replacements:
         rows = ~self.rows
         return Replacement(self.batch, self._other_records(rows, factor), rows)
 
+    def extremes(self, factor: float) -> list[Replacement]:
+        """One record alone stays, with other records in all other rows, their real numbers divided
+        by `factor` where the largest stays and multiplied where the smallest does: a threshold that
+        hardly a record crosses is crossed by the one that stays.
+        """
+        sizes = _size(self.batch[0], absolute=True)
+        found = []
+        for stays, far in ((sizes.argmax(), 1 / factor), (sizes.argmin(), factor)):
+            rows = torch.arange(len(self.rows), device=self.rows.device) != stays
+            found.append(Replacement(self.batch, self._other_records(rows, far), rows))
+        return found
+
     def _half(self) -> Tensor:
         """Half of the rows, at random, at least one, not all."""
         count = len(self._losses)
@@ -138,6 +150,7 @@ class Replacements:
         return new
 
 
-def _size(field: Tensor) -> Tensor:
+def _size(field: Tensor, absolute: bool = False) -> Tensor:
     """One number for each row of a field: the value itself where there is one."""
-    return field.detach().reshape(len(field), -1).double().nan_to_num().sum(1)
+    values = field.detach().reshape(len(field), -1).double().nan_to_num()
+    return (values.abs() if absolute else values).sum(1)

@@ -14,6 +14,7 @@ from dpfy.isolation.fingerprint import (
     comparable,
     difference,
     joined,
+    new_constant,
     scaled_by_length,
     scaled_by_size,
 )
@@ -66,8 +67,8 @@ class RunFingerprint:
 
         Raises:
             InvalidInput: If a resumed run computes something else than before.
-            Unsupported: If constants of the losses change after such reads, or follow the number
-                of records or the lengths of other sequences.
+            Unsupported: If constants of the losses change, appear or disappear after such reads,
+                or follow the number of records or the lengths of other sequences.
         """
         if self.expected is not None:
             if (what := difference(self.expected, mark)) is not None:
@@ -75,10 +76,13 @@ class RunFingerprint:
             self.value, self.expected = self.expected, None
             return False
         last, self._last = self._last, (step, mark)
-        if copied and last is not None and last[0] + 1 == step and comparable(last[1], mark):
-            if (name := changed_constants(last[1], mark)) is not None:
+        if copied and last is not None and step - last[0] <= 1:
+            same = comparable(last[1], mark)
+            of = changed_constants if same else new_constant
+            if (name := of(last[1], mark)) is not None:
                 raise Unsupported(f"{UNTRACEABLE} (in {name})", TRACEABLE)
-            self._equal.update(copied)
+            if same:
+                self._equal.update(copied)
         if self.value is not None:
             if (name := scaled_by_size(self.value, mark)) is not None:
                 raise Unsupported(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dpfy.core.randomness import Randomness
 from dpfy.sampling.samplers import physical
 
-PARTS = 8
+PARTS = 10
 """Into how many parts of equal length a run is cut; in each of them one step is checked."""
 
 SHARE, CHANCE = 0.005, 16
@@ -27,6 +27,11 @@ many, drawn at random.
 ROWS = 16
 """A checked step begins with a physical batch of this many records: enough to show mixing, and
 cheap.
+"""
+
+LAST = 2
+"""The last physical batch of the first step has so many records, where no more rows are asked for:
+so what follows the number of records is seen before anything is released.
 """
 
 MEMORY = 4
@@ -100,9 +105,9 @@ class CheckSchedule:
     def pieces(
         self, step: int, indices: NDArray[np.int64], most: int, row_multiple: int
     ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-        """The physical batches of a step. One that is due for a check has two rows at least; one
-        whose gradients are checked begins with few records: with half of them where there are few
-        anyway and as many at every step, so that two sizes are seen.
+        """The physical batches of a step. One that is due for a check has two rows at least; the
+        first step ends with few records; one whose gradients are checked begins with few: with half
+        of them where there are few anyway and as many at every step, so that two sizes are seen.
 
         Guarantees: a function of the run's secret and the arguments alone, so that a resumed run
         cuts as before, and steps can be cut ahead.
@@ -110,6 +115,8 @@ class CheckSchedule:
         if step not in self.due or row_multiple >= most > 1:
             return list(physical(indices, most, row_multiple=row_multiple))
         first = most
+        if step == 0 and len(indices) >= 3 * LAST and row_multiple == 1:
+            first = len(indices) - LAST
         if step in self.cut:
             few = row_multiple * -(-min(ROWS, max(2, most // MEMORY)) // row_multiple)
             half = row_multiple * -(-max(2, -(-len(indices) // 2)) // row_multiple)

@@ -23,7 +23,7 @@ from dpfy.isolation.comparison import (
     observe,
 )
 from dpfy.isolation.equality import ExampleParts
-from dpfy.isolation.operations import Unrecordable, Variation
+from dpfy.isolation.operations import AS_IT_WAS, Unrecordable, Variation
 from dpfy.isolation.program import Program, Replay
 from dpfy.isolation.recorder import OperationRecorder
 from dpfy.isolation.replacements import HALVES, Replacements
@@ -107,8 +107,11 @@ class StepCheck:
         known = [program.ref(t).storage for t in (*model.parameters(), *self.replacements.batch)]
         moved = moved_parameters(program, list(trainable(model).values()), self.step)
         moved |= moved_switches(program, known)
-        far = self.replacements.far(1.0 if codes(program) else FAR)
+        factor = 1.0 if codes(program) else FAR
+        far = self.replacements.far(factor)
         self._vary(far, [Variation(moved, moved_constants(program), self.seed)])
+        for change in self.replacements.extremes(factor):
+            self._vary(change, [AS_IT_WAS])
 
     def _vary(self, change: Replacement, variations: Sequence[Variation]) -> None:
         """Check the losses in other circumstances than those of the step."""

@@ -85,20 +85,22 @@ def _half(value: Any) -> Any:
 
 
 def moved_switches(program: Program, known: Collection[int]) -> Contents:
-    """Contents for single numbers from outside that are 0 or 1, and neither batch nor weight
-    (`known`, by storage).
+    """Contents for single numbers and flags from outside that are 0 or 1, and neither batch nor
+    weight (`known`, by storage).
     """
     found: Contents = {}
     for index, storage in program.outside.items():
         if index in known or index in program.initial or program.origin.get(index, 0):
             continue
         refs = {r for o in program.operations for r in o.inputs if r.storage == index}
-        if len(refs) == 1 and not (ref := next(iter(refs))).shape and ref.dtype.is_floating_point:
+        if len(refs) != 1 or (ref := next(iter(refs))).shape:
+            continue
+        flag = ref.dtype is torch.bool
+        if (flag or ref.dtype.is_floating_point) and storage.nbytes() == ref.dtype.itemsize:
             value = torch.empty(0, dtype=ref.dtype, device=ref.device).set_(
                 storage, ref.offset, (), ()
             )  # type: ignore[call-overload]
-            if storage.nbytes() == ref.dtype.itemsize and float(value) in (0.0, 1.0):
-                found[index] = torch.full(
-                    (1,), 0.5, dtype=ref.dtype, device=ref.device
-                ).untyped_storage()
+            if float(value) in (0.0, 1.0):
+                other = torch.full_like(value, not value if flag else 0.5)
+                found[index] = other.untyped_storage()
     return found

@@ -369,7 +369,7 @@ def train(data: Any, path: Path, *, resume: bool = False, again: bool = False) -
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_refusal_in_the_middle_is_typed_final_and_kept(workers: int, tmp_path: Path) -> None:
-    data = dpfy.lazy(Plain(), collate=Late(90), workers=workers, prefetch=1)
+    data = dpfy.lazy(Plain(), collate=Late(150), workers=workers, prefetch=1)
     with pytest.raises(Unsupported, match="a collate function") as caught:
         train(data, tmp_path / "run", again=True)
     assert "\n" not in str(caught.value)
