@@ -83,7 +83,7 @@ class IsolationCheck:
         self._time = Stopwatch()
         self._seed = int(self.randomness.generator("checks", 1).integers(1 << 40))
         self._done = self._step = self._place = 0
-        self._looked = -1
+        self._looked = self._follow = -1
         self._next_look = -1
         self._pending = self._isolated = False
         self._carried: dict[int, StorageWeakRef] = {}
@@ -121,7 +121,8 @@ class IsolationCheck:
             return CheckLevel.CHECK
         if step in due or self._pending:
             return CheckLevel.LIGHT
-        if self._done < FIRST or step + 1 in cut or self.monitored.suspects(step):
+        follows = self._done < FIRST or step == self._follow
+        if follows or step + 1 in cut or self.monitored.suspects(step):
             return CheckLevel.RECORD
         further = self.schedule.further(step, self.seconds, self._time)
         return CheckLevel.LIGHT if further and self.alone and not compiled() else CheckLevel.NOTHING
@@ -158,6 +159,7 @@ class IsolationCheck:
             self.level = CheckLevel.RECORD if self._pending else self.level
         # the second physical batch of a step that was recorded among the first
         early = self._done < FIRST or (self._done == FIRST and self._looked >= step)
+        early = early or self._follow > step
         waiting = (early and not self._isolated) or self._pending
         self._next_look = -1 if waiting else self.schedule.next_look(step)
         if not self.alone or self._isolated or compiled():
@@ -265,6 +267,8 @@ class IsolationCheck:
             or (self.level is CheckLevel.LIGHT and monitored.monitor.new)
         ):
             self.level = CheckLevel.THOROUGH
+            # what new code leaves behind is used at the next step
+            self._follow, self._next_look = self._step + 1, -1
         monitored.charge()
         try:
             self._examine(recorder, losses)

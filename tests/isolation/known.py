@@ -15,22 +15,13 @@ not checked.
 """
 
 ACCEPTED: set[str] = {
-    # it draws random numbers too: with fewer records it would draw others
-    "collate: over the number of rows",
     # padding is ordinary; what a loss makes of it shows only at other lengths
     "collate: padded to the longest, mean over it",
-    "kept: truth of the loss",  # a number that rarely changes
-    "physical batches: mean of the one before",
-    "a clean batch by rejection",  # a threshold that few records cross
 }
 """Programs that mix at every step, and are accepted."""
 
 ACCEPTED_LATE: set[str] = {
     "sparse matrix | p = 0.25",
-    "a clean batch by rejection | from 50%",
-    "weights written once | from 25%",
-    "weights written once | from 50%",
-    "weights written once | from 75%",
 }
 """Programs that mix late or now and then, and are refused by chance."""
 

@@ -701,7 +701,7 @@ def _file(now: Now) -> Job:
     )
 
 
-@program("kept: attribute of the model", EVERY, late(0.5))
+@program("kept: attribute of the model", EVERY, late(0.5), late(0.75))
 def _attribute(now: Now) -> Job:
     def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         out = m(x - getattr(m, "mean", 0.0))

@@ -5,15 +5,17 @@ Every tensor of torch counts the writes to it. Between two steps nobody but the 
 counters must stand still; buffers and frozen weights stand still for the whole run. Writes that
 pass by the counters (through ``.data``, or a NumPy view) are found by checksums: at the first
 steps, at the last, at others drawn from the run's secret, and at as many more as half a percent of
-the time allows.
+the time allows. At every step a few values of each trained weight are compared, where the processor
+can read them: a write over the whole of a weight is found at once.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, cycle
 from operator import is_
 from types import MappingProxyType
 
@@ -94,6 +96,36 @@ def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(count, dtype=dtype, device=device)
 
 
+READ, DRAWN = 2, 64
+"""Values of each weight that are read at a step, and how often they are drawn, by turns."""
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _Values:
+    """A few values of each tensor in the processor's memory, others after each `move`."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        words = [
+            t.detach().view(INTEGERS[t.itemsize]).numpy().reshape(-1)
+            for t in tensors
+            if t.device.type == "cpu" and t.is_contiguous() and t.itemsize in INTEGERS and t.numel()
+        ]
+        draw = random.Random().randrange
+        self._drawn = cycle(
+            [[(w.item, draw(w.size)) for w in words for _ in range(READ)] for _ in range(DRAWN)]
+        )
+        self.move()
+
+    def move(self) -> None:
+        """Read others from now on."""
+        self._places = next(self._drawn)
+
+    def read(self) -> list[int]:
+        """What they hold."""
+        return [item(place) for item, place in self._places]
+
+
 FIRST = 4
 """Steps at the beginning before each of which contents are looked at."""
 
@@ -103,6 +135,7 @@ SELDOM = 32
 SHARE = 0.005
 """Of the time of a run, for looking at contents at further steps."""
 
+WRITTEN = "a weight or the optimizer's state written to outside of training.step through .data"
 OUTSIDE = (
     "only training.step may move weights; load them before the run begins, and state a rule of "
     "weights alone as Update(project=...)"
@@ -125,7 +158,8 @@ class Guard:
     Guarantees: `check` returns only if since the last `accept` no parameter, buffer, averaged
     weight, memory of the noise or state of the optimizer was written, replaced, added, frozen or
     unfrozen in a way that torch counts; and, where `accept` was told to look, in any way (the
-    memory of the noise, which may be many times the model, is only counted).
+    memory of the noise, which may be many times the model, is only counted). On the processor no
+    trained weight was written over as a whole in any way.
     """
 
     def __init__(
@@ -154,6 +188,7 @@ class Guard:
         self._wanted = self._requires()
         self._still_marks, self._still_sum = _marks(self._still), checksum(self._still)
         self._data_marks = _marks(self._records)
+        self._values = _Values(self._moving)
         self._began, self._looked = time.perf_counter(), 0.0
         self.accept(noise, look=True)
 
@@ -164,6 +199,8 @@ class Guard:
         states = self._states()
         self._noise, self._noise_marks = noise, _marks(noise.values())
         self._moved, self._state, self._sum = _marks(self._moving), _marks(states), None
+        self._values.move()
+        self._read = self._values.read()
         now = time.perf_counter()
         if look or self._looked < SHARE * (now - self._began):
             self._sum = checksum([*self._moving, *states])
@@ -182,6 +219,8 @@ class Guard:
             raise Unsupported("parameter groups of the optimizer changed while a run lasts", SHAPE)
         self._compare(self._still, self._still_marks, "changed in training", STILL)
         self._compare(self._moving, self._moved, "written to outside of training.step", OUTSIDE)
+        if self._values.read() != self._read:
+            raise Unsupported(WRITTEN, OUTSIDE)
         if _marks(states := self._states()) != self._state:
             raise Unsupported(
                 "a state of the optimizer written to outside of training.step", OUTSIDE
@@ -215,11 +254,7 @@ class Guard:
         if not torch.equal(checksum(self._still), self._still_sum):
             raise Unsupported("a buffer or frozen weight changed in training through .data", STILL)
         if not torch.equal(checksum([*self._moving, *states]), moved):
-            raise Unsupported(
-                "a weight or the optimizer's state written to outside of training.step through "
-                ".data",
-                OUTSIDE,
-            )
+            raise Unsupported(WRITTEN, OUTSIDE)
         self._looked += time.perf_counter() - started
 
     def _compare(self, tensors: list[Tensor], marks: list[int], what: str, way_out: str) -> None:

@@ -121,15 +121,26 @@ def test_weights_put_back_are_the_same_weights(parts):
 
 
 def test_without_time_for_it_contents_are_looked_at_when_told(parts, monkeypatch):
-    model, *_, watch = parts
+    _, optimizer, *_, watch = parts
     monkeypatch.setattr(guard, "SHARE", 0.0)
     watch.accept({})
-    model.inner.weight.data.add_(1)
+    momentum(optimizer).data.add_(1)
     watch.check()
     watch.accept({}, look=True)
-    model.inner.weight.data.add_(1)
+    momentum(optimizer).data.add_(1)
     with pytest.raises(Unsupported, match=r"through \.data"):
         watch.check()
+
+
+def test_a_weight_written_over_as_a_whole_is_seen_at_every_step(parts, monkeypatch):
+    model, *_, watch = parts
+    monkeypatch.setattr(guard, "SHARE", 0.0)
+    for _ in range(2 * guard.DRAWN):
+        watch.accept({})
+        watch.check()
+        model.inner.bias.data.add_(1e-3)
+        with pytest.raises(Unsupported, match=r"through \.data"):
+            watch.check()
 
 
 def test_when_contents_are_looked_at():
