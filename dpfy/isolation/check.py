@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -92,6 +93,7 @@ class IsolationCheck:
         self._probe: LossProbe | None = None
         self._batch: tuple[Tensor, ...] = ()
         self._weights: set[int] = set()
+        self._shapes: list[torch.Size] | None = None
         self._collects = True
 
     def isolate(self, how: str) -> None:
@@ -117,7 +119,7 @@ class IsolationCheck:
             return CheckLevel.NOTHING
         if not self.summary.replayed and (step in due or self._pending):
             return CheckLevel.THOROUGH
-        if step in cut:
+        if step in cut and step >= FIRST:
             return CheckLevel.CHECK
         if step in due or self._pending:
             return CheckLevel.LIGHT
@@ -283,6 +285,9 @@ class IsolationCheck:
                 self._through_model(losses)
         settled = self.fingerprint.settled(monitored.monitor.copied)
         monitored.recorded(self.level >= CheckLevel.LIGHT, settled)
+        shapes = [t.shape[1:] for t in self._batch]
+        self.summary.padded += shapes != (self._shapes or shapes)
+        self._shapes = shapes
         self._carried = program.alive(BATCH | CARRIED)
         self.summary.recorded += 1
         self.summary.unseen = len(monitored.unseen)

@@ -269,25 +269,28 @@ def codes(program: Program) -> bool:
     )
 
 
-def check_sum(program: Program, seen: ExampleParts, changed: Replacement, mine: Replay) -> None:
+def check_sum(
+    program: Program, seen: ExampleParts, rows: Tensor, mine: Replay | None = None
+) -> None:
     """Refuse a backward pass over the batch in which the gradients of some examples change with
     those of others.
 
-    What arrives at a layer for all examples must be what arrives for the examples of `changed` plus
-    what arrives for the others (`mine`: the run of the batch as it was in which the examples of
-    `changed` have weight 0, from :func:`check_apart`). An engine that runs backward for one example
+    What arrives at a layer for all examples must be what arrives for the examples in `rows` plus
+    what arrives for the others (`mine`: the run of the batch as it was in which the examples in
+    `rows` have weight 0, from :func:`check_apart` if it was made). An engine that runs backward for one example
     at a time has nothing to check here.
     """
     if not seen.reports:
         return
     refs = [grad for grad, _ in seen.reports]
-    theirs = program.run(_only(~changed.rows, seen.weights), refs)
+    mine = mine or program.run(_only(rows, seen.weights), refs)
+    theirs = program.run(_only(~rows, seen.weights), refs)
     if all(
         adds_up(whole, mine.at(ref), theirs.at(ref))
         for ref, whole in zip(refs, seen.arrived, strict=True)
     ):
         return
-    all_rows = _only(torch.zeros_like(changed.rows), seen.weights)
+    all_rows = _only(torch.zeros_like(rows), seen.weights)
     again = program.run(all_rows, refs)
     steps = unsteady(program, all_rows, refs, again)
     if not steps or not all(

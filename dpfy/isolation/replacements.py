@@ -66,8 +66,8 @@ class Replacements:
         mean of the batch moves most.
 
         Further ways leave one record alone and put copies of another in all other rows: the two
-        with the largest or smallest values of a field. What the batch has most of, or only once, is
-        then gone.
+        with the largest values of a field, or one in the middle and the one with the smallest. What
+        the batch has most of, or only once, or what is largest in it, is then gone.
         """
         rows = self.rows
         if number == 0:
@@ -76,13 +76,16 @@ class Replacements:
             source = self._losses.argmax() if number == 1 else self._losses.argmin()
             return Replacement(self.batch, self._copies(rows, source), rows)
         sizes = _size(self.batch[(number - HALVES) // 2 % len(self.batch)])
-        first, second = sizes.argsort(descending=number % 2 == 0)[:2]
+        order = sizes.argsort(descending=(number - HALVES) % 2 == 0)
+        first, second = order[:2] if (number - HALVES) % 2 == 0 else order[[len(order) // 2, 0]]
         rows = torch.arange(len(rows), device=rows.device) != first
         return Replacement(self.batch, self._copies(rows, second), rows)
 
-    def all(self) -> list[Replacement]:
-        """All of them."""
-        return [self.way(number) for number in range(self.ways)]
+    @property
+    def all_but_one(self) -> Tensor:
+        """All rows but the one with the middle loss: the largest may have no gradient."""
+        middle = self._losses.argsort()[len(self.rows) // 2]
+        return torch.arange(len(self.rows), device=self.rows.device) != middle
 
     def far(self, factor: float) -> Replacement:
         """Other records in the other half of the rows, their real numbers multiplied by `factor`:
@@ -96,8 +99,11 @@ class Replacements:
         by `factor` where the largest stays and multiplied where the smallest does: a threshold that
         hardly a record crosses is crossed by the one that stays.
         """
-        sizes = _size(self.batch[0], absolute=True)
-        found = []
+        found: list[Replacement] = []
+        real = [field for field in self.batch if field.is_floating_point()]
+        if not real:
+            return found
+        sizes = _size(real[0], absolute=True)
         for stays, far in ((sizes.argmax(), 1 / factor), (sizes.argmin(), factor)):
             rows = torch.arange(len(self.rows), device=self.rows.device) != stays
             found.append(Replacement(self.batch, self._other_records(rows, far), rows))

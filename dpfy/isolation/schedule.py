@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dpfy.core.randomness import Randomness
 from dpfy.sampling.samplers import physical
 
-PARTS = 10
+PARTS = 9
 """Into how many parts of equal length a run is cut; in each of them one step is checked."""
 
 SHARE, CHANCE = 0.005, 16

@@ -23,7 +23,7 @@ from dpfy.isolation.comparison import (
     observe,
 )
 from dpfy.isolation.equality import ExampleParts
-from dpfy.isolation.operations import AS_IT_WAS, Unrecordable, Variation
+from dpfy.isolation.operations import Unrecordable, Variation
 from dpfy.isolation.program import Program, Replay
 from dpfy.isolation.recorder import OperationRecorder
 from dpfy.isolation.replacements import HALVES, Replacements
@@ -54,6 +54,11 @@ class StepCheck:
         """What was recorded."""
         return self.recorder.program
 
+    @property
+    def _first_way(self) -> int:
+        """The way of replacing records with which gradients are checked."""
+        return (self.step + 1) % HALVES
+
     def run(self, level: CheckLevel) -> None:
         """Check the step at this level, at least LIGHT.
 
@@ -67,9 +72,9 @@ class StepCheck:
             else:
                 self._check_losses()
             return
-        change = self.replacements.way((self.step + 1) % HALVES)
-        plain = self._check_gradients(change)
-        if level is CheckLevel.THOROUGH:
+        change, thorough = self.replacements.way(self._first_way), level is CheckLevel.THOROUGH
+        plain = self._check_gradients(change, thorough)
+        if thorough:
             self._check_thoroughly(plain)
         elif any(operation.random is not None for operation in self.program.operations):
             draws = [Variation(seed=self.seed + SEEDS * self.step + k) for k in range(SEEDS)]
@@ -82,9 +87,10 @@ class StepCheck:
         seen = ExampleParts.forward(self.program, self.losses)
         check_losses(self.program, seen, self.losses, self.replacements.way(way))
 
-    def _check_gradients(self, change: Replacement) -> Replay:
+    def _check_gradients(self, change: Replacement, thorough: bool) -> Replay:
         """Check losses and gradients, and that the backward pass of all rows is the sum of its
-        parts. Returns the run of the step as it was.
+        parts: two halves, and in a `thorough` check one record and the others. Returns the run of
+        the step as it was.
         """
         params, weights = list(trainable(self.model).values()), torch.ones_like(self.losses)
         self.recorder.start()
@@ -94,7 +100,9 @@ class StepCheck:
             self.recorder.stop()
         require_recorded(self.program)
         plain = check_apart(self.program, seen, self.losses, [change])
-        check_sum(self.program, seen, change, plain)
+        check_sum(self.program, seen, change.rows, plain)
+        if thorough:
+            check_sum(self.program, seen, self.replacements.all_but_one)
         return plain
 
     def _check_thoroughly(self, plain: Replay | None) -> None:
@@ -103,7 +111,9 @@ class StepCheck:
         """
         program, model = self.program, self.model
         seen = ExampleParts.forward(program, self.losses)
-        check_apart(program, seen, self.losses, self.replacements.all(), plain=plain)
+        done = -1 if plain is None else self._first_way
+        ways = [self.replacements.way(n) for n in range(self.replacements.ways) if n != done]
+        plain = check_apart(program, seen, self.losses, ways, plain=plain)
         known = [program.ref(t).storage for t in (*model.parameters(), *self.replacements.batch)]
         moved = moved_parameters(program, list(trainable(model).values()), self.step)
         moved |= moved_switches(program, known)
@@ -111,7 +121,8 @@ class StepCheck:
         far = self.replacements.far(factor)
         self._vary(far, [Variation(moved, moved_constants(program), self.seed)])
         for change in self.replacements.extremes(factor):
-            self._vary(change, [AS_IT_WAS])
+            with suppress(Unrecordable):  # numbers for which its operations are not made
+                check_apart(program, seen, self.losses, [change], plain=plain)
 
     def _vary(self, change: Replacement, variations: Sequence[Variation]) -> None:
         """Check the losses in other circumstances than those of the step."""

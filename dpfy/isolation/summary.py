@@ -20,8 +20,8 @@ TEXTS = {"why", "constructed"}
 @dataclass
 class CheckSummary:
     """What was checked, for the report: steps recorded, steps run again with replaced records and
-    the most records in one of them, steps looked at through the model, and places of the code that
-    call torch in steps that were not checked alone.
+    the most records in one of them, steps looked at through the model, places of the code that
+    call torch in steps that were not checked alone, and steps whose rows had another length.
     """
 
     recorded: int = 0
@@ -31,6 +31,7 @@ class CheckSummary:
     rows: int = 0
     unseen: int = 0
     elsewhere: int = 0
+    padded: int = 0
     constructed: str = ""
     """How the loss of a record is computed without the other records, where that makes checks
     unnecessary.
@@ -58,6 +59,11 @@ class CheckSummary:
                 f"at {self.elsewhere} steps the losses came from tensors whose making was not seen "
                 f"(by another thread, say)"
             )
+        if self.padded:
+            found.append(
+                "the rows of a batch are as long as its longest record: whether losses depend on "
+                "that length (a mean over the padding, say) was not checked"
+            )
         if self.through_model:
             found.append(
                 f"at {self.through_model} steps the model was run on changed inputs ({self.why}): "
@@ -65,7 +71,8 @@ class CheckSummary:
                 "were checked by their gradients alone"
             )
         if found:
-            return f"{PART if self.elsewhere or self.through_model else WHOLE}: {'; '.join(found)}"
+            whole = not (self.elsewhere or self.through_model or self.padded)
+            return f"{WHOLE if whole else PART}: {'; '.join(found)}"
         return "not checked for examples that mix: no step had a record to replace"
 
 
