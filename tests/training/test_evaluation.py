@@ -121,7 +121,7 @@ def test_a_billed_evaluation_is_part_of_the_guarantee(table, tmp_path, adjacency
 def test_the_evaluation_is_reserved_before_the_data_is_read(table, tmp_path, monkeypatch):
     seen = []
 
-    def load(settings):
+    def load(settings, **how):
         seen.extend(p.name for p in Ledger.read(tmp_path / "run" / "ledger.jsonl").permits())
         seen.extend(p.name.split()[0] for p in Ledger.read(tmp_path / "all.jsonl").permits())
         raise InvalidInput("data", 1, "stop here")
