@@ -212,8 +212,9 @@ def filled(values: Floats, columns: FeatureColumns) -> Floats:
     missing number the fill of its column or the middle of its range. Numbers of an open column
     stay missing, and so do those that have a cell of their own.
     """
-    if np.isfinite(values.sum()) or np.isfinite(values).all():
-        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(values.sum()) or np.isfinite(values).all():
+            return values
     found = values.copy()
     for k, feature in enumerate(c for c in columns.columns if not isinstance(c, Category)):
         mine = found[:, k]
