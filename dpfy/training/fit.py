@@ -23,6 +23,7 @@ from dpfy.data.users import UserRecords
 from dpfy.plan.recipe import Plan
 from dpfy.report.words import is_absent
 from dpfy.runs.dataset import Dataset
+from dpfy.runs.progress import Progress, quiet
 from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.training import metrics
@@ -128,6 +129,7 @@ def fit(
     scheduler: object = None,
     stop: Rule | None = None,
     world: World | None = None,
+    progress: Progress = quiet,
 ) -> Result:
     """Train `model` privately on `train` and leave a verified run folder; afterwards the model holds
     the released weights.
@@ -172,6 +174,8 @@ def fit(
     Resuming a run that is finished returns its result and gives the model the released weights; a
     crash between the card and the end of the erasure is made good.
 
+    `progress` is told what is being done, and which share of it (:class:`dpfy.runs.progress.Progress`).
+
     Guarantees: those of :class:`PrivateTraining`.
     """
     terms = PlanTerms(epsilon, delta, epochs, steps, batch_size, clip_norm)
@@ -190,6 +194,7 @@ def fit(
             "scheduler": scheduler,
             "stop": stop,
             "world": world,
+            "progress": progress,
         }
         return _fit_dataset(model, held, plan, terms, given_run, rest)
     terms.refuse()
@@ -262,6 +267,7 @@ def fit(
         step = training.captured(aim.losses_of(model, training.records))
         for batch in _noting(training, noted, aim, held_out if use == PUBLIC else None, stop):
             step(batch)
+            progress("training", training.steps_done / plan.recipe.steps)
         found = _evaluated(training, aim, held_out, use, bound)
         utility = world.broadcast_object("the evaluation", lambda: found.utility) or measure(
             training, aim, held_out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -235,7 +235,7 @@ class PrivateRows:
 
 
 def tune(
-    estimator: PrivateEstimator,
+    estimator: PrivateEstimator | Callable[[Any], float],
     space: Mapping[str, Any],
     data: Dataset | tuple[Any, Any],
     *,
@@ -251,7 +251,8 @@ def tune(
     records: int | None = None,
     ledger: Any = None,
     run: Run | Path | str | None = None,
-) -> TunedEstimator:
+    recipe: Any = None,
+) -> Any:
     """Search for the settings of a private estimator, and release the best fit.
 
         found = dpfy.tune(LogisticRegression(bounds=(-3, 3), classes=[0, 1]),
@@ -260,7 +261,9 @@ def tune(
 
     Args:
         estimator: An estimator of `dpfy.estimators`. Its epsilon, delta, run and ledger are those of
-            the search. Its `unit` says whether a person is protected.
+            the search. Its `unit` says whether a person is protected. Or an objective: a function
+            that trains on `trial.data` by `trial.plan` in `trial.run` (`dpfy.fit` takes all three)
+            and returns a score of `trial.held_out` (`trial.count(right)`).
         space: Where to search: names of its parameters, with a range ("0.05..5 log", "1..8 whole")
             or a list.
         data: The private records: a `dpfy.Dataset`, or (X, y).
@@ -279,6 +282,8 @@ def tune(
             as a share.
         ledger: The ledger of the data set.
         run: The run folder; by default a new one under runs/.
+        recipe: For an objective, what a trial does: a function of the settings and the number of
+            records. By default DP-SGD with the settings batch_size, epochs and clip_norm.
 
     Returns:
         The fitted estimator with its settings, its score and the guarantee of everything.
@@ -294,11 +299,15 @@ def tune(
     about those that were not selected is not released.
     """
     if not isinstance(estimator, PrivateEstimator):
-        rule = (
-            "must be an estimator of dpfy.estimators; to tune a training give an objective to "
-            "dpfy.tuning.run.tune"
+        if not callable(estimator):
+            rule = "must be an estimator of dpfy.estimators, or an objective: a function of a trial"
+            raise InvalidInput("objective", type(estimator).__name__, rule)
+        from dpfy.tuning.objective import tune_training
+
+        terms = {"trials": trials, "route": route, "law": law, "held_out": held_out}
+        return tune_training(
+            estimator, space, data, epsilon=epsilon, delta=delta, run=run, recipe=recipe, **terms
         )
-        raise InvalidInput("estimator", type(estimator).__name__, rule)
     if isinstance(data, Dataset):
         for name, value in (("users", users), ("ledger", ledger)):
             if value is not None:

@@ -74,6 +74,10 @@ class Trial:
         self._scored: Records | None = None
 
     counted: float | None
+    data: Any = None
+    """Of a search on a `dpfy.Dataset`, the records that this trial trains on."""
+    held_out: Any = None
+    """As well, those that it is scored on."""
 
     @property
     def plan(self) -> Plan:
