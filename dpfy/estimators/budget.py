@@ -32,7 +32,7 @@ SUM, CHOICE = "sum", "choice"
 @dataclass(frozen=True)
 class FitTerms:
     """What a fit may cost and what is hidden. `records` is the public number of records, where
-    there is one; `unit` is whose data is protected.
+    there is one; `unit` is whose data is protected; `weighted`: records have weights from 0 to 1.
     """
 
     epsilon: float
@@ -41,6 +41,7 @@ class FitTerms:
     accountant: str = table.DEFAULT
     records: int | None = None
     unit: Unit = EXAMPLE
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         check.epsilon("epsilon", self.epsilon)

@@ -219,14 +219,22 @@ class PrivateEstimator(BaseEstimator):
         was released under the claim. With `unit`, at most `at_most` records of a person are used,
         and all that they add together is bounded.
         """
+        return self._fit(X, y, target, users)
+
+    def _fit(
+        self, X: Any, y: Any, target: str | None, users: Any, sample_weight: Any = None
+    ) -> Any:
         steps = refits.allowed(self)
         if isinstance(X, Dataset):
-            return given.fitted_to(self, X, target)
+            return given.fitted_to(self, X, target, sample_weight)
         if target is not None:
             rule = "goes with a Dataset: fit(dataset, target=...); else give y"
             raise InvalidInput("target", target, rule)
         threads.checked(getattr(self, JOBS, None))
         public = replace(self._public(X, y), steps=steps)
+        if sample_weight is not None:
+            check.positive("max_weight", self.max_weight)  # type: ignore[attr-defined]
+            public = replace(public, terms=replace(public.terms, weighted=True))
         self._check_users(X, users)
         claim = self._claim(public)
         shown = getattr(self, "_progress", None)
@@ -234,7 +242,7 @@ class PrivateEstimator(BaseEstimator):
             self._place(),
             self._temporary_run(),
             claim,
-            lambda fit: self._fitted(X, y, users, public, fit),
+            lambda fit: self._fitted(X, y, users, public, fit, sample_weight),
             shown,
             self._delta_rule().origin,
         )
@@ -293,7 +301,13 @@ class PrivateEstimator(BaseEstimator):
             columns.described(parts),
             self._settings(),
             made,
-            (*_domain(public), *_persons(public), *public.steps, *self._conditions(public)),
+            (
+                *_domain(public),
+                *_persons(public),
+                *_weights(public),
+                *public.steps,
+                *self._conditions(public),
+            ),
             unit=public.terms.unit,
             adjacency=public.terms.adjacency,
             delta=public.terms.delta,
@@ -330,11 +344,21 @@ class PrivateEstimator(BaseEstimator):
         return delta_of(self.delta, self.records, default=given.DELTA)
 
     def _fitted(
-        self, X: Any, y: Any, users: Any, public: PublicFacts, fit: FitSession
+        self,
+        X: Any,
+        y: Any,
+        users: Any,
+        public: PublicFacts,
+        fit: FitSession,
+        sample_weight: Any = None,
     ) -> FittedArrays:
         data = self._read(X, y, public)
-        if public.terms.replaced:  # the number of records is public
+        if public.terms.replaced and public.person is None:  # the number of records is public
             data = replace(data, left_out=None)
+        if sample_weight is not None:
+            most = float(self.max_weight)  # type: ignore[attr-defined]
+            weights = records.weights_of(sample_weight, most, data.size)
+            data = replace(data, weights=weights)
         if (person := public.person) is not None:
             cells = records.column(X, person.column) if users is None else users
             data = persons.bounded(data, cells, person.at_most, fit.key("records of persons"))
@@ -441,6 +465,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
         knowledge. A schema with a label says it, too.
     target : str, default=None
         The column of the schema that y holds. None for its label.
+    max_weight : float, default=1.0
+        The public maximum of `sample_weight`. What a record adds is multiplied by its weight over
+        this maximum, so that noise which is made for the largest weight hides it.
 
     Attributes
     ----------
@@ -450,6 +477,40 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
 
     classes: Any = None
     target: str | None = None
+    max_weight: float = 1.0
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        target: str | None = None,
+        users: Any = None,
+        sample_weight: Any = None,
+    ) -> Any:
+        """Fit on private records.
+
+        Args:
+            X: The records: a `dpfy.Dataset`, an array, a pandas or an Arrow table.
+            y: What is predicted, one value for each record.
+            target: With a Dataset, the column that is predicted; without it the label of its
+                schema.
+            users: The name of each record's person, where `unit` is a `dpfy.Person` and X has no
+                column of that name.
+            sample_weight: How much each record counts, from 0 to the public `max_weight`. Others
+                are moved there. Noise is made for records of the largest weight.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            InvalidInput: A parameter, the form of X or the length of y or users is wrong.
+            Unsupported: The fit would give no guarantee. The message names the way out.
+            BudgetExceeded: The ledger has too little left.
+
+        Guarantees: those of `PrivateEstimator.fit`. Weights are as private as records.
+        """
+        return self._fit(X, y, target, users, sample_weight)
 
     def _target(self, X: Any, y: Any) -> Target | None:
         target.require_target(y)
@@ -489,10 +550,47 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
         The public range of y. A schema says it, too; without one it is bought.
     target : str, default=None
         The column of the schema that y holds.
+    max_weight : float, default=1.0
+        The public maximum of `sample_weight`. What a record adds is multiplied by its weight over
+        this maximum, so that noise which is made for the largest weight hides it.
     """
 
     target_bounds: Any = None
     target: str | None = None
+    max_weight: float = 1.0
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        target: str | None = None,
+        users: Any = None,
+        sample_weight: Any = None,
+    ) -> Any:
+        """Fit on private records.
+
+        Args:
+            X: The records: a `dpfy.Dataset`, an array, a pandas or an Arrow table.
+            y: What is predicted, one value for each record.
+            target: With a Dataset, the column that is predicted; without it the label of its
+                schema.
+            users: The name of each record's person, where `unit` is a `dpfy.Person` and X has no
+                column of that name.
+            sample_weight: How much each record counts, from 0 to the public `max_weight`. Others
+                are moved there. Noise is made for records of the largest weight.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            InvalidInput: A parameter, the form of X or the length of y or users is wrong.
+            Unsupported: The fit would give no guarantee. The message names the way out.
+            BudgetExceeded: The ledger has too little left.
+
+        Guarantees: those of `PrivateEstimator.fit`. Weights are as private as records.
+        """
+        return self._fit(X, y, target, users, sample_weight)
 
     def _target(self, X: Any, y: Any) -> Target | None:
         target.require_target(y)
@@ -600,6 +698,19 @@ def _domain(public: PublicFacts) -> list[ProofCondition]:
 def _persons(public: PublicFacts) -> list[ProofCondition]:
     """Where persons are protected: how their records were bounded."""
     return [] if public.person is None else [persons.condition(public.person)]
+
+
+def _weights(public: PublicFacts) -> list[ProofCondition]:
+    """Where records have weights: how they were bounded."""
+    if not public.terms.weighted:
+        return []
+    return [
+        ProofCondition(
+            "weights",
+            "the largest weight of a record is public",
+            "weights were moved into the range from 0 to max_weight, and divided by it",
+        )
+    ]
 
 
 def _told(aim: Target | None) -> dict[str, Any] | None:

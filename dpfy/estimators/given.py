@@ -77,9 +77,11 @@ def taken(
     return made, table, table.target(said)
 
 
-def fitted_to(estimator: PrivateEstimator, data: Dataset, target: str | None) -> Any:
+def fitted_to(
+    estimator: PrivateEstimator, data: Dataset, target: str | None, sample_weight: Any = None
+) -> Any:
     """`estimator`, fitted to a data set: see :func:`taken`."""
     made, table, y = taken(estimator, data, target)
-    made.fit(table, y)
+    made._fit(table, y, None, None, sample_weight)
     estimator._load(made.release_)
     return estimator

@@ -15,7 +15,7 @@ from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.estimator import PrivateClassifier, PublicFacts
 from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
-from dpfy.estimators.records import EncodedRecords, parts
+from dpfy.estimators.records import WEIGHT_BITS, EncodedRecords, parts
 
 COUNTS = "counts"
 
@@ -57,19 +57,23 @@ class NaiveBayes(PrivateClassifier):
         check.integer("bins", self.bins, least=2, most=4096)
         return [ReleaseNeed(COUNTS, one_of_each(len(public.columns.columns), public.terms))]
 
+    def _bits(self, public: PublicFacts) -> Mapping[str, int]:
+        return {COUNTS: WEIGHT_BITS} if public.terms.weighted else {}
+
     def _learn(
         self, data: EncodedRecords, public: PublicFacts, fit: FitSession
     ) -> Mapping[str, NDArray[Any]]:
         starts = np.concatenate([[0], np.cumsum(data.cells(self.bins, slice(0))[1])]).astype(
             np.int64
         )
-        counts = np.zeros(data.classes * starts[-1], np.int64)
+        counts = np.zeros(data.classes * starts[-1], np.float64)
         for part in parts(data.size):
             at = data.cells(self.bins, part)[0] + starts[:-1] + data.labels[part, None] * starts[-1]
-            counts += np.bincount(at.ravel(), minlength=len(counts))
+            weights = None if data.weights is None else np.repeat(data.weights[part], at.shape[1])
+            counts += np.bincount(at.ravel(), weights, len(counts))
         counts = counts.reshape(data.classes, starts[-1])
         return {
-            "counts": fit.release(COUNTS, counts),
+            "counts": fit.release(COUNTS, counts, self._bits(public).get(COUNTS, 0)),
             "starts": starts,
             "scale": np.array([fit.round(COUNTS).scale]),
         }

@@ -136,7 +136,7 @@ def bounded(records: EncodedRecords, cells: Any, at_most: int, key: bytes) -> En
 def _tag(records: EncodedRecords, row: int, name: bytes, key: bytes) -> bytes:
     """A keyed hash of a record; equal records of a person have the same, and are the same."""
     whole = hashlib.blake2b(name, key=key, digest_size=16)
-    for part in (records.given, records.codes, records.target):
+    for part in (records.given, records.codes, records.target, records.weights):
         if part is not None:
             whole.update(part[row].tobytes())
     return whole.digest()

@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 FARTHEST = 2.0**40
 """Where infinity lies, as long as no range is known."""
+WEIGHT_BITS = 12
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,6 +39,8 @@ class EncodedRecords:
     classes, or numbers in their range, as `aim` says; both are None where nothing is predicted.
     `owners` is the number of each record's person, in ascending order; None where a record is the
     unit of privacy. `left_out` are the rows that the schema leaves out.
+    unit of privacy. `weights` are numbers from 0 to 1 in whole steps of 2^-WEIGHT_BITS, by which
+    what a record adds is multiplied; None where all count alike.
     """
 
     columns: FeatureColumns
@@ -47,6 +50,7 @@ class EncodedRecords:
     aim: Target | None = None
     owners: Codes | None = None
     left_out: NDArray[np.bool_] | None = None
+    weights: Floats | None = None
 
     @property
     def labels(self) -> Codes:
@@ -80,7 +84,19 @@ class EncodedRecords:
         """The records at these places, without their owners."""
         target = None if self.target is None else self.target[place]
         given, codes = self.given[place], self.codes[place]
-        return replace(self, given=given, codes=codes, target=target, owners=None, left_out=None)
+        kept = replace(self, given=given, codes=codes, target=target, owners=None, left_out=None)
+        return kept if self.weights is None else replace(kept, weights=self.weights[place])
+
+    def weighed(self, added: Floats, bits: int) -> Floats:
+        """What records add, times their weights, cut towards zero to whole steps of 2^-bits; as it
+        is where there are no weights.
+
+        Guarantees: lengthens nothing. A record's part follows from that record alone.
+        """
+        if self.weights is None:
+            return added
+        weights = self.weights if added.ndim == 1 else self.weights[:, None]
+        return np.asarray(np.trunc(added * weights * 2.0**bits) * 2.0**-bits)
 
     @property
     def numbers(self) -> Floats:
@@ -165,6 +181,21 @@ def _unit(
     alike = ends.ndim == 1 or bool((ends == ends[0]).all())
     low, high = ends.reshape(-1, 2)[0] if alike else (ends[:, 0], ends[:, 1])
     return np.clip(shares, low, high, out=shares)
+
+
+def weights_of(given: Any, most: float, size: int) -> Floats:
+    """Weights as shares of their public maximum, cut to their grid.
+
+    Guarantees: no weight raises an error. Below 0, and what is no number, counts as 0; above the
+    maximum as the maximum.
+    """
+    held = given.to_numpy() if hasattr(given, "to_numpy") else np.asarray(given)
+    if held.shape != (size,):
+        rule = f"must be one for each of the {size} records of X: a 1D array"
+        raise InvalidInput("sample_weight", f"shape {held.shape}", rule)
+    values = reading.numbers(held, ())
+    shares = np.clip(np.nan_to_num(values, nan=0.0) / most, 0.0, 1.0)
+    return np.asarray(np.trunc(shares * 2.0**WEIGHT_BITS) * 2.0**-WEIGHT_BITS)
 
 
 def read(X: Any, columns: FeatureColumns) -> EncodedRecords:

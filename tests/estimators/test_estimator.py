@@ -363,6 +363,9 @@ EXCEPTIONS = {
     "range",
     "check_dtype_object": "a cell that is no number and no word raises InvalidInput, a ValueError; "
     "scikit-learn asks for a TypeError",
+    "check_all_zero_sample_weights_error": "weights are private: none of them raises an error",
+    "check_sample_weight_equivalence_on_dense_data": "weights above the public max_weight are moved "
+    "there, so that a weight of 3 is not three records; tests/estimators/test_weights.py has more",
     "check_clustering": "labels of the records are as private as the records: k-means keeps no "
     "labels_, which scikit-learn asks for",
 }

@@ -367,9 +367,7 @@ def test_scores_that_are_kept_up_to_date_are_those_computed_anew():
         [np.zeros(n) for n, fine in additive.counted_cells(held.sizes, held.ordered, 8)],
         [1.0] * 9,
     )
-    rounds = additive.BoostingRounds(
-        held, groups, loss, data.target, loss.begin(np.array([10.0, 5.0]))
-    )
+    rounds = additive.BoostingRounds(held, groups, loss, data, loss.begin(np.array([10.0, 5.0])))
     rng = np.random.default_rng(0)
     for _ in range(4):
         function = rng.normal(size=(groups.size, 1)) * 3

@@ -61,6 +61,8 @@ STEEP = 3.0
 class GradientDescentSolver(Solver):
     """Noisy gradients of all records, round after round."""
 
+    weighs = True
+
     def needs(self, task: LinearTask) -> list[ReleaseNeed]:
         rounds = task.rounds or (ROUNDS if task.layout.sizes else task.loss.gradients)
         rest, root = 1 - MOMENTS_SHARE, None
@@ -229,8 +231,7 @@ def moments(problem: LinearProblem, fit: FitSession) -> tuple[float, Floats]:
     """
     design, half = problem.design, 0.5**0.5
     sums = design.total(np.full((design.size, 1), half))[:, 0]
-    one = np.trunc(half * 2.0**BITS) * 2.0**-BITS
-    released = fit.release(MOMENTS, np.append(sums, one * design.size), BITS)
+    released = fit.release(MOMENTS, np.append(sums, design.mass(half)), BITS)
     size = max(float(released[-1]) / half, 1.0)
     mean = released[:-1] / half * design.radius / size
     mean[: problem.task.layout.constant] = 1.0

@@ -163,6 +163,8 @@ class Design:
 
     persons: PersonRows | None = None
     """Whose the rows are, where persons are protected."""
+    weights: Floats | None = None
+    """From 0 to 1: what factors are multiplied by, where records have weights."""
 
     def __init__(
         self,
@@ -173,6 +175,7 @@ class Design:
         keep: bool = True,
     ) -> None:
         self.radius, self.size, self.width = layout.radius(norm), data.size, layout.width
+        self.weights = data.weights
         if data.owners is not None:
             self.persons = PersonRows.of(data.owners)
         self._whole: Any = None
@@ -234,7 +237,21 @@ class Design:
         Guarantees: where the factors of a record have at most norm 1, what it adds has at most norm
         1.
         """
-        return self._sum(lambda rows, part: np.asarray(rows.T @ _cut(factors[part])), BITS, BLOCK)
+
+        def product(rows: Any, part: slice) -> Floats:
+            return np.asarray(rows.T @ self._factors(factors[part], part))
+
+        return self._sum(product, BITS, BLOCK)
+
+    def mass(self, factor: float) -> float:
+        """What `total` of this factor for every record adds to a coordinate that is one."""
+        if self.weights is None:
+            return float(np.trunc(factor * 2.0**BITS) * 2.0**-BITS * self.size)
+        return float(_cut(factor * self.weights).sum())
+
+    def _factors(self, factors: Floats, part: slice) -> Floats:
+        """Factors of a part of the records on their grid, times their weights."""
+        return _cut(factors if self.weights is None else factors * self.weights[part, None])
 
     def gradient(
         self,
@@ -257,7 +274,7 @@ class Design:
         exact = without_rounding(weights)
 
         def product(rows: Any, part: slice) -> Floats:
-            found = _cut(factors(np.asarray(rows @ exact), part))
+            found = self._factors(factors(np.asarray(rows @ exact), part), part)
             if at_most is not None and self.persons is not None:
                 found = shortened(rows, found, self.persons.within(part), at_most)
             return np.asarray(rows.T @ found)
@@ -272,13 +289,15 @@ class Design:
         """
 
         def product(rows: Any, part: slice) -> Floats:
+            roots = None if self.weights is None else np.sqrt(self.weights[part, None])
+            if roots is not None:  # x x' times a weight is that of x times its root
+                rows = _shorter(rows, roots)
             found = rows.T @ rows
             squares = np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
-            return (
-                squares
-                if factors is None
-                else np.concatenate([squares, np.asarray(rows.T @ _cut(factors[part]))], axis=1)
-            )
+            if factors is None:
+                return squares
+            beside = _cut(factors[part] * (1.0 if roots is None else roots))
+            return np.concatenate([squares, np.asarray(rows.T @ beside)], axis=1)
 
         return self._sum(product, GRAM, GRAM_BLOCK)
 
@@ -368,6 +387,13 @@ def on_grid(rows: Any, radius: float) -> Any:
     np.trunc(held, out=held)
     held *= 2.0**-ROW
     return rows
+
+
+def _shorter(rows: Any, factors: Floats) -> Any:
+    """Rows on their grid times factors from 0 to 1, cut to the grid again: a copy."""
+    if scipy.sparse.issparse(rows):
+        return on_grid(rows.multiply(factors).tocsr(), SAFE)
+    return on_grid(rows * factors, SAFE)
 
 
 def without_rounding(weights: Floats) -> Floats:

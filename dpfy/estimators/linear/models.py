@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfy.core import check, plugins
-from dpfy.core.errors import InvalidInput
+from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.claim import ProofCondition
 from dpfy.estimators.columns import FeatureColumns
@@ -35,7 +35,7 @@ from dpfy.estimators.linear.losses import (
     SoftmaxLoss,
 )
 from dpfy.estimators.linear.quadratic import FunctionalSolver, SecondMomentSolver
-from dpfy.estimators.linear.solver import LinearTask, Solver, norm_needs, problem_of
+from dpfy.estimators.linear.solver import WAY_OUT, LinearTask, Solver, norm_needs, problem_of
 from dpfy.estimators.records import EncodedRecords
 from dpfy.estimators.target import ClassTarget, NumberTarget, Target
 
@@ -123,6 +123,8 @@ class LinearModel(PrivateEstimator, abstract=True):
     def _needs(self, public: PublicFacts) -> Sequence[ReleaseNeed]:
         task = self._task(public.columns, public.target, public.terms)
         self._solver().refuse(task)
+        if public.terms.weighted and not self._solver().weighs:
+            raise Unsupported(f"sample_weight with solver={self.solver!r}", WAY_OUT)
         return [*norm_needs(task.norm, public.terms), *self._solver().needs(task)]
 
     def _bits(self, public: PublicFacts) -> Mapping[str, int]:

@@ -46,6 +46,7 @@ class SecondMomentSolver(Solver):
     """One release of second moments."""
 
     keeps_rows = False
+    weighs = True
 
     def refuse(self, task: LinearTask) -> None:
         if not isinstance(task.loss, HuberLoss):

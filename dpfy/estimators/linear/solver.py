@@ -93,6 +93,9 @@ class Solver(ABC):
     buys_norm: ClassVar[bool] = True
     """Whether rows are shortened to a norm that is bought, where none is public."""
 
+    weighs: ClassVar[bool] = False
+    """Whether what a record adds is multiplied by its weight."""
+
     keeps_rows: ClassVar[bool] = True
     """Whether rows are read more than once, and so kept."""
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dpfy.core import check
 from dpfy.core.values import Bound
+from dpfy.estimators import records
 from dpfy.estimators.budget import FitTerms, ReleaseNeed
 from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, PublicFacts
 from dpfy.estimators.fitting import FitSession
@@ -110,15 +111,15 @@ class _Additive:
         ]
 
     def _bits(self, public: PublicFacts) -> Mapping[str, int]:
-        return {COUNTS: WEIGHT_BITS, RESIDUALS: RESIDUAL_BITS}
+        return {COUNTS: count_bits(public.terms.weighted), RESIDUALS: RESIDUAL_BITS}
 
     def _learn(
         self, data: EncodedRecords, public: PublicFacts, fit: FitSession
     ) -> Mapping[str, NDArray[Any]]:
         assert data.target is not None
         loss, held = residuals.of(data.aim), cells(data, self.max_bins)
-        groups, beginning = counted(held, loss, data.target, self.bins, fit)
-        rounds = BoostingRounds(held, groups, loss, data.target, beginning)
+        groups, beginning = counted(held, loss, data, self.bins, fit)
+        rounds = BoostingRounds(held, groups, loss, data, beginning)
         noise = fit.round(RESIDUALS).deviation * beginning.clip
         found = boosted(rounds, fit, noise, (self.rounds, self.learning_rate, self.cyclic))
         of_cell = np.concatenate([*groups.of_cell])
@@ -240,24 +241,31 @@ def counts_bound(numbers: int, others: int, terms: FitTerms) -> Bound:
     )
 
 
+def count_bits(weighted: bool) -> int:
+    """Fractional bits of counts."""
+    return WEIGHT_BITS + (records.WEIGHT_BITS if weighted else 0)
+
+
 def counted(
-    held: FeatureBins, loss: Residuals, target: NDArray[Any], bins: int, fit: FitSession
+    held: FeatureBins, loss: Residuals, data: EncodedRecords, bins: int, fit: FitSession
 ) -> tuple[BinGroups, InitialScores]:
     """The one release of counts: groups of cells, and where to begin."""
     wanted = counted_cells(held.sizes, held.ordered, bins)
     totals = []
     for f, number in enumerate(held.ordered):
-        counts = held.counts(f)
+        counts = held.counts(f, data.weights)
         if number:
             coarse = np.bincount(
                 np.arange(len(counts) - 1) * bins // (len(counts) - 1), counts[:-1], bins
             )
-            totals += [counts.astype(np.float64), coarse * WEIGHT]
+            totals += [counts, coarse * WEIGHT]
         else:
             totals.append(counts * WEIGHT)
-    totals.append(np.bincount(loss.places(target), minlength=loss.cells) * WEIGHT)
+    assert data.target is not None
+    places, bits = loss.places(data.target), count_bits(data.weights is not None)
+    totals.append(np.bincount(places, data.weights, loss.cells) * WEIGHT)
     released = np.split(
-        fit.release(COUNTS, np.concatenate(totals), WEIGHT_BITS),
+        fit.release(COUNTS, np.concatenate(totals), bits),
         np.cumsum([len(t) for t in totals])[:-1],
     )
     weights = [1.0 if fine else WEIGHT for _, fine in wanted]
@@ -276,10 +284,12 @@ class BoostingRounds:
         held: FeatureBins,
         groups: BinGroups,
         loss: Residuals,
-        target: NDArray[Any],
+        data: EncodedRecords,
         beginning: InitialScores,
     ) -> None:
-        self.groups, self.loss, self.beginning, self._target = groups, loss, beginning, target
+        assert data.target is not None
+        self.groups, self.loss, self.beginning, self._data = groups, loss, beginning, data
+        self._target = target = data.target
         self._group = [
             of.astype(np.uint16)[p] for of, p in zip(groups.of_cell, held.places, strict=True)
         ]
@@ -305,7 +315,8 @@ class BoostingRounds:
 
         Guarantees: a record adds a vector of norm at most one for each column.
         """
-        left = self.loss.residuals(self._target, self.scores(function), self.beginning.clip)
+        found = self.loss.residuals(self._target, self.scores(function), self.beginning.clip)
+        left = [self._data.weighed(r, 0) for r in found]
         sizes = np.diff(self.groups.starts)
         parts = [[np.bincount(self._group[f], r, int(sizes[f])) for r in left] for f in columns]
         return np.concatenate([np.stack(part, axis=1) for part in parts]) * 2.0**-RESIDUAL_BITS

@@ -23,7 +23,7 @@ from dpfy.estimators.budget import ReleaseNeed
 from dpfy.estimators.estimator import PrivateClassifier, PrivateRegressor, PublicFacts
 from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
-from dpfy.estimators.records import EncodedRecords
+from dpfy.estimators.records import WEIGHT_BITS, EncodedRecords
 from dpfy.estimators.trees import residuals
 from dpfy.estimators.trees.cells import cells, cells_again
 from dpfy.estimators.trees.growing import Trees, grown, importance
@@ -87,24 +87,23 @@ class _Boosted:
         ]
 
     def _bits(self, public: PublicFacts) -> Mapping[str, int]:
-        return {LEAVES: RESIDUAL_BITS + CURVED_BITS}
+        bits = {LEAVES: RESIDUAL_BITS + CURVED_BITS}
+        return bits | ({TARGET: WEIGHT_BITS} if public.terms.weighted else {})
 
     def _learn(
         self, data: EncodedRecords, public: PublicFacts, fit: FitSession
     ) -> Mapping[str, NDArray[Any]]:
         assert data.target is not None
         loss, held = residuals.of(data.aim), cells(data, self.bins)
-        begin = loss.begin(
-            fit.release(TARGET, np.bincount(loss.places(data.target), minlength=loss.cells))
-        )
+        places, bits = loss.places(data.target), self._bits(public).get(TARGET, 0)
+        counts = np.bincount(places, data.weights, loss.cells)
+        begin = loss.begin(fit.release(TARGET, counts, bits))
         trees = grown(held.sizes, held.ordered, self.n_estimators, self.max_depth, self.structure)
         noise, scores = fit.round(LEAVES).deviation, residuals.begun(begin.score, data.size)
         values = np.empty((trees.count, trees.leaves, loss.width))
         for t in range(trees.count):
             leaf = trees.leaf(t, held.places)
-            sums, curves = self._released(
-                loss, (data.target, scores, leaf), begin.clip, trees.leaves, fit
-            )
+            sums, curves = self._released(loss, (data, scores, leaf), begin.clip, trees.leaves, fit)
             values[t] = leaf_values(
                 sums, curves, begin, (noise * begin.clip, noise * loss.steepest / CURVED)
             )
@@ -137,10 +136,10 @@ class _Boosted:
 
         Guarantees: a record adds a vector of norm at most sqrt(1 + CURVED^2).
         """
-        target, scores, leaf = records
+        data, scores, leaf = records
         added = [
-            *loss.residuals(target, scores, clip),
-            *(CURVED * c for c in loss.curvatures(scores)),
+            *(data.weighed(r, 0) for r in loss.residuals(data.target, scores, clip)),
+            *(CURVED * data.weighed(c, 0) for c in loss.curvatures(scores)),
         ]
         sums = np.stack([np.bincount(leaf, a, leaves) for a in added], axis=1) * 2.0**-RESIDUAL_BITS
         released = fit.release(LEAVES, sums, RESIDUAL_BITS + CURVED_BITS)

@@ -34,9 +34,10 @@ class FeatureBins:
     sizes: tuple[int, ...]
     ordered: tuple[bool, ...]
 
-    def counts(self, column: int) -> NDArray[np.int64]:
-        """How many records each cell of a column holds."""
-        return np.bincount(self.places[column], minlength=self.sizes[column])
+    def counts(self, column: int, weights: Floats | None = None) -> Floats:
+        """How many records each cell of a column holds, or the sum of their weights."""
+        found = np.bincount(self.places[column], weights, self.sizes[column])
+        return found.astype(np.float64)
 
 
 def cells(data: EncodedRecords, fine: int) -> FeatureBins:

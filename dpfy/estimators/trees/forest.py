@@ -111,8 +111,9 @@ class _Forest:
             self._counted(held, fit),
         )
         leaf = [trees.leaf(t, held.places) for t in range(trees.count)]
+        added = [data.weighed(k, BITS) for k in told]
         sums = np.stack(
-            [np.stack([np.bincount(z, k, trees.leaves) for k in told], axis=1) for z in leaf]
+            [np.stack([np.bincount(z, k, trees.leaves) for k in added], axis=1) for z in leaf]
         )
         values, mean = settled(
             fit.release(LEAVES, sums, BITS),
@@ -126,7 +127,8 @@ class _Forest:
             "mean": mean,
         }
         deviation = np.stack(told[-len(mean) :], axis=1) - mean
-        return facts | {"values": values * self._stretched(leaf, values, deviation, fit)}
+        stretch = self._stretched(leaf, values, deviation, data, fit)
+        return facts | {"values": values * stretch}
 
     def _counted(self, held: FeatureBins, fit: FitSession) -> list[Floats] | None:
         """Noisy counts of the cells of numbers, in the places of all columns; what noise alone may
@@ -141,7 +143,12 @@ class _Forest:
         return [found.get(f, np.zeros(size)) for f, size in enumerate(held.sizes)]
 
     def _stretched(
-        self, leaf: Sequence[Any], values: Floats, deviation: Floats, fit: FitSession
+        self,
+        leaf: Sequence[Any],
+        values: Floats,
+        deviation: Floats,
+        data: EncodedRecords,
+        fit: FitSession,
     ) -> float:
         """The factor by which the forest fits best: from the products of its own deviation with
         that of the record, and with itself.
@@ -159,7 +166,8 @@ class _Forest:
         products = fixed(
             np.stack([(moved * deviation).sum(axis=1) / 2, (moved**2).sum(axis=1)], axis=1), BITS
         )
-        released = fit.release(STRETCH, np.clip(products, -1, 1).sum(axis=0), BITS)
+        added = data.weighed(np.clip(products, -1, 1), BITS)
+        released = fit.release(STRETCH, added.sum(axis=0), BITS)
         return (
             2
             * unit

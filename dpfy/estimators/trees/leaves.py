@@ -36,8 +36,8 @@ def bound(trees: int, target: Target | None, terms: FitTerms) -> Bound:
 
 
 def known(data: EncodedRecords) -> list[Floats]:
-    """What each record adds to its leaf: a one for its class; or a one, and its number in shares of
-    its range, from -1 to 1.
+    """What each record adds to its leaf, but for its weight: a one for its class; or a one, and its
+    number in shares of its range, from -1 to 1.
     """
     if isinstance(data.aim, ClassTarget):
         return [(data.labels == k).astype(np.float64) for k in range(data.classes)]

@@ -7,7 +7,9 @@ score of a split is the sum over its two sides of (sum of what records add)^2 / 
 classes, Gini's index up to what no split changes. Adding a record changes it by more than -1 and at
 most 1. For numbers from -1 to 1 it is by more than -3 and at most 1, so the number of records of
 the node is added to all its scores, which changes no choice and leaves at most 2. Leaves are
-counted once, with the rest of the budget.
+counted once, with the rest of the budget. With weights from 0 to 1 in all sums a record changes a
+score by at most its weight times that: along the weight a score changes at the rate 2 x r - r^2, x
+being what the record adds and r the mean of what others and it add.
 """
 
 from __future__ import annotations
@@ -117,6 +119,7 @@ class _TopDown:
         self, data: EncodedRecords, public: PublicFacts, fit: FitSession
     ) -> Mapping[str, NDArray[Any]]:
         held, told = cells(data, self.bins), leaves.known(data)
+        told = [data.weighed(k, BITS) for k in told]
         added = told if isinstance(data.aim, ClassTarget) else told[1:]
         candidates = [
             (f, cut)
@@ -127,7 +130,8 @@ class _TopDown:
         right = np.zeros((len(columns), max(held.sizes)), np.uint8)
         at = np.zeros(data.size, np.int64)
         for level in range(self.max_depth):
-            chosen = fit.choose_each(_level(level), scores(held, at, 1 << level, added), SCORE_BITS)
+            found = scores(held, at, 1 << level, added, data.weights)
+            chosen = fit.choose_each(_level(level), found, SCORE_BITS)
             for node, best in enumerate(chosen, (1 << level) - 1):
                 columns[node], cut = candidates[best]
                 right[node] = _goes_right(held, int(columns[node]), cut, right.shape[1])
@@ -213,7 +217,13 @@ class DecisionTreeRegressor(_TopDown, PrivateRegressor):
         return residuals.number(self._means(self._given(X)), self._aim)
 
 
-def scores(held: FeatureBins, at: NDArray[np.int64], nodes: int, added: Sequence[Floats]) -> Floats:
+def scores(
+    held: FeatureBins,
+    at: NDArray[np.int64],
+    nodes: int,
+    added: Sequence[Floats],
+    weights: Floats | None = None,
+) -> Floats:
     """The score of every candidate in every node [nodes, candidates], in whole steps of
     2^-SCORE_BITS.
     """
@@ -221,7 +231,7 @@ def scores(held: FeatureBins, at: NDArray[np.int64], nodes: int, added: Sequence
     for f, (places, size) in enumerate(zip(held.places, held.sizes, strict=True)):
         where = at * size + places
         parts = [
-            np.bincount(where, minlength=nodes * size),
+            np.bincount(where, weights, nodes * size),
             *(np.bincount(where, a, nodes * size) for a in added),
         ]
         sums = np.stack(parts, axis=-1).reshape(nodes, size, -1)
@@ -238,7 +248,8 @@ def _fit(sums: Floats) -> Floats:
     """The sum of squares over the number of records, 0 where there are none; the number comes
     first.
     """
-    return np.asarray((sums[..., 1:] ** 2).sum(axis=-1) / np.maximum(sums[..., 0], 1.0))
+    squares, many = (sums[..., 1:] ** 2).sum(axis=-1), sums[..., 0]
+    return np.divide(squares, many, out=np.zeros_like(squares, np.float64), where=many > 0)
 
 
 def _cuts(size: int, ordered: bool) -> int:

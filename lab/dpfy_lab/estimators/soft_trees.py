@@ -34,7 +34,7 @@ from dpfy.estimators.explanation import Explanation
 from dpfy.estimators.fitting import FitSession
 from dpfy.estimators.linear.descent import Preconditioner
 from dpfy.estimators.linear.design import BITS, FACTOR, Design, RowLayout
-from dpfy.estimators.records import EncodedRecords, parts
+from dpfy.estimators.records import WEIGHT_BITS, EncodedRecords, parts
 from dpfy.estimators.trees import residuals
 from dpfy.estimators.trees.residuals import RESIDUAL_BITS, InitialScores, Residuals
 from dpfy_lab.estimators.forward_pass import Ensemble, ForwardPass
@@ -127,16 +127,16 @@ class _Soft:
         ]
 
     def _bits(self, public: PublicFacts) -> Mapping[str, int]:
-        return {MOMENTS: BITS, GRADIENTS: BITS}
+        counted = {TARGET: WEIGHT_BITS} if public.terms.weighted else {}
+        return {MOMENTS: BITS, GRADIENTS: BITS} | counted
 
     def _learn(
         self, data: EncodedRecords, public: PublicFacts, fit: FitSession
     ) -> Mapping[str, NDArray[Any]]:
         assert data.target is not None
         loss, layout = residuals.of(data.aim), RowLayout(data.columns)
-        begin = loss.begin(
-            fit.release(TARGET, np.bincount(loss.places(data.target), minlength=loss.cells))
-        )
+        counts = np.bincount(loss.places(data.target), data.weights, loss.cells)
+        begin = loss.begin(fit.release(TARGET, counts, self._bits(public).get(TARGET, 0)))
         shape = Ensemble(
             self.n_estimators or max(FOR_ONE, FOR_EACH * loss.width), self.max_depth, loss.width
         )
@@ -278,7 +278,7 @@ class _Problem:
         factors = np.stack(
             [np.full(design.size, 1.0), *(r * 2.0**-RESIDUAL_BITS for r in found)], axis=1
         )
-        total = np.append(design.total(THIRD * factors).ravel(), THIRD * design.size)
+        total = np.append(design.total(THIRD * factors).ravel(), design.mass(THIRD))
         released = fit.release(MOMENTS, total, BITS) / THIRD
         size = max(float(released[-1]), 1.0)
         means = released[:-1].reshape(design.width, -1) * (design.radius / size)
@@ -395,7 +395,10 @@ class _Problem:
             squares = _squares(splits) * self.squares[part] + _squares(left) * _squares(shares)
             short = (SAFE / np.maximum(np.sqrt(squares), 1.0)).astype(np.float32)
             for k, residual in enumerate(left):
-                leaves[:, k] += _cut(shares * (residual * short)).sum(axis=1, dtype=np.float64)
+                weighed = residual * short
+                if (weights := self.design.weights) is not None:
+                    weighed = weighed * weights[part].astype(np.float32)
+                leaves[:, k] += _cut(shares * weighed).sum(axis=1, dtype=np.float64)
             return _cut(splits * short).T
 
         return found
