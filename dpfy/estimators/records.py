@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpfy.core.errors import InvalidInput
 from dpfy.estimators.columns import Feature, FeatureColumns, as_array
 from dpfy.estimators.target import ClassTarget, NumberTarget, Target
 from dpfy.tables import cells as reading
