@@ -21,7 +21,7 @@ from dpfy.accounting import calculator, patterns
 from dpfy.core import settings
 from dpfy.data.config import FIELDS_OF_KIND
 from dpfy.models.config import FIELDS_OF_MODEL
-from dpfy.tables import columns as schema
+from dpfy.tables import columns
 from dpfy.tables.schema import KINDS
 from dpfy.training.config import FIELDS_OF_CLIP, SECTIONS
 
@@ -30,27 +30,73 @@ PAGE = ROOT / "docs" / "configuration.md"
 AGAIN = "python tools/reference.py"
 
 SCHEMA_KEYS = {
-    "missing": ("list of words", '[""]', "Cells that mean “no value”."),
-    "columns.NAME.kind": ("text", "must be given", f"What the column is: "
-                                                   f"{', '.join(KINDS)}."),
-    "columns.NAME.ignore": ("true", "none", "The column must be in the file and is never read. "
-                                            "Stands alone."),
-    "columns.NAME.range": ("[low, high]", "must be "
-                                          "given", "Of a number: values beyond it are moved to its "
-                                                   "end."),
-    "columns.NAME.scale": ("text", '"symmetric"', f"Of a number: {', '.join(schema.SCALES)}; "
-                                                  f"mapped to [-1, 1], or to [0, 1]."),
-    "columns.NAME.transform": ("text", '"none"', f"Of a number: {', '.join(schema.TRANSFORMS)}."),
-    "columns.NAME.fill": ("value", "none: a missing cell is an "
-                                   "error", "What a missing cell becomes (a listed word, or "
-                                            "other)."),
-    "columns.NAME.categories": ("list of words", "must be "
-                                                 "given", "Of a category: one feature a word; what "
-                                                          "is not listed is all zeros."),
-    "columns.NAME.classes": ("list of words", "must be "
-                                              "given", "Of the label: at least two; the first is "
-                                                       "class 0."),
-}  # fmt: skip
+    "missing": ("list of words", '`[""]`', "Cells that mean “no value”."),
+    "strict": (
+        "true or false",
+        "`false`",
+        "The data is clean: a cell that does not fit is an error.",
+    ),
+    "columns.NAME.kind": ("text", "must be given", f"What the column is: {', '.join(KINDS)}."),
+    "columns.NAME.ignore": ("true", "none", "The column is never read. Stands alone."),
+    "columns.NAME.range": (
+        "[low, high]",
+        "must be given",
+        "Of a number or a date: values beyond it are moved to its end.",
+    ),
+    "columns.NAME.categories": (
+        "list of words",
+        "must be given",
+        "Of a category; any other word is “other”.",
+    ),
+    "columns.NAME.classes": (
+        "list of words",
+        "must be given",
+        "Of the label: at least two; the first is class 0.",
+    ),
+    "columns.NAME.fill": ("value", "none", "What a missing cell becomes (a category also: other)."),
+    "columns.NAME.drop": ("true or false", "`false`", "Leave out rows where the cell is missing."),
+    "columns.NAME.scale": (
+        "text",
+        '`"symmetric"`',
+        f"Of a number: {', '.join(columns.SCALES)}; mapped to [-1, 1], or to [0, 1].",
+    ),
+    "columns.NAME.transform": (
+        "text",
+        '`"none"`',
+        f"Of a number: {', '.join(columns.TRANSFORMS)}.",
+    ),
+    "columns.NAME.parts": (
+        "list of words",
+        "none: one number",
+        f"Of a date, for learners and group-by: {', '.join(columns.PARTS)}.",
+    ),
+    "columns.NAME.buckets": (
+        "whole number",
+        "none",
+        "Of a text or a long category: hashed features for learners.",
+    ),
+    "columns.NAME.bins": (
+        "whole number, or list of edges",
+        "up to 128 whole numbers each, else 32",
+        "Of a number, for synthesis.",
+    ),
+    "columns.NAME.every": (
+        "text",
+        '`"month"`',
+        f"Of a date, for synthesis: bins of a {', '.join(columns.EVERY)}.",
+    ),
+    "columns.NAME.ordered": (
+        "true or false",
+        "`false`",
+        "Of a category or label, for synthesis: the order means something.",
+    ),
+    "columns.NAME.required": (
+        "true or false",
+        "`false`",
+        "For synthesis: there is no cell for missing values.",
+    ),
+    "constraints": ("sections", "none", "For synthesis: rules that hold for every record."),
+}
 PHASE_KEYS = {
     "noise_multiplier": (
         "number",
@@ -82,9 +128,13 @@ CHOICES = {
 def configuration() -> str:
     """The reference of all configuration keys, as Markdown."""
     assert set(PHASE_KEYS) == set(calculator.FIELDS)
-    assert {key.rpartition(".")[2] for key in SCHEMA_KEYS} == {"missing", "kind", "ignore"}.union(
-        *(needed | other for _, needed, other in schema.KINDS.values())
-    )
+    fields = {
+        "range" if item.name in ("low", "high", "first", "last") else item.name
+        for kind in KINDS.values()
+        for item in dataclasses.fields(kind)
+    }
+    others = {"missing", "strict", "constraints", "kind", "ignore"}
+    assert {key.rpartition(".")[2] for key in SCHEMA_KEYS} == others | fields - {"name"}
     lines = [
         "# Configuration reference",
         "",

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dpfy.cli.output import tell
+from dpfy.core.errors import InvalidInput
 
 
 def _columns(help_text: str, *names: str) -> Any:
@@ -37,6 +38,14 @@ def init(
     public: Annotated[
         bool, typer.Option("--public", help="The file is public: read its values too.")
     ] = False,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SAMPLE",
+            help="Check public sample rows: DATA is then the schema. Needs --public.",
+            show_default=False,
+        ),
+    ] = None,
     header: Annotated[
         bool, typer.Option("--header", help="Names in the first line may look like numbers.")
     ] = False,
@@ -50,10 +59,20 @@ def init(
     "?" for you to fill in from what is public. With --public, for a file that holds nobody's
     secrets, they are read from it.
 
+    With --check, DATA is a schema: every column of the sample rows with cells that do not fit is
+    listed, and the exit status is 1 if there is one. --public declares that the sample is public.
+
     Example: dpfy init people.csv --label income --ignore id
     """
     from dpfy.data import draft
 
+    if check is not None:
+        if not public:
+            rule = "needs --public: what does not fit is told, so the rows must be nobody's secret"
+            raise InvalidInput("--check", check, rule)
+        problems = draft.misfits(data, check)
+        tell({"problems": problems}, problems or ["every cell fits"], as_json=as_json)
+        raise typer.Exit(bool(problems))
     given = draft.ColumnChoices(
         label,
         tuple(number or ()),

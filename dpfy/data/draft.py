@@ -12,18 +12,22 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dpfy.core import check, storage
 from dpfy.core.errors import InvalidInput
 from dpfy.core.files import DataFile
 from dpfy.core.settings import toml
 from dpfy.data.config import kind_of
-from dpfy.tables.schema import OPEN
+from dpfy.tables.columns import OpenColumn
+from dpfy.tables.schema import OPEN, Schema
 from dpfy.tables.sources import Header, read_header, read_table
+from dpfy.tables.table import PrivateTable
 
 LABEL, NUMBER, CATEGORY, IGNORE = "label", "number", "category", "ignore"
 DATE, TEXT = "date", "text"
@@ -358,6 +362,28 @@ def _save_all(texts: dict[Path, str], force: bool) -> None:
             raise InvalidInput(
                 "--out", str(path), storage.why(problem, "cannot be written")
             ) from None
+
+
+def misfits(schema: str, sample: str) -> list[str]:
+    """A line for each column of public sample rows that has cells which do not fit: how many, and
+    the first of them with its row. Only for rows that their owner declared public.
+    """
+    held = Schema.of(schema)
+    table = PrivateTable(sample, replace(held, strict=False))
+    found = [f"{name}: is in the schema but not in {sample}" for name in sorted(held.names)
+             if not table.has(name)]  # fmt: skip
+    for column in held.columns:
+        if isinstance(column, OpenColumn) or not table.has(column.name):
+            continue
+        wrong = np.flatnonzero(table.unfit(column.name))
+        if len(wrong):
+            cells, row = table.cells(column.name), int(wrong[0])
+            first = repr(cells[row])[:60]
+            found.append(
+                f"{column.name}: {len(wrong)} of {table.size} cells do not fit ({column}); the "
+                f"first is {first} in row {row + 1}"
+            )
+    return found
 
 
 def looks_like_a_record(names: tuple[str, ...]) -> bool:

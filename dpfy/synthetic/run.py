@@ -179,7 +179,7 @@ def synthesize(
 def synthesize_table(
     data: Any,
     *,
-    schema: Domain | str | Path,
+    schema: Any,
     terms: SynthesisTerms,
     run: Run | str | Path,
     options: SynthesisOptions = DEFAULTS,

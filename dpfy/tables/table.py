@@ -44,6 +44,10 @@ class PrivateTable:
     def __repr__(self) -> str:
         return f"PrivateTable({', '.join(c.name for c in self.schema.columns)})"
 
+    def has(self, name: str) -> bool:
+        """Whether the data has a column of that name."""
+        return name in self._cells
+
     def cells(self, name: str) -> Any:
         """A column of the data, as it is there."""
         if name not in self._cells:

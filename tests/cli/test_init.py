@@ -292,3 +292,24 @@ def test_there_is_one_label_at_most() -> None:
     ]
     assert kinds.count("label") == 1
     assert [c.kind for c in draft.columns(["label", "y"], [None] * 2, {})] == ["label", None]
+
+
+def test_every_problem_of_public_sample_rows_is_told_at_once(capsys, folder: Path) -> None:
+    Path("s.toml").write_text(
+        '[columns.age]\nkind = "number"\nrange = [0, 99]\n[columns.job]\nkind = "category"\n'
+        'categories = ["a"]\n[columns.seen]\nkind = "date"\nrange = ["2020-01-01", "2020-12-31"]\n'
+        "[columns.id]\nignore = true\n"
+    )
+    Path("sample.csv").write_text("age,job,id\n5,a,1\n$7,b,2\n,a,\n200,a,4\n")
+    line = refused(capsys, "init", "s.toml", "--check", "sample.csv")
+    assert "needs --public" in line
+    status, out, _ = call(capsys, "init", "s.toml", "--check", "sample.csv", "--public")
+    assert status == 1
+    assert out.splitlines() == [
+        "seen: is in the schema but not in sample.csv",
+        "age: 3 of 4 cells do not fit (age from 0 to 99); the first is '$7' in row 2",
+        "job: 1 of 4 cells do not fit (job: a); the first is 'b' in row 2",
+    ]
+    Path("sample.csv").write_text("age,job,seen,id\n5,a,2020-02-02,\n")
+    status, out, _ = call(capsys, "init", "s.toml", "--check", "sample.csv", "--public")
+    assert (status, out) == (0, "every cell fits\n")
