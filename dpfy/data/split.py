@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sized
 from dataclasses import dataclass, fields
+from typing import overload
 
 import numpy as np
 import torch
@@ -141,6 +142,10 @@ def kept_users(owned: Owned, coins: NDArray[np.bool_], expected: int, part: str 
     return SplitOwned(taken.records, taken.users, taken.most, expected=expected, part=part)
 
 
+@overload
+def uncounted(train: Owned, expected: int) -> SplitOwned: ...
+@overload
+def uncounted(train: Records, expected: int) -> SplitRecords: ...
 def uncounted(train: Records | Owned, expected: int) -> SplitRecords | SplitOwned:
     """All users, for a plan that was made for so many: how many there are is told to nobody."""
     if isinstance(train, Owned):

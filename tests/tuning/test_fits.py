@@ -110,6 +110,14 @@ def test_one_person_moves_a_score_by_at_most_one(rows, kind, seed):
     assert 0 <= single <= keep.sum()
 
 
+def test_a_person_counts_with_the_share_that_is_right():
+    facts = LogisticRegression(**KNOWN)._public(X, Y)
+    owners = np.array([0, 0, 0, 0, 1, 2, 2, 2])
+    told, due = np.ones(8, int), np.array([1, 0, 0, 0, 1, 0, 0, 0])
+    assert fits.scored(facts, told, due, owners, POINTS) == 25 + 100 + 0
+    assert fits.scored(facts, told, due, np.arange(8), 1) == 2
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_person_is_in_one_part_with_all_records_and_moves_nobody_else(seed):
     rng, secret = np.random.default_rng(seed), Randomness.for_tests(seed)
