@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.options import Assignments
 from dpfy.cli.output import require_writable, save, tell
 from dpfy.cli.plugins import VerbGroup
-from dpfy.cli.train import Set
 from dpfy.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def train(
     epsilon: Annotated[float | None, typer.Option(help="Epsilon to reach.")] = None,
     batch_size: Annotated[float | None, typer.Option(help="Mean size of a Poisson batch.")] = None,
     steps: Annotated[int | None, typer.Option(help="Noisy steps.")] = None,
-    assignments: Set = None,
+    assignments: Assignments = None,
     confidence: Confidence = 0.95,
     insecure_seed: Annotated[
         int | None, typer.Option(help="Fix all randomness, for tests: protects nothing.")

@@ -2,65 +2,41 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.aliases import FLAGS
+from dpfy.cli import options
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
-    return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
 
 
 def query(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", help="The private table: CSV or Parquet.", show_default=False
-        ),
-    ],
+    data: options.Table,
     text: Annotated[
         str, typer.Argument(metavar="QUERY", help="What to ask, in quotes.", show_default=False)
     ],
-    schema: Annotated[str, _option("Public schema of the columns (TOML), or adult.")],
-    epsilon: Annotated[float, _option("What the whole query may cost.")],
-    out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
+    schema: options.SchemaFile,
+    epsilon: Annotated[float, option("What the whole query may cost.")],
+    out: options.Out = None,
     delta: Annotated[float, typer.Option(help="Delta; 0 for a pure guarantee.")] = 0.0,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the run in --out: give the same query again."),
-    ] = False,
-    ledger: Annotated[
-        Path | None, _option("Ledger of the data set, over all its releases.")
-    ] = None,
-    user: Annotated[
-        str | None, _option("Column with the person that a row belongs to.", "--person")
-    ] = None,
-    most_records: Annotated[
-        int | None, _option("Most rows of one person that are used.", "--at-most")
-    ] = None,
-    most_groups: Annotated[int | None, _option("Most groups that one user adds to.")] = None,
-    most_each: Annotated[int | None, _option("Most records of one user in a group.")] = None,
+    resume: options.Resume = False,
+    ledger: options.LedgerFile = None,
+    person: options.Person = None,
+    at_most: options.AtMost = None,
+    most_groups: Annotated[int | None, option("Most groups that one person adds to.")] = None,
+    most_each: Annotated[int | None, option("Most rows of one person in a group.")] = None,
     records: Annotated[
-        int | None, _option("Public number of records: protects replacing one.")
+        int | None, option("Public number of records: protects replacing one.")
     ] = None,
     contributions: Annotated[
-        int | None, _option("Ask about users: column contributions, up to this public bound.")
+        int | None, option("Ask about persons: column contributions, up to this public bound.")
     ] = None,
-    insecure_seed: Annotated[
-        int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)
-    ] = None,
-    as_json: Json = False,
+    insecure_seed: options.Seed = None,
+    as_json: options.Json = False,
 ) -> None:
     """Ask private statistics of a table, and leave a run folder that anyone can verify.
 
@@ -90,29 +66,20 @@ def query(
     moved to its end; missing ones add nothing (or count as the fill of the schema); words that are
     not listed are (other). Every answer says how far off it may be.
     """
-    from dpfy.core.errors import InvalidInput
     from dpfy.queries import run
     from dpfy.queries.plan import QueryTerms
-    from dpfy.runs.folder import ended
-    from dpfy.runs.mark import Mark
-    from dpfy.runs.run import Run, fresh_path
+    from dpfy.runs.run import Run
 
-    if resume and out is None:
-        raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
-    out = out or fresh_path()
-    if resume and Mark.find(out) is None and not ended(out):
-        raise InvalidInput(
-            "--resume", str(out), "holds no run to resume; leave --resume out to start one"
-        )
+    out = options.run_folder(out, resume)
     terms = QueryTerms(
-        epsilon, delta, user, most_records, most_groups, most_each, records, contributions
+        epsilon, delta, person, at_most, most_groups, most_each, records, contributions
     )
     public = {
         "query": text,
         "epsilon": epsilon,
         "delta": delta,
-        "user": user,
-        "most_records": most_records,
+        "person": person,
+        "at_most": at_most,
     }
     public |= {
         "most_groups": most_groups,
@@ -126,33 +93,18 @@ def query(
         resume=resume,
         ledger=ledger,
         seed=insecure_seed,
-        config=(_toml(public), _toml(public | private)),
+        config=(options.toml(public), options.toml(public | private)),
     )
-    with resumable(out, _again(data, text, public | private)), _bar() as progress:
+    flags = {
+        key: value for key, value in (public | private).items() if key not in ("data", "query")
+    }
+    again = options.command_line(["query", data, text], flags)
+    with resumable(out, again), _bar() as progress:
         found = run.answered(data, text, schema=schema, terms=terms, run=place, progress=progress)
     tell(
         found.to_json(),
         [*_lines(found), *charged(found.epsilon, ledger)],
         as_json=as_json,
-    )
-
-
-def _toml(fields: dict[str, Any]) -> str:
-    """Strings and numbers as TOML."""
-    return "".join(
-        f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None
-    )
-
-
-def _again(data: str, text: str, fields: dict[str, Any]) -> str:
-    """The command that asks the same again."""
-    flags = [
-        (FLAGS.get(flag := f"--{key.replace('_', '-')}", flag), value)
-        for key, value in fields.items()
-        if key not in ("data", "query") and value is not None
-    ]
-    return shlex.join(
-        ["dpfy", "query", data, text, *(str(word) for flag in flags for word in flag)]
     )
 
 

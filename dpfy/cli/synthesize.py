@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli.aliases import FLAGS
+from dpfy.cli import options
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
 from dpfy.cli.plugins import VerbGroup
 
@@ -36,25 +35,11 @@ app = typer.Typer(
     cls=SynthesizeVerbs,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-def option(help_text: str, *names: str, hidden: bool = False) -> Any:
-    """An option whose default is not shown."""
-    return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
-
 
 @app.command(DEFAULT)
 def table(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="The private table: CSV or Parquet, of any size.",
-            show_default=False,
-        ),
-    ],
-    schema: Annotated[str, option("Public schema of the columns (TOML), or adult.")],
+    data: options.Table,
+    schema: options.SchemaFile,
     epsilon: Annotated[float, option("What the whole table may cost.")],
     out: Annotated[Path | None, option("Run folder (default: new, in runs/).")] = None,
     delta: Annotated[float, typer.Option(help="Delta.")] = 1e-9,
@@ -80,17 +65,10 @@ def table(
     model_size: Annotated[
         float | None, option("Most megabytes of the model's tables (default: 8).")
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the run in --out: give the same options again."),
-    ] = False,
-    ledger: Annotated[Path | None, option("Ledger of the data set, over all its releases.")] = None,
-    user: Annotated[
-        str | None, option("Column with the person that a row belongs to.", "--person")
-    ] = None,
-    most_records: Annotated[
-        int | None, option("Most rows of one person that are used.", "--at-most")
-    ] = None,
+    resume: options.Resume = False,
+    ledger: options.LedgerFile = None,
+    person: options.Person = None,
+    at_most: options.AtMost = None,
     records: Annotated[
         int | None,
         option(
@@ -98,10 +76,8 @@ def table(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    insecure_seed: Annotated[
-        int | None, option("Fix all randomness, for tests: protects nothing.", hidden=True)
-    ] = None,
-    as_json: Json = False,
+    insecure_seed: options.Seed = None,
+    as_json: options.Json = False,
 ) -> None:
     """Make a synthetic table, and leave a run folder that anyone can verify.
 
@@ -117,27 +93,18 @@ def table(
     records) and pate-gan (needs --rows).
     """
     from dpfy.core import check
-    from dpfy.core.errors import InvalidInput
-    from dpfy.runs.folder import ended
-    from dpfy.runs.mark import Mark
-    from dpfy.runs.run import Run, fresh_path
+    from dpfy.runs.run import Run
     from dpfy.synthetic.plan import MODEL_CELLS, SynthesisOptions, SynthesisTerms
     from dpfy.synthetic.run import synthesize_table
 
-    if resume and out is None:
-        raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
-    out = out or fresh_path()
-    if resume and Mark.find(out) is None and not ended(out):
-        raise InvalidInput(
-            "--resume", str(out), "holds no run to resume; leave --resume out to start one"
-        )
-    terms = SynthesisTerms(epsilon, delta, user, most_records, records)
+    out = options.run_folder(out, resume)
+    terms = SynthesisTerms(epsilon, delta, person, at_most, records)
     cells = (
         MODEL_CELLS
         if model_size is None
         else max(1, int(check.positive("--model-size", model_size) * 2**17))
     )
-    options = SynthesisOptions(method, _workload(workload), target, rows, cells, device)
+    how = SynthesisOptions(method, _workload(workload), target, rows, cells, device)
     asked = {
         "method": method,
         "epsilon": epsilon,
@@ -148,8 +115,8 @@ def table(
     }
     asked |= {
         "model_size": model_size,
-        "user": user,
-        "most_records": most_records,
+        "person": person,
+        "at_most": at_most,
         "records": records,
         "device": device,
     }
@@ -174,16 +141,17 @@ def table(
         resume,
         ledger,
         seed=insecure_seed,
-        config=(toml(asked), toml(asked | private | {"data": data})),
+        config=(options.toml(asked), options.toml(asked | private | {"data": data})),
         public_data=stated,
     )
-    with resumable(out, _again(data, asked | private)), progress_bar() as progress:
+    again = options.command_line(["synthesize", data], asked | private)
+    with resumable(out, again), progress_bar() as progress:
         made = synthesize_table(
             data,
             schema=schema,
             terms=terms,
             run=place,
-            options=options,
+            options=how,
             public=public,
             progress=progress,
         )
@@ -200,7 +168,7 @@ def evaluate(
     synthetic: Annotated[
         str, typer.Argument(metavar="SYNTHETIC", help="The synthetic table.", show_default=False)
     ],
-    schema: Annotated[str, option("Public schema of the columns (TOML), or adult.")],
+    schema: options.SchemaFile,
     target: Annotated[str | None, option("Column that learners predict.")] = None,
     holdout: Annotated[str | None, option("Real records that the table was not made from.")] = None,
     degree: Annotated[int, typer.Option(help="Marginals of up to so many columns.")] = 3,
@@ -209,7 +177,7 @@ def evaluate(
         typer.Option("--public", help="The real records are public: figures may be published."),
     ] = False,
     out: Annotated[Path | None, option("Write a page with figures here (HTML).")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare a synthetic table with real records: marginals, correlations, learners, closeness.
 
@@ -248,23 +216,6 @@ def _workload(text: str | None) -> Any:
     if text.strip().isdigit():
         return int(text)
     return [[name.strip() for name in part.split(",")] for part in text.split(";") if part.strip()]
-
-
-def toml(fields: dict[str, Any]) -> str:
-    """Strings and numbers as TOML."""
-    return "".join(
-        f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None
-    )
-
-
-def _again(data: str, fields: dict[str, Any]) -> str:
-    """The command that asks the same again."""
-    flags = [
-        (FLAGS.get(flag := f"--{key.replace('_', '-')}", flag), value)
-        for key, value in fields.items()
-        if value is not None
-    ]
-    return shlex.join(["dpfy", "synthesize", data, *(str(word) for flag in flags for word in flag)])
 
 
 @contextmanager

@@ -7,30 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfy.cli import train_labels
+from dpfy.cli import options, train_labels
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.options import option
 from dpfy.cli.output import charged, tell
-
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any field, as section.key; repeat it.",
-        show_default=False,
-    ),
-]
-ShowConfig = Annotated[
-    bool, typer.Option("--show-config", help="Print all fields as TOML, and stop.")
-]
-
 
 CHOSEN = {"identity": "dp-sgd (independent noise)", "banded": "band-mf", "square-root": "sqrt"}
 """What `--mechanism` calls a strategy, where the names differ."""
-
-
-def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
-    return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
 
 
 def train(
@@ -43,36 +26,34 @@ def train(
             show_default=False,
         ),
     ] = None,
-    config: Annotated[Path | None, _option("Configuration (TOML).")] = None,
-    schema: Annotated[str | None, _option("Public schema of a table (TOML).")] = None,
-    person: Annotated[str | None, _option("Column with the person of a row.")] = None,
-    at_most: Annotated[int | None, _option("Most rows of one person that are used.")] = None,
-    out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
+    config: Annotated[Path | None, option("Configuration (TOML).")] = None,
+    schema: Annotated[str | None, option("Public schema of a table (TOML).")] = None,
+    person: options.Person = None,
+    at_most: options.AtMost = None,
+    out: options.Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     records: Annotated[
-        str | None, _option("Public number to train on, less those held out.")
+        str | None, option("Public number to train on, less those held out.")
     ] = None,
-    model: Annotated[str | None, _option("scattering-linear, linear, mlp, ...")] = None,
-    protect: Annotated[str | None, _option("records (default), or labels.")] = None,
-    method: Annotated[str | None, _option("How labels are released.")] = None,
-    epsilon: Annotated[float | None, _option("Epsilon to reach (default 3; labels: 1).")] = None,
-    delta: Annotated[float | None, _option("Delta (1e-5); below 1/records.")] = None,
-    mechanism: Annotated[str | None, _option("dp-sgd, band-mf, blt, tree, ..., auto.")] = None,
-    sampling: Annotated[str | None, _option("poisson (default), without-replacement.")] = None,
-    batch_size: Annotated[float | None, _option("Mean size of a batch (default: all).")] = None,
-    epochs: Annotated[float | None, _option("Expected passes over the data.")] = None,
-    steps: Annotated[int | None, _option("Noisy steps, instead of epochs.")] = None,
-    clip_norm: Annotated[float | None, _option("Largest gradient norm of an example.")] = None,
-    learning_rate: Annotated[float | None, _option("Learning rate.")] = None,
-    device: Annotated[str | None, _option("cpu (default), cuda, ...")] = None,
-    ledger: Annotated[str | None, _option("Ledger of the data set, over all runs.")] = None,
-    budget: Annotated[float | None, _option("Epsilon that all runs may spend.")] = None,
-    assignments: Set = None,
-    show_config: ShowConfig = False,
-    insecure_seed: Annotated[
-        int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: Annotated[str | None, option("scattering-linear, linear, mlp, ...")] = None,
+    protect: Annotated[str | None, option("records (default), or labels.")] = None,
+    method: Annotated[str | None, option("How labels are released.")] = None,
+    epsilon: Annotated[float | None, option("Epsilon to reach (default 3; labels: 1).")] = None,
+    delta: Annotated[float | None, option("Delta (1e-5); below 1/records.")] = None,
+    mechanism: Annotated[str | None, option("dp-sgd, band-mf, blt, tree, ..., auto.")] = None,
+    sampling: Annotated[str | None, option("poisson (default), without-replacement.")] = None,
+    batch_size: Annotated[float | None, option("Mean size of a batch (default: all).")] = None,
+    epochs: Annotated[float | None, option("Expected passes over the data.")] = None,
+    steps: Annotated[int | None, option("Noisy steps, instead of epochs.")] = None,
+    clip_norm: Annotated[float | None, option("Largest gradient norm of an example.")] = None,
+    learning_rate: Annotated[float | None, option("Learning rate.")] = None,
+    device: Annotated[str | None, option("cpu (default), cuda, ...")] = None,
+    ledger: Annotated[str | None, option("Ledger of the data set, over all runs.")] = None,
+    budget: Annotated[float | None, option("Epsilon that all runs may spend.")] = None,
+    assignments: options.Assignments = None,
+    show_config: options.ShowConfig = False,
+    insecure_seed: options.Seed = None,
+    as_json: options.Json = False,
 ) -> None:
     """Train a private model and leave a run folder that anyone can verify.
 

@@ -9,13 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfy.cli import options
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.options import option
 from dpfy.cli.output import tell
 from dpfy.cli.train import source
-
-
-def _option(help_text: str, *names: str, hidden: bool = False) -> Any:
-    return typer.Option(*names, help=help_text, show_default=False, hidden=hidden)
 
 
 def tune(
@@ -29,11 +27,11 @@ def tune(
         ),
     ] = None,
     config: Annotated[
-        Path | None, _option("Configuration (TOML), where DATA is no configuration.")
+        Path | None, option("Configuration (TOML), where DATA is no configuration.")
     ] = None,
-    schema: Annotated[str | None, _option("Public schema of a table (TOML).")] = None,
-    person: Annotated[str | None, _option("Column with the person that a row belongs to.")] = None,
-    at_most: Annotated[int | None, _option("Most rows of one person that are used.")] = None,
+    schema: Annotated[str | None, option("Public schema of a table (TOML).")] = None,
+    person: options.Person = None,
+    at_most: options.AtMost = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,40 +41,28 @@ def tune(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path | None, _option("Run folder (default: new, in runs/).")] = None,
+    out: options.Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the search in --out.")
     ] = False,
-    model: Annotated[str | None, _option("scattering-linear, linear, mlp, ...")] = None,
+    model: Annotated[str | None, option("scattering-linear, linear, mlp, ...")] = None,
     epsilon: Annotated[
-        float | None, _option("What everything may cost together (default 3).")
+        float | None, option("What everything may cost together (default 3).")
     ] = None,
-    delta: Annotated[float | None, _option("Delta (1e-5); below 1/records.")] = None,
-    trials: Annotated[float | None, _option("Trials, on average (default 20).")] = None,
-    route: Annotated[str | None, _option("public, random, composition, noisy-max, subset.")] = None,
-    law: Annotated[str | None, _option("logarithmic, geometric, poisson (random number).")] = None,
-    score: Annotated[str | None, _option("public, held-out or training records.")] = None,
+    delta: Annotated[float | None, option("Delta (1e-5); below 1/records.")] = None,
+    trials: Annotated[float | None, option("Trials, on average (default 20).")] = None,
+    route: Annotated[str | None, option("public, random, composition, noisy-max, subset.")] = None,
+    law: Annotated[str | None, option("logarithmic, geometric, poisson (random number).")] = None,
+    score: Annotated[str | None, option("public, held-out or training records.")] = None,
     public: Annotated[
-        str | None, _option("Public data to search on: a kind, or a job file.")
+        str | None, option("Public data to search on: a kind, or a job file.")
     ] = None,
-    workers: Annotated[int | None, _option("Trials side by side.")] = None,
-    ledger: Annotated[str | None, _option("Ledger of the data set, over all runs.")] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any field, as section.key; repeat it.",
-            show_default=False,
-        ),
-    ] = None,
-    show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print the configuration as TOML, and stop.")
-    ] = False,
-    insecure_seed: Annotated[
-        int | None, _option("Fix all randomness, for tests: protects nothing.", hidden=True)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    workers: Annotated[int | None, option("Trials side by side.")] = None,
+    ledger: Annotated[str | None, option("Ledger of the data set, over all runs.")] = None,
+    assignments: options.Assignments = None,
+    show_config: options.ShowConfig = False,
+    insecure_seed: options.Seed = None,
+    as_json: options.Json = False,
 ) -> None:
     """Search for settings, and leave the best run in a folder whose card covers the search.
 

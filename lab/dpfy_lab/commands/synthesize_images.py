@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from dpfy.cli.interrupt import resumable
+from dpfy.cli.options import Json, option, toml
 from dpfy.cli.output import tell
-from dpfy.cli.synthesize import Json, option, progress_bar, toml
+from dpfy.cli.synthesize import progress_bar
 
 
 def images(
