@@ -91,8 +91,7 @@ MAY_IMPORT = {
     },
     "federated": BELOW_PLAN
     | {"plan", "models", "isolation", "data", "report", "runs", "training", "audit"},
-    "tuning": BELOW_PLAN
-    | {"plan", "models", "data", "estimators", "report", "runs", "training"},
+    "tuning": BELOW_PLAN | {"plan", "models", "data", "estimators", "report", "runs", "training"},
     "synthetic": BELOW_PLAN
     | {"plan", "data", "tables", "report", "runs", "training", "prediction", "audit"},
     "integrations": ABOVE_PLAN | {"federated", "tuning"},

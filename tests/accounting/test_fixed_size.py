@@ -211,7 +211,9 @@ def test_the_command_line_bills_and_calibrates_it(capsys: pytest.CaptureFixture[
         assert 2.594 <= answer["epsilon_lower"] <= answer["epsilon"]
         values.append(answer["epsilon"])
     assert values == sorted(values)
-    noise = _answer(capsys, "plan", "calibrate", "--epsilon", "1", "--steps", "4700")["noise_multiplier"]
+    noise = _answer(capsys, "plan", "calibrate", "--epsilon", "1", "--steps", "4700")[
+        "noise_multiplier"
+    ]
     assert (
         noise > 2.19
         # what Poisson sampling needs when a unit is added or removed; a replaced one moves the sum

@@ -93,7 +93,15 @@ def test_the_verb_prints_one_object_and_a_picture(capsys, tmp_path):
         main(
             [
                 str(word)
-                for word in ("plan", "compare", "users", *ASKED, "--json", "--plot", tmp_path / "users.svg")
+                for word in (
+                    "plan",
+                    "compare",
+                    "users",
+                    *ASKED,
+                    "--json",
+                    "--plot",
+                    tmp_path / "users.svg",
+                )
             ]
         )
     assert stop.value.code == 0

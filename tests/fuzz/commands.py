@@ -63,7 +63,7 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("ledger", "show"): {"--delta": "1e-6"},
     ("ledger", "budget"): {},
     ("audit", "train"): {"--data": "digits", "--model": "linear", "--steps": "2", "--canaries": "12", "--out": "new"},
-    ("train",): {"--records": "1438", "--model": "linear", "--delta": "1e-4", "--batch-size": "30", "--steps": "2",  # noqa: E501
+    ("train",): {"--records": "1438", "--model": "linear", "--delta": "1e-4", "--batch-size": "30", "--steps": "2",
                  "--out": "new"},
 }  # fmt: skip
 """A cheap setting of each verb that has one; a verb that is not here is called with hostile values
