@@ -136,7 +136,8 @@ def calibrate(fields):
     steps = -(-float(fields["epochs"]) // rate)
     command = [
         sys.executable, "-P", "-m", "dpfy", "plan", "calibrate",
-        "--epsilon", fields["epsilon"], "--delta", fields["delta"], "--sampling-rate", repr(rate), "--steps", str(int(steps)), "--json",
+        "--epsilon", fields["epsilon"], "--delta", fields["delta"],
+        "--sampling-rate", repr(rate), "--steps", str(int(steps)), "--json",
     ]  # fmt: skip
     return json.loads(
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout

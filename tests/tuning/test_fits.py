@@ -224,7 +224,7 @@ def test_what_no_theorem_covers_is_refused_before_anything_is_reserved(tmp_path)
         search(place, Ridge(bounds=(-1, 1)), {"alpha": [1.0, 2.0]}, (X, Y.astype(float)))
     with pytest.raises(InvalidInput, match=r"or a pair: \(X, y\)"):
         search(place, data=X)
-    with pytest.raises(InvalidInput, match="must be a dpfy.Dataset where an objective"):
+    with pytest.raises(InvalidInput, match=r"must be a dpfy\.Dataset where an objective"):
         dpfy.tune(lambda trial: 0.0, SPACE, (X, Y), epsilon=1.0)
     with pytest.raises(InvalidInput, match="unit="):
         search(place, users=OWNERS)
