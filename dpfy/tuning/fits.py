@@ -300,10 +300,15 @@ def tune(
     """
     if not isinstance(estimator, PrivateEstimator):
         if not callable(estimator):
-            rule = "must be an estimator of dpfy.estimators, or an objective: a function of a trial"
-            raise InvalidInput("objective", type(estimator).__name__, rule)
+            said = "must be an estimator of dpfy.estimators, or an objective: a function of a trial"
+            raise InvalidInput("objective", type(estimator).__name__, said)
         from dpfy.tuning.objective import tune_training
 
+        others = {"public": public, "users": users, "records": records, "target": target}
+        for name, value in (others | {"ledger": ledger}).items():
+            if value is not None:
+                said = "must be left out with an objective, which trains on a Dataset"
+                raise InvalidInput(name, "given", said)
         terms = {"trials": trials, "route": route, "law": law, "held_out": held_out}
         return tune_training(
             estimator, space, data, epsilon=epsilon, delta=delta, run=run, recipe=recipe, **terms

@@ -59,7 +59,7 @@ class DatasetObjective:
 def tune_training(
     objective: Callable[[Trial], float],
     space: Mapping[str, Any],
-    data: Dataset,
+    data: object,
     *,
     epsilon: float,
     delta: float | None,

@@ -226,6 +226,8 @@ def test_what_no_theorem_covers_is_refused_before_anything_is_reserved(tmp_path)
         search(place, data=X)
     with pytest.raises(InvalidInput, match=r"must be a dpfy\.Dataset where an objective"):
         dpfy.tune(lambda trial: 0.0, SPACE, (X, Y), epsilon=1.0)
+    with pytest.raises(InvalidInput, match="left out with an objective"):
+        dpfy.tune(lambda trial: 0.0, SPACE, (X, Y), epsilon=1.0, users=OWNERS)
     with pytest.raises(InvalidInput, match="unit="):
         search(place, users=OWNERS)
     assert not place.exists()
