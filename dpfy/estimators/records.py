@@ -215,7 +215,8 @@ def read(X: Any, columns: FeatureColumns) -> EncodedRecords:
             values = filled(np.asarray(array, np.float64), columns)
             return EncodedRecords(columns, values, np.empty((len(array), 0), np.int64))
         cells = [array[:, k] for k in range(array.shape[1])]
-    size, numbers, codes, masks = len(cells[0]) if cells else 0, [], [], []
+    size, numbers, masks = len(cells[0]) if cells else 0, [], []
+    codes: list[Codes] = []
     for source, held in zip(columns.sources, cells, strict=True):
         if type(source) is OpenColumn:  # its range is bought
             numbers.append(reading.numbers(held, columns.missing))
