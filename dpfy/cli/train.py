@@ -68,7 +68,7 @@ def train(
         "data.schema": schema,
         "data.user": person,
         "data.most_records": at_most,
-        "privacy.records": _count(records),
+        "privacy.records": count(records),
         "model.name": model,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
@@ -113,7 +113,7 @@ def source(data: str | None, config: Path | None) -> tuple[Path | None, dict[str
     return config, {"data.kind" if named else "data.path": data}
 
 
-def _count(text: str | None) -> int | str | None:
+def count(text: str | None) -> int | str | None:
     """The number that a text is, if it is one that could count records; any other text is the
     configuration's to judge.
     """

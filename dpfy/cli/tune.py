@@ -13,7 +13,7 @@ from dpfy.cli import options
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
 from dpfy.cli.output import tell
-from dpfy.cli.train import source
+from dpfy.cli.train import count, source
 
 
 def tune(
@@ -45,6 +45,9 @@ def tune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the search in --out.")
     ] = False,
+    records: Annotated[
+        str | None, option("Public number to train on, less those held out.")
+    ] = None,
     model: Annotated[str | None, option("scattering-linear, linear, mlp, ...")] = None,
     epsilon: Annotated[
         float | None, option("What everything may cost together (default 3).")
@@ -89,6 +92,7 @@ def tune(
         "data.schema": schema,
         "data.user": person,
         "data.most_records": at_most,
+        "privacy.records": count(records),
         "model.name": model,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
