@@ -51,11 +51,14 @@ def visit(drawn: random.Random, patient: int, age: int) -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
-    out, *numbers = sys.argv[1:]
-    table = visits(*map(int, numbers))
-    with Path(out).open("w", newline="") as file:
+def write(out: Path, table: list[dict[str, str]]) -> None:
+    """The table and the list of codes."""
+    with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, table[0])
         writer.writeheader()
         writer.writerows(table)
-    Path(out).with_name("codes.txt").write_text("\n".join(CODES) + "\n")
+    out.with_name("codes.txt").write_text("\n".join(CODES) + "\n")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), visits(*map(int, sys.argv[2:])))

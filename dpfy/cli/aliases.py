@@ -13,6 +13,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("explore",): ("plan", "explore"),
     ("derive",): ("report", "derive"),
     ("tune", "plan"): ("plan", "tune"),
+    ("ledger", "budget"): ("ledger", "create"),
     ("predict", "released"): ("predict",),
     ("predict", "teach"): ("serve", "teach"),
     ("predict", "serve"): ("serve", "start"),
@@ -44,6 +45,8 @@ def note(words: Sequence[str]) -> str:
 
 
 def _command(words: list[str]) -> list[str]:
+    if words[:2] == ["ledger", "budget"] and not any(w.startswith("--epsilon") for w in words):
+        return ["ledger", "show", *words[2:]]
     for old, new in COMMANDS.items():
         if tuple(words[: len(old)]) == old:
             return [*new, *words[len(old) :]]

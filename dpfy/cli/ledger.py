@@ -64,14 +64,21 @@ def show(
     tell(answer, lines, as_json=as_json)
 
 
-@app.command("budget")
-def budget(
+@app.command("create")
+def create(
     ledger: File,
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="Make a new ledger with this budget; without it, show what is left."),
+        float, typer.Option(help="What everything together may cost.", show_default=False)
+    ],
+    delta: Annotated[float, typer.Option(help="Delta of the budget.", show_default=False)],
+    at_most: Annotated[
+        int | None,
+        typer.Option(
+            help="Persons are protected, of whom at most so many rows are used (without it, each "
+            "row is a person's).",
+            show_default=False,
+        ),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the new budget.")] = None,
     approximation: Annotated[
         float | None,
         typer.Option(
@@ -80,50 +87,43 @@ def budget(
         ),
     ] = None,
     unit: Annotated[
-        str, typer.Option(help="Whose data the new ledger protects: example, user, ...")
-    ] = "example",
-    most_records: Annotated[int, typer.Option(help="Most records of one unit.")] = 1,
+        str | None,
+        typer.Option(
+            help="Another unit than a row or a person, in the words of its reports.",
+            show_default=False,
+        ),
+    ] = None,
     adjacency: Annotated[
         str, typer.Option(help="add-or-remove-one, replace-one or zero-out.")
     ] = "add-or-remove-one",
     as_json: Json = False,
 ) -> None:
-    """Show what is left of a budget; with --epsilon, make a ledger that refuses whatever would
-    exceed it.
+    """Make a ledger with a budget: it refuses whatever would exceed it.
 
-    All runs that are given the ledger (dpfy train --ledger) then share the budget. A budget is set
-    once, when the ledger is made.
+    All runs that are given the ledger (--ledger) then share the budget. A budget is set once, when
+    the ledger is made; dpfy ledger show says what is left.
+
+    Example: dpfy ledger create visits.jsonl --epsilon 8 --delta 1e-6 --at-most 5
     """
     from dpfy.core import check
     from dpfy.core.errors import InvalidInput
     from dpfy.core.ledger import Ledger
-    from dpfy.core.unit import Adjacency, Unit
+    from dpfy.core.unit import EXAMPLE, Adjacency, Unit, user_unit
     from dpfy.report import figures, spending, spending_page
 
-    if epsilon is None and delta is not None:
-        raise InvalidInput("--delta", delta, "goes with --epsilon, to make a new ledger")
-    if epsilon is not None:
-        if delta is None:
-            raise InvalidInput("--delta", None, "must be given with --epsilon")
-        wanted = figures.new_budget(
-            ledger,
-            check.epsilon("--epsilon", epsilon),
-            check.delta("--delta", delta),
-            approximation,
+    wanted = figures.new_budget(
+        ledger, check.epsilon("--epsilon", epsilon), check.delta("--delta", delta), approximation
+    )
+    whose = EXAMPLE if at_most is None else user_unit(check.integer("--at-most", at_most))
+    whose = whose if unit is None else Unit(unit, whose.most_records)
+    if not os.path.lexists(ledger):
+        if not ledger.parent.is_dir():
+            raise InvalidInput("ledger", str(ledger), "must lie in a folder that exists")
+        Ledger.open(ledger, unit=whose, adjacency=Adjacency.parse(adjacency), budget=wanted)
+    elif (held := Ledger.read(ledger).terms) != wanted.to_json():
+        raise InvalidInput(
+            "--epsilon", epsilon, f"{ledger.name} was made with {held}; a budget is set once"
         )
-        if not os.path.lexists(ledger):
-            if not ledger.parent.is_dir():
-                raise InvalidInput("ledger", str(ledger), "must lie in a folder that exists")
-            Ledger.open(
-                ledger,
-                unit=Unit(unit, most_records),
-                adjacency=Adjacency.parse(adjacency),
-                budget=wanted,
-            )
-        elif (held := Ledger.read(ledger).terms) != wanted.to_json():
-            raise InvalidInput(
-                "--epsilon", epsilon, f"{ledger.name} was made with {held}; a budget is set once"
-            )
     found = spending.allowance(Ledger.read(ledger))
     tell(
         {"ledger": ledger.name, "budget": found.to_json()},

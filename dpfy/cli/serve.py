@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dpfy.cli.output import one_line, tell
+from dpfy.cli.output import charged, one_line, tell
 from dpfy.cli.plugins import VerbGroup
 from dpfy.cli.serve_student import student
 
@@ -198,6 +198,7 @@ def start(
     from dpfy.prediction.voters import load_voters
     from dpfy.runs.folder import held_claims
     from dpfy.runs.mark import Mark
+    from dpfy.runs.released import Released
     from dpfy.runs.run import Run
 
     held, about = load_voters(voters)
@@ -221,7 +222,11 @@ def start(
             folder = predictor.finish()
         tell(
             {"run": str(folder)},
-            [f"the service is over: {folder}", f"check it: dpfy verify {folder}"],
+            [
+                f"the service is over: {folder}",
+                *charged(Released.read(folder).epsilon, ledger),
+                f"check it: dpfy verify {folder}",
+            ],
             as_json=as_json,
         )
         return

@@ -12,7 +12,7 @@ import typer
 from dpfy.cli import options
 from dpfy.cli.interrupt import resumable
 from dpfy.cli.options import option
-from dpfy.cli.output import tell
+from dpfy.cli.output import charged, tell
 from dpfy.cli.train import count, source
 
 
@@ -133,7 +133,7 @@ def _search(
     from dpfy.tuning import config as configuration
     from dpfy.tuning import job
 
-    folder = out or fresh_path()
+    folder, shared = out or fresh_path(), None
     if resume and jobs.is_finished(folder):
         found = job.finished(folder)
     else:
@@ -142,10 +142,12 @@ def _search(
             if resume and config is None and not given and not over
             else configuration.read(config, given, over)
         )
+        shared = whole.job.ledger.path
         with resumable(folder, "dpfy tune"), _bar(whole.tune.trials) as progress:
             found = job.run(whole, folder, resume=resume, seed=seed, progress=progress)
     told = found.to_json()
-    tell(told, _lines(found, told), as_json=as_json)
+    left = [] if shared is None else charged(told["epsilon"], shared)
+    tell(told, [*_lines(found, told), *left], as_json=as_json)
 
 
 def _ranges(words: list[str]) -> dict[str, str]:

@@ -295,7 +295,7 @@ def test_the_bar(share, full):
 def test_a_budget_is_made_shown_and_kept(capsys, tmp_path):
     path = tmp_path / "people.jsonl"
     status, out, _ = call(
-        capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5, "--json"
+        capsys, "ledger", "create", path, "--epsilon", 4, "--delta", 1e-5, "--json"
     )
     assert status == 0
     assert json.loads(out)["budget"] == {
@@ -307,17 +307,17 @@ def test_a_budget_is_made_shown_and_kept(capsys, tmp_path):
         "left": 4.0,
     }
     before = kept(path)
-    status, out, _ = call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5)
+    status, out, _ = call(capsys, "ledger", "create", path, "--epsilon", 4, "--delta", 1e-5)
     assert status == 0
     assert "4.000 left" in out
     assert "2e-06 of delta is set aside for releases that may fail with a small probability" in out
     for words in (["--epsilon", 5, "--delta", 1e-5], ["--epsilon", 4, "--delta", 1e-6]):
-        status, _, err = call(capsys, "ledger", "budget", path, *words)
+        status, _, err = call(capsys, "ledger", "create", path, *words)
         assert status == 2
         assert "a budget is set once" in err
     assert kept(path) == before
     Ledger.open(path).reserve("training", ev.Gaussian(3.0), budget=RenyiFilter(4.0, 1e-5, 2e-6))
-    status, out, _ = call(capsys, "ledger", "budget", path, "--json")
+    status, out, _ = call(capsys, "ledger", "show", path, "--json")
     assert 0 < json.loads(out)["budget"]["left"] < 4
     assert "error" not in out
 
@@ -331,7 +331,7 @@ def test_a_new_budget_admits_words_that_are_not_public_and_says_where_it_does_no
     path, none = tmp_path / "people.jsonl", tmp_path / "none.jsonl"
     asked = ["query", tmp_path / "d.csv", "top(id)", "--schema", tmp_path / "s.toml"]
     asked += ["--epsilon", 1, "--delta", 1e-6]
-    call(capsys, "ledger", "budget", path, "--epsilon", 8, "--delta", 1e-6)
+    call(capsys, "ledger", "create", path, "--epsilon", 8, "--delta", 1e-6)
     for name in ("q", "r"):
         status, out, err = call(capsys, *asked, "--out", tmp_path / name, "--ledger", path)
         assert (status, err) == (0, "")
@@ -340,7 +340,7 @@ def test_a_new_budget_admits_words_that_are_not_public_and_says_where_it_does_no
     assert status == 2
     assert "ask with a smaller delta" in err
     Ledger.open(none, budget=RenyiFilter(8.0, 1e-6))
-    out = call(capsys, "ledger", "budget", none, "--epsilon", 8, "--delta", 1e-6)[1]
+    out = call(capsys, "ledger", "create", none, "--epsilon", 8, "--delta", 1e-6)[1]
     assert "top(), range() and other releases" in out
     assert "are refused" in out
     assert call(capsys, *asked, "--out", tmp_path / "t", "--ledger", none)[0] == 2
@@ -350,7 +350,7 @@ def test_the_ledger_of_a_data_set_names_runs_and_says_which_are_finished(capsys,
     (tmp_path / "d.csv").write_text("age\n" + "\n".join(str(k % 90) for k in range(400)))
     (tmp_path / "s.toml").write_text('[columns.age]\nkind = "number"\nrange = [0, 100]\n')
     path = tmp_path / "people.jsonl"
-    call(capsys, "ledger", "budget", path, "--epsilon", 8, "--delta", 1e-6)
+    call(capsys, "ledger", "create", path, "--epsilon", 8, "--delta", 1e-6)
     asked = ["query", tmp_path / "d.csv", "mean(age)", "--schema", tmp_path / "s.toml"]
     asked += ["--epsilon", 1, "--ledger", path, "--out"]
     for name in ("first query", "second"):
@@ -375,7 +375,7 @@ def test_a_budget_that_takes_black_boxes(capsys, tmp_path):
         call(
             capsys,
             "ledger",
-            "budget",
+            "create",
             path,
             "--epsilon",
             4,
@@ -391,12 +391,12 @@ def test_a_budget_that_takes_black_boxes(capsys, tmp_path):
     status, out, _ = call(capsys, "ledger", "show", path)
     assert status == 0
     assert "1e-06 of delta is set aside" in out
-    assert 0 < json.loads(call(capsys, "ledger", "budget", path, "--json")[1])["budget"]["left"] < 4
+    assert 0 < json.loads(call(capsys, "ledger", "show", path, "--json")[1])["budget"]["left"] < 4
 
 
 def test_a_made_budget_binds_training(capsys, tmp_path):
     path = tmp_path / "people.jsonl"
-    call(capsys, "ledger", "budget", path, "--epsilon", 1, "--delta", 1e-4)
+    call(capsys, "ledger", "create", path, "--epsilon", 1, "--delta", 1e-4)
     fast = [
         "--data",
         "digits",
@@ -418,8 +418,8 @@ def test_a_made_budget_binds_training(capsys, tmp_path):
 
 def test_a_budget_for_users(capsys, tmp_path):
     path = tmp_path / "people.jsonl"
-    words = ["--unit", "user", "--most-records", 5, "--adjacency", "replace-one"]
-    assert call(capsys, "ledger", "budget", path, "--epsilon", 4, "--delta", 1e-5, *words)[0] == 0
+    words = ["--at-most", 5, "--adjacency", "replace-one"]
+    assert call(capsys, "ledger", "create", path, "--epsilon", 4, "--delta", 1e-5, *words)[0] == 0
     ledger = Ledger.read(path)
     assert ledger.unit == Unit("user", 5)
     assert ledger.adjacency.value == "replace-one"
@@ -430,17 +430,18 @@ def test_a_budget_for_users(capsys, tmp_path):
     ("words", "said"),
     [
         (["--epsilon", 4], "--delta"),
-        (["--delta", 1e-5], "goes with --epsilon"),
+        (["--delta", 1e-5], "--epsilon"),
         (["--epsilon", 0, "--delta", 1e-5], "--epsilon"),
         (["--epsilon", 4, "--delta", 0], "--delta"),
         (["--epsilon", 4, "--delta", 1e-5, "--unit", ""], "unit.name"),
         (["--epsilon", 4, "--delta", 1e-5, "--approximation", 1e-5], "approximation"),
         (["--epsilon", 4, "--delta", 1e-5, "--adjacency", "x"], "adjacency"),
-        ([], "missing"),
+        ([], "--epsilon"),
+        (["--epsilon", 4, "--delta", 1e-5, "--at-most", 0], "--at-most"),
     ],
 )
 def test_bad_budgets_make_nothing(capsys, tmp_path, words, said):
-    status, out, err = call(capsys, "ledger", "budget", tmp_path / "people.jsonl", *words)
+    status, out, err = call(capsys, "ledger", "create", tmp_path / "people.jsonl", *words)
     assert (status, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
@@ -451,7 +452,7 @@ def test_a_ledger_in_no_folder_and_one_without_a_budget(capsys, tmp_path):
     status, _, err = call(
         capsys,
         "ledger",
-        "budget",
+        "create",
         tmp_path / "no" / "people.jsonl",
         "--epsilon",
         1,
@@ -461,11 +462,11 @@ def test_a_ledger_in_no_folder_and_one_without_a_budget(capsys, tmp_path):
     assert status == 2
     assert "a folder that exists" in err
     made(tmp_path / "people.jsonl", KINDS[:1])
-    status, out, _ = call(capsys, "ledger", "budget", tmp_path / "people.jsonl")
+    status, out, _ = call(capsys, "ledger", "show", tmp_path / "people.jsonl")
     assert status == 0
     assert "no budget" in out
     status, _, err = call(
-        capsys, "ledger", "budget", tmp_path / "people.jsonl", "--epsilon", 1, "--delta", 1e-5
+        capsys, "ledger", "create", tmp_path / "people.jsonl", "--epsilon", 1, "--delta", 1e-5
     )
     assert status == 2
     assert "a budget is set once" in err
@@ -483,7 +484,7 @@ def test_broken_files_are_one_line(capsys, tmp_path):
         whole[: len(whole) // 2] + b"\n",
     ):
         path.write_bytes(content)
-        for verb in ("show", "budget"):
+        for verb in ("show",):
             status, out, err = call(capsys, "ledger", verb, path, "--json")
             assert status == 2
             assert list(json.loads(out)) == ["error"]

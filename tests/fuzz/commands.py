@@ -61,7 +61,7 @@ BASE: dict[tuple[str, ...], dict[str, str]] = {
     ("serve", "teach"): {"--voters": "5", "--out": "new"},
     ("serve", "start"): {"--out": "new", "--answers": "5", "--epsilon": "3", "--port": "0"},
     ("ledger", "show"): {"--delta": "1e-6"},
-    ("ledger", "budget"): {},
+    ("ledger", "create"): {"--epsilon": "8", "--delta": "1e-5"},
     ("audit", "train"): {"--data": "digits", "--model": "linear", "--steps": "2", "--canaries": "12", "--out": "new"},
     ("train",): {"--records": "1438", "--model": "linear", "--delta": "1e-4", "--batch-size": "30", "--steps": "2",
                  "--out": "new"},
@@ -82,7 +82,7 @@ GIVEN = {
     ("serve", "start"): ["nowhere"],
     ("audit", "run"): ["audited"],
     ("ledger", "show"): ["people.jsonl"],
-    ("ledger", "budget"): ["people.jsonl"],
+    ("ledger", "create"): ["people.jsonl"],
 }
 WEIGHT = {
     ("plan", "account"): 5,
@@ -240,7 +240,7 @@ def owned(path: tuple[str, ...], arguments: list[str]) -> tuple[tuple[str, ...],
         if (name, text.partition("=")[0]) == ("--set", "ledger.path"):
             ledger = text.partition("=")[2].strip("\"'")
             keeps += [_inside(ledger), _inside(ledger) + ".head"]
-    if path == ("ledger", "budget") and any(word.startswith("--epsilon") for word in arguments):
+    if path == ("ledger", "create"):
         owns += [_inside(word) + end for word in arguments[len(path) :] for end in ("", ".head")]
     if path == ("init",):
         stems = [word.rpartition("/")[2].removesuffix(".gz") for word in arguments[len(path) :]]

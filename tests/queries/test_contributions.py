@@ -54,7 +54,7 @@ def test_the_command_line_finds_k_and_trains_with_it_from_one_budget(tmp_path, c
         return json.loads(shown.out) if "--json" in words else {}
 
     data, schema, ledger = tmp_path / "people.csv", tmp_path / "s.toml", tmp_path / "people.jsonl"
-    call("ledger", "budget", ledger, "--epsilon", 8, "--delta", 1e-4, "--unit", "user")
+    call("ledger", "create", ledger, "--epsilon", 8, "--delta", 1e-4, "--unit", "user")
     owner = ["--user", "person", "--contributions", 64, "--ledger", ledger]
     told = call(
         "query",

@@ -140,7 +140,7 @@ def test_the_command_line_trains_users_and_verifies(capsys, table, tmp_path, ext
 
 def test_the_ledger_of_users_is_not_that_of_records(capsys, table, tmp_path):
     ledger = tmp_path / "people.jsonl"
-    assert call(capsys, "ledger", "budget", ledger, "--epsilon", 9, "--delta", 1e-3)[0] == 0
+    assert call(capsys, "ledger", "create", ledger, "--epsilon", 9, "--delta", 1e-3)[0] == 0
     status, _, err = call(
         capsys,
         "train",
