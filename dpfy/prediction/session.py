@@ -56,8 +56,8 @@ class Service:
         return self.schema.label.classes
 
     def answer(self, question: Any) -> Prediction:
-        """The answer to one question: the public cells of a row by name, or its numbers as a
-        learner reads them (`people.width` of them).
+        """The answer to one question: the public cells of a row by name (a column that is left out
+        counts as missing), or its numbers as a learner reads them (`people.width` of them).
 
         Raises:
             InvalidInput: It is no such row, or the service is not open.
@@ -82,7 +82,8 @@ class Service:
     def _numbers(self, row: Any) -> Any:
         if not isinstance(row, Mapping):
             return np.asarray(row, np.float32).reshape(-1)
-        cells = {str(name): [cell] for name, cell in row.items()}
+        cells: dict[str, Any] = {column.name: [None] for column in self.schema.features}
+        cells |= {str(name): [cell] for name, cell in row.items()}
         return unlabelled(cells, self.schema, "the question").numpy()[0]
 
     def _taught(self, folder: RunFolder) -> LinearVoters:
