@@ -16,7 +16,7 @@ import torch
 import dpfy
 from dpfy import accounting
 from dpfy.cli.app import main
-from dpfy.core.errors import BudgetExceeded
+from dpfy.core.errors import BudgetExceeded, InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.estimators import LogisticRegression
 from dpfy.tables import sources
@@ -71,7 +71,9 @@ def done(capsys, *words: object) -> str:
 
 def drafted(capsys) -> None:
     """The schema that `dpfy init` drafts, with its open places filled in."""
-    done(capsys, "init", "visits.csv", "--label", "readmitted", "--person", "patient", "--at-most", 5)
+    done(
+        capsys, "init", "visits.csv", "--label", "readmitted", "--person", "patient", "--at-most", 5
+    )
     file = Path("visits.schema.toml")
     text = file.read_text()
     facts = FACTS | {"code": f"categories = {json.dumps(Path('codes.txt').read_text().split())}"}
@@ -82,7 +84,9 @@ def drafted(capsys) -> None:
         )
         assert found == 1, (name, text)
     assert '= "?"' not in text, "a draft of this table leaves no other place open"
-    text = text.replace('[columns.note]\nkind = "text"', '[columns.note]\nkind = "text"\nbuckets = 16')
+    text = text.replace(
+        '[columns.note]\nkind = "text"', '[columns.note]\nkind = "text"\nbuckets = 16'
+    )
     text = re.sub(r"(\[columns\.code\]\n)", r"\1buckets = 64\n", text)
     file.write_text(text)
 
@@ -108,7 +112,9 @@ def adds_up(ledger: Path, runs: list[Path], budget: float) -> None:
 def test_the_command_line(rows, capsys):
     people = len({row["patient"] for row in rows})
     drafted(capsys)
-    done(capsys, "ledger", "create", "visits.jsonl", "--epsilon", 8, "--delta", 1e-5, "--at-most", 5)
+    done(
+        capsys, "ledger", "create", "visits.jsonl", "--epsilon", 8, "--delta", 1e-5, "--at-most", 5
+    )
     table = ["visits.csv", "--schema", "visits.schema.toml", "--person", "patient", "--at-most", 5]
     ledger = ["--ledger", "visits.jsonl"]
     records = ["--records", round(0.8 * people)]
@@ -213,6 +219,8 @@ def test_python(rows, capsys, monkeypatch):
 
     monkeypatch.setattr(sources, "_parted", reads)
     monkeypatch.setattr(sources, "_parquet", reads)
+    with pytest.raises(InvalidInput, match="optimizer"):
+        dpfy.fit(net, people, optimizer=None, epsilon=0.1, steps=20, batch_size=200)
     for name, make in families.items():
         with pytest.raises(BudgetExceeded, match="epsilon 8"):
             make(60.0)

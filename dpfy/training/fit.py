@@ -55,7 +55,7 @@ from dpfy.training.run import TRAINING, TrainingClaims, TrainingRun, complete
 from dpfy.training.runtime import Runtime
 from dpfy.training.table import PlanTerms, planned, published, records_of
 from dpfy.training.update import Update, adopt
-from dpfy.training.validation import check_parts, with_owners
+from dpfy.training.validation import check_parts, check_trained, with_owners
 
 BEFORE = "finished before"
 
@@ -298,6 +298,7 @@ def _fit_dataset(
     """`fit` on a data set: its plan, where none is given; then its records, which are read when all
     is reserved.
     """
+    check_trained(model, rest["optimizer"])
     world = rest["world"] = World.joined() if rest["world"] is None else rest["world"]
     told: dict[str, Any] = {}
     if plan is not None:

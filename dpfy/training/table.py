@@ -4,6 +4,7 @@ records.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 
 from dpfy.core import check
-from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.core.errors import BudgetExceeded, InvalidInput, Unsupported
+from dpfy.core.ledger import Ledger
 from dpfy.core.unit import WithoutReplacement
 from dpfy.data.given import rows_of
 from dpfy.data.records import Records, as_records
@@ -31,6 +33,8 @@ from dpfy.training.run import load_plan
 
 COUNT_SHARE = 0.05
 """The part of epsilon that counts the units, where their number is not public."""
+FEW_AND_MANY = (1, 1000)
+"""Numbers of units, in batches, that a plan is tried for before they are counted."""
 COUNT = "-count"
 """What the folder of the count is called, behind that of the training."""
 PLAN = "plan.json"
@@ -87,12 +91,21 @@ def planned(data: Dataset, terms: PlanTerms, run: Run) -> tuple[Plan, dict[str, 
     epsilon, records = terms.epsilon, data.records if data.unit is None else None
     if records is None:
         share = COUNT_SHARE * epsilon
+        _require_budget(data, terms, epsilon - share, chosen.value)
         records = counted(data, share, run)
         epsilon -= share
         told["records_from"] = (
             f"a private count in a run of its own ({Path(run.path).name}{COUNT}), which took a "
             f"twentieth of what was asked for"
         )
+    return _calibrated(data, terms, records, epsilon, chosen.value), told
+
+
+def _calibrated(
+    data: Dataset, terms: PlanTerms, records: int, epsilon: float, delta: float
+) -> Plan:
+    """The plan for so many units."""
+    assert terms.batch_size is not None
     recipe = dpsgd(
         records,
         min(terms.batch_size, records),
@@ -101,7 +114,26 @@ def planned(data: Dataset, terms: PlanTerms, run: Run) -> tuple[Plan, dict[str, 
         clip_norm=terms.clip_norm,
         unit=data.privacy_unit,
     )
-    return recipe.calibrate(epsilon, chosen.value), told
+    return recipe.calibrate(epsilon, delta)
+
+
+def _require_budget(data: Dataset, terms: PlanTerms, epsilon: float, delta: float) -> None:
+    """Refuse, before the units are counted, what the budget would refuse after it.
+
+    What a plan takes from a budget hardly depends on the number of units: one for few and one for
+    many are asked.
+    """
+    if data.budget is None or data.ledger is None or terms.batch_size is None:
+        return
+    held = Ledger.read(data.ledger) if data.ledger.is_file() else None
+    spent, first = ([], None) if held is None else (held.spent(), held.first)
+    refusals = []
+    for times in FEW_AND_MANY:
+        units = min(math.ceil(times * terms.batch_size), max(1, int(0.9 / delta)))
+        plan = _calibrated(data, terms, units, epsilon, delta)
+        refusals.append(data.budget.why_not(spent, plan.event, plan.recipe.adjacency, first))
+    if refusals[0] and refusals[1]:
+        raise BudgetExceeded(f"{data.ledger.name}: {refusals[0]}")
 
 
 def counted(data: Dataset, epsilon: float, run: Run) -> int:

@@ -23,8 +23,7 @@ from dpfy.plan.recipe import RECORD, UNIT, Plan, Recipe
 
 def check_parts(model: object, optimizer: object, plan: object) -> None:
     """Refuse what is no model, no optimizer or no plan."""
-    if not isinstance(model, nn.Module):
-        raise InvalidInput("model", type(model).__name__, "must be a torch.nn.Module")
+    check_trained(model, optimizer)
     if isinstance(plan, Recipe):
         raise InvalidInput(
             "plan", "a recipe", "fix its noise first: recipe.calibrate(epsilon, delta) gives a plan"
@@ -35,6 +34,12 @@ def check_parts(model: object, optimizer: object, plan: object) -> None:
             type(plan).__name__,
             "must be a plan, as dpfy.dpsgd(...).calibrate(epsilon, delta) gives",
         )
+
+
+def check_trained(model: object, optimizer: object) -> None:
+    """Refuse what is no model or no optimizer."""
+    if not isinstance(model, nn.Module):
+        raise InvalidInput("model", type(model).__name__, "must be a torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
         shown = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
         raise InvalidInput(
