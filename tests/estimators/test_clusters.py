@@ -478,7 +478,7 @@ def test_how_many_threads_there_are_changes_nothing_that_is_released(kind, monke
         assert (
             shared.release_.files["estimator.safetensors"] == alone.files["estimator.safetensors"]
         )
-        assert shared.card_["sections"][0]["claim"] == alone.card["sections"][0]["claim"]
+        assert shared.card_["sections"][0]["claim"] == alone.report["sections"][0]["claim"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
