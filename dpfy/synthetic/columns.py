@@ -313,7 +313,8 @@ def _days(column: Date) -> tuple[float, ...]:
     first date.
     """
     first, last = date.fromisoformat(str(column.first)), date.fromisoformat(str(column.last))
-    starts, day = [], first
+    starts: list[float] = []
+    day = first
     while day <= last and len(starts) <= MOST_CELLS:
         starts.append(float((day - first).days))
         if column.every == "day":
