@@ -205,4 +205,4 @@ def _again(data: str, words: dict[str, object]) -> str:
         if value is not None
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
-    return shlex.join(["dpfy", "predict", "student", data, *given])
+    return shlex.join(["dpfy", "serve", "student", data, *given])
