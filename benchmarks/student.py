@@ -67,7 +67,7 @@ def main() -> None:
         inputs.append(float(said[~out].double().mean()))
         answers = truth[~out][torch.from_numpy(found.rows)] == torch.tensor(found.answers)
         told = {
-            "epsilon": found.card["guarantee"]["epsilon"],
+            "epsilon": found.report["guarantee"]["epsilon"],
             "delta": DELTA,
             "sigma": claim.sigma,
             "verified": not wrong,

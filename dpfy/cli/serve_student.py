@@ -181,20 +181,20 @@ def student(
             student_job.PublicInputs(public, provenance, public_records),
             means,
         )
-    section = next(dict(part) for part in made.card["sections"] if part["name"] == claim.name)
+    section = next(dict(part) for part in made.report["sections"] if part["name"] == claim.name)
     told = {
         key: section[key]
         for key in ("answered", "public_inputs", "test_accuracy", "tested_on")
         if key in section
     }
-    stated = {key: made.card["guarantee"][key] for key in ("epsilon", "delta")}
+    stated = {key: made.report["guarantee"][key] for key in ("epsilon", "delta")}
     shown = (
         [f"accuracy on {told['tested_on']}: {told['test_accuracy']:.2%}"]
         if "test_accuracy" in told
         else []
     )
-    lines = [*shown, made.guarantee, f"check it: dpfy verify {out}"]
-    tell({"run": str(out)} | stated | told | {"statement": made.guarantee}, lines, as_json=as_json)
+    lines = [*shown, made.statement, f"check it: dpfy verify {out}"]
+    tell({"run": str(out)} | stated | told | {"statement": made.statement}, lines, as_json=as_json)
 
 
 def _again(data: str, words: dict[str, object]) -> str:

@@ -77,7 +77,7 @@ def train_labels(
     folder = out or fresh_path()
     with resumable(folder, "dpfy train"):
         made, seconds = job.run(whole, folder, resume=resume, seed=seed)
-    told = _told(folder, made.card, seconds)
+    told = _told(folder, made.report, seconds)
     shown = (
         f"accuracy on held-out data: {told['test_accuracy']:.2%}"
         if "test_accuracy" in told

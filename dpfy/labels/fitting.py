@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import platform
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,6 +34,7 @@ from dpfy.models.features import ScatteringFeatures
 from dpfy.models.features import features as feature_map
 from dpfy.report import card as cards
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.training.load import ReleasedModel
 
@@ -47,21 +47,14 @@ Public = Callable[[nn.Module], Mapping[str, Any]]
 """What may be told about the model on public records."""
 
 
-@dataclass(frozen=True)
-class LabelFit:
-    """What a fit leaves: the model, its card, and the answers that labels gave (`answers.0` for the
-    records `rows.0`, and so on).
+@dataclass(frozen=True, repr=False)
+class LabelFit(Released):
+    """What a fit leaves: a finished run with the model, and the answers that labels gave
+    (`answers.0` for the records `rows.0`, and so on).
     """
 
     model: nn.Module = field(repr=False)
-    card: dict[str, Any] = field(repr=False)
     answers: dict[str, NDArray[Any]] = field(repr=False)
-    run: Path | None = None
-
-    @property
-    def guarantee(self) -> str:
-        """The sentence of the card."""
-        return str(self.card["statement"])
 
 
 def fit(
@@ -80,7 +73,7 @@ def fit(
 
     `labels` are given, or a function that opens them, called when they are paid for. `method` is
     one of `dpfy.labels.claim.METHODS` or a `LabelMethod` with its settings; `learner` what learns from
-    the answers. Without `run` the folder is made in a temporary place, and the card is kept.
+    the answers. Without `run` the folder is a new one under runs/.
     Numbers as labels: method=Method("rr-on-bins", span=(low, high)), with classes=1.
 
     Guarantees: the claim is reserved before a label is read; each label is read once, for one
@@ -93,17 +86,7 @@ def fit(
     x = _features(features)
     check.integer("classes", classes, least=1 if chosen.name == BINS else 2)
     claim = chosen.claim(len(x), classes, epsilon, delta)
-    if run is not None:
-        return run_fit(
-            Run.of(run),
-            claim,
-            chosen,
-            lambda: (x, labels),
-            learner,
-        )
-    with tempfile.TemporaryDirectory(prefix="dpfy-labels-") as folder:
-        made = run_fit(Run(Path(folder) / "run"), claim, chosen, lambda: (x, labels), learner)
-        return LabelFit(made.model, made.card, made.answers)
+    return run_fit(Run.of(run), claim, chosen, lambda: (x, labels), learner)
 
 
 def run_fit(
@@ -239,7 +222,7 @@ def _left(path: Path, model: nn.Module) -> LabelFit:
     from safetensors.numpy import load as load_arrays
 
     answers = load_arrays(storage.content(ANSWERS, path / ANSWERS, most=storage.MOST_DATA))
-    return LabelFit(model, json.loads((path / cards.NAME).read_text()), dict(answers), path)
+    return LabelFit(path, model, dict(answers))
 
 
 def _features(given: Tensor | NDArray[Any]) -> Tensor:

@@ -22,22 +22,24 @@ from dpfy.mechanisms.choice import permutation
 from dpfy.mechanisms.mechanism import source
 from dpfy.report import card
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 
 
-@dataclass(frozen=True)
-class CollectionResult:
-    """What a collection leaves: the run folder, its estimate and its card."""
+@dataclass(frozen=True, repr=False)
+class CollectionResult(Released):
+    """What a collection leaves: a finished run with its estimate."""
 
-    run: Path
     estimate: dict[str, Any]
-    card: dict[str, Any]
+
+    def _told(self) -> dict[str, Any]:
+        return {"estimate": self.estimate}
 
 
 def collect(
     claim: LocalClaim,
     reports: Sequence[DeviceReport] | Rows,
-    run: Run | str | Path,
+    run: Run | str | Path | None,
     confidence: float = 0.95,
 ) -> CollectionResult:
     """The server's side: an estimate from reports that came from devices, in a run folder that
@@ -54,7 +56,7 @@ def collect(
 
 
 def simulate(
-    claim: LocalClaim, values: Any, run: Run | str | Path, confidence: float = 0.95
+    claim: LocalClaim, values: Any, run: Run | str | Path | None, confidence: float = 0.95
 ) -> CollectionResult:
     """Both sides in one process that holds all values, one a person: billed per person; the card
     says that it was a simulation.
@@ -82,7 +84,7 @@ def simulate(
 
 def _run(
     claim: LocalClaim,
-    run: Run | str | Path,
+    run: Run | str | Path | None,
     confidence: float,
     reports: Callable[[RunFolder], Sequence[DeviceReport] | Rows],
 ) -> CollectionResult:
@@ -104,10 +106,7 @@ def _run(
             about = {"dpfy": dpfy.__version__, "python": platform.python_version(), "seed": seed}
             folder.finish(card.Facts(about, releases=1))
     path = Path(place.path)
-    parsed = [
-        storage.parsed_json(name, storage.content(name, path / name)) for name in (FILE, card.NAME)
-    ]
-    return CollectionResult(path, *parsed)
+    return CollectionResult(path, storage.parsed_json(FILE, storage.content(FILE, path / FILE)))
 
 
 def _figures(found: LocalEstimate) -> dict[str, Any]:

@@ -41,8 +41,8 @@ from dpfy.prediction.predictor import PrivatePredictor, Voters
 from dpfy.prediction.rules import Ask
 from dpfy.prediction.student import Lesson, SemiSupervised, StudentLearner
 from dpfy.prediction.voters import LinearVoters, checked, ridge, shards
-from dpfy.report import card as cards
 from dpfy.runs.folder import RunFolder, complete
+from dpfy.runs.released import Released
 from dpfy.runs.run import Run
 from dpfy.training.load import ReleasedModel
 
@@ -85,22 +85,19 @@ class GraphTeachers:
 Teachers = GraphTeachers | NetworkTraining
 
 
-@dataclass(frozen=True)
-class Student:
-    """What a run leaves: the student, its card, and the answers that were released: a class or None
+@dataclass(frozen=True, repr=False)
+class Student(Released):
+    """What a run leaves: the student, and the answers that were released: a class or None
     for each of `rows`.
     """
 
     model: nn.Module = field(repr=False)
-    card: dict[str, Any] = field(repr=False)
     rows: NDArray[np.int64] = field(repr=False)
     answers: list[int | None] = field(repr=False)
-    run: Path = Path()
 
-    @property
-    def guarantee(self) -> str:
-        """The sentence of the card."""
-        return str(self.card["statement"])
+    def _told(self) -> dict[str, Any]:
+        answered = sum(answer is not None for answer in self.answers)
+        return {"asked": len(self.answers), "answered": answered}
 
 
 def student_claim(
@@ -287,10 +284,8 @@ def load(run: Path | str) -> Student:
         STUDENT_ANSWERS,
         storage.content(STUDENT_ANSWERS, released.file(STUDENT_ANSWERS), most=storage.MOST_DATA),
     )
-    card = json.loads((released.folder / cards.NAME).read_text())
-    return Student(
-        model, card, np.array(held["rows"], dtype=np.int64), held["answers"], released.folder
-    )
+    rows = np.array(held["rows"], dtype=np.int64)
+    return Student(released.folder, model, rows, held["answers"])
 
 
 def loaded(released: ReleasedModel) -> tuple[nn.Module, tuple[int, ...], int]:

@@ -36,6 +36,14 @@ from dpfy.runs.folder import RunFolder
 from dpfy.runs.run import Run
 
 N, K = 400, 3
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Runs without a folder of their own are made in an empty place."""
+    monkeypatch.chdir(tmp_path)
+
+
 SMALL = KernelSettings(near=4, wide=4, landmarks=60, directions=40)
 torch.manual_seed(0)
 Y = torch.arange(N) % K
@@ -73,12 +81,12 @@ def test_folder_card_and_verification(tmp_path, name):
         run=tmp_path / "run",
     )
     assert [f for f in dpfy.verify(tmp_path / "run") if not f.holds] == []
-    stated = found.card["guarantee"]
+    stated = found.report["guarantee"]
     pure = name not in ("projection", "pate-fm")
     assert stated["epsilon"] <= 2.0 + 1e-9
     assert stated["epsilon"] > 1.99
     assert (stated["adjacency"], stated["delta"]) == ("replace-one", 0.0 if pure else 1e-4)
-    assert "labels only" in found.guarantee
+    assert "labels only" in found.statement
     text = (tmp_path / "run" / "report.md").read_text()
     assert "the features are treated as public" in text
     assert "Training saw what was released, and never the labels" in text
@@ -93,7 +101,7 @@ def test_models_learn(name):
     """Chance is 1/3; the groups lie about three deviations apart."""
     x, y = X.repeat(5, 1), Y.repeat(5)
     found = fit(x, y, classes=K, epsilon=3.0, method=WAYS[name], learner=KernelLearner(SMALL))
-    assert found.run is None
+    assert found.run.parent.name == "runs"
     assert float((found.model(x).argmax(1) == y).float().mean()) > 0.8
 
 
@@ -238,7 +246,10 @@ def test_answers_that_are_there_are_not_asked_for_again(tmp_path):
     whole = made(tmp_path / "whole", WAYS["three stages"], seed=4)
     again = made(tmp_path / "run", WAYS["three stages"], labels=gone, seed=4, resume=True)
     assert torch.equal(again.model(X), whole.model(X))
-    assert made(tmp_path / "run", WAYS["three stages"], labels=gone, resume=True).card == again.card
+    assert (
+        made(tmp_path / "run", WAYS["three stages"], labels=gone, resume=True).report
+        == again.report
+    )
 
 
 def test_the_same_noise_never_meets_other_labels(tmp_path):

@@ -56,7 +56,7 @@ def test_a_card_of_reports_from_devices_says_that_nobody_is_trusted(tmp_path, na
     values = np.eye(3)[VALUES % 3] if name == "priv-unit" else VALUES
     reports = [protocol.report(value) for value in values]
     made = collect(LocalClaim("colour", protocol), reports, tmp_path / "run")
-    stated = made.card["guarantee"]
+    stated = made.report["guarantee"]
     assert (stated["trust"], stated["delta"], stated["unit"], stated["adjacency"]) == (
         "local",
         0.0,
@@ -64,10 +64,10 @@ def test_a_card_of_reports_from_devices_says_that_nobody_is_trusted(tmp_path, na
         "replace-one",
     )
     assert stated["epsilon"] == pytest.approx(protocol.epsilon, rel=1e-9)
-    assert "Nobody must be trusted but one's own device" in made.card["setting"]["trusted"]
-    assert "nobody trusted but the owner" in made.card["statement"]
+    assert "Nobody must be trusted but one's own device" in made.report["setting"]["trusted"]
+    assert "nobody trusted but the owner" in made.report["statement"]
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
-    section = made.card["sections"][0]
+    section = made.report["sections"][0]
     assert section["reports"] == 600
     if name == "rappor":
         assert (section["epsilon_of_one_report"], section["epsilon_of_all_reports"]) == (1.0, 2.0)
@@ -82,9 +82,9 @@ def test_a_card_of_reports_from_devices_says_that_nobody_is_trusted(tmp_path, na
 def test_a_simulation_is_billed_for_each_person_and_is_not_called_local(tmp_path):
     place = Run(tmp_path / "run", seed=1)
     made = simulate(LocalClaim("colour", KARY, simulated=True), VALUES, place)
-    assert made.card["guarantee"]["trust"] == "central"
-    assert "held every value" in made.card["setting"]["trusted"]
-    assert {row["what"]: row["holds"] for row in made.card["sections"][0]["assumptions"]}[
+    assert made.report["guarantee"]["trust"] == "central"
+    assert "held every value" in made.report["setting"]["trusted"]
+    assert {row["what"]: row["holds"] for row in made.report["sections"][0]["assumptions"]}[
         "device"
     ] == "no"
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
@@ -109,7 +109,7 @@ def test_only_a_named_shuffler_amplifies(tmp_path):
         "colour", KARY, shuffler="the mix net of the city", records=600, delta=1e-6
     )
     made = collect(claim, rows, tmp_path / "run")
-    stated = made.card["guarantee"]
+    stated = made.report["guarantee"]
     assert stated["trust"] == "shuffled"
     assert stated["epsilon"] < 0.2 < KARY.epsilon
     assert stated["epsilon"] == pytest.approx(
@@ -118,9 +118,9 @@ def test_only_a_named_shuffler_amplifies(tmp_path):
         ),
         rel=1e-9,
     )
-    assert "the mix net of the city" in made.card["setting"]["trusted"]
-    assert "the devices of others, to randomise theirs" in made.card["setting"]["trusted"]
-    assert "Provided that: the shuffler, the mix net of the city" in made.card["statement"]
+    assert "the mix net of the city" in made.report["setting"]["trusted"]
+    assert "the devices of others, to randomise theirs" in made.report["setting"]["trusted"]
+    assert "Provided that: the shuffler, the mix net of the city" in made.report["statement"]
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
     with pytest.raises(InvalidInput, match="must be at least 600"):
         collect(claim, rows[:599], tmp_path / "few")
@@ -133,7 +133,8 @@ def test_only_a_named_shuffler_amplifies(tmp_path):
         LocalClaim("colour", KARY, adjacency=Adjacency.ADD_OR_REMOVE_ONE)
     simulated = ShuffledClaim("colour", KARY, True, shuffler="mix", records=600, delta=1e-6)
     assert (
-        simulate(simulated, VALUES, tmp_path / "simulated").card["guarantee"]["trust"] == "central"
+        simulate(simulated, VALUES, tmp_path / "simulated").report["guarantee"]["trust"]
+        == "central"
     )
 
 

@@ -70,9 +70,9 @@ def test_from_private_records_to_a_student_that_is_verified(tmp_path):
         > 0.9
     )
     assert all(finding.holds for finding in dpfy.verify(tmp_path / "run"))
-    assert found.card["guarantee"]["epsilon"] <= 2.0
-    assert found.card["public_data"] == [ROW]
-    section = next(part for part in found.card["sections"] if part["name"] == "student")
+    assert found.report["guarantee"]["epsilon"] <= 2.0
+    assert found.report["public_data"] == [ROW]
+    section = next(part for part in found.report["sections"] if part["name"] == "student")
     assert (section["answered"], section["public_inputs"], section["made"]) == (
         40,
         120,
@@ -118,8 +118,8 @@ def test_confident_answers_of_networks_and_of_owners(tmp_path):
         if label is not None
     ]
     assert np.mean(right) > 0.8
-    assert "networks (mlp)" in json.dumps(found.card["sections"])
-    assert "for one user" in found.guarantee
+    assert "networks (mlp)" in json.dumps(found.report["sections"])
+    assert "for one user" in found.statement
 
 
 def test_nothing_is_read_before_it_is_paid_for_and_what_is_refused_leaves_nothing(tmp_path):

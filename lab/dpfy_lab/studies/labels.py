@@ -180,7 +180,7 @@ def fitted(
         raise Internal(f"a run of {method.name} verifies", f"{wrong[0].what}: {wrong[0].detail}")
     model: nn.Module = made.model
     assert isinstance(model, KernelModel)
-    return model, made.card
+    return model, made.report
 
 
 STUDY = Study(

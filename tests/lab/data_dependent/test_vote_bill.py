@@ -227,10 +227,10 @@ def test_a_student_may_come_with_the_bill_of_its_votes(tmp_path: Path) -> None:
     told = stated(tmp_path / "run")
     assert told["epsilon_of_these_answers"] > 0
     both = Composed((claim.event, bill.event))
-    assert found.card["guarantee"]["epsilon"] == pytest.approx(
+    assert found.report["guarantee"]["epsilon"] == pytest.approx(
         accounting.epsilon(both, 1e-6), rel=1e-3
     )
-    assert found.card["guarantee"]["epsilon"] > plan.spent(claim)
+    assert found.report["guarantee"]["epsilon"] > plan.spent(claim)
     with pytest.raises(InvalidInput, match=r"bill\.sigma"):
         train_student(
             place, claim, (x, y), torch.from_numpy(x), beside=replace(bill, sigma=99.0), **how
