@@ -97,7 +97,7 @@ def fit(
     )
     with resumable(out, again), _bar() as progress:
         made, found = asked.run(place, progress)
-    stated = made.card_["guarantee"]
+    stated = made.report_["guarantee"]
     told = {"run": str(out), "estimator": type(made).__name__, **found}
     told |= {key: stated[key] for key in ("epsilon", "delta", "accountant", "adjacency", "unit")}
     told["statement"] = made.guarantee_

@@ -120,7 +120,7 @@ class PrivateEstimator(BaseEstimator):
 
     Attributes
     ----------
-    card_ : dict
+    report_ : dict
         The privacy report.
     guarantee_ : str
         The guarantee in one sentence.
@@ -418,7 +418,7 @@ class PrivateEstimator(BaseEstimator):
 
     def _load_public(self, release: FinishedFit, facts: Mapping[str, Any]) -> None:
         """Take the card, and what a file says about columns and target."""
-        self.release_, self.card_ = release, release.report
+        self.release_, self.report_ = release, release.report
         self._columns = FeatureColumns.from_json(facts["columns"])
         self._person = facts.get("person")
         self._aim = _aim(facts["target"])
@@ -451,7 +451,7 @@ class PrivateEstimator(BaseEstimator):
     @property
     def guarantee_(self) -> str:
         """The guarantee in one sentence."""
-        return str(self.card_["statement"])
+        return str(self.report_["statement"])
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -235,10 +235,10 @@ def test_what_is_spent_is_what_is_claimed_in_any_number_of_dimensions(kind, dime
     if "full" in kind and dimensions > covariances.MOST:
         return  # refused
     found = totals(estimator, blobs(40, dimensions), None)
-    assert 1 - 1e-6 <= estimator.card_["guarantee"]["epsilon"] <= 1
+    assert 1 - 1e-6 <= estimator.report_["guarantee"]["epsilon"] <= 1
     scales = {
         r["name"]: r["event"]["noise_multiplier"] * r["bound"]
-        for r in estimator.card_["sections"][0]["rounds"]
+        for r in estimator.report_["sections"][0]["rounds"]
     }
     noise = np.concatenate(
         [((out - total) / scales[name]).ravel() for name, _, total, out in found]
@@ -250,7 +250,7 @@ def test_what_is_spent_is_what_is_claimed_in_any_number_of_dimensions(kind, dime
 @pytest.mark.parametrize("dimensions", range(1, 11))
 def test_grids_spend_what_is_claimed(dimensions):
     estimator = made("hybrid", epsilon=0.5).fit(blobs(40, dimensions))
-    assert 0.5 * (1 - 1e-6) <= estimator.card_["guarantee"]["epsilon"] <= 0.5
+    assert 0.5 * (1 - 1e-6) <= estimator.report_["guarantee"]["epsilon"] <= 0.5
 
 
 def test_a_halving_budget_halves_epsilon_from_round_to_round_at_the_same_price():
@@ -258,10 +258,10 @@ def test_a_halving_budget_halves_epsilon_from_round_to_round_at_the_same_price()
         KMeans(bounds=(0, 1), method="lloyd", rounds=4, budget=b).fit(blobs(50))
         for b in ("equal", "halving")
     )
-    noises = [r["event"]["noise_multiplier"] for r in halving.card_["sections"][0]["rounds"]]
+    noises = [r["event"]["noise_multiplier"] for r in halving.report_["sections"][0]["rounds"]]
     assert np.diff(np.log2(noises)) == pytest.approx([1, 1, 1])
-    assert halving.card_["guarantee"]["epsilon"] == pytest.approx(
-        equal.card_["guarantee"]["epsilon"]
+    assert halving.report_["guarantee"]["epsilon"] == pytest.approx(
+        equal.report_["guarantee"]["epsilon"]
     )
 
 
@@ -315,7 +315,7 @@ def test_there_are_as_many_centres_as_asked_for_whatever_the_seeds(clusters, see
     assert np.abs(made.cluster_centers_).max() <= 1
     assert made.counts_.shape == (clusters,)
     assert np.isfinite(made.inertia_)
-    assert [r["name"] for r in made.card_["sections"][0]["rounds"]] == [
+    assert [r["name"] for r in made.report_["sections"][0]["rounds"]] == [
         f"centres {t + 1}" for t in range(rounds)
     ]
 
@@ -435,10 +435,10 @@ def test_pure_guarantees_and_odd_tables(kind):
         np.c_[blobs(60)[:, :1], np.zeros(60)],
     ):
         estimator = made(kind, delta=0.0, epsilon=0.1).fit(table)
-        assert estimator.card_["guarantee"]["delta"] == 0
+        assert estimator.report_["guarantee"]["delta"] == 0
         assert np.isfinite(estimator.predict(table)).all()
     bought = made(kind, bounds=None, epsilon=3.0).fit(blobs(3000) * 100)
-    assert [r["name"] for r in bought.card_["sections"][0]["rounds"]][:2] == [
+    assert [r["name"] for r in bought.report_["sections"][0]["rounds"]][:2] == [
         "powers of two",
         "ranges",
     ]
@@ -478,7 +478,7 @@ def test_how_many_threads_there_are_changes_nothing_that_is_released(kind, monke
         assert (
             shared.release_.files["estimator.safetensors"] == alone.files["estimator.safetensors"]
         )
-        assert shared.card_["sections"][0]["claim"] == alone.report["sections"][0]["claim"]
+        assert shared.report_["sections"][0]["claim"] == alone.report["sections"][0]["claim"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

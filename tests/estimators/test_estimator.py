@@ -53,8 +53,8 @@ def test_a_fit_leaves_a_card_that_verifies_without_a_folder_and_with_one(tmp_pat
     assert wrong(tmp_path / "run") == []
     assert not (tmp_path / "run" / "checkpoint").exists()
     assert np.array_equal(inside.log_likelihood_, without.log_likelihood_)
-    assert without.card_["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-9)
-    assert without.card_["guarantee"]["epsilon"] <= 1.0
+    assert without.report_["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-9)
+    assert without.report_["guarantee"]["epsilon"] <= 1.0
 
 
 def test_every_flipped_byte_of_the_model_is_found(tmp_path):
@@ -141,17 +141,17 @@ def test_pickles_and_clones_hold_no_secret_and_no_record(tmp_path):
     assert b"secret" not in kept.replace(b"secret_", b"")
     assert X["age"].to_numpy().tobytes()[:64] not in kept
     assert np.array_equal(pickle.loads(kept).predict_proba(X), whole.predict_proba(X))
-    assert not hasattr(clone(whole), "card_")
+    assert not hasattr(clone(whole), "report_")
 
 
 def test_a_fixed_seed_stands_on_the_card():
-    assert any("seed was fixed" in line for line in fitted().card_["caveats"])
-    assert not NaiveBayes(schema=SCHEMA).fit(X, y).card_["caveats"]
+    assert any("seed was fixed" in line for line in fitted().report_["caveats"])
+    assert not NaiveBayes(schema=SCHEMA).fit(X, y).report_["caveats"]
 
 
 def test_labels_that_the_caller_states_to_be_public_stand_on_the_card_as_stated():
     made = NaiveBayes(bounds=(0, 100), classes="public", random_state=0).fit(X[["age"]], y)
-    rows = {row["what"]: row["holds"] for row in made.card_["sections"][0]["assumptions"]}
+    rows = {row["what"]: row["holds"] for row in made.report_["sections"][0]["assumptions"]}
     assert rows == {"contribution": "yes", "domain": "stated"}
 
 
@@ -159,22 +159,22 @@ def test_ranges_that_nobody_stated_are_bought_and_billed():
     made = NaiveBayes(classes=("no", "yes"), random_state=0, epsilon=4.0).fit(
         people(5000)[0][["age"]], people(5000)[1]
     )
-    low, high = made.card_["sections"][0]["bought_ranges"]["age"]
+    low, high = made.report_["sections"][0]["bought_ranges"]["age"]
     assert 0 <= low <= 30
     assert 80 <= high <= 128
-    rounds = made.card_["sections"][0]["rounds"]
+    rounds = made.report_["sections"][0]["rounds"]
     assert [r["name"] for r in rounds] == ["powers of two", "ranges", "counts"]
     spent = [r["releases"] / r["event"]["noise_multiplier"] ** 2 for r in rounds]
     assert sum(spent[:2]) / sum(spent) == pytest.approx(0.1)
-    assert made.card_["guarantee"]["epsilon"] == pytest.approx(4.0)
+    assert made.report_["guarantee"]["epsilon"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one", "zero-out"])
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_what_is_spent_is_what_was_asked(adjacency, delta):
     made = fitted(adjacency=adjacency, delta=delta, epsilon=0.7)
-    assert 0.7 * (1 - 1e-6) <= made.card_["guarantee"]["epsilon"] <= 0.7
-    assert made.card_["guarantee"]["delta"] == delta
+    assert 0.7 * (1 - 1e-6) <= made.report_["guarantee"]["epsilon"] <= 0.7
+    assert made.report_["guarantee"]["delta"] == delta
 
 
 SEARCHES = [
@@ -254,7 +254,7 @@ def test_bad_input_is_one_line_and_spends_nothing(name, tmp_path):
         estimator.fit(table, labels)
     assert "\n" not in str(problem.value)
     assert not ledger.exists() or not Ledger.read(ledger).permits()
-    assert not hasattr(estimator, "card_")
+    assert not hasattr(estimator, "report_")
 
 
 ODD = {

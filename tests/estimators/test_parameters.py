@@ -31,7 +31,7 @@ def test_every_parameter_is_described_once_with_its_default(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_help_shows_own_and_inherited_parts(name):
     told = pydoc.plain(pydoc.render_doc(every()[name]))
-    for part in ("epsilon : float", "unit : dpfy.Person", "card_ : dict", ">>> model = "):
+    for part in ("epsilon : float", "unit : dpfy.Person", "report_ : dict", ">>> model = "):
         assert part in told or (part.startswith(">>>") and name == "PrivateScaler")
 
 

@@ -115,7 +115,7 @@ def test_a_person_with_all_records_alike_reaches_the_bound_of_counts():
 
 def test_a_gradient_is_bounded_by_the_root_of_the_records_and_other_sums_by_their_number():
     made = case("LogisticRegression")[0].fit(*table(9, EXTREME, "no")[:2], users=["a", *"b" * 248])
-    bounds = {r["name"]: r["bound"] for r in made.card_["sections"][0]["rounds"]}
+    bounds = {r["name"]: r["bound"] for r in made.report_["sections"][0]["rounds"]}
     assert bounds["gradients"] == pytest.approx(AT_MOST**0.5)
     assert bounds["sum of rows"] == AT_MOST
     assert bounds["norms of rows"] == pytest.approx(AT_MOST)
@@ -233,10 +233,10 @@ def test_claim_ledger_and_report_say_it(tmp_path):
     ] == []
     entry = Ledger.read(tmp_path / "people.jsonl").permits()[0].claim["claim"]
     assert (entry["unit"]["name"], entry["unit"]["most_records"]) == ("user", AT_MOST)
-    assert made.card_["guarantee"]["unit"] == "user"
+    assert made.report_["guarantee"]["unit"] == "user"
     assert "for one user" in made.guarantee_
     assert "of which at most 4 are used" in made.guarantee_
-    rows = {r["what"]: r for r in made.card_["sections"][0]["assumptions"]}
+    rows = {r["what"]: r for r in made.report_["sections"][0]["assumptions"]}
     assert rows["contribution"]["assumed"].startswith("what the records of one person add")
     assert "at most 4 records of a person" in rows["persons"]["assumed"]
     assert "patient" in rows["persons"]["done"]
@@ -288,5 +288,5 @@ def test_one_record_of_a_person_costs_what_a_record_costs():
     for name in NAMES:
         estimator, some = case(name, unit=Person("patient", 1))
         held = some(X, y, ids)
-        alone = case(name, unit=None)[0].fit(*held[:2]).card_["sections"][0]["rounds"]
-        assert estimator.fit(*held[:2], users=ids).card_["sections"][0]["rounds"] == alone, name
+        alone = case(name, unit=None)[0].fit(*held[:2]).report_["sections"][0]["rounds"]
+        assert estimator.fit(*held[:2], users=ids).report_["sections"][0]["rounds"] == alone, name

@@ -158,7 +158,7 @@ def test_a_column_transformer_with_public_categories():
         ),
     ).fit(table, y)
     assert made.score(table, y) > 0.75
-    rows = {r["what"]: r for r in made[-1].card_["sections"][0]["assumptions"]}
+    rows = {r["what"]: r for r in made[-1].report_["sections"][0]["assumptions"]}
     said = rows["steps before the fit"]
     assert said["done"] == "OneHotEncoder, FunctionTransformer (stated by the caller)"
     assert said["holds"] == "stated"
@@ -180,7 +180,7 @@ def test_a_step_of_another_library_is_what_it_says_of_itself():
             return tags
 
     made = make_pipeline(Doubled(), bayes()).fit(NUMBERS, y)
-    rows = {r["what"]: r for r in made[-1].card_["sections"][0]["assumptions"]}
+    rows = {r["what"]: r for r in made[-1].report_["sections"][0]["assumptions"]}
     assert rows["steps before the fit"]["holds"] == "stated"
     Doubled.learns = True
     with pytest.raises(Unsupported, match=r"docs/estimators.md"):
@@ -208,7 +208,7 @@ def test_private_steps_are_charged_each_for_itself(tmp_path):
         bayes(bounds=(-4, 4), epsilon=1.0, ledger=ledger).set_params(random_state=None),
     ).fit(NUMBERS, y)
     assert len(Ledger.read(ledger).permits()) == 3
-    rows = {r["what"]: r for r in made[-1].card_["sections"][0]["assumptions"]}
+    rows = {r["what"]: r for r in made[-1].report_["sections"][0]["assumptions"]}
     assert "PrivateScaler (private itself" in rows["steps before the fit"]["done"]
     assert rows["steps before the fit"]["holds"] == "yes"
 
@@ -219,7 +219,7 @@ def test_persons_go_through_a_pipeline_beside_the_table():
     made = make_pipeline(
         PrivateScaler(bounds=(17, 90), unit=unit, random_state=0), bayes(unit=unit)
     ).fit(NUMBERS, y, privatescaler__users=ids, naivebayes__users=ids)
-    assert made[-1].card_["guarantee"]["unit"] == "user"
+    assert made[-1].report_["guarantee"]["unit"] == "user"
     with pytest.raises(InvalidInput, match="users=ids"):
         make_pipeline(Normalizer(), bayes(unit=unit)).fit(NUMBERS, y)
 
@@ -245,9 +245,9 @@ def test_ranges_are_bought_with_all_of_the_budget():
     rng = np.random.default_rng(0)
     table = rng.uniform(20, 80, (5000, 1))
     made = PrivateScaler(method="ranges", epsilon=1, random_state=0).fit(table)
-    rounds = made.card_["sections"][0]["rounds"]
+    rounds = made.report_["sections"][0]["rounds"]
     assert [r["name"] for r in rounds] == ["powers of two", "ranges"]
-    assert made.card_["guarantee"]["epsilon"] == pytest.approx(1.0)
+    assert made.report_["guarantee"]["epsilon"] == pytest.approx(1.0)
     found = made.transform(table)
     assert (np.abs(found) <= 1).all()
     assert found.max() - found.min() > 0.6
@@ -297,7 +297,7 @@ def test_transformers_give_out_frames_where_they_are_asked_to(made):
 
 
 def test_the_card_of_a_fit_outside_a_pipeline_says_nothing_of_steps():
-    told = json.dumps(bayes().fit(NUMBERS, y).card_)
+    told = json.dumps(bayes().fit(NUMBERS, y).report_)
     assert "steps before the fit" not in told
 
 

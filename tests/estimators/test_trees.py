@@ -322,8 +322,8 @@ def test_many_classes_missing_values_and_a_pure_guarantee(kind):
     made = kind(bounds=(0, 1), classes=(0, 1, 2), delta=0.0, epsilon=8.0, random_state=0).fit(
         table, labels
     )
-    assert made.card_["guarantee"]["delta"] == 0
-    assert made.card_["guarantee"]["epsilon"] == pytest.approx(8.0)
+    assert made.report_["guarantee"]["delta"] == 0
+    assert made.report_["guarantee"]["epsilon"] == pytest.approx(8.0)
     plain = np.array([[0.1, 0.5, 0.5], [0.5, 0.5, 0.5], [np.nan, 0.5, 0.5]])
     assert made.predict(plain).tolist() == [0, 1, 2]
 
@@ -340,7 +340,7 @@ def test_every_fit_verifies_and_spends_what_was_asked(kind, adjacency, tmp_path)
     more |= {"max_depth": 3} if kind in (DecisionTreeClassifier, DecisionTreeRegressor) else {}
     made = kind(epsilon=0.8, adjacency=adjacency, random_state=0, **more).fit(table, target)
     assert [f for f in verify(made.release_.save(tmp_path / "run")) if not f.holds] == []
-    assert 0.8 * (1 - 1e-4) <= made.card_["guarantee"]["epsilon"] <= 0.8
+    assert 0.8 * (1 - 1e-4) <= made.report_["guarantee"]["epsilon"] <= 0.8
 
 
 def test_columns_in_turn_cost_the_same_and_learn_the_same():
@@ -348,8 +348,8 @@ def test_columns_in_turn_cost_the_same_and_learn_the_same():
         AdditiveBoostingClassifier(schema=SCHEMA, cyclic=c, epsilon=4.0, random_state=0).fit(X, y)
         for c in (False, True)
     )
-    spent = [r["event"]["noise_multiplier"] for r in one.card_["sections"][0]["rounds"]]
-    turns = [r["event"]["noise_multiplier"] for r in other.card_["sections"][0]["rounds"]]
+    spent = [r["event"]["noise_multiplier"] for r in one.report_["sections"][0]["rounds"]]
+    turns = [r["event"]["noise_multiplier"] for r in other.report_["sections"][0]["rounds"]]
     assert turns[1] == pytest.approx(spent[1] * np.sqrt(3))
     found = [roc_auc_score(y == "yes", made.predict_proba(X)[:, 1]) for made in (one, other)]
     assert found[0] == pytest.approx(found[1], abs=0.01)

@@ -148,11 +148,11 @@ def test_the_report_says_that_there_are_weights(tmp_path):
     made = NaiveBayes(schema=SCHEMA, random_state=0, max_weight=3.0)
     rows = {
         r["what"]: r
-        for r in made.fit(X, y, sample_weight=WEIGHTS).card_["sections"][0]["assumptions"]
+        for r in made.fit(X, y, sample_weight=WEIGHTS).report_["sections"][0]["assumptions"]
     }
     assert "max_weight" in rows["weights"]["done"]
-    assert made.card_["sections"][0]["settings"]["max_weight"] == "3.0"
-    plain = {r["what"] for r in made.fit(X, y).card_["sections"][0]["assumptions"]}
+    assert made.report_["sections"][0]["settings"]["max_weight"] == "3.0"
+    plain = {r["what"] for r in made.fit(X, y).report_["sections"][0]["assumptions"]}
     assert "weights" not in plain
 
 

@@ -97,7 +97,7 @@ def measured(
         chances = made.predict_proba(X.iloc[test])[:, list(made.classes_).index(RICH)]
         found["auroc"].append(float(roc_auc_score(y[test] == RICH, chances)))
         found["accuracy"].append(float(np.mean(made.predict(X.iloc[test]) == y[test])))
-        found["epsilon"].append(float(made.card_["guarantee"]["epsilon"]))
+        found["epsilon"].append(float(made.report_["guarantee"]["epsilon"]))
     verified(made)
     return {**found, "epsilon": max(found["epsilon"])}
 

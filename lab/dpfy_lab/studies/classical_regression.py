@@ -173,7 +173,7 @@ def softmax(epsilon: float, seed: int, data_dir: str | None) -> dict[str, Any]:
     accuracy = float(made.score(held.reshape(len(held), -1).astype(np.float64), truth))
     return {
         "test_accuracy": accuracy,
-        "epsilon": made.card_["guarantee"]["epsilon"],
+        "epsilon": made.report_["guarantee"]["epsilon"],
         "cpu_seconds": spent,
     }
 

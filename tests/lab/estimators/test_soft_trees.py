@@ -248,7 +248,7 @@ def test_the_module_is_trained_through_a_plan():
 
 
 def test_the_bill_is_what_was_asked_for_and_the_card_says_what_is_public(tmp_path):
-    card = FITTED.card_
+    card = FITTED.report_
     assert 0.99 * 4 <= card["guarantee"]["epsilon"] <= 4
     assert card["guarantee"]["delta"] == 1e-5
     assert "(4.000, 1e-05)" in FITTED.guarantee_

@@ -55,8 +55,8 @@ def test_every_solver_learns_and_its_card_verifies(solver, tmp_path):
     ).fit(X, y)
     assert roc_auc_score(TEST[1] == "yes", made.decision_function(TEST[0])) > 0.9
     assert [f for f in verify(tmp_path / "run") if not f.holds] == []
-    assert 4 * (1 - 1e-4) <= made.card_["guarantee"]["epsilon"] <= 4
-    assert made.card_["sections"][0]["settings"]["solver"] == repr(solver)
+    assert 4 * (1 - 1e-4) <= made.report_["guarantee"]["epsilon"] <= 4
+    assert made.report_["sections"][0]["settings"]["solver"] == repr(solver)
 
 
 @pytest.mark.parametrize(
@@ -240,15 +240,15 @@ def test_objective_perturbation_without_noise_is_the_plain_minimum():
 
 def test_the_event_of_a_minimum_holds_all_gaussian_releases_beside_it():
     made = LogisticRegression(schema=SCHEMA, solver="objective", random_state=0).fit(X, y)
-    claim = made.card_["sections"][0]["claim"]
-    whole = made.card_["accesses"]["covered"][0]["event"]
+    claim = made.report_["sections"][0]["claim"]
+    whole = made.report_["accesses"]["covered"][0]["event"]
     assert whole["kind"] == "objective-perturbation"
     beside = [
         r["event"]["noise_multiplier"] for r in claim["rounds"] if r["event"]["kind"] == "gaussian"
     ]
     assert whole["beside"] == pytest.approx(math.sqrt(sum(1 / m**2 for m in beside)), rel=1e-9)
     assert whole["one_sided"] is True
-    rows = {row["what"]: row["holds"] for row in made.card_["sections"][0]["assumptions"]}
+    rows = {row["what"]: row["holds"] for row in made.report_["sections"][0]["assumptions"]}
     assert rows == {
         "contribution": "yes",
         "domain": "yes",
@@ -267,7 +267,7 @@ def test_the_curvature_that_is_billed_is_that_of_the_rows_as_they_are():
         bounds=(-1, 1), classes=[0, 1], solver="objective", norm=norm, alpha=alpha, random_state=0
     )
     made.fit(np.random.default_rng(0).uniform(-1, 1, (200, 12)), np.arange(200) % 2)
-    billed = made.card_["accesses"]["covered"][0]["event"]["curvature"]
+    billed = made.report_["accesses"]["covered"][0]["event"]["curvature"]
     assert 0.25 * (norm**2 + 1) / alpha <= billed <= 0.25 * (norm**2 + 1) / alpha * (1 + 1e-6)
 
 
@@ -383,11 +383,11 @@ def test_the_functional_mechanism_has_a_pure_guarantee():
     made = LogisticRegression(
         epsilon=8.0, delta=0.0, schema=SCHEMA, solver="functional", norm=2.0, random_state=0
     ).fit(X, y)
-    assert (made.card_["guarantee"]["delta"], made.card_["guarantee"]["accountant"]) == (
+    assert (made.report_["guarantee"]["delta"], made.report_["guarantee"]["accountant"]) == (
         0.0,
         "basic",
     )
-    assert made.card_["guarantee"]["epsilon"] == pytest.approx(8.0)
+    assert made.report_["guarantee"]["epsilon"] == pytest.approx(8.0)
     assert roc_auc_score(TEST[1] == "yes", made.decision_function(TEST[0])) > 0.8
 
 
