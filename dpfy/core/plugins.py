@@ -21,7 +21,6 @@ from dpfy.core.errors import Unsupported, missing
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.metadata import EntryPoint
-import re
 import sys
 from collections.abc import Callable, Mapping
 
@@ -176,7 +175,8 @@ def lazy_names(
     return getattr_, dir_
 
 
-EXPORT = re.compile(r"^    from (\S+) import (\w+) as \w+$", re.M)
+EXPORT = "    from "
+"""How a line begins that exports a name."""
 
 
 def exported_names(
@@ -194,7 +194,8 @@ def exported_names(
     """
     text = (pkgutil.get_data(package, "__init__.py") or b"").decode()
     parts = text.split("\nif TYPE_CHECKING:\n")
-    blocks = [{name: module for module, name in EXPORT.findall(part)} for part in parts]
+    lines = [[row.split() for row in p.splitlines() if row.startswith(EXPORT)] for p in parts]
+    blocks = [{words[3]: words[1] for words in part} for part in lines]
     public = sorted(blocks[1])
     home = {name: module for block in blocks for name, module in block.items()}
 
