@@ -132,6 +132,7 @@ def test_the_command_line(rows, capsys):
         cost = ["--epsilon", SPEND[name], "--delta", 1e-6, *ledger, "--out", f"runs/{name}"]
         told = done(capsys, *words, *cost)
         assert "of 8 spent" in told, f"{name} says what is left of the budget"
+        assert ("the budget counts more" in told) == (name == "query"), "the first run"
     runs = sorted(Path("runs").iterdir())
     assert len(runs) == len(SPEND)
     for name in ("fit", "train", "tune"):

@@ -143,7 +143,9 @@ def charged(epsilon: float | str, ledger: str | Path | None) -> list[str]:
     from dpfy.core.ledger import Ledger
     from dpfy.report import spending, spending_page
 
-    return spending_page.charged(spending.allowance(Ledger.read(Path(ledger))), float(epsilon))
+    held = Ledger.read(Path(ledger))
+    runs = len(set(held.book.runs.values()))
+    return spending_page.charged(spending.allowance(held), float(epsilon), runs)
 
 
 def _existing(path: Path) -> bytes | None:

@@ -119,7 +119,7 @@ def _bar() -> Iterator[Any]:
 
 def _lines(found: Any) -> list[str]:
     return [
-        *found.answers.lines(),
+        *(found.answers.lines() or ["no word was frequent enough to be shown"]),
         "",
         found.report["statement"],
         f"check it: dpfy verify {found.run}",

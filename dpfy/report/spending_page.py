@@ -70,22 +70,24 @@ def _more(allowance: Allowance, alone: float | None) -> list[str]:
     ]
 
 
-def charged(allowance: Allowance, epsilon: float) -> list[str]:
-    """For the end of a run of this epsilon: what is left of the budget of its data set, and why the
-    budget counts more than the run states, where nothing else is in the ledger or it does.
+def charged(allowance: Allowance, epsilon: float, runs: int) -> list[str]:
+    """For the end of a run of this epsilon, the last of so many: what is left of the budget of its
+    data set, and why the figures of the budget are others than those that runs state.
     """
     held, spent, left = allowance.budget, allowance.spent.epsilon, allowance.left
     if held is None or spent is None or left is None:
         return []
-    return [
-        f"budget of the data set: {up(spent)} of {held.epsilon:g} spent, {down(left)} left; "
-        f"this run states {up(epsilon)}"
-        + (
+    why = ""
+    if runs > 1:
+        why = f"; of {runs} runs the budget adds Rényi divergences, not what each of them states"
+    elif spent > epsilon * (1 + 1e-3):
+        why = (
             ", and the budget counts more, since it must also hold when later runs are chosen by "
             "the results of earlier ones"
-            if spent > epsilon * (1 + 1e-3)
-            else ""
         )
+    return [
+        f"budget of the data set: {up(spent)} of {held.epsilon:g} spent, {down(left)} left; "
+        f"this run states {up(epsilon)}{why}"
     ]
 
 

@@ -492,3 +492,13 @@ def test_broken_files_are_one_line(capsys, tmp_path):
             assert path.read_bytes() == content
     for other in (tmp_path, tmp_path / "none.jsonl", "/dev/null", "\0"):
         assert call(capsys, "ledger", "show", other)[0] == 2
+
+
+def test_a_query_that_finds_no_frequent_word_says_so(capsys, tmp_path):
+    (tmp_path / "d.csv").write_text("id\n" + "\n".join(map(str, range(50))))
+    (tmp_path / "s.toml").write_text("[columns.id]\nignore = true\n")
+    asked = ["query", tmp_path / "d.csv", "top(id)", "--schema", tmp_path / "s.toml"]
+    asked += ["--epsilon", 0.1, "--delta", 1e-9, "--out", tmp_path / "q"]
+    status, out, _ = call(capsys, *asked)
+    assert status == 0
+    assert out.startswith("no word was frequent enough to be shown")
