@@ -213,7 +213,7 @@ def test_a_resumed_run_refuses_another_loss_of_the_callers(tmp_path):
         return fit(
             net,
             (A, B, Y),
-            None,
+            tmp_path / "run",
             loss=loss,
             run=dpfy.Run(tmp_path / "run", resume=True, seed=5, checkpoint_every=0.0),
         )
