@@ -39,6 +39,10 @@ from dpfy.core.values import Permit
 ORIGIN = "0" * 64
 MOST = 256 << 20
 """No chain is longer than this, in bytes."""
+UNIT = (
+    "; all releases of a ledger protect the same: say whose each row is (--person and --at-most, or "
+    "unit=), or take another ledger"
+)
 BEGINS = b'{"body":'
 """How every line begins."""
 
@@ -721,5 +725,7 @@ def _same_terms(path: Path, header: dict[str, Any], terms: dict[str, Any]) -> No
             continue  # opening needs no budget; reserving does
         if header[key] != value and not (key == "unit" and _same_owner(header[key], value)):
             raise InvalidInput(
-                f"ledger {key}", value, f"{path.name} was created with {header[key]}"
+                f"ledger {key}",
+                value,
+                f"{path.name} was created with {header[key]}{UNIT if key == 'unit' else ''}",
             )

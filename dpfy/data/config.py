@@ -163,7 +163,8 @@ class DataConfig:
             raise InvalidInput(
                 f"data.{missing}",
                 None,
-                "must be given with the other of data.user and data.most_records",
+                "must be given with the other of data.user (--person) and data.most_records "
+                "(--at-most)",
             )
         self._check_users()
         self._check_fields_fit_the_kind()

@@ -22,7 +22,7 @@ from dpfy.data import count, source
 from dpfy.data.config import FIELDS_OF_KIND, USER, DataConfig
 from dpfy.data.count import held_out
 from dpfy.data.records import Records
-from dpfy.data.split import uncounted
+from dpfy.data.split import stated, uncounted
 from dpfy.models import build, features
 from dpfy.models.config import ModelConfig
 from dpfy.plan.auto import CalibrationTarget, RunSetting, recipe_for
@@ -339,7 +339,7 @@ def load(config: JobConfig, expected: int) -> source.DataSource:
         if data.owned is None:
             return replace(data, train=uncounted(data.train, expected))
         return replace(data, owned=uncounted(data.owned, expected))
-    found, apart = data.units, len(data.test)
+    found, apart = data.units, stated(data.test)
     if abs(found - expected) > max(1, expected // 100) and config.data.user is not None:
         what = f"{config.data.unit.name}s" if config.data.draw == USER else "records of users"
         raise InvalidInput(

@@ -192,6 +192,21 @@ def test_how_many_users_there_are_is_told_to_nobody(capsys, table, tmp_path, rec
     assert said[0] == said[1]
 
 
+def test_a_wrong_number_of_records_is_explained_without_a_look_at_labels(capsys, table, tmp_path):
+    """Rows whose label cannot be used are left out, and not out of the numbers that are told."""
+    schema = SCHEMA + "[columns.person]\nignore = true\n"
+    (tmp_path / "schema.toml").write_text(schema)
+    said = []
+    for labels in ("xy", "x?"):
+        table("people.csv", [(p, a, labels["xy".index(c)]) for p, a, c in ROWS])
+        words = ["--records", 12, "--out", tmp_path / "run"]
+        status, _, err = call(capsys, "train", tmp_path / "job.toml", *words)
+        assert status == 2
+        assert "there are 120 records to train on (150 less the 30 held out" in err
+        said.append(err)
+    assert said[0] == said[1]
+
+
 def test_a_record_that_names_no_owner_is_left_out(table, tmp_path):
     def rows():
         found = source.load(config(tmp_path, user="person", most_records=3))
