@@ -578,7 +578,7 @@ def test_a_loader_says_in_one_line_what_the_plan_replaces() -> None:
     assert rows_of(DataLoader(Rows())) == len(X)
     chosen = dpfy.lazy(DataLoader(Rows(), num_workers=2, prefetch_factor=5), workers=0)
     assert (chosen.workers, chosen.prefetch, dpfy.lazy(Rows()).prefetch) == (0, 5, 2)
-    assert "200 of Rows" in repr(source)
+    assert repr(source) == "LazyRecords(Rows, 2 workers)"
 
 
 def test_workers_end_with_the_run(tmp_path: Path) -> None:
