@@ -181,7 +181,7 @@ def test_the_command_line_charges_for_the_unit_that_is_pushed_out():
     from dpfy.cli.app import app
 
     command = (
-        "account --noise-multiplier 1 --sampling truncated-poisson --sampling-rate 1 --records 100 "
+        "plan account --noise-multiplier 1 --sampling truncated-poisson --sampling-rate 1 --records 100 "
         "--batch-size 100 --steps 1"
     )
     answer = json.loads(

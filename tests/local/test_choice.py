@@ -139,6 +139,7 @@ def test_command():
     assert said["best"] == said["protocols"][0]["protocol"] == "optimised unary encoding"
     assert said["trusted"] == "nobody but one's own device"
     shuffled = [
+        "plan",
         "compare",
         "local",
         "--epsilon",

@@ -180,7 +180,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_bits(tmp_path):
         import os, signal, sys
         from dpfy.runs.run import Run
         from dpfy.synthetic.releases import MarginalReleases
-        from dpfy.synthetic.run import SynthesisTerms, synthesize
+        from dpfy.synthetic.run import SynthesisTerms, synthesize_table
         place, kill, resume = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "resume"
         real = MarginalReleases._bind
         def bind(self, *rest):

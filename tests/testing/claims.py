@@ -35,6 +35,13 @@ def _fit(kind: type[Any]) -> Claim:
     return kind("NaiveBayes", "a domain", (("alpha", "1"),), rounds)
 
 
+def _fit_tuning(kind: type[Any]) -> Claim:
+    from dpfy.estimators.claim import FitClaim
+    from dpfy.tuning.claim import SearchRoute
+
+    return kind(SearchRoute("random", 5.0, 0.0), (_fit(FitClaim),), None, {"alpha": "0.1..1"})
+
+
 def _protocol() -> Any:
     from dpfy.local.frequencies import KaryResponse
 
@@ -58,6 +65,7 @@ MAKE: dict[str, Callable[[type[Any]], Claim]] = {
     "evaluation": lambda kind: kind(3.0),
     "evolution": lambda kind: kind(2, 1000, 3, 2.0),
     "fit": _fit,
+    "fit-tuning": _fit_tuning,
     "generated-text": lambda kind: kind(10, 20, "bytes"),
     "generated-rows": lambda kind: kind("a domain", 100, 4, 16),
     "teacher-votes": lambda kind: kind(3.0, "a domain", 5, 4, 10, 100),

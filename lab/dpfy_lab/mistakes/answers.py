@@ -142,7 +142,7 @@ def _(real: Any, self: Any) -> int:
     "dpfy.mechanisms.histogram.StabilityHistogram.release",
 )
 def _(real: Any, self: Any, counts: Any, *rest: Any) -> Any:
-    higher = {key: count + 3 for key, count in counts.value.items()}
+    higher = {key: count + 5 for key, count in counts.value.items()}
     return real(self, replace(counts, value=higher), *rest)
 
 

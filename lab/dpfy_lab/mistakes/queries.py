@@ -49,11 +49,11 @@ def _(real: Any, data: Any, made: Any) -> Any:
     "query-person-in-two",
     "a person whose records are far apart is two persons",
     COUNTS,
-    f"{RUN}.coded",
+    "dpfy.tables.table.owners_of",
 )
-def _(real: Any, owners: Any) -> Any:
-    found = real(owners)
-    return 2 * found + np.arange(len(found)) % 2
+def _(real: Any, cells: Any) -> Any:
+    found = real(cells)
+    return np.where(found < 0, found, 2 * found + np.arange(len(found)) % 2)
 
 
 @mistake("query-reads-first", "data is read before the query is reserved", ORDER, f"{RUN}.answer")
@@ -90,8 +90,8 @@ def _(real: Any, event: Any, permit: Any, randomness: Any, step: int) -> Any:
     NOISE,
     f"{RUN}.Spend",
 )
-def _(real: Any, claim: Any, contribution: Any, permit: Any, randomness: Any) -> Any:
-    return real(claim, contribution, permit, Randomness.for_tests(0))
+def _(real: Any, claim: Any, contribution: Any, permit: Any, randomness: Any, *more: Any) -> Any:
+    return real(claim, contribution, permit, Randomness.for_tests(0), *more)
 
 
 def told_beside(change: Callable[[Any, Any], Any]) -> Callable[[Patch], None]:

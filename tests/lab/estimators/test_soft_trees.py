@@ -331,7 +331,6 @@ REFUSED = [
     ({"structure": -1}, "structure"),
     ({"bounds": (1, -1)}, "bounds"),
     ({"classes": (0,)}, "classes"),
-    ({"classes": (0, 2)}, "y"),
 ]
 
 
