@@ -119,7 +119,7 @@ class IsolationCheck:
             return CheckLevel.NOTHING
         if not self.summary.replayed and (step in due or self._pending):
             return CheckLevel.THOROUGH
-        if step in cut and step >= FIRST:
+        if step in cut:
             return CheckLevel.CHECK
         if step in due or self._pending:
             return CheckLevel.LIGHT
