@@ -118,7 +118,7 @@ def test_the_command_line(rows, capsys):
     table = ["visits.csv", "--schema", "visits.schema.toml", "--person", "patient", "--at-most", 5]
     ledger = ["--ledger", "visits.jsonl"]
     records = ["--records", round(0.8 * people)]
-    search = ["--trials", 2, "--set", "training.steps=10", "--over"]
+    search = ["--trials", 2, "--law", "logarithmic", "--set", "training.steps=10", "--over"]
     commands = {
         "query": ["query", table[0], "mean(age), mean(charge) by ward", *table[1:]],
         "fit": ["fit", *table, "--estimator", "logistic"],
