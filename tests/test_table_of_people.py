@@ -192,7 +192,7 @@ def test_python(rows, capsys, monkeypatch):
         "fit": fit,
         "train": train,
         "tune": lambda e: dpfy.tune(
-            LogisticRegression(), {"norm": [0.5, 1.0]}, people, epsilon=e, trials=2,
+            LogisticRegression(), {"norm": [0.5, 1.0]}, people, epsilon=e, trials=2, law="logarithmic",
             run=f"runs/tune{e}",
         ),
         "synthesize": lambda e: dpfy.synthesize(
