@@ -6,12 +6,16 @@ profiler sees them.
 
 The step is a steady `training.step` of a linear model: after the first steps, without a check of
 isolation or of contents, the forward pass excluded.
+
+A function is code with local variables of its own. Modules and class bodies, which run once where
+something is imported for the first time, and comprehensions are none.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import sys
 import tempfile
 import warnings
@@ -53,11 +57,13 @@ class Trace:
 
     @property
     def functions(self) -> list[str]:
-        """Path and qualified name of each function; comprehensions and modules are none."""
+        """Path and qualified name of each function."""
         return sorted(
             f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}"
             for code in self.calls
-            if not code.co_name.startswith("<") or code.co_name == "<lambda>"
+            # modules and class bodies keep their names in a dictionary: they lack this flag
+            if code.co_flags & inspect.CO_OPTIMIZED
+            and (not code.co_name.startswith("<") or code.co_name == "<lambda>")
         )
 
     @property
