@@ -346,13 +346,31 @@ class LedgerBudget(Protocol):
 
 @dataclass
 class Ledger:
-    """An append-only file of reservations.
+    """An append-only file of what releases cost, written before the data is read.
+
+    Open one with `Ledger.open(path)`, which makes it, or `Ledger.read(path)`, which never changes
+    it.
+
+    Args:
+        path: The file.
+        chain: The lines, chained by hash.
+        book: What the lines may say, checked whenever they are read.
 
     Guarantees: `reserve` returns only after the entry is on disk, so a crash can only over-report;
-    entries are chained by hash, so a changed or removed byte is found; all of one file's requests
-    pass one lock, so two processes cannot spend the same budget. What its lines may say is checked
-    whenever they are read: a reservation given back after it had begun, or a second end, is
-    `Corrupt`.
+    entries are chained by hash, so a changed or removed byte is found; all requests of one file
+    pass one lock, so two processes cannot spend the same budget. A line that the rules do not
+    allow (a reservation given back after its release began, or ended twice) is `Corrupt`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import dpfy
+        >>> people = dpfy.Dataset(
+        ...     {"age": [30, 41]}, [dpfy.Number("age", 0, 100)], ledger="people.jsonl",
+        ...     budget=dpfy.Budget(2, 1e-6),
+        ... )
+        >>> answers = dpfy.query(people, "sum(age)", epsilon=0.5)
+        >>> len(dpfy.Ledger.read(Path("people.jsonl")).permits())
+        1
     """
 
     path: Path

@@ -19,7 +19,16 @@ MOST_NAME = 80
 
 
 class Adjacency(str, Enum):
-    """Which change of the data set the guarantee hides."""
+    """Which change of the data set the guarantee hides.
+
+    Args:
+        value: The name of an adjacency: "add-or-remove-one", "replace-one" or "zero-out".
+
+    Example:
+        >>> import dpfy
+        >>> dpfy.Adjacency("replace-one").meaning
+        'the data of one unit is replaced by any other data'
+    """
 
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
     REPLACE_ONE = "replace-one"
@@ -55,12 +64,22 @@ PROTECTS = {
 
 @dataclass(frozen=True)
 class Unit:
-    """What one neighbour differs in: an example, a user, a label. `name` completes the phrase "one
-    ...".
+    """What one neighbour differs in: an example, a person, a label.
 
-    `most_records` bounds how many records one unit may own; an example is a unit of size one.
-    `protects` says what of it is covered, whatever it is called (:data:`PROTECTS`); `tokens` is the
-    length of a unit of text.
+    Args:
+        name: Completes the phrase "one ...".
+        most_records: How many records one unit may own. An example is a unit of size one.
+        protects: What of a unit is covered, whatever it is called: a key of `PROTECTS`.
+        tokens: The length of a unit of text, in tokens.
+
+    Raises:
+        InvalidInput: A value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> user = dpfy.Unit("user", most_records=8, protects="user")
+        >>> user.to_json()["most_records"]
+        8
     """
 
     name: str = "example"
@@ -123,6 +142,14 @@ class Person:
     Args:
         column: The column with the person's identifier. It is never a feature.
         at_most: The most rows of one person that a release uses; further rows are left out.
+
+    Raises:
+        InvalidInput: `at_most` is not a positive whole number, or the column has no name.
+
+    Example:
+        >>> import dpfy
+        >>> dpfy.Person("patient", at_most=5).unit.most_records
+        5
     """
 
     column: str

@@ -48,21 +48,47 @@ def lazy(
     views: int = 1,
     worker_init: Callable[[int], None] | None = None,
 ) -> LazyRecords:
-    """Records of a map-style `dataset` that are read when they are drawn, here (`workers` 0) or by
-    processes that read ahead.
+    """Records that are read when they are drawn, for data that does not fit into memory.
 
-    The plan decides which records are read; `collate` makes a batch of the list of them (torch's
-    own way by default), of any nesting of dicts, tuples and lists with tensors, a row for each
-    record. `prefetch` is how many batches each worker reads ahead (2), `pin_memory` None pins where
-    training is on a GPU. Also memory-mapped arrays, alone or nested, Hugging Face `datasets`, and a
-    DataLoader, whose own settings hold where none is given here.
+    The plan decides which records are read. Memory-mapped arrays, alone or nested, Hugging Face
+    `datasets` and a DataLoader are taken too. The settings of a DataLoader count where none is
+    given here.
 
-    With `views` each record is read that many times, with augmentation drawn for each: the tensors
-    of a batch are [records, views, ...], and :func:`dpfy.per_view` joins the losses, so that an
-    example has one gradient, clipped once (De et al. 2022).
+    Args:
+        dataset: A map-style dataset.
+        collate: Makes a batch of a list of records; torch's own way by default. A batch is any
+            nesting of dicts, tuples and lists with tensors, a row for each record.
+        workers: How many processes read ahead; 0 reads in this one.
+        pin_memory: None pins where training is on a GPU.
+        prefetch: How many batches each worker reads ahead; by default 2.
+        views: Read each record that many times, with augmentation drawn for each. The tensors of
+            a batch are then [records, views, ...], and :func:`dpfy.per_view` joins the losses, so
+            that an example has one gradient, clipped once (De et al. 2022).
+        worker_init: Called in each worker with its number.
+
+    Returns:
+        The records, for `dpfy.fit` and `dpfy.PrivateTraining`.
+
+    Raises:
+        InvalidInput: The dataset has no length or no records by number, or a value does not fit.
 
     Guarantees: nothing is read here. What a record draws from the global generators of torch, NumPy
     and Python is a function of the run's secret, the step, the record and the view.
+
+    Example:
+        >>> import torch
+        >>> import dpfy
+        >>> class Squares(torch.utils.data.Dataset):
+        ...     def __len__(self):
+        ...         return 50
+        ...     def __getitem__(self, number):
+        ...         return torch.full((2,), float(number)), number % 2
+        >>> train = dpfy.lazy(Squares(), workers=0)
+        >>> model = torch.nn.Linear(2, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> plan = dpfy.dpsgd(records=50, batch_size=10, steps=2).calibrate(3.0, 1e-5)
+        >>> dpfy.fit(model, train, optimizer=optimizer, plan=plan).epsilon <= 3.0
+        True
     """
     records = _lazy(dataset)
     if records is None:

@@ -37,11 +37,23 @@ KEPT = b"dpfy records of a user"
 class Users:
     """Whose each record is, and how a user takes part.
 
-    `of` is one whole number or word for each record, or the name of the field that holds it (a key
-    of a dict, a column of a Hugging Face dataset); that field is no input of the model. With
-    `window` (day, week, month or year, in UTC) the unit is what a user contributed within one
-    window of time; `time` then says when each record was made, as seconds since 1970, ISO dates or
-    numpy's datetimes, or as the name of a field.
+    Args:
+        of: One whole number or word for each record, or the name of the field that has it (a key of
+            a dict, a column of a Hugging Face dataset). That field is no input of the model.
+        pick: Which records are used of a user with more than the plan allows: "random" or "first".
+        loss: "sum" adds up the losses of a user's records, "mean" takes their mean.
+        time: When each record was made: seconds since 1970, ISO dates or numpy's datetimes, or the
+            name of a field.
+        window: "day", "week", "month" or "year", in UTC. The unit is then what a user contributed
+            within one window.
+
+    Raises:
+        InvalidInput: A value does not fit its rule, or `window` is given without `time`.
+
+    Example:
+        >>> import dpfy
+        >>> dpfy.Users([1, 1, 2, 3], loss="mean").loss
+        'mean'
     """
 
     of: object

@@ -152,15 +152,33 @@ def _place(name: str) -> float:
 
 
 def by_user(records: object, users: Tensor | np.ndarray | Users, most: int) -> UserRecords | Owned:
-    """Group `records` (anything that training takes) by `users`, one whole number for each record;
-    ids need not be consecutive.
+    """Group records by user, so that training samples and clips users as a whole.
 
-    Of a user with more than `most` records the first ones are kept. Users are in the order of their
-    ids. With :class:`dpfy.Users` nothing is read before training opens the data, and the records of
-    a user are taken as it says; so is data that is not in memory.
+    Users are in the order of their ids. With :class:`dpfy.Users`, nothing is read before training
+    opens the data, and the records of a user are taken as it says. Data that is not in memory is
+    read in the same way.
+
+    Args:
+        records: Anything that training takes.
+        users: One whole number for each record (ids need not be consecutive), or `dpfy.Users`.
+        most: The most records of a user that are used. The first ones are kept.
+
+    Returns:
+        The records, one user a row.
+
+    Raises:
+        InvalidInput: There is not one user for each record, or `most` is no positive whole number.
 
     Guarantees: which records of a user are kept depends on that user alone; nothing is learnt from
     the data but who owns what.
+
+    Example:
+        >>> import torch
+        >>> import dpfy
+        >>> x, y = torch.randn(6, 3), torch.zeros(6, dtype=torch.long)
+        >>> grouped = dpfy.by_user((x, y), torch.tensor([7, 7, 7, 9, 9, 4]), most=2)
+        >>> grouped.unit.most_records
+        2
     """
     most = check.integer("most", most)
     if isinstance(users, Users) or isinstance(records, LazyRecords):

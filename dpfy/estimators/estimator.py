@@ -126,6 +126,12 @@ class PrivateEstimator(BaseEstimator):
         The guarantee in one sentence.
     release_ : FinishedFit
         The files of the run folder. `release_.save(path)` writes them; `dpfy verify path` checks them.
+
+    Examples
+    --------
+    >>> from dpfy.estimators import KMeans, PrivateEstimator
+    >>> isinstance(KMeans(), PrivateEstimator)
+    True
     """
 
     epsilon: float = 1.0
@@ -473,6 +479,12 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator, abstract=True):
     ----------
     classes_ : ndarray
         The labels, in the order of probabilities.
+
+    Examples
+    --------
+    >>> from dpfy.estimators import NaiveBayes, PrivateClassifier
+    >>> isinstance(NaiveBayes(), PrivateClassifier)
+    True
     """
 
     classes: Any = None
@@ -553,6 +565,12 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
     max_weight : float, default=1.0
         The public maximum of `sample_weight`. What a record adds is multiplied by its weight over
         this maximum, so that noise which is made for the largest weight hides it.
+
+    Examples
+    --------
+    >>> from dpfy.estimators import PrivateRegressor, Ridge
+    >>> isinstance(Ridge(), PrivateRegressor)
+    True
     """
 
     target_bounds: Any = None
@@ -600,7 +618,26 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator, abstract=True):
 
 
 def load(run: str | Path) -> Any:
-    """The fitted estimator of a finished run folder: it predicts as the one that was fitted."""
+    """The fitted estimator of a finished run folder: it predicts as the one that was fitted.
+
+    Args:
+        run: The run folder of a fit.
+
+    Returns:
+        The estimator.
+
+    Raises:
+        InvalidInput: There is no finished fit in the folder.
+        Corrupt: A file is not the one that report and ledger name.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpfy import estimators
+        >>> X = np.random.default_rng(0).uniform(-1, 1, (500, 2))
+        >>> model = estimators.KMeans(n_clusters=2, bounds=(-1, 1), run="runs/groups").fit(X)
+        >>> bool((estimators.load("runs/groups").predict(X) == model.predict(X)).all())
+        True
+    """
     release = FinishedFit.of(Path(run))
     name = str(release.model.facts.get("estimator"))
     kind = ESTIMATORS.get(name) or plugins.find(plugins.ESTIMATORS, name)

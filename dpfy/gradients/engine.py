@@ -223,16 +223,34 @@ def zeros(params: dict[str, nn.Parameter], clip: Clip) -> Grads:
 
 
 def per_user(losses: Tensor, real: Tensor, *, reduction: str = "sum") -> Tensor:
-    """One loss per user, [users], from one loss per record, [users * most] (or [users, most]), user
-    by user; `real` is [users, most].
+    """One loss per user, [users], from one loss per record.
 
-    `reduction` "sum" gives the gradient of the user's whole data, "mean" that of an average record
-    of the user. Hand the result to any engine, or to `PrivateTraining.step`: the user's gradient is
-    then clipped as a whole, however many records it comes from.
+    Give the result to any engine, or to `PrivateTraining.step`. The user's gradient is then clipped
+    as a whole, however many records it comes from.
+
+    Args:
+        losses: One loss per record, [users * most] or [users, most], user by user.
+        real: Which places have a record, [users, most].
+        reduction: "sum" gives the gradient of the user's whole data, "mean" that of an average
+            record of the user.
+
+    Returns:
+        The losses of the users.
+
+    Raises:
+        InvalidInput: The shapes do not fit, or `reduction` is neither "sum" nor "mean".
 
     Guarantees: places that are not real add exactly zero to the loss and to its gradient (as long
     as the losses there are finite), and the loss of a user depends on that user's records alone if
     each record's loss does.
+
+    Example:
+        >>> import torch
+        >>> import dpfy
+        >>> losses = torch.tensor([1.0, 2.0, 4.0, 8.0])
+        >>> real = torch.tensor([[True, True], [True, False]])
+        >>> dpfy.per_user(losses, real).tolist()
+        [3.0, 4.0]
     """
     check.one_of("reduction", reduction, ["sum", "mean"])
     if real.dim() != 2 or real.dtype != torch.bool:

@@ -136,14 +136,30 @@ def inspect(
     batch: int | None = None,
     measure: bool = False,
 ) -> ModelReport:
-    """Look at `model` with a public or random `sample` batch: routes, expected costs, problems.
-    Nothing is changed or trained.
+    """Look at `model` before it is trained: how each layer is computed, what it costs, and which
+    problems training would have. Nothing is changed or trained.
 
-    `batch` is the physical batch to plan for, where the sample is smaller than that. With `measure`
-    steps are timed on the sample.
+    Args:
+        model: The model.
+        sample: A public or random batch of its inputs.
+        batch: The physical batch to plan for, where the sample is smaller.
+        measure: Time steps on the sample.
+
+    Returns:
+        The report: `table()` shows it, `problems` lists what would be refused.
+
+    Raises:
+        InvalidInput: The sample is not a batch of tensors.
 
     Guarantees: what :func:`check_model` or :func:`probe_mixing` would refuse is listed under
     problems, with its way out.
+
+    Example:
+        >>> import torch
+        >>> import dpfy
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+        >>> len(dpfy.inspect(model, torch.randn(16, 4)).problems) > 0
+        True
     """
     inputs = sample if isinstance(sample, tuple) else (sample,)
     shapes, problems = _shapes(model, inputs), _problems(model, inputs)

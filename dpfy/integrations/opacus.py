@@ -52,18 +52,64 @@ def from_opacus(
     scheduler: object = None,
     run: str | Path | Run | None = None,
 ) -> PrivateTraining:
-    """A private training with the meaning that Opacus gives to these arguments, by its names; use
-    it as a context (docs/from-opacus.md).
+    """A private training with the meaning and the names that Opacus gives to these arguments.
 
-    Give `noise_multiplier` (make_private) or `target_epsilon` (make_private_with_epsilon). Opacus
-    bills the steps that were made; here all are reserved before the data is read, so `epochs` and
-    `target_delta` are part of every call. As there, an epoch has one step for each batch, the
-    sampling rate is one over their number, and noise is divided by the expected batch size. Opacus
-    takes all of these from the length of the data set, which is private: they then tell whether a
-    record is there. Here they follow from `records`, a public number.
+    Use it as a context (docs/from-opacus.md).
+
+    Opacus charges the steps that were made. Here all are reserved before the data is read, so
+    `epochs` and `target_delta` are part of every call. As there, an epoch has one step for each
+    batch, the sampling rate is one over their number, and noise is divided by the expected batch
+    size. Opacus takes these from the length of the data set, which is private. Here they follow
+    from `records`, a public number.
+
+    Args:
+        module, optimizer, data_loader: As for `PrivacyEngine.make_private`.
+        records: The public number of records.
+        max_grad_norm: The clipping norm; with "per_layer" one for each parameter.
+        epochs: How many epochs are trained.
+        target_delta: The delta of the guarantee.
+        noise_multiplier: As for `make_private`. Give this or `target_epsilon`.
+        target_epsilon: As for `make_private_with_epsilon`.
+        poisson_sampling: True. Other batches are refused.
+        clipping: "flat" or "per_layer".
+        batch_first: True. Other layouts are refused.
+        loss_reduction: "mean".
+        noise_generator: None. Noise is made from the entropy of the system.
+        grad_sample_mode: "hooks", "functorch", "ew" or "ghost"; all give the same result.
+        secure_mode: True asks for exact noise.
+        accountant: "prv" for the tight accountant, or "rdp".
+        max_physical_batch_size: What `BatchMemoryManager` takes there.
+        scheduler: A torch scheduler, stepped after each step.
+        run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
+
+    Returns:
+        The training, to be used as a context.
+
+    Raises:
+        Unsupported: An argument has no proof here.
+        InvalidInput: A value does not fit its rule.
 
     Guarantees: the plan does not depend on the data; what has no proof here, or another meaning, is
     refused with the way out: nothing is ignored.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> import dpfy
+        >>> data = TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,)))
+        >>> model = torch.nn.Linear(4, 2)
+        >>> training = dpfy.from_opacus(
+        ...     module=model,
+        ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        ...     data_loader=DataLoader(data, batch_size=20),
+        ...     records=100,
+        ...     max_grad_norm=1.0,
+        ...     epochs=2,
+        ...     target_delta=1e-5,
+        ...     target_epsilon=3.0,
+        ... )
+        >>> training.plan.recipe.steps
+        10
     """
     each = _batches(data_loader, records)
     if not poisson_sampling:

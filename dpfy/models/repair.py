@@ -32,19 +32,36 @@ class Repaired(NamedTuple):
 
 
 def repair(model: nn.Module, *, statistics: str | None = None, public: Any = None) -> Repaired:
-    """A copy of `model` that private training takes, and what was replaced in it. Make the
-    optimizer afterwards.
+    """A copy of `model` that private training takes. Make the optimizer afterwards.
 
     Batch normalisation (1d, 2d, 3d, synchronised) becomes group normalisation of the same scale and
-    shift. With `statistics`, words that say where they come from, it keeps its running statistics
-    instead, for good: they must be public (of pretraining on public data, say). With `public`,
-    records of public data as the model takes them, the statistics are those of these records at
-    every step, and `statistics` says what they are. Instance normalisation loses its running
-    statistics; embeddings lose `max_norm` and `scale_grad_by_freq`; spectral normalisation keeps
-    the directions that it has.
+    shift. Instance normalisation loses its running statistics. Embeddings lose `max_norm` and
+    `scale_grad_by_freq`. Spectral normalisation keeps the directions that it has.
 
-    Guarantees: `model` is left as it is; weights are the same tensors' values under the same names;
-    the card lists what was replaced, and the words of `statistics` as the caller's.
+    Args:
+        model: The model. It is left as it is.
+        statistics: Keeps the running statistics of batch normalisation, for good. The text says
+            where they come from: they must be public (of pretraining on public data, say).
+        public: Records of public data as the model takes them. At every step, the statistics of
+            batch normalisation are those of these records; `statistics` says what they are.
+
+    Returns:
+        The copy, and what was replaced in it.
+
+    Raises:
+        InvalidInput: `model` is no module, or `public` is given without `statistics`.
+        Unsupported: The model is compiled, or has layers whose shapes are not known yet.
+
+    Guarantees: weights are the same values under the same names; the report lists what was
+    replaced, and the text of `statistics` as the caller's.
+
+    Example:
+        >>> import torch
+        >>> import dpfy
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+        >>> private = dpfy.repair(model).model
+        >>> type(private[1]).__name__
+        'GroupNorm'
     """
     if not isinstance(model, nn.Module):
         raise InvalidInput("model", type(model).__name__, "must be a torch.nn.Module")

@@ -103,9 +103,28 @@ def auto(
 ) -> MechanismChoice:
     """The mechanism with the least error for this data pattern at (epsilon, delta).
 
-    `sampling`: "poisson" if records can be sampled at random, "fixed-order" if they come in an
-    order that cannot be changed, "any" if both can be done. The candidates' errors do not depend on
-    data: the choice is free.
+    The errors of the candidates do not depend on data, so the choice is free.
+
+    Args:
+        records: The public number of records.
+        batch_size: The expected number of records of a batch.
+        epsilon, delta: The guarantee of every candidate.
+        epochs, steps: How long to train; give one of them.
+        sampling: "poisson" if records can be sampled at random, "fixed-order" if they come in an
+            order that cannot be changed, "any" if both can be done.
+        clip_norm: The clipping norm.
+
+    Returns:
+        The plan of the best, all candidates, and the reason in words.
+
+    Raises:
+        InvalidInput: A value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> choice = dpfy.auto(1000, 100, epsilon=3.0, delta=1e-5, steps=10)
+        >>> choice.candidates[0].rmse <= choice.candidates[-1].rmse
+        True
     """
     count = step_count(records, batch_size, epochs, steps, most=MOST_STEPS)
     found = compare(

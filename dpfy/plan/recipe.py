@@ -38,18 +38,35 @@ UNIT, RECORD = DRAWS = ("unit", "record")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What will be done to the data, before the noise is known. `records` is the public size of the
-    data set, in units.
+    """What is done to the data, before the noise is known. `dpfy.dpsgd` and its like make one.
 
-    A unit of several records is sampled as one and its contribution bounded as one
-    (:func:`dpfy.by_user`, :func:`dpfy.per_user`); training refuses data that is not arranged so.
-    `noise` is one of `NOISES`; "exact" noise has the law that is billed to the last bit
-    (:mod:`dpfy.noise.exact`), for the strategies that it knows. `stopping` says where a run may end
-    early, billed for what it released.
+    A unit of several records is sampled as one and its contribution is bounded as one
+    (:func:`dpfy.by_user`, :func:`dpfy.per_user`). Training refuses data that is not arranged so.
 
-    With `draw` "record" single records are sampled and clipped, of which a unit owns at most
-    `unit.most_records`, and the bill is that of so many records together (ELS: Charles et al. 2024;
-    Chua et al. 2024). `records` is then the public number of records, not of units.
+    Args:
+        records: The public number of units in the data set; of records, if `draw` is "record".
+        sampler: How batches are drawn.
+        steps: The number of steps.
+        clip: How the contribution of a unit is bounded.
+        strategy: How the noise of different steps is correlated.
+        unit: What is protected.
+        adjacency: Which change of the data set is hidden.
+        noise: "float", or "exact" for noise whose law is exact to the last bit
+            (:mod:`dpfy.noise.exact`), for the strategies that it knows.
+        stopping: Where a run may end early. It is charged for what it released.
+        draw: "unit", or "record" to sample and clip single records. The charge is then that of
+            `unit.most_records` records together (ELS: Charles et al. 2024; Chua et al. 2024).
+
+    Raises:
+        InvalidInput: A value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> recipe = dpfy.dpsgd(records=1000, batch_size=50, steps=100)
+        >>> recipe.expected_batch
+        50.0
+        >>> recipe.calibrate(epsilon=3.0, delta=1e-5).noise_multiplier > 0.5
+        True
     """
 
     records: int
@@ -258,11 +275,25 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe with its noise fixed, and the delta at which its guarantee is stated. Event, scale
-    and guarantee are derived, never given.
+    """A recipe with its noise fixed. Event, scale and guarantee are derived from it, never given.
+
+    Args:
+        recipe: What is done to the data.
+        noise_multiplier: The standard deviation of the noise over the clipping norm.
+        delta: The delta of the guarantee.
+        accountant: Which accountant computes it.
+
+    Raises:
+        InvalidInput: A value does not fit its rule.
 
     Guarantees: `event` describes what a run of this plan does, because sampler, clip, strategy and
     steps of the run are read from the same fields.
+
+    Example:
+        >>> import dpfy
+        >>> plan = dpfy.dpsgd(records=1000, batch_size=50, steps=100).calibrate(3.0, 1e-5)
+        >>> plan.epsilon <= 3.0
+        True
     """
 
     recipe: Recipe
@@ -470,16 +501,36 @@ def dpsgd(
     stopping: int | Sequence[float] | None = None,
     draw: str = UNIT,
 ) -> Recipe:
-    """DP-SGD: random batches, flat clipping, fresh Gaussian noise. Give `epochs` or `steps`, not
-    both.
+    """DP-SGD: random batches, flat clipping, fresh Gaussian noise.
 
-    Works for every optimizer (DP-Adam is this recipe with Adam). `epochs` counts expected passes
-    over the data. "poisson" batches have `batch_size` records on average; "without-replacement"
-    ones exactly that many, and hide a record that is replaced (replace-one). ``noise="exact"``
-    gives every released value the bits that real numbers would have given it. With `stopping`, a
-    number of points or a list of them, a run may end early and is billed for what it released
-    (:func:`with_stopping`). With ``draw="record"`` records are drawn and clipped one by one, and
-    billed for as many together as a unit owns.
+    It works with every optimizer: DP-Adam is this recipe with Adam.
+
+    Args:
+        records: The public number of units in the data set.
+        batch_size: The expected number of records of a batch.
+        epochs, steps: How long to train; give one of them. `epochs` counts expected passes.
+        sampling: "poisson" batches have `batch_size` records on average. "without-replacement"
+            ones have exactly that many, and hide that a record is replaced (replace-one).
+        clip_norm: The bound on the norm of what a unit contributes to a step.
+        unit: What is protected.
+        adjacency: Which change of the data set is hidden.
+        noise: "exact" gives every released value the bits that real numbers would give it.
+        stopping: A number of points, or a list of them, at which a run may end early. It is
+            charged for what it released (:func:`with_stopping`).
+        draw: "record" draws and clips records one by one, and charges as many together as a unit
+            owns.
+
+    Returns:
+        The recipe. `calibrate(epsilon, delta)` or `with_noise(...)` makes a plan of it.
+
+    Raises:
+        InvalidInput: A value does not fit its rule, or both `epochs` and `steps` are given.
+
+    Example:
+        >>> import dpfy
+        >>> recipe = dpfy.dpsgd(records=60_000, batch_size=600, epochs=10)
+        >>> recipe.steps
+        1000
     """
     count = step_count(records, batch_size, epochs, steps)
     sampler = sampler_of(sampling, records, batch_size)

@@ -151,7 +151,23 @@ def serve(
     Returns:
         The service, to be used as a context.
 
+    Raises:
+        InvalidInput: A value does not fit its rule, or the schema has no label.
+        BudgetExceeded: The budget of the data set does not cover it.
+
     Guarantees: all answers are reserved before the data is read.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpfy
+        >>> x = np.random.default_rng(0).uniform(0, 100, 600)
+        >>> rows = {"age": x, "sick": np.where(x > 50, "yes", "no")}
+        >>> schema = [dpfy.Number("age", 0, 100), dpfy.Label("sick", ["no", "yes"])]
+        >>> people = dpfy.Dataset(rows, schema)
+        >>> with dpfy.serve(people, epsilon=8.0, delta=1e-5, answers=3, voters=20) as service:
+        ...     answer = service.answer({"age": 90}).label
+        >>> answer in ("no", "yes")
+        True
     """
     held = Dataset.of(data, schema, unit=unit, records=records)
     chosen, place = held.rule(delta), held.run(run)

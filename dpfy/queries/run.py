@@ -115,6 +115,13 @@ def query(
 
     Guarantees: everything about the query is checked, and its price computed and reserved, before
     the data is opened. A query that is refused spends nothing and leaves no folder.
+
+    Example:
+        >>> import dpfy
+        >>> people = dpfy.Dataset({"age": [30, 41, 58]}, [dpfy.Number("age", 0, 100)])
+        >>> answers = dpfy.query(people, "sum(age)", epsilon=1.0, delta=0)
+        >>> list(answers.to_frame().columns)[:2]
+        ['statistic', 'value']
     """
     held = Dataset.of(data, schema, unit=unit, records=records)
     chosen = held.rule(delta)

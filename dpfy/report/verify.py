@@ -145,8 +145,33 @@ def verify(
     head: str | None = None,
     ledger: Path | str | None = None,
 ) -> list[Finding]:
-    """The findings of :func:`judge`. Verified if every one holds; the level says what that is
-    worth.
+    """Check a finished run: recompute its guarantee, and compare every file with report and ledger.
+
+    The run is verified if every finding holds. Its level of evidence says what that is worth
+    (docs/card.md).
+
+    Args:
+        run: The run folder, a ledger, or a privacy report alone.
+        keys: Public keys: the run must be signed by one of them.
+        head: The hash of the last line of the ledger, if you know it from elsewhere.
+        ledger: The ledger of the data set, to check what it says of this run.
+
+    Returns:
+        The findings: each has `what`, `holds` and `detail`.
+
+    Raises:
+        InvalidInput: There is nothing to check at `run`.
+
+    Guarantees: nothing is changed, and nothing in the folder is run or imported.
+
+    Example:
+        >>> import dpfy
+        >>> answers = dpfy.query(
+        ...     {"age": [30, 41]}, "sum(age)", epsilon=1.0, delta=0, run="runs/ages",
+        ...     schema=[dpfy.Number("age", 0, 100)],
+        ... )
+        >>> all(finding.holds for finding in dpfy.verify("runs/ages"))
+        True
     """
     return judge(run, keys=keys, head=head, ledger=ledger).findings
 

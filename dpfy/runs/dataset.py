@@ -38,7 +38,16 @@ class Budget(RenyiFilter):
         approximation: The part of delta that is set aside for releases that may fail with a small
             probability, such as ``top()``; a fifth of delta where nothing is said.
 
+    Raises:
+        InvalidInput: A value is no epsilon, or no probability.
+
     Guarantees: those of `dpfy.accounting.filters.RenyiFilter`.
+
+    Example:
+        >>> import dpfy
+        >>> budget = dpfy.Budget(8, 1e-6)
+        >>> budget.epsilon, budget.delta
+        (8, 1e-06)
     """
 
     approximation: float = -1.0
@@ -96,6 +105,18 @@ class Dataset:
     Guarantees: nothing is read from the source here, and no text that this object makes shows
     anything of it, nor how many rows it has. A release that the budget does not cover is refused
     before the source is read.
+
+    Example:
+        >>> import dpfy
+        >>> people = dpfy.Dataset(
+        ...     {"age": [30, 41, 58]},
+        ...     schema=[dpfy.Number("age", 0, 100)],
+        ...     ledger="people.jsonl",
+        ...     budget=dpfy.Budget(8, 1e-6),
+        ... )
+        >>> answers = dpfy.query(people, "sum(age)", epsilon=1.0)
+        >>> people.left().epsilon < 8
+        True
     """
 
     def __init__(

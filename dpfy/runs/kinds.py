@@ -47,9 +47,22 @@ def load(run: str | Path, model: Any = None) -> Any:
         A network, in evaluation mode where it was made here; a fitted estimator; a student; the
         answers of a query; the result of a synthesis.
 
+    Raises:
+        InvalidInput: There is no finished run in the folder.
+        Corrupt: A file is not the one that report and ledger name.
+
     Guarantees: weights are those whose hash report and ledger state (averaged, where the run
     averaged), and a refused model is left as it was. Whatever is done with them, without the data,
     costs nothing.
+
+    Example:
+        >>> import dpfy
+        >>> answers = dpfy.query(
+        ...     {"age": [30, 41]}, "sum(age)", epsilon=1.0, delta=0, run="runs/ages",
+        ...     schema=[dpfy.Number("age", 0, 100)],
+        ... )
+        >>> dpfy.load("runs/ages").epsilon == answers.epsilon
+        True
     """
     kind = kind_of_run(run)
     if model is not None:
@@ -72,8 +85,22 @@ def predict(run: str | Path, data: Any, model: Any = None) -> Any:
     Returns:
         The predictions: `predicted()`, `probabilities`, `to_json()`, `to_csv()`.
 
+    Raises:
+        InvalidInput: The run has no model, or the rows do not fit it.
+        Corrupt: A file is not the one that report and ledger name.
+
     Guarantees: the model's hash is checked; rows are encoded as those it was trained on; nothing of
     the run is changed. It costs nothing.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpfy
+        >>> from dpfy.estimators import LogisticRegression
+        >>> X = np.random.default_rng(0).uniform(-1, 1, (500, 2))
+        >>> y = (X[:, 0] > 0).astype(int)
+        >>> model = LogisticRegression(bounds=(-1, 1), classes=[0, 1], run="runs/signs").fit(X, y)
+        >>> len(dpfy.predict("runs/signs", X[:3]).predicted())
+        3
     """
     kind = kind_of_run(run)
     predictor = plugins.find(PREDICTORS, kind)
@@ -94,6 +121,22 @@ def sign(run: str | Path, *, key: str | Path) -> Signed:
 
     Raises:
         Corrupt: The run does not verify, and was not signed.
+
+    Returns:
+        What was signed: the key's fingerprint, the head of the ledger and the hash of the report.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import dpfy
+        >>> from dpfy.report.signature import new_key
+        >>> answers = dpfy.query(
+        ...     {"age": [30, 41]}, "sum(age)", epsilon=1.0, delta=0, run="runs/ages",
+        ...     schema=[dpfy.Number("age", 0, 100)],
+        ... )
+        >>> _ = new_key(Path("me.pem"))
+        >>> signed = dpfy.sign("runs/ages", key="me.pem")
+        >>> all(finding.holds for finding in dpfy.verify("runs/ages"))
+        True
     """
     failed = [f for f in verify(run) if not f.holds and f.what != signature.CHECK]
     if failed:

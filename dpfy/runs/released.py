@@ -31,6 +31,15 @@ class Released:
         run: The run folder.
 
     Guarantees: nothing here is private: what a result shows is what its run published.
+
+    Example:
+        >>> import dpfy
+        >>> ages = {"age": [30, 41, 58]}
+        >>> answers = dpfy.query(ages, "sum(age)", epsilon=1.0, delta=0, schema=[
+        ...     dpfy.Number("age", 0, 100)
+        ... ])
+        >>> answers.epsilon <= 1.0, all(finding.holds for finding in answers.verify())
+        (True, True)
     """
 
     run: Path

@@ -45,6 +45,12 @@ class Run:
 
     Raises:
         InvalidInput: A value does not fit its rule, or a budget is given without a ledger.
+
+    Example:
+        >>> import dpfy
+        >>> run = dpfy.Run("runs/x", about={"author": "me"})
+        >>> run.path, run.resume
+        ('runs/x', False)
     """
 
     path: Path | str = field(default_factory=fresh_path)

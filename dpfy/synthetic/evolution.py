@@ -195,9 +195,26 @@ def evolve(
     Returns:
         The result: `arrays`, the samples and their classes.
 
+    Raises:
+        InvalidInput: A value does not fit its rule, or the generator makes no arrays.
+        BudgetExceeded: The budget of the data set does not cover it.
+
     Guarantees: the price is computed and reserved before `records` is called; a record adds one
     vote to each round; what is published are samples of the generator, chosen by noisy votes. A
     killed run goes on to the same samples if the generator draws from its `rng` alone.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpfy
+        >>> class Dots:
+        ...     def random(self, count, label, rng):
+        ...         return rng.uniform(-5, 5, (count, 2))
+        ...     def vary(self, samples, label, rng):
+        ...         return samples + rng.normal(0, 0.4, samples.shape)
+        >>> records = (np.full((200, 2), 3.0), np.zeros(200, dtype=int))
+        >>> made = dpfy.evolve(records, Dots(), epsilon=2.0, delta=1e-5, size=20, rounds=2)
+        >>> made.arrays[0].shape
+        (20, 2)
     """
     given = Dataset.of(records)
     chosen = given.rule(delta)

@@ -139,6 +139,17 @@ def synthesize(
     Guarantees: everything that can be refused for a public reason is, and the price is computed and
     reserved, before the data is opened. A synthesis that is refused spends nothing and leaves no
     folder. A process killed at any moment goes on to the same bits.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpfy
+        >>> rng = np.random.default_rng(0)
+        >>> rows = {"age": rng.uniform(0, 100, 300), "job": rng.choice(["clerk", "nurse"], 300)}
+        >>> schema = [dpfy.Number("age", 0, 100, bins=4), dpfy.Category("job", ["clerk", "nurse"])]
+        >>> people = dpfy.Dataset(rows, schema)
+        >>> table = dpfy.synthesize(people, epsilon=1.0, delta=1e-5, method="mst", rows=20)
+        >>> table.to_frame().shape
+        (20, 2)
     """
     held = Dataset.of(data, schema, unit=unit, records=records)
     options = SynthesisOptions(method, workload, target, rows, most_cells, device)

@@ -152,6 +152,15 @@ class Number(RangedColumn):
         transform: "log1p" takes range and values through log(1 + x) first.
         bins: For synthesis, a number of bins or their edges.
         required: For synthesis, no cell for missing values.
+
+    Raises:
+        InvalidInput: The range is empty, or a value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> age = dpfy.Number("age", 0, 100)
+        >>> age.low, age.high
+        (0.0, 100.0)
     """
 
     low: float
@@ -207,6 +216,15 @@ class Date(RangedColumn):
             NAME_year, ... in its place; without them learners read one number.
         every: For synthesis, bins of a "day", "week", "month" or "year".
         required: For synthesis, no cell for missing values.
+
+    Raises:
+        InvalidInput: The range is empty, or a value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> visit = dpfy.Date("visit", "2020-01-01", "2020-12-31")
+        >>> visit.first, visit.every
+        ('2020-01-01', 'month')
     """
 
     first: str | date
@@ -361,6 +379,14 @@ class Category(WordColumn):
         buckets: For learners, read a long list as so many hashed features.
         ordered: For synthesis, the order of the list means something.
         required: For synthesis, no cell for missing values.
+
+    Raises:
+        InvalidInput: The list is empty or names a word twice, or a value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> dpfy.Category("job", ["clerk", "nurse"]).words[:2]
+        ('clerk', 'nurse')
     """
 
     categories: tuple[str, ...]
@@ -384,8 +410,23 @@ class Category(WordColumn):
 
 @dataclass(frozen=True)
 class Label(WordColumn):
-    """What is to be predicted: one of a public list of classes, of which the first is 0. A learner
-    leaves out rows without one of them, unless `fill` names the class that they have.
+    """What is to be predicted: one of a public list of classes.
+
+    Args:
+        name: The column.
+        classes: The list. The first class is number 0.
+        fill: The class of a row without a listed one. Without it, learners leave such rows out.
+        drop: Leave out the rows where it is missing.
+        ordered: For synthesis, the order of the list means something.
+        required: For synthesis, no cell for missing values.
+
+    Raises:
+        InvalidInput: There are fewer than two classes, or a value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> dpfy.Label("income", ["low", "high"]).classes
+        ('low', 'high')
     """
 
     classes: tuple[str, ...]
@@ -412,8 +453,19 @@ class Label(WordColumn):
 
 @dataclass(frozen=True)
 class OpenColumn(Column):
-    """A column about which nothing is public, `ignore = true` in a file: no learner reads it. A
-    query may ask for its frequent words, or for the range of its numbers.
+    """A column about which nothing is public, `ignore = true` in a file.
+
+    No learner reads it. A query may ask for its frequent words, or for the range of its numbers.
+
+    Args:
+        name: The column.
+        drop: Leave out the rows where it is missing.
+        required: For synthesis, no cell for missing values.
+
+    Example:
+        >>> from dpfy.tables import OpenColumn, Schema
+        >>> Schema.of([OpenColumn("note")]).ignored
+        frozenset({'note'})
     """
 
     kind = "ignored"
@@ -440,6 +492,14 @@ class Text(OpenColumn):
         name: The column.
         buckets: For learners, so many hashed features; without them they do not read it.
         drop: Leave out the rows where it is missing.
+
+    Raises:
+        InvalidInput: `buckets` is not a positive whole number.
+
+    Example:
+        >>> import dpfy
+        >>> dpfy.Text("note", buckets=64).buckets
+        64
     """
 
     _: KW_ONLY

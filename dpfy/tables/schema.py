@@ -45,11 +45,23 @@ REQUIRED = {
 
 @dataclass(frozen=True)
 class Schema:
-    """All columns of a table, in an order of their own; how a missing cell is written; and, for
-    synthesis, the constraints.
+    """What is public about the columns of a table.
 
-    `strict`: the caller declares the data clean. A cell that does not fit is then an error that
-    names column and row.
+    Args:
+        columns: The columns, in an order of their own.
+        missing: How a missing cell is written.
+        strict: The caller declares the data clean. A cell that does not fit is then an error that
+            names column and row.
+        constraints: For synthesis, rules that every record keeps.
+
+    Raises:
+        InvalidInput: A column is there twice, or a value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> schema = dpfy.Schema.of([dpfy.Number("age", 0, 100), dpfy.Label("sick", ["no", "yes"])])
+        >>> schema.features[0].name, schema.label.name
+        ('age', 'sick')
     """
 
     columns: tuple[Column, ...]

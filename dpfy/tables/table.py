@@ -28,8 +28,18 @@ class PrivateTable:
         schema: The public schema, or whatever describes one.
         owner: The column that says whose a row is.
 
+    Raises:
+        InvalidInput: The schema names a column that the data does not have.
+
     Guarantees: without `strict` no cell raises an error; how a cell is read, and whether its row is
     left out, depends on its row and the schema alone.
+
+    Example:
+        >>> import dpfy
+        >>> from dpfy.tables import PrivateTable
+        >>> table = PrivateTable({"age": ["30", "41", "?"]}, [dpfy.Number("age", 0, 100, fill=0)])
+        >>> table.has("age")
+        True
     """
 
     def __init__(self, data: Any, schema: Any, owner: str | None = None) -> None:

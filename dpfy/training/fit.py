@@ -131,52 +131,82 @@ def fit(
     world: World | None = None,
     progress: Progress = quiet,
 ) -> Result:
-    """Train `model` privately on `train` and leave a verified run folder; afterwards the model holds
-    the released weights.
+    """Train `model` privately on `train` and leave a verified run folder.
+
+    Afterwards the model has the released weights.
 
         net = dpfy.fit(net, people, optimizer=opt, epsilon=3.0, epochs=10, batch_size=256)
 
-    `train` is a `dpfy.Dataset`, or records in any form below. The plan is made here, of `epsilon`,
-    `delta`, `epochs` or `steps`, `batch_size` and `clip_norm`; or it is given as `plan`. Where the
-    number of units is not public (`records`, or that of the Dataset) it is counted first, in a run
-    of its own, with a twentieth of epsilon.
+    Give a `plan`, or what it is made of: `epsilon`, `delta`, `epochs` or `steps`, `batch_size` and
+    `clip_norm`. Where the number of units is not public it is counted first, in a run of its own,
+    with a twentieth of epsilon.
 
-    Batches of `train` and of the test data are tuples, whose last field is the target and whose others go to
-    the model, or dicts, whose field `labels` (by default the one called labels, label, targets,
-    target or y) is the target and whose others go to the model by name. `loss` is the name of a
-    loss ("cross_entropy", "mse", "l1", "huber", "bce", "multi_label", "tokens", "next_token";
-    outputs with `.logits` are understood) or a function of (outputs, targets) to one loss for each
-    row. For everything else give `loss` a function of (model, record) to the loss of one record,
-    which cannot see any other (:func:`dpfy.per_record`), or give `objective` instead, a function of
-    (model, batch) to one loss for each row.
+    Batches are tuples or dicts. The last field of a tuple is the target and the others go to the
+    model. Of a dict the field `labels` is the target (by default the one called labels, label,
+    targets, target or y) and the others go to the model by name.
 
-    `user` says whose each record is: one whole number or word for each, the name of the field that
-    holds it, or :class:`dpfy.Users`, which says more. The plan's unit says how many records of one
-    user are used (``unit=dpfy.Unit("user", 8)``). Users are then sampled, clipped and protected as
-    a whole; who owns what is read after the reservation. Records grouped before
-    (:func:`dpfy.by_user`) need no `user`.
+    A finished run that is resumed returns its result and gives the model the released weights.
 
-    `evaluation` is the test data, and what may be told of it. :class:`dpfy.PublicTest`: what is
-    measured on it is published, exactly. :class:`dpfy.PrivateTest`: its records are private; counts
-    of right and wrong answers, or the mean loss up to a bound, are released with Gaussian noise and
-    charged in the ledger beside the plan: the guarantee printed covers both. Where the plan
-    protects persons, it says whose each record is, and each person counts once.
-    :class:`dpfy.WithheldTest`: nothing of it is written anywhere; `Result.utility` is for the caller
-    alone, and no part of what the guarantee covers.
+    Args:
+        model: Your model.
+        train: A `dpfy.Dataset`, or records in any form that training reads.
+        optimizer: Any optimizer of the parameters of the model.
+        plan: What is done to the data, and with how much noise.
+        epsilon, delta, epochs, steps, batch_size, clip_norm: What the plan is made of, without one.
+        records: The public number of units.
+        loss: The name of a loss ("cross_entropy", "mse", "l1", "huber", "bce", "multi_label",
+            "tokens", "next_token"; outputs with `.logits` are understood), a function of (outputs,
+            targets) to one loss for each row, or a function of (model, record) to the loss of one
+            record, which cannot see any other (:func:`dpfy.per_record`).
+        labels: The field of a dict that is the target.
+        user: Whose each record is: a whole number or word for each, the name of the field that has
+            it, or :class:`dpfy.Users`. The unit of the plan says how many records of a user are
+            used (``unit=dpfy.Unit("user", 8)``). Users are then sampled, clipped and protected as a
+            whole.
+            Records grouped before (:func:`dpfy.by_user`) need no `user`.
+        objective: In place of `loss`, a function of (model, batch) to one loss for each row.
+        run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
+        evaluation: The test data, and what is published about it. :class:`dpfy.PublicTest`
+            publishes exact figures. :class:`dpfy.PrivateTest` has private records: counts of right
+            and wrong answers, or a bounded mean loss, are released with noise and charged beside
+            the plan.
+            :class:`dpfy.WithheldTest` writes nothing: `Result.utility` is for the caller alone, and
+            no part of what the guarantee covers.
+        runtime: How a step is computed.
+        update: What becomes of the noisy gradient.
+        scheduler: A torch scheduler, stepped after each step.
+        stop: Ends the run early, where the plan has points for that (``dpfy.dpsgd(...,
+            stopping=5)``): a function of the metrics of every point so far that returns True to end
+            the run (:class:`dpfy.Plateau`). It must look at public figures and released values
+            only.
+        world: The processes that train together.
+        progress: Called with what is being done, and which share of it
+            (:class:`dpfy.runs.progress.Progress`).
 
-    `scheduler` is a torch scheduler of the optimizer, which the run steps after each of its steps.
+    Returns:
+        The result: `model`, `epsilon`, `guarantee`, `utility` and the run folder.
 
-    `stop` may end the run early, where the plan has points for that (``dpfy.dpsgd(...,
-    stopping=5)``): at each point it is given a row of metrics.jsonl for every point so far, and
-    ends the run by returning True (:class:`dpfy.Plateau`). It must look at public figures and at
-    what was released alone.
+    Raises:
+        InvalidInput: An argument does not fit its rule.
+        Unsupported: The model or the loss mixes examples, or has a part that no rule covers.
+        BudgetExceeded: The ledger of the data set has too little left.
 
-    Resuming a run that is finished returns its result and gives the model the released weights; a
-    crash between the card and the end of the erasure is made good.
+    Guarantees: those of :class:`PrivateTraining`. Where the plan protects persons, each person
+    counts once in the evaluation, and who owns what is read after the reservation. The guarantee
+    printed covers training and evaluation.
 
-    `progress` is told what is being done, and which share of it (:class:`dpfy.runs.progress.Progress`).
-
-    Guarantees: those of :class:`PrivateTraining`.
+    Example:
+        >>> import torch
+        >>> import dpfy
+        >>> x, y = torch.randn(100, 4), torch.randint(0, 2, (100,))
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        >>> result = dpfy.fit(
+        ...     model, (x, y), optimizer=optimizer, records=100, epsilon=3.0, delta=1e-5, steps=3,
+        ...     batch_size=20,
+        ... )
+        >>> result.epsilon <= 3.0
+        True
     """
     terms = PlanTerms(epsilon, delta, epochs, steps, batch_size, clip_norm)
     if isinstance(train, Dataset) or plan is None:

@@ -67,18 +67,50 @@ class PrivateTraining(RunState):
                 losses = F.cross_entropy(model(x), y, reduction="none")
                 training.step(losses)
 
+    A run that was killed goes on with ``Run(path, resume=True)`` and the same arguments.
+
+    Args:
+        model: Your model. It keeps its class and its `state_dict` keys.
+        optimizer: Any optimizer of its parameters that takes one gradient for a step.
+        train: The private records: tensors, arrays, a dataset, a DataLoader, a `dpfy.Dataset`.
+        plan: What is done to them, and with how much noise.
+        run: The run folder, a `dpfy.Run`, or None for a new folder under runs/.
+        runtime: How a step is computed.
+        update: What becomes of the noisy gradient, such as averaging of weights.
+        scheduler: A torch scheduler, stepped after each step.
+        world: The processes that train together.
+        batches: How batches are formed, if not by dpfy. Such a run is charged without
+            amplification, in every ledger.
+        evaluation: The noise multiplier of a charged evaluation on private held-out records.
+
+    Raises:
+        InvalidInput: An argument does not fit its rule.
+        Unsupported: The model has a part that mixes examples, or that no rule covers.
+        BudgetExceeded: The ledger of the data set has too little left.
+
     Guarantees: the plan is reserved in the ledger, durably, before `train` is read; each unit adds
     at most the clip bound to each step; every step (also an empty one) is noised and divided by the
-    expected batch size; more steps than planned are refused. The model keeps its class and its
-    `state_dict` keys, and every hook is gone when the block is left, also by an exception. A run
-    that was killed and is entered again with ``Run(path, resume=True)`` and the same arguments
-    releases the same bits, and one that would release others stops. The noise of a step is made for
-    one sum: after an error between noise and the end of a step the run goes no further here.
-    Weights, buffers, optimizer and the fields of this object are changed by the run alone.
+    expected batch size; more steps than planned are refused. Every hook is gone when the block is
+    left, also by an exception. A resumed run releases the same bits, and one that would release
+    others stops. The noise of a step is made for one sum: after an error between noise and the end
+    of a step the run goes no further here. Weights, buffers, optimizer and the fields of this
+    object are changed by the run alone.
 
-    `batches` says how batches are formed, if not by dpfy: such a run is charged without
-    amplification, in every ledger. `evaluation` is the noise multiplier of a charged evaluation on
-    private held-out records.
+    Example:
+        >>> import torch
+        >>> import dpfy
+        >>> x, y = torch.randn(100, 4), torch.randint(0, 2, (100,))
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        >>> plan = dpfy.dpsgd(records=100, batch_size=20, steps=3).calibrate(3.0, 1e-5)
+        >>> with dpfy.PrivateTraining(model, optimizer, (x, y), plan, run="runs/own") as training:
+        ...     for inputs, targets in training.batches():
+        ...         losses = torch.nn.functional.cross_entropy(
+        ...             model(inputs), targets, reduction="none"
+        ...         )
+        ...         training.step(losses)
+        ...     print(training.guarantee().epsilon(1e-5) <= 3.0)
+        True
     """
 
     def __init__(

@@ -111,25 +111,46 @@ def per_record(f: None = None, *, vectorised: bool = True) -> Callable[[RowLoss]
 def per_record(
     f: RowLoss | None = None, *, vectorised: bool = True
 ) -> PerRecord | Callable[[RowLoss], PerRecord]:
-    """A loss for :func:`dpfy.fit` that is written for one record: ``loss=dpfy.per_record(f)`` with
-    ``f(model, record)``.
+    """A loss for :func:`dpfy.fit` that is written for one record.
 
         @dpfy.per_record
         def loss(model, record):
             x, y = record
             return F.cross_entropy(model(x), y)
 
-    A record is what one row of the data holds: a tuple of its fields, or a dict, without a
-    dimension for the batch. The result is one number. A function whose parameters are called model
-    and record is taken so also without this decorator.
+    A record is what one row of the data is: a tuple of its fields, or a dict, without a dimension
+    for the batch. The result is one number. A function whose parameters are called model and record
+    is taken so also without this decorator.
 
-    `f` is called once for a whole batch, and torch maps it over the records; it can neither read
-    numbers of a record in Python nor depend on them in its control flow. With `vectorised=False` it
-    is called for one record after the other, and may; that is slower.
+    Args:
+        f: The loss. It is called once for a whole batch, and torch maps it over the records: it can
+            neither read numbers of a record in Python nor depend on them in its control flow.
+        vectorised: False calls `f` for one record after the other. It may then read numbers, and
+            is slower.
+
+    Returns:
+        The loss, or without `f` a decorator.
+
+    Raises:
+        InvalidInput: `f` is not a function.
 
     Guarantees: no other record can reach a record's loss through tensors: `f` is given none, and
     what it keeps for its next call is refused. In :func:`dpfy.fit` such losses need no checks by
     replay.
+
+    Example:
+        >>> import torch
+        >>> import dpfy
+        >>> @dpfy.per_record
+        ... def loss(model, record):
+        ...     x, y = record
+        ...     return (model(x) - y).square().sum()
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> plan = dpfy.dpsgd(records=50, batch_size=10, steps=2).calibrate(3.0, 1e-5)
+        >>> data = (torch.randn(50, 2), torch.randn(50, 1))
+        >>> dpfy.fit(model, data, optimizer=optimizer, plan=plan, loss=loss).epsilon <= 3.0
+        True
     """
     if f is None:
         return lambda g: PerRecord(g, vectorised)

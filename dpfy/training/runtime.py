@@ -10,15 +10,26 @@ from dpfy.core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a step is computed: engine, largest physical batch, padding to static shapes, device,
-    progress bar, CUDA graphs.
+    """How a step is computed. Nothing here changes what is released, nor its guarantee.
 
-    `engine` is "auto", "bookkeeping", "batched" or "loop". `max_physical_batch` "auto" takes the
-    largest that fits, found at the start and remembered for the run. `device` None keeps the model
-    where it is. `graph` captures the step as CUDA graphs where there is a CUDA device: for steps
-    that cost more to launch than to compute. It needs static shapes, so batches are padded as with
-    `pad`, to a size that a random batch seldom exceeds, and a loop of your own uses
-    :meth:`PrivateTraining.captured`.
+    Args:
+        engine: "auto", "bookkeeping", "batched" or "loop".
+        max_physical_batch: The most records that are computed at once. "auto" takes the most that
+            fit, found at the start and remembered for the run.
+        pad: Pad batches to static shapes.
+        device: Where to compute; None keeps the model where it is.
+        progress: Show a progress bar.
+        graph: Capture the step as CUDA graphs where there is a CUDA device: for steps that take
+            longer to launch than to compute. Batches are then padded to a size that a random
+            batch seldom exceeds, and a loop of your own uses :meth:`PrivateTraining.captured`.
+
+    Raises:
+        InvalidInput: A value does not fit its rule.
+
+    Example:
+        >>> import dpfy
+        >>> dpfy.Runtime(engine="loop", max_physical_batch=64).engine
+        'loop'
     """
 
     engine: str = "auto"

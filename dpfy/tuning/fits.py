@@ -297,6 +297,20 @@ def tune(
     their records, is trained on or scored on, never both, by a coin of their own. A person moves a
     score by at most one, whatever number of records they have. The number of trials and everything
     about those that were not selected is not released.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpfy
+        >>> from dpfy.estimators import NaiveBayes
+        >>> X = np.random.default_rng(0).uniform(-1, 1, (400, 2))
+        >>> y = (X[:, 0] > 0).astype(int)
+        >>> model = NaiveBayes(bounds=(-1, 1), classes=[0, 1])
+        >>> found = dpfy.tune(
+        ...     model, {"bins": [4, 16]}, (X, y), epsilon=3.0, delta=1e-5, trials=2,
+        ...     route="composition",
+        ... )
+        >>> found.settings["bins"] in (4, 16)
+        True
     """
     if not isinstance(estimator, PrivateEstimator):
         if not callable(estimator):

@@ -24,7 +24,15 @@ class Texts:
             reserved.
         length: How many tokens of a text are read, from its start.
 
+    Raises:
+        InvalidInput: What is given are not texts, or `length` is not a positive whole number.
+
     Guarantees: nothing is read here, and no text that this object makes shows anything of it.
+
+    Example:
+        >>> import dpfy
+        >>> dpfy.Texts(["a private review"], length=32).length
+        32
     """
 
     def __init__(
