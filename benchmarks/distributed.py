@@ -35,6 +35,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import dpfy
+from dpfy.plan import blt
 
 LIMIT, RANKS = 1.05, 4
 LAYOUTS = ("plain", "ddp", "fsdp")
@@ -189,9 +190,9 @@ def private(
     The plan has more steps than are measured: a run that ends would write its model and a
     checkpoint, which takes longer than the steps.
     """
-    blt = strategy == "blt"
-    model, (x, y) = wrapped(shape.model(device), layout, device), shape.data(4 if blt else 1)
-    recipe = dpfy.blt if blt else dpfy.dpsgd
+    correlated = strategy == "blt"
+    model, (x, y) = wrapped(shape.model(device), layout, device), shape.data(4 if correlated else 1)
+    recipe = blt if correlated else dpfy.dpsgd
     plan = recipe(len(x), shape.batch, steps=count + 1).with_noise(1.0, delta=1e-5)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=True)  # as on GPUs by default
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

@@ -36,6 +36,7 @@ from dpfy.models import build
 from dpfy.models.config import ModelConfig
 from dpfy.plan.auto import CalibrationTarget, RunSetting, measure, recipe_for
 from dpfy.plan.recipe import Plan
+from dpfy.training import Update
 
 SETTINGS = {
     # data, model, steps, delta, clip norm, learning rates (for gradients of norm at most the clip
@@ -116,7 +117,7 @@ def accuracy(
     )
     with tempfile.TemporaryDirectory() as folder:
         run = dpfy.Run(Path(folder) / "run", seed=job.seed, checkpoint_every=1e9)
-        runtime, update = dpfy.Runtime(device=options.device), dpfy.Update(job.point.average)
+        runtime, update = dpfy.Runtime(device=options.device), Update(job.point.average)
         result = dpfy.fit(
             net,
             data.train,

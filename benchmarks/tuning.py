@@ -27,7 +27,7 @@ import torch
 import dpfy
 from dpfy.runs.run import Run
 from dpfy.tuning import run as searches
-from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.terms import SearchSettings
 
 SHARE = 0.05
 CLOCKS = {
@@ -64,7 +64,7 @@ def search(
     def recipe(settings: Any, of: int) -> Any:
         return dpfy.dpsgd(of, batch, steps=steps)
 
-    terms = SearchTerms(50.0, 1e-5, records, trials, route="composition")
+    terms = SearchSettings(50.0, 1e-5, records, trials, route="composition")
     with tempfile.TemporaryDirectory() as place:
         began = now()
         searches.tune(

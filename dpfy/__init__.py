@@ -15,7 +15,8 @@ from dpfy.core.plugins import exported_names as _exported_names
 __version__ = "0.2.0"
 
 # The one list of public names: type checkers read it as it is, and `_exported_names` makes
-# `__all__` of it and imports a name when it is first used.
+# `__all__` of it and imports a name when it is first used. Names of the levels below are those of
+# their families: `dpfy.training`, `dpfy.plan`, `dpfy.models`, `dpfy.gradients`, ....
 if TYPE_CHECKING:
     from dpfy import audit as audit
     from dpfy.core.errors import BudgetExceeded as BudgetExceeded
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from dpfy.data.owners import Users as Users
     from dpfy.data.users import by_user as by_user
     from dpfy.gradients.engine import per_user as per_user
+    from dpfy.gradients.layers.registered import register_layer as register_layer
     from dpfy.gradients.model_report import inspect as inspect
     from dpfy.integrations.opacus import from_opacus as from_opacus
     from dpfy.models.repair import repair as repair
@@ -64,25 +66,5 @@ if TYPE_CHECKING:
     from dpfy.training.per_record import per_record as per_record
     from dpfy.training.runtime import Runtime as Runtime
     from dpfy.tuning.fits import tune as tune
-
-# Of the levels below, reachable in the same way; each is documented with its family.
-if TYPE_CHECKING:
-    from dpfy.core.errors import Busy as Busy
-    from dpfy.core.errors import Corrupt as Corrupt
-    from dpfy.gradients.engine import per_view as per_view
-    from dpfy.gradients.layers.registered import register_layer as register_layer
-    from dpfy.models.normalisation import Normalisation as Normalisation
-    from dpfy.plan.claim import ForeignBatches as ForeignBatches
-    from dpfy.plan.correlated import bandmf as bandmf
-    from dpfy.plan.correlated import blt as blt
-    from dpfy.plan.correlated import dpftrl as dpftrl
-    from dpfy.plan.recipe import with_stopping as with_stopping
-    from dpfy.training.fit import Result as Result
-    from dpfy.training.load import save_pretrained as save_pretrained
-    from dpfy.training.metrics import Plateau as Plateau
-    from dpfy.training.normalise import private_batchnorm as private_batchnorm
-    from dpfy.training.parallel.world import World as World
-    from dpfy.training.run import TrainingRun as TrainingRun
-    from dpfy.training.update import Update as Update
 
 __all__, __getattr__, __dir__ = _exported_names(__name__)

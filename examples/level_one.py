@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import dpfy
+from dpfy.training import Update
 
 digits = load_digits()
 x = torch.tensor(digits.data, dtype=torch.float32) / 16  # the range 0..16 is public knowledge
@@ -24,7 +25,7 @@ result = dpfy.fit(
     plan=plan,
     optimizer=optimizer,
     evaluation=dpfy.PublicTest(test),
-    update=dpfy.Update(average=0.9),
+    update=Update(average=0.9),
 )
 
 print(f"accuracy {result.utility['test_accuracy']:.1%}")

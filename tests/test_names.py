@@ -5,6 +5,7 @@ a standard library module; no small file serves a single importer; files of grad
 from __future__ import annotations
 
 import ast
+import importlib
 import io
 import re
 import sys
@@ -14,6 +15,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+import dpfy
 
 ROOT = Path(__file__).parent.parent / "dpfy"
 PACKAGES = sorted(p.name for p in ROOT.iterdir() if (p / "__init__.py").exists())
@@ -222,3 +225,48 @@ def test_no_two_folders_of_tests_have_a_module_of_one_name_to_share() -> None:
     shared = [p.name for p in Path(__file__).parent.rglob("*.py") if not p.name.startswith("test_")]
     known = {"conftest.py", "__init__.py"}
     assert sorted(name for name in set(shared) - known if shared.count(name) > 1) == []
+
+
+def test_dpfy_exports_what_it_lists_and_nothing_else() -> None:
+    """A name is `dpfy.X` if and only if `__all__` holds it, and stands in one line of the file."""
+    text = (ROOT / "__init__.py").read_text()
+    written = re.findall(r"^ +from \S+ import (\w+) as \w+$", text, re.MULTILINE)
+    assert sorted(written) == sorted(set(written)) == sorted(dpfy.__all__)
+    assert len(dpfy.__all__) <= 48
+    for name in dpfy.__all__:
+        assert getattr(dpfy, name) is not None
+    for name in {name for file in SOURCES for name in types(file)} - set(dpfy.__all__):
+        assert not hasattr(dpfy, name), name
+
+
+OLD_WORDS = re.compile(r"\b\w*(?:Terms|Options)\b|\bPlace\b")
+"""What settings were called; a reader looks for `Budget`, `Run` and keyword arguments."""
+
+
+def exported(files: list[Path]) -> set[str]:
+    """The names in `__all__` of the packages that import none of the optional libraries."""
+    found: set[str] = set()
+    for file in files:
+        if file.name == "__init__.py" and "integrations" not in file.parts:
+            found |= set(getattr(importlib.import_module(module(file)), "__all__", ()))
+    return found
+
+
+def test_no_public_name_is_one_of_the_old_words() -> None:
+    assert {name for name in exported(SOURCES) if OLD_WORDS.fullmatch(name)} == set()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        PROJECT / "README.md",
+        *sorted(DOCS.rglob("*.md")),
+        *sorted((PROJECT / "examples").rglob("*.py")),
+    ],
+    ids=lambda p: p.name,
+)
+def test_no_page_or_example_uses_one_of_the_old_words(page: Path) -> None:
+    text = page.read_text()
+    if page.suffix == ".md":
+        text = "\n".join(re.findall(r"```python\n.*?```|`[^`\n]+`", text, re.DOTALL))
+    assert OLD_WORDS.findall(text) == []

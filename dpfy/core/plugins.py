@@ -183,21 +183,20 @@ def exported_names(
     package: str,
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """`__all__`, `__getattr__` and `__dir__` of a package, from what its `__init__.py` imports for
-    type checkers: the first block is public, a second one reachable.
+    type checkers.
 
     Args:
         package: The name of the package, which is being imported.
 
     Returns:
         The three, in this order. A name that is not there, but in the table of hints
-        `hints.txt` of the package, is an `AttributeError` that names the right call.
+        `hints.txt` of the package (if it has one), is an `AttributeError` that names the right
+        call.
     """
     text = (pkgutil.get_data(package, "__init__.py") or b"").decode()
-    parts = text.split("\nif TYPE_CHECKING:\n")
-    lines = [[row.split() for row in p.splitlines() if row.startswith(EXPORT)] for p in parts]
-    blocks = [{words[3]: words[1] for words in part} for part in lines]
-    public = sorted(blocks[1])
-    home = {name: module for block in blocks for name, module in block.items()}
+    lines = [row.split() for row in text.splitlines() if row.startswith(EXPORT)]
+    home = {words[3]: words[1] for words in lines}
+    public = sorted(home)
 
     def getattr_(name: str) -> Any:
         if home.get(name) == package:
@@ -213,5 +212,8 @@ def exported_names(
 
 def hints(package: str) -> dict[str, str]:
     """For names that a newcomer guesses, the right call: lines `name: what to write`."""
-    lines = (pkgutil.get_data(package, "hints.txt") or b"").decode().splitlines()
+    try:
+        lines = (pkgutil.get_data(package, "hints.txt") or b"").decode().splitlines()
+    except OSError:  # a package without the file
+        return {}
     return dict(line.split(": ", 1) for line in lines if ": " in line)

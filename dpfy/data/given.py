@@ -62,8 +62,8 @@ def lazy(
         pin_memory: None pins where training is on a GPU.
         prefetch: How many batches each worker reads ahead; by default 2.
         views: Read each record that many times, with augmentation drawn for each. The tensors of
-            a batch are then [records, views, ...], and :func:`dpfy.per_view` joins the losses, so
-            that an example has one gradient, clipped once (De et al. 2022).
+            a batch are then [records, views, ...], and :func:`dpfy.gradients.per_view` joins the
+            losses, so that an example has one gradient, clipped once (De et al. 2022).
         worker_init: Called in each worker with its number.
 
     Returns:

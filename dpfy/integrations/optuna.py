@@ -40,7 +40,7 @@ from dpfy.tuning.routes import COMPOSITION, SUBSET
 from dpfy.tuning.run import Execution, Tuned, tune
 from dpfy.tuning.sealed import WORST, SealedRun, TrialResult
 from dpfy.tuning.space import Settings
-from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.terms import SearchSettings
 from dpfy.tuning.trial import Pruned, Trial
 
 try:
@@ -271,7 +271,7 @@ def optimize(
     objective: Callable[[PrivateTrial], float],
     *,
     recipes: Sequence[Recipe],
-    terms: SearchTerms,
+    terms: SearchSettings,
     run: Run | str | Path,
     work: Execution | None = None,
     earlier_trials: str = PRIVATE,
@@ -316,7 +316,7 @@ def optimize(
     return found
 
 
-def _require_own(study: Any, terms: SearchTerms, place: Run, tag: str, earlier: str) -> None:
+def _require_own(study: Any, terms: SearchSettings, place: Run, tag: str, earlier: str) -> None:
     if len(study.directions) > 1:
         raise Unsupported(
             "a study of several objectives",

@@ -29,7 +29,7 @@ from dpfy.tuning.run import Execution, RecipeFor, Tuned, tune
 from dpfy.tuning.sealed import TrialResult
 from dpfy.tuning.search import MOST_WORKERS
 from dpfy.tuning.space import Dimension, FloatRange, IntegerRange, ListedValues, Space
-from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.terms import SearchSettings
 from dpfy.tuning.trial import Trial, TrialFailed, TrialTask
 
 try:
@@ -160,7 +160,7 @@ class PrivateTuner:
     trainable: Callable[[Trial], Any]
     param_space: Mapping[str, Any]
     recipe: RecipeFor
-    terms: SearchTerms
+    terms: SearchSettings
     tune_config: Any = None
     cpus: float = 1.0
     gpus: float = 0.0
@@ -184,7 +184,7 @@ class PrivateTuner:
         check.one_of("tune_config.mode", mode, ("max", "min"))
         samples = getattr(config, "num_samples", 1)
         if samples != 1:
-            if terms.trials not in (samples, SearchTerms.trials):
+            if terms.trials not in (samples, SearchSettings.trials):
                 raise InvalidInput(
                     "tune_config.num_samples",
                     samples,

@@ -177,8 +177,8 @@ def fit(
         scheduler: A torch scheduler, stepped after each step.
         stop: Ends the run early, where the plan has points for that (``dpfy.dpsgd(...,
             stopping=5)``): a function of the metrics of every point so far that returns True to end
-            the run (:class:`dpfy.Plateau`). It must look at public figures and released values
-            only.
+            the run (:class:`dpfy.training.Plateau`). It must look at public figures
+            and released values only.
         world: The processes that train together.
         progress: Called with what is being done, and which share of it
             (:class:`dpfy.runs.progress.Progress`).

@@ -139,7 +139,7 @@ class PrivateTraining(RunState):
         self.run = run if isinstance(run, TrainingRun | ReadOnlyRun) else Run.of(run)
         self._promised = TrainingClaims(batches, evaluation)
         if isinstance(run, TrainingRun | ReadOnlyRun) and self._promised != PLAN_ALONE:
-            rule = "say so when the folder is opened: dpfy.TrainingRun(run, plan, batches=...)"
+            rule = "say so when the folder is opened: dpfy.training.TrainingRun(run, plan, batches=...)"
             raise InvalidInput("run", "an opened folder", rule)
         fresh = isinstance(self.run, Run) and not self.run.resume
         check_optimizer(model, optimizer, empty=fresh and not self.rule.public_state)

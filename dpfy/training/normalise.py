@@ -47,10 +47,10 @@ def private_batchnorm(
     """A copy of `model` whose batch normalisation has statistics of `train`, released with noise;
     frozen from then on.
 
-        claim = dpfy.Normalisation(10.0, layers=2, delta=1e-5)
+        claim = dpfy.models.Normalisation(10.0, layers=2, delta=1e-5)
         plan = dpfy.dpsgd(...).calibrate(epsilon=3.0, delta=1e-5, beside=claim.event)
-        with dpfy.TrainingRun("runs/x", plan, beside=(claim,)) as folder:
-            model = dpfy.private_batchnorm(model, train, folder)
+        with dpfy.training.TrainingRun("runs/x", plan, beside=(claim,)) as folder:
+            model = dpfy.training.private_batchnorm(model, train, folder)
             dpfy.fit(model, train, plan=plan, optimizer=..., run=folder)
 
     Scale and shift of the layers are weights as before.
@@ -102,14 +102,14 @@ def _claim(folder: TrainingRun) -> Normalisation:
         raise InvalidInput(
             "folder",
             type(folder).__name__,
-            "must be an opened dpfy.TrainingRun: what is released is reserved in it",
+            "must be an opened dpfy.training.TrainingRun: what is released is reserved in it",
         )
     claim = folder.stages[NAME].reserved.claim if NAME in folder.stages else None
     if not isinstance(claim, Normalisation):
         raise InvalidInput(
             "folder",
             folder.path.name,
-            "reserved no such release: give dpfy.TrainingRun(run, plan, beside=(dpfy.Normalisation(...),))",
+            "reserved no such release: give TrainingRun(run, plan, beside=(Normalisation(...),))",
         )
     return claim
 

@@ -33,7 +33,7 @@ from dpfy.tuning.routes import (
 )
 from dpfy.tuning.search import MOST_WORKERS
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.terms import AUTO, SearchTerms
+from dpfy.tuning.terms import AUTO, SearchSettings
 
 SEARCHED = ("training", "model")
 """Sections whose fields may be searched."""
@@ -185,11 +185,11 @@ class SearchConfig:
         """Whose records trials are scored on."""
         return self.tune.score or (PUBLIC if self.job.data.test_use == "public" else HELD_OUT)
 
-    def terms(self, records: int, epsilon: float) -> SearchTerms:
+    def terms(self, records: int, epsilon: float) -> SearchSettings:
         """The terms of a search on private data."""
         tune, privacy = self.tune, self.job.privacy
         check.one_of("tune.route", tune.chosen, PRIVATE)
-        return SearchTerms(
+        return SearchSettings(
             epsilon, privacy.delta, records, tune.trials, tune.chosen, tune.law, self.score, tune.held_out, tune.sample,
             accountant=privacy.accountant, adjacency=privacy.adjacency,
         )  # fmt: skip

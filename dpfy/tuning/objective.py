@@ -20,7 +20,7 @@ from dpfy.training.table import COUNT_SHARE, counted, read
 from dpfy.tuning.routes import HELD_OUT
 from dpfy.tuning.run import RecipeFor, Tuned, tune
 from dpfy.tuning.space import Settings
-from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.terms import SearchSettings
 from dpfy.tuning.trial import Trial
 
 BATCH, EPOCHS, CLIP = 256, 10.0, 1.0
@@ -78,7 +78,7 @@ def tune_training(
     if records is None:
         share = COUNT_SHARE * epsilon
         records, epsilon = counted(data, share, place), epsilon - share
-    asked = SearchTerms(epsilon, chosen.value, records, score=HELD_OUT, **terms)
+    asked = SearchSettings(epsilon, chosen.value, records, score=HELD_OUT, **terms)
 
     def standard(settings: Settings, count: int) -> Recipe:
         return dpsgd(

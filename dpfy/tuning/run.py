@@ -51,7 +51,7 @@ from dpfy.tuning.search import (
     require_workers,
 )
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.terms import SearchTerms, TrialKinds, TrialSplit
+from dpfy.tuning.terms import SearchSettings, TrialKinds, TrialSplit
 from dpfy.tuning.trial import ASKED, Trial, TrialTask
 
 LARGER_NOISE = 1.15
@@ -124,7 +124,7 @@ def tune(
     objective: Callable[[Trial], float],
     space: Space | Mapping[str, Any] | None,
     recipe: RecipeFor | Sequence[Recipe],
-    terms: SearchTerms,
+    terms: SearchSettings,
     run: Run | str | Path,
     *,
     engine: SearchEngine | None = None,
@@ -160,7 +160,10 @@ def tune(
 
 
 def _kinds(
-    space: Space | None, recipe: RecipeFor | Sequence[Recipe], terms: SearchTerms, work: Execution
+    space: Space | None,
+    recipe: RecipeFor | Sequence[Recipe],
+    terms: SearchSettings,
+    work: Execution,
 ) -> TrialKinds:
     parts = terms.parts
     if space is None or not callable(recipe):
@@ -189,7 +192,7 @@ def _planned(
     space: Space | None,
     engine: SearchEngine,
     kinds: TrialKinds,
-    terms: SearchTerms,
+    terms: SearchSettings,
     place: Run,
     work: Execution,
 ) -> Tuning:
@@ -236,7 +239,7 @@ def _public(seed: int, number: int) -> np.random.Generator:
 
 
 def _held(
-    place: Run, space: Space | None, engine: SearchEngine, terms: SearchTerms
+    place: Run, space: Space | None, engine: SearchEngine, terms: SearchSettings
 ) -> Tuning | None:
     """The claim of a search that is resumed, which must be of the same terms."""
     path = Path(place.path)

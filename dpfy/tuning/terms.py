@@ -46,7 +46,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class SearchTerms:
+class SearchSettings:
     """What a search may cost, and how it is paid for. All of it is public.
 
     `trials` is their number, or its mean where it is random (`law`: logarithmic, geometric,

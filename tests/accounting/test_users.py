@@ -15,6 +15,7 @@ from dpfy.accounting.rules import amplified, unsampled
 from dpfy.core import events
 from dpfy.core import events as ev
 from dpfy.core.unit import user_unit
+from dpfy.plan import ForeignBatches
 from dpfy.plan.claim import TrainingClaim
 
 dp_accounting = pytest.importorskip("dp_accounting")
@@ -93,7 +94,7 @@ def test_the_secret_of_records_drawn_one_by_one_is_part_of_the_claim():
         accounting.epsilon(els(2.0, 1.0, 30, 3), 1e-6), rel=1e-9
     )
     plan = dpfy.dpsgd(100, 10, steps=30, unit=user_unit(3), draw="record").with_noise(2.0)
-    foreign = TrainingClaim(plan, dpfy.ForeignBatches("shuffled once"))
+    foreign = TrainingClaim(plan, ForeignBatches("shuffled once"))
     assert accounting.epsilon(foreign.event, 1e-6) > 3 * accounting.epsilon(plan.event, 1e-6)
     certain = ev.MixtureOfGaussians(2.0, (0.0, 1.0), (0.0, 1.0))
     assert not amplified(certain)

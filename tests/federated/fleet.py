@@ -15,6 +15,7 @@ from torch import nn
 
 import dpfy
 from dpfy.federated import CLIENT, PrivateRounds
+from dpfy.training import Update
 from dpfy.training.run import complete
 
 CLIENTS, ROUNDS = 40, 6
@@ -52,7 +53,7 @@ def serve(
     """All rounds; every third client of a round never answers."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-    update = dpfy.Update(average=0.5)
+    update = Update(average=0.5)
     with PrivateRounds(
         net, optimizer, the_plan or plan(), run, repeatable=repeatable, update=update, **options
     ) as rounds:

@@ -22,6 +22,7 @@ from dpfy.federated.folded import chain
 from dpfy.federated.local import side_by_side
 from dpfy.federated.tiled import stages
 from dpfy.gradients.clip import QuantileClip
+from dpfy.training import Update
 from dpfy.training.objective import Objective
 
 SECRET = Randomness.for_tests(4)
@@ -307,7 +308,7 @@ def test_a_simulated_federation_is_resumed_to_the_same_bits(tmp_path):
             local=local,
             loss=losses,
             run=run,
-            update=dpfy.Update(0.9, schedule),
+            update=Update(0.9, schedule),
         )
         return model
 

@@ -20,6 +20,8 @@ from dpfy.core.ledger import Ledger
 from dpfy.core.unit import EXAMPLE
 from dpfy.federated import CLIENT, PrivateRounds
 from dpfy.gradients.clip import PerLayerClip, QuantileClip
+from dpfy.plan import bandmf, dpftrl
+from dpfy.training import Update
 
 HUGE = 1e30
 pytestmark = pytest.mark.filterwarnings("ignore:run .*")  # most tests leave a run before its end
@@ -255,7 +257,7 @@ def test_the_repeatable_form_refuses_other_answers_after_a_crash(tmp_path):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
     with PrivateRounds(
-        net, optimizer, plan(), run, repeatable=True, update=dpfy.Update(average=0.5)
+        net, optimizer, plan(), run, repeatable=True, update=Update(average=0.5)
     ) as rounds:
         for cohort in rounds.cohorts():
             if cohort.step == 3:
@@ -272,8 +274,8 @@ def test_clip_rules_and_noise_strategies_of_the_loop_serve_rounds(tmp_path, kind
         "quantile": lambda: replace(
             dpfy.dpsgd(CLIENTS, 8, steps=ROUNDS, unit=CLIENT), clip=QuantileClip(0.5)
         ),
-        "bands": lambda: dpfy.bandmf(CLIENTS, 8, bands=3, steps=ROUNDS, unit=CLIENT),
-        "tree": lambda: dpfy.dpftrl(CLIENTS, 8, steps=ROUNDS, unit=CLIENT),
+        "bands": lambda: bandmf(CLIENTS, 8, bands=3, steps=ROUNDS, unit=CLIENT),
+        "tree": lambda: dpftrl(CLIENTS, 8, steps=ROUNDS, unit=CLIENT),
         "exact": lambda: dpfy.dpsgd(CLIENTS, 8, steps=ROUNDS, unit=CLIENT, noise="exact"),
     }
     the_plan = recipes[kind]().calibrate(3.0, 1e-3)

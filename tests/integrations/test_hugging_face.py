@@ -21,6 +21,7 @@ pytest.importorskip("peft")
 import dpfy  # noqa: E402
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported  # noqa: E402
 from dpfy.integrations.hugging_face import PrivateTrainer  # noqa: E402
+from dpfy.training import Update  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 import tiny  # noqa: E402
@@ -473,7 +474,7 @@ def test_the_card_is_in_the_model_card(tmp_path):
 
 
 def test_averaged_weights_are_evaluated_and_handed_back(tmp_path):
-    mine = trainer(tmp_path, update=dpfy.Update(average=0.9))
+    mine = trainer(tmp_path, update=Update(average=0.9))
     mine.train()
     from safetensors.torch import load_file
 

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 import dpfy
+from dpfy.gradients import per_view
 
 CASES: dict[str, Case] = {}
 Model = Callable[[], nn.Module]
@@ -1151,7 +1152,7 @@ add(
 add(
     "views of each record",
     net,
-    lambda m, x, y: dpfy.per_view(ce(m(x.flatten(0, 1)), y.flatten()), 2),
+    lambda m, x, y: per_view(ce(m(x.flatten(0, 1)), y.flatten()), 2),
     lambda: dpfy.lazy(Items(True), views=2),
     draws=True,
     fit=False,

@@ -19,6 +19,7 @@ from dpfy.gradients.checker import check_model, probe_mixing
 from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
+from dpfy.training import Result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 import small
@@ -57,7 +58,7 @@ LABELS = torch.arange(60) % 3
 PUBLIC = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(4)) + 1
 
 
-def fit(net: nn.Module, path: Path, **options: object) -> dpfy.Result:
+def fit(net: nn.Module, path: Path, **options: object) -> Result:
     plan = dpfy.dpsgd(60, 15, steps=4, clip_norm=1.0).with_noise(1.0, delta=1e-3)
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
     run = dpfy.Run(path, seed=5, resume=True)

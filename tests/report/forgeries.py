@@ -14,12 +14,13 @@ from typing import Any
 import forge
 import torch
 
-import dpfy
 import runs
 from dpfy.core.ledger import Ledger, mark_of
+from dpfy.plan import ForeignBatches
 from dpfy.report import card as cards
 from dpfy.report import html_page, markdown
 from dpfy.runs.derive import derive
+from dpfy.training import TrainingRun
 
 OTHER = "0.1.7"
 """A version string that is not ours."""
@@ -193,10 +194,10 @@ def _hidden_claim() -> Attack:
 
     def attack(run: Path) -> None:
         other = runs.fit(
-            dpfy.TrainingRun(
+            TrainingRun(
                 run.parent / "said",
                 runs.plain_plan(),
-                batches=dpfy.ForeignBatches(f"shuffled; {FALSE}", most=2),
+                batches=ForeignBatches(f"shuffled; {FALSE}", most=2),
             ),
             runs.plain_plan(),
         )

@@ -18,6 +18,7 @@ from dpfy.core.errors import InvalidInput
 from dpfy.core.ledger import Ledger
 from dpfy.report import recompute
 from dpfy.report.verify import verify
+from dpfy.training import TrainingRun
 
 sys.path.insert(0, str(Path(__file__).parent))
 import forge
@@ -417,7 +418,7 @@ def test_batches_formed_elsewhere_are_billed_everywhere_and_never_less(tmp_path)
     people = tmp_path / "people.jsonl"
     with pytest.raises(InvalidInput, match=r"batches\.most"):
         make_run(
-            dpfy.TrainingRun(
+            TrainingRun(
                 dpfy.Run(tmp_path / "cheap", ledger=people),
                 dpfy.dpsgd(100, 90, steps=5).with_noise(0.5, delta=1e-3),
                 batches=ForeignBatches("read in order", most=1),
@@ -429,7 +430,7 @@ def test_batches_formed_elsewhere_are_billed_everywhere_and_never_less(tmp_path)
     assert not (tmp_path / "cheap").exists()
     plan = dpfy.dpsgd(100, 20, steps=5).with_noise(2.0, delta=1e-3)
     run = make_run(
-        dpfy.TrainingRun(
+        TrainingRun(
             dpfy.Run(tmp_path / "run", ledger=people),
             plan,
             batches=ForeignBatches("shuffled once", most=4),

@@ -42,10 +42,3 @@ def test_a_guess(guess, names, place, monkeypatch):
             exec(code, dict(names))
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_public_names_are_few_and_listed_once():
-    assert len(dpfy.__all__) <= 48
-    assert not {name for name in dpfy.__all__ if name.endswith(("Terms", "Options"))}
-    for name in dpfy.__all__:
-        assert getattr(dpfy, name) is not None

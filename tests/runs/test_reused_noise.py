@@ -27,6 +27,7 @@ from dpfy.report.verify import verify
 from dpfy.runs import holder
 from dpfy.runs.folder import finish_erasure
 from dpfy.runs.run import Run
+from dpfy.training import TrainingRun
 from dpfy.training.integrity import journal
 from dpfy.training.run import complete
 
@@ -114,7 +115,7 @@ def refused(run, error=DpfyError, match=None, ledger=None):
 def test_1_a_copied_folder_is_refused_and_the_original_goes_on(tmp_path, when):
     run, copy = tmp_path / "run", tmp_path / "copy"
     if when == "before the first step":
-        with dpfy.TrainingRun(dpfy.Run(run), small.plan(STEPS)):
+        with TrainingRun(dpfy.Run(run), small.plan(STEPS)):
             shutil.copytree(run, copy)
     else:
         train(run, die=4, every=0.0 if when == "with a checkpoint" else 1e9)
@@ -278,7 +279,7 @@ def test_10_a_fork_makes_no_step_and_leaves_the_run_alone(tmp_path):
 
 def test_10_a_fork_that_leaves_before_the_first_step_does_not_undo_the_run(tmp_path):
     run = tmp_path / "run"
-    with dpfy.TrainingRun(dpfy.Run(run), small.plan(STEPS)) as folder:
+    with TrainingRun(dpfy.Run(run), small.plan(STEPS)) as folder:
         child = os.fork()
         if child == 0:
             folder.__exit__(ValueError, ValueError(), None)

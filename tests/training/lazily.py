@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 import dpfy
+from dpfy.gradients import per_view
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -85,7 +86,7 @@ def train(
             if views == 1:
                 losses = functional.cross_entropy(net(x), y, reduction="none")
             else:
-                losses = dpfy.per_view(
+                losses = per_view(
                     functional.cross_entropy(net(x.flatten(0, 1)), y.flatten(), reduction="none"),
                     views,
                 )

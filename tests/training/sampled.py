@@ -22,6 +22,7 @@ from dpfy.gradients.clip import FlatClip, QuantileClip
 from dpfy.noise.toeplitz import Banded
 from dpfy.plan.recipe import Recipe
 from dpfy.sampling.samplers import PoissonSampler, SeparatedSampler
+from dpfy.training import Update
 
 RECORDS, STEPS, STOP = 60, 6, 3
 RECIPES = {
@@ -49,9 +50,7 @@ def train(run: dpfy.Run, kind: str, stop: int = STEPS) -> dict[str, Tensor]:
         torch.optim.Adam(model.parameters(), lr=0.05),
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5),
     )
-    optimizer, update = (
-        (adam, dpfy.Update(average=0.8)) if kind == "adaptive" else (sgd, dpfy.Update())
-    )
+    optimizer, update = (adam, Update(average=0.8)) if kind == "adaptive" else (sgd, Update())
     plan = RECIPES[kind]().with_noise(2.0, delta=1e-3)
     runtime = dpfy.Runtime(max_physical_batch=8)
     with warnings.catch_warnings(), contextlib.suppress(KeyboardInterrupt):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import dpfy
+from dpfy.training import Result, Update
 
 RECORDS, FEATURES, CLASSES, STEPS = 200, 12, 3, 30
 
@@ -48,14 +49,14 @@ def train(
     steps: int = STEPS,
     noise: float = 2.0,
     runtime: dpfy.Runtime | None = None,
-) -> dpfy.Result:
+) -> Result:
     """Momentum, averaging, dropout and two physical batches a step: everything that a checkpoint
     must carry.
     """
     torch.set_num_threads(1)
     net = model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
-    update = dpfy.Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
+    update = Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
     runtime = runtime or dpfy.Runtime(max_physical_batch=12)
     return dpfy.fit(
         net,

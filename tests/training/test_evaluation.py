@@ -27,7 +27,7 @@ from dpfy.data.records import Records
 from dpfy.noise.stream import NoiseStream
 from dpfy.report import card as cards
 from dpfy.report import uses
-from dpfy.training import config, evaluation, fit, job
+from dpfy.training import Result, config, evaluation, fit, job
 from dpfy.training.run import TrainingRun
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -349,7 +349,7 @@ def test_losses_up_to_a_bound_are_billed(tmp_path, monkeypatch):
 def test_a_billed_regression_is_part_of_the_guarantee_and_keeps_its_bound(tmp_path, monkeypatch):
     net, x, y = numbers()
 
-    def fit(bound: float | None, **more: object) -> dpfy.Result:
+    def fit(bound: float | None, **more: object) -> Result:
         adam = torch.optim.Adam(net.parameters(), lr=0.05)
         run = dpfy.Run(tmp_path / "run", resume=True, seed=5)
         options = {
@@ -380,7 +380,7 @@ def test_a_billed_regression_is_part_of_the_guarantee_and_keeps_its_bound(tmp_pa
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
 
 
-def billed_run(path: Path, evaluation: object) -> dpfy.Result:
+def billed_run(path: Path, evaluation: object) -> Result:
     net = small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
     run = dpfy.Run(path, resume=True, seed=5)

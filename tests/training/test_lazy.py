@@ -29,6 +29,7 @@ import dpfy
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
 from dpfy.data.given import as_source, rows_of
 from dpfy.data.lazy import LazyRecords
+from dpfy.gradients import per_view
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -550,7 +551,7 @@ def test_equal_views_are_one_example_clipped_once(tmp_path: Path) -> None:
         for k in (1, 3)
     )
     assert max(float((one[name] - three[name]).abs().max()) for name in one) < 1e-12
-    assert dpfy.per_view(torch.tensor([1.0, 3.0, 5.0, 7.0]), views=2).tolist() == [2.0, 6.0]
+    assert per_view(torch.tensor([1.0, 3.0, 5.0, 7.0]), views=2).tolist() == [2.0, 6.0]
 
 
 def test_views_have_augmentation_of_their_own() -> None:
@@ -560,7 +561,7 @@ def test_views_have_augmentation_of_their_own() -> None:
     assert len(torch.unique(x[0], dim=0)) == 3
     assert not torch.allclose(x[0] - X[4], x[1] - X[9]), "and so have records"
     with pytest.raises(InvalidInput, match="one loss for each of the 3 views"):
-        dpfy.per_view(torch.zeros(7), 3)
+        per_view(torch.zeros(7), 3)
 
 
 def test_a_loader_says_in_one_line_what_the_plan_replaces() -> None:

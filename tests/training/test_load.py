@@ -22,7 +22,7 @@ from dpfy.core.storage import sha256_of
 from dpfy.queries.plan import QueryTerms
 from dpfy.queries.run import answered
 from dpfy.report import card as cards
-from dpfy.training import config, job, weights
+from dpfy.training import Update, config, job, save_pretrained, weights
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -43,7 +43,7 @@ def done(tmp_path_factory):
         plan=small.plan(4),
         optimizer=optimizer,
         run=run,
-        update=dpfy.Update(average=0.9),
+        update=Update(average=0.9),
     )
     return path, net
 
@@ -358,9 +358,7 @@ def test_a_hugging_face_model_is_saved_as_it_saves_itself_with_the_card_beside_i
     make = (lambda seed=0: lora(bert(), seed=seed)) if adapted else bert
     net = make()
     train(net, tmp_path / "run", data=WORDS)
-    place = dpfy.save_pretrained(
-        tmp_path / "run", make(seed=0 if adapted else 3), tmp_path / "model"
-    )
+    place = save_pretrained(tmp_path / "run", make(seed=0 if adapted else 3), tmp_path / "model")
     assert (place / "privacy.json").read_bytes() == (tmp_path / "run" / "privacy.json").read_bytes()
     assert all(f.holds for f in dpfy.verify(place / "privacy.json"))
     if adapted:
@@ -372,11 +370,11 @@ def test_a_hugging_face_model_is_saved_as_it_saves_itself_with_the_card_beside_i
     with torch.no_grad():
         assert torch.equal(net(IDS).logits, back(IDS).logits)
     with pytest.raises(InvalidInput, match="must be new or empty"):
-        dpfy.save_pretrained(tmp_path / "run", make(), place)
+        save_pretrained(tmp_path / "run", make(), place)
     with pytest.raises(InvalidInput, match="outside of the run folder"):
-        dpfy.save_pretrained(tmp_path / "run", make(), tmp_path / "run" / "model")
+        save_pretrained(tmp_path / "run", make(), tmp_path / "run" / "model")
     with pytest.raises(Unsupported, match="save_pretrained for Sequential"):
-        dpfy.save_pretrained(tmp_path / "run", small.model(), tmp_path / "other")
+        save_pretrained(tmp_path / "run", small.model(), tmp_path / "other")
 
 
 def test_the_card_names_no_folder_of_the_machine():

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import dpfy
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.training import Update
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -245,7 +246,7 @@ def test_level_two_equals_level_one(tmp_path):
     small.train(dpfy.Run(tmp_path / "one", seed=4), steps=6)
     net = small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
-    update = dpfy.Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
+    update = Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
     runtime = dpfy.Runtime(max_physical_batch=12)
     run = dpfy.Run(tmp_path / "two", seed=4)
     with dpfy.PrivateTraining(

@@ -15,8 +15,9 @@ import dpfy
 from dpfy.core import events
 from dpfy.core.errors import InvalidInput, Unsupported
 from dpfy.core.values import Private
+from dpfy.models import Normalisation
 from dpfy.noise.stream import NoiseStream
-from dpfy.training import normalise
+from dpfy.training import TrainingRun, normalise, private_batchnorm
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -46,10 +47,10 @@ def run(
     model: nn.Module | None = None,
     **claim: float,
 ) -> nn.Module:
-    asked = dpfy.Normalisation(noise, **({"layers": 2, "bound": 10.0, "delta": 1e-3} | claim))
+    asked = Normalisation(noise, **({"layers": 2, "bound": 10.0, "delta": 1e-3} | claim))
     plan = RECIPE.with_noise(1.0, delta=1e-3)
-    with dpfy.TrainingRun(dpfy.Run(path, seed=5, resume=True), plan, beside=(asked,)) as folder:
-        made = dpfy.private_batchnorm(net() if model is None else model, (images, LABELS), folder)
+    with TrainingRun(dpfy.Run(path, seed=5, resume=True), plan, beside=(asked,)) as folder:
+        made = private_batchnorm(net() if model is None else model, (images, LABELS), folder)
         sgd = torch.optim.SGD(made.parameters(), lr=0.1)
         dpfy.fit(made, (images, LABELS), plan=plan, optimizer=sgd, run=folder)
     return made
@@ -62,12 +63,12 @@ def test_without_noise_the_statistics_are_those_of_the_data(tmp_path, monkeypatc
         "release",
         lambda self, total, step, state, permit: (Private(total.value), state),
     )
-    asked = dpfy.Normalisation(1.0, layers=2, bound=100.0, delta=1e-3)
+    asked = Normalisation(1.0, layers=2, bound=100.0, delta=1e-3)
     monkeypatch.setattr(normalise, "NOISES", 0.0)
-    with dpfy.TrainingRun(
+    with TrainingRun(
         dpfy.Run(tmp_path / "run"), RECIPE.with_noise(1.0, delta=1e-3), beside=(asked,)
     ) as folder:
-        made = dpfy.private_batchnorm(net(), (IMAGES, LABELS), folder)
+        made = private_batchnorm(net(), (IMAGES, LABELS), folder)
     due = net()
     with torch.no_grad():
         assert torch.allclose(made(IMAGES), due(IMAGES), atol=1e-4)
@@ -120,12 +121,12 @@ def test_the_noise_has_the_scale_of_the_bill(tmp_path, monkeypatch):
         nn.Linear(240, 240),
         nn.BatchNorm1d(240),
     )
-    with dpfy.TrainingRun(
+    with TrainingRun(
         dpfy.Run(tmp_path / "run", seed=1),
         plan,
-        beside=(dpfy.Normalisation(7.0, layers=2, delta=1e-3),),
+        beside=(Normalisation(7.0, layers=2, delta=1e-3),),
     ) as folder:
-        dpfy.private_batchnorm(wide, (IMAGES, LABELS), folder)
+        private_batchnorm(wide, (IMAGES, LABELS), folder)
     spread = float(torch.cat(seen).std())
     assert len(torch.cat(seen)) == 960
     assert (
@@ -165,9 +166,9 @@ def test_a_record_goes_through_the_model_alone(tmp_path, monkeypatch):
     plan = RECIPE.with_noise(1.0, delta=1e-3)
     model = nn.Sequential(Mixing(), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
     for name, many in (("all", 60), ("less", 59)):
-        asked = dpfy.Normalisation(7.0, layers=1, delta=1e-3)
-        with dpfy.TrainingRun(dpfy.Run(tmp_path / name, seed=1), plan, beside=(asked,)) as folder:
-            dpfy.private_batchnorm(model, (IMAGES[:many], LABELS[:many]), folder)
+        asked = Normalisation(7.0, layers=1, delta=1e-3)
+        with TrainingRun(dpfy.Run(tmp_path / name, seed=1), plan, beside=(asked,)) as folder:
+            private_batchnorm(model, (IMAGES[:many], LABELS[:many]), folder)
     assert float((sums[0].value["sums"] - sums[1].value["sums"]).norm()) <= sums[0].bound.l2
 
 
@@ -193,11 +194,11 @@ def test_a_resumed_run_has_the_same_statistics_and_refuses_other_data(tmp_path, 
 
 def test_what_was_not_reserved_is_not_released(tmp_path):
     plan = RECIPE.with_noise(1.0, delta=1e-3)
-    with dpfy.TrainingRun(dpfy.Run(tmp_path / "run"), plan) as folder:
-        with pytest.raises(InvalidInput, match=r"beside=\(dpfy.Normalisation"):
-            dpfy.private_batchnorm(net(), (IMAGES, LABELS), folder)
-        with pytest.raises(InvalidInput, match=r"must be an opened dpfy.TrainingRun"):
-            dpfy.private_batchnorm(net(), (IMAGES, LABELS), "runs/x")
+    with TrainingRun(dpfy.Run(tmp_path / "run"), plan) as folder:
+        with pytest.raises(InvalidInput, match=r"beside=\(Normalisation"):
+            private_batchnorm(net(), (IMAGES, LABELS), folder)
+        with pytest.raises(InvalidInput, match=r"must be an opened dpfy.training.TrainingRun"):
+            private_batchnorm(net(), (IMAGES, LABELS), "runs/x")
     with pytest.raises(
         InvalidInput,
         match="layers: got 3; must be the number of batch normalisations that the model runs: 2",
@@ -205,7 +206,7 @@ def test_what_was_not_reserved_is_not_released(tmp_path):
         run(tmp_path / "three", layers=3)
     assert not (tmp_path / "three").exists()
     with pytest.raises(InvalidInput, match="bound"):
-        dpfy.Normalisation(1.0, layers=1, bound=0.0)
+        Normalisation(1.0, layers=1, bound=0.0)
     twice = nn.Sequential(nn.Conv2d(1, 4, 3), norm := nn.BatchNorm2d(4), norm)
     with pytest.raises(Unsupported, match="runs twice"):
         run(tmp_path / "twice", model=twice, layers=1)

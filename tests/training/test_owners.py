@@ -26,6 +26,7 @@ from dpfy.data.config import DataConfig
 from dpfy.data.given import as_source
 from dpfy.data.owners import KeptRecords, Owned, Users, UserSource, chosen
 from dpfy.gradients.clip import QuantileClip
+from dpfy.plan import bandmf
 from dpfy.plan.recipe import Plan
 from dpfy.report.verify import verify
 
@@ -431,7 +432,7 @@ def test_records_drawn_one_by_one_need_owners_and_a_bill_for_all_of_them(tmp_pat
         lambda: replace(
             dpfy.dpsgd(100, 10, steps=3, unit=user_unit(3), draw="record"), clip=QuantileClip(1.0)
         ),
-        lambda: replace(dpfy.bandmf(100, 10, steps=20, bands=4), unit=user_unit(3), draw="record"),
+        lambda: replace(bandmf(100, 10, steps=20, bands=4), unit=user_unit(3), draw="record"),
     ],
     ids=["replace-one", "quantile", "cycles"],
 )
@@ -444,7 +445,7 @@ def test_groups_of_units_that_are_drawn_in_cycles_have_no_proof():
     """Members in different blocks overlap in correlated noise: what hides each alone is not known
     to hide both.
     """
-    recipe = dpfy.bandmf(100, 10, steps=20, bands=4)
+    recipe = bandmf(100, 10, steps=20, bands=4)
     with pytest.raises(Unsupported, match="in cycles"):
         recipe.calibrate(3.0, 1e-3, group=2)
     assert recipe.calibrate(3.0, 1e-3, group=1).epsilon <= 3.0

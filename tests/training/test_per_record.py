@@ -29,6 +29,7 @@ from dpfy.gradients.clip import FlatClip
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.engines.loop import LoopEngine
 from dpfy.isolation.schedule import CheckLevel
+from dpfy.training import Result
 from dpfy.training.objective import Objective
 
 
@@ -361,7 +362,7 @@ def frames(name: str) -> Any:
     return frame.f_locals[name]
 
 
-def fitted(path: Path, made: Made, steps: int = 6, **options: Any) -> dpfy.Result:
+def fitted(path: Path, made: Made, steps: int = 6, **options: Any) -> Result:
     model, loss = made
     plan = dpfy.dpsgd(small_runs.RECORDS, 24, steps=steps).with_noise(1.0, delta=1e-3)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -587,7 +588,7 @@ def test_experts_are_refused_with_the_way_that_trains_them(tmp_path: Path) -> No
 
 @pytest.mark.filterwarnings("ignore:run .* unfinished")
 def test_a_resumed_run_releases_the_same_and_refuses_another_loss(tmp_path: Path) -> None:
-    def interrupted(path: Path, first: Any, second: Any) -> dpfy.Result:
+    def interrupted(path: Path, first: Any, second: Any) -> Result:
         class Ends(Exception):
             pass
 

@@ -16,6 +16,8 @@ import torch
 
 import dpfy
 from dpfy.core.errors import Busy, Corrupt, InvalidInput
+from dpfy.plan import ForeignBatches
+from dpfy.training import TrainingRun, Update
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small
@@ -26,7 +28,7 @@ def stop_after(path: Path, steps: int, seed: int = 5, ledger: Path | None = None
     torch.set_num_threads(1)
     net = small.model()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
-    update = dpfy.Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
+    update = Update(average=0.9, schedule=lambda step: 1 / (1 + 0.05 * step))
     run = dpfy.Run(path, seed=seed, ledger=ledger)
     runtime = dpfy.Runtime(max_physical_batch=12)
     with dpfy.PrivateTraining(
@@ -100,7 +102,7 @@ def test_other_data_or_settings_are_refused_on_resume(tmp_path):
             optimizer=adam,
             run=run,
             runtime=runtime,
-            update=dpfy.Update(0.9),
+            update=Update(0.9),
         )
     faster = torch.optim.Adam(net.parameters(), lr=0.5)
     with pytest.raises(InvalidInput, match="resume optimizer"):
@@ -111,7 +113,7 @@ def test_other_data_or_settings_are_refused_on_resume(tmp_path):
             optimizer=faster,
             run=run,
             runtime=runtime,
-            update=dpfy.Update(0.9),
+            update=Update(0.9),
         )
     with pytest.raises(InvalidInput, match="resume average"):
         dpfy.fit(net, small.data(), plan=plan, optimizer=adam, run=run, runtime=runtime)
@@ -425,10 +427,10 @@ def test_a_resumed_run_must_ask_for_what_was_reserved(tmp_path):
         InvalidInput, match="reserves something else than this run asks for: shared"
     ):
         small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5))
-    batches = dpfy.ForeignBatches("read in order")
+    batches = ForeignBatches("read in order")
     run = dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people)
     with pytest.raises(
         InvalidInput, match=r"reserves something else than this run asks for: claim\.batches"
     ):
-        small.train(dpfy.TrainingRun(run, small.plan(), batches=batches))
+        small.train(TrainingRun(run, small.plan(), batches=batches))
     small.train(dpfy.Run(tmp_path / "run", resume=True, seed=5, ledger=people))

@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler as rates
 
 import dpfy
 from dpfy.core.errors import InvalidInput, Unsupported
+from dpfy.training import Update
 from dpfy.training.schedulers import decode, encode
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -501,13 +502,13 @@ def test_fit_takes_a_scheduler(tmp_path):
             plan=small.plan(3),
             optimizer=sgd,
             scheduler=plateau,
-            update=dpfy.Update(public_state=True),
+            update=Update(public_state=True),
         )
 
 
 def test_two_rules_of_one_rate_are_refused(tmp_path):
     with pytest.raises(InvalidInput, match="two rules of one learning rate"):
-        train(tmp_path / "run", SCHEDULERS["lambda"], update=dpfy.Update(schedule=half))
+        train(tmp_path / "run", SCHEDULERS["lambda"], update=Update(schedule=half))
 
 
 @pytest.mark.parametrize(

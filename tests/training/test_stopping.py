@@ -20,10 +20,12 @@ from dpfy.core import storage
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.ledger import Ledger
 from dpfy.noise.sensitivity import dense
+from dpfy.plan import ForeignBatches
 from dpfy.plan.correlated import bandmf, blt, dpftrl
 from dpfy.plan.recipe import Plan, with_stopping
 from dpfy.report.verify import verify
 from dpfy.runs.folder import RunFolder
+from dpfy.training import Plateau, Result
 from dpfy.training.run import TrainingClaims
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -317,7 +319,7 @@ def test_what_has_no_proof_is_refused_with_a_way_out():
     with pytest.raises(Unsupported, match=r"Tree.*use banded or BLT"):
         with_stopping(dpftrl(small.RECORDS, 20, steps=STEPS), 5)
     with pytest.raises(InvalidInput, match=r"batches\.done"):
-        TrainingClaims(dpfy.ForeignBatches("shuffled elsewhere")).of(plan())
+        TrainingClaims(ForeignBatches("shuffled elsewhere")).of(plan())
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_points_are_steps_or_parts_of_the_run():
         type(shares)(shares.points, 1.01 / len(shares.points))
 
 
-def fitted(path: Path, stop: object, **change: object) -> dpfy.Result:
+def fitted(path: Path, stop: object, **change: object) -> Result:
     net = small.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     given = {
@@ -387,22 +389,22 @@ def test_rules_that_cannot_be_followed_are_refused_before_anything_is_reserved(t
         fitted(tmp_path, "soon")
     assert not (tmp_path / "run").exists()
     with pytest.raises(InvalidInput, match=r"plateau\.metric"):
-        dpfy.Plateau("test_loss")([{"step": 4, "epsilon": 1.0}])
+        Plateau("test_loss")([{"step": 4, "epsilon": 1.0}])
 
 
 def test_a_plateau():
     rows = lambda *values: [  # noqa: E731
         {"step": k, "test_loss": v, "test_accuracy": -v} for k, v in enumerate(values)
     ]
-    assert not dpfy.Plateau()(rows(1.0))
-    assert not dpfy.Plateau()(rows(1.0, 0.9))
-    assert dpfy.Plateau()(rows(1.0, 1.0))
-    assert dpfy.Plateau("test_accuracy")(rows(1.0, 1.1))
-    assert not dpfy.Plateau(patience=2)(rows(1.0, 1.1))
-    assert dpfy.Plateau(patience=2)(rows(1.0, 1.1, 1.2))
-    assert not dpfy.Plateau(patience=2)(rows(1.0, 1.1, 0.9))
-    assert dpfy.Plateau(least=0.2)(rows(1.0, 0.9))
-    assert dpfy.Plateau()([*rows(1.0), {"step": 9, "test_loss": "infinity"}])
+    assert not Plateau()(rows(1.0))
+    assert not Plateau()(rows(1.0, 0.9))
+    assert Plateau()(rows(1.0, 1.0))
+    assert Plateau("test_accuracy")(rows(1.0, 1.1))
+    assert not Plateau(patience=2)(rows(1.0, 1.1))
+    assert Plateau(patience=2)(rows(1.0, 1.1, 1.2))
+    assert not Plateau(patience=2)(rows(1.0, 1.1, 0.9))
+    assert Plateau(least=0.2)(rows(1.0, 0.9))
+    assert Plateau()([*rows(1.0), {"step": 9, "test_loss": "infinity"}])
 
 
 def test_a_job_ends_early(tmp_path):
@@ -440,7 +442,7 @@ def test_the_sentence_beside_the_epsilon_says_that_it_is_ex_post():
     is printed; a plain run is.
     """
     recipe = dpfy.dpsgd(400, 50, steps=20)
-    early = dpfy.with_stopping(recipe, 4)
+    early = with_stopping(recipe, 4)
     plain, stopped = (
         each.with_noise(1.0, delta=1e-4).guarantee().sentence(1e-4) for each in (recipe, early)
     )

@@ -26,7 +26,7 @@ from dpfy.runs.run import Run
 from dpfy.tuning.routes import POINTS, PrivacyTarget, SearchRoute, calibrate_search
 from dpfy.tuning.run import tune
 from dpfy.tuning.sealed import TrialRights
-from dpfy.tuning.terms import SearchTerms, TrialSplit
+from dpfy.tuning.terms import SearchSettings, TrialSplit
 from dpfy.tuning.trial import Trial, TrialFailed, TrialTask, _points
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,7 +59,7 @@ def terms(**more):
         "route": "composition",
         "score": "training",
     }
-    return SearchTerms(**(given | more))
+    return SearchSettings(**(given | more))
 
 
 def trained(trial, records):

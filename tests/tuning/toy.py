@@ -13,7 +13,7 @@ import dpfy
 from dpfy.plan.recipe import Recipe
 from dpfy.runs.run import Run
 from dpfy.tuning.run import Execution, Tuned, tune
-from dpfy.tuning.terms import SearchTerms
+from dpfy.tuning.terms import SearchSettings
 from dpfy.tuning.trial import Trial
 
 RECORDS, FEATURES, STEPS = 300, 4, 6
@@ -73,9 +73,9 @@ def scaled(settings: dict[str, Any], share: float) -> dict[str, Any]:
     return {**settings, "rate": settings["rate"] * share}
 
 
-def terms(**more: Any) -> SearchTerms:
+def terms(**more: Any) -> SearchSettings:
     given = {"epsilon": 4.0, "delta": 1e-3, "records": RECORDS, "trials": 4, "law": "geometric"}
-    return SearchTerms(**(given | more))
+    return SearchSettings(**(given | more))
 
 
 def search(

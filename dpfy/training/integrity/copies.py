@@ -54,7 +54,7 @@ RECORD = (
     "with noise; if what they hold is public, say so by Update(public_weights=True)"
 )
 STATISTIC = (
-    "an exact statistic of the training data is released without noise: use dpfy.Normalisation or "
+    "an exact statistic of the training data is released without noise: use dpfy.models.Normalisation or "
     "dpfy.query, or a figure of public "
     "data; if it is public, say so by Update(public_weights=True)"
 )

@@ -20,7 +20,7 @@ from dpfy_lab.synthetic_images import run
 from dpfy_lab.synthetic_images.source import ImageSchema
 
 Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
-SCHEMA, TERMS = ImageSchema(6, 6, 2), run.ImageTerms(50.0, 1e-4)
+SCHEMA, TERMS = ImageSchema(6, 6, 2), run.ImageSettings(50.0, 1e-4)
 OPTIONS = run.ImageOptions(clusters=2, frequencies=4, rounds=2)
 SEED = 23
 

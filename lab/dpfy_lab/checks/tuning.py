@@ -31,7 +31,7 @@ from dpfy.tuning import run, trial
 from dpfy.tuning.claim import Tuning
 from dpfy.tuning.routes import HELD_OUT, PUBLIC, CalibratedSearch, SearchRoute, points
 from dpfy.tuning.space import Settings, Space
-from dpfy.tuning.terms import SearchTerms, TrialSplit
+from dpfy.tuning.terms import SearchSettings, TrialSplit
 from dpfy.tuning.trial import Trial
 from dpfy_lab.checks.published import published, temporary
 from dpfy_lab.selftest.mistake import Found, check
@@ -93,7 +93,7 @@ def _recipe(settings: Settings, records: int) -> Recipe:
 
 
 def _search(folder: Path, objective: Callable[[Trial], float], score: str, trials: float) -> None:
-    terms = SearchTerms(4.0, 1e-3, RECORDS, trials, law="geometric", score=score, held_out=0.3)
+    terms = SearchSettings(4.0, 1e-3, RECORDS, trials, law="geometric", score=score, held_out=0.3)
     run.tune(objective, SPACE, _recipe, terms, Run(folder, seed=MANY))
 
 

@@ -63,7 +63,7 @@ def images(
     from dpfy.runs.folder import ended
     from dpfy.runs.mark import Mark
     from dpfy.runs.run import Run, fresh_path
-    from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
+    from dpfy_lab.synthetic_images.run import ImageOptions, ImageSettings, synthesize_images
 
     if resume and out is None:
         raise InvalidInput("--resume", True, "needs --out, the folder of the run to resume")
@@ -101,7 +101,7 @@ def images(
     ):
         made = synthesize_images(
             data,
-            terms=ImageTerms(epsilon, delta),
+            terms=ImageSettings(epsilon, delta),
             run=place,
             schema=_schema(size, classes),
             options=ImageOptions(images, clusters, frequencies, rounds),

@@ -29,6 +29,7 @@ from dpfy.models.features import features
 from dpfy.noise import optimise_dense, workload
 from dpfy.plan.recipe import Recipe
 from dpfy.sampling.samplers import FixedOrderSampler
+from dpfy.training import Update
 from dpfy_lab.studies import trials
 from dpfy_lab.studies.building_blocks_page import page
 from dpfy_lab.studies.study import Cell, Options, Study
@@ -347,7 +348,7 @@ def run_ours(setting: Mapping[str, Any], options: Options) -> dict[str, Any]:
         clip_norm=setting["clip_norm"],
     )
     plan = recipe.calibrate(setting["epsilon"], setting["delta"])
-    update = dpfy.Update(setting["average"])
+    update = Update(setting["average"])
     return trials.private(
         model, optimizer, data, plan, seed=setting["seed"], device=options.device, update=update
     )

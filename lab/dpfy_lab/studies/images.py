@@ -29,6 +29,7 @@ from dpfy.noise.strategy import Identity
 from dpfy.noise.stream import NoiseStream
 from dpfy.report import card as cards
 from dpfy.report import verify
+from dpfy.training import TrainingRun, Update
 from dpfy_lab.studies.images_page import page
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.sweep import LENGTH, MOMENTUM, Setting, rows, sweep
@@ -197,7 +198,7 @@ def train(
         RECORDS, RECORDS, steps=recipe.head.steps, clip_norm=recipe.head.clip_norm
     ).with_noise(step_noise, delta=DELTA)
     moments = MomentsClaim(moments_noise, delta=DELTA, records=RECORDS)
-    with dpfy.TrainingRun(dpfy.Run(path, seed=seed), plan, beside=(moments,)) as folder:
+    with TrainingRun(dpfy.Run(path, seed=seed), plan, beside=(moments,)) as folder:
         images, labels, test_images, test_labels = extracted(data, options)
         total = Bounded(maps.sums(images), Bound(maps.BOUND))
         folder.bind("moments", b"".join(t.cpu().numpy().tobytes() for t in total.value.values()))
@@ -213,7 +214,7 @@ def train(
         optimizer = torch.optim.SGD(
             head.parameters(), lr=recipe.head.learning_rate, momentum=MOMENTUM
         )
-        update = dpfy.Update(recipe.head.average, recipe.head.schedule)
+        update = Update(recipe.head.average, recipe.head.schedule)
         runtime = dpfy.Runtime(max_physical_batch=RECORDS, device=options.device)
         with dpfy.PrivateTraining(
             head, optimizer, (rows, labels), plan, folder, runtime=runtime, update=update

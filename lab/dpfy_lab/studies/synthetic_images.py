@@ -21,7 +21,7 @@ from dpfy.data.source import load
 from dpfy.runs.run import Run
 from dpfy_lab.studies.study import Cell, Options, Study
 from dpfy_lab.studies.synthetic_images_page import page
-from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
+from dpfy_lab.synthetic_images.run import ImageOptions, ImageSettings, synthesize_images
 
 DELTA = 1e-5
 RUNS = {("mnist", 1.0): 1, ("mnist", 10.0): 1}
@@ -62,7 +62,7 @@ def run_one(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         made = synthesize_images(
             settings["data"],
-            terms=ImageTerms(settings["epsilon"], settings["delta"]),
+            terms=ImageSettings(settings["epsilon"], settings["delta"]),
             run=Run(Path(place) / "run", seed=settings["seed"]),
             options=ImageOptions(images=settings["images"]),
             data_dir=options.data_dir,

@@ -18,6 +18,7 @@ from torch.nn import functional
 import dpfy
 from dpfy.core.codec import number
 from dpfy.data.records import Records
+from dpfy.training import Update
 
 EVALUATION = 2000
 MARKS = 20
@@ -32,7 +33,7 @@ def private(
     *,
     seed: int,
     device: str = "cpu",
-    update: dpfy.Update | None = None,
+    update: Update | None = None,
 ) -> dict[str, Any]:
     """`dpfy.fit` with a fixed noise seed (the data of the studies is public): accuracy, epsilon and
     their course over the steps.

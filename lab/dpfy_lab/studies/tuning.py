@@ -27,6 +27,7 @@ from dpfy.core.randomness import Randomness
 from dpfy.core.values import mock_permit
 from dpfy.data.records import Records
 from dpfy.data.source import load
+from dpfy.training import Update
 from dpfy.training import config as configuration
 from dpfy.training import job as training
 from dpfy.tuning import config as searches
@@ -196,7 +197,7 @@ def accuracies(
         permit, secret = mock_permit(plan.event, plan.recipe.steps), Randomness.for_tests(seed)
         run = SealedRun(Path(place) / "run", plan, permit, secret, math.inf)
         with dpfy.PrivateTraining(
-            model, optimizer, train, plan, run, update=dpfy.Update(0.9)
+            model, optimizer, train, plan, run, update=Update(0.9)
         ) as training_run:
             for x, y in training_run.batches():
                 training_run.step(nn.functional.cross_entropy(model(x), y, reduction="none"))

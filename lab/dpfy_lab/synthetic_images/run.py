@@ -36,7 +36,7 @@ MOST_IMAGES = 1 << 20
 
 
 @dataclass(frozen=True)
-class ImageTerms:
+class ImageSettings:
     """What the images may cost. One picture, added or removed, is protected."""
 
     epsilon: float
@@ -118,7 +118,7 @@ class SyntheticImages:
 
 
 def plan(
-    schema: ImageSchema, terms: ImageTerms, options: ImageOptions = IMAGE_DEFAULTS
+    schema: ImageSchema, terms: ImageSettings, options: ImageOptions = IMAGE_DEFAULTS
 ) -> ImagePlan:
     """The claim of a synthesis of images.
 
@@ -137,7 +137,7 @@ def plan(
 def synthesize_images(
     data: Any,
     *,
-    terms: ImageTerms,
+    terms: ImageSettings,
     run: Run | str | Path,
     schema: ImageSchema | None = None,
     options: ImageOptions = IMAGE_DEFAULTS,

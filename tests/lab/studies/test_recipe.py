@@ -13,6 +13,7 @@ from torch.nn import functional
 import dpfy
 from dpfy import accounting
 from dpfy.core import events
+from dpfy.training import Update
 from dpfy_lab.studies import images
 from dpfy_lab.studies.sweep import LENGTH, MOMENTUM, Setting, sweep
 from dpfy_lab.whitening import maps
@@ -122,7 +123,7 @@ def test_the_sweep_moves_as_training_does() -> None:
     optimizer = torch.optim.SGD(head.parameters(), lr=setting.learning_rate, momentum=MOMENTUM)
     plan = dpfy.dpsgd(300, 300, steps=25, clip_norm=setting.clip_norm).with_noise(0.0)
     result = _trained(
-        head, optimizer, (LENGTH * x, y), plan, dpfy.Update(setting.average, setting.schedule)
+        head, optimizer, (LENGTH * x, y), plan, Update(setting.average, setting.schedule)
     )
     with torch.no_grad():
         guesses = result(LENGTH * test[0]).argmax(1)
@@ -138,7 +139,7 @@ def _trained(
     optimizer: torch.optim.Optimizer,
     data: object,
     plan: dpfy.Plan,
-    update: dpfy.Update,
+    update: Update,
 ) -> torch.nn.Module:
     import tempfile
 

@@ -28,11 +28,11 @@ from dpfy_lab.synthetic_images.releases import ImageReleases
 from dpfy_lab.synthetic_images.run import (
     ImageOptions,
     ImageSchema,
-    ImageTerms,
+    ImageSettings,
     synthesize_images,
 )
 
-SCHEMA, TERMS = ImageSchema(8, 8, 10), ImageTerms(2.0, 1e-4)
+SCHEMA, TERMS = ImageSchema(8, 8, 10), ImageSettings(2.0, 1e-4)
 FEW = ImageOptions(images=100, rounds=2)
 
 
@@ -100,7 +100,7 @@ def test_images_teach_what_digits_are(tmp_path):
     from sklearn.linear_model import LogisticRegression
 
     made = synthesize_images(
-        "digits", terms=ImageTerms(10.0, 1e-4), run=Run(tmp_path / "run", seed=0)
+        "digits", terms=ImageSettings(10.0, 1e-4), run=Run(tmp_path / "run", seed=0)
     )
     images, labels = made.arrays
     assert abs(len(images) - 1438) < 100
@@ -154,7 +154,7 @@ def test_a_resumed_run_refuses_other_pictures(tmp_path, monkeypatch):
     with pytest.raises(InvalidInput, match="must be what the run had"):
         made_in(Run(tmp_path / "run", resume=True), (pixels, labels))
     with pytest.raises(InvalidInput, match=r"run|resume"):
-        made_in(Run(tmp_path / "run", resume=True), terms=ImageTerms(3.0, 1e-4))
+        made_in(Run(tmp_path / "run", resume=True), terms=ImageSettings(3.0, 1e-4))
     with pytest.raises(InvalidInput, match="holds an unfinished run"):
         made_in(tmp_path / "run")
 
@@ -164,7 +164,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path)
         import os, signal, sys
         from dpfy.runs.run import Run
         from dpfy_lab.synthetic_images.releases import ImageReleases
-        from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, synthesize_images
+        from dpfy_lab.synthetic_images.run import ImageOptions, ImageSettings, synthesize_images
         real = ImageReleases.release
         def release(self, share, sums):
             found = real(self, share, sums)
@@ -173,7 +173,7 @@ def test_killed_by_the_operating_system_and_resumed_to_the_same_images(tmp_path)
             return found
         ImageReleases.release = release
         options = ImageOptions(images=100, rounds=2)
-        synthesize_images("digits", terms=ImageTerms(2.0, 1e-4), run=Run("killed", seed=5), options=options)
+        synthesize_images("digits", terms=ImageSettings(2.0, 1e-4), run=Run("killed", seed=5), options=options)
     """)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(str(Path(m.__file__).parents[1]) for m in (dpfy, dpfy_lab)),
@@ -223,8 +223,8 @@ def test_bad_pictures_leave_nothing_and_cost_nothing(tmp_path):
         (lambda: {"options": ImageOptions(clusters=65)}, "clusters"),
         (lambda: {"options": ImageOptions(rounds=0)}, "rounds"),
         (lambda: {"options": ImageOptions(frequencies=1)}, "frequencies"),
-        (lambda: {"terms": ImageTerms(0.0)}, "epsilon"),
-        (lambda: {"terms": ImageTerms(1.0, 1.0)}, "delta"),
+        (lambda: {"terms": ImageSettings(0.0)}, "epsilon"),
+        (lambda: {"terms": ImageSettings(1.0, 1.0)}, "delta"),
     ],
 )
 def test_what_is_wrong_for_a_public_reason_is_refused_before_pictures_are_read(

@@ -24,7 +24,7 @@ from dpfy_lab.synthetic_images import mixture, stages
 from dpfy_lab.synthetic_images.claim import ImageSynthesis
 from dpfy_lab.synthetic_images.encoding import Encoding
 from dpfy_lab.synthetic_images.releases import BoundedSums, ImageReleases
-from dpfy_lab.synthetic_images.run import ImageOptions, ImageTerms, drawn, measured, plan
+from dpfy_lab.synthetic_images.run import ImageOptions, ImageSettings, drawn, measured, plan
 from dpfy_lab.synthetic_images.sheet import sheet
 from dpfy_lab.synthetic_images.source import ImageSchema, read
 from dpfy_lab.synthetic_images.stages import Pictures
@@ -105,7 +105,7 @@ def test_nothing_but_noise_tells_pictures_apart(trial):
     epsilon = 200.0 if trial % 2 else float(rng.lognormal(1, 1))  # with little noise, counts matter
     made = plan(
         SMALL,
-        ImageTerms(epsilon, 1e-5),
+        ImageSettings(epsilon, 1e-5),
         ImageOptions(40, int(rng.integers(1, 4)), 5, int(rng.integers(1, 4))),
     )
     some = random_pictures(rng, int(rng.integers(20, 40) if trial % 2 else rng.integers(0, 25)))
@@ -134,7 +134,7 @@ def test_bounds_are_reached():
     """A bound far above what pictures can add would be a waste; one white picture comes close to it
     in the first stages.
     """
-    made = plan(ImageSchema(6, 6, 2), ImageTerms(50.0, 1e-4), ImageOptions(None, 2, 4, 2))
+    made = plan(ImageSchema(6, 6, 2), ImageSettings(50.0, 1e-4), ImageOptions(None, 2, 4, 2))
     shades = np.random.default_rng(0).integers(0, 120, (30, 6, 6)).astype(np.uint8)
     white = np.full((1, 6, 6), 255, np.uint8)
     asked = []
@@ -227,7 +227,7 @@ def test_at_a_large_epsilon_the_model_has_the_moments_of_the_pictures():
         + 8 * rng.standard_normal((count, 6, 6))
     )
     data = Pictures(np.clip(np.rint(held), 0, 255).astype(np.uint8), labels)
-    made = plan(schema, ImageTerms(1000.0, 1e-5), ImageOptions(4000, 2, 6))
+    made = plan(schema, ImageSettings(1000.0, 1e-5), ImageOptions(4000, 2, 6))
     model = measured(metered(made.claim), data, made)
     vectors, due = model.draw(labels, rng), made.encoding.vectors(data.pixels)
     for label in (0, 1):
@@ -260,7 +260,7 @@ def test_clusters_grow_with_pictures_and_fall_with_noise():
 
 
 def test_the_price_is_that_of_one_gaussian_release():
-    made = plan(SMALL, ImageTerms(1.0, 1e-5))
+    made = plan(SMALL, ImageSettings(1.0, 1e-5))
     noise = made.claim.noise_multiplier
     assert made.claim.event == events.Gaussian(noise)
     assert 0.999 < gaussian.epsilon(1 / noise, 1e-5) <= 1.0

@@ -31,6 +31,7 @@ from dpfy.gradients.clip import (
     QuantileClip,
 )
 from dpfy.noise.toeplitz import Banded
+from dpfy.plan import ForeignBatches
 from dpfy.plan.recipe import Plan, Recipe
 from dpfy.sampling import samplers as scheduled
 
@@ -209,7 +210,7 @@ def by_python() -> None:
             ),
         )
     looped(
-        dpfy.Run("foreign", batches=dpfy.ForeignBatches("a loader that shuffles every epoch", 2)),
+        dpfy.Run("foreign", batches=ForeignBatches("a loader that shuffles every epoch", 2)),
         plan(),
         digits(),
     )

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations
 
 import dpfy
 from dpfy.core.errors import DpfyError, InvalidInput, Unsupported
+from dpfy.training import Update
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import small
@@ -170,8 +171,8 @@ def test_what_is_written_inside_averaged_does_not_last(tmp_path, between, averag
             between(training)
 
     if average:
-        run(tmp_path / "run", inside, update=dpfy.Update(average=average))
-        run(tmp_path / "same", update=dpfy.Update(average=average))
+        run(tmp_path / "run", inside, update=Update(average=average))
+        run(tmp_path / "same", update=Update(average=average))
         assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
             tmp_path / "same" / "model.safetensors"
         ).read_bytes()
@@ -204,9 +205,9 @@ def test_the_average_is_the_runs_own(tmp_path):
         training.average["0.weight"].zero_()
 
     with pytest.raises(TypeError, match="item assignment"):
-        run(tmp_path / "a", put, update=dpfy.Update(average=0.9))
+        run(tmp_path / "a", put, update=Update(average=0.9))
     with pytest.raises(Unsupported, match="an averaged weight, written to"):
-        run(tmp_path / "b", write, update=dpfy.Update(average=0.9))
+        run(tmp_path / "b", write, update=Update(average=0.9))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +292,7 @@ def test_an_optimizer_that_brings_a_state(tmp_path):
     ):
         pass
     assert not (tmp_path / "run").exists()
-    run(tmp_path / "run", net=net, optimizer=sgd, update=dpfy.Update(public_state=True))
+    run(tmp_path / "run", net=net, optimizer=sgd, update=Update(public_state=True))
     held = card(tmp_path / "run")
     assert held["optimizer"]["initial_state"] == "declared public"
     rows = {row["what"]: row for row in held["accounting"]["assumptions"]}
@@ -321,7 +322,7 @@ def test_what_can_be_checked_before_the_reservation_is(tmp_path):
     ):
         with pytest.raises(InvalidInput, match=r"50 records.*made for 200"):
             dpfy.PrivateTraining(net, sgd, train, small.plan(), tmp_path / "run")
-    update = dpfy.Update(schedule=lambda step: float("nan") if step == 7 else 1.0)
+    update = Update(schedule=lambda step: float("nan") if step == 7 else 1.0)
     with pytest.raises(InvalidInput, match=r"schedule\(7\)"):
         dpfy.PrivateTraining(net, sgd, small.data(), small.plan(), tmp_path / "run", update=update)
     assert not (tmp_path / "run").exists()
@@ -450,7 +451,7 @@ def test_buffers_and_frozen_weights_that_stand_still_are_fine(tmp_path):
 
     net = Model()
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    run(tmp_path / "run", net=net, update=dpfy.Update(average=0.9))
+    run(tmp_path / "run", net=net, update=Update(average=0.9))
     moved = {k for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
     assert moved == {"head.weight", "head.bias"}
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
@@ -471,7 +472,7 @@ def test_evaluation_between_steps_is_fine(tmp_path):
         training.optimizer.zero_grad()
 
     for after in range(6):
-        run(tmp_path / str(after), look, after=after, update=dpfy.Update(average=0.9))
+        run(tmp_path / str(after), look, after=after, update=Update(average=0.9))
 
 
 def test_a_rule_of_the_weights_may_be_stated(tmp_path):
@@ -481,7 +482,7 @@ def test_a_rule_of_the_weights_may_be_stated(tmp_path):
             p.clamp_(-0.05, 0.05)
 
     net = small.model()
-    run(tmp_path / "run", net=net, update=dpfy.Update(project=clamp))
+    run(tmp_path / "run", net=net, update=Update(project=clamp))
     assert max(float(p.detach().abs().max()) for p in net.parameters()) <= 0.0501
     held = card(tmp_path / "run")
     assert "projection" in {row["what"] for row in held["accounting"]["assumptions"]}
@@ -494,7 +495,7 @@ def test_a_rule_of_the_weights_may_be_stated(tmp_path):
     frozen = small.model()
     frozen[0].bias.requires_grad_(False)
     with pytest.raises(Unsupported, match=r"0\.bias, changed in training"):
-        run(tmp_path / "sneak", net=frozen, update=dpfy.Update(project=sneak))
+        run(tmp_path / "sneak", net=frozen, update=Update(project=sneak))
 
 
 def test_the_loop_sets_no_rates(tmp_path):

@@ -18,6 +18,7 @@ import dpfy
 from dpfy.core.errors import InvalidInput
 from dpfy.core.randomness import Randomness
 from dpfy.data.given import as_source
+from dpfy.training import Update
 from dpfy.training.integrity import copies
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -102,7 +103,7 @@ def test_weights_that_are_declared_public_are_named_in_the_report(tmp_path, tabl
             r["done"] for r in card["accounting"]["assumptions"] if r["what"] == "the beginning"
         ]
 
-    told, (words,) = train("public", x[7].clone(), dpfy.Update(public_weights=True))
+    told, (words,) = train("public", x[7].clone(), Update(public_weights=True))
     assert told == "declared public"
     assert "declared initial weights and buffers public" in words
     told, (words,) = train("plain", torch.randn(10), None)

@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler as rates
 
 import dpfy
 from dpfy.core.errors import DpfyError, InvalidInput
+from dpfy.training import Update
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import small
@@ -191,7 +192,7 @@ def test_a_scheduler_whose_fields_are_set_in_the_loop_is_refused(tmp_path):
         run(tmp_path / "run", after=after, make=lambda o: rates.LambdaLR(o, lambda step: 0.9**step))
 
 
-@pytest.mark.parametrize("update", [None, dpfy.Update(schedule=lambda step: 1.0)])
+@pytest.mark.parametrize("update", [None, Update(schedule=lambda step: 1.0)])
 def test_a_hook_that_changes_a_setting_for_one_step_is_refused(tmp_path, update):
     now = {}
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 import dpfy
 from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.randomness import Randomness
+from dpfy.training import Update
 from dpfy.training.integrity.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -140,7 +141,7 @@ def test_whatever_fails_between_noise_and_the_end_of_a_step(tmp_path, monkeypatc
         if len(calls) == 2:
             raise error("on purpose")
 
-    update = dpfy.Update(average=0.5, project=fail if place == "project" else None)
+    update = Update(average=0.5, project=fail if place == "project" else None)
     with dpfy.PrivateTraining(
         net, optimizer, small.data(), small.plan(4), tmp_path / "run", update=update
     ) as training:
@@ -309,10 +310,10 @@ def louder_net():
         ({}, {"losses": lambda net, x, y: -plain_losses(net, x, y)}, "resume losses"),
         ({"net": Net}, {"net": changed_net}, "resume model"),
         ({"net": Net}, {"net": louder_net}, "resume model"),
-        ({}, {"update": dpfy.Update(schedule=lambda step: 10.0)}, "resume schedule"),
+        ({}, {"update": Update(schedule=lambda step: 10.0)}, "resume schedule"),
         (
-            {"update": dpfy.Update(schedule=lambda s: 1.0)},
-            {"update": dpfy.Update(schedule=lambda s: 1.0 + (s > 6))},
+            {"update": Update(schedule=lambda s: 1.0)},
+            {"update": Update(schedule=lambda s: 1.0 + (s > 6))},
             "resume schedule",
         ),
         (
@@ -320,7 +321,7 @@ def louder_net():
             {"adjust": lambda t: t.optimizer.param_groups[0].update(lr=2.0)},
             r"optimizer\.lr: got .a value at step 0 that was changed",
         ),
-        ({}, {"update": dpfy.Update(project=lambda net: None)}, "resume projection"),
+        ({}, {"update": Update(project=lambda net: None)}, "resume projection"),
     ],
     ids=["loss", "sign", "forward", "setting", "schedule", "later schedule", "rates", "projection"],
 )

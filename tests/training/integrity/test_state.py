@@ -20,7 +20,7 @@ from dpfy.core.values import Bounded
 from dpfy.gradients.clip import CLIPS, FlatClip
 from dpfy.gradients.engines.choice import ENGINES
 from dpfy.plan.recipe import SAMPLERS, STRATEGIES
-from dpfy.training import loop
+from dpfy.training import Update, loop
 from dpfy.training.integrity import checkpoint, resume
 from dpfy.training.integrity.state import TrainState, generators, weights_of
 from dpfy.training.schedulers import Schedules
@@ -77,7 +77,7 @@ def test_a_checkpoint_is_the_state_and_nothing_else(tmp_path):
     """What is stored and restored into another model is the same value, to the last bit of every
     part.
     """
-    net, training = training_in(dpfy.Run(tmp_path / "run", seed=3), update=dpfy.Update(average=0.9))
+    net, training = training_in(dpfy.Run(tmp_path / "run", seed=3), update=Update(average=0.9))
     with training:
         for x, y in training.batches():
             training.step(losses_of(net, x, y))

@@ -40,6 +40,8 @@ import dpfy
 import dpfy.report.verify
 from dpfy.core.errors import Busy, Lost
 from dpfy.gradients.clip import QuantileClip
+from dpfy.plan import bandmf, blt
+from dpfy.training import Update, World
 from dpfy.training.run import TrainingRun
 
 RECORDS, FEATURES, STEPS, TIMEOUT = 60, 6, 6, 90.0
@@ -77,8 +79,8 @@ def plan(kind: str) -> dpfy.Plan:
         "lazy": lambda: dpfy.dpsgd(RECORDS, 9, **size),
         "few": lambda: dpfy.dpsgd(RECORDS, 2, **size),
         "exact": lambda: dpfy.dpsgd(RECORDS, 9, noise="exact", **size),
-        "banded": lambda: dpfy.bandmf(RECORDS, 9, bands=3, **size),
-        "blt": lambda: dpfy.blt(RECORDS, 9, **size),
+        "banded": lambda: bandmf(RECORDS, 9, bands=3, **size),
+        "blt": lambda: blt(RECORDS, 9, **size),
         "adaptive": lambda: dataclasses.replace(
             dpfy.dpsgd(RECORDS, 9, **size), clip=QuantileClip(0.7)
         ),
@@ -91,7 +93,7 @@ def train(
     run: dpfy.Run,
     stop: int = STEPS,
     wrap: Callable[[nn.Module], nn.Module] = lambda m: m,
-    world: dpfy.World | None = None,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Train until `stop` steps are made: Adam, an average, and two physical batches a step where
     the share is large enough.
@@ -102,7 +104,7 @@ def train(
     )  # all ranks get the weights of rank 0
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     how = {
-        "update": dpfy.Update(average=0.9),
+        "update": Update(average=0.9),
         "runtime": dpfy.Runtime(max_physical_batch=4),
         "world": world,
     }
@@ -228,7 +230,7 @@ def dying(
         if seen == event and rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    world = dpfy.World.joined(timeout=TIMEOUT)
+    world = World.joined(timeout=TIMEOUT)
     WRAPS[wrap](net())  # what is imported late
     sys.setprofile(count)
     try:
@@ -313,7 +315,7 @@ def disagreeing(rank: int, folder: str) -> None:
 
 def silent(rank: int, folder: str) -> None:
     """Rank 1 does not answer; then a run of these two ranks, left in the middle."""
-    world = dpfy.World.joined(timeout=2.0)
+    world = World.joined(timeout=2.0)
     if rank == 0:
         try:
             world.exchange("here")

@@ -13,6 +13,7 @@ from tests.training.parallel import ranked
 
 import dpfy
 from dpfy.core.errors import InvalidInput
+from dpfy.training import World
 from dpfy.training.parallel import fully_sharded
 
 KINDS = ["dpsgd", "lazy", "few", "banded", "blt", "adaptive", "exact"]
@@ -149,10 +150,10 @@ def test_shares_hold_the_batch_once_and_differ_by_one_record_at_most():
     for count in (1, 2, 3, 7):
         for size in (0, 1, 5, 64):
             indices = np.arange(size)
-            shares = [dpfy.World(rank, count).share(indices) for rank in range(count)]
+            shares = [World(rank, count).share(indices) for rank in range(count)]
             assert np.concatenate(shares).tolist() == indices.tolist()
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
-            assert max(map(len, shares)) == len(dpfy.World(0, count).largest_share(indices))
+            assert max(map(len, shares)) == len(World(0, count).largest_share(indices))
 
 
 def test_groups_of_gathered_parameters_are_found_in_every_torch():

@@ -30,6 +30,7 @@ from dpfy.gradients.clip import FlatClip, PerLayerClip
 from dpfy.gradients.cuda_graphs.captured import CapturedSum
 from dpfy.gradients.engines.bookkeeping import BookkeepingEngine
 from dpfy.gradients.per_example.clipped_sum import ShardedNorms
+from dpfy.training import Update
 from dpfy.training.parallel.tensor_parallel import TensorParallel
 
 KINDS = ["dpsgd", "banded", "adaptive", "few", "layers", "otherwise"]
@@ -125,7 +126,7 @@ def plan(kind: str) -> dpfy.Plan:
 def train(kind: str, run: dpfy.Run, model: nn.Module, stop: int = STEPS) -> dict[str, Any]:
     torch.set_num_threads(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05, foreach=False)
-    how = {"update": dpfy.Update(average=0.9), "runtime": dpfy.Runtime(max_physical_batch=6)}
+    how = {"update": Update(average=0.9), "runtime": dpfy.Runtime(max_physical_batch=6)}
     with dpfy.PrivateTraining(model, optimizer, data(), plan(kind), run, **how) as training:
         for x, y in training.batches():
             training.step(nn.functional.cross_entropy(model(x), y, reduction="none"))
