@@ -44,23 +44,7 @@ def register_layer(
     """Add the rule of a layer of your own, so that it is as fast as torch's layers are.
 
     Without a rule a layer is exact too, but some of its operations may need a pass for each
-    example. The rule says what the layer's parameters receive from each example:
-
-    >>> import torch, dpfy
-    >>> class Scaled(torch.nn.Module):
-    ...     def __init__(self, ins, outs):
-    ...         super().__init__()
-    ...         self.weight = torch.nn.Parameter(torch.randn(outs, ins) / ins**0.5)
-    ...         self.scale = torch.nn.Parameter(torch.ones(outs))
-    ...     def forward(self, x):
-    ...         return torch.exp(self.scale) * (x @ self.weight.t())
-    >>> @dpfy.register_layer(Scaled)
-    ... def scaled(layer, gradient, x):
-    ...     products = gradient * torch.exp(layer.scale)
-    ...     outputs = x @ layer.weight.t()
-    ...     return {"weight": (products, x), "scale": (products * outputs).flatten(1, -2).sum(1)}
-
-    (For inputs of two dimensions `flatten(1, -2)` is not needed.)
+    example. The rule says what the layer's parameters receive from each example.
 
     Args:
         kind: The type of the layer. A subclass counts if it runs the very forward of `kind`; a
@@ -85,6 +69,23 @@ def register_layer(
     second, fourth, eighth use and so on, the gradients of some examples are compared with autograd's
     for those examples alone. A rule that leaves a trainable parameter out is refused at every step.
     Whatever a rule gives is clipped as any gradient is.
+
+    Example:
+        For inputs of two dimensions `flatten(1, -2)` is not needed.
+
+        >>> import torch, dpfy
+        >>> class Scaled(torch.nn.Module):
+        ...     def __init__(self, ins, outs):
+        ...         super().__init__()
+        ...         self.weight = torch.nn.Parameter(torch.randn(outs, ins) / ins**0.5)
+        ...         self.scale = torch.nn.Parameter(torch.ones(outs))
+        ...     def forward(self, x):
+        ...         return torch.exp(self.scale) * (x @ self.weight.t())
+        >>> @dpfy.register_layer(Scaled)
+        ... def scaled(layer, gradient, x):
+        ...     products = gradient * torch.exp(layer.scale)
+        ...     outputs = x @ layer.weight.t()
+        ...     return {"weight": (products, x), "scale": (products * outputs).flatten(1, -2).sum(1)}
     """
     if rule is None:
         return partial(register_layer, kind)  # type: ignore[return-value]
