@@ -10,13 +10,6 @@ import typer
 
 from dpfy.cli.output import tell
 
-ESTIMATOR = "estimator.safetensors"
-"""The file of a run of `dpfy fit`."""
-ANSWERS = "answers.safetensors"
-"""A file of a run of `dpfy train --protect labels`."""
-STUDENT = "answers.json"
-"""A file of a run of `dpfy serve student`."""
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -45,44 +38,15 @@ def predict(
 
     Example: dpfy predict runs/x people.csv --out predictions.csv
     """
+    from dpfy.runs import kinds
     from dpfy.training import predict as predictions
 
-    if (run / ESTIMATOR).is_file():
-        _by_estimator(run, data, out, as_json)
-        return
-    if (run / ANSWERS).is_file():
-        from dpfy.labels import job
-
-        found = job.predicted(run, data)
-    elif (run / STUDENT).is_file():
-        from dpfy.prediction import student_job
-
-        found = student_job.predicted(run, data)
-    else:
-        found = predictions.predict(run, data)
+    found = kinds.predict(run, data)
     told = found.to_json() | {"run": str(run)}
+    lines = found.to_csv().splitlines()
     if out is not None:
         predictions.write(found, run, out)
-        told, lines = told | {"out": str(out)}, [f"{len(found.probabilities)} predictions: {out}"]
-    else:
-        lines = found.to_csv().splitlines()
+        told, lines = told | {"out": str(out)}, [f"{len(lines) - 1} predictions: {out}"]
     if not as_json:
         print(predictions.NOTE, file=sys.stderr)
     tell(told, lines, as_json=as_json)
-
-
-def _by_estimator(run: Path, data: Path, out: Path | None, as_json: bool) -> None:
-    """The same for a run of `dpfy fit`."""
-    from dpfy.core.storage import write_atomically
-    from dpfy.estimators import job
-
-    found = job.predicted(run, data)
-    told, rows = found.told, list(found.lines)
-    if out is not None:
-        if out.exists():
-            from dpfy.core.errors import InvalidInput
-
-            raise InvalidInput("--out", str(out), "exists already; choose a new file")
-        write_atomically(out, ("\n".join(rows) + "\n").encode())
-        told, rows = told | {"out": str(out)}, [f"{len(rows) - 1} predictions: {out}"]
-    tell(told | {"run": str(run)}, rows, as_json=as_json)

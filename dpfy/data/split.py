@@ -147,7 +147,9 @@ def uncounted(train: Owned, expected: int) -> SplitOwned: ...
 @overload
 def uncounted(train: Records, expected: int) -> SplitRecords: ...
 def uncounted(train: Records | Owned, expected: int) -> SplitRecords | SplitOwned:
-    """All users, for a plan that was made for so many: how many there are is told to nobody."""
+    """All records or users, for a plan that was made for so many: how many there are is told to
+    nobody.
+    """
     if isinstance(train, Owned):
         return SplitOwned(train.records, train.users, train.most, expected=expected)
     return kept(train, np.ones(len(train), bool), expected)
@@ -167,7 +169,9 @@ def kept(records: Records, coins: NDArray[np.bool_], expected: int, part: str = 
     rows = np.flatnonzero(coins)
     _require_some(rows)
     kind = SplitUsers if isinstance(records, UserRecords) else SplitRecords
-    return kind(_at(records, rows), records.structure, expected, part)
+    whole = len(rows) == len(records)
+    taken = records.tensors if whole else _at(records, rows)
+    return kind(taken, records.structure, expected, part)
 
 
 def _at(records: Records, rows: NDArray[np.int64]) -> tuple[Tensor, ...]:

@@ -36,7 +36,7 @@ from dpfy.mechanisms.choice import Exponential
 from dpfy.mechanisms.grid import Grid
 from dpfy.mechanisms.mechanism import drawable, source
 from dpfy.report import card
-from dpfy.report.verify import Finding, verify
+from dpfy.report.verify import Finding, load_card, verify
 from dpfy.runs.folder import CARD, LEDGER, RunFolder, complete
 from dpfy.runs.progress import Progress
 from dpfy.runs.released import Released
@@ -154,6 +154,8 @@ class FinishedFit(Released):
     def of(cls, folder: Path, keep_path: bool = True) -> FinishedFit:
         """The finished run in a folder."""
         names = [name for name in KEPT if (folder / name).is_file()]
+        if CARD in names and FILE not in names:
+            card.require_a_trial(load_card(folder / CARD), folder)
         for name in (CARD, FILE):
             if name not in names:
                 raise InvalidInput("run", str(folder), f"holds no finished fit: {name} is missing")

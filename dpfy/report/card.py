@@ -20,12 +20,12 @@ from dpfy.accounting.user_level import of_group
 from dpfy.core import events
 from dpfy.core.claim import BOUNDARIES, NO, YES, Assumption, Claim, Reserved
 from dpfy.core.codec import digest, number
-from dpfy.core.errors import Corrupt, Unsupported
+from dpfy.core.errors import Corrupt, InvalidInput, Unsupported
 from dpfy.core.guarantee import Guarantee
 from dpfy.core.ledger import Ledger
 from dpfy.core.storage import sha256_of, write_atomically
 from dpfy.report import deployments, figures, schema, uses, words
-from dpfy.report.words import absent
+from dpfy.report.words import absent, is_absent
 
 FORMAT = schema.FORMAT
 NAME = "privacy.json"
@@ -439,6 +439,20 @@ def write_pages(folder: Path, card: dict[str, Any]) -> dict[str, str]:
 def section(card: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The first section of this kind; empty where there is none."""
     return next((dict(part) for part in card["sections"] if part["kind"] == kind), {})
+
+
+def require_a_trial(card: Mapping[str, Any], run: Path) -> None:
+    """Refuse to read a model from a search that made no trial.
+
+    Raises:
+        InvalidInput: The random number of trials that was drawn is 0.
+    """
+    if any(is_absent(part.get("settings")) for part in card["sections"]):
+        rule = (
+            "released no model, since no trial was made: the number of trials that was drawn is 0; "
+            "search again, with more trials on average"
+        )
+        raise InvalidInput("run", str(run), rule)
 
 
 def trained_section(card: Mapping[str, Any]) -> dict[str, Any]:

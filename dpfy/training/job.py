@@ -326,43 +326,44 @@ def schema_of(config: JobConfig) -> bytes:
 def load(config: JobConfig, expected: int) -> source.DataSource:
     """The data of a job that trains a classifier on about `expected` records.
 
-    Guarantees: where users come and go (add-or-remove-one), how many there are raises no error and
-    is told to nobody.
+    Guarantees: where units come and go (add-or-remove-one), how many there are is told to nobody,
+    and a number that is far off raises no error (one of records of users is refused without a
+    figure). Where their number is public, it must be the one that was given.
     """
     added = Adjacency.parse(config.privacy.adjacency) is Adjacency.ADD_OR_REMOVE_ONE
+    hidden = added and (config.data.user is not None or public_records(config.data) is None)
     data = source.load(config.data, every_row=not added)
     if data.classes is None:
         raise InvalidInput(
             "data.kind", config.data.kind, "has no classes; this job trains classifiers"
         )
-    if added and config.data.user is not None and config.data.draw == USER:
-        if data.owned is None:
-            return replace(data, train=uncounted(data.train, expected))
+    if hidden and data.owned is None:
+        return replace(data, train=uncounted(data.train, expected))
+    if hidden and data.owned is not None and config.data.draw == USER:
         return replace(data, owned=uncounted(data.owned, expected))
-    found, apart = data.units, stated(data.test)
-    if abs(found - expected) > max(1, expected // 100) and config.data.user is not None:
-        what = f"{config.data.unit.name}s" if config.data.draw == USER else "records of users"
-        raise InvalidInput(
-            "privacy.records",
-            expected,
-            f"there are {found} {what} to train on; give --records {found}",
-        )
+    found = data.units
     if abs(found - expected) > max(1, expected // 100):
-        split = (
-            config.data.test_path is None and "test_fraction" in FIELDS_OF_KIND[config.data.kind]
-        )
-        held = (
-            f" ({found + apart} less the {apart} held out by data.test_fraction = "
-            f"{config.data.test_fraction:g})"
-            if split
-            else ""
-        )
-        raise InvalidInput(
-            "privacy.records",
-            expected,
-            f"there are {found} records to train on{held}; give --records {found}",
-        )
+        rule = _what_to_train_on(config, data, found)
+        if hidden:
+            rule = "is far from the number of records of users to train on, which is private"
+        raise InvalidInput("privacy.records", expected, rule)
     return data
+
+
+def _what_to_train_on(config: JobConfig, data: source.DataSource, found: int) -> str:
+    """The public number of units, for who gave another one."""
+    if config.data.user is not None:
+        what = f"{config.data.unit.name}s" if config.data.draw == USER else "records of users"
+        return f"there are {found} {what} to train on; give --records {found}"
+    split = config.data.test_path is None and "test_fraction" in FIELDS_OF_KIND[config.data.kind]
+    apart = stated(data.test)
+    held = (
+        f" ({found + apart} less the {apart} held out by data.test_fraction = "
+        f"{config.data.test_fraction:g})"
+        if split
+        else ""
+    )
+    return f"there are {found} records to train on{held}; give --records {found}"
 
 
 def is_finished(out: Path) -> bool:

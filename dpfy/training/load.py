@@ -78,6 +78,7 @@ class ReleasedModel:
             raise Corrupt(
                 cards.NAME, f"is not the card with which {LEDGER} says that the run ended"
             )
+        cards.require_a_trial(card, folder)
         if MODEL not in card["files"]:
             raise InvalidInput("run", str(run), "released no model")
         return cls(folder, first.raised(card))

@@ -370,7 +370,8 @@ def _each(
     found: list[float] = []
     for kind in range(kinds):
         start = found[-1] if found else 1.0
-        if not found and payment.random and math.isinf(payment.shape):
+        geometric = payment.trials > 1  # there is none of a smaller mean
+        if not found and payment.random and math.isinf(payment.shape) and geometric:
             start = target.least(lambda s: _geometric(whole(s, kind)), tolerance=ROUGH)  # noqa: B023
         found.append(target.least(lambda s: whole(s, kind), start=start, tolerance=close))  # noqa: B023
     return found

@@ -499,11 +499,12 @@ def test_a_card_cannot_state_figures_that_nobody_declared_or_paid(tmp_path):
 
 
 def test_a_number_of_records_that_forgets_the_held_out_ones_is_explained(table, tmp_path):
+    wrong = table | {"privacy.records": 200, "privacy.adjacency": "replace-one"}
     with pytest.raises(
         InvalidInput,
         match=r"there are 160 records to train on \(200 less the 40 held out .*give --records 160",
     ):
-        run(tmp_path / "run", table | {"privacy.records": 200})
+        run(tmp_path / "run", wrong)
     assert not (tmp_path / "run").exists()
 
 

@@ -236,13 +236,15 @@ def test_the_card_says_what_it_is_about(tmp_path):
 
 
 def test_a_number_of_records_that_forgets_the_holdout_costs_nothing(tmp_path):
-    """One line with the number to give, which works, on the same ledger and in the same folder."""
+    """Where the number is public: one line with the number to give, which works, on the same ledger
+    and in the same folder.
+    """
     x, y = small.data()
     np.savez(tmp_path / "people.npz", x=x.numpy(), y=y.numpy())
     flags = {
         "data.kind": "npz", "data.path": str(tmp_path / "people.npz"), "data.classes": 3, "data.range": (-4.0, 4.0), "model.name": "linear",  # noqa: E501
         "privacy.records": 200, "privacy.delta": 1e-3, "training.steps": 2, "ledger.path": str(tmp_path / "people.jsonl"),  # noqa: E501
-        "ledger.budget_epsilon": 5.0,
+        "ledger.budget_epsilon": 5.0, "privacy.adjacency": "replace-one",
     }  # fmt: skip
     with pytest.raises(
         InvalidInput, match=r"there are 160 records to train on.*give --records 160"

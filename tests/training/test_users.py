@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -192,7 +191,34 @@ def test_how_many_users_there_are_is_told_to_nobody(capsys, table, tmp_path, rec
     assert said[0] == said[1]
 
 
-def test_a_wrong_number_of_records_is_explained_without_a_look_at_labels(capsys, table, tmp_path):
+@pytest.mark.parametrize("records", [12, 120, 3000])
+def test_how_many_records_there_are_is_told_to_nobody(capsys, table, tmp_path, records):
+    """Without users: a table and one without its first row say the same, whatever number was
+    stated.
+    """
+    schema = SCHEMA + "[columns.person]\nignore = true\n"
+    (tmp_path / "schema.toml").write_text(schema)
+    said = []
+    for rows in (ROWS, ROWS[1:]):
+        table("people.csv", rows)
+        out = tmp_path / f"run{len(said)}"
+        words = ["--records", records, "--json", "--delta", 1e-5]
+        status, told, _ = call(capsys, "train", tmp_path / "job.toml", *words, "--out", out)
+        assert status == 0
+        said.append({k: v for k, v in json.loads(told).items() if k not in ("run", "seconds")})
+    assert said[0] == said[1]
+
+
+def test_a_number_of_records_of_users_is_refused_without_a_figure(capsys, table, tmp_path):
+    words = [*WORDS, "--set", "data.draw=record", "--records", 12, "--out", tmp_path / "run"]
+    status, _, err = call(capsys, "train", tmp_path / "job.toml", *words)
+    assert status == 2
+    assert "got 12; is far from the number of records of users to train on" in err
+
+
+def test_a_wrong_public_number_of_records_is_explained_without_a_look_at_labels(
+    capsys, table, tmp_path
+):
     """Rows whose label cannot be used are left out, and not out of the numbers that are told."""
     schema = SCHEMA + "[columns.person]\nignore = true\n"
     (tmp_path / "schema.toml").write_text(schema)
@@ -200,6 +226,7 @@ def test_a_wrong_number_of_records_is_explained_without_a_look_at_labels(capsys,
     for labels in ("xy", "x?"):
         table("people.csv", [(p, a, labels["xy".index(c)]) for p, a, c in ROWS])
         words = ["--records", 12, "--out", tmp_path / "run"]
+        words += ["--set", "privacy.adjacency=replace-one"]
         status, _, err = call(capsys, "train", tmp_path / "job.toml", *words)
         assert status == 2
         assert "there are 120 records to train on (150 less the 30 held out" in err
@@ -272,7 +299,8 @@ def test_records_drawn_one_by_one_are_billed_for_all_of_a_user(capsys, table, tm
         capsys, "train", tmp_path / "job.toml", *words, "--out", tmp_path / "run", "--json"
     )
     assert status == 2
-    found = int(re.search(r"there are (\d+) records of users", err).group(1))
+    own = {"user": "person", "most_records": 3, "draw": "record", "pick": "random"}
+    found = source.load(config(tmp_path, **own)).units
     status, out, err = call(
         capsys,
         "train",

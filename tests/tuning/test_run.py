@@ -9,6 +9,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,7 @@ import toy
 ROUTES = {
     "random": {},
     "poisson": {"law": "poisson", "trials": 3},
+    "few": {"law": "poisson", "trials": 0.8},
     "held out": {"score": "held-out", "held_out": 0.2},
     "training records": {"score": "training"},
     "composition": {"route": "composition", "trials": 3},
@@ -230,6 +232,10 @@ def test_no_trial_at_all_is_possible_and_leaves_a_folder_without_a_model(tmp_pat
     assert found.settings is None
     assert all(f.holds for f in dpfy.verify(tmp_path / "run"))
     assert "number of trials that was drawn is 0" in (tmp_path / "run" / "report.html").read_text()
+    for use in (dpfy.load, lambda run: dpfy.load(run, torch.nn.Linear(toy.FEATURES, 2)),
+                lambda run: dpfy.predict(run, np.zeros((1, toy.FEATURES)))):  # fmt: skip
+        with pytest.raises(InvalidInput, match="no trial was made: the number of trials"):
+            use(tmp_path / "run")
 
 
 def test_a_failure_tells_nothing_of_the_trial(tmp_path):
