@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from dpfy.core.errors import Corrupt, InvalidInput
 from dpfy.core.files import DataFile, unpacked
 from dpfy.data.config import DataConfig
 from dpfy.data.dataset import DataSource, Encoded, assemble, labelled
-from dpfy.data.owners import owner_words
+from dpfy.tables.table import owner_names
 
 WHOLE = ("x", "y")
 PARTS = ("x_train", "y_train", "x_test", "y_test")
@@ -105,7 +104,7 @@ def _owned(
             config.time,
             f"must be an array {config.time}{end}, one value for each record",
         )
-    return replace(part, owners=owner_words(f"array {config.user}{end}", owners), times=times)
+    return part.owned(owner_names(owners), times)
 
 
 def _pair(arrays: dict[str, np.ndarray], file: DataFile) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpfy.core.errors import InvalidInput
 from dpfy.data.config import DataConfig
-from dpfy.data.owners import Owned
+from dpfy.data.owners import Owned, days
 from dpfy.data.records import Records, as_records, require_finite, require_labels
 from dpfy.data.split import some, split_fraction, stated
 from dpfy.data.users import by_owner, held_out
@@ -57,6 +57,14 @@ class Encoded:
         if rows is None:
             return self
         return replace(self, left_out=rows if self.left_out is None else self.left_out | rows)
+
+    def owned(self, owners: np.ndarray, times: object) -> Encoded:
+        """With whose each record is, and when it was made where that is asked for. Records without
+        the one or the other are left out.
+        """
+        found = None if times is None else days(times)
+        missing = owners == "" if found is None else (owners == "") | np.isnan(found)
+        return replace(self.without(missing), owners=owners, times=times)
 
     @property
     def kept(self) -> np.ndarray:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,15 @@ from dpfy.core.unit import WINDOWS, Unit, user_unit
 from dpfy.data.batch import Batch, Draw
 from dpfy.data.config import FIRST, PICKS, RANDOM, SUM, USER_LOSSES
 from dpfy.data.lazy import RecordSource
+from dpfy.tables import cells
+from dpfy.tables.table import owner_names
 
 KEPT = b"dpfy records of a user"
 """The public key of the choice that is made once, for records that are drawn one by one."""
+SECONDS = 24 * 60 * 60
+"""Of a day."""
+FIRST_DAY, LAST_DAY = (day.toordinal() - cells.EPOCH for day in (date.min, date.max))
+"""The days, since 1970, of the years 1 to 9999."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Users:
         pick: Which records are used of a user with more than the plan allows: "random" or "first".
         loss: "sum" adds up the losses of a user's records, "mean" takes their mean.
         time: When each record was made: seconds since 1970, ISO dates or numpy's datetimes, or the
-            name of a field.
+            name of a field. A record with no owner, or with no time where time is asked for, is
+            left out.
         window: "day", "week", "month" or "year", in UTC. The unit is then what a user contributed
             within one window.
 
@@ -159,8 +166,8 @@ class Owned:
                 "give single records in one view each",
             )
         names, which = self.users_of(len(base))
-        counts = np.bincount(which, minlength=len(names)).astype(np.int64)
-        order = np.argsort(which, kind="stable").astype(np.int64)
+        counts = np.bincount(which[which >= 0], minlength=len(names)).astype(np.int64)
+        order = np.argsort(which, kind="stable").astype(np.int64)[np.count_nonzero(which < 0) :]
         first = np.cumsum(counts) - counts
         if not self.single:
             return UserSource(
@@ -179,14 +186,15 @@ class Owned:
             ]
             for name, start, count in zip(names, first, counts, strict=True)
         ]
-        return KeptRecords(base, np.sort(np.concatenate(kept)), self.most)
+        return KeptRecords(base, np.sort(np.concatenate([order[:0], *kept])), self.most)
 
     def users_of(self, records: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The users of so many records, in the order of their names; and which of them owns each
-        record. Here it is read who owns what.
+        record, -1 where it names nobody. Here it is read who owns what.
         """
         names, which = np.unique(self._owners(records), return_inverse=True)
-        return names, which.astype(np.int64)
+        nobody = int(names.dtype.kind == "U" and "" in names[:1])
+        return names[nobody:], which.astype(np.int64) - nobody
 
     def at(self, records: object, rows: NDArray[np.int64]) -> Owned:
         """The records that were at `rows`, which are `records` now, with their owners."""
@@ -195,7 +203,9 @@ class Owned:
         return replace(self, records=records, users=replace(self.users, of=of[rows], time=held))
 
     def _owners(self, records: int) -> NDArray[Any]:
-        """One whole number or word for each record: its user, or its user and window of time."""
+        """One whole number or word for each record: its user, or its user and window of time; ""
+        where it names nobody.
+        """
         found = identities("user", self._column(self.users.of))
         _require_length("user", found, records)
         if self.users.window is None:
@@ -203,7 +213,11 @@ class Owned:
         when = windows(self._column(self.users.time), self.users.window)
         _require_length("user.time", when, records)
         return np.array(
-            [f"{len(str(user))} {user} {window}" for user, window in zip(found, when, strict=True)]
+            [
+                f"{len(str(user))} {user} {window:.0f}" if user != "" and window == window else ""
+                for user, window in zip(found, when, strict=True)
+            ],
+            str,
         )
 
     def _column(self, given: Any) -> Any:
@@ -218,41 +232,41 @@ class Owned:
         return [_plain(records[number][given]) for number in range(len(records))]
 
 
-def owner_words(name: str, owners: Sequence[object] | np.ndarray) -> np.ndarray:
-    """Whose each record is, as words; a record without an owner is refused."""
-    words = np.array([str(owner).strip() if owner is not None else "" for owner in owners])
-    if (empty := np.flatnonzero(words == "")).size:
-        raise InvalidInput(
-            f"{name}, record {int(empty[0]) + 1}", "no value", "every record must have an owner"
-        )
-    return words
-
-
-def windows(held: Any, window: str) -> NDArray[np.int64]:
-    """The number of the window of time that each record lies in."""
-    whole = _array(held)
-    if whole.dtype.kind in "UO":
-        with suppress(TypeError, ValueError):
-            whole = whole.astype(np.float64)  # numbers, as a table writes them
-    if whole.dtype.kind in "iu":
-        whole = whole.astype("datetime64[s]")
-    elif whole.dtype.kind == "f" and np.isfinite(whole).all():
-        whole = np.floor(whole).astype(np.int64).astype("datetime64[s]")
-    try:
-        days = whole.astype("datetime64[D]")
-    except (TypeError, ValueError):
-        days = np.array(["NaT"], "datetime64[D]")
-    if whole.ndim != 1 or np.isnat(days).any():
-        raise InvalidInput(
-            "user.time",
-            "a value that is no time",
-            "must be seconds since 1970 or an ISO date for each record",
-        )
+def windows(held: Any, window: str) -> NDArray[np.float64]:
+    """The number of the window of time that each record lies in; NaN where it has no time."""
+    found = days(held)
     if window == "week":
-        return (days.astype(np.int64) + 3) // 7  # 1970 began on a Thursday
-    return days.astype(f"datetime64[{ {'day': 'D', 'month': 'M', 'year': 'Y'}[window] }]").astype(
-        np.int64
-    )
+        return np.floor((found + 3) / 7)  # 1970 began on a Thursday
+    whole = np.where(np.isnan(found), 0, found).astype(np.int64).astype("datetime64[D]")
+    unit = {"day": "D", "month": "M", "year": "Y"}[window]
+    return np.where(np.isnan(found), np.nan, whole.astype(f"datetime64[{unit}]").astype(np.int64))
+
+
+def days(held: Any) -> NDArray[np.float64]:
+    """The day, since 1970, of seconds since then, ISO dates or datetimes; NaN where one is none, or
+    lies outside of the years 1 to 9999.
+
+    Guarantees: each is read by itself.
+    """
+    whole = _array(held)
+    if whole.ndim != 1:
+        rule = "must be seconds since 1970 or an ISO date for each record"
+        raise InvalidInput("user.time", f"shape {list(whole.shape)}", rule)
+    if whole.dtype.kind == "M":
+        found = cells.days(whole, ())
+    elif whole.dtype.kind in "iuf":
+        found = np.floor(whole.astype(np.float64) / SECONDS)
+    else:
+        words, places = cells.distinct(whole)
+        read = [_day(text) for text in words]
+        found = np.array([*read, np.nan])[places]
+    return np.where((found >= FIRST_DAY) & (found <= LAST_DAY), found, np.nan)
+
+
+def _day(text: str) -> float:
+    """The day that a word means: an ISO date, or a number of seconds."""
+    seconds = cells.number(text, ("",))
+    return cells.day(text) if np.isnan(seconds) else float(np.floor(seconds / SECONDS))
 
 
 def _require_length(name: str, found: NDArray[Any], records: int) -> None:
@@ -263,16 +277,23 @@ def _require_length(name: str, found: NDArray[Any], records: int) -> None:
 
 
 def identities(name: str, held: Any) -> NDArray[Any]:
-    """Whole numbers, or words, one for each record; a record without an owner is refused."""
+    """Whole numbers, or words, one for each record; "" where it names nobody."""
     whole = _array(held)
     if whole.ndim != 1 or whole.dtype.kind in "fcb":
         rule = "must be one whole number or word for each record"
         raise InvalidInput(name, f"{whole.dtype} of shape {list(whole.shape)}", rule)
-    return whole if whole.dtype.kind in "iu" else owner_words(name, list(held))
+    return whole if whole.dtype.kind in "iu" else owner_names(whole).astype(str)
 
 
 def _array(held: Any) -> NDArray[Any]:
-    return held.detach().cpu().numpy() if isinstance(held, Tensor) else np.asarray(held)
+    """An array as it is; of a list one whose type its cells do not decide, but whole numbers."""
+    if isinstance(held, Tensor):
+        return held.detach().cpu().numpy()
+    if not isinstance(held, list | tuple):
+        return np.asarray(held)
+    whole = np.empty(len(held), object)
+    whole[:] = held
+    return whole
 
 
 def _plain(value: Any) -> Any:

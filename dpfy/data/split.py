@@ -119,7 +119,9 @@ def units(records: Records | Owned) -> int:
 def first_of(owned: Owned) -> UserRecords:
     """One row for each user, of the first records of theirs: the same ones whenever it is asked."""
     whole = as_records(owned.fields)
-    found = by_user(whole, owned.users_of(len(whole))[1], owned.most)
+    which = owned.users_of(len(whole))[1]
+    rows = np.flatnonzero(which >= 0)
+    found = by_user(Records(_at(whole, rows), whole.structure), which[rows], owned.most)
     assert isinstance(found, UserRecords)
     return found
 
@@ -136,7 +138,8 @@ def kept_users(owned: Owned, coins: NDArray[np.bool_], expected: int, part: str 
             "a part of the users where their records are drawn one by one", "draw whole users"
         )
     whole = as_records(owned.fields)
-    rows = np.flatnonzero(coins[owned.users_of(len(whole))[1]])
+    which = owned.users_of(len(whole))[1]
+    rows = np.flatnonzero(coins[which] & (which >= 0))
     _require_some(rows)
     taken = owned.at(Records(_at(whole, rows), whole.structure), rows)
     return SplitOwned(taken.records, taken.users, taken.most, expected=expected, part=part)

@@ -4,7 +4,6 @@ cells.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,7 @@ def from_config(config: DataConfig, every_row: bool = True) -> DataSource:
         for name in {config.user, config.time} - schema.names:
             cells.pop(str(name), None)
         found = encode(cells, schema, file.name, every_row)
-        nobody = None if owners is None else owners == ""
-        return replace(found.without(nobody), owners=owners, times=times)
+        return found if owners is None else found.owned(owners, times)
 
     charged = config.user is not None and config.test_use == "billed"
     test = None if config.test_path is None else part(config.test_path, charged)

@@ -23,7 +23,9 @@ import pandas
 import pytest
 
 from dpfy.core.files import DataFile
+from dpfy.data import source
 from dpfy.data import table as training
+from dpfy.data.config import DataConfig
 from dpfy.estimators import (
     GaussianMixture,
     KMeans,
@@ -346,3 +348,60 @@ def test_synthesis_says_the_same_of_neighbouring_tables(
     after = told(*call(capsys, *COMMANDS["synthesize"], "--out", "b", "--json"))
     assert before[0] == after[0] == 0
     assert before[2] == after[2]
+
+
+def owned_table(path: Path, user: str, time: str) -> DataConfig:
+    """A CSV file of records with owners and times; row `ODD` has these cells."""
+    held = columns() | {"when": [f"2020-01-{1 + k % 28:02d}" for k in range(ROWS)]}
+    held["id"][ODD], held["when"][ODD] = user, time
+    written(path / "t.csv", held)
+    return DataConfig(kind="csv", path="t.csv", schema="s.toml", **OWNED)
+
+
+def owned_arrays(path: Path, user: str, time: str) -> DataConfig:
+    """The same as arrays, in which a word may not end with a zero byte."""
+    ids, when = [str(k // 3) for k in range(ROWS)], ["2020-01-05"] * ROWS
+    ids[ODD], when[ODD] = user, time
+    x, y = np.arange(2.0 * ROWS).reshape(ROWS, 2), np.arange(ROWS) % 2
+    np.savez(path / "t.npz", x=x, y=y, id=np.array(ids), when=np.array(when))
+    return DataConfig(kind="npz", path="t.npz", classes=2, **OWNED)
+
+
+OWNED: Any = {"user": "id", "most_records": 2, "time": "when", "window": "day"}
+
+
+@pytest.mark.parametrize("form", [owned_table, owned_arrays])
+def test_no_cell_of_an_owner_or_a_time_is_told(
+    form: Callable[[Path, str, str], DataConfig], folder: Path, caplog: Any, capsys: Any
+) -> None:
+    """What a run prints of its data, and every other row, is that of the table without the cell."""
+
+    def loaded(user: str, time: str) -> tuple[str, set[bytes]]:
+        with silence(caplog, capsys):
+            found = source.load(form(folder, user, time), every_row=False)
+            assert found.owned is not None
+            found.owned.grouped(found.train)
+        rows = [*found.train.tensors[0].numpy(), *found.test.tensors[0].numpy()]
+        return found.description, {row.tobytes() for row in rows}
+
+    words, rows = loaded(str(ODD // 3), "2020-01-05")
+    for cell in WRITTEN:
+        for user, time in ((cell, "2020-01-05"), (str(ODD // 3), cell)):
+            told, others = loaded(user, time)
+            assert told.split(":")[0] == words.split(":")[0]
+            assert len(rows ^ others) <= 2 * OWNED["most_records"], (user, time)
+
+
+def test_training_says_the_same_whatever_stands_for_an_owner_or_a_time(
+    folder: Path, capsys: Any
+) -> None:
+    owned = [f"data.{key}={value}" for key, value in OWNED.items()]
+    command = [*COMMANDS["train"], *(part for key in owned for part in ("--set", key)), "--json"]
+    said = []
+    for user, time in (("5", "2020-01-05"), ("", "2020-01-05"), ("canary\n", "canary-4711")):
+        owned_table(folder, user, time)
+        found = told(*call(capsys, *command, "--out", f"run{len(said)}"))
+        assert "canary" not in "".join(map(str, found))
+        said.append(found)
+    assert said[0][0] == 0, said[0]
+    assert said[1] == said[2] == said[0]

@@ -313,17 +313,61 @@ def test_windows_of_time_are_units_of_their_own(window, units):
     assert user_unit(2, window) == dpfy.Unit(f"user's {window}", 2, "window")
 
 
+NOBODY = [None, "", " ", float("nan"), np.datetime64("NaT")]
+NO_TIME = [
+    "x",
+    "",
+    None,
+    "31.12.2020",
+    "2020-02-30",
+    "287000-01-01",
+    "1e400",
+    "inf",
+    "-1e30",
+    1j,
+    10**400,
+]
+NO_TIME += [float("nan"), float("inf"), "1_000", b"2020-01-01", [1], {"a": 1}, "\ud800"]
+
+
+@pytest.mark.parametrize("pick", ["first", "random"])
+def test_records_of_nobody_are_left_out_and_change_no_others(pick):
+    for single in (False, True):
+        for cell in NOBODY:
+            of = [*OWNERS[:5].tolist(), cell, *OWNERS[5:].tolist()]
+            data, clean = records(14), [*range(5), *range(6, 14)]
+            others = tuple(field[clean] for field in data)
+            found = as_source(Owned(data, Users(of, pick), 2, single))
+            wanted = as_source(Owned(others, Users(OWNERS.tolist(), pick), 2, single))
+            assert len(found) == len(wanted)
+            for a, b in zip(*(s.take(torch.arange(len(s))) for s in (found, wanted)), strict=True):
+                assert torch.equal(a, b)
+    nobody = as_source(Owned(records(3), Users([None, "", None], pick), 2, single=True))
+    assert len(nobody) == 0
+
+
+@pytest.mark.parametrize("window", ["day", "week", "month", "year"])
+def test_a_record_without_a_time_is_left_out_and_changes_no_other(window):
+    for cell in NO_TIME:
+        time = [*map(str, DAYS), cell]
+        held = Owned(records(6), Users([1, 1, 1, 1, 2, 2], time=time, window=window), 2)
+        names, which = held.users_of(6)
+        assert which[5] == -1
+        clean = Owned(records(5), Users([1, 1, 1, 1, 2], time=time[:5], window=window), 2)
+        assert which[:5].tolist() == clean.users_of(5)[1].tolist()
+        assert names.tolist() == clean.users_of(5)[0].tolist()
+
+
 BAD = [
     ({"user": "who"}, "names a field"),
     ({"user": OWNERS[:4]}, "one for each of the 13 records"),
     ({"user": OWNERS.astype(float)}, "whole number or word"),
-    ({"user": [None, *["a"] * 12]}, "every record must have an owner"),
     (
         {
-            "user": Users(OWNERS, time=["x"] * 13, window="day"),
+            "user": Users(OWNERS, time=DAYS[:2], window="day"),
             "plan": plan_of(3, unit=user_unit(3, "day")),
         },
-        "no time",
+        "user.time",
     ),
     (
         {"user": OWNERS, "plan": dpfy.dpsgd(USERS, USERS, steps=1).with_noise(0.0)},
