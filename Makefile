@@ -8,7 +8,7 @@ RUN ?= runs/$(shell date +%Y%m%d-%H%M%S)
 FLOWER := .venv-flower
 RAY := .venv-ray
 
-.PHONY: setup train test test-all test-gpu test-flower test-ray mutants fuzz lint types bench docs wheel clean
+.PHONY: setup train test test-all test-gpu test-flower test-ray mutants fuzz lint types bench docs wheel release clean
 
 setup: $(STAMP)
 
@@ -76,6 +76,10 @@ docs: setup
 
 wheel: setup
 	$(BIN)/python tools/package.py
+
+# Wheels, sdists, a bill of materials and hashes, with the same bytes each time; KEY=me.pem signs them.
+release: setup
+	$(BIN)/python tools/release.py dist $(if $(KEY),--key $(KEY))
 
 bench: setup
 	$(BIN)/python benchmarks/accounting.py
