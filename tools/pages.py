@@ -28,10 +28,21 @@ def on_config(config: Any, **_: Any) -> Any:
         "api.md",
         *OF_ROOT,
     }
-    named = {page for section in config["nav"] for pages in section.values() for page in pages}
-    for section in config["nav"]:
-        for title, pages in section.items():
-            section[title] = [page for page in pages if page in there]
+    named: set[str] = set()
+
+    def kept(entries: list[Any]) -> list[Any]:
+        found: list[Any] = []
+        for entry in entries:
+            if isinstance(entry, dict):
+                found += [
+                    {title: pages} for title, inner in entry.items() if (pages := kept(inner))
+                ]
+            elif entry in there:
+                named.add(entry)
+                found.append(entry)
+        return found
+
+    config["nav"] = kept(config["nav"])
     if left := sorted(there - named):
         config["nav"].append({MORE: left})
     return config
