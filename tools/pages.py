@@ -58,10 +58,15 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     return files
 
 
+NOTE = re.compile(r"^\*Not run here: .+\*\n+", re.M)
+"""Why the test of the documentation leaves a block out: for those who read the source."""
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links of a page that leave docs/ for the project's root: to its pages here, as plain text
-    otherwise.
+    """A page as the site shows it: without notes for the test of its blocks. Links that leave docs/
+    for the project's root lead to its pages here, and are plain text otherwise.
     """
+    markdown = NOTE.sub("", markdown)
     depth = page.file.src_uri.count("/")
     up = "../" * (depth + 1)
 

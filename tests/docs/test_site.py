@@ -41,6 +41,12 @@ def test_no_link_is_dead_and_nothing_is_fetched(site: Path) -> None:
     assert wrong == []
 
 
+def test_notes_of_the_test_runner_are_not_shown(site: Path) -> None:
+    assert any("*Not run here" in page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    shown = [page.name for page in site.rglob("*.html") if "Not run here:" in page.read_text()]
+    assert set(shown) <= {"contributing.html", "changelog.html"}  # they say what the note is
+
+
 def test_the_search_index_holds_the_pages(site: Path) -> None:
     assert "dpfy init" in (site / "search" / "search_index.json").read_text()
 
